@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -114,23 +115,36 @@ def _recipe(arguments: argparse.Namespace) -> Recipe:
 
 
 def _workload_of_recipe(recipe: Recipe, worker: Worker) -> _Workload:
-    """Build the loader and the training step of a recipe, as one worker has them; of a detector the loader alone."""
+    """Build the loader and the training step of a recipe, as one worker has them; or the loader alone."""
     import torch
 
-    from lockstep.recipes.detection import DetectionData
     from lockstep.runs.build import build, prepared
     from lockstep.training import choices
     from lockstep.training.step import bind
 
-    if isinstance(recipe.data, DetectionData):
+    if not _is_trained(recipe):
         recipe.data.check_complete()
         return _Workload(prepared(recipe, worker).training(), recipe.towers_for(1).count)
     parts = build(recipe, worker)
     exact = getattr(recipe.exchange, "exact", False)
     resolved = choices.resolve(parts.state, parts.towers, parts.loader, worker, exact=exact, saved=None)
     torch.set_num_threads(resolved.threads)
-    step = bind(parts.state, parts.towers, recipe.exchange)
-    return _Workload(parts.loader, parts.towers.count, lambda batch: step(parts.task.losses, batch))
+    step, counts = bind(parts.state, parts.towers, recipe.exchange), parts.task.counts(parts.state.model)
+    return _Workload(parts.loader, parts.towers.count, lambda batch: step(parts.task.losses, batch, counts))
+
+
+def _is_trained(recipe: Recipe) -> bool:
+    """Whether the model of the recipe can learn from its data: the input of detectors that cannot is measured too."""
+    from lockstep.detection.configs import Detector
+    from lockstep.recipes.tasks import Detection
+
+    if recipe.data.task is not Detection:
+        return True
+    with suppress(InputError):
+        if isinstance(recipe.model, Detector):
+            recipe.model.check_supported()
+            return True
+    return False
 
 
 def _workload_of_path(arguments: argparse.Namespace) -> _Workload:

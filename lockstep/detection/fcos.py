@@ -69,6 +69,8 @@ class FcosNet(DetectionModel):
         head: what predicts from each of them.
     """
 
+    anchors_fit_objects = False
+
     def __init__(self, settings: Fcos, backbone: nn.Module, head: FcosHead) -> None:
         super().__init__()
         self.settings = settings

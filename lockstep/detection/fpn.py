@@ -91,3 +91,22 @@ class FeaturePyramidNetwork(nn.Module):
             name: block(lateral) for name, block, lateral in zip(names, self.layer_blocks, laterals, strict=True)
         }
         return pyramid if self.extra_blocks is None else self.extra_blocks(pyramid, maps)
+
+
+class BackboneWithFpn(nn.Module):
+    """A net that makes feature maps, and the pyramid of these, with parameters named as in torchvision.
+
+    Args:
+        body: maps images (batch, 3, height, width) to feature maps by name, finest first.
+        fpn: the pyramid.
+    """
+
+    def __init__(self, body: nn.Module, fpn: FeaturePyramidNetwork) -> None:
+        super().__init__()
+        self.body = body
+        self.fpn = fpn
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        """Return the levels by name, finest first."""
+        levels: dict[str, Tensor] = self.fpn(self.body(images))
+        return levels

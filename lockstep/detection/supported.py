@@ -8,6 +8,7 @@ from lockstep.detection.configs import FasterRcnn, Ssd
 from lockstep.detection.layer_configs import (
     ConvolutionalBoxPredictor,
     Hyperparams,
+    MaskRcnnBoxPredictor,
     RfcnBoxPredictor,
     WeightSharedConvolutionalBoxPredictor,
 )
@@ -105,6 +106,25 @@ def _check_two_stages(model: FasterRcnn) -> None:
             given='model.second_stage_box_predictor.kind="rfcn_box_predictor"',
             expected='"mask_rcnn_box_predictor"',
             hint="take a Faster R-CNN of the same feature extractor, such as faster_rcnn_resnet101",
+        )
+    predictor, extractor = model.second_stage_box_predictor, model.feature_extractor
+    crops = (model.initial_crop_size, model.maxpool_kernel_size, model.maxpool_stride)
+    lacking = {
+        "number_of_stages=1": model.number_of_stages == 1,
+        "second_stage_box_predictor": not isinstance(predictor, MaskRcnnBoxPredictor),
+        "second_stage_box_predictor.predict_keypoints": getattr(predictor, "predict_keypoints", False),
+        "initial_crop_size, maxpool_kernel_size or maxpool_stride, none": None in crops,
+        f"feature_extractor.first_stage_features_stride={extractor.first_stage_features_stride}": (
+            extractor.first_stage_features_stride not in {8, 16}
+        ),
+        "feature_extractor.fpn": extractor.fpn is not None,
+    }
+    if given := [f"model.{name}" for name, is_given in lacking.items() if is_given]:
+        raise InputError(
+            "A Faster R-CNN is not trained with this here.",
+            given=", ".join(given),
+            expected="two stages or three, a mask_rcnn_box_predictor, crops that are pooled, a stride of 8 or 16",
+            hint="set what stands in its place, or take FasterRcnnFpn, which has a feature pyramid",
         )
 
 

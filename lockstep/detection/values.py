@@ -12,11 +12,16 @@ from lockstep.detection.configs import Detector, NumClasses
 from lockstep.errors import InputError
 
 if TYPE_CHECKING:
+    from lockstep.detection.faster_rcnn import FasterRcnnNet
     from lockstep.detection.fcos import FcosNet
+    from lockstep.detection.mask_rcnn import MaskRcnnNet
     from lockstep.detection.ssd import SsdNet
 
 _STRIDES = {3: 4, 4: 4, 6: 8, 7: 8, 9: 16, 10: 16, 11: 16, 12: 16}
 """Pixels to a cell of what those of SqueezeNet's features make that are Fire modules."""
+
+_LEVELS = 5
+"""Of a pyramid on a ResNet."""
 
 
 @dataclass(frozen=True)
@@ -146,3 +151,81 @@ class SqueezeSsd(Detector):
         from lockstep.detection.ssd_nets import squeeze_ssd
 
         return squeeze_ssd(self, torch.Generator().manual_seed(seed))
+
+
+@dataclass(frozen=True)
+class FasterRcnnFpn(Detector):
+    """Torchvision's Faster R-CNN on a ResNet-50 with a feature pyramid; fields have the names of its arguments.
+
+    Its losses are means over what each tower has drawn of the anchors and proposals of its images.
+    """
+
+    image_size: ClassVar[int] = 800
+    smallest_image: ClassVar[int] = 32
+
+    num_classes: NumClasses
+    """Without the background."""
+    freeze_batchnorm: bool = True
+    """The backbone's batch norm keeps statistics, scale and shift of the weights that it starts from; False: it learns
+    them, for a start from nothing with many images a tower."""
+    anchor_sizes: tuple[PositiveInt, ...] = (32, 64, 128, 256, 512)
+    """Of each of the five levels, in pixels of the network's input: the square root of an anchor's area."""
+    aspect_ratios: tuple[PositiveFloat, ...] = (0.5, 1.0, 2.0)
+    """Of anchors, height over width."""
+    rpn_pre_nms_top_n_train: PositiveInt = 2000
+    """Anchors of each level that become candidates for proposals, in training."""
+    rpn_pre_nms_top_n_test: PositiveInt = 1000
+    """And else."""
+    rpn_post_nms_top_n_train: PositiveInt = 2000
+    """Proposals of an image, in training."""
+    rpn_post_nms_top_n_test: PositiveInt = 1000
+    """And else."""
+    rpn_nms_thresh: Probability = 0.7
+    """Proposals of a level do not overlap by more."""
+    rpn_batch_size_per_image: PositiveInt = 256
+    """Anchors that the first stage's losses are computed on."""
+    rpn_positive_fraction: Probability = 0.5
+    """Of these, anchors that learn an object, at most."""
+    box_batch_size_per_image: PositiveInt = 512
+    """Proposals that the second stage's losses are computed on."""
+    box_positive_fraction: Probability = 0.25
+    """Of these, proposals that learn an object, at most."""
+    box_score_thresh: Probability = 0.05
+    """Detections have higher scores."""
+    box_nms_thresh: Probability = 0.5
+    """Detections of a class do not overlap by more."""
+    box_detections_per_img: PositiveInt = 100
+    """Detections of an image, at most."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.anchor_sizes) != _LEVELS or not self.aspect_ratios:
+            raise InputError(
+                f"Each of the {_LEVELS} levels of the feature pyramid has anchors of one size.",
+                given=f"{len(self.anchor_sizes)} anchor_sizes, {len(self.aspect_ratios)} aspect_ratios",
+                expected=f"{_LEVELS} sizes, and an aspect ratio at least",
+                hint="write anchor_sizes=[32, 64, 128, 256, 512] and aspect_ratios=[0.5, 1.0, 2.0], say",
+            )
+
+    def proposals(self, *, training: bool) -> tuple[int, int]:
+        """Return the candidates of each level and the proposals of an image."""
+        if training:
+            return self.rpn_pre_nms_top_n_train, self.rpn_post_nms_top_n_train
+        return self.rpn_pre_nms_top_n_test, self.rpn_post_nms_top_n_test
+
+    def build(self, seed: int) -> FasterRcnnNet:
+        """Make the net; its initial weights depend on the seed alone, and no random stream is touched."""
+        from lockstep.detection.faster_rcnn import faster_rcnn_fpn
+
+        return faster_rcnn_fpn(self, torch.Generator().manual_seed(seed))
+
+
+@dataclass(frozen=True)
+class MaskRcnnFpn(FasterRcnnFpn):
+    """Torchvision's Mask R-CNN on a ResNet-50 with a feature pyramid; fields have the names of its arguments."""
+
+    def build(self, seed: int) -> MaskRcnnNet:
+        """Make the net; its initial weights depend on the seed alone, and no random stream is touched."""
+        from lockstep.detection.mask_rcnn import mask_rcnn_fpn
+
+        return mask_rcnn_fpn(self, torch.Generator().manual_seed(seed))

@@ -12,6 +12,7 @@ from functools import partial
 from itertools import islice
 from typing import Literal, cast
 
+import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
@@ -171,10 +172,46 @@ class InvertedResidual(nn.Module):
         return cast(nn.Sequential, getattr(self, self._name))
 
 
+class FrozenBatchNorm2d(nn.Module):
+    """Batch norm by fixed statistics, scale and shift, which are buffers with torchvision's names for them.
+
+    For batches of few images, on which statistics would be poor: the backbone's weights must come from a trained net.
+
+    Args:
+        channels: of the images.
+        eps: added to the variance.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, channels: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        for name in ("weight", "bias", "running_mean", "running_var"):
+            self.register_buffer(name, torch.empty(channels))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Leave what comes in as it is, but for `eps`."""
+        nn.init.ones_(self.weight)
+        nn.init.zeros_(self.bias)
+        nn.init.zeros_(self.running_mean)
+        nn.init.ones_(self.running_var)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Map shape (batch, channels, height, width) to the same."""
+        return F.batch_norm(hidden, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+
+
 def kaiming_fan_out(net: nn.Module, generator: Generator | None = None) -> None:
     """Draw initial weights as torchvision's nets do: He's normal ones by the outputs of a convolution; biases are 0."""
     clear_statistics(net)
     for module in net.modules():
+        if isinstance(module, FrozenBatchNorm2d):
+            module.reset_parameters()
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu", generator=generator)
             if module.bias is not None:

@@ -179,9 +179,9 @@ class EvalConfig(Checked):
     groundtruth_box_visualization_color: Annotated[
         str, no_effect("pictures have colours of their own for the ground truth")
     ] = "black"
-    keep_image_id_for_visualization_export: Annotated[bool, no_effect("pictures are named after their examples")] = (
-        False
-    )
+    keep_image_id_for_visualization_export: Annotated[
+        bool, no_effect("pictures are numbered in the order of the examples")
+    ] = False
     retain_original_images: Annotated[bool, _SHOWN] = True
     retain_original_image_additional_channels: Annotated[bool, _SHOWN] = False
     eval_instance_masks: Annotated[bool, no_effect("the reference does not use it either")] = False

@@ -15,7 +15,7 @@ from lockstep.augmentations import AUGMENTATIONS
 from lockstep.checks import Checked
 from lockstep.description import Change, changes, described
 from lockstep.detection.configs import FasterRcnn, Ssd
-from lockstep.detection.values import Fcos, SqueezeSsd, Ssd300, Ssdlite
+from lockstep.detection.values import FasterRcnnFpn, Fcos, MaskRcnnFpn, SqueezeSsd, Ssd300, Ssdlite
 from lockstep.errors import InputError
 from lockstep.images.augment import Augment
 from lockstep.losses.regularization import L1, L2
@@ -87,6 +87,8 @@ Model = (
     | Ssd
     | FasterRcnn
     | SqueezeSsd
+    | FasterRcnnFpn
+    | MaskRcnnFpn
     | Ssd300
     | Ssdlite
     | Fcos

@@ -13,10 +13,10 @@ from lockstep.augmentations.colours import (
 )
 from lockstep.augmentations.resizers import FixedShapeResizer
 from lockstep.augmentations.turns import RandomVerticalFlip
-from lockstep.augmentations.zoom import RandomIoUCrop
-from lockstep.detection.values import SqueezeSsd
+from lockstep.augmentations.zoom import RandomIoUCrop, RandomZoomOut
+from lockstep.detection.values import SqueezeSsd, Ssd300, Ssdlite
 from lockstep.images.augment import HorizontalFlip
-from lockstep.optim import SGD, ClipGlobalNorm, Cosine, MovingAverage
+from lockstep.optim import SGD, ClipGlobalNorm, Cosine, MovingAverage, PiecewiseConstant, Warmup
 from lockstep.parallel.towers import Towers
 from lockstep.progress import Epochs, Interval
 from lockstep.recipes.detection import DetectionData
@@ -26,6 +26,10 @@ from lockstep.weights.warm_start import WarmStart
 
 _SQUEEZENET = "data/squeezenet/squeezenet1_1_imagenet_features.safetensors"
 """Weights that come with the project."""
+_COCO_LABELS = 90
+"""COCO's largest: its 80 classes keep their numbers, as in torchvision's weights."""
+_WARMUP_STEPS = 1000
+_BOXES = Evaluate(micro_batch=8, detection=DetectionEvaluation(("coco_detection_metrics",)))
 
 
 def _bccd() -> Recipe:
@@ -89,5 +93,66 @@ def _raccoon() -> Recipe:
     )
 
 
-DETECTORS: Mapping[str, Callable[[], Recipe]] = {"bccd": _bccd, "raccoon": _raccoon}
+def _ssd300_coco() -> Recipe:
+    """SSD300 on COCO as torchvision's reference trains it: 32 images over 8 towers, 120 epochs.
+
+    It starts from the features of VGG16, whose first two layers stay.
+    """
+    rates = PiecewiseConstant((Epochs(80), Epochs(110)), (0.002, 0.0002, 0.00002))
+    return Recipe(
+        name="ssd300_coco",
+        model=Ssd300(num_classes=_COCO_LABELS),
+        data=DetectionData(
+            crowd=False,
+            resizer=FixedShapeResizer(300, 300, "antialiased"),
+            augment=(
+                RandomDistortColor(),
+                RandomZoomOut(fill=(123, 117, 104), p=0.5),
+                RandomIoUCrop(),
+                HorizontalFlip(),
+            ),
+        ),
+        warm_start=InitialWeights(mapping=WarmStart(add_prefix="backbone.", ignore_missing=True, require_loaded=0.2)),
+        frozen=(r"^backbone\.features\.[0-3]\.",),
+        optimizer=_momentum(rates, 0.002, weight_decay=5e-4),
+        batch_size=32,
+        num_towers=8,
+        towers=Towers(channels_last=True),
+        end=Epochs(120),
+        evaluate=_BOXES,
+    )
+
+
+def _ssdlite_coco() -> Recipe:
+    """SSDlite on COCO as torchvision's reference trains it: 192 images over 8 towers, 660 epochs, from no weights."""
+    epochs = Epochs(660)
+    return Recipe(
+        name="ssdlite_coco",
+        model=Ssdlite(num_classes=_COCO_LABELS),
+        data=DetectionData(
+            crowd=False,
+            resizer=FixedShapeResizer(320, 320, "antialiased"),
+            augment=(RandomIoUCrop(), HorizontalFlip()),
+        ),
+        optimizer=_momentum(Cosine(0.15, epochs), 0.15, weight_decay=4e-5),
+        batch_size=192,
+        num_towers=8,
+        towers=Towers(channels_last=True),
+        end=epochs,
+        evaluate=_BOXES,
+    )
+
+
+def _momentum(rates: Cosine | PiecewiseConstant, initial: float, *, weight_decay: float) -> SGD:
+    """Make torchvision's optimizer, whose rate rises from a thousandth in the first thousand steps."""
+    rising = Warmup(rates, _WARMUP_STEPS, initial=initial / _WARMUP_STEPS)
+    return SGD(rising, momentum=0.9, weight_decay=weight_decay)
+
+
+DETECTORS: Mapping[str, Callable[[], Recipe]] = {
+    "bccd": _bccd,
+    "raccoon": _raccoon,
+    "ssd300_coco": _ssd300_coco,
+    "ssdlite_coco": _ssdlite_coco,
+}
 """The recipes by their names."""

@@ -22,7 +22,7 @@ from lockstep.screen import log
 if TYPE_CHECKING:
     from lockstep.runs.build import Parts
 
-_MOST_OBJECTS = 500
+_MOST_OBJECTS = 200
 """So many are compared with the anchors."""
 _MATCHED, _TOUCHED = 0.5, 0.05
 """IoU with an anchor from which on it usually learns an object, and below which it cannot, even if it is made to. The

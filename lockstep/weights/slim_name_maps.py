@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from lockstep.weights.layouts import CONVOLUTION, DENSE, DEPTHWISE
+from lockstep.weights.layouts import CONVOLUTION, DENSE, DEPTHWISE, Layout
 from lockstep.weights.names import NameMap, Rename
 
 NORM = (
@@ -82,17 +82,8 @@ def _expanded_conv(net: str, index: int) -> str:
     return f"^{net}/expanded_conv{f'_{index}' if index else ''}"
 
 
-_BOTTLENECK = (
-    Rename(r"(layer\d\.\d+)/shortcut/weights$", r"\1.downsample.0.weight", CONVOLUTION),
-    Rename(r"(layer\d\.\d+)/shortcut/BatchNorm/", r"\1.downsample.1/"),
-    Rename(r"(layer\d\.\d+)/conv(\d)/weights$", r"\1.conv\2.weight", CONVOLUTION),
-    Rename(r"(layer\d\.\d+)/conv(\d)/BatchNorm/", r"\1.bn\2/"),
-)
-"""What a block of a ResNet consists of, once its scope has its module's name."""
-
-
-def _resnet_v1(scope: str = "", to: str = "") -> list[Rename]:
-    """The scopes of ResNet v1 of any depth."""
+def resnet_v1(scope: str = "", to: str = "") -> list[Rename]:
+    """Return the renames of TF-Slim's ResNet v1 of any depth, in a scope, to a module whose name ends with a dot."""
     stem = rf"^{scope}resnet_v1_\d+/conv1"
     units = [
         Rename(rf"^{scope}resnet_v1_\d+/block(\d)/unit_{unit}/bottleneck_v1/", rf"{to}layer\1.{unit - 1}/")
@@ -102,6 +93,11 @@ def _resnet_v1(scope: str = "", to: str = "") -> list[Rename]:
         Rename(f"{stem}/weights$", f"{to}conv1.weight", CONVOLUTION),
         Rename(f"{stem}/BatchNorm/", f"{to}bn1/"),
         *units,
+        Rename(r"(layer\d\.\d+)/shortcut/weights$", r"\1.downsample.0.weight", CONVOLUTION),
+        Rename(r"(layer\d\.\d+)/shortcut/BatchNorm/", r"\1.downsample.1/"),
+        Rename(r"(layer\d\.\d+)/conv(\d)/weights$", r"\1.conv\2.weight", CONVOLUTION),
+        Rename(r"(layer\d\.\d+)/conv(\d)/BatchNorm/", r"\1.bn\2/"),
+        *NORM,
     ]
 
 
@@ -109,41 +105,14 @@ def _net(renames: list[Rename]) -> NameMap:
     return NameMap((*renames, *_block(), *NORM), may_lack=_NO_SCALE)
 
 
-def _faster_rcnn() -> NameMap:
-    """Of a detector, and of a classifier: its last block, which the second stage has, and all before it."""
-    first, second = "(?:FirstStageFeatureExtractor/)?", "SecondStageFeatureExtractor/"
-    heads = [
-        Rename(f"^{scope}/{head}/{kind}$", f"{to}.{name}.{ours}", layout if kind == "weights" else None)
-        for scope, to, layout in (
-            ("FirstStageBoxPredictor", "rpn", CONVOLUTION),
-            ("SecondStageBoxPredictor", "box_head", DENSE),
-        )
-        for head, name in (("BoxEncodingPredictor", "box_predictor"), ("ClassPredictor", "class_predictor"))
-        for kind, ours in (("weights", "weight"), ("biases", "bias"))
-    ]
-    return NameMap(
-        (
-            Rename("^Conv/weights$", "rpn.conv.weight", CONVOLUTION),
-            Rename("^Conv/biases$", "rpn.conv.bias"),
-            *heads,
-            Rename(rf"^(?:{first}|{second})(resnet_v1_\d+/block4/)", rf"{second}\1"),
-            *_resnet_v1(second, "second_stage."),
-            *_resnet_v1(first, "backbone."),
-            *_BOTTLENECK,
-            *NORM,
-        )
-    )
-
-
 SLIM_NETS = {
     "slim_mobilenet_v1": _net(_mobilenet_v1()),
     "slim_mobilenet_v2": _net(_mobilenet_v2()),
     "slim_mobilenet_v3_large": _net(_mobilenet_v3(15, _LARGE)),
     "slim_mobilenet_v3_small": _net(_mobilenet_v3(11, _SMALL)),
-    "slim_resnet_v1": NameMap((*_resnet_v1(), *_BOTTLENECK, *NORM)),
-    "faster_rcnn_resnet_v1": _faster_rcnn(),
+    "slim_resnet_v1": NameMap(tuple(resnet_v1())),
 }
-"""The nets of TF-Slim, and a Faster R-CNN on them; for one inside of another net, strip what stands before its name."""
+"""The nets of TF-Slim; for one inside of another net, strip what stands before "MobilenetV1/"."""
 
 _SCOPE, _FEATURES = "FeatureExtractor/", "backbone.features."
 
@@ -221,3 +190,23 @@ SSD_NETS = {
     "ssd_mobilenet_v3_small": _net([*ssd_layers(2), *_mobilenet_v3(11, _SMALL, _SCOPE, _FEATURES)]),
 }
 """The SSDs of the Object Detection API, by the names of their feature extractors."""
+
+
+def _predictor(scope: str, to: str, layout: Layout) -> list[Rename]:
+    """The layers of boxes and of classes."""
+    names = {"BoxEncodingPredictor": "box_predictor", "ClassPredictor": "class_predictor"}
+    weights = [Rename(f"^{scope}/{name}/weights$", f"{to}.{ours}.weight", layout) for name, ours in names.items()]
+    return [*weights, *(Rename(f"^{scope}/{name}/biases$", f"{to}.{ours}.bias") for name, ours in names.items())]
+
+
+FASTER_RCNN_RESNET_V1 = NameMap(
+    (
+        *resnet_v1("(?:(?:First|Second)StageFeatureExtractor/)?", "backbone."),
+        Rename(r"^backbone\.layer4\.", "second_stage.layer4."),
+        Rename("^Conv/weights$", "rpn.conv.weight", CONVOLUTION),
+        Rename("^Conv/biases$", "rpn.conv.bias"),
+        *_predictor("FirstStageBoxPredictor", "rpn", CONVOLUTION),
+        *_predictor("SecondStageBoxPredictor", "box_head", DENSE),
+    )
+)
+"""Faster R-CNNs of the Object Detection API, all but the layers of masks; and a ResNet of TF-Slim that becomes one."""

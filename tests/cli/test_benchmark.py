@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from tiny_detector import tiny_recipe, write_coco
 
 from lockstep.augmentations.resizers import FixedShapeResizer
 from lockstep.cli import benchmark
 from lockstep.cli.main import main, parse
+from lockstep.detection.values import SqueezeSsd
 from lockstep.recipes.detection import DetectionData
 from lockstep.recipes.shipped import find
 from lockstep.recipes.toml import to_toml
@@ -74,7 +76,19 @@ def test_images_with_objects_are_cropped_without_their_places(capsys: pytest.Cap
     assert "RandomResizedCrop, HorizontalFlip" in capsys.readouterr().out.splitlines()[0]
 
 
-def test_of_a_detectors_recipe_the_loader_alone_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_detectors_recipe_is_measured_with_its_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = tmp_path / "detector.toml"
+    of_objects = replace(tiny_recipe(write_coco(tmp_path, 4)), model=SqueezeSsd(2))
+    recipe.write_text(to_toml(of_objects))
+    run(str(recipe), "--seconds", "0.2", "--threads", "1")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{recipe}: 4 examples, batches of 4, FixedShapeResizer, DetectionTargets"
+    assert any(line.startswith("the training step alone ") for line in lines)
+
+
+def test_of_data_that_the_model_cannot_learn_the_loader_alone_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = Path(__file__).parent.parent / "fixtures" / "coco"
     data = DetectionData(f"{folder}/person_keypoints.json:{folder}/images", resizer=FixedShapeResizer(30, 30))
     recipe = tmp_path / "detector.toml"

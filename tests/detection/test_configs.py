@@ -28,8 +28,3 @@ def test_defaults_are_those_of_the_protos() -> None:
 def test_values_out_of_range_are_refused(arguments: dict[str, object]) -> None:
     with pytest.raises(InputError, match=next(iter(arguments))):
         HardExampleMiner(**arguments)  # type: ignore[arg-type]
-
-
-def test_no_detector_is_made_yet() -> None:
-    with pytest.raises(InputError, match="Detectors of this kind are not trained by this version of Lockstep yet"):
-        DETECTOR.build(0)

@@ -8,7 +8,7 @@ import torch
 from lockstep.detection.anchors import feature_shapes
 from lockstep.detection.configs import Detector
 from lockstep.detection.ssd import SsdNet
-from lockstep.detection.values import Fcos, SqueezeSsd, Ssd300, Ssdlite
+from lockstep.detection.values import FasterRcnnFpn, Fcos, MaskRcnnFpn, SqueezeSsd, Ssd300, Ssdlite
 from lockstep.errors import InputError
 
 
@@ -33,6 +33,15 @@ def test_features_have_torchvisions_names() -> None:
 def test_a_squeeze_ssd_needs_anchors_for_each_map(fields: dict[str, object]) -> None:
     with pytest.raises(InputError):
         SqueezeSsd(2, **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("fields", [{"anchor_sizes": (32, 64)}, {"aspect_ratios": ()}])
+@pytest.mark.parametrize("kind", [FasterRcnnFpn, MaskRcnnFpn])
+def test_a_pyramid_needs_anchors_on_each_level(
+    kind: type[FasterRcnnFpn | MaskRcnnFpn], fields: dict[str, tuple[int, ...]]
+) -> None:
+    with pytest.raises(InputError, match="Each of the 5 levels"):
+        kind(3, **fields)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -87,3 +87,7 @@ def test_detections_are_the_best_of_all_levels(net: FcosNet) -> None:
 def test_images_that_are_too_small_are_refused(net: FcosNet) -> None:
     with pytest.raises(InputError, match="32 pixels or more"):
         net(torch.zeros(1, 3, 16, 64))
+
+
+def test_its_anchors_are_points_and_no_sizes_that_objects_must_have(net: FcosNet) -> None:
+    assert not net.anchors_fit_objects

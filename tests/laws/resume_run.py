@@ -1,18 +1,20 @@
 """A run to be killed: batch norm, dropout, augmentation and an average, on 6 towers, with the library's public parts.
 
-lockstep run --workers 3 tests/laws/resume_run.py WORKDIR STEPS
+lockstep run --workers 3 tests/laws/resume_run.py WORKDIR STEPS [detector]
 """
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lockstep as ls
+from lockstep.augmentations.resizers import KeepAspectRatioResizer
 from lockstep.data.loader import Loader
 from lockstep.images.augment import RandomShift
 from lockstep.readers.reader import Arrays
@@ -39,12 +41,24 @@ def losses(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
     return {"cross_entropy": F.cross_entropy(model(batch["image"] / 255 - 0.5), batch["label"])}
 
 
+def detector() -> tuple[nn.Module, Loader, Any, Any]:
+    """The tiny detector, on images of several sizes: net, loader, losses and counts."""
+    sys.path.insert(0, str(Path(__file__).parent.parent))
+    from tiny_detector import Objects, TinyDetector, make_task
+    from tiny_detector import make_loader as make_loader_of
+
+    task, net = make_task(KeepAspectRatioResizer(24, 36)), TinyDetector(coupled=True)
+    loader = make_loader_of(task, Objects(150, ((24, 30), (30, 24))), batch_size=24)
+    return net, loader, task.losses, task.counts(net)
+
+
 def main() -> None:
     workdir, steps = Path(sys.argv[1]), int(sys.argv[2])
     here = ls.join("cpu")
-    loader = make_loader()
+    is_detector = sys.argv[3:] == ["detector"]
+    net, loader, losses_of, counts = detector() if is_detector else (make_net(), make_loader(), losses, None)
     state = ls.TrainState(
-        make_net(),
+        net,
         ls.optim.SGD(ls.optim.Cosine(0.05, 200), momentum=0.9, nesterov=True),
         gradient_transforms=[ls.optim.ClipGlobalNorm(2.0)],
         average=ls.optim.MovingAverage(0.99),
@@ -53,7 +67,8 @@ def main() -> None:
     workdir.mkdir(parents=True, exist_ok=True)
     metrics = MetricsFile(workdir / "metrics.jsonl", from_position=loader.position) if here.is_chief else None
     towers = ls.Towers(6)
-    for report in ls.train_steps(state, losses, loader, towers, ls.AllReduce(exact=True), until=ls.Steps(steps)):
+    exchange, end = ls.AllReduce(exact=True), ls.Steps(steps)
+    for report in ls.train_steps(state, losses_of, loader, towers, exchange, counts=counts, until=end):
         if metrics:
             metrics.write(report)
         if report.step % SAVE_EVERY == 0 or report.step == steps:

@@ -16,12 +16,13 @@ from tiny_detector import Objects, TinyDetector, make_loader, make_task
 from torch import Tensor, nn
 
 import lockstep as ls
-from lockstep.augmentations.resizers import KeepAspectRatioResizer
+from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioResizer
 from lockstep.detection.values import SqueezeSsd
 from lockstep.recipes.tasks import Detection
 from lockstep.weights.warm_start import WarmStart
 
 ONE_SIZE, OWN_SIZES = make_task(), make_task(KeepAspectRatioResizer(24, 36))
+LARGER = make_task(FixedShapeResizer(32, 40))
 SIDES = ((24, 30), (30, 24), (24, 24))
 
 
@@ -93,18 +94,29 @@ def small_ssd() -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("model", "batch_norm"), [(TinyDetector, "mean"), (without_dropout, "frozen"), (small_ssd, "mean")]
+    ("task", "model", "batch_norm"),
+    [(ONE_SIZE, TinyDetector, "mean"), (ONE_SIZE, without_dropout, "frozen"), (LARGER, small_ssd, "mean")],
 )
-def test_one_two_and_four_towers_make_one_update(model: Callable[[], nn.Module], batch_norm: str) -> None:
+def test_one_two_and_four_towers_make_one_update(
+    task: Detection, model: Callable[[], nn.Module], batch_norm: str
+) -> None:
     """Losses are divided by their counts over all towers, of which some have no objects.
 
     It is so where images have one size: those of a tower are padded to the largest of them, and what a detector makes
     of the padding depends on how they are dealt.
     """
-    _, joined = train_some(1, ls.Alone(), model=model, batch_norm=batch_norm)
+    _, joined = train_some(1, ls.Alone(), task, model, 3, batch_norm=batch_norm)
     for num_towers in (2, 4, 8):
-        _, split = train_some(num_towers, ls.Alone(), model=model, batch_norm=batch_norm)
+        _, split = train_some(num_towers, ls.Alone(), task, model, 3, batch_norm=batch_norm)
         assert_close(split, joined)
+
+
+def test_what_is_assigned_before_the_towers_are_seeded_draws_nothing() -> None:
+    task, model = OWN_SIZES, small_ssd()
+    batch = next(iter(ls.batches(make_loader(task, Objects(sides=SIDES)))))
+    before = torch.get_rng_state()
+    task.counts(model)(batch)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_synchronised_batch_norm_makes_the_update_of_one_batch() -> None:
@@ -116,7 +128,7 @@ def test_synchronised_batch_norm_makes_the_update_of_one_batch() -> None:
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("task", "model"),
-    [(ONE_SIZE, None), (OWN_SIZES, None), (ONE_SIZE, Sampling), (OWN_SIZES, small_ssd)],
+    [(ONE_SIZE, None), (OWN_SIZES, None), (ONE_SIZE, Sampling), (LARGER, small_ssd)],
     ids=["one size", "own", "sampling", "ssd"],
 )
 def test_every_number_of_workers_makes_the_same_bits(

@@ -23,14 +23,16 @@ KILLS = 3
 TIMEOUT_SECONDS = 60
 
 
-def start(workdir: Path, num_workers: int, steps: int = STEPS) -> subprocess.Popen[bytes]:
+def start(workdir: Path, num_workers: int, steps: int = STEPS, *kind: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "lockstep", "run", "--workers", str(num_workers), str(SCRIPT)]
     with (workdir.parent / f"{workdir.name}.log").open("ab") as log:
-        return subprocess.Popen([*command, str(workdir), str(steps)], stdout=log, stderr=log, start_new_session=True)
+        return subprocess.Popen(
+            [*command, str(workdir), str(steps), *kind], stdout=log, stderr=log, start_new_session=True
+        )
 
 
-def finish(workdir: Path, num_workers: int, steps: int = STEPS) -> None:
-    code = start(workdir, num_workers, steps).wait(TIMEOUT_SECONDS)
+def finish(workdir: Path, num_workers: int, steps: int = STEPS, *kind: str) -> None:
+    code = start(workdir, num_workers, steps, *kind).wait(TIMEOUT_SECONDS)
     assert code == 0, (workdir.parent / f"{workdir.name}.log").read_text()
 
 
@@ -111,17 +113,33 @@ def wait_until_gone(workdir: Path) -> None:
 
 @pytest.mark.parametrize("seed", [*range(1, 8), *(pytest.param(n, marks=pytest.mark.slow) for n in range(8, 75))])
 def test_killed_at_random_moments(undisturbed: dict[str, bytes], tmp_path: Path, seed: int) -> None:
-    choose, workdir = random.Random(seed), tmp_path / "run"
+    workdir = tmp_path / "run"
+    kill_some(workdir, seed)
+    finish(workdir, 3)
+    assert contents(workdir) == undisturbed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_detector_killed_at_random_moments(tmp_path: Path, seed: int) -> None:
+    whole, workdir = tmp_path / "whole", tmp_path / "run"
+    finish(whole, 3, STEPS, "detector")
+    kill_some(workdir, seed, "detector")
+    finish(workdir, 3, STEPS, "detector")
+    assert contents(workdir) == contents(whole)
+
+
+def kill_some(workdir: Path, seed: int, *kind: str) -> None:
+    """Start the run again and again, on other numbers of workers, and kill one of its processes each time."""
+    choose = random.Random(seed)
     metrics = workdir / "metrics.jsonl"
     for _ in range(KILLS):
-        process = start(workdir, choose.choice([1, 2, 3]))
+        process = start(workdir, choose.choice([1, 2, 3]), STEPS, *kind)
         size = size_of(metrics) + choose.randrange(900)
         assert wait_for(partial(grown, metrics, size), process), "the run ended before it could be killed"
         time.sleep(choose.random() * 0.05)  # anywhere in a step, or in a save
         kill_one(process, choose)
         wait_until_gone(workdir)
-    finish(workdir, 3)
-    assert contents(workdir) == undisturbed
 
 
 def test_killed_in_the_middle_of_saves(undisturbed: dict[str, bytes], tmp_path: Path) -> None:

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.errors import LockstepError
-from lockstep.optim import MovingAverage
+from lockstep.errors import InputError, LockstepError
+from lockstep.optim import SGD, MovingAverage
+from lockstep.optim.resolution import resolve_schedule
 from lockstep.progress import Epochs
+from lockstep.recipes.detection import DetectionData
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.shipped import find
 from lockstep.runs.build import build_state
@@ -93,3 +95,50 @@ def test_blood_cells_are_found(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("in_the_project")
 def test_raccoons_are_found(tmp_path: Path) -> None:
     assert precision(find("raccoon"), tmp_path) >= 0.7
+
+
+# On COCO, as torchvision trains --------------------------------------------------------------------------------------
+
+STEPS_OF_EPOCH = 1000
+"""More than a warm-up has."""
+
+
+@pytest.mark.parametrize(
+    ("name", "batch_size", "epochs", "rates"),
+    [
+        ("ssd300_coco", 32, 120, {0: 2e-6, 1_000: 0.002, 79_999: 0.002, 80_000: 0.0002, 110_000: 0.00002}),
+        ("ssdlite_coco", 192, 660, {0: 1.5e-4, 330_000: 0.075, 660_000: 0.0}),
+    ],
+)
+def test_rates_and_batches_on_coco_are_torchvisions(
+    name: str, batch_size: int, epochs: int, rates: dict[int, float]
+) -> None:
+    given = find(name)
+    assert (given.batch_size, given.num_towers, given.end) == (batch_size, 8, Epochs(epochs))
+    optimizer = given.optimizer
+    assert isinstance(optimizer, SGD)
+    schedule = resolve_schedule(optimizer.lr, STEPS_OF_EPOCH * batch_size, batch_size)
+    assert {step: schedule(step) for step in rates} == pytest.approx(rates)
+
+
+@pytest.mark.parametrize("name", ["ssd300_coco", "ssdlite_coco"])
+def test_labels_are_cocos_and_crowds_are_not_trained_on(name: str) -> None:
+    given = find(name)
+    assert given.model.num_classes == 90
+    assert isinstance(given.data, DetectionData)
+    assert not given.data.crowd
+    with pytest.raises(InputError, match="has not been told where its train images are"):
+        check_inputs(given, None)
+
+
+def test_ssd300_starts_from_the_features_of_vgg16_whose_first_layers_stay() -> None:
+    given = find("ssd300_coco")
+    state = build_state(given, join("cpu"))
+    features = {name.removeprefix("backbone."): value for name, value in state.model.named_parameters()}
+    vgg = {name: value for name, value in features.items() if name.startswith("features.")}
+    assert given.warm_start is not None
+    report = warm_start(state, vgg, given.warm_start.mapping)
+    assert {each.target for each in report.loaded} == {f"backbone.{name}" for name in vgg}
+    assert {*state.frozen.parameters} == {
+        f"backbone.features.{layer}.{kind}" for layer in (0, 2) for kind in ("weight", "bias")
+    }

@@ -1,0 +1,391 @@
+"""Faster R-CNN on a feature pyramid, in two stages: proposals, then their classes and boxes (Ren et al., 2015).
+
+The numbers and the names of parameters are those of torchvision's fasterrcnn_resnet50_fpn. Its losses are means over
+the anchors and proposals that a tower has drawn, not sums over those of all towers; what is drawn depends on the
+tower's random stream. So, other than with an SSD, 1 x 8 and 2 x 4 images give updates that are not quite the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor, nn
+
+from lockstep.detection.anchors import anchors_on, feature_shapes, in_order
+from lockstep.detection.box_coders import decode, encode
+from lockstep.detection.box_configs import IouSimilarity, PyramidAnchorGenerator, ThresholdMatcher, XYBoxCoder
+from lockstep.detection.boxes import clip, iou
+from lockstep.detection.detector import DetectionModel, Detections, Targets
+from lockstep.detection.fpn import BackboneWithFpn, FeaturePyramidNetwork, LastLevelMaxPool
+from lockstep.detection.matching import BACKGROUND, IGNORED, AnyMatcher, match, match_images
+from lockstep.detection.nms import batched_nms, multiclass_nms
+from lockstep.detection.roi_align import multiscale_roi_align
+from lockstep.detection.sampling import balanced_sample
+from lockstep.images.normalisation import normalised
+from lockstep.models.initial_weights import check_images, without_memory
+from lockstep.models.layers import Conv2dNormActivation, FrozenBatchNorm2d, IntermediateLayerGetter
+from lockstep.models.resnet import ResNet
+
+if TYPE_CHECKING:
+    from lockstep.detection.values import FasterRcnnFpn
+
+CHANNELS = 256
+"""Of each level."""
+_RPN_CODER, _BOX_CODER = XYBoxCoder((1.0, 1.0, 1.0, 1.0)), XYBoxCoder()
+_RPN_MATCHER = ThresholdMatcher(0.7, 0.3, allow_low_quality_matches=True)
+_BOX_MATCHER = ThresholdMatcher(0.5, 0.5)
+_BETA = 1 / 9
+_LEAST_PROPOSAL, _LEAST_DETECTION = 1e-3, 1e-2
+_POOLED, _REPRESENTATION = (7, 7), 1024
+
+
+class AssignedAnchors(NamedTuple):
+    """What can be learned."""
+
+    targets: Targets
+    matches: Tensor
+    """int64 (batch, anchors): as `matching.match` gives them."""
+
+
+class DrawnAnchors(NamedTuple):
+    """What the first stage learns from."""
+
+    places: Tensor
+    """int64 (drawn,): of the anchors, counted over all images."""
+    is_object: Tensor
+    """float (drawn,): 1 where an anchor learns an object, else 0."""
+    codes: Tensor
+    """(drawn, 4): of the object's box; of no use where there is none."""
+
+
+class Regions(NamedTuple):
+    """Proposals of all images, one image after the other."""
+
+    boxes: Tensor
+    """(regions, 4)."""
+    image_of: Tensor
+    """int64 (regions,)."""
+    object_of: Tensor
+    """int64 (regions,): what each learns, the place of an object on its image; `BACKGROUND` where it learns none."""
+
+
+class FasterRcnnNet(DetectionModel):
+    """The net.
+
+    Args:
+        settings: all but the layers.
+        backbone: maps images (batch, 3, height, width) to the levels of a pyramid, finest first. The coarsest has
+            anchors alone, and no features of regions.
+        rpn: maps the levels to objectness (batch, anchors) and codes (batch, anchors, 4).
+        roi_heads: what maps features of regions to logits and codes.
+    """
+
+    def __init__(self, settings: FasterRcnnFpn, backbone: nn.Module, rpn: RpnHead, roi_heads: RoIHeads) -> None:
+        super().__init__()
+        self.settings = settings
+        self.num_classes = settings.num_classes
+        self.backbone = backbone
+        self.rpn = nn.ModuleDict({"head": rpn})
+        self.roi_heads = roi_heads
+        self.anchor_generator = PyramidAnchorGenerator(
+            tuple((size,) for size in settings.anchor_sizes), settings.aspect_ratios
+        )
+        self._feature_shapes: dict[tuple[int, int], tuple[tuple[int, int], ...]] = {}
+
+    def preprocess(self, images: Tensor) -> Tensor:
+        """Normalise images, (batch, 3, height, width) from 0 to 255, red, green and blue, as for ImageNet."""
+        return normalised(images / 255)
+
+    def anchors(self, shape: tuple[int, int], device: torch.device) -> Tensor:
+        """Return the anchors of all levels on an input of this height and width, (anchors, 4)."""
+        return torch.cat(self.level_anchors(shape, device))
+
+    def level_anchors(self, shape: tuple[int, int], device: torch.device) -> tuple[Tensor, ...]:
+        """Return the anchors of each level on an input of this height and width, (anchors, 4)."""
+        if shape not in self._feature_shapes:
+            self._feature_shapes[shape] = feature_shapes(self.backbone, shape)
+        return anchors_on(device, self.anchor_generator, self._feature_shapes[shape], shape)
+
+    @torch.no_grad()
+    def assign(self, targets: Targets) -> AssignedAnchors:
+        """Find which anchor can learn which object: one image after the other."""
+        anchors = self.anchors(targets.shape, targets.boxes[0].device)
+        matches = match_images(_RPN_MATCHER, IouSimilarity(), targets.boxes, anchors)
+        return AssignedAnchors(
+            targets, torch.stack([ignoring(each, targets, image) for image, each in enumerate(matches)])
+        )
+
+    @torch.no_grad()
+    def draw_anchors(self, assigned: AssignedAnchors) -> DrawnAnchors:
+        """Draw the anchors that the first stage learns from."""
+        settings, (targets, matches) = self.settings, assigned
+        anchors = self.anchors(targets.shape, matches.device)
+        drawn = balanced_sample(
+            list(matches >= 0),
+            list(matches == BACKGROUND),
+            settings.rpn_batch_size_per_image,
+            settings.rpn_positive_fraction,
+        )
+        image_of, anchor_of = torch.stack(drawn).nonzero(as_tuple=True)
+        object_of = matches[image_of, anchor_of]
+        boxes = object_boxes(targets, image_of, object_of)
+        return DrawnAnchors(
+            image_of * len(anchors) + anchor_of,
+            (object_of >= 0).to(anchors.dtype),
+            encode(_RPN_CODER, boxes, anchors[anchor_of]),
+        )
+
+    def forward(self, inputs: Tensor, assigned: AssignedAnchors | None = None) -> dict[str, Any]:
+        """Predict objectness and codes of all anchors, and logits and codes of the proposals.
+
+        With `assigned` anchors and proposals are drawn from torch's global stream, in torchvision's order, for the
+        losses to be computed on, and there are no predictions of other proposals; the objects are among them.
+        """
+        check_images(type(self).__name__, inputs, channels=3, smallest=1)
+        levels, shape = in_order(self.backbone(inputs)), (inputs.shape[2], inputs.shape[3])
+        objectness, codes = self.rpn["head"](levels)
+        proposals = self.propose(objectness.detach().float(), codes.detach().float(), shape)
+        drawn = None if assigned is None else self.draw_anchors(assigned)
+        regions = all_regions(proposals)
+        if assigned is not None:
+            number, fraction = self.settings.box_batch_size_per_image, self.settings.box_positive_fraction
+            candidates = with_objects(proposals, assigned.targets)
+            regions = drawn_regions(candidates, assigned.targets, _BOX_MATCHER, number, fraction)
+        logits, region_codes = self.roi_heads(levels[:-1], regions, shape)
+        return {
+            "objectness": objectness,
+            "anchor_codes": codes,
+            "drawn": drawn,
+            "levels": levels[:-1],
+            "regions": regions,
+            "logits": logits,
+            "codes": region_codes,
+            "shape": shape,
+        }
+
+    @torch.no_grad()
+    def propose(self, objectness: Tensor, codes: Tensor, shape: tuple[int, int]) -> list[Tensor]:
+        """Return the proposals of each image, (proposals, 4), best first.
+
+        Args:
+            objectness: logits (batch, anchors).
+            codes: (batch, anchors, 4).
+            shape: height and width of the input.
+        """
+        settings = self.settings
+        pre_nms_top_n, post_nms_top_n = settings.proposals(training=self.training)
+        found, start = [], 0
+        for level, anchors in enumerate(self.level_anchors(shape, codes.device)):
+            of_level = slice(start, start := start + len(anchors))
+            best, places = objectness[:, of_level].topk(min(pre_nms_top_n, len(anchors)), 1)
+            chosen = codes[:, of_level].gather(1, places[..., None].expand(-1, -1, 4))
+            boxes = clip(decode(_RPN_CODER, chosen, anchors[places]), shape)
+            found.append((boxes, best.sigmoid(), torch.full_like(places, level)))
+        boxes, scores, level_of = (torch.cat(part, 1) for part in zip(*found, strict=True))
+        # Also False where a box is not finite.
+        valid = (boxes[..., 2:] - boxes[..., :2] >= _LEAST_PROPOSAL).all(-1)
+        proposals = []
+        for image, is_valid in enumerate(valid):
+            candidates = boxes[image, is_valid]
+            of_image = scores[image, is_valid], level_of[image, is_valid]
+            kept = batched_nms(candidates, *of_image, settings.rpn_nms_thresh, post_nms_top_n)
+            proposals.append(candidates[kept])
+        return proposals
+
+    def losses(self, predictions: Mapping[str, Any], assigned: AssignedAnchors) -> dict[str, Tensor]:
+        """Compute the means of the losses over the anchors and the regions that were drawn on this tower's images."""
+        regions: Regions = predictions["regions"]
+        drawn: DrawnAnchors = predictions["drawn"]
+        objectness = predictions["objectness"].float().flatten()[drawn.places]
+        of_anchors = predictions["anchor_codes"].float().flatten(0, 1)[drawn.places]
+        labels = labels_of(assigned.targets, regions)
+        targets = encode(_BOX_CODER, object_boxes(assigned.targets, regions.image_of, regions.object_of), regions.boxes)
+        codes = predictions["codes"].float()[torch.arange(len(labels), device=labels.device), labels]
+        # Sums over numbers of which none is 0, and not means: with nothing drawn they are 0.
+        num_anchors, num_regions = max(len(objectness), 1), max(len(labels), 1)
+        return {
+            "rpn_classification": F.binary_cross_entropy_with_logits(objectness, drawn.is_object, reduction="sum")
+            / num_anchors,
+            "rpn_localization": _box_loss(of_anchors, drawn.codes, drawn.is_object) / num_anchors,
+            "classification": F.cross_entropy(predictions["logits"].float(), labels, reduction="sum") / num_regions,
+            "localization": _box_loss(codes, targets, labels > 0) / num_regions,
+        }
+
+    def postprocess(self, predictions: Mapping[str, Any]) -> Sequence[Detections]:
+        """Choose the detections of each image: of each class by itself, and no more than `box_detections_per_img`."""
+        settings, regions = self.settings, predictions["regions"]
+        codes, shape = predictions["codes"].float(), predictions["shape"]
+        boxes = clip(decode(_BOX_CODER, codes, regions.boxes[:, None]), shape)[:, 1:]
+        is_large = (boxes[..., 2:] - boxes[..., :2] >= _LEAST_DETECTION).all(-1)
+        scores = predictions["logits"].float().softmax(-1)[:, 1:].masked_fill(~is_large, -1)
+        lengths = regions.image_of.bincount(minlength=len(predictions["objectness"])).tolist()
+        return [
+            multiclass_nms(
+                *of_image,
+                score_threshold=settings.box_score_thresh,
+                iou_threshold=settings.box_nms_thresh,
+                max_detections=settings.box_detections_per_img,
+            )
+            for of_image in zip(torch.split(boxes, lengths), torch.split(scores, lengths), strict=True)
+        ]
+
+
+class RpnHead(nn.Module):
+    """Predicts which anchors have objects, and their boxes, by the same layers on each level.
+
+    Args:
+        channels: of each level.
+        per_cell: anchors of a cell.
+        generator: draws the initial weights; torch's default one where none is given.
+    """
+
+    def __init__(self, channels: int, per_cell: int, *, generator: Generator | None = None) -> None:
+        super().__init__()
+        with without_memory():
+            self.conv = nn.Sequential(Conv2dNormActivation(channels, channels, 3, norm_layer=None))
+            self.cls_logits = nn.Conv2d(channels, per_cell, 1)
+            self.bbox_pred = nn.Conv2d(channels, per_cell * 4, 1)
+        self.to_empty(device="cpu")
+        for layer in self.modules():
+            if isinstance(layer, nn.Conv2d):
+                nn.init.normal_(layer.weight, std=0.01, generator=generator)
+                nn.init.constant_(layer.get_parameter("bias"), 0)
+
+    def forward(self, levels: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Return objectness (batch, anchors) and codes (batch, anchors, 4), in the order of the anchors."""
+        hidden = [self.conv(level) for level in levels]
+        objectness = [self.cls_logits(each).permute(0, 2, 3, 1).flatten(1) for each in hidden]
+        codes = [self.bbox_pred(each).permute(0, 2, 3, 1).reshape(len(each), -1, 4) for each in hidden]
+        return torch.cat(objectness, 1), torch.cat(codes, 1)
+
+
+class RoIHeads(nn.Module):
+    """Predicts the classes of regions, and a box for each class.
+
+    Args:
+        channels: of each level of the pyramid.
+        num_classes: without the background.
+        generator: draws the initial weights; torch's default one where none is given.
+    """
+
+    def __init__(self, channels: int, num_classes: int, *, generator: Generator | None = None) -> None:
+        super().__init__()
+        rows, columns = _POOLED
+        with without_memory():
+            self.box_head = nn.ModuleDict(
+                {
+                    "fc6": nn.Linear(channels * rows * columns, _REPRESENTATION),
+                    "fc7": nn.Linear(_REPRESENTATION, _REPRESENTATION),
+                }
+            )
+            self.box_predictor = nn.ModuleDict(
+                {
+                    "cls_score": nn.Linear(_REPRESENTATION, num_classes + 1),
+                    "bbox_pred": nn.Linear(_REPRESENTATION, (num_classes + 1) * 4),
+                }
+            )
+        self.to_empty(device="cpu")
+        for layer in self.modules():
+            if isinstance(layer, nn.Linear):
+                bound = layer.in_features**-0.5
+                nn.init.uniform_(layer.weight, -bound, bound, generator=generator)
+                nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
+
+    def forward(self, levels: Sequence[Tensor], regions: Regions, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        """Return logits (regions, 1 + classes) and codes (regions, 1 + classes, 4), the background first."""
+        pooled = multiscale_roi_align(
+            levels, regions.boxes, regions.image_of, _POOLED, image_shape=shape, sampling_ratio=2
+        )
+        hidden = F.relu(self.box_head["fc6"](pooled.flatten(1)))
+        hidden = F.relu(self.box_head["fc7"](hidden))
+        logits = self.box_predictor["cls_score"](hidden)
+        return logits, self.box_predictor["bbox_pred"](hidden).view(*logits.shape, 4)
+
+
+def faster_rcnn_fpn(settings: FasterRcnnFpn, generator: Generator) -> FasterRcnnNet:
+    """Make the net: its initial weights are drawn from the generator."""
+    backbone = resnet_fpn_backbone(settings, generator)
+    rpn = RpnHead(CHANNELS, len(settings.aspect_ratios), generator=generator)
+    return FasterRcnnNet(settings, backbone, rpn, RoIHeads(CHANNELS, settings.num_classes, generator=generator))
+
+
+def resnet_fpn_backbone(settings: FasterRcnnFpn, generator: Generator) -> BackboneWithFpn:
+    """Make a ResNet-50 with a pyramid of the maps of its four layers, and of one more level."""
+    norm_layer = FrozenBatchNorm2d if settings.freeze_batchnorm else nn.BatchNorm2d
+    net = ResNet(50, norm_layer=norm_layer, generator=generator)
+    body = IntermediateLayerGetter(net, {f"layer{number + 1}": str(number) for number in range(4)})
+    fpn = FeaturePyramidNetwork((256, 512, 1024, 2048), CHANNELS, LastLevelMaxPool(), generator=generator)
+    return BackboneWithFpn(body, fpn)
+
+
+def with_objects(proposals: Sequence[Tensor], targets: Targets) -> list[Tensor]:
+    """Return the proposals of each image, and after them the boxes of its objects that are learned."""
+    return [torch.cat([each, targets.boxes[image][learned(targets, image)]]) for image, each in enumerate(proposals)]
+
+
+@torch.no_grad()
+def drawn_regions(
+    proposals: Sequence[Tensor], targets: Targets, matcher: AnyMatcher, number: int, positive_fraction: float
+) -> Regions:
+    """Draw the regions that the second stage learns from: one image after the other, as they are matched.
+
+    Args:
+        proposals: (n, 4) of each image.
+        targets: the objects.
+        matcher: says which proposal can learn which object.
+        number: of regions of an image, at most.
+        positive_fraction: of these, the regions that learn an object, at most.
+    """
+    matches = [
+        ignoring(match(matcher, iou(boxes, each)), targets, image)
+        for image, (boxes, each) in enumerate(zip(targets.boxes, proposals, strict=True))
+    ]
+    positive, negative = [each >= 0 for each in matches], [each == BACKGROUND for each in matches]
+    drawn = balanced_sample(positive, negative, number, positive_fraction)
+    regions = all_regions([each[sample] for each, sample in zip(proposals, drawn, strict=True)])
+    return regions._replace(object_of=torch.cat([each[sample] for each, sample in zip(matches, drawn, strict=True)]))
+
+
+def learned(targets: Targets, image: int) -> Tensor:
+    """Say which objects of an image are learned, bool (objects,): no crowds, and none of weight 0."""
+    return (targets.weights[image] > 0) & ~targets.is_crowd[image]
+
+
+def ignoring(matches: Tensor, targets: Targets, image: int) -> Tensor:
+    """Return matches on an image with those to objects that are not learned as `IGNORED`."""
+    # The last place is what a match to none reads.
+    is_learned = F.pad(learned(targets, image), (0, 1), value=True)
+    return torch.where(is_learned[matches.clamp(min=-1)], matches, IGNORED)
+
+
+def labels_of(targets: Targets, regions: Regions) -> Tensor:
+    """Return the label of the object that each region learns, int64 (regions,); 0 where it learns none."""
+    return _of_objects(targets.labels, regions.image_of, regions.object_of)
+
+
+def object_boxes(targets: Targets, image_of: Tensor, object_of: Tensor) -> Tensor:
+    """Return the box of each object, (n, 4), and an empty one where there is none."""
+    return _of_objects(targets.boxes, image_of, object_of)
+
+
+def _of_objects(values: Sequence[Tensor], image_of: Tensor, object_of: Tensor) -> Tensor:
+    firsts = torch.tensor([0, *(len(each) for each in values[:-1])]).cumsum(0).to(image_of.device, non_blocking=True)
+    # Row 0 of all objects stands for none.
+    rows = torch.where(object_of >= 0, firsts[image_of] + object_of + 1, 0)
+    return torch.cat([values[0].new_zeros(1, *values[0].shape[1:]), *values])[rows]
+
+
+def all_regions(boxes: Sequence[Tensor]) -> Regions:
+    """Join the boxes of each image, (n, 4), to regions that learn nothing."""
+    lengths = torch.tensor([len(each) for each in boxes])
+    image_of = torch.arange(len(boxes)).repeat_interleave(lengths).to(boxes[0].device, non_blocking=True)
+    return Regions(torch.cat(list(boxes)), image_of, torch.full_like(image_of, BACKGROUND))
+
+
+def _box_loss(codes: Tensor, targets: Tensor, is_object: Tensor) -> Tensor:
+    """Sum the smooth L1 loss of the codes that belong to objects."""
+    losses = F.smooth_l1_loss(codes, targets, beta=_BETA, reduction="none").sum(-1)
+    return torch.where(is_object > 0, losses, 0).sum()
