@@ -35,23 +35,6 @@ def balanced_sample(
     return samples
 
 
-def hard_negatives(losses: Tensor, positive: Tensor, negatives_per_positive: float) -> Tensor:
-    """Choose the negatives with the largest losses, so many for each positive of their image: bool (batch, anchors).
-
-    As torchvision's SSD. Of equal losses the first ones are chosen.
-
-    Args:
-        losses: of the classification, (batch, anchors).
-        positive: bool (batch, anchors), the anchors that learn objects.
-        negatives_per_positive: 3 in SSD; an image without positives has no negatives.
-    """
-    order = losses.detach().masked_fill(positive, -torch.inf).argsort(dim=1, descending=True, stable=True)
-    rank = torch.empty_like(order).scatter_(
-        1, order, torch.arange(order.shape[1], device=order.device).expand_as(order)
-    )
-    return (rank < negatives_per_positive * positive.sum(1, keepdim=True)) & ~positive
-
-
 def hard_examples(
     config: HardExampleMiner, losses: Tensor, boxes: Tensor, positive: Tensor, negative: Tensor
 ) -> Tensor:

@@ -8,7 +8,7 @@ a pattern that asks for them matches nothing, and the report of the import says 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,12 +23,22 @@ _NETS = {
     "faster_rcnn_resnet101": "resnet_v1_101",
 }
 """The API's name of a backbone, by the beginning of its feature extractor's."""
-_PARTS = {
+_SSD = {
     r"backbone\.": "FeatureExtractor/{net}",
     r"head\.box_predictor\.(\d+)\.": r"BoxPredictor_\1/BoxEncodingPredictor",
     r"head\.class_predictor\.(\d+)\.": r"BoxPredictor_\1/ClassPredictor",
     r"head\.layers\.(\d+)\.": r"BoxPredictor_\1",
     r"head\.": "WeightSharedConvolutionalBoxPredictor",
+}
+_FASTER_RCNN = {
+    r"backbone\.": "FirstStageFeatureExtractor/{net}",
+    r"second_stage\.": "SecondStageFeatureExtractor/{net}",
+    r"rpn\.conv\.": "Conv",
+    r"rpn\.box_predictor\.": "FirstStageBoxPredictor/BoxEncodingPredictor",
+    r"rpn\.class_predictor\.": "FirstStageBoxPredictor/ClassPredictor",
+    r"box_head\.box_predictor\.": "SecondStageBoxPredictor/BoxEncodingPredictor",
+    r"box_head\.class_predictor\.": "SecondStageBoxPredictor/ClassPredictor",
+    r"mask_head\.": "SecondStageBoxPredictor",
 }
 """The API's name of a part of a detector, by a pattern of how the names of its parameters begin."""
 _LAYER = "*"
@@ -43,11 +53,14 @@ def variables_of(model: nn.Module, extractor: str) -> dict[str, str]:
         extractor: the type of its feature extractor.
     """
     net = next((name for start, name in _NETS.items() if extractor.startswith(start)), _LAYER)
-    return {name: f"{_part_of(name, net)}/{_LAYER}/{_kind_of(model, name)}" for name, _ in model.named_parameters()}
+    parts = _FASTER_RCNN if extractor.startswith("faster_rcnn") else _SSD
+    return {
+        name: f"{_part_of(name, parts, net)}/{_LAYER}/{_kind_of(model, name)}" for name, _ in model.named_parameters()
+    }
 
 
-def _part_of(name: str, net: str) -> str:
-    for start, part in _PARTS.items():
+def _part_of(name: str, parts: Mapping[str, str], net: str) -> str:
+    for start, part in parts.items():
         if found := re.match(start, name):
             return found.expand(part).format(net=net)
     return _LAYER

@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lockstep.errors import InputError, NonFiniteError
+from lockstep.errors import InputError
 from lockstep.evaluation.evaluate import example_indices
 from lockstep.evaluation.kept_detections import DetectedImage, KeptDetections
 from lockstep.evaluation.scores import Weights
 from lockstep.inline_toml import kind_name
-from lockstep.ragged import Ragged
 from lockstep.randomness import Draws
 from lockstep.readers.coco_results import MaskText
 from lockstep.readers.image_list import ImageList
@@ -112,13 +111,12 @@ def detect(
         skipped += batch.bad
         if not batch.valid:
             continue
-        rows = {name: batch[name][: batch.valid] for name in ("image", _SIZE)}
-        with torch.inference_mode():
-            found = task.on_stored_images(task.detect(model, rows), rows)
         indices = example_indices(batch)[: batch.valid]
         ids = [reader.example_id(index) for index in indices.tolist()]
+        rows = {name: batch[name][: batch.valid] for name in ("image", _SIZE)} | {"source_id": ids}
+        with torch.inference_mode():
+            found = task.on_stored_images(task.detect(model, rows), rows)
         columns = [found[name].to("cpu") for name in ("boxes", "scores", "labels")]
-        _check_finite(columns, ids)
         masks = [found["masks"]] if "masks" in found else []
         kept.update(*kept.prepare(indices, ids, *columns, *masks))
     names = KnownData.of(trained.workdir).class_names
@@ -141,19 +139,6 @@ def _with_sizes(batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
     """Add height and width of each image as it is stored."""
     sizes = [(image.size[1], image.size[0]) for image in batch["image"]]
     return {**batch, _SIZE: torch.tensor(sizes, dtype=torch.int64).view(-1, 2)}
-
-
-def _check_finite(columns: Sequence[Ragged], files: Sequence[str]) -> None:
-    """Name the first image with a box or a score that is not finite."""
-    for column in columns:
-        wrong = (~column.values.isfinite()).view(len(column.values), -1).any(1).nonzero()
-        if len(wrong):
-            raise NonFiniteError(
-                f"The model finds objects on {files[int(column.owner[wrong[0]])]} that are nowhere.",
-                given="boxes or scores that are not finite",
-                expected="finite numbers",
-                hint="take another checkpoint of the run: these weights, or their statistics, are not usable",
-            )
 
 
 def found_objects_json(found: FoundObjects) -> str:

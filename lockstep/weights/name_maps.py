@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from lockstep.errors import InputError
 from lockstep.weights.layouts import CONVOLUTION, CONVOLUTION_AS_DENSE, DENSE, Layout
 from lockstep.weights.names import Destination, NameMap, Rename, apply_renames
-from lockstep.weights.slim_name_maps import NORM, SLIM_NETS, SSD_NETS, ssd_layers
+from lockstep.weights.slim_name_maps import FASTER_RCNN_RESNET_V1, NORM, SLIM_NETS, SSD_NETS, ssd_layers
 
 AVERAGE = "/ExponentialMovingAverage"
 """What TensorFlow adds to the name of a variable for its moving average, the shadow."""
@@ -220,6 +220,7 @@ SHIPPED = {
     **SLIM_NETS,
     **SSD_NETS,
     "ssd_inception_v3": SSD_INCEPTION_V3,
+    "faster_rcnn_resnet_v1": FASTER_RCNN_RESNET_V1,
     "tensorflow": TENSORFLOW,
 }
 """The maps by the name that a recipe gives them."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from lockstep.weights.layouts import CONVOLUTION, DEPTHWISE
+from lockstep.weights.layouts import CONVOLUTION, DENSE, DEPTHWISE, Layout
 from lockstep.weights.names import NameMap, Rename
 
 NORM = (
@@ -190,3 +190,23 @@ SSD_NETS = {
     "ssd_mobilenet_v3_small": _net([*ssd_layers(2), *_mobilenet_v3(11, _SMALL, _SCOPE, _FEATURES)]),
 }
 """The SSDs of the Object Detection API, by the names of their feature extractors."""
+
+
+def _predictor(scope: str, to: str, layout: Layout) -> list[Rename]:
+    """The layers of boxes and of classes."""
+    names = {"BoxEncodingPredictor": "box_predictor", "ClassPredictor": "class_predictor"}
+    weights = [Rename(f"^{scope}/{name}/weights$", f"{to}.{ours}.weight", layout) for name, ours in names.items()]
+    return [*weights, *(Rename(f"^{scope}/{name}/biases$", f"{to}.{ours}.bias") for name, ours in names.items())]
+
+
+FASTER_RCNN_RESNET_V1 = NameMap(
+    (
+        *resnet_v1("(?:(?:First|Second)StageFeatureExtractor/)?", "backbone."),
+        Rename(r"^backbone\.layer4\.", "second_stage.layer4."),
+        Rename("^Conv/weights$", "rpn.conv.weight", CONVOLUTION),
+        Rename("^Conv/biases$", "rpn.conv.bias"),
+        *_predictor("FirstStageBoxPredictor", "rpn", CONVOLUTION),
+        *_predictor("SecondStageBoxPredictor", "box_head", DENSE),
+    )
+)
+"""Faster R-CNNs of the Object Detection API, all but the layers of masks; and a ResNet of TF-Slim that becomes one."""

@@ -75,3 +75,9 @@ def test_following_ends_after_as_many_evaluations_as_the_run_allows() -> None:
 def test_details_of_classifiers_are_refused(flag: str) -> None:
     with pytest.raises(ls.InputError, match="the run of a classifier"):
         evaluate(flag)
+
+
+def test_averaged_weights_find_something_else() -> None:
+    for weights in ("raw", "average"):
+        evaluate(f"--{weights}", "--set", f"evaluate.detection.export_path={weights}.json")
+    assert Path("raw.json").read_text() != Path("average.json").read_text()

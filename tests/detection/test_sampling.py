@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lockstep.detection.configs import HardExampleMiner
 from lockstep.detection.nms import nms
-from lockstep.detection.sampling import balanced_sample, hard_examples, hard_negatives
+from lockstep.detection.sampling import balanced_sample, hard_examples
 
 
 @settings(deadline=None, max_examples=30)
@@ -40,13 +40,6 @@ def test_draws_are_those_of_torchvision() -> None:
     samples = balanced_sample(list(kinds == 1), list(kinds == 0), 16, 0.25)
     assert [sample.nonzero()[:, 0].tolist() for sample in samples] == expected
     assert not torch.equal(balanced_sample([kinds[0] == 1], [kinds[0] == 0], 16, 0.25)[0], samples[0])
-
-
-def test_hard_negatives_are_three_for_each_positive() -> None:
-    losses = torch.tensor([[9.0, 1, 8, 2, 2, 7, 2], [1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 5, 6, 7]])
-    positive = torch.tensor([[1, 0, 0, 0, 0, 0, 0], [0] * 7, [1, 1, 1, 0, 0, 0, 0]], dtype=torch.bool)
-    chosen = hard_negatives(losses, positive, 3)
-    assert chosen.int().tolist() == [[0, 0, 1, 1, 0, 1, 0], [0] * 7, [0, 0, 0, 1, 1, 1, 1]]
 
 
 def mined(config: HardExampleMiner, losses: Tensor, boxes: Tensor, positive: Tensor, negative: Tensor) -> list[int]:

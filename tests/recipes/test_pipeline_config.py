@@ -22,7 +22,7 @@ from lockstep.errors import DataError, InputError, InputErrors
 from lockstep.images.augment import HorizontalFlip
 from lockstep.inline_toml import kind_name
 from lockstep.metrics.detection_sets import DETECTION_METRICS
-from lockstep.optim import SGD, Cosine, Exponential, MovingAverage, PiecewiseConstant, RMSProp
+from lockstep.optim import SGD, Cosine, Exponential, MovingAverage, PiecewiseConstant, RMSProp, ScaleGradients
 from lockstep.progress import Epochs, Interval, Steps
 from lockstep.recipes.detection import DetectionData
 from lockstep.recipes.messages import Row
@@ -440,3 +440,31 @@ def test_a_feature_extractor_that_is_not_there_stays_in_the_recipe_unless_anothe
     again = import_pipeline(path.read_text().replace("inception_v2", "resnet50"), "a", "a", substitute_model=True)
     assert not again.substitutes
     assert again.recipe.warm_start is not None
+
+
+def test_patterns_of_variables_become_patterns_of_the_detectors_parameters() -> None:
+    patterns = "freeze_variables: ['FeatureExtractor/MobilenetV1/.*', 'FeatureExtractor/MobilenetV1/Conv2d_0/.*']"
+    predictor = "convolutional_box_predictor { } "
+    regular = "conv_hyperparams { regularizer { l2_regularizer { } } initializer { random_normal_initializer { } } }"
+    text = f"model {{ ssd {{ {MODEL} }} }} train_config {{ {OPTIMIZER} bias_grad_multiplier: 2 {patterns} }}"
+    made = import_pipeline(text.replace(predictor, f"convolutional_box_predictor {{ {regular} }} "), "a.config", "a")
+    assert made.refusal is None
+    assert made.recipe.frozen == (r"^backbone\.",)
+    (scaled,) = made.recipe.gradient_transforms
+    assert isinstance(scaled, ScaleGradients)
+    assert len(scaled.multipliers) == 12
+    assert all(re.fullmatch(r"head\.(box|class)_predictor\.\d\.predictor\.bias", name) for name in scaled.multipliers)
+    fates = {row.value: row.outcome.fate for row in made.rows if row.name == "freeze_variables"}
+    assert [*fates.values()] == ["mapped", "not mapped"]
+
+
+def test_patterns_of_a_detector_that_is_not_trained_are_left_out_and_named() -> None:
+    made = imported(
+        model="negative_class_weight: 0.5",
+        train=f"{OPTIMIZER} bias_grad_multiplier: 2 update_trainable_variables: 'a'",
+        rest="graph_rewriter { quantization { } }",
+    )
+    assert made.refusal
+    assert (made.recipe.train_only, made.recipe.gradient_transforms) == ((), ())
+    left = {row.name for row in made.rows if row.outcome.fate == "not mapped"}
+    assert left == {"bias_grad_multiplier", "update_trainable_variables"}

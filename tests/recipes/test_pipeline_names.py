@@ -11,6 +11,14 @@ from torch import nn
 from lockstep.recipes.pipeline_names import as_patterns, variables_of
 from lockstep.selection import selected
 
+PARTS_OF_TWO_STAGES = [
+    ("backbone", "layer3"),
+    ("second_stage", "layer4"),
+    ("rpn", "conv"),
+    ("box_head", "box_predictor"),
+    ("mask_head", "predictor"),
+]
+
 
 class Net(nn.Module):
     """An SSD's parts, as its modules are called."""
@@ -38,6 +46,18 @@ def test_each_parameter_has_the_part_and_kind_of_its_variable() -> None:
         "head.layers.0.weight": "BoxPredictor_0/*/weights",
         "head.layers.0.bias": "BoxPredictor_0/*/biases",
     }
+
+
+def test_a_detector_of_two_stages_has_other_parts() -> None:
+    layers = {name: nn.ModuleDict({part: nn.Linear(1, 1)}) for name, part in PARTS_OF_TWO_STAGES}
+    variables = variables_of(nn.ModuleDict(layers), "faster_rcnn_resnet50")
+    assert [name for kind, name in variables.items() if kind.endswith("bias")] == [
+        "FirstStageFeatureExtractor/resnet_v1_50/*/biases",
+        "SecondStageFeatureExtractor/resnet_v1_50/*/biases",
+        "Conv/*/biases",
+        "SecondStageBoxPredictor/BoxEncodingPredictor/*/biases",
+        "SecondStageBoxPredictor/*/biases",
+    ]
 
 
 def test_the_net_is_that_of_the_feature_extractor() -> None:

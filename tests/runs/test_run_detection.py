@@ -80,10 +80,15 @@ def test_the_first_metric_says_which_checkpoint_is_the_best(annotations: Path, t
         train(wrong, None)
 
 
-def test_no_more_evaluations_are_made_than_the_recipe_allows(annotations: Path, tmp_path: Path) -> None:
-    recipe = tiny_recipe(annotations, max_evaluations=1)
+def test_no_more_evaluations_are_made_than_the_recipe_allows_and_none_ends_the_run(
+    annotations: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "lockstep")
+    (tmp_path / "file").touch()
+    recipe = tiny_recipe(annotations, max_evaluations=1, export_path=str(tmp_path / "file/detections.json"))
     train(replace(recipe, end=ls.Steps(3)), tmp_path / "run")
     assert sorted(evaluations(tmp_path / "run")) == [2]
+    assert "the detections are not written down" in caplog.text
     train(recipe, tmp_path / "run")
     assert sorted(evaluations(tmp_path / "run")) == [2], "those of the run before count"
 
@@ -94,24 +99,6 @@ def test_without_ground_truth_detections_are_written_once(annotations: Path, tmp
     assert evaluations(tmp_path / "run") == {2: {}}
     assert result.evaluation.scores == {}
     assert json.loads(export.read_text())
-
-
-def test_averaged_weights_are_scored(annotations: Path, tmp_path: Path) -> None:
-    recipe = tiny_recipe(annotations, export_path=str(tmp_path / "raw.json"))
-    train(recipe, tmp_path / "raw")
-    averaged = tiny_recipe(annotations, export_path=str(tmp_path / "average.json"))
-    train(replace(averaged, evaluate=replace(averaged.evaluate, weights="average")), tmp_path / "average")
-    assert (tmp_path / "raw.json").read_text() != (tmp_path / "average.json").read_text()
-
-
-def test_a_run_goes_on_where_detections_cannot_be_written(
-    annotations: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.WARNING, "lockstep")
-    (tmp_path / "file").touch()
-    recipe = tiny_recipe(annotations, export_path=str(tmp_path / "file/detections.json"))
-    assert train(recipe, tmp_path / "run").step == 4
-    assert "the detections are not written down" in caplog.text
 
 
 @pytest.mark.parametrize(

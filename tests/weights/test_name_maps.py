@@ -181,3 +181,27 @@ def test_a_map_that_is_not_shipped_is_refused(name: str, hint: str) -> None:
         f"  expected: {' or '.join(map(repr, SHIPPED))}\n"
         f"  hint:     {hint}"
     )
+
+
+@pytest.mark.parametrize(
+    ("variable", "parameter"),
+    [
+        ("FirstStageFeatureExtractor/resnet_v1_50/conv1/BatchNorm/gamma", "backbone.bn1.weight"),
+        (
+            "FirstStageFeatureExtractor/resnet_v1_50/block3/unit_2/bottleneck_v1/conv2/weights",
+            "backbone.layer3.1.conv2.weight",
+        ),
+        (
+            "SecondStageFeatureExtractor/resnet_v1_50/block4/unit_1/bottleneck_v1/shortcut/BatchNorm/beta",
+            "second_stage.layer4.0.downsample.1.bias",
+        ),
+        ("resnet_v1_101/block1/unit_1/bottleneck_v1/conv1/weights", "backbone.layer1.0.conv1.weight"),
+        ("resnet_v1_101/block4/unit_3/bottleneck_v1/conv3/weights", "second_stage.layer4.2.conv3.weight"),
+        ("Conv/weights", "rpn.conv.weight"),
+        ("FirstStageBoxPredictor/ClassPredictor/biases", "rpn.class_predictor.bias"),
+        ("SecondStageBoxPredictor/BoxEncodingPredictor/weights", "box_head.box_predictor.weight"),
+    ],
+)
+def test_both_stages_of_a_faster_rcnn_come_from_its_checkpoint_or_from_a_resnets(variable: str, parameter: str) -> None:
+    places, _ = apply_renames({variable: [Destination(variable)]}, get_name_map("faster_rcnn_resnet_v1").renames)
+    assert [place.name for place in places[variable]] == [parameter]
