@@ -45,7 +45,7 @@ def published(name: str) -> Ssd:
     path = FIXTURES / f"{name}.config"
     model = substituted(import_pipeline(path.read_text(), path.name, path.stem).recipe.model)  # type: ignore[arg-type]
     assert isinstance(model, Ssd)
-    thin = replace(model.feature_extractor, depth_multiplier=0.25)
+    thin = replace(model.feature_extractor, depth_multiplier=0.1)
     return replace(model, num_classes=3, feature_extractor=thin)
 
 

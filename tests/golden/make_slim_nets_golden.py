@@ -321,7 +321,7 @@ NETS = {
     "mobilenet_v3_large": (large, False),
     "ssd_inception_v3": (ssd(inception_v3, "InceptionV3", (128, 64, 32), lite=False, kernel=3), False),
     "resnet_v1_50": (resnet(50, 16), False),
-    "resnet_v1_101": (resnet(101, 8), False),
+    "resnet_v1_50_atrous": (resnet(50, 8), False),
 }
 
 if __name__ == "__main__":

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
+import numpy as np
 import pytest
 
 from lockstep.weights.name_maps import SHIPPED, best_name_map
 from lockstep.weights.names import Destination, apply_renames
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "slim_nets_golden.npz"
 
 
 def place(name: str, name_map: str) -> str:
@@ -37,10 +43,32 @@ def place(name: str, name_map: str) -> str:
             "backbone.extra.0.reduce.0.weight",
         ),
         ("ssd_mobilenet_v2", "BoxPredictor_5/ClassPredictor/biases", "head.class_predictor.5.predictor.bias"),
+        ("faster_rcnn_resnet_v1", "Conv/weights", "rpn.conv.weight"),
+        ("faster_rcnn_resnet_v1", "SecondStageBoxPredictor/ClassPredictor/biases", "box_head.class_predictor.bias"),
+        (
+            "faster_rcnn_resnet_v1",
+            "SecondStageFeatureExtractor/resnet_v1_50/block4/unit_3/bottleneck_v1/conv1/weights",
+            "second_stage.layer4.2.conv1.weight",
+        ),
+        (
+            "ssd_mobilenet_v2_fpn",
+            "FeatureExtractor/MobilenetV2/fpn/projection_1/biases",
+            "backbone.extra.projection.0.0.bias",
+        ),
     ],
 )
 def test_a_variable_has_its_place(name_map: str, variable: str, parameter: str) -> None:
     assert place(variable, name_map) == parameter
+
+
+@pytest.mark.parametrize("scope", ["", "FirstStageFeatureExtractor/"])
+def test_a_faster_rcnn_has_the_last_block_in_its_second_stage(scope: str) -> None:
+    with np.load(GOLDEN, allow_pickle=False) as file:
+        variables = json.loads(str(file["resnet_v1_50/variables"]))
+    of_net = {place(name, "slim_resnet_v1") for name in variables}
+    parts = {True: "second_stage.", False: "backbone."}
+    expected = {parts[name.startswith("layer4.")] + name for name in of_net}
+    assert {place(f"{scope}{name}", "faster_rcnn_resnet_v1") for name in variables} == expected
 
 
 def test_the_map_of_a_detector_is_told_by_its_variables() -> None:
