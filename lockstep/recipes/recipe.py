@@ -15,7 +15,7 @@ from lockstep.augmentations import AUGMENTATIONS
 from lockstep.checks import Checked
 from lockstep.description import Change, changes, described
 from lockstep.detection.configs import FasterRcnn, Ssd
-from lockstep.detection.values import FasterRcnnFpn, Fcos, MaskRcnnFpn, SqueezeSsd, Ssd300, Ssdlite
+from lockstep.detection.values import FasterRcnnFpn, Fcos, MaskRcnnFpn, SqueezeSsd, Ssd300, Ssdlite, TorchvisionDetector
 from lockstep.errors import InputError
 from lockstep.images.augment import Augment
 from lockstep.losses.regularization import L1, L2
@@ -92,6 +92,7 @@ Model = (
     | Ssd300
     | Ssdlite
     | Fcos
+    | TorchvisionDetector
 )
 
 
