@@ -7,6 +7,7 @@ make about 0.005, and with its momentum of 0.03 it takes some 400 steps until no
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +16,7 @@ from torch import nn
 import lockstep as ls
 from lockstep.augmentations.resizers import FixedShapeResizer
 from lockstep.detection.configs import Detector
-from lockstep.detection.values import SqueezeSsd, Ssdlite
-from lockstep.optim.optimizers import Optimizer
+from lockstep.detection.values import FasterRcnnFpn, Fcos, SqueezeSsd, Ssdlite
 from lockstep.recipes.tasks import Detection
 from lockstep.weights.warm_start import WarmStart
 
@@ -24,10 +24,18 @@ DATA = Path(__file__).parents[2] / "data"
 SQUEEZENET = DATA / "squeezenet" / "squeezenet1_1_imagenet_features.safetensors"
 AP = "PascalBoxes_Precision/mAP@0.5IOU"
 LEARNED = 0.95
+FEW_PROPOSALS: dict[str, Any] = {
+    "rpn_pre_nms_top_n_train": 200,
+    "rpn_post_nms_top_n_train": 50,
+    "rpn_pre_nms_top_n_test": 100,
+    "rpn_post_nms_top_n_test": 20,
+    "box_batch_size_per_image": 16,
+}
+"""So that a step takes two seconds, and not many times as long."""
 
 
-def eight_of(name: str, folder: Path) -> Path:
-    """Make a folder of the first eight training images of a data set."""
+def eight_of(name: str, folder: Path, side: int) -> ls.recipes.DetectionData:
+    """The first eight training images of a data set, side x side pixels."""
     lists = Path("ImageSets", "Main")
     for each in (DATA / name).iterdir():
         if each.is_dir() and each.name not in lists.parts:
@@ -35,24 +43,21 @@ def eight_of(name: str, folder: Path) -> Path:
     (folder / lists).mkdir(parents=True)
     names = (DATA / name / lists / "train.txt").read_text().split()[:8]
     (folder / lists / "eight.txt").write_text("\n".join(names))
-    return folder
-
-
-def precision_after(
-    steps: int, model: Detector, optimizer: Optimizer, images: Path, side: int, weights: Path | None = None
-) -> float:
-    """The average precision on the images after so many steps, each of all of them."""
-    data = ls.recipes.DetectionData(
-        str(images),
-        test=str(images),
+    return ls.recipes.DetectionData(
+        str(folder),
+        test=str(folder),
         train_split="eight",
         test_split="eight",
         resizer=FixedShapeResizer(side, side, "antialiased"),
     )
+
+
+def precision_after(steps: int, model: Detector, data: ls.recipes.DetectionData, weights: Path | None = None) -> float:
+    """The average precision on the images after so many steps, each of all of them."""
     train, test = (data.reader(split, model.num_classes, to_train=split == "train") for split in ("train", "test"))
     task = Detection(data, model.num_classes).with_metrics(test.classes, {})
     net = model.build(0).to(memory_format=torch.channels_last)
-    state = ls.TrainState(net, optimizer)
+    state = ls.TrainState(net, ls.optim.Adam(1e-3))
     if weights is not None:
         ls.warm_start(state, weights, WarmStart(add_prefix="backbone.", ignore_missing=True))
     options = {"batch_size": 8, "num_processes": 0}
@@ -67,11 +72,22 @@ def precision_after(
 @pytest.mark.process
 def test_squeeze_ssd_from_the_weights_of_a_classifier(tmp_path: Path) -> None:
     model = SqueezeSsd(1, layers=(12,), anchor_sizes=((50.0, 75.0, 105.0),), aspect_ratios=(0.7, 1.0))
-    raccoons, adam = eight_of("raccoon", tmp_path), ls.optim.Adam(1e-3)
-    assert precision_after(30, model, adam, raccoons, side=120, weights=SQUEEZENET) > LEARNED
+    raccoons = eight_of("raccoon", tmp_path, side=120)
+    assert precision_after(30, model, raccoons, weights=SQUEEZENET) > LEARNED
 
 
 @pytest.mark.process
 def test_ssdlite_from_nothing(tmp_path: Path) -> None:
     """On the images lie 145 blood cells of three kinds."""
-    assert precision_after(30, Ssdlite(3), ls.optim.Adam(1e-3), eight_of("bccd", tmp_path), side=96) > LEARNED
+    assert precision_after(30, Ssdlite(3), eight_of("bccd", tmp_path, side=96)) > LEARNED
+
+
+@pytest.mark.slow
+def test_fcos_from_nothing(tmp_path: Path) -> None:
+    assert precision_after(50, Fcos(1), eight_of("raccoon", tmp_path, side=128)) > LEARNED
+
+
+@pytest.mark.slow
+def test_faster_rcnn_from_nothing(tmp_path: Path) -> None:
+    model = FasterRcnnFpn(1, freeze_batchnorm=False, **FEW_PROPOSALS)
+    assert precision_after(60, model, eight_of("raccoon", tmp_path, side=128)) > LEARNED
