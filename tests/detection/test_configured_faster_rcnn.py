@@ -110,6 +110,20 @@ def test_images_without_objects_train(
     assert all(each.grad is not None for each in net.parameters())
 
 
+def test_masks_of_an_image_smaller_than_the_input_are_learned_where_they_are(net: ConfiguredFasterRcnn) -> None:
+    padded = targets(BOXES, BOXES[:1])
+    assert padded.masks is not None
+    own = replace(padded, masks=[each[:, :61, :90] for each in padded.masks])
+    torch.manual_seed(0)
+    assigned = net.train().assign(padded)
+    with torch.no_grad():
+        predictions = net(net.preprocess(images()), assigned)
+    rows = torch.linspace(10, -10, predictions["masks"].shape[2])[:, None]
+    predictions["masks"] = rows.expand_as(predictions["masks"])
+    expected, found = (net.losses(predictions, net.assign(each))["mask"] for each in (padded, own))
+    torch.testing.assert_close(found, expected, rtol=0.02, atol=0)
+
+
 def test_anchors_out_of_the_image_are_left_out_in_training_and_clipped_else(net: ConfiguredFasterRcnn) -> None:
     matches = net.train().assign(targets(BOXES, [])).matches
     anchors = net.anchors(SHAPE, torch.device("cpu"))
