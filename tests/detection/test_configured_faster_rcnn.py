@@ -14,7 +14,7 @@ from lockstep.detection.box_configs import GridAnchorGenerator
 from lockstep.detection.boxes import clip
 from lockstep.detection.configs import FasterRcnn, HardExampleMiner
 from lockstep.detection.configured_faster_rcnn import ConfiguredFasterRcnn
-from lockstep.detection.layer_configs import MaskRcnnBoxPredictor
+from lockstep.detection.layer_configs import BatchNorm, Hyperparams, MaskRcnnBoxPredictor
 from lockstep.errors import InputError
 from lockstep.models.resnet import Bottleneck
 from lockstep.recipes.pipeline_config import import_pipeline
@@ -152,6 +152,15 @@ def test_a_miner_takes_the_hardest_of_all_proposals(net: ConfiguredFasterRcnn, m
     [
         ({"number_of_stages": 1, "second_stage_box_predictor": None}, "number_of_stages=1"),
         ({"initial_crop_size": None}, "initial_crop_size"),
+        ({"resize_masks": False}, "resize_masks=false"),
+        (
+            {"first_stage_box_predictor_conv_hyperparams": Hyperparams(batch_norm=BatchNorm())},
+            "first_stage_box_predictor_conv_hyperparams.batch_norm",
+        ),
+        (
+            {"second_stage_box_predictor": MaskRcnnBoxPredictor(box_code_size=5)},
+            "second_stage_box_predictor.box_code_size=5",
+        ),
     ],
 )
 def test_what_is_not_there_is_refused(fields: dict[str, object], name: str) -> None:
