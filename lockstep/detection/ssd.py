@@ -4,7 +4,7 @@ The net is made of its parts: a backbone, a head, and `SsdSettings` that say wha
 which objects, by which losses, and what becomes of the predictions. So it is torchvision's SSD300 and SSDlite, an SSD
 or RetinaNet of the Object Detection API (core/target_assigner.py, meta_architectures/ssd_meta_arch.py there), and a
 small one on SqueezeNet. Losses are computed for all images at once, on shapes that do not depend on the objects: the
-host waits for nothing.
+host waits for nothing, but where hard examples are chosen by non-maximum suppression.
 """
 
 from __future__ import annotations
