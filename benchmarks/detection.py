@@ -154,7 +154,7 @@ def metrics() -> list[Line]:
     images, boxes, labels = images_and_boxes(shape)
     corners = boxes * torch.tensor([*shape, *shape])
     truth = torch.cat([corners[..., [1, 0]], (corners[..., 2:] - corners[..., :2])[..., [1, 0]]], 2)
-    metric = CocoMetric([str(label) for label in range(1, CLASSES + 1)])
+    metric = CocoMetric({label: str(label) for label in range(1, CLASSES + 1)})
     fields = {
         "image": images,
         "truth_boxes": Ragged.of(list(truth)),

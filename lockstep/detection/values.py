@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import torch
 
-from lockstep.checks import NonNegativeInt, PositiveFloat, PositiveInt, Probability
+from lockstep.checks import Hint, NonNegativeInt, PositiveFloat, PositiveInt, Probability
 from lockstep.detection.configs import Detector, NumClasses
 from lockstep.errors import InputError
+from lockstep.models.torchvision_models import Option, check_library
 
 if TYPE_CHECKING:
     from lockstep.detection.faster_rcnn import FasterRcnnNet
     from lockstep.detection.fcos import FcosNet
     from lockstep.detection.mask_rcnn import MaskRcnnNet
     from lockstep.detection.ssd import SsdNet
+    from lockstep.detection.torchvision_detectors import TorchvisionDetectionNet
 
 _STRIDES = {3: 4, 4: 4, 6: 8, 7: 8, 9: 16, 10: 16, 11: 16, 12: 16}
 """Pixels to a cell of what those of SqueezeNet's features make that are Fire modules."""
@@ -229,3 +232,30 @@ class MaskRcnnFpn(FasterRcnnFpn):
         from lockstep.detection.mask_rcnn import mask_rcnn_fpn
 
         return mask_rcnn_fpn(self, torch.Generator().manual_seed(seed))
+
+
+@dataclass(frozen=True)
+class TorchvisionDetector(Detector):
+    """A detector of torchvision, by the name that `torchvision.models.get_model` knows it by, without weights.
+
+    Images are not resized by it. Its losses are means over the images of a tower.
+    """
+
+    image_size: ClassVar[int] = 800
+
+    name: Annotated[str, Hint('write name="retinanet_resnet50_fpn_v2"')]
+    """As in "retinanet_resnet50_fpn_v2"."""
+    num_classes: NumClasses
+    """Without the background."""
+    options: Mapping[str, Option] = field(default_factory=dict)
+    """Other arguments of the function of that name: {"score_thresh": 0.2}."""
+
+    def check_installed(self) -> None:
+        """Refuse the model where torchvision is not installed; it is not imported for it."""
+        check_library("torchvision")
+
+    def build(self, seed: int) -> TorchvisionDetectionNet:
+        """Make the net; its initial weights depend on the seed alone, and no random stream of torch's is touched."""
+        from lockstep.detection.torchvision_detectors import torchvision_detector
+
+        return torchvision_detector(self, seed)

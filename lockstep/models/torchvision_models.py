@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, ClassVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
 import torch
 
@@ -39,7 +39,7 @@ _DEFAULTS: Mapping[str, Mapping[str, Option]] = {
 }
 
 
-_Name = Annotated[str, Hint('write name="resnet50"')]
+ModelName = Annotated[str, Hint('write name="resnet50"')]
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Torchvision(Checked):
     here, except for Inception-v3, whose auxiliary head wants the usual size.
     """
 
-    name: _Name
+    name: ModelName
     """As in "resnet50"."""
     num_classes: PositiveInt = 1000
     options: Mapping[str, Option] = field(default_factory=dict)
@@ -81,14 +81,14 @@ class Torchvision(Checked):
 
     def check_installed(self) -> None:
         """Refuse the model where torchvision is not installed; it is not imported for it."""
-        _check_installed("torchvision")
+        check_library("torchvision")
 
     def build(self, seed: int) -> nn.Module:
         """Make the net; its initial weights depend on the seed alone, and no random stream of torch's is touched."""
-        models = _torchvision_models()
-        _check_known("torchvision", self.name, models.list_models(module=models), models.list_models())
+        models = import_torchvision()
+        check_known("torchvision", self.name, models.list_models(module=models), models.list_models())
         options = {**_DEFAULTS.get(self.name, {}), **self.options}
-        return _built(
+        return built(
             self, seed, lambda: models.get_model(self.name, num_classes=self.num_classes, weights=None, **options)
         )
 
@@ -100,28 +100,30 @@ class Timm(Checked):
     image_size: ClassVar[int] = 224
     smallest_image: ClassVar[int] = 1
 
-    name: _Name
+    name: ModelName
     """As in "resnet50", or with the tag of some weights, "resnet50.a1_in1k": it loads none of them."""
     num_classes: PositiveInt = 1000
 
     def check_installed(self) -> None:
         """Refuse the model where timm is not installed; it is not imported for it."""
-        _check_installed("timm")
+        check_library("timm")
 
     def build(self, seed: int) -> nn.Module:
         """Make the net; its initial weights depend on the seed alone, and no random stream of torch's is touched."""
         timm = _timm()
         # Names such as hf-hub:... are none of the list: they would fetch what they name.
-        _check_known("timm", self.name.partition(".")[0], timm.list_models(include_tags=False))
-        return _built(self, seed, lambda: timm.create_model(self.name, pretrained=False, num_classes=self.num_classes))
+        check_known("timm", self.name.partition(".")[0], timm.list_models(include_tags=False))
+        return built(self, seed, lambda: timm.create_model(self.name, pretrained=False, num_classes=self.num_classes))
 
 
-def _check_installed(library: str) -> None:
+def check_library(library: str) -> None:
+    """Refuse what needs a library that is not installed; it is not imported for it."""
     if find_spec(library) is None:
         raise _not_usable(library, f"{library} is not installed")
 
 
-def _torchvision_models() -> ModuleType:
+def import_torchvision() -> ModuleType:
+    """Import torchvision's models, or say in one error why they cannot be."""
     with _imported("torchvision"):
         import torchvision.models
 
@@ -153,21 +155,24 @@ def _not_usable(library: str, given: str) -> InputError:
     )
 
 
-def _check_known(library: str, name: str, classifiers: Sequence[str], models: Sequence[str] = ()) -> None:
-    if name in classifiers:
+def check_known(
+    library: str, name: str, known: Sequence[str], models: Sequence[str] = (), kind: str = "classifier"
+) -> None:
+    """Refuse a name that is not known, or is that of another of a library's models."""
+    if name in known:
         return
-    close = difflib.get_close_matches(name.lower(), classifiers, n=3)
+    close = difflib.get_close_matches(name.lower(), known, n=3)
     raise InputError(
-        f"The model {name!r} of {library} is no classifier of images."
+        f"The model {name!r} of {library} is no {kind} of images."
         if name in models
-        else f"{library} has no classifier {name!r}.",
+        else f"{library} has no {kind} {name!r}.",
         given=f"name={name!r}",
-        expected=f"one of its {len(classifiers)} classifiers: {shorten(classifiers)}",
+        expected=f"one of its {len(known)} {kind}s: {shorten(known)}",
         hint=f"did you mean {' or '.join(map(repr, close))}?" if close else "give the name of one of these",
     )
 
 
-def _built(value: Torchvision | Timm, seed: int, make: Callable[[], nn.Module]) -> nn.Module:
+def built(value: Any, seed: int, make: Callable[[], nn.Module]) -> nn.Module:
     """Make a module on the CPU, and leave the random stream of torch as it was before."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         # Not torch.manual_seed, which would also seed the accelerators' streams.

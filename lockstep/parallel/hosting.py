@@ -121,7 +121,8 @@ class TowerHost:
         self.absent.clear()
         self.values.clear()
         self.leaves.clear()
-        factors = {name: 1.0 / (count * self._share) if count else 0.0 for name, count in inputs.counts.items()}
+        # Of nothing at all the sum stays as it is: a detector learns that there are no objects.
+        factors = {name: 1.0 / ((count or 1.0) * self._share) for name, count in inputs.counts.items()}
         with self._restored():
             for leaf, tower, part in parts:
                 if sums.nodes:

@@ -15,7 +15,7 @@ from lockstep.augmentations import AUGMENTATIONS
 from lockstep.checks import Checked
 from lockstep.description import Change, changes, described
 from lockstep.detection.configs import FasterRcnn, Ssd
-from lockstep.detection.values import FasterRcnnFpn, Fcos, MaskRcnnFpn, SqueezeSsd, Ssd300, Ssdlite
+from lockstep.detection.values import FasterRcnnFpn, Fcos, MaskRcnnFpn, SqueezeSsd, Ssd300, Ssdlite, TorchvisionDetector
 from lockstep.errors import InputError
 from lockstep.images.augment import Augment
 from lockstep.losses.regularization import L1, L2
@@ -92,6 +92,7 @@ Model = (
     | Ssd300
     | Ssdlite
     | Fcos
+    | TorchvisionDetector
 )
 
 
@@ -188,9 +189,9 @@ class Recipe(Checked):
             )
 
     def _check_stages(self) -> None:
-        for stage in self.stages:
+        for number, stage in enumerate(self.stages):
             if stage.image_size is not None:
-                self.data.resized(stage.image_size)  # which may be refused
+                self.data.resized(stage.image_size, f"stages[{number}].image_size")  # which may be refused
 
     def _check_image_sizes(self) -> None:
         least = self.model.smallest_image

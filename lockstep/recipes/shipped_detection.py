@@ -11,10 +11,10 @@ from lockstep.augmentations.colours import (
     RandomAdjustSaturation,
     RandomDistortColor,
 )
-from lockstep.augmentations.resizers import FixedShapeResizer
+from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioResizer
 from lockstep.augmentations.turns import RandomVerticalFlip
 from lockstep.augmentations.zoom import RandomIoUCrop, RandomZoomOut
-from lockstep.detection.values import SqueezeSsd, Ssd300, Ssdlite
+from lockstep.detection.values import FasterRcnnFpn, MaskRcnnFpn, SqueezeSsd, Ssd300, Ssdlite
 from lockstep.images.augment import HorizontalFlip
 from lockstep.optim import SGD, ClipGlobalNorm, Cosine, MovingAverage, PiecewiseConstant, Warmup
 from lockstep.parallel.towers import Towers
@@ -29,6 +29,9 @@ _SQUEEZENET = "data/squeezenet/squeezenet1_1_imagenet_features.safetensors"
 _COCO_LABELS = 90
 """COCO's largest: its 80 classes keep their numbers, as in torchvision's weights."""
 _WARMUP_STEPS = 1000
+_LARGE_IMAGES = DetectionData(
+    crowd=False, resizer=KeepAspectRatioResizer(800, 1333, "antialiased"), augment=(HorizontalFlip(),)
+)
 _BOXES = Evaluate(micro_batch=8, detection=DetectionEvaluation(("coco_detection_metrics",)))
 
 
@@ -143,6 +146,43 @@ def _ssdlite_coco() -> Recipe:
     )
 
 
+def _faster_rcnn_coco() -> Recipe:
+    """Faster R-CNN with a ResNet-50 on COCO as torchvision's reference trains it: 16 images over 8 towers, 26 epochs.
+
+    It starts from weights of a classifier, whose first layers and batch norm stay.
+    """
+    rates = PiecewiseConstant((Epochs(16), Epochs(22)), (0.02, 0.002, 0.0002))
+    return Recipe(
+        name="faster_rcnn_coco",
+        model=FasterRcnnFpn(num_classes=_COCO_LABELS),
+        data=_LARGE_IMAGES,
+        warm_start=InitialWeights(
+            mapping=WarmStart(add_prefix="backbone.body.", ignore_missing=True, require_loaded=0.4)
+        ),
+        frozen=(r"^backbone\.body\.(conv1|bn1|layer1)\.",),
+        optimizer=_momentum(rates, 0.02, weight_decay=1e-4),
+        batch_size=16,
+        num_towers=8,
+        towers=Towers(channels_last=True),
+        end=Epochs(26),
+        evaluate=_BOXES,
+    )
+
+
+def _mask_rcnn_coco() -> Recipe:
+    """Mask R-CNN on COCO, trained as `faster_rcnn_coco`."""
+    given = _faster_rcnn_coco()
+    return replace(
+        given,
+        name="mask_rcnn_coco",
+        model=MaskRcnnFpn(num_classes=_COCO_LABELS),
+        data=replace(_LARGE_IMAGES, masks=True),
+        evaluate=Evaluate(
+            micro_batch=8, detection=DetectionEvaluation(("coco_detection_metrics", "coco_mask_metrics"))
+        ),
+    )
+
+
 def _momentum(rates: Cosine | PiecewiseConstant, initial: float, *, weight_decay: float) -> SGD:
     """Make torchvision's optimizer, whose rate rises from a thousandth in the first thousand steps."""
     rising = Warmup(rates, _WARMUP_STEPS, initial=initial / _WARMUP_STEPS)
@@ -154,5 +194,7 @@ DETECTORS: Mapping[str, Callable[[], Recipe]] = {
     "raccoon": _raccoon,
     "ssd300_coco": _ssd300_coco,
     "ssdlite_coco": _ssdlite_coco,
+    "faster_rcnn_coco": _faster_rcnn_coco,
+    "mask_rcnn_coco": _mask_rcnn_coco,
 }
 """The recipes by their names."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from lockstep.checks import check_one_of, check_together
 from lockstep.detection.configs import Detector
+from lockstep.detection.values import TorchvisionDetector
 from lockstep.errors import DataError, InputError, NotFoundError, WorkdirError
 from lockstep.inline_toml import kind_name
 from lockstep.listing import hint_for_path, shorten
@@ -187,7 +188,7 @@ def _check_task(recipe: Recipe) -> None:
 
 
 def _check_library(recipe: Recipe) -> None:
-    if isinstance(recipe.model, Torchvision | Timm):
+    if isinstance(recipe.model, Torchvision | Timm | TorchvisionDetector):
         recipe.model.check_installed()
 
 

@@ -74,9 +74,9 @@ def train_step(
         towers: how the batch is split; one tower a worker by default.
         exchange: how the workers' gradients become one; `AllReduce()` by default.
         counts: `counts(batch)`, returning for some losses, by name, how many things they are sums over: such a loss is
-            divided by the count over all towers, so that an uneven batch weighs each thing alike. It must be known from
-            the batch. Where it depends on the model's output (a detector that samples its proposals), leave the loss
-            out: it is then a mean per tower.
+            divided by the count over all towers, so that an uneven batch weighs each thing alike; by 1 where there is
+            nothing. It must be known from the batch. Where it depends on the model's output (a detector that samples
+            its proposals), leave the loss out: it is then a mean per tower.
 
     Raises:
         InputError: the loss function returned something else than named scalars that depend on the parameters; or the

@@ -29,7 +29,7 @@ from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioRe
 from lockstep.checkpoints.retention import Retention
 from lockstep.data.order import BlockShuffled
 from lockstep.detection.configs import FasterRcnn, Ssd
-from lockstep.detection.values import FasterRcnnFpn, MaskRcnnFpn, SqueezeSsd
+from lockstep.detection.values import FasterRcnnFpn, Fcos, MaskRcnnFpn, SqueezeSsd, Ssd300, Ssdlite, TorchvisionDetector
 from lockstep.images.augment import HorizontalFlip, RandomShift
 from lockstep.images.decode import Decoding
 from lockstep.losses.regularization import L1, L2
@@ -289,6 +289,9 @@ detectors = st.builds(detector, st.sampled_from([Ssd, FasterRcnn]), st.integers(
     aspect_ratios=st.tuples(shares),
     max_detections=counts,
 )
+detectors |= st.builds(detector, st.sampled_from([Fcos, Ssd300, Ssdlite]), st.integers(0, 10**6))
+torchvision_options = st.dictionaries(texts, st.booleans(), max_size=1)
+detectors |= st.builds(TorchvisionDetector, texts, st.integers(1, 90), torchvision_options)
 detectors |= st.builds(
     FasterRcnnFpn, st.integers(1, 90), aspect_ratios=st.tuples(shares), rpn_pre_nms_top_n_test=counts
 ) | st.builds(MaskRcnnFpn, st.integers(1, 90), freeze_batchnorm=st.booleans(), box_nms_thresh=shares)

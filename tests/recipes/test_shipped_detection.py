@@ -108,6 +108,8 @@ STEPS_OF_EPOCH = 1000
     [
         ("ssd300_coco", 32, 120, {0: 2e-6, 1_000: 0.002, 79_999: 0.002, 80_000: 0.0002, 110_000: 0.00002}),
         ("ssdlite_coco", 192, 660, {0: 1.5e-4, 330_000: 0.075, 660_000: 0.0}),
+        ("faster_rcnn_coco", 16, 26, {0: 2e-5, 1_000: 0.02, 15_999: 0.02, 16_000: 0.002, 22_000: 0.0002}),
+        ("mask_rcnn_coco", 16, 26, {0: 2e-5, 1_000: 0.02, 15_999: 0.02, 16_000: 0.002, 22_000: 0.0002}),
     ],
 )
 def test_rates_and_batches_on_coco_are_torchvisions(
@@ -121,7 +123,7 @@ def test_rates_and_batches_on_coco_are_torchvisions(
     assert {step: schedule(step) for step in rates} == pytest.approx(rates)
 
 
-@pytest.mark.parametrize("name", ["ssd300_coco", "ssdlite_coco"])
+@pytest.mark.parametrize("name", ["ssd300_coco", "ssdlite_coco", "faster_rcnn_coco", "mask_rcnn_coco"])
 def test_labels_are_cocos_and_crowds_are_not_trained_on(name: str) -> None:
     given = find(name)
     assert given.model.num_classes == 90
@@ -142,3 +144,18 @@ def test_ssd300_starts_from_the_features_of_vgg16_whose_first_layers_stay() -> N
     assert {*state.frozen.parameters} == {
         f"backbone.features.{layer}.{kind}" for layer in (0, 2) for kind in ("weight", "bias")
     }
+
+
+def test_faster_rcnn_starts_from_a_resnet_whose_first_layers_stay() -> None:
+    given = find("faster_rcnn_coco")
+    state = build_state(given, join("cpu"))
+    body = {
+        name.removeprefix("backbone.body."): value
+        for name, value in [*state.model.named_parameters(), *state.model.named_buffers()]
+        if name.startswith("backbone.body.")
+    }
+    assert given.warm_start is not None
+    report = warm_start(state, body, given.warm_start.mapping)
+    assert {each.target for each in report.loaded} == {f"backbone.body.{name}" for name in body}
+    assert {name.split(".")[2] for name in state.frozen.parameters} >= {"conv1", "layer1"}
+    assert any(name.startswith("backbone.body.layer2.") for name in state.parameters)

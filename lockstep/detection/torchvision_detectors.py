@@ -1,0 +1,106 @@
+"""Detectors of torchvision by their names, such as RetinaNet, where torchvision can be imported.
+
+They run as torchvision makes them, their losses too, which are means over the images of a tower. The detectors that
+Lockstep has itself need no torchvision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from lockstep.detection.detector import DetectionModel, Detections, Targets
+from lockstep.errors import InputError
+from lockstep.models.initial_weights import check_images
+from lockstep.models.torchvision_models import built, check_known, import_torchvision
+
+if TYPE_CHECKING:
+    from lockstep.detection.values import TorchvisionDetector
+
+_SWAPPED = (1, 0, 3, 2)
+"""Torchvision's boxes are left, top, right, bottom."""
+
+
+class TorchvisionDetectionNet(DetectionModel):
+    """A detector of torchvision, which takes images of one size as they are.
+
+    Args:
+        model: of torchvision, with a background class.
+        num_classes: without the background.
+    """
+
+    def __init__(self, model: nn.Module, num_classes: int) -> None:
+        super().__init__()
+        self.model = model
+        self.num_classes = num_classes
+        transform: Any = model.transform
+        transform.resize, transform.postprocess = _unchanged, _as_found
+
+    def preprocess(self, images: Tensor) -> Tensor:
+        """Scale to 0 to 1: the model normalises."""
+        return images / 255
+
+    def assign(self, targets: Targets) -> list[dict[str, Tensor]]:
+        """Return the objects of each image as torchvision takes them."""
+        if "keypoint_predictor" in dict(getattr(self.model, "roi_heads", nn.Module()).named_children()):
+            raise InputError(
+                "Keypoints cannot be learned from a recipe yet.",
+                given="a detector of torchvision with keypoints",
+                expected="one of boxes or masks",
+                hint="take another detector; this one can be evaluated",
+            )
+        masks = [{} for _ in targets.boxes] if targets.masks is None else [{"masks": each} for each in targets.masks]
+        return [
+            {"boxes": boxes[:, _SWAPPED], "labels": labels, **of_image}
+            for boxes, labels, of_image in zip(targets.boxes, targets.labels, masks, strict=True)
+        ]
+
+    def forward(self, inputs: Tensor, assigned: list[dict[str, Tensor]] | None = None) -> dict[str, Any]:
+        """Compute the losses in training, with `assigned`, and else the detections."""
+        check_images(type(self).__name__, inputs, channels=3, smallest=1)
+        return {"losses" if assigned is not None else "detections": self.model(list(inputs), assigned)}
+
+    def losses(self, predictions: Mapping[str, Any], assigned: list[dict[str, Tensor]]) -> Mapping[str, Tensor]:
+        """Return torchvision's losses, by its names."""
+        losses: Mapping[str, Tensor] = predictions["losses"]
+        return losses
+
+    def postprocess(self, predictions: Mapping[str, Any]) -> Sequence[Detections]:
+        """Return torchvision's detections."""
+        return [
+            Detections(
+                each["boxes"][:, _SWAPPED],
+                each["scores"],
+                each["labels"],
+                each["masks"][:, 0] if "masks" in each else None,
+            )
+            for each in predictions["detections"]
+        ]
+
+
+def torchvision_detector(value: TorchvisionDetector, seed: int) -> TorchvisionDetectionNet:
+    """Make the net of a `TorchvisionDetector`.
+
+    Raises:
+        InputError: torchvision cannot be imported, or has no such detector.
+    """
+    models = import_torchvision()
+    known = models.list_models(module=models.detection)
+    check_known("torchvision", value.name, known, models.list_models(), kind="detector")
+    weights = {"weights": None, "weights_backbone": None}
+    model = built(
+        value, seed, lambda: models.get_model(value.name, num_classes=value.num_classes + 1, **weights, **value.options)
+    )
+    return TorchvisionDetectionNet(model, value.num_classes)
+
+
+def _unchanged(image: Tensor, target: Any = None) -> tuple[Tensor, Any]:
+    """Leave out torchvision's own resizing: the data has a resizer."""
+    return image, target
+
+
+def _as_found(result: Any, image_shapes: Any, original_image_sizes: Any) -> Any:
+    """Leave out the way back to the sizes before, which are the same."""
+    return result
