@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from lockstep.detection.box_configs import KeypointBoxCoder
+from lockstep.detection.box_configs import KeypointBoxCoder, MeanStddevBoxCoder, NegSqDistSimilarity
 from lockstep.detection.configs import FasterRcnn, PostProcessing, Ssd
 from lockstep.detection.layer_configs import (
     ConvolutionalBoxPredictor,
@@ -64,6 +64,8 @@ def check_supported(model: Ssd | FasterRcnn) -> None:
 def _check_one_stage(model: Ssd) -> None:
     """Refuse what the layers and losses of an SSD do not have here."""
     extractor, loss = model.feature_extractor, model.loss
+    # Boxes are in pixels: a standard deviation, or a distance, of shares of the image would mean something else.
+    coder, similarity = model.box_coder, model.similarity_calculator
     on_top = extractor.conv_hyperparams or Hyperparams()
     of_backbone = on_top if extractor.override_base_feature_extractor_hyperparams else None
     lacking = {
@@ -78,7 +80,8 @@ def _check_one_stage(model: Ssd) -> None:
         f"box_predictor.kind={kind_name(type(model.box_predictor))}": not isinstance(
             model.box_predictor, ConvolutionalBoxPredictor | WeightSharedConvolutionalBoxPredictor
         ),
-        f"box_coder.kind={kind_name(type(model.box_coder))}": isinstance(model.box_coder, KeypointBoxCoder),
+        f"box_coder.kind={kind_name(type(coder))}": isinstance(coder, KeypointBoxCoder | MeanStddevBoxCoder),
+        f"similarity_calculator.kind={kind_name(type(similarity))}": isinstance(similarity, NegSqDistSimilarity),
         **_unheeded_nms("post_processing", model.post_processing),
         **_unheeded_layers(
             {

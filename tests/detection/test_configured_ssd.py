@@ -14,7 +14,7 @@ import torch
 from torch import Generator
 
 import lockstep as ls
-from lockstep.detection.box_configs import KeypointBoxCoder, SsdAnchorGenerator
+from lockstep.detection.box_configs import KeypointBoxCoder, MeanStddevBoxCoder, NegSqDistSimilarity, SsdAnchorGenerator
 from lockstep.detection.configs import BatchNonMaxSuppression, PostProcessing, Ssd
 from lockstep.detection.configured_ssd import ConfiguredSsd
 from lockstep.detection.detector import Targets
@@ -163,6 +163,8 @@ def test_the_list_of_extractors_is_that_of_those_that_are_made() -> None:
         ({"use_confidences_as_targets": True}, "model.use_confidences_as_targets"),
         ({"explicit_background_class": True}, "model.explicit_background_class"),
         ({"box_coder": KeypointBoxCoder(2)}, "model.box_coder.kind=keypoint_box_coder"),
+        ({"box_coder": MeanStddevBoxCoder()}, "model.box_coder.kind=mean_stddev_box_coder"),
+        ({"similarity_calculator": NegSqDistSimilarity()}, "model.similarity_calculator.kind=neg_sq_dist_similarity"),
         (
             {"post_processing": PostProcessing(BatchNonMaxSuppression(max_classes_per_detection=2))},
             "max_classes_per_detection=2",
