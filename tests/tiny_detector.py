@@ -15,11 +15,9 @@ from torch.nn.functional import adaptive_avg_pool2d, binary_cross_entropy_with_l
 
 from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioResizer
 from lockstep.data.loader import Loader
-from lockstep.detection.box_configs import GridAnchorGenerator
-from lockstep.detection.configs import FasterRcnn
 from lockstep.detection.detector import DetectionModel, Detections, Targets
-from lockstep.detection.layer_configs import FasterRcnnFeatureExtractor
 from lockstep.detection.nms import multiclass_nms
+from lockstep.detection.values import Fcos
 from lockstep.optim import SGD, MovingAverage
 from lockstep.progress import Interval, Steps
 from lockstep.readers.detection import DetectionReader
@@ -162,11 +160,11 @@ def write_coco(folder: Path, num_images: int, sides: tuple[int, int] | None = No
 
 
 def tiny_recipe(annotations: Path, **evaluation: Any) -> Recipe:
-    """A recipe whose model is the tiny detector once `FasterRcnn.build` is `build_tiny`."""
+    """A recipe whose model is the tiny detector once `Fcos.build` is `build_tiny`."""
     path = str(annotations)
     return Recipe(
         name="tiny",
-        model=FasterRcnn(2, FasterRcnnFeatureExtractor("faster_rcnn_resnet50"), GridAnchorGenerator()),
+        model=Fcos(2),
         data=DetectionData(train=path, validation=path, resizer=FixedShapeResizer(32, 48)),
         optimizer=SGD(0.01),
         batch_size=4,
@@ -180,5 +178,5 @@ def tiny_recipe(annotations: Path, **evaluation: Any) -> Recipe:
     )
 
 
-def build_tiny(model: FasterRcnn, seed: int) -> TinyDetector:
+def build_tiny(model: Fcos, seed: int) -> TinyDetector:
     return TinyDetector(model.num_classes, seed=seed)

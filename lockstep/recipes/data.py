@@ -64,9 +64,9 @@ class MnistData:
         is_elsewhere = not is_folder(name) and is_folder(folder / name)
         return replace(self, folder=str(folder / name)) if is_elsewhere else self
 
-    def resized(self, image_size: int) -> NoReturn:
-        """Refuse images of another size."""
-        raise one_size(self, image_size)
+    def resized(self, image_size: int, field: str) -> NoReturn:
+        """Refuse images of another size, for which this field of a recipe asks."""
+        raise one_size(self, field, image_size)
 
     def path_of(self, split: str) -> str | None:
         """Return the folder of the files."""
@@ -116,11 +116,11 @@ class MnistData:
         return self.inputs({"image": torch.zeros(num_examples, 1, 28, 28, dtype=torch.uint8)})
 
 
-def one_size(data: Any, image_size: int) -> InputError:
+def one_size(data: Any, field: str, image_size: int) -> InputError:
     """Make the error for a stage with images of another size than those of data that has but one."""
     return InputError(
         f"The images of {type(data).__name__} have one size.",
-        given=f"a stage with image_size={image_size}",
+        given=f"{field}={image_size}",
         expected=f"{data.image_size} pixels throughout",
         hint="leave image_size out of the stages, or take ImageData",
     )
@@ -282,7 +282,7 @@ class ImageData(PathData, Checked):
         """Make an input of the network from black images."""
         return self.inputs({"image": torch.zeros(num_examples, 3, self.image_size, self.image_size, dtype=torch.uint8)})
 
-    def resized(self, image_size: int) -> Self:
+    def resized(self, image_size: int, field: str) -> Self:
         """Make images of another size; the preprocessing may refuse it."""
         return replace(self, image_size=image_size)
 

@@ -125,10 +125,10 @@ class DetectionData(PathData, Checked):
         """The shorter side of the images that the network sees, in pixels."""
         return min(self.resizer.shape)
 
-    def resized(self, image_size: int) -> Self:
-        """Make square images of another size, where all of them have one size."""
+    def resized(self, image_size: int, field: str) -> Self:
+        """Make square images of another size, where all of them have one size; errors name the field that asks."""
         if not isinstance(self.resizer, FixedShapeResizer):
-            raise one_size(self, image_size)
+            raise one_size(self, field, image_size)
         return replace(self, resizer=replace(self.resizer, height=image_size, width=image_size))
 
     def check_there(self, split: str) -> None:

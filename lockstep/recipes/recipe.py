@@ -189,9 +189,9 @@ class Recipe(Checked):
             )
 
     def _check_stages(self) -> None:
-        for stage in self.stages:
+        for number, stage in enumerate(self.stages):
             if stage.image_size is not None:
-                self.data.resized(stage.image_size)  # which may be refused
+                self.data.resized(stage.image_size, f"stages[{number}].image_size")  # which may be refused
 
     def _check_image_sizes(self) -> None:
         least = self.model.smallest_image

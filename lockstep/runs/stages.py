@@ -206,7 +206,7 @@ def _num_updates(end: Steps | Epochs, recipe: Recipe, epoch_size: int) -> int:
 def _recipe_of(recipe: Recipe, stage: Stage) -> Recipe:
     said = {name: getattr(stage, name) for name in ("optimizer", "frozen", "train_only", "freeze_statistics")}
     if stage.image_size is not None:
-        said["data"] = recipe.data.resized(stage.image_size)
+        said["data"] = recipe.data.resized(stage.image_size, "image_size")
     given = {name: value for name, value in said.items() if value is not None}
     return replace(recipe, **given, end=stage.length, stages=())
 

@@ -14,7 +14,7 @@ from tiny_detector import build_tiny, tiny_recipe, write_coco
 import lockstep as ls
 from lockstep.cli import scoring
 from lockstep.cli.main import main
-from lockstep.detection.configs import FasterRcnn
+from lockstep.detection.values import Fcos
 from lockstep.readers.coco_results import read_coco_results
 from lockstep.runs.known_data import KnownData
 from lockstep.runs.workdir import Workdir
@@ -27,7 +27,7 @@ MAP = "PascalBoxes_Precision/mAP@0.5IOU"
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The current folder: the run of a tiny detector with a checkpoint of step 7, and its data in images/."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(FasterRcnn, "build", build_tiny)
+    monkeypatch.setattr(Fcos, "build", build_tiny)
     Path("images").mkdir()
     saved(Path("run"), tiny_recipe(write_coco(Path("images"), 5), per_category=True))
     KnownData(tmp_path, {1: "red", 2: "green"}).write(Workdir(Path("run")))

@@ -133,7 +133,7 @@ def make_build(what: Disturbance) -> Any:
         loader = make_loader(given.data.image_size, seed=6)
         for position in what.skipped:
             loader.skip(position)
-        task: Any = SimpleNamespace(losses=losses, score=score, metrics={})
+        task: Any = SimpleNamespace(losses=losses, counts=lambda model: None, score=score, metrics={})
         scored: Any = Scored(make_loader(given.data.image_size, seed=7))
         return Parts(make_state(given, worker), loader, given.towers_for(worker.num_workers), task, scored)
 

@@ -42,7 +42,7 @@ def imported(options: str) -> Imported:
 
 
 def made(options: str) -> Any:
-    recipe, rows = imported(options)
+    recipe, rows, *_ = imported(options)
     assert not [row for row in rows if row.outcome.fate == "not mapped"]
     assert isinstance(recipe.data, DetectionData)
     assert from_toml(to_toml(recipe), "a") == recipe
@@ -151,7 +151,7 @@ def test_a_flip_has_its_keypoints_permuted() -> None:
 
 def test_options_stay_in_their_order_and_may_come_twice() -> None:
     options = "} data_augmentation_options {".join(["ssd_random_crop { }", "rgb_to_gray { }", "ssd_random_crop { }"])
-    recipe, rows = imported(options)
+    recipe, rows, *_ = imported(options)
     assert isinstance(recipe.data, DetectionData)
     assert [kind_name(type(step)) for step in recipe.data.augment] == [
         "ssd_random_crop",
@@ -167,7 +167,7 @@ MISSING = ["random_absolute_pad_image", "random_self_concat_image"]
 
 @pytest.mark.parametrize("option", MISSING)
 def test_two_options_of_2018_are_reported(option: str) -> None:
-    recipe, rows = imported(f"{option} {{ }}")
+    recipe, rows, *_ = imported(f"{option} {{ }}")
     assert [row.outcome.text for row in rows if row.name == option] == ["there is no such augmentation here."]
     assert [name for name, cls in OPTIONS.items() if cls is None] == [
         "random_absolute_pad_image",
@@ -178,9 +178,9 @@ def test_two_options_of_2018_are_reported(option: str) -> None:
 
 
 def test_boxes_are_always_clipped() -> None:
-    _, rows = imported("random_crop_image { clip_boxes: true }")
+    _, rows, *_ = imported("random_crop_image { clip_boxes: true }")
     assert [row.outcome.fate for row in rows if row.name == "clip_boxes"] == ["no effect"]
-    _, rows = imported("ssd_random_crop { operations { clip_boxes: false } }")
+    _, rows, *_ = imported("ssd_random_crop { operations { clip_boxes: false } }")
     assert [row.outcome.fate for row in rows if row.name == "clip_boxes"] == ["not mapped"]
 
 

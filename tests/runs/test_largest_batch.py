@@ -19,7 +19,7 @@ from lockstep.augmentations.colours import RandomDistortColor
 from lockstep.augmentations.mosaic import Mosaic
 from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioResizer
 from lockstep.augmentations.zoom import RandomZoomOut
-from lockstep.detection.configs import FasterRcnn
+from lockstep.detection.values import Fcos
 from lockstep.images.augment import HorizontalFlip
 from lockstep.readers.detection import DetectionReader
 from lockstep.readers.object_survey import ObjectSurvey, survey_objects
@@ -95,7 +95,7 @@ def tensors(value: Any) -> list[Tensor]:
 
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
-    monkeypatch.setattr(FasterRcnn, "build", build_tiny)
+    monkeypatch.setattr(Fcos, "build", build_tiny)
     given = tiny_recipe(write_coco(tmp_path, 6))
     return replace(given, end=ls.Steps(2), evaluate=replace(given.evaluate, every=ls.Interval(0, "steps")))
 
@@ -158,7 +158,7 @@ def test_workers_compute_their_parts_of_it_together(
 
 
 def losses_on_workers(recipe: Recipe) -> dict[str, float]:
-    FasterRcnn.build = build_tiny  # type: ignore[method-assign, assignment]
+    Fcos.build = build_tiny  # type: ignore[method-assign, assignment]
     torch.set_num_threads(1)
     run = Run(recipe, None, ls.join("cpu"))
     run.run(conclude=False)

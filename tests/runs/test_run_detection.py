@@ -14,7 +14,7 @@ from tiny_detector import build_tiny, tiny_recipe, write_coco
 
 import lockstep as ls
 from lockstep.checkpoints.retention import Retention
-from lockstep.detection.configs import FasterRcnn
+from lockstep.detection.values import Fcos
 from lockstep.recipes.parts import Checkpoints, Pictures
 from lockstep.recipes.recipe import Recipe
 from lockstep.runs.run import Run
@@ -25,7 +25,7 @@ MAP, COCO_MAP = "PascalBoxes_Precision/mAP@0.5IOU", "DetectionBoxes_Precision/mA
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FasterRcnn, "build", build_tiny)
+    monkeypatch.setattr(Fcos, "build", build_tiny)
 
 
 @pytest.fixture

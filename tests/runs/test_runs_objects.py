@@ -16,8 +16,8 @@ from torch import Tensor
 
 import lockstep as ls
 from lockstep.checkpoints.retention import Retention
-from lockstep.detection.configs import FasterRcnn
 from lockstep.detection.detector import Detections
+from lockstep.detection.values import Fcos
 from lockstep.recipes.parts import Checkpoints
 from lockstep.recipes.recipe import Recipe
 from lockstep.runs.run import Run
@@ -29,7 +29,7 @@ Start = Callable[..., Any]
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
     """Start a run; `change` gets its recipe."""
-    monkeypatch.setattr(FasterRcnn, "build", build_tiny)
+    monkeypatch.setattr(Fcos, "build", build_tiny)
     path = write_coco(tmp_path, 6)
 
     def begin(change: Callable[[Recipe], Recipe] = lambda recipe: recipe, reader: Any = None) -> Run:
@@ -163,10 +163,10 @@ def test_other_ids_of_the_same_classes_are_the_same(start: Start, tmp_path: Path
 
 
 def test_images_smaller_than_the_stem_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FasterRcnn, "smallest_image", 33)
+    monkeypatch.setattr(Fcos, "smallest_image", 33)
     with pytest.raises(ls.InputError) as caught:
         tiny_recipe(tmp_path / "annotations.json")
-    assert caught.value.what == "The images are too small for FasterRcnn."
+    assert caught.value.what == "The images are too small for Fcos."
     assert caught.value.given == "data.resizer=32"
 
 
