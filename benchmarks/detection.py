@@ -1,54 +1,65 @@
 """Detectors beside torchvision's: a training step, its memory, making detections, and what metrics take of the time.
 
-    python benchmarks/detection.py [--rounds 7] [--quick] [--only PART...] [--threads 2]
+    python benchmarks/detection.py [--rounds 5] [--quick] [--only PART...] [--threads 2]
 
 It needs an environment with torchvision. Both sides run in one process with the same torch, from the same weights on
 the same 4 images, and take turns; without settings of the allocator, as a plain `python train.py` has none. Ours is the
 step that a run makes, torchvision's that of its reference loop for detection (references/detection/engine.py). Parts
-are "ssdlite", "ssd300", "faster_rcnn", whose images are smaller than COCO's here, "postprocessing" of 3,000 anchors and
-80 classes, and "metrics". The peak of the memory is of a process with one contender alone. The result is printed and
-appended to benchmarks/results/detection.jsonl.
+are "ssdlite", "ssd300", "faster_rcnn", whose images are smaller than COCO's here, "workers", SSDlite's step by two
+workers of one thread and by one of two, "postprocessing" of 3,000 anchors and 80 classes, and "metrics". The peak of
+the memory is of a process with one contender alone. The result is printed and appended to
+benchmarks/results/detection.jsonl.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import resource
+import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
-from detection_steps import DETECTORS, contenders, images_and_boxes, our_detector
+from detection_steps import DETECTORS, contenders, images_and_boxes, our_detector, our_step
 from detection_steps import NUM_CLASSES as CLASSES
-from measuring import Line, compared, interleave, record, show
+from measuring import Line, compared, interleave, record, report, run_part, show, take_turns
 from torch import Tensor
 
+import lockstep as ls
 from lockstep.detection.ssd import per_class_detections
 from lockstep.metrics import CocoMetric
 from lockstep.ragged import Ragged
 from lockstep.recipes.detection import DetectionData
 from lockstep.recipes.tasks import Detection
+from lockstep.workers.environment import SETTINGS
 
 NUM_ANCHORS, NUM_CLASSES, SHAPE = 3000, 80, (320, 320)
 EVALUATED = 64  # images
 STEPS_OF_MEMORY = 3
+STEPS_OF_WORKERS = 8
+STEPS_PER_ROUND = {"ssdlite": 4}
 AIMS = {"ssdlite": 1.35, "ssd300": 1.2, "faster_rcnn": 0.95, "postprocessing": 2.0}
 """Of the time that torchvision takes over ours."""
-PARTS = (*AIMS, "metrics")
+PARTS = (*AIMS, "workers", "metrics")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="one round: does it run?")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, metavar="PART")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--memory-of", nargs=2, metavar=("DETECTOR", "CONTENDER"), help=argparse.SUPPRESS)
+    parser.add_argument("--part", choices=["workers"], help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.part:
+        time_step(arguments.rounds)
+        return
     torch.set_num_threads(arguments.threads)
     try:
         import torchvision
@@ -58,12 +69,14 @@ def main() -> None:
         print(json.dumps(peak_of_memory(*arguments.memory_of)))
         return
     rounds = 1 if arguments.quick else arguments.rounds
+    others: dict[str, Callable[[], list[Line]]] = {
+        "workers": partial(workers, rounds),
+        "postprocessing": partial(postprocessing, rounds),
+        "metrics": metrics,
+    }
     lines: list[Line] = []
     for part in arguments.only:
-        if part in DETECTORS:
-            lines += training(part, rounds, arguments.threads)
-        else:
-            lines += postprocessing(rounds) if part == "postprocessing" else metrics()
+        lines += others[part]() if part in others else training(part, rounds, arguments.threads)
     if not arguments.quick:
         record(__file__, [{"torchvision": torchvision.__version__, **line} for line in lines])
 
@@ -74,9 +87,9 @@ def main() -> None:
 def training(name: str, rounds: int, threads: int) -> list[Line]:
     steps = contenders(name)
     first = {contender: step() for contender, step in steps.items()}
-    times = interleave(steps, rounds)
+    times = interleave(steps, rounds, per_round=STEPS_PER_ROUND.get(name, 1))
     last = {contender: step() for contender, step in steps.items()}
-    lines = []
+    lines: list[Line] = []
     for ours in ("ours", "ours, bf16"):
         line: Line = {"comparison": f"{name}: {ours}", **against(times[ours], times["theirs"])}
         losses = {"first_loss": first[ours], "last_loss": last[ours]}
@@ -101,11 +114,43 @@ def measured_apart(name: str, contender: str, threads: int) -> float:
 
 
 def peak_of_memory(name: str, contender: str) -> float:
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = memory_mib("VmRSS")
     step = contenders(name, only=contender)[contender]
     for _ in range(STEPS_OF_MEMORY):
         step()
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    return memory_mib("VmHWM") - before
+
+
+def memory_mib(field: str) -> float:
+    """What /proc says of this process; getrusage would count the process that started it, too."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) / 1024
+
+
+def workers(rounds: int) -> list[Line]:
+    """A step of SSDlite by two workers of one thread, beside one of two: processes as `lockstep run` starts them."""
+
+    def milliseconds(name: str) -> float:
+        number = 2 if name == "ours" else 1
+        (line,) = run_part(
+            __file__, "workers", STEPS_OF_WORKERS, threads=2 // number, num_workers=number, settings=SETTINGS
+        )
+        return float(line["step_ms"])
+
+    times = take_turns(("ours", "theirs"), rounds, milliseconds, warm_up=0)
+    line: Line = {"comparison": "ssdlite: two workers of one thread / one of two", **compared(times)}
+    show(line)
+    print("    (aim: 1.0 at most)")
+    return [line]
+
+
+def time_step(rounds: int) -> None:
+    """Report this worker's median step."""
+    worker = ls.join()
+    step = our_step("ssdlite", "fp32", num_workers=worker.num_workers, rank=worker.rank)
+    times = interleave({"step": step}, rounds)["step"]
+    if worker.is_chief:
+        report("workers", {"step_ms": statistics.median(times)})
 
 
 # Detections ---------------------------------------------------------------------------------------------------------

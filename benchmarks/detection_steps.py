@@ -52,7 +52,8 @@ def their_faster_rcnn(height: int, width: int) -> nn.Module:
     backbone = resnet_fpn_backbone(
         backbone_name="resnet50", weights=None, norm_layer=FrozenBatchNorm2d, trainable_layers=3
     )
-    return FasterRCNN(backbone, NUM_CLASSES + 1, min_size=height, max_size=width)
+    model: nn.Module = FasterRCNN(backbone, NUM_CLASSES + 1, min_size=height, max_size=width)
+    return model
 
 
 DETECTORS = {
@@ -88,27 +89,30 @@ def our_detector(name: str) -> DetectionModel:
     return model
 
 
-def our_step(name: str, precision: Any) -> Step:
-    """A run's step: one tower, channels_last as in the recipes."""
-    images, boxes, labels = images_and_boxes(DETECTORS[name].shape)
+def our_step(name: str, precision: Any, num_workers: int = 1, rank: int = 0) -> Step:
+    """A run's step: one tower a worker, channels_last as in the recipes."""
+    number = BATCH_SIZE // num_workers
+    here = slice(rank * number, (rank + 1) * number)
+    images, boxes, labels = (each[here] for each in images_and_boxes(DETECTORS[name].shape))
     task = Detection(DetectionData(), NUM_CLASSES)
     model = our_detector(name)
     frozen = STEM if name == "faster_rcnn" else ()
     optimizer = ls.optim.SGD(LR, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
     state = ls.TrainState(model, optimizer, frozen=frozen)
-    towers = ls.Towers(precision=precision, channels_last=True)
+    towers = ls.Towers(num_workers, precision=precision, channels_last=True)
     counts = task.counts(model)
     fields = {
         "image": images,
         "boxes": Ragged.of(list(boxes)),
         "labels": Ragged.of(list(labels)),
         "classes": Ragged.of(list(torch.eye(NUM_CLASSES)[labels - 1])),
-        "weights": Ragged.of(list(torch.ones(BATCH_SIZE, NUM_OBJECTS))),
-        "is_crowd": Ragged.of(list(torch.zeros(BATCH_SIZE, NUM_OBJECTS, dtype=torch.bool))),
+        "weights": Ragged.of(list(torch.ones(number, NUM_OBJECTS))),
+        "is_crowd": Ragged.of(list(torch.zeros(number, NUM_OBJECTS, dtype=torch.bool))),
     }
 
     def step() -> float:
-        batch = ls.Batch(dict(fields), position=0, batch_size=BATCH_SIZE, towers=range(1), epoch_size=BATCH_SIZE)
+        own = range(rank, rank + 1)
+        batch = ls.Batch(dict(fields), position=0, batch_size=BATCH_SIZE, towers=own, epoch_size=BATCH_SIZE)
         return float(ls.train_step(state, task.losses, batch, towers, counts=counts).total)
 
     return step
@@ -128,7 +132,7 @@ def their_step(name: str) -> Step:
 
     def step() -> float:
         losses = sum(model(floats, targets).values())
-        loss = losses.item()
+        loss: float = losses.item()
         if not math.isfinite(loss):
             raise FloatingPointError(f"torchvision's loss is {loss}")
         optimizer.zero_grad()

@@ -26,10 +26,19 @@ Line = dict[str, Any]
 T = TypeVar("T")
 
 
-def run_part(script: str, part: str, rounds: int, *, threads: int, num_workers: int = 1) -> list[Line]:
-    """Run one part of a script in fresh processes, whose allocator keeps its pages; the lines that the first reports.
+def run_part(
+    script: str,
+    part: str,
+    rounds: int,
+    *,
+    threads: int,
+    num_workers: int = 1,
+    settings: Mapping[str, str] = ALLOCATOR,
+) -> list[Line]:
+    """Run one part of a script in fresh processes; the lines that the first reports.
 
-    The script is called with `--part` and `--rounds`.
+    The script is called with `--part` and `--rounds`, with these settings in its environment: by default its allocator
+    keeps its pages.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -41,7 +50,7 @@ def run_part(script: str, part: str, rounds: int, *, threads: int, num_workers: 
             "RANK": str(rank), "WORLD_SIZE": str(num_workers), "LOCAL_RANK": str(rank),
             "LOCAL_WORLD_SIZE": str(num_workers), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
         }  # fmt: skip
-        environment = {**os.environ, **ALLOCATOR, "OMP_NUM_THREADS": str(threads), **seat}
+        environment = {**os.environ, **settings, "OMP_NUM_THREADS": str(threads), **seat}
         processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
     outputs = [process.communicate()[0] for process in processes]
     assert all(process.returncode == 0 for process in processes), f"{part} failed"
@@ -76,13 +85,15 @@ def interleave(
     return take_turns(contenders, rounds, milliseconds)
 
 
-def take_turns(names: Iterable[str], rounds: int, turn: Callable[[str], T]) -> dict[str, list[T]]:
+def take_turns(
+    names: Iterable[str], rounds: int, turn: Callable[[str], T], *, warm_up: int = WARM_UP_ROUNDS
+) -> dict[str, list[T]]:
     """What the turns of each return, round by round, the order reversed every other round, after a warm-up."""
     turns: dict[str, list[T]] = {name: [] for name in names}
-    for number in range(rounds + WARM_UP_ROUNDS):
+    for number in range(rounds + warm_up):
         for name in list(turns)[:: 1 if number % 2 else -1]:
             turns[name].append(turn(name))
-    return {name: values[WARM_UP_ROUNDS:] for name, values in turns.items()}
+    return {name: values[warm_up:] for name, values in turns.items()}
 
 
 def ratio_of_turns(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float, float]:

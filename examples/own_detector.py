@@ -12,13 +12,11 @@ from torch import nn
 
 import lockstep as ls
 from lockstep.augmentations.resizers import FixedShapeResizer
-from lockstep.detection.detector import DetectionModel, Detections
-from lockstep.recipes.tasks import Detection
 
 BCCD, NUM_CLASSES, STRIDE = Path(__file__).parent.parent / "data" / "bccd", 3, 8
 
 
-class Centres(DetectionModel):
+class Centres(ls.detection.DetectionModel):
     num_classes = NUM_CLASSES
 
     def __init__(self):
@@ -56,7 +54,9 @@ class Centres(DetectionModel):
         scores, places = peaks.flatten().topk(50)
         label, row, column = torch.unravel_index(places, peaks.shape)
         centres, edges = torch.stack([row, column], 1) + 0.5, edges[:, row, column].T
-        return Detections(STRIDE * torch.cat([centres - edges[:, :2], centres + edges[:, 2:]], 1), scores, label + 1)
+        return ls.detection.Detections(
+            STRIDE * torch.cat([centres - edges[:, :2], centres + edges[:, 2:]], 1), scores, label + 1
+        )
 
 
 def main():
@@ -65,7 +65,7 @@ def main():
     steps = ls.Steps(parser.parse_args().steps)
     data = ls.recipes.DetectionData(f"{BCCD}", test=f"{BCCD}", resizer=FixedShapeResizer(192, 256))
     train, test = data.reader("train", NUM_CLASSES, to_train=True), data.reader("test", NUM_CLASSES)
-    task = Detection(data, NUM_CLASSES).with_metrics(test.classes, {})
+    task = ls.recipes.Detection(data, NUM_CLASSES).with_metrics(test.classes, {})
     here = ls.join()
     state = ls.TrainState(Centres().to(here.device), ls.optim.Adam(1e-3))
     loader = ls.data.Loader(train, batch_size=8, augment=[*data.training(), *task.targets()])

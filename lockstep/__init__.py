@@ -9,6 +9,7 @@ from lockstep.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from lockstep import data as data
+    from lockstep import detection as detection
     from lockstep import images as images
     from lockstep import losses as losses
     from lockstep import metrics as metrics

@@ -49,7 +49,7 @@ def encode(coder: AnyBoxCoder, boxes: Tensor, anchors: Tensor) -> Tensor:
             return torch.stack(_offsets(boxes, anchors), -1) * _factors(coder, boxes)
         case XYBoxCoder():
             y, x, height, width = _offsets(boxes, anchors)
-            return torch.stack([x, y, width, height], -1) * boxes.new_tensor(coder.weights)
+            return torch.stack([x, y, width, height], -1) * _factors(coder, boxes)
         case KeypointBoxCoder():
             centre, size = _centre_and_size(anchors)
             keypoints = (_points(boxes[..., 4:]) - centre[..., None, :]) / size[..., None, :]
@@ -80,7 +80,7 @@ def decode(coder: AnyBoxCoder, codes: Tensor, anchors: Tensor) -> Tensor:
             codes = codes / _factors(coder, codes)
             return _edges(codes[..., :2] * size + centre, codes[..., 2:].clamp(max=_LARGEST_LOG).exp() * size)
         case XYBoxCoder():
-            codes = _swapped(codes / codes.new_tensor(coder.weights))
+            codes = _swapped(codes / _factors(coder, codes))
             return _edges(codes[..., :2] * size + centre, codes[..., 2:].clamp(max=_LARGEST_XY_LOG).exp() * size)
         case KeypointBoxCoder():
             codes = codes / _factors(coder, codes)
@@ -105,12 +105,18 @@ def _offsets(boxes: Tensor, anchors: Tensor) -> tuple[Tensor, ...]:
     return *((box_centre - centre) / size).unbind(-1), *((box_size + _EPSILON) / size).log().unbind(-1)
 
 
-def _factors(coder: FasterRcnnBoxCoder | KeypointBoxCoder | SquareBoxCoder, like: Tensor) -> Tensor:
-    of_centre = [coder.y_scale, coder.x_scale]
-    if isinstance(coder, SquareBoxCoder):
-        return like.new_tensor([*of_centre, coder.length_scale])
-    of_keypoints = of_centre * coder.num_keypoints if isinstance(coder, KeypointBoxCoder) else []
-    return like.new_tensor([*of_centre, coder.height_scale, coder.width_scale, *of_keypoints])
+def _factors(coder: FasterRcnnBoxCoder | XYBoxCoder | KeypointBoxCoder | SquareBoxCoder, like: Tensor) -> Tensor:
+    match coder:
+        case XYBoxCoder():
+            numbers = [*coder.weights]
+        case SquareBoxCoder():
+            numbers = [coder.y_scale, coder.x_scale, coder.length_scale]
+        case _:
+            numbers = [coder.y_scale, coder.x_scale, coder.height_scale, coder.width_scale]
+    if isinstance(coder, KeypointBoxCoder):
+        numbers += [coder.y_scale, coder.x_scale] * coder.num_keypoints
+    # Made of numbers on an accelerator, a tensor would keep the host waiting.
+    return torch.tensor(numbers, dtype=like.dtype).to(like.device, non_blocking=True)
 
 
 def _centre_and_size(boxes: Tensor) -> tuple[Tensor, Tensor]:
@@ -135,4 +141,5 @@ def _edges(centre: Tensor, size: Tensor) -> Tensor:
 
 def _swapped(code: Tensor) -> Tensor:
     """Return x before y as y before x, or the other way round: in the first half of a code and in the second."""
-    return code[..., [1, 0, 3, 2]]
+    first, second, third, fourth = code.unbind(-1)
+    return torch.stack([second, first, fourth, third], -1)

@@ -283,7 +283,8 @@ def _mask_loss(predictions: Mapping[str, Any], assigned: AssignedAnchors) -> Ten
     wanted = [logits.new_empty(0, *logits.shape[1:])]
     for image, masks in enumerate(masks_of(targets)):
         here = learning.image_of == image
-        boxes = _shares(learning.boxes[here], targets.shape)
+        # Masks are as large as their image, and the network's input may be larger.
+        boxes = _shares(learning.boxes[here], (masks.shape[1], masks.shape[2]))
         crops = crop_and_resize(
             masks[:, None].to(boxes.dtype), boxes, learning.object_of[here], (logits.shape[1], logits.shape[2])
         )

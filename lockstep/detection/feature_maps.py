@@ -158,12 +158,14 @@ class TopDownFeatureMaps(SsdFeatures):
         """Map images of shape (batch, 3, height, width), from -1 to 1, to feature maps, the largest first."""
         projection, smoothing, bottom_up = cast(Iterable[nn.ModuleList], self.extra.children())
         laterals = [layer(each) for layer, each in zip(projection, self._maps(images), strict=True)]
-        # As in the reference, what a level adds to the next finer one has been smoothed, but for the coarsest.
-        levels = [laterals.pop()]
+        # What goes on to the next finer level is not smoothed: so it is in the reference's layers of TF-Slim, whose
+        # checkpoints are warm-started, while those of Keras smooth it.
+        summed = laterals.pop()
+        levels = [summed]
         for lateral, layer in zip(reversed(laterals), reversed(smoothing), strict=True):
             height, width = lateral.shape[2:]
-            coarser = F.interpolate(levels[0], scale_factor=2.0)[..., :height, :width]
-            levels.insert(0, layer(coarser + lateral))
+            summed = F.interpolate(summed, scale_factor=2.0)[..., :height, :width] + lateral
+            levels.insert(0, layer(summed))
         for layer in bottom_up:
             levels.append(layer(levels[-1]))
         return levels

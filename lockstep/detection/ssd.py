@@ -4,7 +4,7 @@ The net is made of its parts: a backbone, a head, and `SsdSettings` that say wha
 which objects, by which losses, and what becomes of the predictions. So it is torchvision's SSD300 and SSDlite, an SSD
 or RetinaNet of the Object Detection API (core/target_assigner.py, meta_architectures/ssd_meta_arch.py there), and a
 small one on SqueezeNet. Losses are computed for all images at once, on shapes that do not depend on the objects: the
-host waits for nothing.
+host waits for nothing, but where hard examples are chosen by non-maximum suppression.
 """
 
 from __future__ import annotations
@@ -192,8 +192,9 @@ class SsdNet(DetectionModel):
         self, miner: HardExampleMiner, of_classes: Tensor, of_boxes: Tensor, codes: Tensor, assigned: AnchorTargets
     ) -> Tensor:
         """Choose the anchors that count: bool (batch, anchors)."""
-        if miner == replace(HARD_NEGATIVES, max_negatives_per_positive=miner.max_negatives_per_positive):
-            return _hard_negatives(miner, of_classes, assigned.matches)
+        limit = miner.max_negatives_per_positive
+        if limit and miner == replace(HARD_NEGATIVES, max_negatives_per_positive=limit):
+            return _hard_negatives(limit, of_classes, assigned.matches)
         loss, losses = self.settings.loss, of_classes
         if miner.loss_type != "classification":
             losses = loss.localization_weight * of_boxes
@@ -209,14 +210,14 @@ class SsdNet(DetectionModel):
         return self.settings.postprocess(boxes, logits, predictions["shape"])
 
 
-def _hard_negatives(miner: HardExampleMiner, losses: Tensor, matches: Tensor) -> Tensor:
-    """Choose all anchors with an object, and of the others of an image those with the largest losses."""
+def _hard_negatives(per_positive: int, losses: Tensor, matches: Tensor) -> Tensor:
+    """Choose all anchors with an object, and for each so many others of its image, those with the largest losses."""
     is_object = matches >= 0
-    number = miner.max_negatives_per_positive * is_object.sum(1, keepdim=True)
+    number = per_positive * is_object.sum(1, keepdim=True)
     order = losses.masked_fill(matches != BACKGROUND, -torch.inf).argsort(dim=1, descending=True, stable=True)
     places = torch.arange(order.shape[1], device=order.device).expand_as(order)
     ranks = torch.empty_like(order).scatter_(1, order, places)
-    return is_object | ((matches == BACKGROUND) & (ranks < number.clamp(min=miner.min_negatives_per_image)))
+    return is_object | ((matches == BACKGROUND) & (ranks < number))
 
 
 def per_class_detections(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from lockstep.detection.configs import FasterRcnn, Ssd
+from lockstep.detection.box_configs import KeypointBoxCoder, MeanStddevBoxCoder, NegSqDistSimilarity
+from lockstep.detection.configs import FasterRcnn, PostProcessing, Ssd
 from lockstep.detection.layer_configs import (
     ConvolutionalBoxPredictor,
     Hyperparams,
@@ -52,6 +54,7 @@ def check_supported(model: Ssd | FasterRcnn) -> None:
             hint="--set model.quantization=none trains it as one",
         )
     if isinstance(model, FasterRcnn):
+        _check_kind_of_two_stages(model)
         _check_two_stages(model)
     _check_extractor(model)
     if isinstance(model, Ssd):
@@ -61,6 +64,8 @@ def check_supported(model: Ssd | FasterRcnn) -> None:
 def _check_one_stage(model: Ssd) -> None:
     """Refuse what the layers and losses of an SSD do not have here."""
     extractor, loss = model.feature_extractor, model.loss
+    # Boxes are in pixels: a standard deviation, or a distance, of shares of the image would mean something else.
+    coder, similarity = model.box_coder, model.similarity_calculator
     on_top = extractor.conv_hyperparams or Hyperparams()
     of_backbone = on_top if extractor.override_base_feature_extractor_hyperparams else None
     lacking = {
@@ -74,6 +79,15 @@ def _check_one_stage(model: Ssd) -> None:
         "loss.expected_loss_weights": loss.expected_loss_weights != "none",
         f"box_predictor.kind={kind_name(type(model.box_predictor))}": not isinstance(
             model.box_predictor, ConvolutionalBoxPredictor | WeightSharedConvolutionalBoxPredictor
+        ),
+        f"box_coder.kind={kind_name(type(coder))}": isinstance(coder, KeypointBoxCoder | MeanStddevBoxCoder),
+        f"similarity_calculator.kind={kind_name(type(similarity))}": isinstance(similarity, NegSqDistSimilarity),
+        **_unheeded_nms("post_processing", model.post_processing),
+        **_unheeded_layers(
+            {
+                "feature_extractor.conv_hyperparams": extractor.conv_hyperparams,
+                "box_predictor.conv_hyperparams": getattr(model.box_predictor, "conv_hyperparams", None),
+            }
         ),
     }
     if given := [f"model.{name}" for name, is_given in lacking.items() if is_given]:
@@ -92,7 +106,19 @@ def _check_one_stage(model: Ssd) -> None:
         )
 
 
-def _check_two_stages(model: FasterRcnn) -> None:
+def _unheeded_nms(name: str, given: PostProcessing) -> dict[str, bool]:
+    """Return what is said of non-maximum suppression that it does not do, by the name of the field."""
+    most = given.batch_non_max_suppression.max_classes_per_detection
+    return {f"{name}.batch_non_max_suppression.max_classes_per_detection={most}": most > 1}
+
+
+def _unheeded_layers(parts: Mapping[str, Hyperparams | None], *, normed: bool = True) -> dict[str, bool]:
+    """Return what is said of layers, which may have norms or not, that they do not do, by the name of the field."""
+    fields = ("force_use_bias",) if normed else ("force_use_bias", "batch_norm", "group_norm")
+    return {f"{name}.{field}": bool(getattr(part, field, None)) for name, part in parts.items() for field in fields}
+
+
+def _check_kind_of_two_stages(model: FasterRcnn) -> None:
     if model.context_config is not None:
         raise InputError(
             "Context R-CNN is not trained here: a detector sees one image, and no others of the same camera.",
@@ -107,18 +133,35 @@ def _check_two_stages(model: FasterRcnn) -> None:
             expected='"mask_rcnn_box_predictor"',
             hint="take a Faster R-CNN of the same feature extractor, such as faster_rcnn_resnet101",
         )
+
+
+def _check_two_stages(model: FasterRcnn) -> None:
+    """Refuse what the layers and losses of a Faster R-CNN do not have here."""
     predictor, extractor = model.second_stage_box_predictor, model.feature_extractor
     crops = (model.initial_crop_size, model.maxpool_kernel_size, model.maxpool_stride)
     lacking = {
         "number_of_stages=1": model.number_of_stages == 1,
         "second_stage_box_predictor": not isinstance(predictor, MaskRcnnBoxPredictor),
-        "second_stage_box_predictor.predict_keypoints": getattr(predictor, "predict_keypoints", False),
         "initial_crop_size, maxpool_kernel_size or maxpool_stride, none": None in crops,
         f"feature_extractor.first_stage_features_stride={extractor.first_stage_features_stride}": (
             extractor.first_stage_features_stride not in {8, 16}
         ),
         "feature_extractor.fpn": extractor.fpn is not None,
+        "resize_masks=false": not model.resize_masks,
+        **_unheeded_nms("second_stage_post_processing", model.second_stage_post_processing),
+        **_unheeded_layers(
+            {"first_stage_box_predictor_conv_hyperparams": model.first_stage_box_predictor_conv_hyperparams},
+            normed=False,
+        ),
     }
+    if isinstance(predictor, MaskRcnnBoxPredictor):
+        name = "second_stage_box_predictor"
+        lacking |= {
+            f"{name}.predict_keypoints": predictor.predict_keypoints,
+            f"{name}.box_code_size={predictor.box_code_size}": predictor.box_code_size != 4,
+            **_unheeded_layers({f"{name}.fc_hyperparams": predictor.fc_hyperparams}, normed=False),
+            **_unheeded_layers({f"{name}.conv_hyperparams": predictor.conv_hyperparams}),
+        }
     if given := [f"model.{name}" for name, is_given in lacking.items() if is_given]:
         raise InputError(
             "A Faster R-CNN is not trained with this here.",

@@ -20,5 +20,7 @@ if TYPE_CHECKING:
     from lockstep.recipes.parts import Stage as Stage
     from lockstep.recipes.recipe import Recipe as Recipe
     from lockstep.recipes.shipped import find as find
+    from lockstep.recipes.tasks import Classification as Classification
+    from lockstep.recipes.tasks import Detection as Detection
 else:
     __getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -14,7 +14,7 @@ from lockstep.detection.box_configs import GridAnchorGenerator
 from lockstep.detection.boxes import clip
 from lockstep.detection.configs import FasterRcnn, HardExampleMiner
 from lockstep.detection.configured_faster_rcnn import ConfiguredFasterRcnn
-from lockstep.detection.layer_configs import MaskRcnnBoxPredictor
+from lockstep.detection.layer_configs import BatchNorm, Hyperparams, MaskRcnnBoxPredictor
 from lockstep.errors import InputError
 from lockstep.models.resnet import Bottleneck
 from lockstep.recipes.pipeline_config import import_pipeline
@@ -110,6 +110,20 @@ def test_images_without_objects_train(
     assert all(each.grad is not None for each in net.parameters())
 
 
+def test_masks_of_an_image_smaller_than_the_input_are_learned_where_they_are(net: ConfiguredFasterRcnn) -> None:
+    padded = targets(BOXES, BOXES[:1])
+    assert padded.masks is not None
+    own = replace(padded, masks=[each[:, :61, :90] for each in padded.masks])
+    torch.manual_seed(0)
+    assigned = net.train().assign(padded)
+    with torch.no_grad():
+        predictions = net(net.preprocess(images()), assigned)
+    rows = torch.linspace(10, -10, predictions["masks"].shape[2])[:, None]
+    predictions["masks"] = rows.expand_as(predictions["masks"])
+    expected, found = (net.losses(predictions, net.assign(each))["mask"] for each in (padded, own))
+    torch.testing.assert_close(found, expected, rtol=0.02, atol=0)
+
+
 def test_anchors_out_of_the_image_are_left_out_in_training_and_clipped_else(net: ConfiguredFasterRcnn) -> None:
     matches = net.train().assign(targets(BOXES, [])).matches
     anchors = net.anchors(SHAPE, torch.device("cpu"))
@@ -138,6 +152,15 @@ def test_a_miner_takes_the_hardest_of_all_proposals(net: ConfiguredFasterRcnn, m
     [
         ({"number_of_stages": 1, "second_stage_box_predictor": None}, "number_of_stages=1"),
         ({"initial_crop_size": None}, "initial_crop_size"),
+        ({"resize_masks": False}, "resize_masks=false"),
+        (
+            {"first_stage_box_predictor_conv_hyperparams": Hyperparams(batch_norm=BatchNorm())},
+            "first_stage_box_predictor_conv_hyperparams.batch_norm",
+        ),
+        (
+            {"second_stage_box_predictor": MaskRcnnBoxPredictor(box_code_size=5)},
+            "second_stage_box_predictor.box_code_size=5",
+        ),
     ],
 )
 def test_what_is_not_there_is_refused(fields: dict[str, object], name: str) -> None:

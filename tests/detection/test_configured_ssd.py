@@ -14,12 +14,12 @@ import torch
 from torch import Generator
 
 import lockstep as ls
-from lockstep.detection.box_configs import SsdAnchorGenerator
-from lockstep.detection.configs import Ssd
+from lockstep.detection.box_configs import KeypointBoxCoder, MeanStddevBoxCoder, NegSqDistSimilarity, SsdAnchorGenerator
+from lockstep.detection.configs import BatchNonMaxSuppression, PostProcessing, Ssd
 from lockstep.detection.configured_ssd import ConfiguredSsd
 from lockstep.detection.detector import Targets
 from lockstep.detection.feature_maps import EXTRACTORS
-from lockstep.detection.layer_configs import L2Regularizer, SsdFeatureExtractor
+from lockstep.detection.layer_configs import Hyperparams, L2Regularizer, SsdFeatureExtractor
 from lockstep.detection.supported import NEAREST, SSD_EXTRACTORS, substituted
 from lockstep.errors import InputError
 from lockstep.recipes.pipeline_config import import_pipeline
@@ -162,6 +162,21 @@ def test_the_list_of_extractors_is_that_of_those_that_are_made() -> None:
     [
         ({"use_confidences_as_targets": True}, "model.use_confidences_as_targets"),
         ({"explicit_background_class": True}, "model.explicit_background_class"),
+        ({"box_coder": KeypointBoxCoder(2)}, "model.box_coder.kind=keypoint_box_coder"),
+        ({"box_coder": MeanStddevBoxCoder()}, "model.box_coder.kind=mean_stddev_box_coder"),
+        ({"similarity_calculator": NegSqDistSimilarity()}, "model.similarity_calculator.kind=neg_sq_dist_similarity"),
+        (
+            {"post_processing": PostProcessing(BatchNonMaxSuppression(max_classes_per_detection=2))},
+            "max_classes_per_detection=2",
+        ),
+        (
+            {
+                "feature_extractor": SsdFeatureExtractor(
+                    "ssd_mobilenet_v1", conv_hyperparams=Hyperparams(force_use_bias=True)
+                )
+            },
+            "model.feature_extractor.conv_hyperparams.force_use_bias",
+        ),
         ({"feature_extractor": SsdFeatureExtractor("ssd_inception_v3")}, "override_base_feature_extractor"),
     ],
 )

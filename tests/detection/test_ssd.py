@@ -191,6 +191,13 @@ def test_more_negatives_can_be_asked_for_in_images_without_objects() -> None:
     torch.testing.assert_close(losses["classification"], of_anchors.topk(2).values.sum())
 
 
+def test_a_miner_without_a_limit_of_negatives_counts_all_of_them() -> None:
+    loss = Loss(WeightedSmoothL1(), WeightedSigmoid(), HardExampleMiner(0, 1.0, "classification", 0))
+    mined, _, _ = run(net_of(loss=loss, background="zeros"), *OBJECTS)
+    all_count, _, _ = run(net_of(loss=replace(loss, hard_example_miner=None), background="zeros"), *OBJECTS)
+    torch.testing.assert_close(mined, all_count)
+
+
 def test_detections_are_chosen_by_the_settings() -> None:
     config = PostProcessing(BatchNonMaxSuppression(0.1), "softmax")
     net = net_of(postprocess=lambda boxes, logits, shape: postprocess(config, boxes[:, :, None], logits, shape)).eval()

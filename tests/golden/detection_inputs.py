@@ -35,8 +35,8 @@ CASES = {
     "ssd300_vgg16": Case(300, 300, 2, {"backbone.features.0.": 0.02, "head.": 0.1}),
     "ssdlite320_mobilenet_v3_large": Case(320, 320, 3, {"_head.": 0.4}),
     "fcos_resnet50_fpn": Case(128, 160, 3, {**_RESNET, "cls_logits": 0.8, "bbox_reg.": 3.0}),
-    "fasterrcnn_resnet50_fpn": Case(128, 160, 3, _REGIONS),
-    "maskrcnn_resnet50_fpn": Case(128, 160, 3, _REGIONS),
+    "fasterrcnn_resnet50_fpn": Case(64, 96, 3, _REGIONS),
+    "maskrcnn_resnet50_fpn": Case(96, 128, 3, _REGIONS),
 }
 """By torchvision's names of the detectors."""
 

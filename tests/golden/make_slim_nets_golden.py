@@ -274,11 +274,12 @@ def pyramid(images: Any, is_explicit: bool, depth: int = 20) -> Maps:
         features = [maps[name] for name in ("layer_7", "layer_14", "layer_19")]
         plain = {"activation_fn": None, "normalizer_fn": None}
         with tf.variable_scope("MobilenetV2/fpn"):
-            levels = [slim.conv2d(features[-1], depth, [1, 1], scope="projection_3", **plain)]
+            summed = slim.conv2d(features[-1], depth, [1, 1], scope="projection_3", **plain)
+            levels = [summed]
             for level in (2, 1):
                 lateral = slim.conv2d(features[level - 1], depth, [1, 1], scope=f"projection_{level}", **plain)
-                _, height, width, _ = levels[0].shape.as_list()
-                coarser = tf.image.resize_nearest_neighbor(levels[0], [2 * height, 2 * width])
+                _, height, width, _ = summed.shape.as_list()
+                coarser = tf.image.resize_nearest_neighbor(summed, [2 * height, 2 * width])
                 _, height, width, _ = lateral.shape.as_list()
                 summed = lateral + coarser[:, :height, :width]
                 levels.insert(0, conv(summed, depth, 3, 1, is_explicit, f"smoothing_{level}"))
