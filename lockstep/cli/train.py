@@ -22,6 +22,12 @@ SHIPPED_RECIPES = (
     "flowers",
     "flowers_two_stages",
     "flowers_small",
+    "bccd",
+    "raccoon",
+    "ssd300_coco",
+    "ssdlite_coco",
+    "faster_rcnn_coco",
+    "mask_rcnn_coco",
 )
 """The names of the shipped recipes, here for the help: `lockstep.recipes.shipped` takes 0.2 s to import."""
 
