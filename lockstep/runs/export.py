@@ -12,12 +12,10 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from lockstep.checkpoints.encoding import encode_tensors
-from lockstep.detection.boxes import clip
 from lockstep.errors import InputError, LockstepError
-from lockstep.recipes.tasks import Detection, network_input
+from lockstep.recipes.tasks import Detection
 from lockstep.runs.trained import Trained
 
 FORMATS = (".safetensors", ".pt2", ".onnx")
@@ -91,27 +89,6 @@ def _metadata(trained: Trained) -> dict[str, str]:
     return {"step": str(trained.step), "recipe": trained.recipe.name, "weights": trained.weights}
 
 
-class ImageDetector(nn.Module):
-    """A detector that takes one image: uint8 (3, height, width), red, green and blue, of the size it is traced for.
-
-    It returns float32 boxes (n, 4) of top, left, bottom and right in pixels of that image, float32 scores (n,), int64
-    labels (n,) from 1 on, and the number of them, int64; the best first, and below them rows of zeros up to the most
-    that there may be.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, image: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Detect objects."""
-        detector: Any = self.model
-        inputs = network_input(detector, image[None].float())
-        (found,) = detector.postprocess(detector(inputs, None))
-        height, width = image.shape[1:]
-        return clip(found.boxes, (height, width)), found.scores, found.labels, (found.labels > 0).sum()
-
-
 def _program(trained: Trained) -> torch.export.ExportedProgram:
     """Trace the graph of the model."""
     task = trained.recipe.task
@@ -131,6 +108,8 @@ def _of_classifier(trained: Trained) -> torch.export.ExportedProgram:
 
 def _of_detector(trained: Trained, task: Detection) -> torch.export.ExportedProgram:
     """Trace a detector for one image of the size of the run's."""
+    from lockstep.runs.image_detector import ImageDetector  # its base class loads torch
+
     detector, image = ImageDetector(trained.model).eval(), torch.zeros(3, *task.data.resizer.largest, dtype=torch.uint8)
     with torch.no_grad():
         detector(image)  # anchors are made once, and are constants of the graph
