@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +54,7 @@ def check_objects(recipe: Recipe, parts: Parts) -> ObjectSurvey | None:
             len(found.boxes),
         )
     if unseen := [name for label, name in reader.classes.items() if label not in found.labels and found.is_complete]:
-        log.warning("no object to train on is a %s: the detector cannot learn it", shorten(unseen))
+        log.warning("no object to train on is of these classes, which the detector cannot learn: %s", shorten(unseen))
     _check_anchors(model, data, found)
     return found
 
@@ -68,11 +69,14 @@ def _check_anchors(model: DetectionModel, data: DetectionData, found: ObjectSurv
         return
     overlaps = torch.cat([each for each in best if each is not None])
     unmatched, untouched = ((overlaps < least).float().mean().item() for least in (_MATCHED, _TOUCHED))
-    log.info(
-        "of %d objects %.1f %% overlap no anchor by half (IoU), %.1f %% not by a twentieth",
-        len(overlaps),
+    log.log(
+        logging.WARNING if unmatched > _MOST_UNTOUCHED else logging.INFO,
+        "%.1f %% of %d objects overlap no anchor by an IoU of %g, %.1f %% none by %g",
         100 * unmatched,
+        len(overlaps),
+        _MATCHED,
         100 * untouched,
+        _TOUCHED,
     )
     if untouched > _MOST_UNTOUCHED:
         sides = torch.cat([(each[:, 2:] - each[:, :2]).prod(1).sqrt() for _, each in boxes])

@@ -87,9 +87,10 @@ def describe_batch(batch: Batch, towers: Towers) -> str:
     shapes = {name: _largest_shape(value) for name, value in batch.items()}
     images = [f"{name} {' x '.join(map(str, shape))}" for name, shape in shapes.items() if len(shape) > 1]
     most = {name: int(value.lengths.max()) for name, value in batch.items() if isinstance(value, Ragged) and len(value)}
-    objects = [f"up to {most['boxes']} boxes each"] if "boxes" in most else []
+    objects = [f"up to {most['boxes']} box{'' if most['boxes'] == 1 else 'es'} each"] if "boxes" in most else []
+    examples = "example" if batch.batch_size == 1 else "examples"
     tower = "tower" if towers.count == 1 else "towers"
-    return ", ".join([f"{batch.batch_size} examples over {towers.count} {tower}", *images, *objects])
+    return ", ".join([f"{batch.batch_size} {examples} over {towers.count} {tower}", *images, *objects])
 
 
 def _largest_shape(value: Any) -> list[int]:

@@ -49,7 +49,7 @@ def rewritten(tmp_path: Path, change: Callable[[dict[str, Any]], object], name: 
 def test_the_share_of_objects_that_anchors_match_is_told(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "lockstep")
     start()
-    assert "overlap no anchor by half (IoU), 0.0 % not by a twentieth" in caplog.text
+    assert "overlap no anchor by an IoU of 0.5, 0.0 % none by 0.05" in caplog.text
 
 
 def test_anchors_that_match_nothing_are_refused(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +85,7 @@ def test_a_class_that_is_never_seen_is_named(start: Start, tmp_path: Path, caplo
 
     rewritten(tmp_path, without_green)
     start()
-    assert "no object to train on is a green: the detector cannot learn it" in caplog.text
+    assert "no object to train on is of these classes, which the detector cannot learn: green" in caplog.text
 
 
 def test_a_model_of_more_classes_than_the_data_is_told(
