@@ -298,7 +298,7 @@ detectors |= st.builds(
 models_and_data = (
     st.tuples(models_of_photos, photos)
     | st.tuples(models_of_digits, digits)
-    | st.tuples(detectors, photos_with_objects)
+    | st.tuples(detectors, photos_with_objects).filter(lambda pair: pair[1].image_size >= pair[0].smallest_image)
 )
 tops = st.lists(st.integers(1, 10), min_size=1, max_size=3).map(tuple)
 
