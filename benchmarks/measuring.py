@@ -188,7 +188,7 @@ def show(line: Line) -> None:
     print(text)
 
 
-def record(script: str, lines: list[Line]) -> None:
+def record(script: str, lines: list[Line], allocator: Mapping[str, str] = ALLOCATOR) -> None:
     """Append lines to the results of a script, with what they were measured on."""
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     about = {
@@ -198,7 +198,7 @@ def record(script: str, lines: list[Line]) -> None:
         "python": platform.python_version(),
         "machine": describe_machine(),
         "cores": os.cpu_count(),
-        "allocator": ALLOCATOR,
+        "allocator": allocator,
     }
     results = Path(script).parent / "results" / f"{Path(script).stem}.jsonl"
     with results.open("a") as file:
