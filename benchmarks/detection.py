@@ -78,7 +78,7 @@ def main() -> None:
     for part in arguments.only:
         lines += others[part]() if part in others else training(part, rounds, arguments.threads)
     if not arguments.quick:
-        record(__file__, [{"torchvision": torchvision.__version__, **line} for line in lines])
+        record(__file__, [{"torchvision": torchvision.__version__, **line} for line in lines], allocator={})
 
 
 # A training step ----------------------------------------------------------------------------------------------------
