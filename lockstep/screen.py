@@ -99,7 +99,12 @@ class Log(logging.LoggerAdapter[logging.Logger]):
     """
 
     def log(self, level: int, msg: object, *args: object, **options: Any) -> None:
-        """Log a message; all other methods call this one."""
+        """Log a message; all other methods call this one.
+
+        With `chief_only`, other workers log nothing: each of them would say the same, as of files that all read.
+        """
+        if options.pop("chief_only", False) and _rank():
+            return
         if self.logger.hasHandlers():
             self.logger.log(level, msg, *args, stacklevel=options.pop("stacklevel", 1) + 1, **options)
         elif level >= self._least_level() and level > self.logger.manager.disable and not self.logger.disabled:

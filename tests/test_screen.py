@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.errors import DataError, WorkdirError
-from lockstep.screen import LineHandler, Lines, one_line, show_log, write_json, write_lines
+from lockstep.screen import LineHandler, Lines, log, one_line, show_log, write_json, write_lines
 
 # Lone surrogates among them: so Python has a file name that is not UTF-8.
 NAMES = st.text(st.characters())
@@ -285,6 +285,16 @@ def test_a_script_sees_the_lines_once_in_the_way_it_has_chosen(configuration: st
 def test_of_other_workers_a_script_sees_warnings_alone() -> None:
     assert said(LINES, RANK="0", WORLD_SIZE="2") == "resumed at step 5\nwarning: slow\n"
     assert said(LINES, RANK="1", WORLD_SIZE="2") == "[worker 1] warning: slow\n"
+
+
+def test_what_all_workers_would_say_alike_the_chief_alone_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    show_log(stream=stream)
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        log.warning("2 of %d objects have no area", 9, chief_only=True)
+        log.warning("said by %s", rank)
+    assert stream.getvalue() == "warning: 2 of 9 objects have no area\nwarning: said by 0\nwarning: said by 1\n"
 
 
 @pytest.mark.process

@@ -44,6 +44,11 @@ class FixedShapeResizer(Checked):
         return self.height, self.width
 
     @property
+    def shorter_side(self) -> str:
+        """The field that says the shorter side of `shape`."""
+        return "height" if self.height <= self.width else "width"
+
+    @property
     def largest_shape(self) -> tuple[int, int]:
         """The most height and width of a batch of results."""
         return self.shape
@@ -102,6 +107,11 @@ class KeepAspectRatioResizer(Checked):
         """Height and width of an image that stands for all, in pixels: they have no other side below this one."""
         side = self.max_dimension if self.pad_to_max_dimension else self.min_dimension
         return side, side
+
+    @property
+    def shorter_side(self) -> str:
+        """The field that says the sides of `shape`."""
+        return "max_dimension" if self.pad_to_max_dimension else "min_dimension"
 
     @property
     def largest_shape(self) -> tuple[int, int]:

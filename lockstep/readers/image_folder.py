@@ -103,7 +103,7 @@ def _files_by_class(path: Path, labels: tuple[str, ...] | None) -> dict[str, lis
     if empty := [name for name, found in files.items() if not found]:
         raise _unusable(path, f"no images in {shorten(empty)}", f"one {', '.join(ENDINGS)} or more for each class")
     if others := sorted([*others, *({*folders} - {*files})]):
-        log.warning("Not read in %s: %s", path, shorten(others))
+        log.warning("Not read in %s: %s", path, shorten(others), chief_only=True)
     return files
 
 

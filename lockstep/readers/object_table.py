@@ -135,4 +135,4 @@ def labels_of_names(names: Sequence[str], label_map: LabelMap, source: str) -> I
 def warn_of_objects(names: Sequence[str], total: int, source: str, what: str) -> None:
     """Warn of odd objects of a source in one line of the log; `what` is odd about them."""
     if names:
-        log.warning("%d of %d objects in %s %s: %s", len(names), total, source, what, shorten(names))
+        log.warning("%d of %d objects in %s %s: %s", len(names), total, source, what, shorten(names), chief_only=True)

@@ -159,7 +159,8 @@ def _alphabetical(names: set[str]) -> LabelMap:
 def _warn_of_others(folder: Path, names: Iterable[str]) -> None:
     images = {path.name for path in folder.iterdir() if path.name.lower().endswith(ENDINGS)}
     if others := sorted(images - {*names}):
-        log.warning("Not read in %s, since no annotation names them: %s", folder, shorten(others))
+        named = shorten(others)
+        log.warning("Not read in %s, since no annotation names them: %s", folder, named, chief_only=True)
 
 
 def _table(

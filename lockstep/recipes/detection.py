@@ -96,7 +96,6 @@ class DetectionData(PathData, Checked):
     """The folder where indices of records are kept, never beside them; None: the user's cache."""
 
     task: ClassVar[type[Detection]] = Detection
-    size_field: ClassVar[str] = "data.resizer"
     known: ClassVar[str] = "sharded records, a folder of PASCAL VOC, or a file of COCO's annotations.json"
     how_to_build: ClassVar[str] = "To build shards: `lockstep convert voc --help`, `lockstep convert coco --help`"
 
@@ -124,6 +123,11 @@ class DetectionData(PathData, Checked):
     def image_size(self) -> int:
         """The shorter side of the images that the network sees, in pixels."""
         return min(self.resizer.shape)
+
+    @property
+    def size_field(self) -> str:
+        """The field of a recipe that says the shorter side of the images, for errors."""
+        return f"data.resizer.{self.resizer.shorter_side}"
 
     def resized(self, image_size: int, field: str) -> Self:
         """Make square images of another size, where all of them have one size; errors name the field that asks."""

@@ -72,7 +72,8 @@ def tar_index_of(path: Path, cache: Cache = None) -> TarIndex:
         if version.size_bytes >= _WORTH_KEEPING_BYTES:
             save_index(path, _KIND, index.version, _encoded(index), cache)
     if names := index.not_read.split(b"\0")[:-1]:
-        log.warning("Not read in %s: %s", path, shorten([readable_name(name) for name in names]))
+        named = shorten([readable_name(name) for name in names])
+        log.warning("Not read in %s: %s", path, named, chief_only=True)
     return index
 
 

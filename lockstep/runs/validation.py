@@ -13,7 +13,6 @@ from lockstep.errors import LockstepError
 from lockstep.evaluation.evaluate import Evaluation, evaluate_unless_stopped
 from lockstep.progress import Progress
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.tasks import KEPT
 from lockstep.reporting.work import show_progress
 from lockstep.runs.build import Parts
 from lockstep.runs.detection_outputs import evaluation_outputs
@@ -107,8 +106,6 @@ class Validation:
 
     def _pictures(self) -> Mapping[str, Any]:
         """Write the outputs of a detector's evaluation, and return its pictures; the run goes on without them."""
-        if KEPT not in self._parts.task.metrics:
-            return {}
         try:
             return evaluation_outputs(self._parts.task, self._parts.examples.reader(SPLIT))
         except LockstepError as error:

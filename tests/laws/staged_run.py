@@ -18,7 +18,7 @@ import lockstep as ls
 from lockstep.checkpoints.retention import Retention
 from lockstep.data.loader import Loader
 from lockstep.images.augment import Draws, RandomShift
-from lockstep.readers.reader import Arrays
+from lockstep.readers.reader import Arrays, Reader
 from lockstep.recipes.data import ImageData
 from lockstep.recipes.parts import Checkpoints, Evaluate, Monitoring, Stage
 from lockstep.recipes.recipe import Recipe
@@ -90,6 +90,9 @@ class Scored:
 
     def held_out(self, split: str) -> Loader:
         return self._loader
+
+    def reader(self, split: str) -> Reader:
+        return self._loader.reader
 
 
 def make_loader(size: int, seed: int) -> Loader:

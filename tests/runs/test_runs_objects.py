@@ -167,7 +167,8 @@ def test_images_smaller_than_the_stem_are_refused(tmp_path: Path, monkeypatch: p
     with pytest.raises(ls.InputError) as caught:
         tiny_recipe(tmp_path / "annotations.json")
     assert caught.value.what == "The images are too small for Fcos."
-    assert caught.value.given == "data.resizer=32"
+    assert caught.value.given == "data.resizer.height=32"
+    assert caught.value.hint.startswith("set data.resizer.height to 33 or more")
 
 
 def test_the_best_checkpoint_needs_objects_to_validate_on(start: Start, tmp_path: Path) -> None:
