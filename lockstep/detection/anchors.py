@@ -88,6 +88,25 @@ def feature_shapes(backbone: nn.Module, image_shape: Shape) -> tuple[Shape, ...]
     return tuple((each.shape[2], each.shape[3]) for each in in_order(maps))
 
 
+class BackboneAnchors:
+    """The anchors on the feature maps of a backbone, for inputs of any shape.
+
+    Args:
+        generator: what the anchors are.
+        backbone: see `feature_shapes`, which is asked once for each shape.
+    """
+
+    def __init__(self, generator: AnyAnchorGenerator, backbone: nn.Module) -> None:
+        self.generator, self._backbone = generator, backbone
+        self._feature_shapes: dict[Shape, tuple[Shape, ...]] = {}
+
+    def __call__(self, shape: Shape, device: torch.device) -> tuple[Tensor, ...]:
+        """Return the anchors of each feature map on an input of this height and width, (anchors, 4)."""
+        if shape not in self._feature_shapes:
+            self._feature_shapes[shape] = feature_shapes(self._backbone, shape)
+        return anchors_on(device, self.generator, self._feature_shapes[shape], shape)
+
+
 def in_order(maps: Mapping[str, Tensor] | Iterable[Tensor]) -> list[Tensor]:
     """Return feature maps as a list, whether they have names or not."""
     return list(maps.values() if isinstance(maps, Mapping) else maps)

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from lockstep.detection.anchors import anchors_on, feature_shapes
+from lockstep.detection.anchors import BackboneAnchors
 from lockstep.detection.box_coders import decode, encode
 from lockstep.detection.box_configs import ArgmaxMatcher, FasterRcnnBoxCoder, IouSimilarity
 from lockstep.detection.boxes import clip
@@ -27,6 +27,7 @@ from lockstep.detection.faster_rcnn import (
     DrawnAnchors,
     Regions,
     all_regions,
+    drawn_anchors,
     drawn_regions,
     ignoring,
     labels_of,
@@ -36,10 +37,10 @@ from lockstep.detection.hyperparams import ConfiguredBatchNorm, penalties
 from lockstep.detection.layer_configs import BatchNorm, MaskRcnnBoxPredictor
 from lockstep.detection.losses import classification_loss
 from lockstep.detection.mask_rcnn import masks_of
-from lockstep.detection.matching import BACKGROUND, IGNORED, match_images
+from lockstep.detection.matching import IGNORED, match_images
 from lockstep.detection.nms import postprocess
 from lockstep.detection.roi_align import crop_and_resize
-from lockstep.detection.sampling import balanced_sample, hard_examples
+from lockstep.detection.sampling import hard_examples
 from lockstep.detection.second_stage import BoxHead, FirstStage, MaskHead, last_layer
 from lockstep.images.normalisation import normalised
 from lockstep.models.initial_weights import check_images
@@ -91,7 +92,7 @@ class ConfiguredFasterRcnn(DetectionModel):
         self._penalties = (
             penalties(self, [(part.hyperparams, part) for part in parts]) if config.add_regularization_loss else []
         )
-        self._feature_shapes: dict[tuple[int, int], tuple[tuple[int, int], ...]] = {}
+        self._anchors = BackboneAnchors(config.first_stage_anchor_generator, self.backbone)
 
     def preprocess(self, images: Tensor) -> Tensor:
         """Subtract the means of ImageNet from images (batch, 3, height, width), red, green and blue, 0 to 255."""
@@ -99,10 +100,7 @@ class ConfiguredFasterRcnn(DetectionModel):
 
     def anchors(self, shape: tuple[int, int], device: torch.device) -> Tensor:
         """Return all anchors on an input of this height and width, (anchors, 4); clipped to it, but for training."""
-        if shape not in self._feature_shapes:
-            self._feature_shapes[shape] = feature_shapes(self.backbone, shape)
-        generator = self.config.first_stage_anchor_generator
-        (anchors,) = anchors_on(device, generator, self._feature_shapes[shape], shape)
+        (anchors,) = self._anchors(shape, device)
         return anchors if self._drops_anchors() else clip(anchors, shape)
 
     def _drops_anchors(self) -> bool:
@@ -172,17 +170,11 @@ class ConfiguredFasterRcnn(DetectionModel):
         boxes, scores = boxes[:, :, None], scores[..., None]
         return [each.boxes for each in postprocess(PostProcessing(rule), boxes, scores, shape, has_background=False)]
 
-    @torch.no_grad()
     def draw_anchors(self, assigned: AssignedAnchors) -> DrawnAnchors:
         """Draw the anchors that the first stage learns from."""
-        config, (targets, matches) = self.config, assigned
-        anchors = self.anchors(targets.shape, matches.device)
+        config, anchors = self.config, self.anchors(assigned.targets.shape, assigned.matches.device)
         number, fraction = config.first_stage_minibatch_size, config.first_stage_positive_balance_fraction
-        drawn = balanced_sample(list(matches >= 0), list(matches == BACKGROUND), number, fraction)
-        image_of, anchor_of = torch.stack(drawn).nonzero(as_tuple=True)
-        object_of = matches[image_of, anchor_of]
-        codes = encode(_CODER, object_boxes(targets, image_of, object_of), anchors[anchor_of])
-        return DrawnAnchors(image_of * len(anchors) + anchor_of, (object_of >= 0).to(codes.dtype), codes)
+        return drawn_anchors(assigned, anchors, _CODER, number, fraction)
 
     def _drawn_regions(self, proposals: Sequence[Tensor], targets: Targets) -> Regions:
         """Draw the proposals that the second stage learns from; all, where a miner chooses among their losses."""

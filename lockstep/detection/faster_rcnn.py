@@ -14,13 +14,21 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from lockstep.detection.anchors import anchors_on, feature_shapes, in_order
-from lockstep.detection.box_coders import decode, encode
+from lockstep.detection.anchors import BackboneAnchors, in_order
+from lockstep.detection.box_coders import AnyBoxCoder, decode, encode
 from lockstep.detection.box_configs import IouSimilarity, PyramidAnchorGenerator, ThresholdMatcher, XYBoxCoder
 from lockstep.detection.boxes import clip, iou
 from lockstep.detection.detector import DetectionModel, Detections, Targets
 from lockstep.detection.fpn import BackboneWithFpn, FeaturePyramidNetwork, LastLevelMaxPool
-from lockstep.detection.matching import BACKGROUND, IGNORED, AnyMatcher, match, match_images
+from lockstep.detection.matching import (
+    BACKGROUND,
+    IGNORED,
+    AnyMatcher,
+    after_none,
+    match,
+    match_images,
+    rows_of_objects,
+)
 from lockstep.detection.nms import batched_nms, multiclass_nms
 from lockstep.detection.roi_align import multiscale_roi_align
 from lockstep.detection.sampling import balanced_sample
@@ -90,10 +98,8 @@ class FasterRcnnNet(DetectionModel):
         self.backbone = backbone
         self.rpn = nn.ModuleDict({"head": rpn})
         self.roi_heads = roi_heads
-        self.anchor_generator = PyramidAnchorGenerator(
-            tuple((size,) for size in settings.anchor_sizes), settings.aspect_ratios
-        )
-        self._feature_shapes: dict[tuple[int, int], tuple[tuple[int, int], ...]] = {}
+        sizes = tuple((size,) for size in settings.anchor_sizes)
+        self.level_anchors = BackboneAnchors(PyramidAnchorGenerator(sizes, settings.aspect_ratios), backbone)
 
     def preprocess(self, images: Tensor) -> Tensor:
         """Normalise images, (batch, 3, height, width) from 0 to 255, red, green and blue, as for ImageNet."""
@@ -102,12 +108,6 @@ class FasterRcnnNet(DetectionModel):
     def anchors(self, shape: tuple[int, int], device: torch.device) -> Tensor:
         """Return the anchors of all levels on an input of this height and width, (anchors, 4)."""
         return torch.cat(self.level_anchors(shape, device))
-
-    def level_anchors(self, shape: tuple[int, int], device: torch.device) -> tuple[Tensor, ...]:
-        """Return the anchors of each level on an input of this height and width, (anchors, 4)."""
-        if shape not in self._feature_shapes:
-            self._feature_shapes[shape] = feature_shapes(self.backbone, shape)
-        return anchors_on(device, self.anchor_generator, self._feature_shapes[shape], shape)
 
     @torch.no_grad()
     def assign(self, targets: Targets) -> AssignedAnchors:
@@ -118,25 +118,11 @@ class FasterRcnnNet(DetectionModel):
             targets, torch.stack([ignoring(each, targets, image) for image, each in enumerate(matches)])
         )
 
-    @torch.no_grad()
     def draw_anchors(self, assigned: AssignedAnchors) -> DrawnAnchors:
         """Draw the anchors that the first stage learns from."""
-        settings, (targets, matches) = self.settings, assigned
-        anchors = self.anchors(targets.shape, matches.device)
-        drawn = balanced_sample(
-            list(matches >= 0),
-            list(matches == BACKGROUND),
-            settings.rpn_batch_size_per_image,
-            settings.rpn_positive_fraction,
-        )
-        image_of, anchor_of = torch.stack(drawn).nonzero(as_tuple=True)
-        object_of = matches[image_of, anchor_of]
-        boxes = object_boxes(targets, image_of, object_of)
-        return DrawnAnchors(
-            image_of * len(anchors) + anchor_of,
-            (object_of >= 0).to(anchors.dtype),
-            encode(_RPN_CODER, boxes, anchors[anchor_of]),
-        )
+        settings, anchors = self.settings, self.anchors(assigned.targets.shape, assigned.matches.device)
+        number, fraction = settings.rpn_batch_size_per_image, settings.rpn_positive_fraction
+        return drawn_anchors(assigned, anchors, _RPN_CODER, number, fraction)
 
     def forward(self, inputs: Tensor, assigned: AssignedAnchors | None = None) -> dict[str, Any]:
         """Predict objectness and codes of all anchors, and logits and codes of the proposals.
@@ -327,6 +313,27 @@ def with_objects(proposals: Sequence[Tensor], targets: Targets) -> list[Tensor]:
 
 
 @torch.no_grad()
+def drawn_anchors(
+    assigned: AssignedAnchors, anchors: Tensor, coder: AnyBoxCoder, number: int, positive_fraction: float
+) -> DrawnAnchors:
+    """Draw the anchors that the first stage learns from.
+
+    Args:
+        assigned: what each anchor can learn.
+        anchors: (anchors, 4).
+        coder: of the boxes that are learned.
+        number: of anchors of an image, at most.
+        positive_fraction: of these, the anchors that learn an object, at most.
+    """
+    targets, matches = assigned
+    drawn = balanced_sample(list(matches >= 0), list(matches == BACKGROUND), number, positive_fraction)
+    image_of, anchor_of = torch.stack(drawn).nonzero(as_tuple=True)
+    object_of = matches[image_of, anchor_of]
+    codes = encode(coder, object_boxes(targets, image_of, object_of), anchors[anchor_of])
+    return DrawnAnchors(image_of * len(anchors) + anchor_of, (object_of >= 0).to(codes.dtype), codes)
+
+
+@torch.no_grad()
 def drawn_regions(
     proposals: Sequence[Tensor], targets: Targets, matcher: AnyMatcher, number: int, positive_fraction: float
 ) -> Regions:
@@ -363,19 +370,12 @@ def ignoring(matches: Tensor, targets: Targets, image: int) -> Tensor:
 
 def labels_of(targets: Targets, regions: Regions) -> Tensor:
     """Return the label of the object that each region learns, int64 (regions,); 0 where it learns none."""
-    return _of_objects(targets.labels, regions.image_of, regions.object_of)
+    return after_none(targets.labels)[rows_of_objects(targets.boxes, regions.image_of, regions.object_of)]
 
 
 def object_boxes(targets: Targets, image_of: Tensor, object_of: Tensor) -> Tensor:
     """Return the box of each object, (n, 4), and an empty one where there is none."""
-    return _of_objects(targets.boxes, image_of, object_of)
-
-
-def _of_objects(values: Sequence[Tensor], image_of: Tensor, object_of: Tensor) -> Tensor:
-    firsts = torch.tensor([0, *(len(each) for each in values[:-1])]).cumsum(0).to(image_of.device, non_blocking=True)
-    # Row 0 of all objects stands for none.
-    rows = torch.where(object_of >= 0, firsts[image_of] + object_of + 1, 0)
-    return torch.cat([values[0].new_zeros(1, *values[0].shape[1:]), *values])[rows]
+    return after_none(targets.boxes)[rows_of_objects(targets.boxes, image_of, object_of)]
 
 
 def all_regions(boxes: Sequence[Tensor]) -> Regions:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from lockstep.detection.anchors import anchors_on, feature_shapes, in_order
+from lockstep.detection.anchors import BackboneAnchors, in_order
 from lockstep.detection.box_coders import decode, encode
 from lockstep.detection.box_configs import LinearBoxCoder, PyramidAnchorGenerator
 from lockstep.detection.boxes import area, clip
@@ -24,7 +24,7 @@ from lockstep.detection.configs import WeightedGiou, WeightedSigmoidFocal
 from lockstep.detection.detector import DetectionModel, Detections, Targets
 from lockstep.detection.fpn import FeaturePyramidNetwork, LastLevelP6P7
 from lockstep.detection.losses import classification_loss, localization_loss
-from lockstep.detection.matching import BACKGROUND
+from lockstep.detection.matching import BACKGROUND, after_none, rows_of_objects
 from lockstep.detection.nms import batched_nms, best
 from lockstep.images.normalisation import normalised
 from lockstep.models.initial_weights import check_images, without_memory
@@ -78,7 +78,7 @@ class FcosNet(DetectionModel):
         self.backbone = backbone
         self.head = head
         self.size_divisibility = 32
-        self._feature_shapes: dict[tuple[int, int], tuple[tuple[int, int], ...]] = {}
+        self.level_anchors = BackboneAnchors(_GENERATOR, backbone)
 
     def preprocess(self, images: Tensor) -> Tensor:
         """Normalise images, (batch, 3, height, width) from 0 to 255, red, green and blue, as for ImageNet."""
@@ -88,27 +88,16 @@ class FcosNet(DetectionModel):
         """Return all anchors on an input of this height and width, (points, 4)."""
         return torch.cat(self.level_anchors(shape, device))
 
-    def level_anchors(self, shape: tuple[int, int], device: torch.device) -> tuple[Tensor, ...]:
-        """Return the anchors of each level on an input of this height and width, (points, 4)."""
-        if shape not in self._feature_shapes:
-            self._feature_shapes[shape] = feature_shapes(self.backbone, shape)
-        return anchors_on(device, _GENERATOR, self._feature_shapes[shape], shape)
-
     @torch.no_grad()
     def assign(self, targets: Targets) -> PointTargets:
         """Find what each point learns, one image after the other."""
-        levels = self.level_anchors(targets.shape, targets.boxes[0].device)
-        anchors = torch.cat(levels)
-        bounds = _bounds(levels)
-        matches = [match_points(boxes, anchors, bounds) for boxes in targets.boxes]
-        rows = [torch.where(each == BACKGROUND, 0, each + 1) for each in matches]
+        device = targets.boxes[0].device
+        levels = self.level_anchors(targets.shape, device)
+        anchors, bounds = torch.cat(levels), _bounds(levels)
+        matches = torch.stack([match_points(boxes, anchors, bounds) for boxes in targets.boxes])
+        rows = rows_of_objects(targets.boxes, torch.arange(len(targets), device=device)[:, None], matches)
         boxes, labels, weights = (
-            torch.stack([torch.cat([none, of_objects])[row] for of_objects, row in zip(columns, rows, strict=True)])
-            for columns, none in (
-                (targets.boxes, anchors.new_zeros(1, 4)),
-                (targets.labels, targets.labels[0].new_zeros(1)),
-                (targets.weights, anchors.new_zeros(1)),
-            )
+            after_none(column)[rows] for column in (targets.boxes, targets.labels, targets.weights)
         )
         return PointTargets(anchors, torch.where((labels > 0)[..., None], boxes, anchors), labels, weights)
 

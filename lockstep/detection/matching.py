@@ -79,11 +79,21 @@ def match_images(
     )
 
 
-def num_unmatched(matches: Tensor, num_objects: int) -> Tensor:
-    """Count the objects of an image that no anchor learns, from its matches (anchors,): an int64 scalar."""
-    learned = torch.zeros(num_objects + 1, dtype=torch.bool, device=matches.device)
-    learned[matches.clamp(min=-1) + 1] = True
-    return num_objects - learned[1:].sum()
+def rows_of_objects(objects: Sequence[Tensor], image_of: Tensor, object_of: Tensor) -> Tensor:
+    """Return the row of each object in `after_none`: int64, of the shape of `object_of`.
+
+    Args:
+        objects: of each image, one row each.
+        image_of: the image of each match, int64.
+        object_of: the object on that image; negative where there is none.
+    """
+    firsts = torch.tensor([0, *(len(each) for each in objects[:-1])]).cumsum(0).to(image_of.device, non_blocking=True)
+    return torch.where(object_of >= 0, firsts[image_of] + object_of + 1, 0)
+
+
+def after_none(values: Sequence[Tensor]) -> Tensor:
+    """Join the rows of the objects of all images, after one of zeros that stands for none."""
+    return torch.cat([values[0].new_zeros(1, *values[0].shape[1:]), *values])
 
 
 def _by_thresholds(

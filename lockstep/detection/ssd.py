@@ -16,14 +16,14 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lockstep.detection.anchors import AnyAnchorGenerator, anchors_on, feature_shapes, in_order
+from lockstep.detection.anchors import AnyAnchorGenerator, BackboneAnchors, in_order
 from lockstep.detection.box_coders import AnyBoxCoder, code_size, decode, encode
 from lockstep.detection.box_configs import IouSimilarity, Similarity, SsdMatcher, XYBoxCoder
 from lockstep.detection.boxes import clip
 from lockstep.detection.configs import HardExampleMiner, Loss, WeightedSmoothL1, WeightedSoftmax
 from lockstep.detection.detector import DetectionModel, Detections, Targets
 from lockstep.detection.losses import classification_loss, localization_loss, takes_boxes
-from lockstep.detection.matching import BACKGROUND, IGNORED, AnyMatcher, match_images
+from lockstep.detection.matching import BACKGROUND, IGNORED, AnyMatcher, after_none, match_images, rows_of_objects
 from lockstep.detection.nms import multiclass_nms
 from lockstep.detection.sampling import hard_examples
 from lockstep.images.normalisation import normalised
@@ -102,7 +102,7 @@ class SsdNet(DetectionModel):
         self.num_classes = settings.num_classes
         self.backbone = backbone
         self.head = head
-        self._feature_shapes: dict[tuple[int, int], tuple[tuple[int, int], ...]] = {}
+        self._anchors = BackboneAnchors(settings.anchor_generator, backbone)
 
     def preprocess(self, images: Tensor) -> Tensor:
         """Normalise images, (batch, 3, height, width) from 0 to 255, red, green and blue."""
@@ -114,9 +114,7 @@ class SsdNet(DetectionModel):
 
     def anchors(self, shape: tuple[int, int], device: torch.device) -> Tensor:
         """Return all anchors on an input of this height and width, (anchors, 4)."""
-        if shape not in self._feature_shapes:
-            self._feature_shapes[shape] = feature_shapes(self.backbone, shape)
-        return torch.cat(anchors_on(device, self.settings.anchor_generator, self._feature_shapes[shape], shape))
+        return torch.cat(self._anchors(shape, device))
 
     @torch.no_grad()
     def assign(self, targets: Targets) -> AnchorTargets:
@@ -125,16 +123,13 @@ class SsdNet(DetectionModel):
         anchors = self.anchors(targets.shape, device)
         matches = match_images(settings.matcher, settings.similarity, targets.boxes, anchors, targets.weights)
         is_matched = matches >= 0
-        # Row 0 of all objects stands for none.
-        firsts = torch.tensor([0, *(len(boxes) for boxes in targets.boxes[:-1])]).cumsum(0)
-        rows = torch.where(is_matched, matches + 1 + firsts.to(device, non_blocking=True)[:, None], 0)
-        boxes = torch.cat([anchors.new_zeros(1, 4), *targets.boxes])[rows]
-        weights = torch.cat([anchors.new_zeros(1), *targets.weights])[rows]
+        rows = rows_of_objects(targets.boxes, torch.arange(len(targets), device=device)[:, None], matches)
+        weights = after_none(targets.weights)[rows]
         of_background = torch.where(matches == IGNORED, 0.0, settings.negative_class_weight)
         return AnchorTargets(
             anchors,
             matches,
-            torch.where(is_matched[..., None], boxes, anchors),
+            torch.where(is_matched[..., None], after_none(targets.boxes)[rows], anchors),
             self._class_targets(targets)[rows],
             torch.where(is_matched, weights, of_background),
             weights,
@@ -144,8 +139,8 @@ class SsdNet(DetectionModel):
         """Return what an anchor without an object learns, and after it what those of each object do."""
         background, loss = self.settings.background, self.settings.loss.classification_loss
         if self.settings.one_label and background == "class" and isinstance(loss, WeightedSoftmax):
-            return torch.cat([targets.labels[0].new_zeros(1), *targets.labels])
-        of_objects = torch.cat([targets.classes[0].new_zeros(1, self.num_classes), *targets.classes])
+            return after_none(targets.labels)
+        of_objects = after_none(targets.classes)
         if background == "none":
             return of_objects
         is_background = of_objects.new_zeros(len(of_objects), 1)

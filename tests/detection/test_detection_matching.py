@@ -16,7 +16,7 @@ from lockstep.detection.box_configs import (
     ThresholdMatcher,
 )
 from lockstep.detection.boxes import iou
-from lockstep.detection.matching import AnyMatcher, match, match_images, num_unmatched
+from lockstep.detection.matching import AnyMatcher, after_none, match, match_images, rows_of_objects
 from tests.detection.boxes_drawn import boxes_of
 
 LIKENESS = tensor([[1.0, 1, 1, 3, 1], [2, -1, 2, 0, 4], [3, 0, -1, 0, 0]])
@@ -76,9 +76,10 @@ def test_each_image_is_matched_by_itself() -> None:
     assert matches.tolist() == [[-1, -1], [-1, 0], [1, 0]]
 
 
-def test_objects_without_anchors_are_counted() -> None:
-    assert int(num_unmatched(tensor([-1, -2, 2, 2, 0]), 4)) == 2
-    assert int(num_unmatched(tensor([-1, -1]), 0)) == 0
+def test_objects_of_all_images_are_rows_after_none() -> None:
+    boxes = [tensor([[1.0], [2.0]]), torch.zeros(0, 1), tensor([[3.0]])]
+    images, matches = torch.arange(3)[:, None], tensor([[1, -1], [-1, -2], [0, -2]])
+    assert after_none(boxes)[rows_of_objects(boxes, images, matches)][..., 0].tolist() == [[2, 0], [0, 0], [3, 0]]
 
 
 @given(boxes_of(), boxes_of(), st.floats(0.1, 0.9))
@@ -92,4 +93,4 @@ def test_a_matched_anchor_is_similar_or_the_best_of_an_object(
             best = likeness[found, anchor]
             assert best >= threshold or best == likeness[found].max()
     if len(objects) <= 1:
-        assert int(num_unmatched(matches, len(objects))) == 0
+        assert {*range(len(objects))} <= {*matches.tolist()}
