@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lockstep.checks import check_type
 from lockstep.errors import InputError
-from lockstep.parallel.exchange import AllReduce, Counts, Exchange, Reducer
+from lockstep.parallel.exchange import AllReduce, Counts, Exchange, Reducer, is_exact
 from lockstep.parallel.hosting import StepInputs, TowerBatch, TowerHost
 from lockstep.parallel.statistics import restored
 from lockstep.parallel.tower_outputs import Totals
@@ -37,6 +37,7 @@ from lockstep.training.preflight import (
 from lockstep.training.state import TrainState
 from lockstep.training.trained_with import compare_first_step, describe_step
 from lockstep.types import BadExample, Batch, NonFiniteReport, StepReport
+from lockstep.workers.devices import unused_kind
 from lockstep.workers.rank import Worker, join
 from lockstep.workers.signals import interruptible, uninterrupted
 
@@ -109,6 +110,8 @@ def _log_start(state: TrainState, towers: Towers, worker: Worker) -> None:
         threads = f", {_count(torch.get_num_threads(), 'thread')} each" if worker.device.type == "cpu" else ""
         counts = _count(towers.count, "tower"), _count(worker.num_workers, "worker")
         log.info("%s on %s (%s%s, %s)", *counts, worker.device.type, threads, towers.precision)
+        if kind := unused_kind():
+            log.info("no worker uses the accelerator here (%s): not every part of a step runs on it", kind)
     for line in state.matches if state not in _steps else ():
         log.info("%s", line)
 
@@ -128,7 +131,7 @@ class BoundStep:
         check_fit(state, towers, exchange)
         check_threads(exchange, worker)
         tell_idle_threads(worker)
-        state.trained_with |= describe_step(towers, exchange)
+        state.trained_with |= describe_step(towers, exchange, worker)
         if worker.is_chief:
             _log_start(state, towers, worker)
         if towers.channels_last:
@@ -138,7 +141,14 @@ class BoundStep:
         # The state keeps its steps; it is to be gone with its last name, not when cycles are collected.
         self._state = cast("TrainState", weakref.proxy(state))
         self._host = TowerHost(
-            state.model, state.parameters, towers, worker, state.name, state.tower_transforms, state.frozen.norms
+            state.model,
+            state.parameters,
+            towers,
+            worker,
+            state.name,
+            state.tower_transforms,
+            state.frozen.norms,
+            exact=is_exact(exchange),
         )
         num_leaves, mine = (worker.num_workers, [worker.rank]) if towers.joined else (towers.count, list(self._mine))
         self._reducer = Reducer(exchange, worker, num_leaves, mine)
