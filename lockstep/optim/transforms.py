@@ -32,6 +32,15 @@ class GradientTransform(Protocol):
         ...
 
 
+def runs_ahead(transform: object) -> bool:
+    """Whether a transform may be enqueued before the host knows that the gradients are finite.
+
+    Those of this module that leave every number on the device may; a function of the user's own may read one, or count
+    its calls.
+    """
+    return isinstance(transform, ClipGlobalNorm | ClipValue | ScaleGradients)
+
+
 def bind_transform(transform: GradientTransform | BoundTransform, parameters: Mapping[str, Tensor]) -> BoundTransform:
     """Bind a transform that is a value; a function `(gradients, step)` is used as it is.
 
@@ -83,8 +92,9 @@ class ClipGlobalNorm(Checked):
         return self._clip
 
     def _clip(self, gradients: Gradients, step: int) -> None:
-        norm = gradients.norm
-        if norm > self.max_norm:
+        if gradients.reading_waits:
+            gradients.divide((gradients.unread_norms()[0] / self.max_norm).clamp(min=1.0))
+        elif (norm := gradients.norm) > self.max_norm:
             gradients.divide(norm / self.max_norm)
 
 
@@ -119,8 +129,10 @@ class ClipValue(Checked):
         return self._clip
 
     def _clip(self, gradients: Gradients, step: int) -> None:
-        # No element is larger than the norm, which is rounded.
-        large = [i for i, norm in enumerate(gradients.norms) if not norm <= 0.99 * self.max_value]
+        if gradients.reading_waits:
+            large = [i for i, gradient in enumerate(gradients.tensors) if gradient is not None]
+        else:  # no element is larger than the norm, which is rounded
+            large = [i for i, norm in enumerate(gradients.norms) if not norm <= 0.99 * self.max_value]
         if large:
             clipped = torch._foreach_clamp_min(_present(gradients, large), -self.max_value)
             torch._foreach_clamp_max_(clipped, self.max_value)

@@ -133,7 +133,7 @@ def test_channels_last_moves_weights_and_all_that_is_kept_for_them() -> None:
 def test_statistics_that_are_not_finite_are_not_committed() -> None:
     state = make_state(nonfinite="skip")
     before = everything(state)
-    outcome = state.apply(dataclasses.replace(attempt(state), has_finite_statistics=False))
+    outcome = state.apply(dataclasses.replace(attempt(state), statistics_check=math.nan))
     assert outcome.nonfinite == ("the batch-norm statistics",)
     assert all(torch.equal(before[name], tensor) for name, tensor in everything(state).items())
 
