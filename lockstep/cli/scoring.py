@@ -147,6 +147,7 @@ class _Scoring:
                 self._details.score,
                 self._held,
                 weights=self._run.weights,
+                precision=recipe.evaluation_precision,
                 micro_batch=how.micro_batch,
                 drop_last=how.drop_last,
                 metrics=self._details.metrics,
@@ -155,7 +156,8 @@ class _Scoring:
         if result and self._worker.is_chief:
             path = recipe.data.path_of(self._run.split)
             on = f", on {path}" if path else ""
-            log.info("%s weights of step %d, from %s%s", result.weights, result.step, checkpoint.path, on)
+            in_half = f" in {result.precision}" if result.precision != "fp32" else ""
+            log.info("%s weights of step %d%s, from %s%s", result.weights, result.step, in_half, checkpoint.path, on)
             self._write(result)
         return result is not None
 

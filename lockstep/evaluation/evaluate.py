@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,10 @@ from lockstep.data.loader import EvaluationBatch, Loader
 from lockstep.errors import InputError
 from lockstep.evaluation.gathered_metrics import GatheredMetrics
 from lockstep.evaluation.precise_statistics import PreciseStatistics, recompute_statistics
-from lockstep.evaluation.scores import Weights, checked, counted, scores_of, summed
+from lockstep.evaluation.scores import Weights, checked, counted, read_sums, scores_of, summed
 from lockstep.metrics.metric import NO_METRICS, Metric
+from lockstep.parallel.hosting import autocast
+from lockstep.parallel.towers import Precision
 from lockstep.screen import log
 from lockstep.training.state import TrainState
 from lockstep.types import BadExample, Batch
@@ -43,6 +45,8 @@ class Evaluation:
     """Examples that could not be read, and do not count."""
     weights: Weights = "raw"
     """Which weights were scored."""
+    precision: Precision = "fp32"
+    """In which the scores were computed."""
     step: int = 0
     """The number of updates that these weights have had."""
     computed: Mapping[str, Any] = field(default_factory=dict)
@@ -70,9 +74,10 @@ class Evaluation:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Weights, counts and scores, by the names that all files of scores have."""
+        """Weights, precision, counts and scores, by the names that all files of scores have."""
         return {
             "weights": self.weights,
+            "precision": self.precision,
             "num_examples": self.num_examples,
             "num_bad_examples": len(self.bad),
             "scores": self.scores,
@@ -88,8 +93,9 @@ class Evaluation:
         num_more = len(shown) - _MOST_SHOWN
         scores = ", ".join(shown[:_MOST_SHOWN]) + (f" and {num_more} more" if num_more > 0 else "")
         weights = " with averaged weights" if self.weights == "average" else ""
+        precision = f" in {self.precision}" if self.precision != "fp32" else ""
         left_out = f", {len(self.bad)} bad ones left out" if self.bad else ""
-        return f"{scores or 'no scores'} over {self.num_examples} examples{weights}{left_out}"
+        return f"{scores or 'no scores'} over {self.num_examples} examples{weights}{precision}{left_out}"
 
 
 def evaluate(
@@ -98,6 +104,7 @@ def evaluate(
     loader: Loader,
     *,
     weights: Weights = "raw",
+    precision: Precision | None = None,
     micro_batch: int | None = None,
     statistics: PreciseStatistics | None = None,
     drop_last: bool = False,
@@ -121,6 +128,8 @@ def evaluate(
             tensors with the batch first or `Ragged`s, which its `update` takes; or `prepare`, which takes lists, too.
         loader: its reader is read in order, without augmentation.
         weights: the parameters as they are, or their moving averages.
+        precision: in which `score` computes: bf16 and fp16 under autocast, as `Towers.precision` says of losses. None:
+            that of the towers that the state was last trained with, also before a resume; fp32 if it never was.
         micro_batch: examples a forward pass; the loader's batch size by default.
         statistics: the batch norm of the copy gets statistics computed afresh from these training batches.
         drop_last: leave out the last micro-batch if it is not full, as the reference trainers did.
@@ -135,13 +144,14 @@ def evaluate(
         DataError: an example cannot be read; where the loader skips bad examples, they are left out and named.
     """
     with join().pulse.during(state.step, "evaluate"):
-        model = _scored_copy(state, weights)
+        model, precision = _scored_copy(state, weights), _precision_of(state, precision)
+        computed = _computed_in(precision, score)
         if statistics is not None:
-            recompute_statistics(model, score, statistics, join())
+            recompute_statistics(model, computed, statistics, join())
         size = micro_batch or loader.batch_size
-        result = _evaluate(model, score, loader, size, drop_last, metrics, progress, stoppable=False)
+        result = _evaluate(model, computed, loader, size, drop_last, metrics, progress, stoppable=False)
     assert result is not None, "nothing stops it"
-    return replace(result, weights=weights, step=state.step)
+    return replace(result, weights=weights, precision=precision, step=state.step)
 
 
 def evaluate_unless_stopped(
@@ -150,6 +160,7 @@ def evaluate_unless_stopped(
     loader: Loader,
     *,
     weights: Weights = "raw",
+    precision: Precision | None = None,
     micro_batch: int | None = None,
     drop_last: bool = False,
     metrics: Mapping[str, Metric] = NO_METRICS,
@@ -160,10 +171,10 @@ def evaluate_unless_stopped(
     That one waits for the others, as long as in any call of the group.
     """
     with join().pulse.during(state.step, "evaluate"):
-        model = _scored_copy(state, weights)
-        size = micro_batch or loader.batch_size
-        result = _evaluate(model, score, loader, size, drop_last, metrics, progress, stoppable=True)
-    return result and replace(result, weights=weights, step=state.step)
+        model, precision = _scored_copy(state, weights), _precision_of(state, precision)
+        computed, size = _computed_in(precision, score), micro_batch or loader.batch_size
+        result = _evaluate(model, computed, loader, size, drop_last, metrics, progress, stoppable=True)
+    return result and replace(result, weights=weights, precision=precision, step=state.step)
 
 
 def _evaluate(
@@ -180,7 +191,8 @@ def _evaluate(
     worker = join()
     model.eval()
     feed = GatheredMetrics(metrics, worker)
-    mine: list[JSON] = []
+    mine: list[list[JSON]] = []
+    sums: list[Mapping[str, Tensor]] = []
     stopped = False
     num_examples = len(loader.reader) // size * size if drop_last else len(loader.reader)
     batches = loader.evaluation_batches(size, worker.rank, worker.num_workers, worker.device, drop_last=drop_last)
@@ -194,13 +206,15 @@ def _evaluate(
                 break
             with torch.inference_mode():
                 scores = checked(score(model, batch), metrics, size)
-            sums, rows = counted(scores, batch.valid)
-            mine.append([batch.position, batch.valid, sums, [list(bad) for bad in batch.bad]])
+            own, rows = counted(scores, batch.valid)
+            sums.append(own)
+            mine.append([batch.position, batch.valid, [list(bad) for bad in batch.bad]])
             feed.add(rows)
             if progress:
                 progress(min(batch.position + size, num_examples), num_examples)
     feed.finish()
-    gathered = worker.group.gather([stopped, mine])
+    scored = [[*row, own_sums] for row, own_sums in zip(mine, read_sums(sums), strict=True)]
+    gathered = worker.group.gather([stopped, scored])
     if any(stopped for stopped, _ in gathered):
         return None
     result = _added_up([row for _, rows in gathered for row in rows], loader, size)
@@ -218,8 +232,8 @@ def _added_up(rows: Sequence[Any], loader: Loader, size: int) -> Evaluation:
             hint="lower the micro-batch, or keep the last one (drop_last=False, or evaluate.drop_last=false)",
         )
     rows = sorted(rows, key=itemgetter(0))
-    sums = summed([row[2] for row in rows])
-    bad = tuple(BadExample(*example) for row in rows for example in row[3])
+    sums = summed([row[3] for row in rows])
+    bad = tuple(BadExample(*example) for row in rows for example in row[2])
     return Evaluation(sums, sum(row[1] for row in rows), bad)
 
 
@@ -244,6 +258,25 @@ def _scored_copy(state: TrainState, weights: Weights) -> nn.Module:
             for name, value in state.averaged().items():
                 parameters[name].copy_(value)
     return model
+
+
+def _precision_of(state: TrainState, precision: Precision | None) -> Precision:
+    """Return the precision that is asked for, else that of the state's towers."""
+    if precision is None:
+        precision = state.trained_with.get("towers", {}).get("precision", "fp32")
+    check_one_of("precision", precision, get_args(Precision))
+    return precision
+
+
+def _computed_in(precision: Precision, score: ScoreFunction) -> ScoreFunction:
+    """Make of a score function one that computes under autocast, as towers compute losses."""
+    context = autocast(join().device, precision)
+
+    def computed(model: nn.Module, batch: Batch) -> Any:
+        with context:
+            return score(model, batch)
+
+    return computed
 
 
 def example_indices(batch: Batch) -> Tensor:

@@ -23,6 +23,9 @@ Rows: TypeAlias = "Mapping[str, tuple[Column, ...]]"
 """By the name of a metric, the arguments of its `prepare` or `update`."""
 
 
+_HALF = (torch.bfloat16, torch.float16)
+
+
 class Scores(NamedTuple):
     """The scores of a micro-batch of `size` rows, padding included."""
 
@@ -56,21 +59,35 @@ def checked(returned: object, metrics: Mapping[str, Metric], size: int) -> Score
     return Scores(averaged, rows)
 
 
-def counted(scores: Scores, valid: int) -> tuple[dict[str, float], Rows]:
+def counted(scores: Scores, valid: int) -> tuple[dict[str, Tensor], Rows]:
     """Sum the scores in float64, and copy the rows to the CPU: of the first `valid` examples, the rest is padding.
 
-    Where all of it is padding, there are no rows.
+    The sums stay where they are, and nothing waits for them. Where all of it is padding, there are no rows.
     """
-    sums = {name: float(values[:valid].double().sum()) for name, values in scores.averaged.items()}
+    sums = {name: values[:valid].double().sum() for name, values in scores.averaged.items()}
     rows = {name: tuple(_on_cpu(column[:valid]) for column in columns) for name, columns in scores.rows.items()}
     return sums, rows if valid else {}
 
 
 def _on_cpu(column: Column) -> Column:
-    """Copy a column: a metric may keep it, and must not keep the memory of the whole batch with it."""
+    """Copy a column: a metric may keep it, and must not keep the memory of the whole batch with it.
+
+    What autocast has left in half precision becomes float32, the same numbers: NumPy has no bfloat16.
+    """
     if isinstance(column, Ragged):
-        return Ragged(column.values.to("cpu", copy=True), column.lengths.clone())
-    return column if isinstance(column, list) else column.to("cpu", copy=True)
+        return Ragged(_on_cpu_tensor(column.values), column.lengths.clone())
+    return column if isinstance(column, list) else _on_cpu_tensor(column)
+
+
+def _on_cpu_tensor(values: Tensor) -> Tensor:
+    return values.to("cpu", torch.float32 if values.dtype in _HALF else values.dtype, copy=True)
+
+
+def read_sums(sums: Sequence[Mapping[str, Tensor]]) -> list[dict[str, float]]:
+    """Read the sums of many micro-batches at once, so that the host waits once for their device."""
+    totals = [total for each in sums for total in each.values()]
+    numbers = iter(torch.stack([total.to(totals[0].device) for total in totals]).tolist() if totals else ())
+    return [{name: next(numbers) for name in each} for each in sums]
 
 
 def summed(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:

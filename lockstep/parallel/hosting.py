@@ -22,7 +22,7 @@ from lockstep.parallel.diagnosis import Finding, first_nonfinite
 from lockstep.parallel.random_streams import RandomStreams
 from lockstep.parallel.statistics import Statistics
 from lockstep.parallel.tower_outputs import TowerOutputs, objective
-from lockstep.parallel.towers import Towers
+from lockstep.parallel.towers import Precision, Towers
 from lockstep.parallel.tree import PartialSum, TreeSum, assign_towers
 from lockstep.randomness import key_of, mix
 from lockstep.types import Batch
@@ -34,6 +34,12 @@ if TYPE_CHECKING:
 
 OWNING_PAYS_FROM_ELEMENTS = 2**16
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
+    """Return the context in which losses and scores are computed; it can be entered again once it is left."""
+    dtype = _AUTOCAST.get(precision)
+    return torch.autocast(device.type, dtype) if dtype else nullcontext()
 
 
 class StepInputs(NamedTuple):
@@ -102,8 +108,7 @@ class TowerHost:
         self._stream_key = key_of(name)
         device = self._parameters[0].device
         self._streams = RandomStreams(device)
-        dtype = _AUTOCAST.get(towers.precision)
-        self._precision: AbstractContextManager[object] = torch.autocast(device.type, dtype) if dtype else nullcontext()
+        self._precision = autocast(device, towers.precision)
         self._batch_norm = around_towers(model, towers, worker, still)
         hosted = len(assign_towers(towers.count, worker.num_workers)[worker.rank]) if self._is_joined else 1
         self._share = hosted / towers.count

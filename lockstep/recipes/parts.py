@@ -24,6 +24,7 @@ from lockstep.data.prefetch import LoaderPool
 from lockstep.errors import InputError
 from lockstep.evaluation.scores import Weights
 from lockstep.optim.optimizers import Optimizer
+from lockstep.parallel.towers import Precision
 from lockstep.progress import Epochs, Interval, Steps
 from lockstep.weights.warm_start import Takes, WarmStart
 
@@ -243,6 +244,8 @@ class Evaluate(Checked):
     """Examples of a forward pass; None: the batch size."""
     weights: Weights = "raw"
     """The parameters as they are, or their moving averages."""
+    precision: Precision | None = None
+    """In which scores are computed; None: that of the towers."""
     examples: PositiveInt64 | None = None
     """Number of examples of a split that are scored, from the first on; None: all."""
     drop_last: bool = False

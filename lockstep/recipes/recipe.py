@@ -48,7 +48,7 @@ from lockstep.optim.optimizers import Optimizer
 from lockstep.optim.schedules import Constant, Schedule
 from lockstep.optim.transforms import GradientTransform
 from lockstep.parallel.exchange import AllReduce, Alone
-from lockstep.parallel.towers import Towers
+from lockstep.parallel.towers import Precision, Towers
 from lockstep.progress import End
 from lockstep.recipes.data import ImageData, MnistData
 from lockstep.recipes.detection import DetectionData
@@ -209,6 +209,11 @@ class Recipe(Checked):
     def task(self) -> Task:
         """What the model learns: its losses, scores and metrics."""
         return self.data.task.of(self)
+
+    @property
+    def evaluation_precision(self) -> Precision:
+        """In which the model is scored."""
+        return self.evaluate.precision or self.towers.precision
 
     def towers_for(self, num_workers: int) -> Towers:
         """Return the towers with their count: that of the recipe, else one for each worker."""

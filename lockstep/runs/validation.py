@@ -32,6 +32,7 @@ def score_split(recipe: Recipe, parts: Parts, split: str) -> Evaluation | None:
             parts.task.score,
             parts.examples.held_out(split),
             weights=how.weights,
+            precision=recipe.evaluation_precision,
             micro_batch=how.micro_batch,
             drop_last=how.drop_last,
             metrics=parts.task.metrics,

@@ -45,7 +45,7 @@ SETTINGS = [
     "batch_size=24", "average.decay=0.5", "evaluate.weights=average", "evaluate.examples=60", "evaluate.every=0",
     "evaluate.top=[1, 5]",
 ]  # fmt: skip
-FACTS = ["step", "split", "weights", "num_examples", "num_bad_examples", "scores"]
+FACTS = ["step", "split", "weights", "precision", "num_examples", "num_bad_examples", "scores"]
 
 
 def train(workdir: Path, *words: str) -> list[str]:
@@ -96,7 +96,7 @@ class TestWhatIsSaidAndWritten:
         assert {path: path.read_bytes() for path in before} == before, "those of the run are its own"
         (line,) = evaluations(workdir)
         assert list(line) == FACTS
-        assert [line[name] for name in FACTS[:-1]] == [6, "test", "average", 60, 0]
+        assert [line[name] for name in FACTS[:-1]] == [6, "test", "average", "fp32", 60, 0]
         top1, top5 = line["scores"]["top1"], line["scores"]["top5"]
         assert 0 < top1 < top5 < 1
         assert caplog.messages == [
@@ -116,8 +116,8 @@ class TestWhatIsSaidAndWritten:
         evaluate(workdir, "--raw", "--step", "4", "--split", "validation", "--examples", "30")
         evaluate(workdir, "--average", "--split", "train")
         first, second = evaluations(workdir)
-        assert [first[name] for name in FACTS[:4]] == [4, "validation", "raw", 30]
-        assert [second[name] for name in FACTS[:4]] == [6, "train", "average", 60]
+        assert [first[name] for name in FACTS[:5]] == [4, "validation", "raw", "fp32", 30]
+        assert [second[name] for name in FACTS[:5]] == [6, "train", "average", "fp32", 60]
         names = {path.name for path in (workdir / "summaries-evaluation").iterdir()}
         assert names == {"validation-raw", "train-average"}
 

@@ -69,10 +69,15 @@ def test_other_data_is_scored_and_named(
     assert evaluate("--data", image_shards(Path("shards"), "v", [0, 1, 2, 0]), "--split", "test")["num_examples"] == 4
 
 
-def test_settings_say_how_it_is_scored(evaluate: Callable[..., dict[str, Any]]) -> None:
-    settings = ["evaluate.examples=4", "evaluate.top=[1, 2]", "evaluate.weights=average", "feed.num_threads=0"]
+def test_settings_say_how_it_is_scored(
+    evaluate: Callable[..., dict[str, Any]], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "lockstep")
+    settings = ["evaluate.examples=4", "evaluate.top=[1, 2]", "evaluate.weights=average", "evaluate.precision=bf16"]
     found = evaluate(*(word for setting in settings for word in ("--set", setting)))
-    assert (found["num_examples"], found["weights"], [*found["scores"]]) == (4, "average", ["top1", "top2"])
+    assert (found["num_examples"], [*found["scores"]]) == (4, ["top1", "top2"])
+    assert (found["weights"], found["precision"]) == ("average", "bf16")
+    assert caplog.messages[0].startswith("average weights of step 7 in bf16, from ")
     assert evaluate("--set", "evaluate.weights=average", "--raw")["weights"] == "raw"
 
 

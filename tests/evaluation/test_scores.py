@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lockstep.errors import InputError
-from lockstep.evaluation.scores import checked, counted, scores_of, summed
+from lockstep.evaluation.scores import checked, counted, read_sums, scores_of, summed
 from lockstep.metrics.classification import ConfusionMatrix
 from lockstep.ragged import Ragged
 
@@ -18,7 +18,7 @@ def test_padding_does_not_count() -> None:
     boxes = Ragged.of([torch.zeros(1, 4), torch.zeros(0, 4), torch.zeros(2, 4)])
     returned = {"top1": torch.tensor([1.0, 0.0, 1.0]), "cells": (torch.arange(3), boxes)}
     sums, rows = counted(checked(returned, {"cells": ConfusionMatrix(3)}, 3), valid=2)
-    assert sums == {"top1": 1.0}
+    assert read_sums([sums]) == [{"top1": 1.0}]
     numbers, kept = rows["cells"]
     assert (numbers.tolist(), kept.lengths.tolist(), kept.values.shape) == ([0, 1], [1, 0], (1, 4))
 
@@ -33,6 +33,12 @@ def test_the_rows_of_a_metric_do_not_keep_the_memory_of_the_batch() -> None:
 
 def test_where_all_is_padding_a_metric_gets_nothing() -> None:
     assert counted(checked({"cells": (torch.arange(3),)}, {"cells": ConfusionMatrix(3)}, 3), valid=0) == ({}, {})
+
+
+def test_sums_are_read_by_the_names_of_each_micro_batch() -> None:
+    one, two, three = (torch.tensor(number, dtype=torch.float64) for number in (0.1, 2.0, 3.0))
+    assert read_sums([{"a": one, "b": two}, {}, {"c": three}]) == [{"a": 0.1, "b": 2.0}, {}, {"c": 3.0}]
+    assert read_sums([{}]) == [{}]
 
 
 MANY = {"map": 0.25, "map50": math.inf, "name": "a", "each": [0.1], "found": True}

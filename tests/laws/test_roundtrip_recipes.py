@@ -330,6 +330,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
         "every": intervals,
         "micro_batch": st.none() | counts,
         "weights": st.sampled_from(weights),
+        "precision": st.sampled_from([None, "fp32", "bf16", "fp16"]),
         "examples": st.none() | counts,
         "drop_last": st.booleans(),
         "top": tops,

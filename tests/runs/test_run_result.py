@@ -75,12 +75,25 @@ def test_what_is_in_the_file(tmp_path: Path) -> None:
         "epochs": STEPS * BATCH_SIZE / 30,
         "reason": "end",
         "evaluations": {
-            "test": {"weights": "raw", "num_examples": 30, "num_bad_examples": 0, "scores": {"top1": STEPS / 16}}
+            "test": {
+                **{"weights": "raw", "precision": "fp32", "num_examples": 30, "num_bad_examples": 0},
+                "scores": {"top1": STEPS / 16},
+            }
         },
         "best": {"step": 8, "scores": {"validation/top1": 0.5}},
     }
     assert sorted(times) == ["examples_per_second", "seconds"]
     assert all(value > 0 for value in times.values())
+
+
+def test_a_run_is_scored_in_the_precision_of_its_towers_unless_told_otherwise(tmp_path: Path) -> None:
+    for workdir, *settings in (
+        ("half", "towers.precision=bf16"),
+        ("full", "towers.precision=bf16", "evaluate.precision=fp32"),
+    ):
+        start(tmp_path / workdir, make_recipe("stop", "end.count=1", *settings))
+    precisions = [written(tmp_path / workdir)["evaluations"]["test"]["precision"] for workdir in ("half", "full")]
+    assert precisions == ["bf16", "fp32"]
 
 
 def test_scores_that_are_no_numbers_are_json(tmp_path: Path) -> None:
