@@ -32,13 +32,25 @@ class GradientTransform(Protocol):
         ...
 
 
-def runs_ahead(transform: object) -> bool:
-    """Whether a transform may be enqueued before the host knows that the gradients are finite.
+class BoundTransforms:
+    """Gradient transforms bound to their parameters, one after the other; empty where there are none."""
 
-    Those of this module that leave every number on the device may; a function of the user's own may read one, or count
-    its calls.
-    """
-    return isinstance(transform, ClipGlobalNorm | ClipValue | ScaleGradients)
+    def __init__(
+        self, transforms: Sequence[GradientTransform | BoundTransform], parameters: Mapping[str, Tensor]
+    ) -> None:
+        self._transforms = [bind_transform(each, parameters) for each in transforms]
+        readers = [each for each in transforms if not isinstance(each, ClipGlobalNorm | ClipValue | ScaleGradients)]
+        self.readers = [getattr(each, "__qualname__", type(each).__name__) for each in readers]
+        """Those that read numbers of the gradients, as ClipNorm does, or that may, as functions of the user's own: on
+        an accelerator they wait, and they are called for finite gradients alone."""
+
+    def __len__(self) -> int:
+        return len(self._transforms)
+
+    def __call__(self, gradients: Gradients, step: int) -> None:
+        """Transform the gradients of the update that follows `step` completed ones."""
+        for transform in self._transforms:
+            transform(gradients, step)
 
 
 def bind_transform(transform: GradientTransform | BoundTransform, parameters: Mapping[str, Tensor]) -> BoundTransform:

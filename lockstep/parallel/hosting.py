@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lockstep.errors import InputError
 from lockstep.optim.gradients import Gradients
-from lockstep.optim.transforms import BoundTransform
+from lockstep.optim.transforms import BoundTransforms
 from lockstep.parallel.backward import gradients, is_reentrant, own_gradients, reentrant_gradients
 from lockstep.parallel.batch_norm import around_towers
 from lockstep.parallel.diagnosis import Finding, first_nonfinite
@@ -76,7 +76,6 @@ class TowerHost:
         name: of the state; a key of the towers' random streams.
         transforms: of each tower's own gradients.
         still: batch norm that keeps its statistics.
-        transforms_run_ahead: they read no number of a device; see `transforms.runs_ahead`.
     """
 
     def __init__(
@@ -86,10 +85,8 @@ class TowerHost:
         towers: Towers,
         worker: Worker,
         name: str,
-        transforms: Sequence[BoundTransform] = (),
+        transforms: BoundTransforms | None = None,
         still: Sequence[nn.Module] = (),
-        *,
-        transforms_run_ahead: bool = False,
     ) -> None:
         self.outputs = TowerOutputs(model, parameters, is_alone=worker.num_workers == 1)
         self.statistics = Statistics(model, towers.batch_norm, towers.count)
@@ -103,7 +100,6 @@ class TowerHost:
         self._model: nn.Module = torch.compile(model) if towers.compile else model  # type: ignore[assignment]
         self._names, self._parameters = list(parameters), tuple(parameters.values())
         self._towers, self._transforms = towers, transforms
-        self.transforms_run_ahead = transforms_run_ahead
         self._is_joined = towers.joined
         self._stream_key = key_of(name)
         device = self._parameters[0].device
@@ -220,7 +216,7 @@ class TowerHost:
         for index in absent:
             self.absent[index] = self.absent.get(index, 0) + 1
         if self._transforms:
-            tensors, owned = self._transformed(tensors, inputs), False
+            tensors, owned = self._transformed(self._transforms, tensors, inputs), False
         self.leaves[tower], self.values[tower] = leaf, values
         return PartialSum(tensors + self.statistics.shares(leaf, self._share), numbers, owned=owned)
 
@@ -259,20 +255,20 @@ class TowerHost:
             )
         self._is_reentrant = True
 
-    def _transformed(self, tensors: list[Tensor], inputs: StepInputs) -> list[Tensor]:
+    def _transformed(self, transforms: BoundTransforms, tensors: list[Tensor], inputs: StepInputs) -> list[Tensor]:
         """A tower's share of the mean, after the transforms of its own gradients; not transformed if not finite."""
         scale = inputs.loss_scale or 1.0
         own = Gradients(self._names, tensors[: len(self._names)], divisor=scale)
         to_share: float | Tensor = 1.0 / (self._share * scale)
-        if self.transforms_run_ahead and own.reading_waits:
+        if own.reading_waits and not transforms.readers:
             norm, _ = own.unread_norms()
             # Not finite, they are NaN in the end: a transform might hide what is wrong.
             to_share = torch.where(norm.isfinite(), to_share, math.nan)
             is_finite = True
         else:
             is_finite = own.norm < math.inf
-        for transform in self._transforms if is_finite else ():
-            transform(own, inputs.step)
+        if is_finite:
+            transforms(own, inputs.step)
         own.divide(to_share)
         return [g for g in own.tensors if g is not None] + tensors[len(self._names) :]
 

@@ -10,15 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import torch
 
 from lockstep.checks import Checked, Decay, Hint
-from lockstep.optim.transforms import runs_ahead
-from lockstep.parallel.tower_outputs import sparse_parameters
 from lockstep.readback import Readback
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from lockstep.optim.gradients import Gradients
-    from lockstep.optim.optimizers import BoundOptimizer
     from lockstep.parallel.hosting import StepInputs
     from lockstep.parallel.tree import TreeSum
     from lockstep.types import Batch
@@ -148,6 +145,22 @@ class Proposal:
         return Found(losses, self.gradients.norm, math.isfinite(attempt.statistics_check), attempt.others)
 
 
+class Marks:
+    """Numbers that change when some tensors are changed, in place and not through `.data`, or with `touch`."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = tensors
+        self._num_touches = 0
+
+    def touch(self) -> None:
+        """Say that something else has changed that towers compute with, such as the hooks of a module."""
+        self._num_touches += 1
+
+    def now(self) -> list[int]:
+        """The numbers as they are now."""
+        return [self._num_touches, *[tensor._version for tensor in self._tensors]]
+
+
 class Begun(NamedTuple):
     """An attempt that is computed, on a device perhaps still under way; nothing has changed yet."""
 
@@ -156,7 +169,7 @@ class Begun(NamedTuple):
     sums: TreeSum
     proposal: Proposal
     marks: list[int]
-    """Of what it was computed with; see `TrainState.marks`."""
+    """Of what it was computed with."""
     began: float
     """By `time.perf_counter`."""
 
@@ -203,24 +216,6 @@ def describe_nonfinite(found: Found, gradients: Gradients) -> list[str]:
     if not found.has_finite_statistics:
         words.append("the batch-norm statistics")
     return words or ["the gradients are finite, and their global norm is not"]
-
-
-def why_read_first(
-    model: nn.Module, optimizer: BoundOptimizer, transforms: Sequence[object], updates: Sequence[object]
-) -> list[str]:
-    """Say why an update can be enqueued only once the host knows that its attempt is finite; nothing where it need not.
-
-    A flag on the device can hold back torch's fused kernels, and buffers; nothing else.
-    """
-    names = [getattr(each, "__qualname__", type(each).__name__) for each in transforms if not runs_ahead(each)]
-    reasons = [f"{name} reads the gradients" for name in dict.fromkeys(names)]
-    if not optimizer.takes_found_inf:
-        reasons.append(f"the update is made by {optimizer.kernels} kernels, and not by fused ones alone")
-    if updates:
-        reasons.append("updates are functions of your own")
-    if sparse_parameters(model):
-        reasons.append("sparse gradients are looked through for their rows")
-    return reasons
 
 
 class LossScale:

@@ -26,6 +26,9 @@ class BufferUpdates:
     def __init__(self, updates: Sequence[Update], model: nn.Module, buffers: Mapping[str, Tensor]) -> None:
         self._updates, self._model, self._buffers = tuple(updates), model, buffers
 
+    def __len__(self) -> int:
+        return len(self._updates)
+
     def __call__(self, step: int) -> list[tuple[Tensor, Tensor]]:
         """Call all of them: the buffers that they change, with their new values.
 

@@ -17,20 +17,21 @@ from lockstep.optim.averages import MovingAverage
 from lockstep.optim.by_name import optimizer_of
 from lockstep.optim.gradients import Gradients
 from lockstep.optim.optimizers import Optimizer
-from lockstep.optim.transforms import BoundTransform, GradientTransform, bind_transform, runs_ahead
+from lockstep.optim.transforms import BoundTransform, BoundTransforms, GradientTransform
 from lockstep.parallel.statistics import changeable_buffers
+from lockstep.parallel.tower_outputs import sparse_parameters
 from lockstep.selection import Patterns
 from lockstep.training.attempt import (
     Attempt,
     Found,
     LossAverage,
     LossScale,
+    Marks,
     Nonfinite,
     Outcome,
     Proposal,
     SmoothedLosses,
     describe_nonfinite,
-    why_read_first,
 )
 from lockstep.training.buffer_updates import BufferUpdates, Update
 from lockstep.training.freezing import freeze, matches
@@ -119,8 +120,7 @@ class TrainState:
         changeable = set(map(id, changeable_buffers(model)))
         self.buffers = {n: b for n, b in model.named_buffers() if id(b) in changeable}
         self._buffer_list = list(self.buffers.values())
-        self._counted = [*model.parameters(), *self._buffer_list]
-        self._num_touches = 0
+        self.marks = Marks([*model.parameters(), *self._buffer_list])
         self._optimizer = optimizer_of(optimizer).bind(self.parameters)
         self._average = average.bind(self.parameters, self.buffers) if average else None
         self.matches = matches(
@@ -133,9 +133,8 @@ class TrainState:
         self._regularization = [each.bind(self.parameters) for each in regularization]
         self.penalised = [name for each in self._regularization for name in each.parameter_names]
         """The parameters that a regularization is on."""
-        self._transforms = [bind_transform(each, self.parameters) for each in gradient_transforms]
-        self.tower_transforms = [bind_transform(each, self.parameters) for each in tower_gradient_transforms]
-        self.tower_transforms_run_ahead = all(map(runs_ahead, tower_gradient_transforms))
+        self._transforms = BoundTransforms(gradient_transforms, self.parameters)
+        self.tower_transforms = BoundTransforms(tower_gradient_transforms, self.parameters)
         self._updates = BufferUpdates(updates, model, self.buffers)
         self.nonfinite, self.nonfinite_budget = nonfinite, nonfinite_budget
         self.num_skipped = 0
@@ -144,10 +143,6 @@ class TrainState:
         self.smoothed = SmoothedLosses(loss_average or LossAverage())
         self.gradient_hooks: list[Callable[[Gradients], None]] = []
         """Called with the gradients of each update as the optimizer gets them."""
-        self.reads_first = why_read_first(
-            self.model, self._optimizer, [*tower_gradient_transforms, *gradient_transforms], updates
-        )
-        """Why the host has to know that an attempt is finite before it enqueues the update; see `training.loop`."""
         _states.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -199,8 +194,7 @@ class TrainState:
         self._rates = self._optimizer.learning_rates(step)
         gradients.found_inf = found_inf
         changes = self._updates(self.step)
-        for transform in self._transforms:
-            transform(gradients, self.step)
+        self._transforms(gradients, self.step)
         for hook in self.gradient_hooks:
             hook(gradients)
         _prepare_change()
@@ -268,16 +262,17 @@ class TrainState:
         words = describe_nonfinite(found, proposal.gradients)
         return Outcome(rates, found.norm, found.losses, tuple(words), overflowed)
 
-    def marks(self) -> list[int]:
-        """Numbers that change where parameters or buffers are changed in place, or `touch` is called.
-
-        Updates by fused kernels, and what is written through `.data`, torch does not count.
-        """
-        return [self._num_touches, *[tensor._version for tensor in self._counted]]
-
-    def touch(self) -> None:
-        """Say that something has changed which towers compute with, such as the hooks of a module."""
-        self._num_touches += 1
+    def reads_first(self) -> list[str]:
+        """Say why the host reads an attempt before it enqueues the update: no flag on the device holds that back."""
+        readers = dict.fromkeys([*self.tower_transforms.readers, *self._transforms.readers])
+        reasons = [f"{name} reads the gradients" for name in readers]
+        if not self._optimizer.takes_found_inf:
+            reasons.append(f"the kernels of the update are {self._optimizer.kernels}, and not fused ones alone")
+        if self._updates:
+            reasons.append("updates are functions of your own")
+        if sparse_parameters(self.model):
+            reasons.append("sparse gradients are looked through for their rows")
+        return reasons
 
     def other_buffers(self) -> list[Tensor]:
         """The buffers of the models of all other states: no step of this state may change them."""

@@ -114,8 +114,8 @@ def _log_start(state: TrainState, towers: Towers, worker: Worker) -> None:
         log.info("%s on %s (%s%s, %s)", *counts, worker.device.type, threads, towers.precision)
     for line in state.matches if state not in _steps else ():
         log.info("%s", line)
-    if readback.reading_waits(worker.device) and state.reads_first:
-        log.info("each step waits for the device before its update: %s", "; ".join(state.reads_first))
+    if readback.reading_waits(worker.device) and (reasons := state.reads_first()):
+        log.info("each step waits for the device before its update: %s", "; ".join(reasons))
 
 
 def _count(number: int, what: str) -> str:
@@ -150,14 +150,13 @@ class BoundStep:
             state.name,
             state.tower_transforms,
             state.frozen.norms,
-            transforms_run_ahead=state.tower_transforms_run_ahead,
         )
         num_leaves, mine = (worker.num_workers, [worker.rank]) if towers.joined else (towers.count, list(self._mine))
         self._reducer = Reducer(exchange, worker, num_leaves, mine)
         self._missing = MissingGradients(self._state, num_leaves, is_chief=worker.is_chief)
         self._started = self._resumed = time.perf_counter()
         self._resolved_for: tuple[int, int] | None = None
-        self.runs_ahead = readback.reading_waits(worker.device) and not state.reads_first
+        self.runs_ahead = readback.reading_waits(worker.device) and not state.reads_first()
         """Updates may be enqueued before their attempts are read."""
 
     def start(self) -> None:
@@ -227,7 +226,7 @@ class BoundStep:
         return (
             inputs.step != state.step
             or (inputs.loss_scale is not None and inputs.loss_scale != state.loss_scale.value)
-            or begun.marks != state.marks()
+            or begun.marks != state.marks.now()
         )
 
     def resume(self) -> None:
@@ -253,7 +252,7 @@ class BoundStep:
         inputs = self._inputs(batch, [counts(part) for _, _, part in parts] if counts else [], step, began)
         sums = self._run_towers(losses, parts, inputs)
         proposal = self._state.propose(self._attempt(sums, inputs.loss_scale))
-        return Begun(batch, inputs, sums, proposal, self._state.marks() if self.runs_ahead else [], began)
+        return Begun(batch, inputs, sums, proposal, self._state.marks.now() if self.runs_ahead else [], began)
 
     def _finish(self, begun: Begun, losses: LossFunction) -> StepReport:
         batch, inputs, sums, proposal, _, began = begun

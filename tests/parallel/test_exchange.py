@@ -7,6 +7,7 @@ import torch
 from thread_workers import thread_workers
 
 import lockstep as ls
+from lockstep import readback
 from lockstep.errors import InputError, WorkerError
 from lockstep.parallel.exchange import AllReduce, Alone, Reducer
 from lockstep.parallel.transports import SharedMemoryTransport
@@ -118,10 +119,13 @@ def test_counts_of_each_leaf_stand_at_its_place_in_the_tree() -> None:
 def test_what_a_device_counts_stays_there_and_is_nan_where_it_is_no_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readback, "reading_waits", lambda device: True)
     counted = Reducer(Alone(), ls.join(), 2, own=[0, 1]).counted(
-        [{"a": torch.tensor(2), "b": 1.0, "c": torch.tensor(3.0)}, {"a": torch.tensor(5), "b": 2, "c": torch.tensor(-1)}]
+        [
+            {"a": torch.tensor(2), "b": 1.0, "c": torch.tensor(3.0)},
+            {"a": torch.tensor(5), "b": 2, "c": torch.tensor(-1)},
+        ]
     )
     assert all(isinstance(count, torch.Tensor) for count in counted.values())
-    assert float(counted["a"]), float(counted["b"]) == (7.0, 3.0)
+    assert (float(counted["a"]), float(counted["b"])) == (7.0, 3.0)
     assert counted["c"].isnan()  # type: ignore[union-attr]
 
 
