@@ -22,6 +22,7 @@ from lockstep import readback
 from lockstep.errors import PeerLostError, WorkerError
 from lockstep.parallel.barrier import SpinBarrier
 from lockstep.parallel.tree import PartialSum, TreeSum, additions, aligned_nodes, assign_towers
+from lockstep.tensor_lists import copy_all
 from lockstep.workers.group import MEMORY_NAME, timeout_seconds
 from lockstep.workers.rank import Worker
 
@@ -154,7 +155,7 @@ class CollectiveTransport:
         tensors = pack(sums.total(), self._worker.device)
         if not self._views:
             self._open(FlatLayout(tensors))
-        torch._foreach_copy_(self._views, tensors)
+        copy_all(self._views, tensors)
         run_collective(self._worker, self._all_reduce)
         return unpack(self._views, owned=True)
 

@@ -21,6 +21,7 @@ from lockstep.optim.transforms import BoundTransform, BoundTransforms, GradientT
 from lockstep.parallel.statistics import changeable_buffers
 from lockstep.parallel.tower_outputs import sparse_parameters
 from lockstep.selection import Patterns
+from lockstep.tensor_lists import copy_all
 from lockstep.training.attempt import (
     Attempt,
     Found,
@@ -200,7 +201,7 @@ class TrainState:
         _prepare_change()
         self._optimizer.update(gradients, step)
         if proposal.attempt.statistics:
-            torch._foreach_copy_(self._buffer_list, proposal.attempt.statistics)
+            copy_all(self._buffer_list, proposal.attempt.statistics)
         for buffer, new in changes:
             buffer.copy_(new)
 
@@ -298,7 +299,8 @@ class TrainState:
         averages = self._average.tensors.values() if self._average else ()
         for tensor in (*self.model.parameters(), *self._optimizer.slots().values(), *averages):
             if tensor.ndim == 4:
-                tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
+                # Not `contiguous`, which leaves a 1x1 kernel with other strides than its gradient has.
+                tensor.data = tensor.data.to(memory_format=torch.channels_last)
         self.layouts = self.parameter_layouts()
 
     def parameter_layouts(self) -> list[tuple[tuple[int, ...], torch.dtype]]:
