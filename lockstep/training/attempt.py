@@ -11,6 +11,7 @@ import torch
 
 from lockstep.checks import Checked, Decay, Hint
 from lockstep.readback import Readback
+from lockstep.tensor_lists import are_finite
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,7 +55,7 @@ class Attempt:
 
     def is_finite(self) -> bool:
         """Whether gradients and losses are, before any regularization; checked tensor by tensor."""
-        gradients = all(bool(g.isfinite().all()) for g in self.gradients if g is not None)
+        gradients = all(are_finite([g for g in self.gradients if g is not None]))
         return gradients and all(math.isfinite(float(loss)) for loss in self.losses.values())
 
 
@@ -145,8 +146,8 @@ class Proposal:
         return Found(losses, self.gradients.norm, math.isfinite(attempt.statistics_check), attempt.others)
 
 
-class Marks:
-    """Numbers that change when some tensors are changed, in place and not through `.data`, or with `touch`."""
+class ChangeCounts:
+    """Numbers that change with each change of some tensors in place, but for those through `.data`; and with `touch`."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = tensors
@@ -168,7 +169,7 @@ class Begun(NamedTuple):
     inputs: StepInputs
     sums: TreeSum
     proposal: Proposal
-    marks: list[int]
+    change_counts: list[int]
     """Of what it was computed with."""
     began: float
     """By `time.perf_counter`."""
@@ -207,9 +208,8 @@ def describe_nonfinite(found: Found, gradients: Gradients) -> list[str]:
     from lockstep.parallel.diagnosis import nonfinite_losses
 
     present = {n: g for n, g in zip(gradients.names, gradients.tensors, strict=True) if g is not None}
-    # One read: on an accelerator each waits.
-    are_finite = torch.stack([g.isfinite().all() for g in present.values()]).tolist() if present else []
-    names = [f"gradient of {name!r}" for name, finite in zip(present, are_finite, strict=True) if not finite]
+    finite = are_finite([*present.values()])
+    names = [f"gradient of {name!r}" for name, is_finite in zip(present, finite, strict=True) if not is_finite]
     more = len(names) - _MAX_NAMES_SHOWN
     words = nonfinite_losses(found.losses) + names[:_MAX_NAMES_SHOWN]
     words += [f"{more} gradients more"] if more > 0 else []

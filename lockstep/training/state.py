@@ -24,10 +24,10 @@ from lockstep.selection import Patterns
 from lockstep.tensor_lists import copy_all
 from lockstep.training.attempt import (
     Attempt,
+    ChangeCounts,
     Found,
     LossAverage,
     LossScale,
-    Marks,
     Nonfinite,
     Outcome,
     Proposal,
@@ -121,7 +121,7 @@ class TrainState:
         changeable = set(map(id, changeable_buffers(model)))
         self.buffers = {n: b for n, b in model.named_buffers() if id(b) in changeable}
         self._buffer_list = list(self.buffers.values())
-        self.marks = Marks([*model.parameters(), *self._buffer_list])
+        self.change_counts = ChangeCounts([*model.parameters(), *self._buffer_list])
         self._optimizer = optimizer_of(optimizer).bind(self.parameters)
         self._average = average.bind(self.parameters, self.buffers) if average else None
         self.matches = matches(

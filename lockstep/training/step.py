@@ -226,7 +226,7 @@ class BoundStep:
         return (
             inputs.step != state.step
             or (inputs.loss_scale is not None and inputs.loss_scale != state.loss_scale.value)
-            or begun.marks != state.marks.now()
+            or begun.change_counts != state.change_counts.now()
         )
 
     def resume(self) -> None:
@@ -252,7 +252,7 @@ class BoundStep:
         inputs = self._inputs(batch, [counts(part) for _, _, part in parts] if counts else [], step, began)
         sums = self._run_towers(losses, parts, inputs)
         proposal = self._state.propose(self._attempt(sums, inputs.loss_scale))
-        return Begun(batch, inputs, sums, proposal, self._state.marks.now() if self.runs_ahead else [], began)
+        return Begun(batch, inputs, sums, proposal, self._state.change_counts.now() if self.runs_ahead else [], began)
 
     def _finish(self, begun: Begun, losses: LossFunction) -> StepReport:
         batch, inputs, sums, proposal, _, began = begun
