@@ -77,17 +77,19 @@ class AllReduce:
     """Every worker gets the sum over all towers and makes the same update."""
 
     transport: TransportName | None = None
-    """None: shared memory between workers of one CPU host, nccl between GPUs, gloo otherwise."""
+    """None: shared memory between workers of one CPU host, nccl between GPUs, gloo otherwise, and where workers share
+    a GPU."""
     exact: bool = False
-    """Insist on the fixed tree: the same bits for every number of workers."""
+    """Insist on the fixed tree: the same bits for every number of workers. On a GPU, which is then that of a single
+    worker, torch computes with deterministic algorithms: `lockstep.parallel.backends`."""
 
     def resolve(self, worker: Worker) -> TransportName:
         """Choose the transport for these workers."""
         if self.transport is not None:
             return self.transport
-        if worker.device.type != "cpu":
-            return "nccl"
-        return "shared_memory" if worker.num_local_workers == worker.num_workers else "gloo"
+        if worker.device.type == "cpu" and worker.num_local_workers == worker.num_workers:
+            return "shared_memory"
+        return worker.backend
 
     def connect(self, worker: Worker, num_towers: int) -> Connection:
         """Connect this worker with the others; all of them call it together."""
@@ -99,6 +101,14 @@ class AllReduce:
         if name == "shared_memory":
             self._check_one_cpu_host(worker)
             return SharedMemoryTransport(worker, num_towers)
+        if name == "nccl" and worker.backend != "nccl":
+            raise InputError(
+                "NCCL needs an accelerator for each worker.",
+                given=f"AllReduce(transport='nccl') on {worker.device}"
+                + (", which workers share" if worker.shares_device else ""),
+                expected="a transport that these workers can use",
+                hint="leave the transport out to let Lockstep choose",
+            )
         if self.exact:
             raise InputError(
                 f"The exact sum is not to be had over {name}.",
@@ -116,6 +126,11 @@ class AllReduce:
                 expected="all workers on the CPU of one host",
                 hint="leave the transport out to let Lockstep choose",
             )
+
+
+def is_exact(exchange: Exchange) -> bool:
+    """Whether an exchange promises exact bits; one of a user's own does where it has a field `exact` that is true."""
+    return bool(getattr(exchange, "exact", False))
 
 
 class Reducer:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from lockstep.errors import InputError
 from lockstep.optim.gradients import Gradients
 from lockstep.optim.transforms import BoundTransforms
+from lockstep.parallel.backends import Backends
 from lockstep.parallel.backward import gradients, is_reentrant, own_gradients, reentrant_gradients
 from lockstep.parallel.batch_norm import around_towers
 from lockstep.parallel.diagnosis import Finding, first_nonfinite
@@ -76,6 +77,7 @@ class TowerHost:
         name: of the state; a key of the towers' random streams.
         transforms: of each tower's own gradients.
         still: batch norm that keeps its statistics.
+        exact: with deterministic algorithms.
     """
 
     def __init__(
@@ -87,6 +89,8 @@ class TowerHost:
         name: str,
         transforms: BoundTransforms | None = None,
         still: Sequence[nn.Module] = (),
+        *,
+        exact: bool = False,
     ) -> None:
         self.outputs = TowerOutputs(model, parameters, is_alone=worker.num_workers == 1)
         self.statistics = Statistics(model, towers.batch_norm, towers.count)
@@ -104,6 +108,7 @@ class TowerHost:
         self._stream_key = key_of(name)
         device = self._parameters[0].device
         self._streams = RandomStreams(device)
+        self._backends = Backends(towers, device, exact=exact)
         self._precision = autocast(device, towers.precision)
         self._batch_norm = around_towers(model, towers, worker, still)
         hosted = len(assign_towers(towers.count, worker.num_workers)[worker.rank]) if self._is_joined else 1
@@ -186,7 +191,8 @@ class TowerHost:
         self.statistics.save()
         self._streams.set_aside()
         try:
-            yield
+            with self._backends:
+                yield
         finally:
             self._streams.put_back()
             self.statistics.restore()

@@ -147,7 +147,7 @@ class Proposal:
 
 
 class ChangeCounts:
-    """Numbers that change with each change of some tensors in place, but for those through `.data`; and with `touch`."""
+    """Numbers that grow with each change of some tensors in place, but for those through `.data`, and with `touch`."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = tensors

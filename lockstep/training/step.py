@@ -16,7 +16,7 @@ from torch import Tensor
 from lockstep import readback
 from lockstep.checks import check_type
 from lockstep.errors import InputError
-from lockstep.parallel.exchange import AllReduce, Counts, Exchange, Reducer
+from lockstep.parallel.exchange import AllReduce, Counts, Exchange, Reducer, is_exact
 from lockstep.parallel.hosting import StepInputs, TowerBatch, TowerHost
 from lockstep.parallel.statistics import restored
 from lockstep.parallel.towers import Towers
@@ -38,6 +38,7 @@ from lockstep.training.preflight import (
 from lockstep.training.state import TrainState
 from lockstep.training.trained_with import compare_first_step, describe_step
 from lockstep.types import BadExample, Batch, NonFiniteReport, StepReport
+from lockstep.workers.devices import unused_kind
 from lockstep.workers.rank import Worker, join
 from lockstep.workers.signals import interruptible, uninterrupted
 
@@ -112,6 +113,8 @@ def _log_start(state: TrainState, towers: Towers, worker: Worker) -> None:
         threads = f", {_count(torch.get_num_threads(), 'thread')} each" if worker.device.type == "cpu" else ""
         counts = _count(towers.count, "tower"), _count(worker.num_workers, "worker")
         log.info("%s on %s (%s%s, %s)", *counts, worker.device.type, threads, towers.precision)
+        if kind := unused_kind():
+            log.info("no worker uses the accelerator here (%s): not every part of a step runs on it", kind)
     for line in state.matches if state not in _steps else ():
         log.info("%s", line)
     if readback.reading_waits(worker.device) and (reasons := state.reads_first()):
@@ -133,7 +136,7 @@ class BoundStep:
         check_fit(state, towers, exchange)
         check_threads(exchange, worker)
         tell_idle_threads(worker)
-        state.trained_with |= describe_step(towers, exchange)
+        state.trained_with |= describe_step(towers, exchange, worker)
         if worker.is_chief:
             _log_start(state, towers, worker)
         if towers.channels_last:
@@ -150,6 +153,7 @@ class BoundStep:
             state.name,
             state.tower_transforms,
             state.frozen.norms,
+            exact=is_exact(exchange),
         )
         num_leaves, mine = (worker.num_workers, [worker.rank]) if towers.joined else (towers.count, list(self._mine))
         self._reducer = Reducer(exchange, worker, num_leaves, mine)
