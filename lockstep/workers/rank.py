@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,10 +16,11 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistError
 
-from lockstep.errors import InputError, WorkerError
+from lockstep.errors import InputError, LockstepError, WorkerError
 from lockstep.workers import pulse as pulses
 from lockstep.workers.devices import choose_device
 from lockstep.workers.group import TIMEOUT_SECONDS, Group, timeout_seconds
+from lockstep.workers.peers import Peers
 from lockstep.workers.pulse import Pulse
 from lockstep.workers.socket_store import SocketStore
 from lockstep.workers.store_server import LAUNCHED, inherited
@@ -66,6 +69,8 @@ def join(device: str | None = None) -> Worker:
     global _joined
     if _joined is None:
         _joined = _join(device, os.environ)
+        if _joined.num_workers > 1:
+            atexit.register(leave)
     elif device is not None and device != _joined.device.type:
         raise InputError(
             "This process has joined its run with another device.",
@@ -77,9 +82,14 @@ def join(device: str | None = None) -> Worker:
 
 
 def leave() -> None:
-    """Forget the run that this process has joined, so that a test can join another one."""
+    """Leave the run that this process has joined, as its end does; a test can then join another one.
+
+    Connections are closed, and the other workers are told why where an error is what ends the process.
+    """
     global _joined
-    _joined = None
+    worker, _joined = _joined, None
+    if worker is not None:
+        worker.group.leave(getattr(sys, "last_value", None))
 
 
 @dataclass(frozen=True)
@@ -136,9 +146,16 @@ def _join(device: str | None, environment: Mapping[str, str]) -> Worker:
     group = Group.alone()
     if env.num_workers > 1:
         store = _store_of_launcher(env) if env.launched else _connect(env)
-        group = Group(store, env.rank, env.num_workers, timeout_seconds(pulse))
-    local_rank, num_local = env.local or _count_hosts(group, env.rank)
-    chosen = choose_device(device, local_rank, num_local)
+        peers = None if env.launched else Peers(store, env.rank, env.num_workers, pulse, holds_store=env.hosts_store)
+        group = Group(store, env.rank, env.num_workers, timeout_seconds(pulse), peers)
+        if peers:
+            peers.start()
+    try:
+        local_rank, num_local = env.local or _count_hosts(group, env.rank)
+        chosen = choose_device(device, local_rank, num_local)
+    except LockstepError as error:
+        group.leave(error)
+        raise
     return Worker(env.rank, env.num_workers, local_rank, num_local, chosen, group, pulse)
 
 
