@@ -10,6 +10,7 @@ import torch
 
 from lockstep.errors import InputError
 from lockstep.norms import norms_of
+from lockstep.tensor_lists import with_strides_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -160,7 +161,7 @@ def _in_place_of(old: Tensor | None, new: Tensor, name: str) -> Tensor:
             hint="put a tensor of the same shape, dtype and device, and none where there is none",
         )
     # The fused kernels walk memory, not indices: a gradient keeps the strides of its parameter.
-    return new if new.stride() == old.stride() else torch.empty_like(old).copy_(new)
+    return with_strides_of(new, old)
 
 
 def _kind(gradient: Tensor) -> tuple[object, ...]:

@@ -274,4 +274,4 @@ def _to_channels_last(batch: Batch) -> None:
     """Lay image tensors (batch, channels, height, width) out in channels_last, once for all towers."""
     for name, value in batch.items():
         if isinstance(value, Tensor) and value.ndim == 4:
-            batch[name] = value.contiguous(memory_format=torch.channels_last)
+            batch[name] = value.to(memory_format=torch.channels_last)

@@ -17,10 +17,7 @@ from torch import Tensor, nn
 from lockstep.errors import InputError
 from lockstep.parallel.towers import BatchNorm
 from lockstep.parallel.transports import FlatLayout
-
-_ADDED = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128}
-_ADDED |= {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
-"""The dtypes that torch can add up."""
+from lockstep.tensor_lists import ADDABLE, copy_all
 
 
 class Statistics:
@@ -37,11 +34,11 @@ class Statistics:
 
     def save(self) -> None:
         """Keep the values: this is the start of a step."""
-        _copy(self._starts.views, self._buffers)
+        copy_all(self._starts.views, self._buffers)
 
     def restore(self) -> None:
         """Give the buffers the values of the step's start again."""
-        _copy(self._buffers, self._starts.views)
+        copy_all(self._buffers, self._starts.views)
 
     def shares(self, tower: int, share: float) -> list[Tensor]:
         """The contribution of the tower that has just run to the sum over all towers: one tensor a dtype.
@@ -50,12 +47,13 @@ class Statistics:
         """
         if self._policy in ("none", "frozen"):
             return []
-        _copy(self._values.views, self._buffers)
+        copy_all(self._values.views, self._buffers)
         shares: list[Tensor] = []
         for values, starts in zip(self._values.segments, self._starts.segments, strict=True):
             if self._is_averaged(values):
                 # Not the plain difference: a mask that holds infinities would become NaN.
-                shares.append(torch.where(values == starts, 0.0, values - starts) * share)
+                change = (values - starts).masked_fill_(values == starts, 0.0)
+                shares.append(change.mul_(share) if share != 1.0 else change)
             elif tower == (self._last if values.is_floating_point() and self._policy == "last" else 0):
                 shares.append(values.clone())
             else:
@@ -115,15 +113,15 @@ class _Block:
 
 
 @contextmanager
-def restored(buffers: Sequence[Tensor]) -> Iterator[None]:
+def restored(buffers: list[Tensor]) -> Iterator[None]:
     """Whatever happens inside, the buffers have the same values at the end as at the start."""
-    kept = [buffer.clone() for buffer in buffers]
+    kept = [torch.empty_like(buffer) for buffer in buffers]
+    copy_all(kept, buffers)
     try:
         yield
     finally:
         with torch.no_grad():
-            for buffer, value in zip(buffers, kept, strict=True):
-                buffer.copy_(value)
+            copy_all(buffers, kept)
 
 
 def changeable_buffers(model: nn.Module) -> list[Tensor]:
@@ -137,9 +135,4 @@ def _ids(held: Sequence[Mapping[str, Tensor | None]]) -> list[int]:
 
 def _as_numbers(values: Tensor) -> Tensor:
     """The values as they are, or as bytes where torch does not add values of their kind (float8, uint16 to uint64)."""
-    return values if values.dtype in _ADDED else values.view(torch.uint8)
-
-
-def _copy(to: list[Tensor], values: list[Tensor]) -> None:
-    if to:  # torch refuses empty lists
-        torch._foreach_copy_(to, values)
+    return values if values.dtype in ADDABLE else values.view(torch.uint8)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from lockstep.checks import plain
 from lockstep.errors import InputError
 from lockstep.parallel.tree import PartialSum
+from lockstep.tensor_lists import with_strides_of
 
 if TYPE_CHECKING:
     from lockstep.types import Scalars
@@ -140,10 +141,7 @@ class TowerOutputs:
         try:
             if [g.stride() for g in filled] != self._strides:
                 # The fused kernels walk memory, not indices: a gradient must have the strides of its parameter.
-                filled = [
-                    g if g.stride() == strides else torch.empty_like(p).copy_(g)
-                    for g, strides, p in zip(filled, self._strides, self._parameters, strict=True)
-                ]
+                filled = [with_strides_of(g, p) for g, p in zip(filled, self._parameters, strict=True)]
         except RuntimeError:
             self._check_dense(filled)
             raise

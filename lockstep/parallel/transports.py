@@ -19,6 +19,7 @@ from lockstep.errors import WorkerError
 from lockstep.parallel.barrier import SpinBarrier
 from lockstep.parallel.collectives import Backend, collectives
 from lockstep.parallel.tree import PartialSum, TreeSum, additions, aligned_nodes, assign_towers
+from lockstep.tensor_lists import copy_all
 from lockstep.workers.group import MEMORY_NAME
 from lockstep.workers.rank import Worker
 
@@ -151,7 +152,7 @@ class CollectiveTransport:
         tensors = pack(sums.total(), self._worker.device)
         if not self._views:
             self._open(FlatLayout(tensors))
-        torch._foreach_copy_(self._views, tensors)
+        copy_all(self._views, tensors)
         self._collectives.all_reduce(self._buckets)
         return unpack(self._views, owned=True)
 

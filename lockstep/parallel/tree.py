@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-import torch
+from lockstep.tensor_lists import add_all, add_all_
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -111,6 +111,6 @@ class PartialSum:
         if not self.tensors:
             return PartialSum([], numbers)
         if not self.owned:
-            return PartialSum(list(torch._foreach_add(self.tensors, other.tensors)), numbers, owned=True)
-        torch._foreach_add_(self.tensors, other.tensors)
+            return PartialSum(add_all(self.tensors, other.tensors), numbers, owned=True)
+        add_all_(self.tensors, other.tensors)
         return PartialSum(self.tensors, numbers, owned=True)

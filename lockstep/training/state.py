@@ -22,6 +22,7 @@ from lockstep.optim.optimizers import Optimizer
 from lockstep.optim.transforms import BoundTransform, GradientTransform, bind_transform
 from lockstep.parallel.statistics import changeable_buffers
 from lockstep.selection import Patterns
+from lockstep.tensor_lists import copy_all
 from lockstep.training.attempt import (
     Attempt,
     LossAverage,
@@ -171,7 +172,7 @@ class TrainState:
         self._optimizer.update(gradients, self.step - self.first_step)
         self.step += 1
         if attempt.statistics:
-            torch._foreach_copy_(self._buffer_list, attempt.statistics)
+            copy_all(self._buffer_list, attempt.statistics)
         for buffer, new in changes:
             buffer.copy_(new)
         if self._average:
@@ -279,7 +280,8 @@ class TrainState:
         averages = self._average.tensors.values() if self._average else ()
         for tensor in (*self.model.parameters(), *self._optimizer.slots().values(), *averages):
             if tensor.ndim == 4:
-                tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
+                # Not `contiguous`, which leaves a 1x1 kernel with other strides than its gradient has.
+                tensor.data = tensor.data.to(memory_format=torch.channels_last)
         self.layouts = self.parameter_layouts()
 
     def parameter_layouts(self) -> list[tuple[tuple[int, ...], torch.dtype]]:

@@ -182,6 +182,7 @@ class Peers:
 
     def _run(self) -> None:
         try:
+            self.look(time.monotonic())
             while not self._leaving.wait(self._limits.beat_seconds):
                 self.look(time.monotonic())
             self._say_goodbye()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from device_calls import accelerator, counted
 from torch import nn
 
 from lockstep.parallel.statistics import Statistics, changeable_buffers
@@ -75,6 +76,20 @@ def test_one_tensor_is_sent_for_each_dtype() -> None:
         torch.float16,
         torch.bool,
     ]
+
+
+def test_on_an_accelerator_the_buffers_of_a_dtype_are_one_launch() -> None:
+    model = nn.Sequential(*[nn.BatchNorm2d(4) for _ in range(30)])
+    with accelerator():
+        statistics = Statistics(model, "mean", 1)
+        with counted() as calls:
+            statistics.save()
+            statistics.combined(statistics.shares(0, 1.0))
+            statistics.restore()
+    assert not calls.mixed
+    # Three copies of 60 numbers and of 30 counts; what is computed with all of them is one tensor a dtype.
+    assert sum(n for call, n in calls.launches.items() if call.what == "_foreach_copy_") == 6
+    assert calls.num_launches <= 6 + 6
 
 
 def test_a_model_without_buffers_has_nothing_to_send() -> None:

@@ -130,6 +130,19 @@ def test_channels_last_moves_weights_and_all_that_is_kept_for_them() -> None:
     assert all(t.is_contiguous(memory_format=torch.channels_last) for t in kept)
 
 
+@pytest.mark.parametrize("kernel_size", [1, 3])
+@pytest.mark.parametrize("groups", [1, 4], ids=["dense", "depthwise"])
+def test_in_channels_last_a_gradient_has_the_strides_of_its_parameter(kernel_size: int, groups: int) -> None:
+    """It is copied else, once a step and tower."""
+    model = nn.Conv2d(4, 8, kernel_size, groups=groups)
+    state = ls.TrainState(model, ls.optim.SGD(0.1, momentum=0.9), average=ls.optim.MovingAverage(0.9))
+    state.to_channels_last()
+    images = torch.rand(2, 4, 8, 8).to(memory_format=torch.channels_last)
+    (gradient,) = torch.autograd.grad(model(images).square().sum(), model.weight)
+    kept = [t for members in state.sections().values() for t in members.values() if t.ndim == 4]
+    assert {t.stride() for t in (gradient, *kept)} == {model.weight.stride()}
+
+
 def test_statistics_that_are_not_finite_are_not_committed() -> None:
     state = make_state(nonfinite="skip")
     before = everything(state)

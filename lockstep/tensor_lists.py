@@ -1,0 +1,83 @@
+"""Lists of tensors, handled in few launches where a launch costs, and in one read where reading waits.
+
+Torch's CUDA kernels take a list of one dtype as a whole, dozens of tensors a launch, and a list of several dtypes
+tensor by tensor. On a CPU nothing would be gained: there torch takes every list tensor by tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from lockstep import readback
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ADDABLE = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128}
+ADDABLE |= {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+"""The dtypes that torch can add up, and has kernels for lists of: not float8, nor uint16 to uint64."""
+
+
+def copy_all(to: list[Tensor], values: list[Tensor]) -> None:
+    """Copy each value to the tensor in its place."""
+    for some, theirs in _by_dtype(to, values):
+        if some[0].dtype in ADDABLE:
+            torch._foreach_copy_(some, theirs)
+        else:
+            for tensor, value in zip(some, theirs, strict=True):
+                tensor.copy_(value)
+
+
+def add_all(tensors: list[Tensor], others: list[Tensor]) -> list[Tensor]:
+    """Add to each tensor the other one in its place, of the same dtype, in `ADDABLE`; returns the sums."""
+    sums = {some[0].dtype: iter(torch._foreach_add(some, theirs)) for some, theirs in _by_dtype(tensors, others)}
+    if len(sums) == 1:
+        return list(*sums.values())
+    return [next(sums[tensor.dtype]) for tensor in tensors]
+
+
+def add_all_(tensors: list[Tensor], others: list[Tensor]) -> None:
+    """Add to each tensor, in place, the other one in its place, of the same dtype, in `ADDABLE`."""
+    for some, theirs in _by_dtype(tensors, others):
+        torch._foreach_add_(some, theirs)
+
+
+def are_finite(tensors: Sequence[Tensor]) -> list[bool]:
+    """Whether all values of each tensor are finite."""
+    verdicts = [tensor.isfinite().all() for tensor in tensors]
+    if verdicts and readback.reading_waits(verdicts[0].device):
+        read: list[bool] = torch.stack(verdicts).tolist()
+        return read
+    return [bool(verdict) for verdict in verdicts]
+
+
+def with_strides_of(tensor: Tensor, like: Tensor) -> Tensor:
+    """The tensor with the strides of another one of its shape: itself, a view if its memory lies alike, or a copy.
+
+    What walks memory, as fused kernels do, needs all its tensors in one order. Torch leaves open which strides a
+    dimension of size 1 has: a 1x1 kernel in channels_last is its own gradient's twin in memory, and may not be in
+    strides.
+    """
+    if tensor.stride() == like.stride():
+        return tensor
+    sizes = zip(tensor.shape, tensor.stride(), like.stride(), strict=True)
+    if all(mine == theirs for size, mine, theirs in sizes if size > 1):
+        return tensor.as_strided(like.shape, like.stride())
+    return torch.empty_like(like).copy_(tensor)
+
+
+def _by_dtype(tensors: list[Tensor], others: list[Tensor]) -> Collection[tuple[list[Tensor], list[Tensor]]]:
+    """Split two lists alike, by the dtypes of the first one, where that makes fewer launches."""
+    if not tensors:  # torch refuses empty lists
+        return []
+    if not readback.reading_waits(tensors[0].device):
+        return [(tensors, others)]
+    groups: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+    for tensor, other in zip(tensors, others, strict=True):
+        some, theirs = groups.setdefault(tensor.dtype, ([], []))
+        some.append(tensor)
+        theirs.append(other)
+    return groups.values()
