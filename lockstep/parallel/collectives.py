@@ -104,6 +104,7 @@ class Collectives:
             return
         with suppress(ValueError):  # the script has destroyed it already
             dist.destroy_process_group(self._group)
+        del self._group  # gloo closes its connections when nobody holds them
 
     def _make_group(self) -> dist.ProcessGroup:
         worker, timeout = self._worker, timedelta(seconds=TIMEOUT_SECONDS)
