@@ -11,6 +11,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from itertools import zip_longest
 from pathlib import Path
@@ -32,7 +33,7 @@ TIMEOUT_SECONDS = 120.0
 WATCHED_TIMEOUT_SECONDS = 1800.0
 """Where it is known that all workers live: one of them may compile, or fetch data, for long."""
 _LAUNCHED_TIMEOUT_SECONDS = 365 * 86400.0
-_LOOK_EVERY = timedelta(seconds=1)
+_LONGEST_PAUSE_SECONDS = 0.05
 MEMORY_NAME = "lockstep-exchange"
 """The name of the memfds that workers share."""
 
@@ -169,35 +170,35 @@ class Group:
         return [each[1] for each in arrived]
 
     def _wait(self, call: str, keys: list[str]) -> None:
-        try:
-            self._wait_watched(keys)
-        except DistStoreError:
-            missing = [f"worker {rank}" for rank, key in enumerate(keys) if not self.store.check([key])]
-            if not missing:
-                return
+        if self._have_come(keys):
+            return
+        missing = [f"worker {rank}" for rank, key in enumerate(keys) if not self.store.check([key])]
+        if missing:
             seconds = self._timeout.total_seconds()
             raise PeerLostError(
                 f"worker {self._rank} waited in vain for {', '.join(missing)} ({call}).",
                 given=f"{len(missing)} of {self._num_workers} workers did not come within {seconds:g} s",
                 expected="all workers to make the same calls",
                 hint="read what the missing workers said last",
-            ) from None
+            )
 
-    def _wait_watched(self, keys: list[str]) -> None:
-        """Wait for keys of the store, and meanwhile see whether the others live."""
+    def _have_come(self, keys: list[str]) -> bool:
+        """Wait for keys of the store, up to the timeout; meanwhile see whether the others live."""
         if self.peers is None:
-            self.store.wait(keys, self._timeout)
-            return
+            with suppress(DistStoreError):
+                self.store.wait(keys, self._timeout)
+                return True
+            return False
         deadline = time.monotonic() + self._timeout.total_seconds()
-        while True:
-            try:
-                self.store.wait(keys, _LOOK_EVERY)
-            except DistStoreError:
+        for key in keys:
+            pause = 0.001
+            while not self.store.check([key]):  # TCPStore logs each wait that ends too soon
                 self.peers.check()
                 if time.monotonic() > deadline:
-                    raise
-            else:
-                return
+                    return False
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        return True
 
 
 def _parsed(rank: int, payload: bytes) -> tuple[str, Any]:
