@@ -125,6 +125,10 @@ class Ragged:
         """Copy both tensors to pinned memory, from where a device can copy them in the background."""
         return Ragged(self.values.pin_memory(), self.lengths.pin_memory())
 
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Keep the values' memory from being used again before the work of a stream is done, as a tensor's method."""
+        self.values.record_stream(stream)
+
 
 def tensors_of(fields: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the tensors among some fields by name: of a ragged field NAME two, NAME.values and NAME.lengths."""

@@ -46,8 +46,8 @@ def add_all_(tensors: list[Tensor], others: list[Tensor]) -> None:
 
 
 def are_finite(tensors: Sequence[Tensor]) -> list[bool]:
-    """Whether all values of each tensor are finite."""
-    verdicts = [tensor.isfinite().all() for tensor in tensors]
+    """Whether all values of each tensor are finite; some may be sparse."""
+    verdicts = [(t.coalesce().values() if t.is_sparse else t).isfinite().all() for t in tensors]
     if verdicts and readback.reading_waits(verdicts[0].device):
         read: list[bool] = torch.stack(verdicts).tolist()
         return read

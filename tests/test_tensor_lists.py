@@ -69,6 +69,7 @@ def test_what_is_not_finite_is_found_in_one_read(device: type) -> None:
     with device(), counted() as calls:
         assert are_finite(tensors) == [True, False, True, False, True]
         assert are_finite([]) == []
+    assert are_finite([tensor.to_sparse() for tensor in tensors]) == [True, False, True, False, True]
     assert len(calls.waits) == (1 if device is accelerator else len(tensors))
 
 

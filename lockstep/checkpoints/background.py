@@ -1,8 +1,9 @@
 """Saving while the run goes on.
 
-A thread copies the tensors and writes the copy. The run computes meanwhile, and waits only before it changes tensors
-that are not copied yet: whoever changes tensors calls `copied` before. Forward and backward passes take longer than the
-copy, so the run rarely waits. A writer has at most one checkpoint in flight: the next one waits for it.
+A thread writes copies of the tensors. The run computes meanwhile, and waits only before it changes tensors that are not
+copied yet: whoever changes tensors calls `copied` before. On the CPU the thread copies them; forward and backward
+passes take longer than that, so the run rarely waits. On an accelerator it never does: there they are cloned at once. A
+writer has at most one checkpoint in flight: the next one waits for it.
 """
 
 from __future__ import annotations
@@ -12,9 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from copy import deepcopy
 
-import torch
-from torch import Tensor
-
+from lockstep.checkpoints.copies import Copies
 from lockstep.checkpoints.encoding import JSON, Tensors, check_saveable
 from lockstep.checkpoints.store import Store
 from lockstep.errors import CheckpointError
@@ -63,14 +62,15 @@ class BackgroundWriter:
         """
         self.wait()
         check_saveable(tensors)
-        taken = {section: _copied(tensors[section]) for section in tensors if section in at_once}
-        later = {section: members for section, members in tensors.items() if section not in taken}
+        copies = Copies(tensors, at_once)
         thread = threading.Thread(
             target=self._write,
-            args=(step, list(tensors), taken, later, _versions(later), deepcopy(values), dict(scores or {})),
+            args=(step, copies, deepcopy(values), dict(scores or {})),
             name=f"checkpoint of step {step}",
         )
         self._may_change.clear()
+        if not copies.later:
+            self._may_change.set()
         thread.start()
         self._thread = thread
         _in_flight.append(self)
@@ -103,20 +103,15 @@ class BackgroundWriter:
     def _write(
         self,
         step: int,
-        order: list[str],
-        taken: dict[str, dict[str, Tensor]],
-        later: Tensors,
-        versions: list[int],
+        copies: Copies,
         values: Mapping[str, JSON],
         scores: Mapping[str, float],
     ) -> None:
         try:
-            with torch.no_grad():
-                taken |= {section: _copied(members) for section, members in later.items()}
-            if _versions(later) != versions:
+            if not copies.take_later():
                 raise _changed(step)
             self._may_change.set()
-            self.store.write(step, {section: taken[section] for section in order}, values, scores)
+            self.store.write(step, copies.on_host(), values, scores)
         except BaseException as error:
             self._error = error
             # It is raised by whoever asks next; nobody may.
@@ -134,15 +129,6 @@ def wait_for_writers() -> None:
 def _saving() -> AbstractContextManager[None]:
     pulse = of_this_process()
     return pulse.during(pulse.step, "save")
-
-
-def _copied(members: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in members.items()}
-
-
-def _versions(tensors: Tensors) -> list[int]:
-    """Counts of the changes in place to each tensor, as far as torch counts them: its fused kernels do not."""
-    return [tensor._version for members in tensors.values() for tensor in members.values()]
 
 
 def _changed(step: int) -> CheckpointError:

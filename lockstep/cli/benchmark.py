@@ -118,6 +118,7 @@ def _workload_of_recipe(recipe: Recipe, worker: Worker) -> _Workload:
     """Build the loader and the training step of a recipe, as one worker has them; or the loader alone."""
     import torch
 
+    from lockstep.parallel.exchange import is_exact
     from lockstep.runs.build import build, prepared
     from lockstep.training import choices
     from lockstep.training.step import bind
@@ -126,7 +127,7 @@ def _workload_of_recipe(recipe: Recipe, worker: Worker) -> _Workload:
         recipe.data.check_complete()
         return _Workload(prepared(recipe, worker).training(), recipe.towers_for(1).count)
     parts = build(recipe, worker)
-    exact = getattr(recipe.exchange, "exact", False)
+    exact = is_exact(recipe.exchange)
     resolved = choices.resolve(parts.state, parts.towers, parts.loader, worker, exact=exact, saved=None)
     torch.set_num_threads(resolved.threads)
     step, counts = bind(parts.state, parts.towers, recipe.exchange), parts.task.counts(parts.state.model)

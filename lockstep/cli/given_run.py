@@ -91,7 +91,12 @@ def _named(word: str) -> tuple[Recipe, Path | None]:
 
 def _changed(recipe: Recipe, arguments: argparse.Namespace) -> Recipe:
     """Return the recipe with the settings and the flags of a command line."""
-    given = {"num_towers": arguments.towers, "num_workers": arguments.workers, "device": arguments.device}
+    given = {
+        "num_towers": arguments.towers,
+        "num_workers": arguments.workers,
+        "workers_per_device": arguments.workers_per_device,
+        "device": arguments.device,
+    }
     flags = {field: value for field, value in given.items() if value is not None}
     if arguments.settings:
         # At once with the flags: a batch size need not be split over the towers that there were before.

@@ -52,7 +52,7 @@ def _plan(argv: list[str]) -> dict[str, Any]:
 
     arguments = parse(argv)
     check_value("--hang-seconds", arguments.hang_seconds, NonNegativeFloat)
-    workers = choose_num_workers(arguments.workers, arguments.device, None)
+    workers = choose_num_workers(arguments.workers, arguments.device, None, arguments.workers_per_device)
     return {
         "workers": workers,
         "hang_seconds": arguments.hang_seconds,
@@ -68,7 +68,7 @@ def _work(argv: list[str]) -> int:
     script = Path(arguments.script).resolve()
     sys.argv = [str(script), *arguments.arguments]
     sys.path.insert(0, str(script.parent))
-    with join_workers(arguments.device, shows_log=False) as worker:
+    with join_workers(arguments.device, arguments.workers_per_device, shows_log=False) as worker:
         worker.pulse.at(0, "script")
         runpy.run_path(str(script), run_name="__main__")
     return 0

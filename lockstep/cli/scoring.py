@@ -70,7 +70,13 @@ def plan_scoring(argv: list[str]) -> dict[str, Any]:
     """Decide how many workers to start, and refuse what can be refused before."""
     arguments = parse(argv)
     recipe = scored_run(arguments).recipe
-    return {"workers": choose_num_workers(arguments.workers, arguments.device or recipe.device, recipe.num_towers)}
+    device, sharing = _placement(arguments, recipe)
+    return {"workers": choose_num_workers(arguments.workers, device, recipe.num_towers, sharing)}
+
+
+def _placement(arguments: argparse.Namespace, recipe: Recipe) -> tuple[str | None, int | None]:
+    """The device, and how many workers may share one: those of the flags, else of the recipe."""
+    return arguments.device or recipe.device, arguments.workers_per_device or recipe.workers_per_device
 
 
 def score_in_worker(argv: list[str]) -> int:
@@ -78,7 +84,7 @@ def score_in_worker(argv: list[str]) -> int:
     arguments = parse(argv)
     run = scored_run(arguments)
     with (
-        join_workers(arguments.device or run.recipe.device) as worker,
+        join_workers(*_placement(arguments, run.recipe)) as worker,
         closing(_Scoring(run, arguments, worker)) as scoring,
     ):
         is_complete = _follow(run, run.polling, scoring, worker) if run.polling else scoring.score(_checkpoint(run))

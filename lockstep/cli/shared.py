@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+from lockstep.checks import PositiveInt, check_value
 from lockstep.cores import usable_cores
 from lockstep.errors import InputError, LockstepError
 from lockstep.screen import show_log
@@ -33,8 +34,8 @@ EXIT_CODES = """exit codes:
 
 ENVIRONMENT = f"""environment:
   Workers start with {" ".join(f"{name}={value}" for name, value in SHORT_WAITS.items())}, for idle threads
-  that spare busy neighbours, and with settings of the allocator. A variable of
-  yours goes before them; one set to nothing leaves it to the library:
+  that spare busy neighbours, and with settings of the allocator and of cuBLAS. A
+  variable of yours goes before them; one set to nothing leaves it to the library:
     GOMP_SPINCOUNT= lockstep train mnist"""
 
 INTERRUPTED = 130
@@ -70,6 +71,9 @@ def in_words_of_flags(text: str, flags: Mapping[str, str]) -> str:
 def add_machine_arguments(command: argparse.ArgumentParser) -> None:
     """Add the flags that say how many workers are started, and on which devices."""
     command.add_argument("--workers", type=int, metavar="N", help="processes, one a device (default: what there is)")
+    command.add_argument(
+        "--workers-per-device", type=int, metavar="N", help="workers that share an accelerator, over gloo (default: 1)"
+    )
     command.add_argument("--device", choices=["cpu"], help="leave the accelerators alone")
 
 
@@ -137,28 +141,35 @@ def format_error(error: LockstepError) -> str:
     return f"{error.what} Given: {error.given}; expected: {error.expected}."
 
 
-def choose_num_workers(wanted: int | None, device: str | None, num_towers: int | None) -> int:
+def choose_num_workers(
+    wanted: int | None, device: str | None, num_towers: int | None, workers_per_device: int | None = None
+) -> int:
     """Return the number of workers to start on this host; a number wanted that is out of range is refused.
 
-    By default one for each accelerator, or on a CPU one for each tower and at most one a core; never more than towers.
+    By default one for each accelerator, or as many as may share it; on a CPU one for each tower and at most one a core;
+    never more than towers.
     """
     from lockstep.workers.devices import num_accelerators
 
-    accelerators = 0 if device == "cpu" else num_accelerators()
+    check_value("--workers-per-device", workers_per_device, PositiveInt | None)
+    most = 0 if device == "cpu" else num_accelerators() * (workers_per_device or 1)
     if wanted is None:
-        return min(accelerators or usable_cores(), num_towers or accelerators or 1)
-    if wanted < 1 or 0 < accelerators < wanted:
+        return min(most or usable_cores(), num_towers or most or 1)
+    if wanted < 1 or 0 < most < wanted:
         raise InputError(
             "That many workers cannot be started here.",
             given=f"{wanted} workers",
-            expected=f"1 to {accelerators}, the devices that there are" if accelerators else "1 or more",
-            hint="leave --workers out to let Lockstep choose, or add --device cpu",
+            expected=f"1 to {most}, {workers_per_device or 1} a device" if most else "1 or more",
+            hint="leave --workers out to let Lockstep choose, or add --device cpu; several share a device with "
+            "--workers-per-device",
         )
     return wanted
 
 
 @contextmanager
-def join_workers(device: str | None, *, shows_log: bool = True) -> Iterator[Worker]:
+def join_workers(
+    device: str | None, workers_per_device: int | None = None, *, shows_log: bool = True
+) -> Iterator[Worker]:
     """Make this process a worker: a signal ends the run after the step.
 
     The chief's log is shown, and the warnings of other workers below their names; a script's log is its own.
@@ -166,7 +177,7 @@ def join_workers(device: str | None, *, shows_log: bool = True) -> Iterator[Work
     from lockstep.workers.rank import join
     from lockstep.workers.signals import stop_on_signals
 
-    worker = join(device)
+    worker = join(device, workers_per_device=workers_per_device)
     if shows_log:
         show_log(None if worker.is_chief else worker.name, level=logging.INFO if worker.is_chief else logging.WARNING)
     if worker.pulse.launched:

@@ -51,7 +51,7 @@ def check_given(arguments: argparse.Namespace, run: GivenRun) -> None:
 
 def choose_workers(recipe: Recipe) -> int:
     """Return the number of workers of a run; one that does not fit the batch or the towers is refused."""
-    workers = choose_num_workers(recipe.num_workers, recipe.device, recipe.num_towers)
+    workers = choose_num_workers(recipe.num_workers, recipe.device, recipe.num_towers, recipe.workers_per_device)
     if recipe.num_towers is None and recipe.batch_size % workers:
         raise InputError(
             "The batch cannot be split evenly over the workers.",
@@ -83,7 +83,7 @@ def train_in_worker(argv: list[str]) -> int:
     """Run one worker to the end of the run."""
     arguments = parse(argv)
     recipe, path = given_run(arguments)
-    with join_workers(recipe.device) as worker:
+    with join_workers(recipe.device, recipe.workers_per_device) as worker:
         recipe = replace(recipe, num_towers=recipe.num_towers or worker.num_workers)
         if arguments.rehearse:
             return _rehearse(recipe, worker)

@@ -8,7 +8,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import count, filterfalse, takewhile
-from operator import methodcaller
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -17,20 +16,18 @@ import torch
 from lockstep.checks import NonNegativeInt, PositiveInt, check_one_of, check_type, check_value
 from lockstep.data.bad_examples import POLICIES, ChooseRows, DropBad, Policy, Quarantine, ReplaceBad
 from lockstep.data.bad_rows import BadRow, ReadRows, SkipBad
-from lockstep.data.batch_reader import BatchReader, Fields
+from lockstep.data.batch_reader import BatchReader
+from lockstep.data.device_copies import copied_ahead
 from lockstep.data.loader_processes import read_in_processes
 from lockstep.data.loader_threads import read_in_threads
 from lockstep.data.order import Int64s, Order, order_of
 from lockstep.data.prefetch import LoaderPool, StallTimeout, TimedResult, run_timed
 from lockstep.data.rows import BatchRequest, EvaluationRows, RowsOf, TrainingRows, offsets_of
-from lockstep.data.shared_memory import map_leaves
 from lockstep.description import described
 from lockstep.errors import DataError, InputError
 from lockstep.images.augment import Augment
-from lockstep.ragged import Ragged
 from lockstep.readers.fingerprint import Fingerprint, fingerprint_changes, fingerprint_of
 from lockstep.readers.reader import ExampleReader, reader_of
-from lockstep.tracing import StageSeconds
 from lockstep.types import BadExample, Batch, StepReport
 
 if TYPE_CHECKING:
@@ -325,23 +322,13 @@ def _delivered(
     batch_of: Callable[[ReadRows, int, dict[str, Any]], AnyBatch],
 ) -> Generator[AnyBatch, None, None]:
     """Yield a batch on the device for each position; closes the source at the end."""
-    with closing(source):
+    with closing(source if device.type == "cpu" else copied_ahead(source, device)) as results:
         for position in positions:
             started = time.perf_counter()
-            rows, seconds, queue_fill = next(source)
-            if device.type != "cpu":
-                rows, seconds = _moved(rows, seconds, device)
+            rows, seconds, queue_fill, _ = next(results)
             wait_seconds = time.perf_counter() - started
             times = {"wait_seconds": wait_seconds, "stage_seconds": seconds, "queue_fill": queue_fill}
             yield batch_of(rows, position, times)
-
-
-def _moved(rows: ReadRows, seconds: StageSeconds, device: torch.device) -> tuple[ReadRows, StageSeconds]:
-    """Start copying the fields to the device, and count the seconds that this takes."""
-    started = time.perf_counter()
-    move = methodcaller("to", device, non_blocking=True)
-    fields: Fields = map_leaves(rows.fields, (torch.Tensor, Ragged), lambda value: move(value.pin_memory()))
-    return ReadRows(fields, rows.bad), {**seconds, "copy": time.perf_counter() - started}
 
 
 def _check_same_stream(saved: Mapping[str, Any], here: Mapping[str, Any], *, accept_data_change: bool) -> list[str]:

@@ -31,7 +31,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
-from itertools import count, cycle, islice
+from itertools import count, cycle, islice, pairwise
 from multiprocessing import get_context, reduction
 from multiprocessing.connection import Connection, wait
 from typing import Any, Generic
@@ -83,13 +83,14 @@ def read_in_processes(
             pool.append(_LoaderProcess(number, read, names_of, stall_timeout))
         for process, job in zip(cycle(pool), islice(jobs, num_processes * prefetch), strict=False):
             process.ask(job)
-        turns = cycle(pool)
-        while (process := next(turns)).asked:
+        for process, following in pairwise(cycle(pool)):
+            if not process.asked:
+                break
             queue_fill = sum(each.num_ready for each in pool) / (num_processes * prefetch)
             answer = process.answer(pool)
             for job in islice(jobs, 1):
                 process.ask(job)
-            yield answer._replace(queue_fill=queue_fill)
+            yield answer._replace(queue_fill=queue_fill, next_is_ready=following.has_result)
     finally:
         for process in pool:
             process.end()
@@ -146,6 +147,10 @@ class _LoaderProcess(Generic[Job, Result]):
     def num_ready(self) -> int:
         """Finished jobs whose results were not taken yet."""
         return self._notes.num_finished - self._num_taken
+
+    def has_result(self) -> bool:
+        """Whether the oldest job asked for is done, and has not failed."""
+        return self.num_ready > 0
 
     def answer(self, pool: Sequence[_LoaderProcess[Job, Result]]) -> TimedResult[Result]:
         """Wait for the result of the oldest job asked for, or for the death of any process of the pool."""
@@ -226,7 +231,7 @@ class _Notes:
 
     @property
     def num_finished(self) -> int:
-        """Jobs that are done."""
+        """Jobs that are done; the trainer ends with the first that fails, and none from there on is counted."""
         finished: int = _COUNT.unpack_from(self._memory)[0]
         return finished
 
@@ -280,6 +285,7 @@ def _serve(
     listen(partial(setattr, notes, "reading"))
     torch.set_num_threads(1)
     memories = SentMemories()
+    has_failed = False
     for number in count(1):
         job, unused = pipe.recv()
         memories.use_again(unused)
@@ -290,7 +296,8 @@ def _serve(
                 with timed("collate"):
                     parcel, descriptor = memories.packed(result)
             # Counted before the trainer can take the result: else `num_ready` could be negative.
-            notes.num_finished = number
+            if not has_failed:
+                notes.num_finished = number
             try:
                 _send(pipe, (parcel, seconds))
                 if descriptor is not None:
@@ -299,6 +306,7 @@ def _serve(
                 if descriptor is not None:
                     os.close(descriptor)
         except Exception as error:
+            has_failed = True
             # What a LockstepError says of itself is told anyway: its traceback is that of the cause.
             cause = error.__cause__ if isinstance(error, LockstepError) else None
             _send(pipe, (_Failure(_portable(error), short_traceback(cause or error)), {}))

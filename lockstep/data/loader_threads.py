@@ -48,13 +48,17 @@ def read_in_threads(
     pool = _LoaderThreads(read, num_threads, names_of, stall_timeout)
     try:
         asked = deque(map(pool.ask, islice(jobs, most)))
+
+        def next_is_ready() -> bool:
+            return bool(asked) and asked[0].has_result()
+
         while asked:
             queue_fill = sum(task.answer.done() for task in asked) / most
             answer = pool.answer(asked.popleft())
             asked.extend(map(pool.ask, islice(jobs, 1)))
             # torch applies the number that a loader thread sets for itself to threads that begin later, too.
             torch.set_num_threads(threads_of_caller)
-            yield answer._replace(queue_fill=queue_fill)
+            yield answer._replace(queue_fill=queue_fill, next_is_ready=next_is_ready)
     finally:
         pool.end()
         torch.set_num_threads(threads_of_caller)
@@ -122,6 +126,10 @@ class _Task(Generic[Job, Result]):
         self.job = job
         self.thread: _LoaderThread[Job, Result] | None = None
         self.answer: Future[TimedResult[Result]] = Future()
+
+    def has_result(self) -> bool:
+        """Whether it is done, and has not failed."""
+        return self.answer.done() and self.answer.exception() is None
 
 
 class _LoaderThread(threading.Thread, Generic[Job, Result]):

@@ -98,6 +98,10 @@ def default_num_processes(num_workers: int) -> int:
     return min(_MOST_PROCESSES, max(1, (usable_cores() - num_workers) // num_workers))
 
 
+def _never() -> bool:
+    return False
+
+
 class TimedResult(NamedTuple, Generic[Result]):
     """The result of a job, and how it came about."""
 
@@ -106,6 +110,8 @@ class TimedResult(NamedTuple, Generic[Result]):
     """Time by stage, in the process that did the job."""
     queue_fill: float | None = None
     """Share of the prefetched results that were ready when this one was asked for; None without prefetching."""
+    next_is_ready: Callable[[], bool] = _never
+    """Whether the result after this one is there, and can be taken without waiting; an error is none."""
 
 
 def run_timed(read: Callable[[Job], Result], job: Job) -> TimedResult[Result]:

@@ -18,7 +18,7 @@ from lockstep.data.loader import EvaluationBatch, Loader
 from lockstep.errors import InputError
 from lockstep.evaluation.gathered_metrics import GatheredMetrics
 from lockstep.evaluation.precise_statistics import PreciseStatistics, recompute_statistics
-from lockstep.evaluation.scores import Weights, checked, counted, read_sums, scores_of, summed
+from lockstep.evaluation.scores import CopiedRows, Weights, checked, counted, read_sums, scores_of, summed
 from lockstep.metrics.metric import NO_METRICS, Metric
 from lockstep.parallel.hosting import autocast
 from lockstep.parallel.towers import Precision
@@ -193,6 +193,7 @@ def _evaluate(
     feed = GatheredMetrics(metrics, worker)
     mine: list[list[JSON]] = []
     sums: list[Mapping[str, Tensor]] = []
+    coming: CopiedRows | None = None
     stopped = False
     num_examples = len(loader.reader) // size * size if drop_last else len(loader.reader)
     batches = loader.evaluation_batches(size, worker.rank, worker.num_workers, worker.device, drop_last=drop_last)
@@ -209,9 +210,13 @@ def _evaluate(
             own, rows = counted(scores, batch.valid)
             sums.append(own)
             mine.append([batch.position, batch.valid, [list(bad) for bad in batch.bad]])
-            feed.add(rows)
+            if coming:  # those of the micro-batch before: an accelerator computes this one meanwhile
+                feed.add(coming.read())
+            coming = rows
             if progress:
                 progress(min(batch.position + size, num_examples), num_examples)
+    if coming and not stopped:
+        feed.add(coming.read())
     feed.finish()
     scored = [[*row, own_sums] for row, own_sums in zip(mine, read_sums(sums), strict=True)]
     gathered = worker.group.gather([stopped, scored])

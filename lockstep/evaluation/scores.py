@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import torch
 
+from lockstep import readback
 from lockstep.errors import InputError
 from lockstep.metrics.metric import Metric, PreparedMetric, score_name
 from lockstep.ragged import Ragged
@@ -59,28 +60,44 @@ def checked(returned: object, metrics: Mapping[str, Metric], size: int) -> Score
     return Scores(averaged, rows)
 
 
-def counted(scores: Scores, valid: int) -> tuple[dict[str, Tensor], Rows]:
+def counted(scores: Scores, valid: int) -> tuple[dict[str, Tensor], CopiedRows]:
     """Sum the scores in float64, and copy the rows to the CPU: of the first `valid` examples, the rest is padding.
 
-    The sums stay where they are, and nothing waits for them. Where all of it is padding, there are no rows.
+    The sums stay where they are, and nothing waits for the device. Where all of it is padding, there are no rows.
     """
     sums = {name: values[:valid].double().sum() for name, values in scores.averaged.items()}
-    rows = {name: tuple(_on_cpu(column[:valid]) for column in columns) for name, columns in scores.rows.items()}
-    return sums, rows if valid else {}
+    return sums, CopiedRows(scores.rows if valid else {}, valid)
 
 
-def _on_cpu(column: Column) -> Column:
-    """Copy a column: a metric may keep it, and must not keep the memory of the whole batch with it.
+class CopiedRows:
+    """Rows of a micro-batch on their way to the CPU; an accelerator computes what it is given next meanwhile.
 
-    What autocast has left in half precision becomes float32, the same numbers: NumPy has no bfloat16.
+    They are copies: a metric may keep them, and must not keep the memory of the whole batch with them. What autocast
+    has left in half precision becomes float32, the same numbers: NumPy has no bfloat16.
     """
-    if isinstance(column, Ragged):
-        return Ragged(_on_cpu_tensor(column.values), column.lengths.clone())
-    return column if isinstance(column, list) else _on_cpu_tensor(column)
 
+    def __init__(self, rows: Rows, valid: int) -> None:
+        self._events: dict[torch.device, torch.Event] = {}
+        self._rows = {name: tuple(self._copied(each[:valid]) for each in columns) for name, columns in rows.items()}
+        for event in self._events.values():
+            event.record()
 
-def _on_cpu_tensor(values: Tensor) -> Tensor:
-    return values.to("cpu", torch.float32 if values.dtype in _HALF else values.dtype, copy=True)
+    def read(self) -> Rows:
+        """Wait until they have come."""
+        for event in self._events.values():
+            event.synchronize()
+        return self._rows
+
+    def _copied(self, column: Column) -> Column:
+        if isinstance(column, Ragged):
+            return Ragged(self._copied_tensor(column.values), column.lengths.clone())
+        return column if isinstance(column, list) else self._copied_tensor(column)
+
+    def _copied_tensor(self, values: Tensor) -> Tensor:
+        if values.device.type != "cpu":
+            self._events.setdefault(values.device, torch.Event(values.device))
+        wide = values.float() if values.dtype in _HALF else values
+        return wide.to("cpu", copy=True, non_blocking=readback.reading_waits(values.device))
 
 
 def read_sums(sums: Sequence[Mapping[str, Tensor]]) -> list[dict[str, float]]:

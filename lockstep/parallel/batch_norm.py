@@ -167,7 +167,7 @@ class SyncedBatchNorm(BatchNormMode):
         super().__init__()
         self._worker = worker
         self._biased = biased
-        self._collectives = collectives(worker, "gloo" if worker.device.type == "cpu" else "nccl")
+        self._collectives = collectives(worker, worker.backend)
 
     def normalise(self, call: BatchNormCall) -> Tensor:
         """Normalise this worker's rows, and move the running statistics."""

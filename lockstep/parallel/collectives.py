@@ -73,12 +73,17 @@ class Collectives:
         if backend == "nccl":
             worker.group.watch(self._check_device_calls)
 
+    @property
+    def are_enqueued(self) -> bool:
+        """Whether calls only begin here: on the current stream of the device, as its kernels do."""
+        return self._backend == "nccl"
+
     def all_reduce(self, tensors: Iterable[Tensor]) -> None:
-        """Sum each tensor over all workers, in place; on the current stream where the backend is NCCL."""
+        """Sum each tensor over all workers, in place."""
         self._run(lambda each, asynchronous: dist.all_reduce(each, group=self._group, async_op=asynchronous), tensors)
 
     def all_gather(self, rows: Sequence[Tensor], mine: Tensor) -> None:
-        """Fill the rows, one for each worker, with what each of them gives; on the current stream as `all_reduce`."""
+        """Fill the rows, one for each worker, with what each of them gives."""
         self._run(lambda each, asynchronous: dist.all_gather(list(rows), each, self._group, asynchronous), [mine])
 
     def abort(self) -> None:
@@ -102,7 +107,8 @@ class Collectives:
             self.abort()
         if self._backend == "nccl" and self._is_aborted:
             return
-        with suppress(ValueError):  # the script has destroyed it already
+        # A script may have destroyed it already.
+        with suppress(ValueError):
             dist.destroy_process_group(self._group)
         del self._group  # gloo closes its connections when nobody holds them
 
@@ -131,7 +137,7 @@ class Collectives:
     def _run(self, begin: Callable[[Tensor, bool], dist.Work | None], tensors: Iterable[Tensor]) -> None:
         """Begin a call for each tensor, then wait for all of them."""
         with self._worker.pulse.waiting(), self._named_errors():
-            for work in [begin(tensor, self._backend == "gloo") for tensor in tensors]:
+            for work in [begin(tensor, not self.are_enqueued) for tensor in tensors]:
                 if work is not None:
                     self._wait(work)
 
@@ -175,9 +181,10 @@ class Collectives:
                 "Two workers use the same GPU.",
                 given=f"{self._worker.name} on {self._worker.device}: {said}",
                 expected="a GPU of its own for each worker that exchanges over nccl",
-                hint="start at most as many workers on a host as it has GPUs, or use AllReduce('gloo')",
+                hint="start at most as many workers on a host as it has GPUs, or say how many share one: "
+                "--workers-per-device, or workers_per_device of ls.join",
             )
-        if says_peer_is_lost(text):
+        if says_peer_is_lost(text) or self._is_aborted:
             return self._lost(said)
         if isinstance(error, dist.DistBackendError):
             return WorkerError(

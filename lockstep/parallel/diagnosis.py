@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from lockstep.parallel.tower_outputs import objective
 from lockstep.ragged import Ragged
+from lockstep.tensor_lists import are_finite
 from lockstep.types import Batch
 
 if TYPE_CHECKING:
@@ -94,7 +95,8 @@ def _nonfinite_gradient(model: nn.Module, losses: Mapping[str, Tensor]) -> str:
 
 def _last_nonfinite(gradients: Mapping[str, Tensor]) -> str:
     # The backward pass goes from the last parameter to the first: what is not finite last in the model was so first.
-    nonfinite = [name for name, gradient in gradients.items() if not all(_are_finite(gradient))]
+    finite = are_finite([*gradients.values()])
+    nonfinite = [name for name, is_finite in zip(gradients, finite, strict=True) if not is_finite]
     return f"the gradient of {nonfinite[-1]!r} is not finite" if nonfinite else ""
 
 
@@ -134,7 +136,7 @@ def _has_rows(value: Any) -> TypeGuard[list[Any] | Tensor | Ragged]:
 def _are_finite(tree: Any) -> list[bool]:
     """For each tensor in a tree of tensors, whether it is finite."""
     if isinstance(tree, Tensor):
-        return [bool((tree.coalesce().values() if tree.is_sparse else tree).isfinite().all())]
+        return are_finite([tree])
     if isinstance(tree, Mapping):
         tree = list(tree.values())
     return [each for item in tree for each in _are_finite(item)] if isinstance(tree, list | tuple) else []

@@ -45,6 +45,16 @@ class Towers(Checked):
     """Keep image tensors and convolution weights in the channels_last memory format."""
     compile: bool = False
     """Run the model through torch.compile: other bits, a slow first step, and a C++ compiler on a CPU."""
+    cudnn_benchmark: bool | None = None
+    """Let cuDNN time its convolutions and take the fastest: good for images of one size; the bits of two runs differ.
+
+    These three are flags of torch's backends on CUDA devices. None leaves torch's own, whose defaults are no benchmark,
+    TF32 in convolutions and none in matrix products; with an exact exchange, None is off.
+    """
+    conv_tf32: bool | None = None
+    """Multiply float32 with 10 bits of mantissa in convolutions: several times as fast, on Ampere and later GPUs."""
+    matmul_tf32: bool | None = None
+    """The same in matrix products, such as those of linear layers."""
     hosting: InTurn = field(default_factory=InTurn)
 
     def __post_init__(self) -> None:

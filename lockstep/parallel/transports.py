@@ -7,6 +7,7 @@ the first step, so a resumed run adds up in the same order as the one that was s
 from __future__ import annotations
 
 import fcntl
+import math
 import mmap
 import os
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lockstep import readback
 from lockstep.errors import WorkerError
 from lockstep.parallel.barrier import SpinBarrier
 from lockstep.parallel.collectives import Backend, collectives
@@ -146,15 +148,25 @@ class CollectiveTransport:
         self._collectives = collectives(worker, backend)
         self._buckets: list[Tensor] = []
         self._views: list[Tensor] = []
+        self._one = torch.ones((), dtype=torch.float64, device=worker.device)
 
     def total(self, sums: TreeSum) -> PartialSum:
-        """Return the sum over all towers; valid until the next call."""
+        """Return the sum over all towers; valid until the next call.
+
+        Where the host does not wait for it, the numbers are NaN if the sum was cut short, since a worker was lost.
+        """
         tensors = pack(sums.total(), self._worker.device)
+        if self._collectives.are_enqueued:
+            tensors.append(self._one)
         if not self._views:
             self._open(FlatLayout(tensors))
         copy_all(self._views, tensors)
         self._collectives.all_reduce(self._buckets)
-        return unpack(self._views, owned=True)
+        views = self._views
+        if self._collectives.are_enqueued:
+            *views, num_workers = views
+            views[-1].masked_fill_(num_workers != self._worker.num_workers, math.nan)
+        return unpack(views, owned=True)
 
     def close(self) -> None:
         """Give back the memory; the process group stays, since others use it, until the worker leaves its run."""
@@ -213,9 +225,14 @@ class FlatLayout:
 
 def pack(partial: PartialSum, device: torch.device | str = "cpu") -> list[Tensor]:
     """The tensors of a partial sum, then its numbers as one more tensor (float64)."""
-    return [*partial.tensors, torch.tensor(partial.numbers, dtype=torch.float64, device=device)]
+    numbers = partial.numbers
+    if isinstance(numbers, list):
+        numbers = torch.tensor(numbers, dtype=torch.float64, device=device)
+    return [*partial.tensors, numbers]
 
 
 def unpack(tensors: Sequence[Tensor], *, owned: bool) -> PartialSum:
     """The partial sum that was packed; `owned` if no other worker reads its tensors."""
-    return PartialSum(list(tensors[:-1]), tensors[-1].tolist(), owned=owned)
+    *rest, numbers = tensors
+    waits = readback.reading_waits(numbers.device)
+    return PartialSum(rest, numbers if waits else numbers.tolist(), owned=owned)

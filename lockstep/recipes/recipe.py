@@ -143,6 +143,8 @@ class Recipe(Checked):
     """How each tower computes; `num_towers` alone says how many there are."""
     num_workers: PositiveInt64 | None = None
     """Processes, one device each; None: one for each accelerator, on a CPU as many as towers and cores allow."""
+    workers_per_device: PositiveInt64 | None = None
+    """Workers that may share an accelerator, and then exchange over gloo; None: each has one of its own."""
     device: str | None = None
     """"cpu", or None for accelerators where there are any."""
     exchange: AllReduce | Alone = field(default_factory=AllReduce)
@@ -255,6 +257,7 @@ class Recipe(Checked):
 _HARMLESS = (
     "name",
     "num_workers",
+    "workers_per_device",
     "device",
     "end",
     "checkpoints",

@@ -78,7 +78,8 @@ def run(
     """
     hint = 'write ls.run(ls.recipes.find("mnist"), "runs/mnist")'
     check_type("recipe", recipe, Recipe, expected="a Recipe", hint=hint)
-    worker, path = join(recipe.device), None if workdir is None else Path(workdir)
+    worker = join(recipe.device, workers_per_device=recipe.workers_per_device)
+    path = None if workdir is None else Path(workdir)
     if reader is not None:
         recipe = _with_function(recipe, reader)
     saved = Workdir(path).recipe() if path else None

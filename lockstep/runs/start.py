@@ -12,6 +12,7 @@ import torch
 from lockstep.checkpoints.store import Checkpoint, Store
 from lockstep.checks import check_together
 from lockstep.errors import NotFoundError
+from lockstep.parallel.exchange import is_exact
 from lockstep.readers.reader import NO_DECODER
 from lockstep.recipes.recipe import Recipe
 from lockstep.runs.build import Parts
@@ -114,7 +115,7 @@ def resolve_choices(recipe: Recipe, parts: Parts, worker: Worker, workdir: Workd
     Returns:
         The choices of the first start, and a line for each that differs now, which an exact run refuses.
     """
-    exact = getattr(recipe.exchange, "exact", False)
+    exact = is_exact(recipe.exchange)
     saved = worker.group.broadcast(workdir.saved_choices() if workdir and worker.is_chief else None)
     before = Choices(**saved) if saved else None
     now = choices.resolve(parts.state, parts.towers, parts.loader, worker, exact=exact, saved=before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -12,6 +13,7 @@ from lockstep.cores import usable_cores
 from lockstep.data.loader import Loader
 from lockstep.errors import WorkdirError
 from lockstep.images.jpeg import TURBO
+from lockstep.parallel.backends import Backends
 from lockstep.parallel.towers import Towers
 from lockstep.readers.reader import decoder_of
 from lockstep.training.state import TrainState
@@ -35,21 +37,25 @@ class Choices:
     decoder: str
     torch: str
     lockstep: str
+    accelerator: Mapping[str, str] | None = None
+    """The name of the GPU, the versions of its software, and the flags of torch's backends that hold in a step; empty
+    on a CPU, None where an older version has not written it down."""
 
     @classmethod
     def read(cls, saved: Any) -> Choices:
         """The choices as `dataclasses.asdict` gives them; a ValueError names the field that is wrong."""
         names = [field.name for field in fields(cls)]
-        if not isinstance(saved, dict) or sorted(saved) != sorted(names):
+        if not isinstance(saved, dict) or sorted(saved.keys() | {"accelerator"}) != sorted(names):
             raise ValueError(f"the fields are not {', '.join(names)}")
         for name, value in saved.items():
-            if not (type(value) is int and value > 0 if name == "threads" else type(value) is str):
+            if not _is_right(name, value):
                 raise ValueError(f"{name} is {value!r}")
         return cls(**saved)
 
     def __str__(self) -> str:
         parts = (
             f"{self.device} ({self.cpu})",
+            *(f"{name} {value}" for name, value in (self.accelerator or {}).items()),
             f"{self.threads} {'thread' if self.threads == 1 else 'threads'} a worker",
             self.precision,
             self.memory_format,
@@ -59,6 +65,12 @@ class Choices:
             f"lockstep {self.lockstep}",
         )
         return ", ".join(parts)
+
+
+def _is_right(name: str, value: object) -> bool:
+    if name == "accelerator":
+        return value is None or (isinstance(value, dict) and all(type(fact) is str for fact in value.values()))
+    return type(value) is int and value > 0 if name == "threads" else type(value) is str
 
 
 def resolve(
@@ -80,17 +92,24 @@ def resolve(
         decoder=decoder_of(loader.reader),
         torch=torch.__version__,
         lockstep=__version__,
+        accelerator=Backends(towers, worker.device, exact=exact).described(),
     )
 
 
 def differences(saved: Choices, now: Choices) -> list[str]:
     """One line for each choice that has changed since the first start so that bits may differ."""
-    before, after = asdict(saved), asdict(now)
+    before, after = _flat(saved), _flat(now)
     return [
         f"{name} was {before[name]} and is {after[name]}"
-        for name in before
+        for name in filter(after.__contains__, before)
         if before[name] != after[name] and not (name == "decoder" and _decode_alike(saved.decoder, now.decoder))
     ]
+
+
+def _flat(choices: Choices) -> dict[str, Any]:
+    """The choices by name, those of the accelerator among them."""
+    facts = asdict(choices)
+    return facts | (facts.pop("accelerator") or {})
 
 
 def _decode_alike(one: str, other: str) -> bool:

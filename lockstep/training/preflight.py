@@ -14,7 +14,7 @@ from torch import Tensor
 from lockstep.checkpoints.encoding import check_saveable
 from lockstep.data.loader import Loader
 from lockstep.errors import InputError
-from lockstep.parallel.exchange import Exchange
+from lockstep.parallel.exchange import Exchange, is_exact
 from lockstep.parallel.tower_outputs import sparse_parameters
 from lockstep.parallel.towers import Towers
 from lockstep.readers.fingerprint import lines_of
@@ -68,7 +68,7 @@ def check_fit(state: TrainState, towers: Towers, exchange: Exchange) -> None:
             expected="penalties on parameters with dense gradients",
             hint="give the penalty a pattern that leaves it out, or build the embedding with sparse=False",
         )
-    if towers.joined and getattr(exchange, "exact", False):
+    if towers.joined and is_exact(exchange):
         raise InputError(
             "Synchronised batch norm cannot be exact: its sums are rounded by the number of workers.",
             given=f"batch_norm={towers.batch_norm!r}, {exchange}",

@@ -52,9 +52,10 @@ def save(
 class Saver:
     """Writes the checkpoints of a run while it goes on; only the chief does, and on the others nothing happens.
 
-    `save` returns at once. The next step waits, before it changes anything, for what is not copied yet; where a
-    checkpoint cannot be written, a later step or `save` raises the error. At most one is in flight: the next `save`
-    waits for it. After `wait`, or at the end of a `with` statement, the last one is on the disk.
+    `save` returns at once. The next step waits, before it changes anything, for what is not copied yet; on an
+    accelerator there is nothing to wait for, since the state is cloned there, as long as its memory has room for one.
+    Where a checkpoint cannot be written, a later step or `save` raises the error. At most one is in flight: the next
+    `save` waits for it. After `wait`, or at the end of a `with` statement, the last one is on the disk.
 
     Args:
         workdir: the run's folder (checkpoints go to its `checkpoints/`), or a store with other rules of retention.

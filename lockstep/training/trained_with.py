@@ -15,6 +15,8 @@ import torch
 from lockstep.description import Change, changes, described, paths
 from lockstep.errors import InputError
 from lockstep.optim.by_name import ByName
+from lockstep.parallel.backends import Backends
+from lockstep.parallel.exchange import is_exact
 from lockstep.screen import log
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ _OF_STATE = (
     *("optimizer", "frozen", "train_only", "freeze_statistics", "regularization", "tower_gradient_transforms"),
     *("gradient_transforms", "average", "updates", "name"),
 )
-_OF_STEP = ("towers", "exchange", "threads")
+_OF_STEP = ("towers", "exchange", "threads", "accelerator")
 """Known with the first step alone."""
 _HINTS = {
     "threads": "torch.set_num_threads({}) before the first step",
@@ -58,9 +60,11 @@ def describe_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name: described(value) for name, value in given.items()}
 
 
-def describe_step(towers: Towers, exchange: Exchange) -> dict[str, Any]:
-    """What the steps of a state are made with, in this process, as JSON."""
-    return {"towers": described(towers), "exchange": described(exchange), "threads": torch.get_num_threads()}
+def describe_step(towers: Towers, exchange: Exchange, worker: Worker) -> dict[str, Any]:
+    """What the steps of a state are made with, in this process, as JSON; of the accelerator only where there is one."""
+    step = {"towers": described(towers), "exchange": described(exchange), "threads": torch.get_num_threads()}
+    accelerator = Backends(towers, worker.device, exact=is_exact(exchange)).described()
+    return step | ({"accelerator": described(accelerator)} if accelerator else {})
 
 
 def compare_trained_with(
@@ -91,13 +95,16 @@ def compare_trained_with(
 
 
 def compare_first_step(state: TrainState, towers: Towers, exchange: Exchange, worker: Worker) -> None:
-    """Compare what the first step after a resume is made with; the threads are refused where the exchange is exact."""
+    """Compare what the first step after a resume is made with.
+
+    Threads and accelerator are refused where the exchange is exact, and else logged.
+    """
     assert state.resumed, "it is asked for after a resume"
     checkpoint, name, changed = state.resumed
-    step = describe_step(towers, exchange)
+    step = describe_step(towers, exchange, worker)
     found = _differences(_by_path(name, state.trained_with), _by_path(name, step))
-    if not threads_matter(exchange, worker):
-        changed = [*changed, *_by_path(name, {"threads": None})]
+    matters = {"threads": threads_matter(exchange, worker), "accelerator": is_exact(exchange)}
+    changed = [*changed, *_by_path(name, {part: None for part in matters if not matters[part]})]
     for line in _check_allowed(checkpoint, found, changed, _by_path(name, _HINTS)):
         if worker.is_chief:
             log.info("changed since the checkpoint: %s", line)
@@ -107,7 +114,7 @@ def compare_first_step(state: TrainState, towers: Towers, exchange: Exchange, wo
 
 def threads_matter(exchange: Exchange, worker: Worker) -> bool:
     """Whether exact bits are promised, and the number of CPU threads decides them."""
-    return getattr(exchange, "exact", False) and worker.device.type == "cpu"
+    return is_exact(exchange) and worker.device.type == "cpu"
 
 
 def _by_path(name: str, parts: Mapping[str, Any]) -> dict[str, Any]:

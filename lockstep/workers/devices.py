@@ -3,28 +3,50 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from lockstep.cores import usable_cores
 from lockstep.errors import InputError
+from lockstep.listing import shorten
 
 
 def num_accelerators() -> int:
-    """Accelerators that torch can use here; 0 where there is none."""
-    return torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+    """Accelerators that workers can use here: CUDA devices, ROCm's among them; 0 where there is none."""
+    return torch.accelerator.device_count() if _kind() == "cuda" else 0
+
+
+def unused_kind() -> str | None:
+    """The kind of the accelerators here that no worker uses, such as "mps"; None where there are none.
+
+    Not every part of a step runs on them: Metal has no float64, in which losses are summed, and for none but CUDA
+    devices are there fused updates, a transport between workers, and random streams that are set and put back.
+    """
+    return None if _kind() == "cuda" else _kind()
+
+
+def _kind() -> str | None:
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return None if accelerator is None else accelerator.type
 
 
 def describe_machine() -> str:
     """Describe the machine in one line, for logs and saved choices."""
     cores = f"{usable_cores()} cores of {_cpu_name(Path('/proc/cpuinfo'))}"
-    names = [_accelerator_name(index) for index in range(num_accelerators())]
+    names = [torch.cuda.get_device_name(index) for index in range(num_accelerators())]
     return ", ".join([cores, *(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))])
 
 
-def choose_device(wish: str | None, local_rank: int, num_local_workers: int) -> torch.device:
-    """Choose a worker's device and make it current: the accelerator of its local rank, else the CPU."""
+def choose_device(
+    wish: str | None, local_rank: int, num_local_workers: int, workers_per_device: int = 1
+) -> torch.device:
+    """Choose a worker's device and make it current: the accelerator of its local rank, else the CPU.
+
+    A single accelerator that is visible is its own, as Slurm gives one to each task; `check_devices` tells whether
+    others see the same one.
+    """
     if wish not in (None, "cpu"):
         raise InputError(
             f"{wish!r} is not a device to choose.",
@@ -32,18 +54,73 @@ def choose_device(wish: str | None, local_rank: int, num_local_workers: int) -> 
             expected="'cpu', or nothing for one accelerator a worker where there are any",
             hint="leave the device out; to use certain accelerators, make only those visible to the process",
         )
-    accelerator = torch.accelerator.current_accelerator() if wish is None and num_accelerators() else None
-    if accelerator is None:
+    count = num_accelerators()
+    if wish == "cpu" or not count:
         return torch.device("cpu")
-    if num_accelerators() < num_local_workers:
+    if count > 1 and num_local_workers > count * workers_per_device:
         raise InputError(
             "There are fewer devices than workers on this host.",
-            given=f"{num_local_workers} workers and {num_accelerators()} devices ({accelerator.type})",
+            given=f"{num_local_workers} workers and {count} devices",
             expected="a device for each worker",
-            hint=f"start at most {num_accelerators()} workers here, or choose the device 'cpu'",
+            hint=f"start at most {count} workers here; or let several share a device (--workers-per-device, or "
+            "ls.join(workers_per_device=2)), or choose the device 'cpu'",
         )
-    torch.accelerator.set_device_index(local_rank)
-    return torch.device(accelerator.type, local_rank)
+    device = torch.device("cuda", local_rank % count)
+    torch.accelerator.set_device_index(device.index)
+    return device
+
+
+def identity(device: torch.device) -> str:
+    """A name that no other device has, on any host: the UUID of an accelerator; "cpu" for every CPU."""
+    return "cpu" if device.type == "cpu" else str(torch.cuda.get_device_properties(device).uuid)
+
+
+def check_devices(identities: Sequence[str], workers_per_device: int = 1) -> bool:
+    """Check the devices that all workers have chosen, by rank; returns whether some share one.
+
+    Raises:
+        InputError: more workers share an accelerator than may, or some have one and others the CPU.
+    """
+    of_device: dict[str, list[int]] = {}
+    for rank, name in enumerate(identities):
+        of_device.setdefault(name, []).append(rank)
+    on_cpu = of_device.pop("cpu", [])
+    if on_cpu and of_device:
+        raise InputError(
+            "Some workers have an accelerator, and others have none.",
+            given=f"{_workers(on_cpu)} on the CPU, of {len(identities)} workers",
+            expected="all workers on accelerators, or all of them on CPUs",
+            hint="make an accelerator visible to each of them, or choose the device 'cpu' (--device cpu)",
+        )
+    for name, ranks in of_device.items():
+        if len(ranks) > workers_per_device:
+            raise InputError(
+                "Several workers have the same device.",
+                given=f"{_workers(ranks)}, each on the device with the UUID {name}",
+                expected=f"at most {workers_per_device} on a device" if workers_per_device > 1 else "a device for each",
+                hint="start fewer workers, or make another device visible to each (Slurm's --gpus-per-task=1); to "
+                f"share it: --workers-per-device {len(ranks)}, or ls.join(workers_per_device={len(ranks)})",
+            )
+    return any(len(ranks) > 1 for ranks in of_device.values())
+
+
+def _workers(ranks: Sequence[int]) -> str:
+    return f"worker{'s' if len(ranks) > 1 else ''} {shorten(list(map(str, ranks)), 8)}"
+
+
+def describe_accelerator(device: torch.device) -> dict[str, str]:
+    """The name of an accelerator, and the versions of the software that it runs; empty for the CPU."""
+    if device.type == "cpu":
+        return {}
+    hip = torch.version.hip
+    nccl = torch.cuda.nccl.version() if torch.distributed.is_nccl_available() else ()  # type: ignore[no-untyped-call]
+    return {
+        "gpu": torch.cuda.get_device_name(device),
+        "driver": _driver_version(Path("/sys/module")),
+        "rocm" if hip else "cuda": str(hip or torch.version.cuda),
+        "cudnn": str(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]
+        "nccl": ".".join(map(str, nccl)) or "none",
+    }
 
 
 def generators(device: torch.device) -> list[torch.Generator]:
@@ -61,10 +138,10 @@ def generators(device: torch.device) -> list[torch.Generator]:
     )
 
 
-def _accelerator_name(index: int) -> str:
-    accelerator = torch.accelerator.current_accelerator()
-    assert accelerator is not None, "only called for accelerators that were counted"
-    return torch.cuda.get_device_name(index) if accelerator.type == "cuda" else accelerator.type
+def _driver_version(modules: Path) -> str:
+    """The version of the kernel module of NVIDIA or AMD, as Linux has it; "unknown" where it is not told."""
+    files = [modules / name / "version" for name in ("nvidia", "amdgpu")]
+    return next((file.read_text().strip() for file in files if file.exists()), "unknown")
 
 
 def _cpu_name(cpuinfo: Path) -> str:

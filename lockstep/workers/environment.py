@@ -1,4 +1,4 @@
-"""The environment of workers: what the allocator and OpenMP read, once and for all, when torch is imported."""
+"""The environment of workers: what the allocator, OpenMP and cuBLAS read once and for all."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ SETTINGS = {
     "MALLOC_TRIM_THRESHOLD_": str((1 << 31) - 1),
     # One thread until the worker knows how many it may have: torch takes a larger number later, but never fewer cores.
     "OMP_NUM_THREADS": "1",
+    # With which cuBLAS gives the same bits each time, as an exact run on a GPU needs; 32 MiB of the GPU's memory.
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     **SHORT_WAITS,
 }
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Literal
 
 import torch
 
@@ -16,9 +17,10 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistError
 
+from lockstep.checks import PositiveInt, check_value
 from lockstep.errors import InputError, LockstepError, WorkerError
 from lockstep.workers import pulse as pulses
-from lockstep.workers.devices import choose_device
+from lockstep.workers.devices import check_devices, choose_device, identity
 from lockstep.workers.group import TIMEOUT_SECONDS, Group, timeout_seconds
 from lockstep.workers.peers import Peers
 from lockstep.workers.pulse import Pulse
@@ -38,6 +40,15 @@ class Worker:
     device: torch.device
     group: Group
     pulse: Pulse
+    workers_per_device: int = 1
+    """How many workers may share an accelerator."""
+    shares_device: bool = False
+    """Whether workers of this run, these or others, do share one."""
+
+    @property
+    def backend(self) -> Literal["gloo", "nccl"]:
+        """The backend of torch.distributed for tensors on the device: NCCL needs an accelerator for each worker."""
+        return "gloo" if self.device.type == "cpu" or self.shares_device else "nccl"
 
     @property
     def is_chief(self) -> bool:
@@ -53,31 +64,37 @@ class Worker:
 _joined: Worker | None = None
 
 
-def join(device: str | None = None) -> Worker:
+def join(device: str | None = None, *, workers_per_device: int | None = None) -> Worker:
     """Join the workers of this process's run; it is alone unless a launcher has set RANK and WORLD_SIZE.
 
     The first call waits for the others; later ones return the same worker.
 
     Args:
-        device: "cpu" forces the CPU; by default each worker gets the accelerator of its local rank, where there is one.
+        device: "cpu" forces the CPU; by default each worker gets the accelerator of its local rank, where there is one:
+            a CUDA device, as all others are left alone.
+        workers_per_device: how many workers may share an accelerator, 1 by default. Those that do exchange over gloo,
+            through the memory of the host; the bits are those of as many workers with a device each over gloo.
 
     Raises:
-        InputError: the environment is incomplete, there are fewer devices than workers on this host, or the process
-            has joined with another device.
+        InputError: the environment is incomplete, there are fewer devices than workers on this host, several workers
+            have the same one, or the process has joined with another device.
         WorkerError: the other workers cannot be reached.
     """
     global _joined
     if _joined is None:
-        _joined = _join(device, os.environ)
+        check_value("workers_per_device", workers_per_device, PositiveInt | None)
+        _joined = _join(device, workers_per_device or 1, os.environ)
         if _joined.num_workers > 1:
             atexit.register(leave)
-    elif device is not None and device != _joined.device.type:
-        raise InputError(
-            "This process has joined its run with another device.",
-            given=f"device={device!r} after {_joined.device}",
-            expected="one device for the life of the process",
-            hint="name the device in the first call of join, before anything that needs a worker",
-        )
+    joined = {"device": _joined.device.type, "workers_per_device": _joined.workers_per_device}
+    for name, wish in {"device": device, "workers_per_device": workers_per_device}.items():
+        if wish not in (None, joined[name]):
+            raise InputError(
+                f"This process has joined its run with another {name}.",
+                given=f"{name}={wish!r} after {joined[name]!r}",
+                expected=f"one {name} for the life of the process",
+                hint=f"give the {name} in the first call of join, before anything that needs a worker",
+            )
     return _joined
 
 
@@ -138,11 +155,11 @@ class WorkerEnvironment:
         )
 
 
-def _join(device: str | None, environment: Mapping[str, str]) -> Worker:
+def _join(device: str | None, workers_per_device: int, environment: Mapping[str, str]) -> Worker:
     pulse = pulses.of_this_process()
     env = WorkerEnvironment.read(environment)
     if env is None:
-        return Worker(0, 1, 0, 1, choose_device(device, 0, 1), Group.alone(), pulse)
+        return Worker(0, 1, 0, 1, choose_device(device, 0, 1), Group.alone(), pulse, workers_per_device)
     group = Group.alone()
     if env.num_workers > 1:
         store = _store_of_launcher(env) if env.launched else _connect(env)
@@ -152,11 +169,12 @@ def _join(device: str | None, environment: Mapping[str, str]) -> Worker:
             peers.start()
     try:
         local_rank, num_local = env.local or _count_hosts(group, env.rank)
-        chosen = choose_device(device, local_rank, num_local)
+        chosen = choose_device(device, local_rank, num_local, workers_per_device)
+        shares = check_devices(group.gather(identity(chosen)), workers_per_device)
     except LockstepError as error:
         group.leave(error)
         raise
-    return Worker(env.rank, env.num_workers, local_rank, num_local, chosen, group, pulse)
+    return Worker(env.rank, env.num_workers, local_rank, num_local, chosen, group, pulse, workers_per_device, shares)
 
 
 def _count_hosts(group: Group, rank: int) -> tuple[int, int]:

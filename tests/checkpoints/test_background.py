@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_helpers import Child, assert_consistent, sections_of, unfinished
+from torch import Tensor
 
-from lockstep.checkpoints import Retention, Store, background
+from lockstep.checkpoints import Retention, Store, background, copies
 from lockstep.checkpoints.background import BackgroundWriter, wait_for_writers
 from lockstep.errors import CheckpointError
 from lockstep.workers.pulse import Pulse
@@ -86,16 +87,14 @@ def test_the_next_one_waits_for_it(tmp_path: Path) -> None:
 
 
 def test_a_change_while_it_is_copied_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copied = copies._copied
 
-    copied = background._copied
-
-    def slow(members: Any) -> Any:
-        found = copied(members)
-        for tensor in members.values():
-            tensor.add_(1)
+    def slow(tensor: Tensor) -> Tensor:
+        found = copied(tensor)
+        tensor.add_(1)
         return found
 
-    monkeypatch.setattr(background, "_copied", slow)
+    monkeypatch.setattr(copies, "_copied", slow)
     writer = BackgroundWriter(Store(tmp_path))
     writer.begin(3, sections_of(3), {"step": 3})
     with pytest.raises(CheckpointError) as caught:

@@ -130,9 +130,24 @@ class TestWorkers:
 
     def test_more_than_there_are_devices(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(devices, "num_accelerators", lambda: 2)
-        with pytest.raises(ls.InputError, match=r"cannot be started here.*\n.*4 workers\n.*1 to 2, the devices"):
+        with pytest.raises(ls.InputError, match=r"cannot be started here.*\n.*4 workers\n.*1 to 2, 1 a device"):
             shared.choose_num_workers(4, None, 8)
         assert shared.choose_num_workers(4, "cpu", 8) == 4
+
+    def test_several_a_device_where_that_is_asked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(devices, "num_accelerators", lambda: 2)
+        assert [shared.choose_num_workers(wanted, None, 8, 2) for wanted in (None, 3, 4)] == [4, 3, 4]
+        with pytest.raises(ls.InputError, match="1 to 4, 2 a device"):
+            shared.choose_num_workers(5, None, 8, 2)
+        with pytest.raises(ls.InputError, match="--workers-per-device"):
+            shared.choose_num_workers(None, None, 8, 0)
+
+    def test_the_flag_is_a_field_of_the_recipe(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(devices, "num_accelerators", lambda: 1)
+        monkeypatch.setattr(training, "num_accelerators", lambda: 1)
+        assert plan("mnist", "--workers-per-device", "2")["workers"] == 2
+        assert plan("mnist", "--set", "workers_per_device=2")["workers"] == 2
 
     def test_devices_that_are_left_alone_are_told_with_the_flag_that_uses_them(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

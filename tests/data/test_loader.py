@@ -19,7 +19,6 @@ from lockstep.images.crops import RandomCrop
 from lockstep.images.erasing import RandomErasing
 from lockstep.ragged import Ragged
 from lockstep.randomness import Draws
-from lockstep.readers.reader import Arrays
 
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -343,18 +342,6 @@ def test_batches_arrive_whole_on_the_device(cost: str) -> None:
         assert batch["label"].lengths.device.type == "cpu"
         assert torch.equal(batch["label"].values, batch["number"].repeat_interleave(batch["number"] % 3))
         assert [f"number {number}" for number in numbers(batch)] == batch["name"]
-
-
-def test_ragged_fields_go_to_the_device_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a device without memory, which needs no accelerator."""
-    pinned: list[list[int]] = []
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append([*tensor.shape]) or tensor)
-    boxes = Ragged.of([torch.zeros(number, 4) for number in range(5)])
-    stream = Loader(Arrays({"boxes": boxes, "number": torch.arange(5)}), batch_size=5, order="sequential")
-    batch = next(stream.batches(range(1), 1, torch.device("meta")))
-    assert pinned == [[10, 4], [5], [5]]
-    assert (batch["boxes"].values.device.type, batch["number"].device.type) == ("meta", "meta")
-    assert batch["boxes"].lengths.tolist() == [0, 1, 2, 3, 4]
 
 
 class Pictures(Numbers):

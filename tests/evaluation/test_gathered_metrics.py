@@ -206,7 +206,7 @@ class Wide(Seen):
         self.value = 0
 
     def update(self, wide: Tensor, narrow: Tensor) -> None:
-        assert (wide.dtype, narrow.dtype, narrow.shape) == (torch.bfloat16, torch.bool, (len(wide), 1, 0))
+        assert (wide.dtype, narrow.dtype, narrow.shape) == (torch.float64, torch.bool, (len(wide), 1, 0))
         self.value += int(wide.long().sum())
 
 
@@ -214,7 +214,7 @@ def wide_rows(part_bytes: int) -> Any:
     gathered_metrics._PART_BYTES = part_bytes
 
     def score(model: nn.Module, batch: ls.Batch) -> dict[str, Any]:
-        rows = batch["x"][:, None].expand(-1, 300).to(torch.bfloat16)
+        rows = batch["x"][:, None].expand(-1, 300).to(torch.float64)
         return {"wide": (rows.T.contiguous().T, torch.zeros(MICRO_BATCH, 1, 0, dtype=torch.bool))}
 
     return evaluated(score, {"wide": Wide()}).computed["wide"]

@@ -19,20 +19,21 @@ def test_padding_does_not_count() -> None:
     returned = {"top1": torch.tensor([1.0, 0.0, 1.0]), "cells": (torch.arange(3), boxes)}
     sums, rows = counted(checked(returned, {"cells": ConfusionMatrix(3)}, 3), valid=2)
     assert read_sums([sums]) == [{"top1": 1.0}]
-    numbers, kept = rows["cells"]
+    numbers, kept = rows.read()["cells"]
     assert (numbers.tolist(), kept.lengths.tolist(), kept.values.shape) == ([0, 1], [1, 0], (1, 4))
 
 
 def test_the_rows_of_a_metric_do_not_keep_the_memory_of_the_batch() -> None:
     boxes, labels = Ragged.of([torch.zeros(1, 4)] * 3), torch.arange(3)
     _, rows = counted(checked({"cells": (labels, boxes)}, {"cells": ConfusionMatrix(3)}, 3), valid=3)
-    numbers, kept = rows["cells"]
+    numbers, kept = rows.read()["cells"]
     before = {tensor.data_ptr() for tensor in (labels, boxes.values, boxes.lengths)}
     assert before.isdisjoint(tensor.data_ptr() for tensor in (numbers, kept.values, kept.lengths))
 
 
 def test_where_all_is_padding_a_metric_gets_nothing() -> None:
-    assert counted(checked({"cells": (torch.arange(3),)}, {"cells": ConfusionMatrix(3)}, 3), valid=0) == ({}, {})
+    _, rows = counted(checked({"cells": (torch.arange(3),)}, {"cells": ConfusionMatrix(3)}, 3), valid=0)
+    assert rows.read() == {}
 
 
 def test_sums_are_read_by_the_names_of_each_micro_batch() -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
 
@@ -18,8 +20,39 @@ def test_one_line_says_all() -> None:
     assert ", 4 threads a worker, " in str(replace(CHOICES, threads=4))
 
 
-def test_they_come_back() -> None:
-    assert Choices.read(asdict(CHOICES)) == CHOICES
+GPU = {"gpu": "NVIDIA H200", "driver": "570.86", "cuda": "13.0", "conv_tf32": "on"}
+
+
+def test_the_line_names_the_gpu() -> None:
+    line = str(replace(CHOICES, device="cuda", accelerator=GPU))
+    assert line.startswith("cuda (x86_64 AVX2), gpu NVIDIA H200, driver 570.86, cuda 13.0, conv_tf32 on, 1 thread a ")
+
+
+@pytest.mark.parametrize("choices", [CHOICES, replace(CHOICES, accelerator={}), replace(CHOICES, accelerator=GPU)])
+def test_they_come_back(choices: Choices) -> None:
+    assert Choices.read(json.loads(json.dumps(asdict(choices)))) == choices
+
+
+def test_those_of_an_older_version_say_nothing_of_the_gpu() -> None:
+    older = Choices.read({name: value for name, value in asdict(CHOICES).items() if name != "accelerator"})
+    assert older == CHOICES
+    assert differences(older, replace(CHOICES, accelerator=GPU)) == []
+
+
+@pytest.mark.parametrize("wrong", [{"threads": 0}, {"accelerator": "cuda"}, {"accelerator": {"gpu": 1}}, {"more": "x"}])
+def test_what_was_never_written_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong)) if "more" not in wrong else "the fields are not"):
+        Choices.read(asdict(CHOICES) | wrong)
+
+
+def test_another_gpu_driver_or_flag_is_named() -> None:
+    now = GPU | {"gpu": "NVIDIA A100", "conv_tf32": "off"}
+    assert differences(replace(CHOICES, accelerator=GPU), replace(CHOICES, accelerator=now)) == [
+        "gpu was NVIDIA H200 and is NVIDIA A100",
+        "conv_tf32 was on and is off",
+    ]
+    on_cpu = differences(replace(CHOICES, device="cuda", accelerator=GPU), replace(CHOICES, accelerator={}))
+    assert on_cpu == ["device was cuda and is cpu"]
 
 
 def test_differences_are_named() -> None:

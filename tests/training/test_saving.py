@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import lockstep as ls
+from lockstep import readback
 from lockstep.checkpoints.background import BackgroundWriter
 from lockstep.checkpoints.store import Store
 from lockstep.errors import CheckpointError
@@ -46,6 +47,12 @@ def saved(workdir: Path, *, in_background: bool) -> dict[str, bytes]:
 
 def test_it_saves_what_a_save_that_waits_would_have_saved(tmp_path: Path) -> None:
     assert saved(tmp_path / "one", in_background=True) == saved(tmp_path / "other", in_background=False)
+
+
+def test_a_save_on_an_accelerator_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_cpu = saved(tmp_path / "one", in_background=True)
+    monkeypatch.setattr(readback, "reading_waits", lambda device: True)
+    assert saved(tmp_path / "other", in_background=True) == on_cpu
 
 
 def on_two(workdir: Path) -> list[int]:

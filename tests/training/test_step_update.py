@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -447,22 +446,6 @@ def test_the_scale_grows_after_many_good_updates_and_is_saved() -> None:
     other = ls.TrainState(nn.Linear(6, 1), ls.optim.SGD(0.1))
     other.load(state.sections(), state.values())
     assert other.values() == state.values()
-
-
-@pytest.mark.process
-@pytest.mark.skipif(shutil.which("c++") is None and shutil.which("g++") is None, reason="there is no C++ compiler")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_compiled_model_trains_as_the_plain_one_does() -> None:
-    states = [ls.TrainState(make_model(), ls.optim.SGD(0.1, momentum=0.9)) for _ in range(2)]
-    for state, compiled in zip(states, (False, True), strict=True):
-        train(state, ls.Towers(2, compile=compiled))
-    torch.testing.assert_close(values_of(states[0]), values_of(states[1]), rtol=1e-9, atol=1e-12)
-    assert sorted(states[0].sections()["parameters"]) == sorted(states[1].sections()["parameters"])
-
-
-def test_a_compiled_model_keeps_torchs_batch_norm() -> None:
-    with pytest.raises(ls.InputError, match=r"compiled model keeps torch's own batch norm.*\n.*sync"):
-        ls.Towers(2, compile=True, batch_norm="sync")
 
 
 # -- averages of losses -----------------------------------------------------------------------------------------------

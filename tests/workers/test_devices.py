@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,19 +9,30 @@ import torch
 from lockstep.cores import usable_cores
 from lockstep.errors import InputError
 from lockstep.workers import devices
-from lockstep.workers.devices import choose_device, describe_machine, generators
+from lockstep.workers.devices import (
+    check_devices,
+    choose_device,
+    describe_accelerator,
+    describe_machine,
+    generators,
+    identity,
+)
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, count: int, kind: str = "cuda") -> list[int]:
+    """Pretend that there are accelerators; returns the indices that are made current."""
+    current: list[int] = []
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device(kind))
+    monkeypatch.setattr(torch.accelerator, "set_device_index", current.append)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "Accelerator X")
+    return current
 
 
 @pytest.fixture
 def two_accelerators(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Pretend that there are two; returns the indices that are made current."""
-    current: list[int] = []
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
-    monkeypatch.setattr(torch.accelerator, "set_device_index", current.append)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "Accelerator X")
-    return current
+    return pretend(monkeypatch, 2)
 
 
 def test_each_worker_gets_the_accelerator_of_its_local_rank(two_accelerators: list[int]) -> None:
@@ -37,8 +49,82 @@ def test_fewer_devices_than_workers_is_refused(two_accelerators: list[int]) -> N
     with pytest.raises(InputError) as caught:
         choose_device(None, local_rank=0, num_local_workers=3)
     assert caught.value.what == "There are fewer devices than workers on this host."
-    assert caught.value.given == "3 workers and 2 devices (cuda)"
+    assert caught.value.given == "3 workers and 2 devices"
     assert "at most 2 workers" in caught.value.hint
+
+
+def test_workers_that_share_are_spread_over_the_devices(two_accelerators: list[int]) -> None:
+    chosen = [choose_device(None, rank, num_local_workers=4, workers_per_device=2).index for rank in range(4)]
+    assert chosen == two_accelerators == [0, 1, 0, 1]
+    with pytest.raises(InputError, match="fewer devices than workers"):
+        choose_device(None, local_rank=0, num_local_workers=5, workers_per_device=2)
+
+
+def test_the_only_device_that_slurm_shows_a_task_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    current = pretend(monkeypatch, 1)
+    assert choose_device(None, local_rank=3, num_local_workers=8) == torch.device("cuda", 0)
+    assert current == [0]
+
+
+@pytest.mark.parametrize("kind", ["mps", "xpu"])
+def test_accelerators_on_which_a_step_cannot_run_are_left_alone(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    current = pretend(monkeypatch, 1, kind)
+    assert choose_device(None, local_rank=0, num_local_workers=1) == torch.device("cpu")
+    assert (devices.num_accelerators(), devices.unused_kind(), current) == (0, kind, [])
+    assert "Accelerator" not in describe_machine()
+
+
+def test_cuda_devices_are_used(two_accelerators: list[int]) -> None:
+    assert (devices.num_accelerators(), devices.unused_kind()) == (2, None)
+
+
+class TestCheckDevices:
+    def test_devices_with_other_uuids_are_apart(self) -> None:
+        assert not check_devices(["GPU-a", "GPU-b", "GPU-c"])
+        assert not check_devices(["cpu", "cpu"])
+
+    def test_the_same_device_twice_is_refused(self) -> None:
+        with pytest.raises(InputError) as caught:
+            check_devices(["GPU-a", "GPU-b", "GPU-a"])
+        assert str(caught.value) == (
+            "Several workers have the same device.\n"
+            "  given:    workers 0, 2, each on the device with the UUID GPU-a\n"
+            "  expected: a device for each\n"
+            "  hint:     start fewer workers, or make another device visible to each (Slurm's --gpus-per-task=1); "
+            "to share it: --workers-per-device 2, or ls.join(workers_per_device=2)"
+        )
+
+    def test_a_device_is_shared_where_that_was_asked_for(self) -> None:
+        assert check_devices(["GPU-a", "GPU-a", "GPU-b"], workers_per_device=2)
+        assert not check_devices(["GPU-a", "GPU-b"], workers_per_device=2)
+        with pytest.raises(InputError, match="at most 2 on a device"):
+            check_devices(["GPU-a", "GPU-a", "GPU-a"], workers_per_device=2)
+
+    def test_a_worker_without_one_among_others_with_one_is_named(self) -> None:
+        with pytest.raises(InputError) as caught:
+            check_devices(["GPU-a", "cpu", "GPU-b"], workers_per_device=2)
+        assert caught.value.what == "Some workers have an accelerator, and others have none."
+        assert caught.value.given == "worker 1 on the CPU, of 3 workers"
+
+
+def test_an_accelerator_is_known_by_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=f"GPU-{device.index}"))
+    assert identity(torch.device("cuda", 1)) == "GPU-1"
+    assert identity(torch.device("cpu")) == "cpu"
+
+
+def test_an_accelerator_is_described_with_its_software(two_accelerators: list[int]) -> None:
+    assert describe_accelerator(torch.device("cpu")) == {}
+    described = describe_accelerator(torch.device("cuda", 0))
+    assert list(described) == ["gpu", "driver", "cuda", "cudnn", "nccl"]
+    assert described["gpu"] == "Accelerator X"
+
+
+def test_the_driver_is_the_version_of_its_kernel_module(tmp_path: Path) -> None:
+    assert devices._driver_version(tmp_path) == "unknown"
+    (tmp_path / "nvidia").mkdir()
+    (tmp_path / "nvidia" / "version").write_text("570.86.15\n")
+    assert devices._driver_version(tmp_path) == "570.86.15"
 
 
 def test_without_an_accelerator_it_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,9 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import local
 from typing import Any
 
 import pytest
@@ -13,8 +15,9 @@ import torch
 
 from lockstep.errors import InputError, WorkerError
 from lockstep.workers import rank as ranks
-from lockstep.workers.rank import WorkerEnvironment, join, leave
-from lockstep.workers.store_server import LAUNCHED
+from lockstep.workers.rank import Worker, WorkerEnvironment, join, leave
+from lockstep.workers.socket_store import SocketStore
+from lockstep.workers.store_server import LAUNCHED, StoreServer
 
 FULL = {"RANK": "2", "WORLD_SIZE": "4", "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
 LOCAL = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
@@ -52,7 +55,58 @@ def test_a_second_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError) as caught:
         join("cpu")
     assert caught.value.what == "This process has joined its run with another device."
-    assert caught.value.given == "device='cpu' after meta"
+    assert caught.value.given == "device='cpu' after 'meta'"
+
+
+def test_another_number_of_workers_per_device_is_refused() -> None:
+    assert join("cpu", workers_per_device=2).workers_per_device == 2
+    assert join(workers_per_device=2) is join()
+    with pytest.raises(InputError) as caught:
+        join(workers_per_device=3)
+    assert caught.value.what == "This process has joined its run with another workers_per_device."
+    assert caught.value.given == "workers_per_device=3 after 2"
+
+
+@pytest.mark.parametrize("number", [0, 1.5, "2"])
+def test_a_number_of_workers_per_device_that_is_none_is_refused(number: Any) -> None:
+    with pytest.raises(InputError, match="workers_per_device"):
+        join("cpu", workers_per_device=number)
+
+
+def joined_on(monkeypatch: pytest.MonkeyPatch, uuids: list[str], **options: int) -> list[Worker]:
+    """The workers of a host that have joined from threads, each with a single visible accelerator, of these UUIDs."""
+    server, num_workers = StoreServer(), len(uuids)
+    here = local()
+
+    def choose(*arguments: object) -> torch.device:
+        return torch.device("cuda", 0)
+
+    def join_as(rank: int) -> Worker:
+        here.rank = rank
+        environment = {"RANK": str(rank), "WORLD_SIZE": str(num_workers), LAUNCHED: "1"}
+        environment |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(num_workers)}
+        return ranks._join(None, options.get("workers_per_device", 1), environment)
+
+    monkeypatch.setattr(ranks, "choose_device", choose)
+    monkeypatch.setattr(ranks, "identity", lambda device: uuids[here.rank])
+    monkeypatch.setattr(ranks, "_store_of_launcher", lambda env: SocketStore(server.connect()))
+    with ThreadPoolExecutor(num_workers) as pool:
+        return list(pool.map(join_as, range(num_workers), timeout=20))
+
+
+class TestWorkersWithOneVisibleDevice:
+    def test_are_told_apart_by_uuid(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        joined = joined_on(monkeypatch, ["GPU-a", "GPU-b"])
+        assert [(worker.shares_device, worker.backend) for worker in joined] == [(False, "nccl")] * 2
+
+    def test_are_refused_on_one_device(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with pytest.raises(InputError, match="Several workers have the same device"):
+            joined_on(monkeypatch, ["GPU-a", "GPU-a"])
+
+    def test_share_a_device_over_gloo_where_that_was_asked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        # Also the third worker, which has a device of its own: all of them exchange alike.
+        joined = joined_on(monkeypatch, ["GPU-a", "GPU-a", "GPU-b"], workers_per_device=2)
+        assert [(worker.shares_device, worker.backend) for worker in joined] == [(True, "gloo")] * 3
 
 
 def test_one_worker_of_a_launcher_needs_no_store(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,172 @@
+"""Copies of what a checkpoint holds, so that the run may go on before it is written.
+
+Of tensors on the CPU, those that may change at any time are copied at once, and the others by the thread that writes:
+the run waits before it changes them. Tensors on an accelerator are cloned there at once, by a few kernels on the stream
+that computes. So the clone is what they are between two steps, and nobody waits: the thread brings it to the host,
+on a stream of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from lockstep import readback
+from lockstep.checkpoints.encoding import Tensors
+from lockstep.screen import log
+
+Place = tuple[str, str]
+"""Section and name of a tensor."""
+_ALIGNMENT = 64
+_PINNED_BYTES = 1 << 26
+
+
+class Copies:
+    """Copies on the CPU of all tensors of a checkpoint; `later` is to stay as it is until `take_later` has returned.
+
+    Args:
+        tensors: by section and name.
+        at_once: sections that may change at any time.
+    """
+
+    def __init__(self, tensors: Tensors, at_once: Collection[str]) -> None:
+        places = {(section, name): t.detach() for section, members in tensors.items() for name, t in members.items()}
+        devices = {tensor.device for tensor in places.values() if readback.reading_waits(tensor.device)}
+        self._order = list(tensors)
+        self._places = list(places)
+        self._clones = [
+            clones
+            for device in devices
+            if (clones := _cloned({place: tensor for place, tensor in places.items() if tensor.device == device}))
+        ]
+        cloned = {place for clones in self._clones for place in clones.layouts}
+        rest = {place: tensor for place, tensor in places.items() if place not in cloned}
+        # What lies on the CPU beside a state on an accelerator is small.
+        now = [place for place in rest if devices or place[0] in at_once]
+        self._copies = {place: _copied(rest[place]) for place in now}
+        self.later = {place: tensor for place, tensor in rest.items() if place not in self._copies}
+        """The tensors that are not copied yet."""
+        self._versions = self._versions_now()
+
+    def take_later(self) -> bool:
+        """Copy what was left for later; false if it changed meanwhile, as far as torch counts changes in place."""
+        self._copies |= {place: _copied(tensor) for place, tensor in self.later.items()}
+        return self._versions_now() == self._versions
+
+    def on_host(self) -> dict[str, dict[str, Tensor]]:
+        """Return all copies by section and name, those of accelerators once they have come; called once."""
+        while self._clones:
+            self._copies |= self._clones.pop().on_host()
+        sections: dict[str, dict[str, Tensor]] = {section: {} for section in self._order}
+        for section, name in self._places:
+            sections[section][name] = self._copies[section, name]
+        return sections
+
+    def _versions_now(self) -> list[int]:
+        return [tensor._version for tensor in self.later.values()]  # torch's fused kernels do not count
+
+
+class Clones:
+    """Clones of tensors of one accelerator, side by side in one memory there.
+
+    Args:
+        tensors: of the same device; they may change as soon as the clones are made.
+
+    Raises:
+        torch.OutOfMemoryError: there is no room for them, or none that the next steps may not need.
+    """
+
+    def __init__(self, tensors: Mapping[Place, Tensor]) -> None:
+        self.layouts: dict[Place, _Layout] = {}
+        """Where each tensor lies in the memory."""
+        size = 0
+        for place, tensor in tensors.items():
+            self.layouts[place] = _Layout.of(tensor, size)
+            size += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+        device = next(iter(tensors.values())).device
+        if size > _room(device):
+            raise torch.OutOfMemoryError
+        self._memory = torch.empty(size, dtype=torch.uint8, device=device)
+        # Kernels for many tensors take one dtype.
+        for dtype in {tensor.dtype for tensor in tensors.values()}:
+            places = [place for place, tensor in tensors.items() if tensor.dtype == dtype]
+            clones = [self.layouts[place].within(self._memory) for place in places]
+            torch._foreach_copy_(clones, [tensors[place] for place in places])
+        self._module = torch.get_device_module(device)
+        self._made = self._module.Event()
+        self._made.record(self._module.current_stream(device))
+
+    def on_host(self) -> dict[Place, Tensor]:
+        """Return copies of the clones on the CPU, once they have come; on any thread."""
+        device = self._memory.device
+        stream, come = _copy_stream(device), self._module.Event()
+        stream.wait_event(self._made)
+        memory = torch.empty(self._memory.shape, dtype=torch.uint8)
+        # From pinned memory the copies to the host go on beside kernels; a whole state would take much of it, for good.
+        pinned = torch.empty(min(len(memory), _PINNED_BYTES), dtype=torch.uint8, pin_memory=device.type != "cpu")
+        with self._module.stream(stream):
+            for there, here in zip(*(torch.split(m, _PINNED_BYTES) for m in (self._memory, memory)), strict=True):
+                pinned[: len(here)].copy_(there, non_blocking=True)
+                come.record(stream)
+                come.synchronize()
+                here.copy_(pinned[: len(here)])
+        return {place: layout.within(memory) for place, layout in self.layouts.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """The layout of a tensor within a memory of bytes."""
+
+    start: int
+    shape: torch.Size
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: Tensor, start: int) -> _Layout:
+        """Return the layout of a dense copy of a tensor; the strides are the tensor's own if it is dense itself."""
+        return cls(start, tensor.shape, torch.empty_like(tensor, device="meta").stride(), tensor.dtype)
+
+    def within(self, memory: Tensor) -> Tensor:
+        """Return the tensor, a view of the memory."""
+        end = self.start + math.prod(self.shape) * self.dtype.itemsize
+        return memory[self.start : end].view(self.dtype).as_strided(self.shape, self.strides)
+
+
+def _room(device: torch.device) -> float:
+    """Bytes that no step so far has needed, the clones of earlier saves among them; a tenth may be in fragments."""
+    module = torch.get_device_module(device)
+    if not hasattr(module, "mem_get_info"):  # torch's module for a CPU, which knows only streams
+        return math.inf
+    (free, _), reserved = module.mem_get_info(device), module.memory_reserved(device)
+    room: float = 0.9 * (free + reserved) - module.max_memory_allocated(device)
+    return room
+
+
+def _cloned(tensors: Mapping[Place, Tensor]) -> Clones | None:
+    try:
+        return Clones(tensors)
+    except torch.OutOfMemoryError:
+        _tell_no_room(next(iter(tensors.values())).device)
+        return None
+
+
+@cache
+def _tell_no_room(device: torch.device) -> None:
+    log.warning("%s has no room for a copy of the state: each save waits until all of it is copied to the host", device)
+
+
+@cache
+def _copy_stream(device: torch.device) -> torch.Stream:
+    """Return the stream of the copies to the host, which are not to wait for those of batches to the device."""
+    stream: torch.Stream = torch.get_device_module(device).Stream(device)
+    return stream
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return tensor.to("cpu", copy=True)

@@ -1,0 +1,127 @@
+"""Flags of torch's backends on a CUDA device: TF32, cuDNN's benchmark, and deterministic algorithms for exact bits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import torch
+from torch.backends import cuda, cudnn
+
+from lockstep.errors import InputError
+from lockstep.parallel.towers import Towers
+from lockstep.workers.devices import describe_accelerator
+
+_WORKSPACE, _DETERMINISTIC = "CUBLAS_WORKSPACE_CONFIG", (":4096:8", ":16:8")
+_RAISES = 2
+"""The mode of torch in which an operator without a deterministic algorithm raises an error."""
+_ALERT = " does not have a deterministic implementation"
+"""What torch says then, after the name of the operator."""
+
+
+class Backends:
+    """The flags that a state's steps are computed with: set within the context, and put back after it.
+
+    Torch has one of each for the whole process, so states with other flags, and the user's own code, keep theirs.
+
+    Args:
+        towers: name the flags; None leaves torch's own.
+        device: a CPU has none of them.
+        exact: with deterministic algorithms, and all that is None off.
+
+    Raises:
+        InputError: an exact exchange is asked for, and cannot be had: cuBLAS has not been told in time, or the towers
+            choose by timing.
+    """
+
+    def __init__(self, towers: Towers, device: torch.device, *, exact: bool) -> None:
+        self._device, self._is_exact = device, exact and device.type != "cpu"
+        wishes: dict[str, Any] = {
+            "cudnn_benchmark": towers.cudnn_benchmark,
+            "conv_tf32": towers.conv_tf32,
+            "matmul_tf32": towers.matmul_tf32,
+        }
+        if self._is_exact:
+            _check_exact(towers)
+            wishes = {name: bool(wish) for name, wish in wishes.items()}
+            wishes |= {"cudnn_deterministic": True, "deterministic": _RAISES}
+        self._wishes = {name: wish for name, wish in wishes.items() if wish is not None and device.type != "cpu"}
+        self._before: dict[str, Any] = {}
+
+    def described(self) -> dict[str, str]:
+        """All that decides the bits of a GPU: its name, its software, and each flag, "on" or "off"; empty on a CPU."""
+        if self._device.type == "cpu":
+            return {}
+        with self:
+            flags = {name: "on" if flag.get() else "off" for name, flag in _FLAGS.items()}
+        return describe_accelerator(self._device) | flags
+
+    def __enter__(self) -> None:
+        for name, wish in self._wishes.items():
+            flag = _FLAGS[name]
+            if (before := flag.get()) != wish:
+                self._before[name] = before
+                flag.set(wish)
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: TracebackType | None) -> None:
+        while self._before:
+            name, before = self._before.popitem()
+            _FLAGS[name].set(before)
+        if self._is_exact and isinstance(error, RuntimeError) and _ALERT in str(error):
+            operator = str(error).partition(_ALERT)[0]
+            raise InputError(
+                f"The operator {operator} has no deterministic algorithm on this device.",
+                given=f"{operator} in the model or the loss, and an exact exchange",
+                expected="operators that give the same bits each time",
+                hint="compute it in another way, or set exact=False (exchange.exact in a recipe)",
+            ) from error
+
+
+class _Flag(NamedTuple):
+    get: Callable[[], Any]
+    set: Callable[[Any], None]
+
+
+def _get_conv_tf32() -> bool:
+    return bool(cudnn.conv.fp32_precision == "tf32")  # type: ignore[attr-defined]
+
+
+def _set_conv_tf32(on: bool) -> None:
+    cudnn.allow_tf32 = on
+    if _get_conv_tf32() != on:  # the older flag's "off" leaves it to `torch.backends.fp32_precision`
+        cudnn.conv.fp32_precision = "ieee"  # type: ignore[attr-defined]
+
+
+# For TF32 torch has newer flags too. What reads an older one fails where the two disagree, so the older are set, which
+# set both, and the newer are read, which never fail.
+_FLAGS = {
+    "cudnn_benchmark": _Flag(lambda: cudnn.benchmark, lambda on: setattr(cudnn, "benchmark", on)),
+    "conv_tf32": _Flag(_get_conv_tf32, _set_conv_tf32),
+    "matmul_tf32": _Flag(
+        lambda: cuda.matmul.fp32_precision == "tf32", lambda on: setattr(cuda.matmul, "allow_tf32", on)
+    ),
+    "cudnn_deterministic": _Flag(lambda: cudnn.deterministic, lambda on: setattr(cudnn, "deterministic", on)),
+    "deterministic": _Flag(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+}
+
+
+def _check_exact(towers: Towers) -> None:
+    by_time = [name for name in ("cudnn_benchmark", "compile") if getattr(towers, name)]
+    if by_time:
+        raise InputError(
+            "An exact exchange needs kernels that are not chosen by timing them.",
+            given=f"exact=True, and Towers({by_time[0]}=True) on a GPU",
+            expected=f"{by_time[0]} left off, or an exchange that is not exact",
+            hint=f"leave {by_time[0]} out of the towers, or set exact=False (exchange.exact in a recipe)",
+        )
+    workspace = os.environ.get(_WORKSPACE)
+    if torch.version.hip is None and workspace not in _DETERMINISTIC:
+        raise InputError(
+            "An exact exchange needs cuBLAS with deterministic sums, which it reads from the environment once.",
+            given=f"no {_WORKSPACE}" if workspace is None else f"{_WORKSPACE}={workspace}",
+            expected=f"{' or '.join(_DETERMINISTIC)}, before the process uses the GPU",
+            hint=f"start it with {_WORKSPACE}={_DETERMINISTIC[0]} in the environment; lockstep train and lockstep run "
+            "do, where it is not set",
+        )

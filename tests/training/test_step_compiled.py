@@ -1,0 +1,109 @@
+"""Towers that run through torch.compile: one compilation, the plain names, the plain model's training."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo import config, reset
+from torch._dynamo.utils import counters
+from torch.nn import functional as F
+
+import lockstep as ls
+from lockstep.data.loader import Loader
+from lockstep.readers.reader import Arrays
+
+NUM_STEPS = 5
+BAD_POSITION = 24
+
+
+def make_loader() -> Loader:
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(64, 3, 6, 6, generator=generator)
+    return Loader(Arrays({"image": images, "label": torch.arange(64) % 5}), batch_size=8, seed=5)
+
+
+def make_model(*, dropout: float = 0.2) -> nn.Sequential:
+    """Buffers, random numbers, and a kernel of one pixel, whose strides channels_last leaves open."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        body = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(dropout), nn.Conv2d(8, 4, 1)]
+        return nn.Sequential(*body, nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5))
+
+
+def make_state(**options: Any) -> ls.TrainState:
+    model = make_model(dropout=options.pop("dropout", 0.2))
+    return ls.TrainState(model, ls.optim.SGD(0.05, momentum=0.9), average=ls.optim.MovingAverage(0.9), **options)
+
+
+def losses(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+    loss = F.cross_entropy(model(batch["image"]), batch["label"])
+    return {"cross_entropy": loss * torch.nan if batch.position == BAD_POSITION else loss}
+
+
+def score(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+    return {"top1": (model(batch["image"]).argmax(1) == batch["label"]).float()}
+
+
+@pytest.fixture(autouse=True)
+def _a_second_compilation_is_refused() -> Iterator[None]:
+    """For other strides, buffers or contexts than those of the first one, it raises."""
+    reset()
+    counters.clear()
+    with config.patch(error_on_recompile=True):
+        yield
+    reset()
+
+
+@pytest.mark.parametrize(
+    ("towers", "options"),
+    [
+        (ls.Towers(1, compile=True), {}),
+        (ls.Towers(4, compile=True, channels_last=True), {}),
+        (ls.Towers(2, compile=True, channels_last=True, precision="bf16"), {}),
+        (ls.Towers(2, compile=True, precision="fp16"), {}),
+        (ls.Towers(2, compile=True, batch_norm="last"), {}),
+        (ls.Towers(2, compile=True, batch_norm="frozen"), {}),
+        (ls.Towers(2, compile=True), {"frozen": ["^0", "^1"], "freeze_statistics": True}),
+    ],
+    ids=["one tower", "channels_last", "bf16", "fp16", "last statistics", "frozen statistics", "frozen layers"],
+)
+def test_a_run_compiles_once_and_saves_plain_names(
+    towers: ls.Towers, options: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What makes torch compile again is the same for every backend: this one costs no C++ compiler."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    state = make_state(nonfinite="skip", **options)
+    names = list(state.model.state_dict())
+    reports = ls.train_steps(state, losses, make_loader(), towers, until=ls.Steps(NUM_STEPS))
+    for report in reports:
+        if report.step == 2:
+            ls.evaluate(state, score, make_loader())
+            state.load(state.sections(), state.values())
+    assert (state.step, state.num_skipped) == (NUM_STEPS, 1)
+    assert counters["stats"]["unique_graphs"] == 1
+    sections = state.sections()
+    assert sorted([*sections["parameters"], *sections["buffers"]]) == sorted(names)
+    assert list(sections["average"]) == list(state.parameters)
+
+
+@pytest.mark.process
+@pytest.mark.skipif(shutil.which("c++") is None and shutil.which("g++") is None, reason="there is no C++ compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_compiled_model_trains_as_the_plain_one_does() -> None:
+    states = [make_state(dropout=0.0) for _ in range(2)]
+    for state, compiled in zip(states, (False, True), strict=True):
+        towers = ls.Towers(2, compile=compiled, channels_last=True)
+        ls.train(state, losses, make_loader(), towers, until=ls.Steps(3))
+    plain, compiled_too = (dict(state.sections()) for state in states)
+    torch.testing.assert_close(compiled_too, plain, rtol=1e-3, atol=1e-5)
+
+
+def test_a_compiled_model_keeps_torchs_batch_norm() -> None:
+    with pytest.raises(ls.InputError, match=r"compiled model keeps torch's own batch norm.*\n.*sync"):
+        ls.Towers(2, compile=True, batch_norm="sync")
