@@ -107,7 +107,7 @@ def of_one_step(run: Iterator[object]) -> DeviceCalls:
 TOWERS = {
     "one": ls.Towers(1),
     "channels_last in bf16": ls.Towers(1, channels_last=True, precision="bf16"),
-    "four": ls.Towers(4, channels_last=True),
+    "two in channels_last": ls.Towers(2, channels_last=True),
     "last statistics": ls.Towers(2, batch_norm="last"),
 }
 
@@ -118,5 +118,4 @@ def test_a_step_launches_little_beside_its_model(towers: ls.Towers) -> None:
         by_hand = of_one_step(steps_by_hand(towers)).num_launches
         ours = of_one_step(steps(towers))
     assert not ours.mixed
-    print(ours.num_launches - by_hand, by_hand, ours.by_line())
-    assert ours.num_launches - by_hand <= MORE_LAUNCHES * towers.count
+    assert ours.num_launches <= by_hand + MORE_LAUNCHES, ours.by_line()
