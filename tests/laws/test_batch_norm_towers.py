@@ -18,7 +18,7 @@ from torch.nn import functional as F
 import lockstep as ls
 from lockstep.parallel.batch_norm import SyncedBatchNorm
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("each_device")]
 
 Array = npt.NDArray[Any]
 Learned = dict[str, Array]
