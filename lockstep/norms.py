@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from lockstep import readback
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -28,16 +30,25 @@ def norms_of(tensors: Sequence[Tensor | None], order: int = 2) -> list[float]:
     return [0.0 if t is None else next(values) for t in tensors]
 
 
+def norms_on_device(tensors: Sequence[Tensor], order: int = 2) -> Tensor:
+    """The norm of each, as float64 on their device, which nobody waits for; shape (tensors,)."""
+    return torch.stack(torch._foreach_norm(list(tensors), order, _wide_dtype(tensors))).double()
+
+
 def _norms(tensors: list[Tensor], order: int) -> list[float]:
-    dtypes = set(map(attrgetter("dtype"), tensors))
-    # In 16 bits a norm has two or three digits, or overflows.
-    wide = None if dtypes <= {torch.float32, torch.float64} else reduce(torch.promote_types, dtypes, torch.float32)
-    if tensors[0].device.type != "cpu":
-        values: list[float] = torch.stack(torch._foreach_norm(tensors, order, wide)).tolist()
+    if readback.reading_waits(tensors[0].device):
+        values: list[float] = norms_on_device(tensors, order).tolist()
         return values
+    wide = _wide_dtype(tensors)
     parts = [_norms_of_parts(t, order, wide) if t.numel() > _LARGE else t for t in tensors]
     # Reading a number costs less here than one more operation.
     return [norm.item() for norm in torch._foreach_norm(parts, order, wide)]
+
+
+def _wide_dtype(tensors: Sequence[Tensor]) -> torch.dtype | None:
+    """The dtype to compute norms in; None: that of each tensor. In 16 bits a norm has two or three digits."""
+    dtypes = set(map(attrgetter("dtype"), tensors))
+    return None if dtypes <= {torch.float32, torch.float64} else reduce(torch.promote_types, dtypes, torch.float32)
 
 
 def _norms_of_parts(tensor: Tensor, order: int, dtype: torch.dtype | None) -> Tensor:

@@ -78,7 +78,7 @@ class Clones:
         tensors: of the same device; they may change as soon as the clones are made.
 
     Raises:
-        torch.OutOfMemoryError: the device has no room for them.
+        torch.OutOfMemoryError: there is no room for them, or none that the next steps may not need.
     """
 
     def __init__(self, tensors: Mapping[Place, Tensor]) -> None:
@@ -89,6 +89,8 @@ class Clones:
             self.layouts[place] = _Layout.of(tensor, size)
             size += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
         device = next(iter(tensors.values())).device
+        if size > _room(device):
+            raise torch.OutOfMemoryError
         self._memory = torch.empty(size, dtype=torch.uint8, device=device)
         # Kernels for many tensors take one dtype.
         for dtype in {tensor.dtype for tensor in tensors.values()}:
@@ -134,6 +136,16 @@ class _Layout:
         """Return the tensor, a view of the memory."""
         end = self.start + math.prod(self.shape) * self.dtype.itemsize
         return memory[self.start : end].view(self.dtype).as_strided(self.shape, self.strides)
+
+
+def _room(device: torch.device) -> float:
+    """Bytes that no step so far has needed, the clones of earlier saves among them; a tenth may be in fragments."""
+    module = torch.get_device_module(device)
+    if not hasattr(module, "mem_get_info"):  # torch's module for a CPU, which knows only streams
+        return math.inf
+    (free, _), reserved = module.mem_get_info(device), module.memory_reserved(device)
+    room: float = 0.9 * (free + reserved) - module.max_memory_allocated(device)
+    return room
 
 
 def _cloned(tensors: Mapping[Place, Tensor]) -> Clones | None:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import torch
 
+from lockstep import readback
 from lockstep.checks import Checked, Hint, PositiveFloat
-from lockstep.errors import InputError
+from lockstep.errors import InputError, NonFiniteError
 from lockstep.listing import shorten
 from lockstep.losses.weighting import widened
-from lockstep.norms import norms_of
+from lockstep.norms import norms_of, norms_on_device
 from lockstep.selection import Patterns, selected
 
 if TYPE_CHECKING:
@@ -117,11 +118,14 @@ class BoundRegularizer:
         self._value = value
         self._tensors = {i: chosen[name] for i, name in enumerate(parameters) if name in chosen}
 
-    def loss(self) -> float:
-        """Compute the penalty on the parameters as they are now."""
+    def loss(self) -> float | Tensor:
+        """Compute the penalty on the parameters as they are now: a scalar (float64) on a device that is waited for."""
+        order, tensors = self._value.order, [tensor.detach() for tensor in self._tensors.values()]
+        factor = self._value.weight / order
         with torch.no_grad():
-            norms = norms_of([tensor.detach() for tensor in self._tensors.values()], self._value.order)
-            return self._value.weight / self._value.order * sum(norm**self._value.order for norm in norms)
+            if readback.reading_waits(tensors[0].device):
+                return factor * norms_on_device(tensors, order).pow(order).sum()
+            return factor * sum(norm**order for norm in norms_of(tensors, order))
 
     def add_gradients(self, gradients: Sequence[Tensor | None], *, owned: bool = False) -> list[Tensor | None]:
         """Add the penalty's gradients to those given, in a new list; tensors are changed in place only if owned.
@@ -148,10 +152,21 @@ class BoundRegularizer:
             return added
 
 
+def nonfinite_penalty(penalised: Mapping[str, Tensor]) -> NonFiniteError:
+    """Make the error for a penalty on these parameters that is not finite by itself."""
+    return NonFiniteError(
+        "The penalty on the parameters is not finite; nothing was changed.",
+        given=", ".join(name for name, p in penalised.items() if not p.isfinite().all())
+        or "parameters whose squares overflow",
+        expected="finite parameters",
+        hint="lower the learning rate; skipping a batch cannot help",
+    )
+
+
 def _sum_of_powers(tensors: Sequence[Tensor], power: int) -> Tensor:
     """Compute sum(|w| ** power) over all tensors, for a power of 1 or 2, in float32 at least."""
     tensors = [widened(tensor) for tensor in tensors]
-    return (_by_tensor if tensors[0].device.type == "cpu" else _by_norms)(tensors, power)
+    return (_by_norms if readback.reading_waits(tensors[0].device) else _by_tensor)(tensors, power)
 
 
 def _by_tensor(tensors: Sequence[Tensor], power: int) -> Tensor:

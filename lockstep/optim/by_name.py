@@ -111,6 +111,11 @@ class BoundByName:
         """Return the rates of the update that follows `step` completed ones, by pattern."""
         return {part.pattern: rate for part in self._parts for rate in part.bound.learning_rates(step).values()}
 
+    @property
+    def takes_found_inf(self) -> bool:
+        """True if all of the optimizers do."""
+        return all(part.bound.takes_found_inf for part in self._parts)
+
     def update(self, gradients: Gradients, step: int) -> None:
         """Make the update that follows `step` completed ones, in place."""
         if gradients.rows:
@@ -159,3 +164,17 @@ class BoundByName:
                 "; ".join(f"one of {', '.join(part.names)}" for part in self._parts),
             )
         return [saved.get(frozenset(part.names), {}) for part in self._parts]
+
+
+def optimizer_of(given: Any) -> Optimizer:
+    """Return the optimizer that is given; several by pattern become one."""
+    for each in given.values() if isinstance(given, Mapping) else [given]:
+        if isinstance(each, type) or not hasattr(each, "bind"):
+            raise wrong_type(
+                "optimizer",
+                each,
+                expected="an optimizer of lockstep.optim, a value without parameters",
+                hint="write ls.optim.SGD(lr=0.1, momentum=0.9); the state gives it the parameters",
+            )
+    optimizer: Optimizer = ByName(given) if isinstance(given, Mapping) else given
+    return optimizer

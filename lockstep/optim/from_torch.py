@@ -98,6 +98,11 @@ class BoundFromTorch(Scheduled):
         """Name the class and its package."""
         return f"{self._kind} of {self._package}"
 
+    @property
+    def takes_found_inf(self) -> bool:
+        """False: what the class does is its own."""
+        return False
+
     def matched(self) -> Iterator[tuple[str, list[str]]]:
         """Yield nothing: there are no patterns."""
         return iter(())

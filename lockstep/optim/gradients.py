@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from lockstep import readback
 from lockstep.errors import InputError
-from lockstep.norms import norms_of
+from lockstep.norms import norms_of, norms_on_device
 from lockstep.tensor_lists import with_strides_of
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ class Gradients:
         names: of the parameters.
         tensors: one a parameter, None where no tower had a gradient. That of a parameter in `rows` has values for
             these rows alone, shape (rows, ...).
-        divisor: what all of them are still to be divided by: the scale of a mixed precision loss.
+        divisor: what all of them are still to be divided by: the scale of a mixed precision loss, or a tensor without
+            dimensions.
         rows: the rows of the parameters with sparse gradients, by index, shape (rows,), each row once.
         owned: nobody else holds the tensors, and no two share memory: they may be used up.
     """
@@ -37,16 +39,21 @@ class Gradients:
         names: Sequence[str],
         tensors: Sequence[Tensor | None],
         *,
-        divisor: float = 1.0,
+        divisor: float | Tensor = 1.0,
         rows: Mapping[int, Tensor] | None = None,
         owned: bool = False,
     ) -> None:
         self.names = names
         self.rows: Mapping[int, Tensor] = rows or {}
+        self.found_inf: Tensor | None = None
+        """Float32, on the device, without dimensions: where it is not 0 the update changes nothing. None: it does."""
         self._tensors = tuple(tensors)
         self._divisor = divisor
         self._owned = owned
         self._norms: list[float] | None = None
+        """As the host knows them, before the division."""
+        self._unread_norms: Tensor | None = None
+        """The same of the gradients that are not None, on a device that reading waits for."""
         self._is_watched = False
         self._read: list[tuple[tuple[Tensor | None, ...], list[int]]] = []
 
@@ -60,21 +67,44 @@ class Gradients:
 
     @property
     def norms(self) -> list[float]:
-        """The 2-norm of each gradient as it is now; 0 for those that are None."""
+        """The 2-norm of each gradient as it is now; 0 for those that are None. On an accelerator this may wait."""
         if self._norms is None:
             self._norms = norms_of(self._tensors)
-        return [norm / self._divisor for norm in self._norms] if self._divisor != 1.0 else self._norms
+        divisor = float(self._divisor)
+        return [norm / divisor for norm in self._norms] if divisor != 1.0 else self._norms
 
     @property
     def norm(self) -> float:
-        """The global norm: that of all gradients together; 0 where there are none."""
+        """The global norm: that of all gradients together; 0 where there are none. On an accelerator this may wait."""
         if self._norms is None:
             self._norms = norms_of(self._tensors)
-        return math.sqrt(sum([norm * norm for norm in self._norms])) / self._divisor
+        return math.sqrt(sum([norm * norm for norm in self._norms])) / float(self._divisor)
 
-    def divide(self, divisor: float) -> None:
-        """Divide every gradient by a number above 0."""
-        self._divisor *= divisor
+    @property
+    def reading_waits(self) -> bool:
+        """Whether the host waits where it reads a number of these gradients."""
+        first = next((g for g in self._tensors if g is not None), None)
+        return first is not None and readback.reading_waits(first.device)
+
+    def unread_norms(self) -> tuple[Tensor, Tensor]:
+        """Compute the global norm, and the norm of each gradient that is not None, and leave them on the device.
+
+        Returns:
+            The first without dimensions, the second of shape (gradients,), before the division that is kept back; both
+            float64.
+        """
+        if self._unread_norms is None:
+            self._unread_norms = norms_on_device([g for g in self._tensors if g is not None])
+        return torch.linalg.vector_norm(self._unread_norms) / self._divisor, self._unread_norms
+
+    def tell_norms(self, norms: Sequence[float]) -> None:
+        """Take the norms of `unread_norms` as the host has read them."""
+        values = iter(norms)
+        self._norms = [0.0 if g is None else next(values) for g in self._tensors]
+
+    def divide(self, divisor: float | Tensor) -> None:
+        """Divide every gradient by a number above 0, or by a tensor without dimensions."""
+        self._divisor = self._divisor * divisor
 
     def put(self, tensors: Mapping[int, Tensor], *, owned: bool = False) -> None:
         """Replace some gradients, by index.
@@ -85,7 +115,7 @@ class Gradients:
         """
         current = self._divided()
         self._replace({i: _in_place_of(current[i], g, self.names[i]) for i, g in tensors.items()}, owned=owned)
-        self._norms = None
+        self._norms = self._unread_norms = None
 
     def multiply(self, factors: Mapping[int, float]) -> None:
         """Multiply some gradients, each by a number of its own; an index without a gradient is passed over."""
@@ -97,18 +127,21 @@ class Gradients:
         self._replace(dict(zip(some, scaled, strict=True)), owned=True)
         if self._norms is not None:
             self._norms = [norm * abs(some.get(index, 1.0)) for index, norm in enumerate(self._norms)]
+        self._unread_norms = None
 
     def subset(self, indices: Sequence[int]) -> Gradients:
         """Select the gradients of some parameters, in this order."""
-        return Gradients(
+        some = Gradients(
             [self.names[i] for i in indices],
             [self._tensors[i] for i in indices],
             divisor=self._divisor,
             rows={place: self.rows[index] for place, index in enumerate(indices) if index in self.rows},
             owned=self._owned,
         )
+        some.found_inf = self.found_inf
+        return some
 
-    def to_divide(self) -> tuple[Sequence[Tensor | None], float, bool]:
+    def to_divide(self) -> tuple[Sequence[Tensor | None], float | Tensor, bool]:
         """The gradients before the division that is kept back, what to divide them by, and whether they may be used up.
 
         Where they may not, others read them: the quotients must be new tensors.
@@ -132,12 +165,14 @@ class Gradients:
 
     def _divided(self) -> tuple[Tensor | None, ...]:
         """Make the pending division, and return the gradients."""
-        if self._divisor != 1.0:
+        divisor = self._divisor
+        if not isinstance(divisor, float | int) or divisor != 1.0:
             present = {i: g for i, g in enumerate(self._tensors) if g is not None}
-            divided = torch._foreach_div(list(present.values()), self._divisor) if present else ()
+            divided = torch._foreach_div(list(present.values()), divisor) if present else ()
             self._replace(dict(zip(present, divided, strict=True)), owned=True)
-            if self._norms is not None:
-                self._norms = [norm / self._divisor for norm in self._norms]
+            plain = divisor if isinstance(divisor, float | int) else None
+            self._norms = [norm / plain for norm in self._norms] if plain and self._norms is not None else None
+            self._unread_norms = None
             self._divisor = 1.0
         return self._tensors
 

@@ -1,7 +1,8 @@
 """Torch's fused update kernels.
 
 The entry points are private names of torch, stable over many releases; only this module knows them. Each makes one
-update in place of a chunk's dense parameters, of one device; gradients are divided on the way, and used up.
+update in place of a chunk's dense parameters, of one device; gradients are divided on the way, and used up. Where
+`found_inf` is not 0, nothing changes: so the host need not know whether an update is to be made when it enqueues it.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ def fused_sgd(chunk: Chunk, lr: float, momentum: float, nesterov: bool) -> None:
         maximize=False,
         is_first_step=False,
         grad_scale=_scale(chunk),
+        found_inf=chunk.found_inf,
     )
 
 
@@ -76,6 +78,7 @@ def fused_adam(chunk: Chunk, lr: float, step: int, *, betas: tuple[float, float]
         amsgrad=False,
         maximize=False,
         grad_scale=_scale(chunk),
+        found_inf=chunk.found_inf,
     )
 
 
@@ -92,6 +95,7 @@ def fused_adagrad(chunk: Chunk, lr: float, eps: float) -> None:
         eps=eps,
         maximize=False,
         grad_scale=_scale(chunk),
+        found_inf=chunk.found_inf,
     )
 
 
@@ -101,6 +105,8 @@ def _steps(step: int, chunk: Chunk) -> list[Tensor]:
 
 
 def _scale(chunk: Chunk) -> Tensor | None:
+    if not isinstance(chunk.divisor, float | int):
+        return chunk.divisor.float()
     # Filled on the device: a copy from the host would wait for all that the device still has to do.
     if chunk.divisor == 1.0:
         return None

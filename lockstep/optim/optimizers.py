@@ -34,6 +34,11 @@ class BoundOptimizer(Protocol):
         """Name the implementation of the update, for the run's choices: another one rounds otherwise."""
         ...
 
+    @property
+    def takes_found_inf(self) -> bool:
+        """True if `update` changes nothing, on the device, where the `found_inf` of the gradients is not 0."""
+        ...
+
     def resolve(self, epoch_size: int, batch_size: int) -> list[str]:
         """Turn lengths in epochs into steps, once the stream is known; return a line about each.
 

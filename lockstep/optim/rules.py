@@ -37,8 +37,10 @@ class Chunk(NamedTuple):
     weight_decay: float
     fused: bool
     """Whether torch's fused kernel may update them."""
-    divisor: float = 1.0
+    divisor: float | Tensor = 1.0
     """Divides the gradients on the way; other than 1 only where the rule is fused."""
+    found_inf: Tensor | None = None
+    """Without dimensions, float32: where it is not 0 nothing changes. Only where the rule is fused."""
 
     def decayed(self) -> list[Tensor]:
         """Add weight_decay * parameter to the gradients: new tensors, if there is a decay."""
@@ -91,19 +93,20 @@ class _Group:
         self.indices = indices
         self.all = everything
 
-    def chunk(self, gradients: Sequence[Tensor | None], divisor: float, rows: Mapping[int, Tensor]) -> Chunk:
+    def chunk(self, tensors: Sequence[Tensor | None], divisor: float | Tensor, gradients: Gradients) -> Chunk:
         """Select the parameters that have a dense gradient."""
-        mine = [gradients[i] for i in self.indices]
+        mine, rows, found_inf = [tensors[i] for i in self.indices], gradients.rows, gradients.found_inf
         given = [g for g in mine if g is not None]
         whole = self.all
         if len(given) == len(mine) and not rows:
-            return Chunk(whole.parameters, given, whole.slots, whole.weight_decay, whole.fused, divisor)
-        kept = [k for k, i in enumerate(self.indices) if gradients[i] is not None and i not in rows]
+            return Chunk(whole.parameters, given, whole.slots, whole.weight_decay, whole.fused, divisor, found_inf)
+        kept = [k for k, i in enumerate(self.indices) if tensors[i] is not None and i not in rows]
         return whole._replace(
             parameters=[whole.parameters[k] for k in kept],
             gradients=[g for k in kept if (g := mine[k]) is not None],
             slots={slot: [tensors[k] for k in kept] for slot, tensors in whole.slots.items()},
             divisor=divisor,
+            found_inf=found_inf,
         )
 
 
@@ -148,6 +151,11 @@ class BoundRule(Scheduled):
                 hint="build the embedding with sparse=False, or give it such an optimizer of its own",
             )
 
+    @property
+    def takes_found_inf(self) -> bool:
+        """True if torch's fused kernel makes the update."""
+        return self._fused
+
     def update(self, gradients: Gradients, step: int) -> None:
         """Make the update that follows `step` completed ones, in place."""
         lr = self.rate(step)
@@ -155,9 +163,10 @@ class BoundRule(Scheduled):
             self.check_rows([self._names[index] for index in gradients.rows])
         divides = self._divides and not gradients.rows
         tensors, divisor, owned = gradients.to_divide() if divides else (gradients.tensors, 1.0, False)
-        needs_quotients = divisor != 1.0 and not owned  # in small groups: they stay in the cache
+        is_divided = not isinstance(divisor, float | int) or divisor != 1.0
+        needs_quotients = is_divided and not owned  # in small groups: they stay in the cache
         for group in self._small_groups if needs_quotients else self._groups:
-            chunk = group.chunk(tensors, divisor, gradients.rows)
+            chunk = group.chunk(tensors, divisor, gradients)
             if needs_quotients:
                 chunk = chunk._replace(gradients=list(torch._foreach_div(chunk.gradients, divisor)), divisor=1.0)
             if chunk.gradients:

@@ -32,6 +32,27 @@ class GradientTransform(Protocol):
         ...
 
 
+class BoundTransforms:
+    """Gradient transforms bound to their parameters, one after the other; empty where there are none."""
+
+    def __init__(
+        self, transforms: Sequence[GradientTransform | BoundTransform], parameters: Mapping[str, Tensor]
+    ) -> None:
+        self._transforms = [bind_transform(each, parameters) for each in transforms]
+        readers = [each for each in transforms if not isinstance(each, ClipGlobalNorm | ClipValue | ScaleGradients)]
+        self.readers = [getattr(each, "__qualname__", type(each).__name__) for each in readers]
+        """Those that read numbers of the gradients, as ClipNorm does, or that may, as functions of the user's own: on
+        an accelerator they wait, and they are called for finite gradients alone."""
+
+    def __len__(self) -> int:
+        return len(self._transforms)
+
+    def __call__(self, gradients: Gradients, step: int) -> None:
+        """Transform the gradients of the update that follows `step` completed ones."""
+        for transform in self._transforms:
+            transform(gradients, step)
+
+
 def bind_transform(transform: GradientTransform | BoundTransform, parameters: Mapping[str, Tensor]) -> BoundTransform:
     """Bind a transform that is a value; a function `(gradients, step)` is used as it is.
 
@@ -83,8 +104,9 @@ class ClipGlobalNorm(Checked):
         return self._clip
 
     def _clip(self, gradients: Gradients, step: int) -> None:
-        norm = gradients.norm
-        if norm > self.max_norm:
+        if gradients.reading_waits:
+            gradients.divide((gradients.unread_norms()[0] / self.max_norm).clamp(min=1.0))
+        elif (norm := gradients.norm) > self.max_norm:
             gradients.divide(norm / self.max_norm)
 
 
@@ -119,8 +141,10 @@ class ClipValue(Checked):
         return self._clip
 
     def _clip(self, gradients: Gradients, step: int) -> None:
-        # No element is larger than the norm, which is rounded.
-        large = [i for i, norm in enumerate(gradients.norms) if not norm <= 0.99 * self.max_value]
+        if gradients.reading_waits:
+            large = [i for i, gradient in enumerate(gradients.tensors) if gradient is not None]
+        else:  # no element is larger than the norm, which is rounded
+            large = [i for i, norm in enumerate(gradients.norms) if not norm <= 0.99 * self.max_value]
         if large:
             clipped = torch._foreach_clamp_min(_present(gradients, large), -self.max_value)
             torch._foreach_clamp_max_(clipped, self.max_value)

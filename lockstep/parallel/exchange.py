@@ -8,8 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+import torch
+
+from lockstep import readback
 from lockstep.checks import check_type, wrong_type
 from lockstep.errors import InputError
 from lockstep.parallel.tree import PartialSum, TreeSum
@@ -131,7 +134,7 @@ def is_exact(exchange: Exchange) -> bool:
 
 
 class Reducer:
-    """The connections of a training step: one for the gradients, others for small sums of numbers, made when needed.
+    """The connections of a training step: one for the gradients, one for counts, made when needed.
 
     Args:
         exchange: makes the connections.
@@ -144,31 +147,25 @@ class Reducer:
         self.num_leaves = num_leaves
         self._exchange, self._worker, self._own = exchange, worker, own
         self._gradients = exchange.connect(worker, num_leaves)
-        self._numbers: dict[int, Connection] = {}
-        self._counted: tuple[str, ...] | None = None
+        self._counts: Connection | None = None
+        self._counted: tuple[str, ...] = ()
 
     def total(self, sums: TreeSum) -> PartialSum:
         """Sum over all towers; valid until the next call, to be changed only if `owned`."""
         return self._gradients.total(sums)
 
-    def numbers(self, of_each: Sequence[list[float]]) -> list[float]:
-        """Sum over all leaves the numbers of each of this worker's leaves: as many on every worker."""
-        count = len(of_each[0])
-        if count not in self._numbers:
-            self._numbers[count] = self._exchange.connect(self._worker, self.num_leaves)
-        sums = TreeSum()
-        for leaf, numbers in zip(self._own, of_each, strict=True):
-            sums.add(leaf, PartialSum([], numbers))
-        return self._numbers[count].total(sums).numbers
+    def counted(self, of_each: Sequence[Counts]) -> dict[str, float | Tensor]:
+        """Sum over all leaves the counts by name of each of this worker's leaves: the same names each time.
 
-    def counted(self, of_each: Sequence[Counts]) -> dict[str, float]:
-        """Sum over all leaves the counts by name of each of this worker's leaves: the same names each time."""
+        On a device that the host would wait for, what is counted there stays there: scalars (float64), NaN where a
+        count cannot be one.
+        """
         for counts in of_each:
             check_type("what counts(batch) returns", counts, Mapping, expected="a dict", hint=_COUNTS_HINT)
         names = tuple(sorted(of_each[0]))
-        if self._counted is None:
+        if self._counts is None:
             self._worker.group.agree("what is counted", list(names))
-            self._counted = names
+            self._counted, self._counts = names, self._exchange.connect(self._worker, self.num_leaves)
         for counts in of_each:
             if tuple(sorted(counts)) != self._counted:
                 raise InputError(
@@ -177,19 +174,46 @@ class Reducer:
                     expected=f"counts of {self._counted}, as at the start",
                     hint="return the same names for every batch, with 0 where there is nothing to count",
                 )
+        if not names:
+            return {}
         values = [[_count(name, counts[name]) for name in names] for counts in of_each]
-        return dict(zip(names, self.numbers(values), strict=True)) if names else {}
+        sums = TreeSum()
+        for leaf, numbers in zip(self._own, self._numbers(values), strict=True):
+            sums.add(leaf, PartialSum([], numbers))
+        total: Any = self._counts.total(sums).numbers
+        return dict(zip(names, total.clone() if hasattr(total, "clone") else total, strict=True))
+
+    def _numbers(self, values: list[list[float | Tensor]]) -> list[Any]:
+        """The counts of each leaf: as plain numbers where nobody need wait for them, else as a tensor."""
+        device = self._worker.device
+        if all(isinstance(value, float) for counts in values for value in counts):
+            is_sent = self._worker.num_workers > 1
+            return [readback.numbers_on(device, counts) if is_sent else counts for counts in values]  # type: ignore[arg-type]
+        return [_on_device(counts, device) for counts in values]
 
 
-def _count(name: str, count: float | Tensor) -> float:
+def _on_device(counts: Sequence[float | Tensor], device: torch.device) -> Tensor:
+    each = [torch.full((), c, device=device) if isinstance(c, float) else c.detach().reshape(()) for c in counts]
+    stacked = torch.stack([count.double() for count in each])
+    return torch.where((stacked >= 0) & (stacked < math.inf), stacked, math.nan)
+
+
+def _count(name: str, count: float | Tensor) -> float | Tensor:
     if not isinstance(count, int | float) and (not hasattr(count, "item") or count.numel() != 1):
         raise wrong_type(f"the count of {name!r}", count, expected="a number, or a tensor of one", hint=_COUNTS_HINT)
+    if not isinstance(count, int | float) and readback.reading_waits(count.device):
+        return count
     value = float(count if isinstance(count, int | float) else count.item())
     if not 0 <= value < math.inf:
-        raise InputError(
-            f"The count of {name!r} is {value}.",
-            given=f"counts(batch)[{name!r}] = {value}",
-            expected="a finite number, 0 or more",
-            hint="count the things that the loss is a sum over",
-        )
+        raise no_count(name, value)
     return value
+
+
+def no_count(name: str, value: float) -> InputError:
+    """Make the error for something that cannot be a count."""
+    return InputError(
+        f"The count of {name!r} is {value}.",
+        given=f"counts(batch)[{name!r}] = {value}",
+        expected="a finite number, 0 or more",
+        hint="count the things that the loss is a sum over",
+    )

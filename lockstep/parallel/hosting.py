@@ -5,6 +5,7 @@ More towers than workers is gradient accumulation, in bits that do not depend on
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from lockstep.errors import InputError
 from lockstep.optim.gradients import Gradients
-from lockstep.optim.transforms import BoundTransform
+from lockstep.optim.transforms import BoundTransforms
 from lockstep.parallel.backends import Backends
 from lockstep.parallel.backward import gradients, is_reentrant, own_gradients, reentrant_gradients
 from lockstep.parallel.batch_norm import around_towers
@@ -47,12 +48,12 @@ class StepInputs(NamedTuple):
 
     step: int = 0
     """Completed updates."""
-    counts: Mapping[str, float] = {}
+    counts: Mapping[str, float | Tensor] = {}
     """For losses that are sums: the number of things summed, over all towers."""
     loss_scale: float | None = None
     """The losses are multiplied by it before the backward pass; None: they are not scaled."""
-    extras: Sequence[float] = ()
-    """Numbers that the worker adds to the sum once."""
+    extras: Sequence[float] | Tensor = ()
+    """Numbers that the worker adds to the sum once; a tensor where the host would wait for the sum."""
 
 
 class TowerBatch(NamedTuple):
@@ -86,16 +87,16 @@ class TowerHost:
         towers: Towers,
         worker: Worker,
         name: str,
-        transforms: Sequence[BoundTransform] = (),
+        transforms: BoundTransforms | None = None,
         still: Sequence[nn.Module] = (),
         *,
         exact: bool = False,
     ) -> None:
-        self.outputs = TowerOutputs(model, parameters)
+        self.outputs = TowerOutputs(model, parameters, is_alone=worker.num_workers == 1)
         self.statistics = Statistics(model, towers.batch_norm, towers.count)
         self.absent: dict[int, int] = {}
         """By index of a parameter: how many of the towers just run had no gradient for it, where any had none."""
-        self.values: dict[int, list[float]] = {}
+        self.values: dict[int, list[float] | Tensor] = {}
         """The losses and metrics of each tower just run, by its index."""
         self.leaves: dict[int, int] = {}
         """The leaf of the tree that each tower just run is, by its index."""
@@ -131,8 +132,7 @@ class TowerHost:
         self.absent.clear()
         self.values.clear()
         self.leaves.clear()
-        # Of nothing at all the sum stays as it is: a detector learns that there are no objects.
-        factors = {name: 1.0 / ((count or 1.0) * self._share) for name, count in inputs.counts.items()}
+        factors = {name: _factor(count, self._share) for name, count in inputs.counts.items()}
         with self._restored():
             for leaf, tower, part in parts:
                 if sums.nodes:
@@ -145,8 +145,8 @@ class TowerHost:
                     self.statistics.restore()
                     self._seed(part, tower)
                     operand = self._tower(losses, part, leaf, tower, inputs, factors)
-                operand.numbers.extend(inputs.extras if not sums.nodes else [0.0] * len(inputs.extras))
                 sums.add(leaf, operand)
+                inputs = inputs._replace(extras=_zeros_like(inputs.extras))
         self.statistics.check()
         return sums
 
@@ -207,7 +207,7 @@ class TowerHost:
         leaf: int,
         tower: int,
         inputs: StepInputs,
-        factors: Mapping[str, float],
+        factors: Mapping[str, float | Tensor],
     ) -> PartialSum:
         """Run one tower: the operand that it adds to the sum."""
         with self._batch_norm:  # around the backward pass too: checkpointing runs parts of the model again in it
@@ -216,13 +216,13 @@ class TowerHost:
             named, metrics = self.outputs.checked(returned, factors)
             total = objective(named)
             found, owned = self._backward(total, inputs.loss_scale or 1.0)
-        tensors, numbers, values, absent = self.outputs.packed(named, metrics, found, self._share)
+        tensors, numbers, values, absent = self.outputs.packed(named, metrics, found, self._share, inputs.extras)
         if absent and not self._is_reentrant and is_reentrant(total):
             raise _NowReentrant
         for index in absent:
             self.absent[index] = self.absent.get(index, 0) + 1
         if self._transforms:
-            tensors, owned = self._transformed(tensors, inputs), False
+            tensors, owned = self._transformed(self._transforms, tensors, inputs), False
         self.leaves[tower], self.values[tower] = leaf, values
         return PartialSum(tensors + self.statistics.shares(leaf, self._share), numbers, owned=owned)
 
@@ -261,15 +261,33 @@ class TowerHost:
             )
         self._is_reentrant = True
 
-    def _transformed(self, tensors: list[Tensor], inputs: StepInputs) -> list[Tensor]:
+    def _transformed(self, transforms: BoundTransforms, tensors: list[Tensor], inputs: StepInputs) -> list[Tensor]:
         """A tower's share of the mean, after the transforms of its own gradients; not transformed if not finite."""
         scale = inputs.loss_scale or 1.0
         own = Gradients(self._names, tensors[: len(self._names)], divisor=scale)
-        if own.norm < float("inf"):  # not where it is NaN: a transform might hide what is wrong
-            for transform in self._transforms:
-                transform(own, inputs.step)
-        own.divide(1.0 / (self._share * scale))
+        to_share: float | Tensor = 1.0 / (self._share * scale)
+        if own.reading_waits and not transforms.readers:
+            norm, _ = own.unread_norms()
+            # Not finite, they are NaN in the end: a transform might hide what is wrong.
+            to_share = torch.where(norm.isfinite(), to_share, math.nan)
+            is_finite = True
+        else:
+            is_finite = own.norm < math.inf
+        if is_finite:
+            transforms(own, inputs.step)
+        own.divide(to_share)
         return [g for g in own.tensors if g is not None] + tensors[len(self._names) :]
+
+
+def _factor(count: float | Tensor, share: float) -> float | Tensor:
+    """1 / (count * share); with a count of 1 where there is nothing: a detector learns that there are no objects."""
+    if isinstance(count, Tensor):
+        return 1.0 / (torch.where(count == 0, 1.0, count) * share)
+    return 1.0 / ((count or 1.0) * share)
+
+
+def _zeros_like(numbers: Sequence[float] | Tensor) -> Sequence[float] | Tensor:
+    return torch.zeros_like(numbers) if isinstance(numbers, Tensor) else [0.0] * len(numbers)
 
 
 class _NowReentrant(Exception):  # noqa: N818 (no error)

@@ -7,6 +7,7 @@ one tensor a dtype: a model has hundreds of buffers, each far smaller than the c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -14,6 +15,7 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
+from lockstep import readback
 from lockstep.errors import InputError
 from lockstep.parallel.towers import BatchNorm
 from lockstep.parallel.transports import FlatLayout
@@ -74,9 +76,21 @@ class Statistics:
                 values.copy_(total)
         return self._values.views
 
-    def are_finite(self, sums: Sequence[Tensor]) -> bool:
-        """Whether the changes are finite, where they are averaged; a mask may well hold infinities."""
-        return all(bool(total.isfinite().all()) for total in sums if self._is_averaged(total))
+    def hold_back(self, found_inf: Tensor) -> None:
+        """Turn new values into the old ones where `found_inf` is not 0, which the device decides."""
+        for values, starts in zip(self._values.segments, self._starts.segments, strict=True):
+            torch.where(found_inf > 0, starts, values, out=values)
+
+    def check_sums(self, sums: Sequence[Tensor]) -> float | Tensor:
+        """NaN if the changes are not finite where they are averaged, else 0: a mask may well hold infinities.
+
+        On a device that the host would wait for it is a tensor (float64, without dimensions).
+        """
+        averaged = [total for total in sums if self._is_averaged(total)]
+        if sums and readback.reading_waits(sums[0].device):
+            zeros = [(total * 0.0).sum().double() for total in averaged]  # NaN for all that is not finite
+            return torch.stack(zeros).sum() if zeros else torch.zeros((), dtype=torch.float64, device=sums[0].device)
+        return 0.0 if all(bool(total.isfinite().all()) for total in averaged) else math.nan
 
     def check(self) -> None:
         """Refuse a model that has replaced a buffer, or made one, while it ran."""

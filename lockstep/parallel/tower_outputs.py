@@ -1,8 +1,8 @@
 """Checks the losses that a tower returns, lays out its gradients, and packs all of it as one operand of the sum.
 
 The tensors of an operand are the gradients, in the order of the parameters, then a mark for each row of the sparse
-ones, then the statistics. The numbers are the losses, the metrics, how many gradients are missing, then the extras. An
-exchange adds them up without knowing what they mean.
+ones, among several workers a mark for each parameter without a gradient, then the statistics. The numbers are the
+losses, the metrics, then the extras. An exchange adds them up without knowing what they mean.
 
 A sparse gradient (of an embedding) travels dense, with a 1 at each row that has values. So the order of addition stays
 that of the tree, and the update sees again the rows alone: the others keep their slots.
@@ -10,7 +10,7 @@ that of the tree, and the update sees again the rows alone: the others keep thei
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from lockstep import readback
 from lockstep.checks import plain
 from lockstep.errors import InputError
 from lockstep.parallel.tree import PartialSum
@@ -38,9 +39,10 @@ class Packed(NamedTuple):
     """What one tower returned, ready for the sum."""
 
     tensors: list[Tensor]
-    """Gradients and row marks; statistics follow."""
-    numbers: list[float]
-    values: list[float]
+    """Gradients and marks; statistics follow."""
+    numbers: list[float] | Tensor
+    """A tensor where the host would wait for it."""
+    values: list[float] | Tensor
     """The losses and metrics of this tower alone."""
     absent: list[int]
     """The indices of the parameters without a gradient."""
@@ -49,16 +51,16 @@ class Packed(NamedTuple):
 class Totals(NamedTuple):
     """The sum over all towers, taken apart."""
 
-    losses: dict[str, float]
-    metrics: dict[str, float]
     gradients: list[Tensor | None]
     """In the order of the parameters; of the sparse ones the rows that have values."""
     rows: dict[int, Tensor]
     """For the index of each sparse gradient: which rows it has."""
+    absent: Tensor | None
+    """For each parameter, how many leaves of the tree had no gradient for it; None for a worker that is alone."""
     statistics: list[Tensor]
-    num_missing: float
-    """Gradients that a tower did not have, over all towers."""
-    extras: list[float]
+    losses: dict[str, float] | dict[str, Tensor]
+    others: list[float] | Tensor
+    """Metrics and extras."""
 
 
 class TowerOutputs:
@@ -67,17 +69,21 @@ class TowerOutputs:
     Args:
         model: tells which parameters have sparse gradients.
         parameters: those that are trained, by name.
+        is_alone: there are no other workers, which may lack other gradients.
     """
 
-    def __init__(self, model: nn.Module, parameters: Mapping[str, Tensor]) -> None:
+    def __init__(self, model: nn.Module, parameters: Mapping[str, Tensor], *, is_alone: bool = True) -> None:
         self.names: ScalarNames | None = None
         """Known once a tower has run."""
         self._parameter_names = list(parameters)
         self._parameters = tuple(parameters.values())
         self._strides = [p.stride() for p in self._parameters]
         self._sparse = [self._parameter_names.index(name) for name in sparse_parameters(model)]
+        self._device = self._parameters[0].device
+        self._reading_waits = readback.reading_waits(self._device)
+        self._none_absent = None if is_alone else torch.zeros(len(self._parameters), device=self._device)
 
-    def checked(self, returned: Any, factors: Mapping[str, float]) -> tuple[Scalars, Scalars]:
+    def checked(self, returned: Any, factors: Mapping[str, float | Tensor]) -> tuple[Scalars, Scalars]:
         """The losses, each times its factor, and the metrics of a loss function, as scalar tensors."""
         losses, metrics = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, {})
         if not isinstance(losses, Mapping) or not isinstance(metrics, Mapping) or not losses:
@@ -101,35 +107,67 @@ class TowerOutputs:
                 hint="return the same names for every batch, with a value of 0 where one does not apply",
             )
         if factors:
-            losses = {name: value * factors.get(name, 1.0) for name, value in losses.items()}
+            losses = {name: (value * factors.get(name, 1.0)).to(value.dtype) for name, value in losses.items()}
         return losses, metrics
 
-    def packed(self, losses: Scalars, metrics: Scalars, gradients: Sequence[Tensor | None], share: float) -> Packed:
+    def packed(
+        self,
+        losses: Scalars,
+        metrics: Scalars,
+        gradients: Sequence[Tensor | None],
+        share: float,
+        extras: Sequence[float] | Tensor,
+    ) -> Packed:
         """Pack what a tower returned, which is a `share` of the mean; the gradients are multiplied by it already."""
-        values = _read([*losses.values(), *metrics.values()])
+        values, numbers = self._numbers([*losses.values(), *metrics.values()], share, extras)
         absent = [index for index, gradient in enumerate(gradients) if gradient is None]
-        numbers = [*[value * share for value in values], float(len(absent))]
-        return Packed(self._laid_out(gradients), numbers, values, absent)
+        tensors = self._laid_out(gradients)
+        if self._none_absent is not None:
+            marks = self._none_absent
+            if absent:
+                marks = marks.clone()
+                for index in absent:
+                    marks[index] = 1.0
+            tensors.append(marks)
+        return Packed(tensors, numbers, values, absent)
+
+    def _numbers(
+        self, scalars: Sequence[Tensor], share: float, extras: Sequence[float] | Tensor
+    ) -> tuple[list[float] | Tensor, list[float] | Tensor]:
+        """A tower's losses and metrics, and its numbers in the sum."""
+        if not isinstance(extras, Tensor):
+            read = [scalar.item() for scalar in scalars]
+            return read, [*[value * share for value in read], *extras]
+        with torch.no_grad():
+            here = [s if s.device == self._device else torch.full((), s.item(), device=self._device) for s in scalars]
+            values = torch.stack(here).double()
+            return values, torch.cat([values * share, extras])
 
     def unpacked(self, total: PartialSum) -> Totals:
         """The sum over all towers, taken apart."""
         assert self.names is not None, "a tower ran"
         num_losses, num_gradients = len(self.names.losses), len(self._parameters)
-        first_extra = num_losses + len(self.names.metrics)
-        numbers, tensors = total.numbers, total.tensors
+        tensors = total.tensors
         gradients: list[Tensor | None] = list(tensors[:num_gradients])
+        rest = iter(tensors[num_gradients:])
         rows = {}
-        for index, mark in zip(self._sparse, tensors[num_gradients:], strict=False):
+        for index, mark in zip(self._sparse, rest, strict=False):
             rows[index], gradients[index] = rows_of(tensors[index], mark)
+        numbers: Any = total.numbers
         return Totals(
-            dict(zip(self.names.losses, numbers, strict=False)),
-            dict(zip(self.names.metrics, numbers[num_losses:first_extra], strict=True)),
             gradients,
             rows,
-            tensors[num_gradients + len(self._sparse) :],
-            numbers[first_extra],
-            numbers[first_extra + 1 :],
+            None if self._none_absent is None else next(rest),
+            list(rest),
+            dict(zip(self.names.losses, numbers[:num_losses], strict=True)),
+            numbers[num_losses:],
         )
+
+    def metrics_and_extras(self, numbers: Sequence[float]) -> tuple[dict[str, float], Sequence[float]]:
+        """Take apart the numbers behind the losses, as the host has read them."""
+        assert self.names is not None, "a tower ran"
+        count = len(self.names.metrics)
+        return dict(zip(self.names.metrics, numbers[:count], strict=True)), numbers[count:]
 
     def _laid_out(self, gradients: Sequence[Tensor | None]) -> list[Tensor]:
         """Dense gradients in the memory layout of their parameters, zeros for those absent; then the marks."""
@@ -191,14 +229,6 @@ def densified(gradient: Tensor) -> tuple[Tensor, Tensor]:
     return rows.to_dense(), marks
 
 
-def _read(scalars: Sequence[Tensor]) -> list[float]:
-    # On a CPU a read costs nothing; elsewhere it waits for the device, so it is one read.
-    if scalars[0].device.type == "cpu":
-        return [scalar.item() for scalar in scalars]
-    values: list[float] = torch.stack(list(scalars)).tolist()
-    return values
-
-
 def rows_of(gradient: Tensor, marks: Tensor) -> tuple[Tensor, Tensor]:
     """The rows that are marked, and the gradient's values there."""
     rows = marks.nonzero()[:, 0]
@@ -221,7 +251,7 @@ def _scalar(name: str, value: Any) -> Tensor:
     )
 
 
-def _check_names(losses: Scalars, factors: Mapping[str, float]) -> None:
+def _check_names(losses: Scalars, factors: Collection[str]) -> None:
     if "total" in losses:
         raise InputError(
             "No loss may be called 'total': that is the name of their sum.",

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore
 
+from lockstep import readback
 from lockstep.errors import PeerLostError, WorkerError
 from lockstep.parallel.barrier import SpinBarrier
 from lockstep.parallel.tree import PartialSum, TreeSum, additions, aligned_nodes, assign_towers
@@ -253,9 +254,14 @@ class FlatLayout:
 
 def pack(partial: PartialSum, device: torch.device | str = "cpu") -> list[Tensor]:
     """The tensors of a partial sum, then its numbers as one more tensor (float64)."""
-    return [*partial.tensors, torch.tensor(partial.numbers, dtype=torch.float64, device=device)]
+    numbers = partial.numbers
+    if isinstance(numbers, list):
+        numbers = torch.tensor(numbers, dtype=torch.float64, device=device)
+    return [*partial.tensors, numbers]
 
 
 def unpack(tensors: Sequence[Tensor], *, owned: bool) -> PartialSum:
     """The partial sum that was packed; `owned` if no other worker reads its tensors."""
-    return PartialSum(list(tensors[:-1]), tensors[-1].tolist(), owned=owned)
+    *rest, numbers = tensors
+    waits = readback.reading_waits(numbers.device)
+    return PartialSum(rest, numbers if waits else numbers.tolist(), owned=owned)

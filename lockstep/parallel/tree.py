@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from lockstep.tensor_lists import add_all, add_all_
 
@@ -96,18 +96,25 @@ class TreeSum:
 
 
 class PartialSum:
-    """One operand of the tree: tensors, and plain numbers that travel with them."""
+    """One operand of the tree: tensors, and numbers that travel with them.
+
+    The numbers are plain, or one tensor (float64, one-dimensional) on a device that the host would wait for.
+    """
 
     __slots__ = ("numbers", "owned", "tensors")
 
-    def __init__(self, tensors: list[Tensor], numbers: list[float], *, owned: bool = False) -> None:
+    def __init__(self, tensors: list[Tensor], numbers: list[float] | Tensor, *, owned: bool = False) -> None:
         self.tensors, self.numbers = tensors, numbers
         self.owned = owned
         """Nobody else holds the tensors: they are the tree's own. A tower's may be held: d(a + b) is one for both."""
 
     def plus(self, other: PartialSum) -> PartialSum:
         """The sum of two operands; the tensors of this one may be used up for it."""
-        numbers = [a + b for a, b in zip(self.numbers, other.numbers, strict=True)]
+        numbers: list[float] | Tensor
+        if isinstance(self.numbers, list) and isinstance(other.numbers, list):
+            numbers = [a + b for a, b in zip(self.numbers, other.numbers, strict=True)]
+        else:
+            numbers = cast("Tensor", self.numbers) + cast("Tensor", other.numbers)
         if not self.tensors:
             return PartialSum([], numbers)
         if not self.owned:

@@ -25,6 +25,8 @@ from lockstep.workers.rank import Worker
 if TYPE_CHECKING:
     from lockstep.runs.build import Parts
 
+_AT_ONCE = 3
+"""Batches that an accelerator holds: of the step before, which is read late, of this step, and the one read ahead."""
 _KEEP_THE_ASPECT = (ColourOption, HorizontalFlip)
 _HINT = (
     "lower batch_size, raise num_towers, make the images smaller (data.resizer), or take fewer objects of an image "
@@ -85,6 +87,11 @@ def largest_batch(data: DetectionData, most: Largest, num_images: int, num_class
     }
 
 
+def _copied(fields: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    copies: dict[str, Any] = map_leaves(fields, (torch.Tensor, Ragged), lambda value: value.to(device))
+    return copies
+
+
 def probe_largest_batch(recipe: Recipe, parts: Parts, known: ObjectSurvey | None, worker: Worker) -> None:
     """Compute the largest batch that the run can meet, and forget it; all workers call it together.
 
@@ -105,9 +112,8 @@ def probe_largest_batch(recipe: Recipe, parts: Parts, known: ObjectSurvey | None
     num_images = recipe.batch_size // towers.count * len(mine)
     with lack_of_memory_told(f"{num_images} images of {most.height} x {most.width} pixels", _HINT):
         fields: Mapping[str, Any] = largest_batch(data, most, num_images, recipe.model.num_classes)
-        if worker.device.type != "cpu":
-            fields = map_leaves(fields, (torch.Tensor, Ragged), lambda value: value.to(worker.device))
-    batch = Batch(fields, position=0, batch_size=recipe.batch_size, towers=mine)
+        at_once = [fields] if worker.device.type == "cpu" else [_copied(fields, worker.device) for _ in range(_AT_ONCE)]
+    batch = Batch(at_once[0], position=0, batch_size=recipe.batch_size, towers=mine)
     what = describe_batch(batch, towers)
     counts = parts.task.counts(parts.state.model)
     peak = probe_memory(parts.state, parts.task.losses, batch, towers, recipe.exchange, counts=counts, hint=_HINT)

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
+import torch
+
 from lockstep.checks import Checked, Decay, Hint
+from lockstep.readback import Readback
+from lockstep.tensor_lists import are_finite
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from lockstep.optim.gradients import Gradients
+    from lockstep.parallel.hosting import StepInputs
+    from lockstep.parallel.tree import TreeSum
+    from lockstep.types import Batch
 
 Nonfinite = Literal["stop", "skip", "rollback", "off"]
 """What becomes of an attempt that is not finite."""
@@ -23,30 +30,157 @@ _GROWTH_INTERVAL_STEPS = 2000
 
 @dataclass(slots=True)
 class Attempt:
-    """Inputs of an update: sums over all towers of their shares of the mean."""
+    """Inputs of an update: sums over all towers of their shares of the mean.
+
+    Numbers are plain, or on a device that the host would wait for tensors without dimensions (float64).
+    """
 
     gradients: Sequence[Tensor | None]
     """In the order of the parameters; None where no tower had one."""
     statistics: list[Tensor]
     """New values of the model's buffers, in their order; empty where they stay as they are."""
-    losses: Mapping[str, float]
+    losses: Mapping[str, float] | Mapping[str, Tensor]
     rows: Mapping[int, Tensor] = field(default_factory=dict)
     """By index of each parameter with a sparse gradient: the rows that its gradient has."""
     loss_scale: float | None = None
     """What the gradients are still to be divided by; None where losses are not scaled."""
     owned: bool = False
     """Nobody else holds the gradients: they may be used up."""
-    has_finite_statistics: bool = True
-    """The towers' changes of the buffers are finite."""
+    statistics_check: float | Tensor = 0.0
+    """NaN where the towers' changes of the buffers are not finite, else 0."""
+    others: Sequence[float] | Tensor = ()
+    """What else is to be read with the losses."""
+    withheld: Tensor | None = None
+    """Where it is above 0, an update is not made before the host has read the attempt."""
 
     def is_finite(self) -> bool:
-        """Whether all of it is finite, checked tensor by tensor."""
-        gradients = all(bool(g.isfinite().all()) for g in self.gradients if g is not None)
-        return gradients and self.has_finite_statistics and all(map(math.isfinite, self.losses.values()))
+        """Whether gradients and losses are, before any regularization; checked tensor by tensor."""
+        gradients = all(are_finite([g for g in self.gradients if g is not None]))
+        return gradients and all(math.isfinite(float(loss)) for loss in self.losses.values())
 
-    def overflowed(self, losses: Mapping[str, float]) -> bool:
-        """Whether the loss scale may be the reason that something is not finite: never where a loss is not."""
-        return self.loss_scale is not None and all(map(math.isfinite, losses.values()))
+
+class Found(NamedTuple):
+    """What the host knows of an attempt once it has read it."""
+
+    losses: Mapping[str, float]
+    """Those of the attempt, and the regularization."""
+    norm: float
+    """Of the averaged gradients, regularization included, before any transform."""
+    has_finite_statistics: bool
+    """The towers' changes of the buffers are finite."""
+    others: Sequence[float]
+    norms: Sequence[float] = ()
+    """Of each gradient that is not None, where they have been read with the rest."""
+
+    @property
+    def has_finite_losses(self) -> bool:
+        """Whether the losses are finite, each of them."""
+        return all(map(math.isfinite, self.losses.values()))
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether losses, gradients and changes of the buffers are."""
+        return self.has_finite_statistics and math.isfinite(self.norm) and self.has_finite_losses
+
+
+class Unread(NamedTuple):
+    """What is found of an attempt, on its way from the device to the host."""
+
+    losses: tuple[str, ...]
+    num_others: int
+    copy: Readback
+
+    def read(self, poll: Callable[[], None] | None = None) -> Found:
+        """Wait until it has come; see `Readback.read`."""
+        values = self.copy.read(poll)
+        check, norm, *rest = values[len(self.losses) :]
+        losses = dict(zip(self.losses, values, strict=False))
+        return Found(losses, norm, math.isfinite(check), rest[: self.num_others], rest[self.num_others :])
+
+
+class Proposal:
+    """An update that is computed and not made: its gradients, and the numbers that decide whether it is made.
+
+    Args:
+        attempt: what the towers have come to.
+        losses: those of the attempt, and the regularization.
+        gradients: regularization included.
+    """
+
+    unread: Unread | None = None
+    """The numbers, where the host would wait for them; meanwhile `found_inf` decides on the device."""
+
+    def __init__(self, attempt: Attempt, losses: Mapping[str, float | Tensor], gradients: Gradients) -> None:
+        self.attempt, self.gradients = attempt, gradients
+        self._losses = losses
+        if isinstance(attempt.others, torch.Tensor):
+            norm, norms = gradients.unread_norms()
+            numbers = [*losses.values(), attempt.statistics_check, norm]
+            self._checked = torch.stack([n if isinstance(n, torch.Tensor) else norm.new_full((), n) for n in numbers])
+            copy = Readback(torch.cat([self._checked, attempt.others, norms]))
+            self.unread = Unread(tuple(losses), len(attempt.others), copy)
+
+    def found_inf(self, refused: Literal["nonfinite", "overflow", "nothing"]) -> Tensor:
+        """1 where the update must not be made, else 0: float32, on the device, without dimensions.
+
+        Args:
+            refused: all that is not finite; only gradients that overflow while the losses are finite; or neither.
+        """
+        zeros = self._checked * 0.0  # NaN for all that is not finite
+        is_bad = zeros.sum().isnan()
+        if refused == "overflow":
+            is_bad = is_bad & ~zeros[: len(self._losses)].sum().isnan()
+        if self.attempt.withheld is not None:
+            is_withheld = self.attempt.withheld > 0
+            is_bad = is_withheld if refused == "nothing" else is_bad | is_withheld
+        return is_bad.float()
+
+    def read(self, poll: Callable[[], None] | None = None) -> Found:
+        """Read the numbers; the host waits where it has to."""
+        if self.unread is not None:
+            found = self.unread.read(poll)
+            self.gradients.tell_norms(found.norms)
+            return found
+        attempt: Any = self.attempt
+        losses: Any = self._losses
+        return Found(losses, self.gradients.norm, math.isfinite(attempt.statistics_check), attempt.others)
+
+
+class ChangeCounts:
+    """Numbers that grow with each change of some tensors in place, but for those through `.data`, and with `touch`."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = tensors
+        self._num_touches = 0
+
+    def touch(self) -> None:
+        """Say that something else has changed that towers compute with, such as the hooks of a module."""
+        self._num_touches += 1
+
+    def now(self) -> list[int]:
+        """The numbers as they are now."""
+        return [self._num_touches, *[tensor._version for tensor in self._tensors]]
+
+
+class Begun(NamedTuple):
+    """An attempt that is computed, on a device perhaps still under way; nothing has changed yet."""
+
+    batch: Batch
+    inputs: StepInputs
+    sums: TreeSum
+    proposal: Proposal
+    change_counts: list[int]
+    """Of what it was computed with."""
+    began: float
+    """By `time.perf_counter`."""
+
+
+class Enqueued(NamedTuple):
+    """An update under way on a device; what has become of it, the host has yet to read."""
+
+    batch: Batch
+    inputs: StepInputs
+    unread: Unread
 
 
 class Outcome(NamedTuple):
@@ -69,18 +203,17 @@ class Outcome(NamedTuple):
         return bool(self.nonfinite)
 
 
-def describe_nonfinite(losses: Mapping[str, float], gradients: Gradients, *, has_finite_statistics: bool) -> list[str]:
+def describe_nonfinite(found: Found, gradients: Gradients) -> list[str]:
     """The losses and gradients that are not finite, and the statistics if they are not; at most eight gradients."""
     from lockstep.parallel.diagnosis import nonfinite_losses
 
-    names = [
-        f"gradient of {name!r}"
-        for name, gradient in zip(gradients.names, gradients.tensors, strict=True)
-        if gradient is not None and not gradient.isfinite().all()
-    ]
+    present = {n: g for n, g in zip(gradients.names, gradients.tensors, strict=True) if g is not None}
+    finite = are_finite([*present.values()])
+    names = [f"gradient of {name!r}" for name, is_finite in zip(present, finite, strict=True) if not is_finite]
     more = len(names) - _MAX_NAMES_SHOWN
-    words = nonfinite_losses(losses) + names[:_MAX_NAMES_SHOWN] + ([f"{more} gradients more"] if more > 0 else [])
-    if not has_finite_statistics:
+    words = nonfinite_losses(found.losses) + names[:_MAX_NAMES_SHOWN]
+    words += [f"{more} gradients more"] if more > 0 else []
+    if not found.has_finite_statistics:
         words.append("the batch-norm statistics")
     return words or ["the gradients are finite, and their global norm is not"]
 

@@ -20,9 +20,10 @@ from lockstep.parallel.towers import Towers
 from lockstep.parallel.tree import assign_towers
 from lockstep.progress import End, Epochs, Hours, Interval, Progress, Steps
 from lockstep.screen import log
+from lockstep.training.attempt import Begun, Enqueued
 from lockstep.training.preflight import check_data
 from lockstep.training.state import TrainState
-from lockstep.training.step import bind
+from lockstep.training.step import BoundStep, bind
 from lockstep.types import Batch, StepReport
 from lockstep.workers.rank import join
 from lockstep.workers.signals import enter_body, log_stop, stop_on_interrupt
@@ -45,7 +46,7 @@ def batches(loader: Loader, towers: Towers | None = None, *, until: End | None =
     """
     _check(loader, until)
     now = Progress(loader.position // loader.batch_size, loader.position, loader.epoch_size)
-    return _batches(loader, towers, until, now)
+    return _batches(_Course(loader, towers, until, now), loader)
 
 
 def train_steps(
@@ -70,9 +71,8 @@ def train_steps(
     step = bind(state, towers, exchange)
     step.start()
     check_data(loader, join())
-    start = Progress(state.step, loader.position, loader.epoch_size)
-    for batch in _batches(loader, step.towers, until, start):
-        yield step(losses, batch, counts)
+    course = _Course(loader, step.towers, until, Progress(state.step, loader.position, loader.epoch_size))
+    yield from _reports(step, losses, counts, course)
 
 
 def train(
@@ -94,45 +94,150 @@ def train(
     return report
 
 
-def _batches(loader: Loader, towers: Towers | None, until: End | None, now: Progress) -> Iterator[Batch]:
-    worker = join()
-    towers = towers or Towers(worker.num_workers)
-    towers.check(loader.batch_size, worker.num_workers)
-    if until and until.reached(now, loader.batch_size):
-        if not now.position:
-            raise _no_batch_fits(until, loader)
-        if worker.is_chief:
-            log.info("nothing to do: the run is at step %d (epoch %.2f), its end is %s", now.step, now.epochs, until)
-        return
-    mine = assign_towers(towers.count, worker.num_workers)[worker.rank]
-    worker.pulse.at(now.step, "data")
+class _Course:
+    """How far a loop over a loader has come, and where it ends."""
 
-    def is_past_the_end(position: int) -> bool:
-        # Asked for the next batch, which is not where the last one ended if some in between are skipped.
-        return until is not None and until.reached(now._replace(position=position), loader.batch_size)
+    def __init__(self, loader: Loader, towers: Towers | None, until: End | None, now: Progress) -> None:
+        self.worker = join()
+        self._loader, self._until, self.now = loader, until, now
+        self._towers = towers or Towers(self.worker.num_workers)
+        self._towers.check(loader.batch_size, self.worker.num_workers)
+        self._num_loads = loader.num_loads
 
-    with stop_on_interrupt(worker.pulse):
-        for batch in loader.batches(mine, towers.count, worker.device, stop=is_past_the_end):
-            worker.pulse.at(now.step, "loop body")
+    def batches(self) -> Generator[Batch, None, None]:
+        """Yield this worker's part of every batch up to the end."""
+        worker, loader, until = self.worker, self._loader, self._until
+        if until and until.reached(self.now, loader.batch_size):
+            if not self.now.position:
+                raise _no_batch_fits(until, loader)
+            if worker.is_chief:
+                now = self.now
+                log.info(
+                    "nothing to do: the run is at step %d (epoch %.2f), its end is %s", now.step, now.epochs, until
+                )
+            return
+        mine = assign_towers(self._towers.count, worker.num_workers)[worker.rank]
+        worker.pulse.at(self.now.step, "data")
+        for batch in loader.batches(mine, self._towers.count, worker.device, stop=self._is_past_the_end):
+            worker.pulse.at(self.now.step, "loop body")
             enter_body()
-            num_loads = loader.num_loads
+            self._num_loads = loader.num_loads
+            yield batch
+            worker.pulse.at(self.now.step, "data")
+
+    def is_current(self) -> bool:
+        """Whether the stream is where it was at the last batch: no resume or rollback has set it to another place."""
+        return self._loader.num_loads == self._num_loads
+
+    def ends_with(self, now: Progress, *, is_stopped: bool) -> bool:
+        """Whether the loop is over at this moment, since it has reached its end or was asked to stop."""
+        self.now = now
+        is_at_end = self._until is not None and self._until.reached(now, self._loader.batch_size)
+        if is_stopped and not is_at_end:
+            log_stop(self.worker.pulse, now.step)
+        if is_stopped or is_at_end:
+            self.worker.pulse.at(now.step, "script")
+        return is_stopped or is_at_end
+
+    def may_end_with(self, batch: Batch) -> bool:
+        """Whether the update from a batch that is not read yet may be the last one."""
+        then = self.now._replace(step=self.now.step + 1, position=batch.position + batch.batch_size)
+        return self._until is not None and self._until.reached(then, self._loader.batch_size)
+
+    def _is_past_the_end(self, position: int) -> bool:
+        # Asked for the next batch, which is not where the last one ended if some in between are skipped.
+        until = self._until
+        return until is not None and until.reached(self.now._replace(position=position), self._loader.batch_size)
+
+
+def _batches(course: _Course, loader: Loader) -> Generator[Batch, None, None]:
+    with stop_on_interrupt(course.worker.pulse):
+        for batch in course.batches():
             yield batch
             # A resume or a rollback in the loop body has set the position, which is to stay.
-            if loader.num_loads == num_loads and loader.position != batch.position + batch.batch_size:
+            if course.is_current() and loader.position != batch.position + batch.batch_size:
                 loader.commit(batch)
             report = loader.last_report
             if report is None:  # no step was made from it, in which workers could agree to stop
-                now = Progress(now.step + 1, batch.position + batch.batch_size, batch.epoch_size)
-                is_stopped = worker.num_workers == 1 and worker.pulse.stop_requested is not None
+                now = Progress(course.now.step + 1, batch.position + batch.batch_size, batch.epoch_size)
+                is_stopped = course.worker.num_workers == 1 and course.worker.pulse.stop_requested is not None
             else:
                 now, is_stopped = report.progress, report.stop_requested
-            if until and until.reached(now, loader.batch_size):
-                break
-            if is_stopped:
-                log_stop(worker.pulse, now.step)
-                break
-            worker.pulse.at(now.step, "data")
-    worker.pulse.at(now.step, "script")
+            if course.ends_with(now, is_stopped=is_stopped):
+                return
+
+
+def _reports(
+    step: BoundStep, losses: LossFunction, counts: CountFunction | None, course: _Course
+) -> Generator[StepReport, None, None]:
+    with stop_on_interrupt(course.worker.pulse):
+        if step.runs_ahead:
+            yield from _reports_read_late(step, losses, counts, course)
+            return
+        for batch in course.batches():
+            report = step(losses, batch, counts)
+            yield report
+            if course.ends_with(report.progress, is_stopped=report.stop_requested):
+                return
+
+
+def _reports_read_late(
+    step: BoundStep, losses: LossFunction, counts: CountFunction | None, course: _Course
+) -> Generator[StepReport, None, None]:
+    """Yield the report of each attempt while the one after it is computed.
+
+    An accelerator works through what the host enqueues, and stands still while the host waits for a number of it. So
+    attempt k is begun, its towers and its exchange, on the assumption that update k - 1 is good; then the host reads
+    what has become of k - 1, which is computed by then; and then it enqueues update k, which the device holds back by
+    itself where attempt k is not finite. The state in the loop body is the one after the attempt that is reported.
+
+    Where the assumption was wrong nothing is lost but time: attempt k - 1 has changed nothing, and is made again as one
+    that is read at once; and attempt k is begun anew, with the same seeds, to the same bits. So it is where the loop
+    body has changed what attempt k was computed with.
+    """
+    ahead: Enqueued | None = None
+    try:
+        for batch in course.batches():
+            begun, failed = _begin(step, losses, counts, batch, ahead)
+            if ahead is not None:
+                enqueued, ahead = ahead, None
+                report = step.complete(enqueued) or step(losses, enqueued.batch, counts)
+                yield report
+                if course.ends_with(report.progress, is_stopped=report.stop_requested):
+                    return
+                step.resume()
+            if not course.is_current():
+                continue
+            if failed is not None:
+                raise failed
+            if begun is None or step.is_stale(begun):
+                begun = step.begin(losses, batch, counts)
+            if step.can_enqueue(begun) and not course.may_end_with(batch):
+                ahead = step.enqueue(begun)
+                continue
+            report = step.finish(begun, losses)
+            yield report
+            if course.ends_with(report.progress, is_stopped=report.stop_requested):
+                return
+            step.resume()
+        if ahead is not None:
+            enqueued, ahead = ahead, None
+            yield step.complete(enqueued) or step(losses, enqueued.batch, counts)
+    finally:
+        if ahead is not None:  # interrupted while an update is under way
+            step.complete(ahead)
+
+
+def _begin(
+    step: BoundStep, losses: LossFunction, counts: CountFunction | None, batch: Batch, ahead: Enqueued | None
+) -> tuple[Begun | None, Exception | None]:
+    """Begin an attempt. Its error is kept while another one is ahead of it, whose report comes first."""
+    try:
+        return step.begin(losses, batch, counts, is_after=ahead is not None), None
+    except Exception as error:
+        if ahead is None:
+            raise
+        return None, error
 
 
 def _no_batch_fits(until: End, loader: Loader) -> InputError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from lockstep.checkpoints.encoding import find_nonfinite
 from lockstep.errors import NonFiniteError
 from lockstep.listing import shorten
 from lockstep.parallel.diagnosis import Again, Finding, nonfinite_losses
+from lockstep.parallel.exchange import no_count
 from lockstep.parallel.hosting import TowerHost
 from lockstep.parallel.statistics import restored
 from lockstep.parallel.tree import TreeSum
@@ -18,6 +20,8 @@ from lockstep.types import Batch, NonFiniteReport
 from lockstep.workers.rank import Worker
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from lockstep.training.state import TrainState
     from lockstep.types import LossFunction
     from lockstep.workers.rank import Worker
@@ -25,6 +29,34 @@ if TYPE_CHECKING:
 
 MAX_EXAMPLES_NAMED = 8
 NO_TOWER = "no tower alone: the losses and gradients of each are finite"
+
+
+def handle(
+    outcome: Outcome,
+    state: TrainState,
+    host: TowerHost,
+    losses: LossFunction,
+    batch: Batch,
+    sums: TreeSum,
+    counts: Mapping[str, float | Tensor],
+    worker: Worker,
+) -> NonFiniteReport:
+    """Find what in an attempt is not finite and where it came from, then do what the state's policy says.
+
+    Raises:
+        InputError: a count, which a device has counted unseen, cannot be one.
+        NonFiniteError: see `act` and `check_finite`.
+    """
+    for name, count in counts.items():
+        if not float(count) >= 0:
+            raise no_count(name, float(count))
+    if outcome.overflowed:
+        report = NonFiniteReport(batch.position, outcome.nonfinite)
+    else:
+        check_finite(state, worker)
+        report = explain(outcome, state, host, losses, batch, sums, worker)
+    act(state, outcome, report, is_chief=worker.is_chief)
+    return report
 
 
 def explain(
@@ -118,7 +150,9 @@ def _losses_of(host: TowerHost, tower: int) -> list[str]:
     """Describe the losses of a tower that are not finite; metrics are not checked."""
     names = host.outputs.names
     assert names is not None, "the towers ran"
-    return nonfinite_losses(dict(zip(names.losses, host.values[tower], strict=False)))
+    values = host.values[tower]
+    read = values if isinstance(values, list) else values.tolist()
+    return nonfinite_losses(dict(zip(names.losses, read, strict=False)))
 
 
 def _in_words(finding: Finding, what: str, batch: Batch, worker: Worker) -> str:

@@ -169,6 +169,7 @@ class ActivationSource:
             )
         modules = state.model.named_modules()
         self._modules = {name or state.name: m for name, m in modules if next(m.children(), None) is None}
+        self._change_counts = state.change_counts
         self._handles: list[RemovableHandle] = []
         self._found: dict[str, Histogram] = {}
 
@@ -178,6 +179,7 @@ class ActivationSource:
         self._handles = [
             module.register_forward_hook(_looking(name, module, self._found)) for name, module in self._modules.items()
         ]
+        self._change_counts.touch()
 
     def detach(self) -> None:
         """Watch no more."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from types import NoneType
 from typing import Any, get_args
@@ -11,36 +10,37 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
-from lockstep.checks import NonNegativeInt, check_all, check_one_of, check_type, check_value, wrong_type
-from lockstep.errors import InputError, NonFiniteError
-from lockstep.listing import shorten
-from lockstep.losses.regularization import L1, L2
+from lockstep.checks import NonNegativeInt, check_all, check_one_of, check_type, check_value
+from lockstep.errors import InputError
+from lockstep.losses.regularization import L1, L2, nonfinite_penalty
 from lockstep.optim.averages import MovingAverage
-from lockstep.optim.by_name import ByName
+from lockstep.optim.by_name import optimizer_of
 from lockstep.optim.gradients import Gradients
 from lockstep.optim.optimizers import Optimizer
-from lockstep.optim.transforms import BoundTransform, GradientTransform, bind_transform
+from lockstep.optim.transforms import BoundTransform, BoundTransforms, GradientTransform
 from lockstep.parallel.statistics import changeable_buffers
+from lockstep.parallel.tower_outputs import sparse_parameters
 from lockstep.selection import Patterns
 from lockstep.tensor_lists import copy_all
 from lockstep.training.attempt import (
     Attempt,
+    ChangeCounts,
+    Found,
     LossAverage,
     LossScale,
     Nonfinite,
     Outcome,
+    Proposal,
     SmoothedLosses,
     describe_nonfinite,
 )
+from lockstep.training.buffer_updates import BufferUpdates, Update
 from lockstep.training.freezing import freeze, matches
 from lockstep.training.saved_state import check_compatible, extra_state, set_extra_state
 from lockstep.training.trained_with import Resumed, describe_arguments
 
-Update = Callable[[nn.Module, int], Mapping[str, Tensor]]
-"""`update(model, step)` returns new values of buffers by name, before the update that follows `step` completed ones."""
 _AVERAGE_HINT = "write average=ls.optim.MovingAverage(0.999), loss_average=ls.LossAverage(0.9)"
 _TRANSFORMS_HINT = "write a list: gradient_transforms=[ls.optim.ClipGlobalNorm(10.0)]"
-_UPDATE_HINT = 'return {"name.of.a.buffer": tensor}'
 Transforms = Sequence[GradientTransform | BoundTransform]
 before_change: list[Callable[[], None]] = []
 """Called before any state of this process changes a tensor: a saver that still copies waits there. It is one list for
@@ -121,7 +121,8 @@ class TrainState:
         changeable = set(map(id, changeable_buffers(model)))
         self.buffers = {n: b for n, b in model.named_buffers() if id(b) in changeable}
         self._buffer_list = list(self.buffers.values())
-        self._optimizer = _optimizer(optimizer).bind(self.parameters)
+        self.change_counts = ChangeCounts([*model.parameters(), *self._buffer_list])
+        self._optimizer = optimizer_of(optimizer).bind(self.parameters)
         self._average = average.bind(self.parameters, self.buffers) if average else None
         self.matches = matches(
             self.parameters,
@@ -133,9 +134,9 @@ class TrainState:
         self._regularization = [each.bind(self.parameters) for each in regularization]
         self.penalised = [name for each in self._regularization for name in each.parameter_names]
         """The parameters that a regularization is on."""
-        self._transforms = [bind_transform(each, self.parameters) for each in gradient_transforms]
-        self.tower_transforms = [bind_transform(each, self.parameters) for each in tower_gradient_transforms]
-        self._updates = tuple(updates)
+        self._transforms = BoundTransforms(gradient_transforms, self.parameters)
+        self.tower_transforms = BoundTransforms(tower_gradient_transforms, self.parameters)
+        self._updates = BufferUpdates(updates, model, self.buffers)
         self.nonfinite, self.nonfinite_budget = nonfinite, nonfinite_budget
         self.num_skipped = 0
         """Attempts that were not finite and changed nothing; overflows of the fp16 loss scale do not count."""
@@ -155,34 +156,67 @@ class TrainState:
     @torch.no_grad()
     def apply(self, attempt: Attempt) -> Outcome:
         """Make one update of everything, or none at all where a loss or a gradient is not finite."""
-        rates = self._optimizer.learning_rates(self.step - self.first_step)
+        proposal = self.propose(attempt)
+        return self.decide(proposal, proposal.read())
+
+    @torch.no_grad()
+    def propose(self, attempt: Attempt) -> Proposal:
+        """Compute what an update is made of, and what decides whether it is made; nothing changes."""
         losses, gradients = self._regularized(attempt)
-        norm = gradients.norm
-        finite = attempt.has_finite_statistics and math.isfinite(norm) and all(map(math.isfinite, losses.values()))
-        if not finite and (self.nonfinite != "off" or self._has_overflowed(attempt, losses)):
-            return self._skipped(Outcome(rates, norm, losses), gradients, attempt)
-        changes: list[tuple[Tensor, Tensor]] = []
-        for update in self._updates:
-            changes += self._changes(update)
-        for transform in self._transforms:
-            transform(gradients, self.step)
+        return Proposal(attempt, losses, gradients)
+
+    def decide(self, proposal: Proposal, found: Found) -> Outcome:
+        """Make a proposed update, or refuse it, by what was read of it."""
+        loss_scale = proposal.attempt.loss_scale
+        if self.refuses(found, loss_scale):
+            return self._skipped(proposal, found)
+        self.update(proposal)
+        return self.settle(found, loss_scale)
+
+    def refuses(self, found: Found, loss_scale: float | None) -> bool:
+        """Whether an attempt changes nothing, as it is not finite."""
+        return not found.is_finite and (self.nonfinite != "off" or self._has_overflowed(found, loss_scale))
+
+    def found_inf(self, proposal: Proposal) -> Tensor | None:
+        """Say on the device what `refuses` does, before the host has read anything; None: it refuses nothing."""
+        if self.nonfinite != "off":
+            return proposal.found_inf("nonfinite")
+        if proposal.attempt.loss_scale is not None and self.loss_scale.can_shrink:
+            return proposal.found_inf("overflow")
+        return None if proposal.attempt.withheld is None else proposal.found_inf("nothing")
+
+    @torch.no_grad()
+    def update(self, proposal: Proposal, *, found_inf: Tensor | None = None) -> None:
+        """Update parameters, slots and buffers. Where `found_inf` is not 0 nothing changes, which the device decides.
+
+        `settle` follows, once the host knows that it was made.
+        """
+        gradients, step = proposal.gradients, self.step - self.first_step
+        self._rates = self._optimizer.learning_rates(step)
+        gradients.found_inf = found_inf
+        changes = self._updates(self.step)
+        self._transforms(gradients, self.step)
         for hook in self.gradient_hooks:
             hook(gradients)
         _prepare_change()
-        self._optimizer.update(gradients, self.step - self.first_step)
-        self.step += 1
-        if attempt.statistics:
-            copy_all(self._buffer_list, attempt.statistics)
+        self._optimizer.update(gradients, step)
+        if proposal.attempt.statistics:
+            copy_all(self._buffer_list, proposal.attempt.statistics)
         for buffer, new in changes:
             buffer.copy_(new)
+
+    @torch.no_grad()
+    def settle(self, found: Found, loss_scale: float | None) -> Outcome:
+        """Complete an update that was made: step, moving averages, loss scale."""
+        self.step += 1
         if self._average:
             self._average.update(self.step)
-        self.smoothed.update(losses)
-        if attempt.loss_scale is not None:
+        self.smoothed.update(found.losses)
+        if loss_scale is not None:
             self.loss_scale.grow()
-        return Outcome(rates, norm, losses)
+        return Outcome(self._rates, found.norm, found.losses)
 
-    def _regularized(self, attempt: Attempt) -> tuple[Mapping[str, float], Gradients]:
+    def _regularized(self, attempt: Attempt) -> tuple[Mapping[str, float | Tensor], Gradients]:
         """Add the losses and gradients of the regularization to those of the attempt."""
         gradients = Gradients(
             self._names,
@@ -193,7 +227,8 @@ class TrainState:
         )
         if not self._regularization:
             return attempt.losses, gradients
-        losses, tensors = dict(attempt.losses), gradients.tensors
+        losses: dict[str, float | Tensor] = dict(attempt.losses)
+        tensors = gradients.tensors
         for each in self._regularization:
             if each.name in attempt.losses:
                 raise InputError(
@@ -206,55 +241,39 @@ class TrainState:
             tensors = each.add_gradients(tensors, owned=attempt.owned)
         return losses, Gradients(self._names, tensors, rows=attempt.rows, owned=attempt.owned)
 
-    def _changes(self, update: Update) -> list[tuple[Tensor, Tensor]]:
-        """Call an update of the user's own: the buffers that it changes, with their new values.
+    def _has_overflowed(self, found: Found, loss_scale: float | None) -> bool:
+        """Whether the loss scale may be why something is not finite: never where a loss is not."""
+        return loss_scale is not None and found.has_finite_losses and self.loss_scale.can_shrink
 
-        Raises:
-            InputError: it names something else than a buffer, or gives a value of another shape.
-        """
-        returned = update(self.model, self.step)
-        check_type("what an update of your own returns", returned, Mapping, expected="a dict", hint=_UPDATE_HINT)
-        return [(self._buffer(name, value), value.detach().clone()) for name, value in returned.items()]
-
-    def _buffer(self, name: str, value: Any) -> Tensor:
-        buffer = self.buffers.get(name)
-        fits = buffer is not None and isinstance(value, Tensor) and value.shape == buffer.shape
-        if buffer is None or not fits or value.isnan().any():
-            shape = tuple(value.shape) if isinstance(value, Tensor) else value
-            raise InputError(
-                f"An update of your own cannot change {name!r}.",
-                given=f"{name!r}: {'values that are not numbers' if fits else shape}",
-                expected="buffers by name, with new values of their shape: "
-                + shorten([f"{name!r} {tuple(buffer.shape)}" for name, buffer in self.buffers.items()], 8),
-                hint="register what it changes with register_buffer in the model",
-            )
-        return buffer
-
-    def _has_overflowed(self, attempt: Attempt, losses: Mapping[str, float]) -> bool:
-        return attempt.overflowed(losses) and self.loss_scale.can_shrink
-
-    def _skipped(self, outcome: Outcome, gradients: Gradients, attempt: Attempt) -> Outcome:
+    def _skipped(self, proposal: Proposal, found: Found) -> Outcome:
         """Count the attempt: against the loss scale, where a smaller one may help, else against the budget.
 
         Raises:
             NonFiniteError: the penalty alone is not finite, for which no batch is to blame.
         """
-        if self._regularization and attempt.is_finite():
-            penalised = {name: self.parameters[name] for name in self.penalised}
-            raise NonFiniteError(
-                "The penalty on the parameters is not finite; nothing was changed.",
-                given=", ".join(name for name, p in penalised.items() if not p.isfinite().all())
-                or "parameters whose squares overflow",
-                expected="finite parameters",
-                hint="lower the learning rate; skipping a batch cannot help",
-            )
-        overflowed = self._has_overflowed(attempt, outcome.losses)
+        attempt = proposal.attempt
+        if self._regularization and found.has_finite_statistics and attempt.is_finite():
+            raise nonfinite_penalty({name: self.parameters[name] for name in self.penalised})
+        overflowed = self._has_overflowed(found, attempt.loss_scale)
         if overflowed:
             self.loss_scale.shrink()
         else:
             self.num_skipped += 1
-        words = describe_nonfinite(outcome.losses, gradients, has_finite_statistics=attempt.has_finite_statistics)
-        return outcome._replace(nonfinite=tuple(words), overflowed=overflowed)
+        rates = self._optimizer.learning_rates(self.step - self.first_step)
+        words = describe_nonfinite(found, proposal.gradients)
+        return Outcome(rates, found.norm, found.losses, tuple(words), overflowed)
+
+    def reads_first(self) -> list[str]:
+        """Say why the host reads an attempt before it enqueues the update: no flag on the device holds that back."""
+        readers = dict.fromkeys([*self.tower_transforms.readers, *self._transforms.readers])
+        reasons = [f"{name} reads the gradients" for name in readers]
+        if not self._optimizer.takes_found_inf:
+            reasons.append(f"the kernels of the update are {self._optimizer.kernels}, and not fused ones alone")
+        if self._updates:
+            reasons.append("updates are functions of your own")
+        if sparse_parameters(self.model):
+            reasons.append("sparse gradients are looked through for their rows")
+        return reasons
 
     def other_buffers(self) -> list[Tensor]:
         """The buffers of the models of all other states: no step of this state may change them."""
@@ -379,17 +398,3 @@ class TrainState:
 def _prepare_change() -> None:
     for wait in before_change.copy():
         wait()
-
-
-def _optimizer(given: Any) -> Optimizer:
-    """Return the optimizer; several by pattern become one."""
-    for each in given.values() if isinstance(given, Mapping) else [given]:
-        if isinstance(each, type) or not hasattr(each, "bind"):
-            raise wrong_type(
-                "optimizer",
-                each,
-                expected="an optimizer of lockstep.optim, a value without parameters",
-                hint="write ls.optim.SGD(lr=0.1, momentum=0.9); the state gives it the parameters",
-            )
-    optimizer: Optimizer = ByName(given) if isinstance(given, Mapping) else given
-    return optimizer

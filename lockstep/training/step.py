@@ -13,18 +13,19 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from lockstep import readback
 from lockstep.checks import check_type
 from lockstep.errors import InputError
 from lockstep.parallel.exchange import AllReduce, Counts, Exchange, Reducer, is_exact
 from lockstep.parallel.hosting import StepInputs, TowerBatch, TowerHost
 from lockstep.parallel.statistics import restored
-from lockstep.parallel.tower_outputs import Totals
 from lockstep.parallel.towers import Towers
 from lockstep.parallel.tree import TreeSum, assign_towers
 from lockstep.progress import Progress
 from lockstep.screen import log
-from lockstep.training.attempt import Attempt, Outcome
-from lockstep.training.nonfinite import act, check_finite, explain
+from lockstep.training.attempt import Attempt, Begun, Enqueued, Outcome
+from lockstep.training.missing_gradients import MissingGradients
+from lockstep.training.nonfinite import handle
 from lockstep.training.preflight import (
     check_buffers,
     check_fit,
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from lockstep.types import CountFunction, LossFunction
 
 
+_NUM_BAD = -1
+"""Among the numbers that are read with the losses: how many examples could not be read."""
 _steps: WeakKeyDictionary[TrainState, dict[tuple[Towers, Exchange], BoundStep]] = WeakKeyDictionary()
 """The steps of each state, by towers and exchange; they live as long as the state."""
 
@@ -114,6 +117,8 @@ def _log_start(state: TrainState, towers: Towers, worker: Worker) -> None:
             log.info("no worker uses the accelerator here (%s): not every part of a step runs on it", kind)
     for line in state.matches if state not in _steps else ():
         log.info("%s", line)
+    if readback.reading_waits(worker.device) and (reasons := state.reads_first()):
+        log.info("each step waits for the device before its update: %s", "; ".join(reasons))
 
 
 def _count(number: int, what: str) -> str:
@@ -152,9 +157,11 @@ class BoundStep:
         )
         num_leaves, mine = (worker.num_workers, [worker.rank]) if towers.joined else (towers.count, list(self._mine))
         self._reducer = Reducer(exchange, worker, num_leaves, mine)
-        self._told_missing: set[str] = set()
-        self._started = time.perf_counter()
+        self._missing = MissingGradients(self._state, num_leaves, is_chief=worker.is_chief)
+        self._started = self._resumed = time.perf_counter()
         self._resolved_for: tuple[int, int] | None = None
+        self.runs_ahead = readback.reading_waits(worker.device) and not state.reads_first()
+        """Updates may be enqueued before their attempts are read."""
 
     def start(self) -> None:
         """Begin a series of steps: its clock starts at 0.
@@ -162,7 +169,7 @@ class BoundStep:
         Raises:
             InputError: the model has changed since the state was made.
         """
-        self._started = time.perf_counter()
+        self._started = self._resumed = time.perf_counter()
         check_parameters(self._state)
         check_buffers(self._state)
 
@@ -170,31 +177,120 @@ class BoundStep:
         """Make one attempt; see `train_step`."""
         # A KeyboardInterrupt comes out of the loss function, the wait for other workers, or after the attempt.
         with uninterrupted():
-            return self._attempt(losses, batch, counts)
+            return self._finish(self._begin(losses, batch, counts, self._state.step), losses)
 
-    def _attempt(self, losses: LossFunction, batch: Batch, counts: CountFunction | None) -> StepReport:
+    # In parts, for a device that is to work while the host reads -----------------------------------------------------
+
+    def begin(
+        self, losses: LossFunction, batch: Batch, counts: CountFunction | None = None, *, is_after: bool = False
+    ) -> Begun:
+        """Compute an attempt; `is_after` says that an update before it is enqueued, and taken to be good."""
+        with uninterrupted():
+            return self._begin(losses, batch, counts, self._state.step + is_after)
+
+    def finish(self, begun: Begun, losses: LossFunction) -> StepReport:
+        """Read an attempt, and make its update or refuse it."""
+        with uninterrupted():
+            return self._finish(begun, losses)
+
+    def can_enqueue(self, begun: Begun) -> bool:
+        """Whether the update can be enqueued before the attempt is read."""
+        return (
+            self.runs_ahead
+            and begun.proposal.unread is not None
+            and not self._state.gradient_hooks
+            and not self._state.other_buffers()
+            and not begun.batch.bad
+        )
+
+    def enqueue(self, begun: Begun) -> Enqueued:
+        """Enqueue the update of an attempt that is not read; the device makes none that is not finite."""
+        batch, inputs, _, proposal, *_ = begun
+        assert proposal.unread is not None, "asked by can_enqueue"
+        with uninterrupted():
+            found_inf = self._state.found_inf(proposal)
+            if found_inf is not None and proposal.attempt.statistics:
+                self._host.statistics.hold_back(found_inf)
+            self._state.update(proposal, found_inf=found_inf)
+        return Enqueued(batch, inputs, proposal.unread)
+
+    def complete(self, enqueued: Enqueued) -> StepReport | None:
+        """Read what has become of an update that is enqueued, and report it; None if the device has made none."""
+        batch, inputs, unread = enqueued
+        with uninterrupted():
+            found = unread.read()
+            if found.others[_NUM_BAD] or self._state.refuses(found, inputs.loss_scale):
+                return None
+            outcome = self._state.settle(found, inputs.loss_scale)
+            return self._report(batch, outcome, found.others, time.perf_counter() - self._resumed)
+
+    def is_stale(self, begun: Begun) -> bool:
+        """Whether an attempt was computed with something else than what is there now."""
+        state, inputs = self._state, begun.inputs
+        return (
+            inputs.step != state.step
+            or (inputs.loss_scale is not None and inputs.loss_scale != state.loss_scale.value)
+            or begun.change_counts != state.change_counts.now()
+        )
+
+    def resume(self) -> None:
+        """The loop body is over: the clock of the next step begins."""
+        self._resumed = time.perf_counter()
+
+    def rehearse(self, losses: LossFunction, batch: Batch, counts: CountFunction | None = None) -> None:
+        """Compute losses and gradients of a batch, and forget them; all workers call it together."""
+        self._check_dealing(batch)
+        parts = self._host.parts(batch)
+        of_parts = [counts(part) for _, _, part in parts] if counts else []
+        inputs = self._inputs(batch, of_parts, self._state.step, time.perf_counter())
+        self._run_towers(losses, parts, inputs)
+        self.worker.pulse.at(self._state.step, "start")
+
+    # Its parts ------------------------------------------------------------------------------------------------------
+
+    def _begin(self, losses: LossFunction, batch: Batch, counts: CountFunction | None, step: int) -> Begun:
+        """Run this worker's towers, exchange their sums, and propose the update that follows `step` completed ones."""
         began = time.perf_counter()
         self._check(batch)
         parts = self._host.parts(batch)
-        inputs = self._inputs(batch, [counts(part) for _, _, part in parts] if counts else [], began)
+        inputs = self._inputs(batch, [counts(part) for _, _, part in parts] if counts else [], step, began)
         sums = self._run_towers(losses, parts, inputs)
-        totals, owned = self._exchange(sums)
-        elapsed_seconds, num_stops, num_bad = totals.extras
-        bad = self._gather_bad(batch) if num_bad else ()
-        outcome = self._apply(totals, inputs.loss_scale, owned=owned)
-        skipped = outcome.skipped
-        nonfinite = self._handle_nonfinite(outcome, losses, batch, sums) if skipped else None
+        proposal = self._state.propose(self._attempt(sums, inputs.loss_scale))
+        return Begun(batch, inputs, sums, proposal, self._state.change_counts.now() if self.runs_ahead else [], began)
+
+    def _finish(self, begun: Begun, losses: LossFunction) -> StepReport:
+        batch, inputs, sums, proposal, _, began = begun
+        found = proposal.read()
+        bad = self._gather_bad(batch) if found.others[_NUM_BAD] else ()
+        outcome = self._state.decide(proposal, found)
+        nonfinite = None
+        if outcome.skipped:
+            nonfinite = handle(outcome, self._state, self._host, losses, batch, sums, inputs.counts, self.worker)
+        seconds = batch.wait_seconds + time.perf_counter() - began
+        return self._report(batch, outcome, found.others, seconds, nonfinite, bad)
+
+    def _report(
+        self,
+        batch: Batch,
+        outcome: Outcome,
+        others: Sequence[float],
+        seconds: float,
+        nonfinite: NonFiniteReport | None = None,
+        bad: tuple[BadExample, ...] = (),
+    ) -> StepReport:
+        """Report an attempt that is over, and commit its batch."""
+        metrics, (elapsed_seconds, num_stops, _) = self._host.outputs.metrics_and_extras(others)
         report = StepReport(
             progress=Progress(self._state.step, batch.position + batch.batch_size, batch.epoch_size, elapsed_seconds),
             losses=outcome.losses,
             smoothed=self._state.smoothed.now(),
-            metrics=totals.metrics,
+            metrics=metrics,
             learning_rate=next(iter(outcome.learning_rates.values())),
             gradient_norm=outcome.gradient_norm,
             num_examples=batch.batch_size,
-            step_seconds=batch.wait_seconds + time.perf_counter() - began,
-            wait_seconds=batch.wait_seconds,
-            skipped=skipped,
+            step_seconds=seconds,
+            wait_seconds=min(batch.wait_seconds, seconds),
+            skipped=outcome.skipped,
             learning_rates=outcome.learning_rates,
             nonfinite=nonfinite,
             stage_seconds=batch.stage_seconds,
@@ -206,16 +302,6 @@ class BoundStep:
             batch.loader.commit(batch, report)
         self.worker.pulse.at(self._state.step, "loop body")
         return report
-
-    def rehearse(self, losses: LossFunction, batch: Batch, counts: CountFunction | None = None) -> None:
-        """Compute losses and gradients of a batch, and forget them; all workers call it together."""
-        self._check_dealing(batch)
-        parts = self._host.parts(batch)
-        inputs = self._inputs(batch, [counts(part) for _, _, part in parts] if counts else [], time.perf_counter())
-        self._run_towers(losses, parts, inputs)
-        self.worker.pulse.at(self._state.step, "start")
-
-    # The towers of this worker --------------------------------------------------------------------------------------
 
     def _check(self, batch: Batch) -> None:
         """Refuse a batch or a model that cannot be trained on; resolve lengths in epochs when the stream is new."""
@@ -238,17 +324,18 @@ class BoundStep:
             )
         check_training_mode(self._state)
 
-    def _inputs(self, batch: Batch, counts: Sequence[Counts], began: float) -> StepInputs:
+    def _inputs(self, batch: Batch, counts: Sequence[Counts], step: int, began: float) -> StepInputs:
         state, worker = self._state, self.worker
+        extras = [
+            began - self._started if worker.rank == 0 else 0.0,  # the chief's clock
+            float(worker.pulse.stop_requested is not None),
+            float(len(batch.bad)),
+        ]
         return StepInputs(
-            state.step,
+            step,
             self._reducer.counted(counts) if counts else {},
             state.loss_scale.value if self.towers.precision == "fp16" else None,
-            (
-                began - self._started if worker.rank == 0 else 0.0,  # the chief's clock
-                float(worker.pulse.stop_requested is not None),
-                float(len(batch.bad)),
-            ),
+            readback.numbers_on(worker.device, extras),
         )
 
     def _run_towers(self, losses: LossFunction, parts: Sequence[TowerBatch], inputs: StepInputs) -> TreeSum:
@@ -275,35 +362,24 @@ class BoundStep:
 
     # Between the workers --------------------------------------------------------------------------------------------
 
-    def _exchange(self, sums: TreeSum) -> tuple[Totals, bool]:
-        """Sum over the towers of all workers; also says whether the tensors may be used up."""
+    def _attempt(self, sums: TreeSum, loss_scale: float | None) -> Attempt:
+        """Sum over the towers of all workers."""
         with interruptible():
             total = self._reducer.total(sums)
         totals = self._host.outputs.unpacked(total)
-        if totals.num_missing:
-            totals = totals._replace(gradients=self._without_missing(totals.gradients))
-        return totals, total.owned
-
-    def _without_missing(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Replace the gradient by None for each parameter that no tower of any worker had a gradient for."""
-        absent = [float(self._host.absent.get(index, 0)) for index in range(len(gradients))]
-        # The first of this worker's leaves tells what all of them lack.
-        of_each = [absent, *[[0.0] * len(absent)] * (len(self._host.leaves) - 1)]
-        is_missing = [count == self._reducer.num_leaves for count in self._reducer.numbers(of_each)]
-        missing = [name for name, nowhere in zip(self._state.parameters, is_missing, strict=True) if nowhere]
-        if new := [name for name in missing if name not in self._told_missing]:
-            self._told_missing.update(new)
-            check_parameters(self._state)
-            if self.worker.is_chief:
-                self._log_missing(new)
-        return [None if nowhere else g for g, nowhere in zip(gradients, is_missing, strict=True)]
-
-    def _log_missing(self, names: Sequence[str]) -> None:
-        penalised = [name for name in names if name in self._state.penalised]
-        untouched = [name for name in names if name not in penalised]
-        for some, what_happens in ((untouched, "left untouched"), (penalised, "moved by the penalty alone")):
-            if some:
-                log.warning("no tower has a gradient for %s: %s", ", ".join(some), what_happens)
+        statistics = self._host.statistics
+        others = totals.others
+        return Attempt(
+            self._missing.left_out(totals, self._host.absent),
+            statistics.combined(totals.statistics),
+            totals.losses,
+            totals.rows,
+            loss_scale,
+            total.owned,
+            statistics.check_sums(totals.statistics),
+            others,
+            others[_NUM_BAD] if isinstance(others, Tensor) and self.worker.num_workers > 1 else None,
+        )
 
     def _gather_bad(self, batch: Batch) -> tuple[BadExample, ...]:
         """Gather the examples that could not be read on any worker, and count them; all workers call it together.
@@ -316,33 +392,3 @@ class BoundStep:
         if batch.loader is not None:
             batch.loader.add_bad(bad)
         return bad
-
-    # The update -----------------------------------------------------------------------------------------------------
-
-    def _apply(self, totals: Totals, loss_scale: float | None, *, owned: bool) -> Outcome:
-        statistics = self._host.statistics
-        return self._state.apply(
-            Attempt(
-                totals.gradients,
-                statistics.combined(totals.statistics),
-                totals.losses,
-                totals.rows,
-                loss_scale,
-                owned,
-                statistics.are_finite(totals.statistics),
-            )
-        )
-
-    def _handle_nonfinite(self, outcome: Outcome, losses: LossFunction, batch: Batch, sums: TreeSum) -> NonFiniteReport:
-        """Find what is not finite and where it came from, then do what the state's policy says.
-
-        Raises:
-            NonFiniteError: see `nonfinite.act` and `nonfinite.check_finite`.
-        """
-        if outcome.overflowed:
-            report = NonFiniteReport(batch.position, outcome.nonfinite)
-        else:
-            check_finite(self._state, self.worker)
-            report = explain(outcome, self._state, self._host, losses, batch, sums, self.worker)
-        act(self._state, outcome, report, is_chief=self.worker.is_chief)
-        return report

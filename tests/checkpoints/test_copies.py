@@ -148,6 +148,19 @@ def test_a_run_does_not_wait_for_the_thread_that_writes(tmp_path: Path, monkeypa
     assert assert_consistent(Store(tmp_path).read()) == 3
 
 
+@pytest.mark.parametrize(("free", "reserved"), [(10_000, 0), (1_000, 9_000)])
+def test_memory_that_steps_have_needed_is_left_to_them(
+    monkeypatch: pytest.MonkeyPatch, free: int, reserved: int
+) -> None:
+    device: Any = FakeDevice(monkeypatch)
+    device.mem_get_info = lambda place: (free, 50_000)
+    device.memory_reserved = lambda place: reserved
+    device.max_memory_allocated = lambda place: 8_040
+    for size, has_room in ((960, True), (961, False)):
+        taken = Copies({"parameters": {"bytes": torch.zeros(size, dtype=torch.uint8)}}, at_once=[])
+        assert bool(taken._clones) == has_room
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.accelerator.is_available(), reason="needs an accelerator")
 def test_a_save_beside_the_updates_of_another_stream_is_whole(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -160,6 +162,28 @@ def test_an_interrupt_in_the_loop_ends_the_thread_and_the_source(device: FakeDev
     assert threads() == [THREAD]
     with pytest.raises(KeyboardInterrupt):
         batches.throw(KeyboardInterrupt)
+    assert source.closed
+    assert threads() == []
+
+
+def test_ctrl_c_comes_while_a_copy_is_waited_for(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    pin, may_end = torch.Tensor.pin_memory, threading.Event()
+
+    def slow(tensor: torch.Tensor) -> torch.Tensor:
+        assert threading.current_thread().name != THREAD or may_end.wait(30)
+        return pin(tensor)
+
+    def interrupt() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        may_end.set()
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", slow)
+    source = Source(3)
+    batches = copies(source)
+    next(batches)
+    threading.Timer(0.2, interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        next(batches)
     assert source.closed
     assert threads() == []
 

@@ -7,6 +7,7 @@ import torch
 from thread_workers import thread_workers
 
 import lockstep as ls
+from lockstep import readback
 from lockstep.errors import InputError, WorkerError
 from lockstep.parallel.exchange import AllReduce, Alone, Reducer
 from lockstep.parallel.transports import SharedMemoryTransport
@@ -96,25 +97,36 @@ class OtherWorker:
         return
 
 
-def test_gradients_go_through_one_connection_and_numbers_through_one_by_their_count() -> None:
+def test_gradients_go_through_one_connection_and_counts_through_another() -> None:
     other = OtherWorker(10.0)
-    reducer = Reducer(other, worker(), 3, own=[0, 1])
+    here = worker(group=type("Group", (), {"agree": lambda *_: None})())
+    reducer = Reducer(other, here, 3, own=[0, 1])
     assert other.connected == [3]
-    assert reducer.numbers([[1.0], [2.0]]) == [13.0]
-    assert reducer.numbers([[3.0], [4.0]]) == [17.0]
+    assert reducer.counted([{"a": 1.0}, {"a": 2.0}]) == {"a": 13.0}
+    assert reducer.counted([{"a": 3.0}, {"a": 4.0}]) == {"a": 17.0}
     assert other.connected == [3, 3], "the second connection serves again"
-    other.theirs = (10.0, 20.0)
-    assert reducer.numbers([[1.0, 2.0], [3.0, 4.0]]) == [14.0, 26.0]
-    assert other.connected == [3, 3, 3]
-    other.theirs = (10.0,)
     assert reducer.total(numbers_of(1.0, 2.0)).numbers == [13.0]
-    assert other.connected == [3, 3, 3]
+    assert other.connected == [3, 3]
 
 
-def test_numbers_of_each_leaf_stand_at_its_place_in_the_tree() -> None:
+def test_counts_of_each_leaf_stand_at_its_place_in_the_tree() -> None:
     other = OtherWorker(0.0)
-    Reducer(other, worker(), 4, own=[1, 2]).numbers([[1.0], [2.0]])
+    here = worker(group=type("Group", (), {"agree": lambda *_: None})())
+    Reducer(other, here, 4, own=[1, 2]).counted([{"a": 1.0}, {"a": 2.0}])
     assert other.sent == [[(1, [1.0]), (2, [2.0])]]
+
+
+def test_what_a_device_counts_stays_there_and_is_nan_where_it_is_no_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readback, "reading_waits", lambda device: True)
+    counted = Reducer(Alone(), ls.join(), 2, own=[0, 1]).counted(
+        [
+            {"a": torch.tensor(2), "b": 1.0, "c": torch.tensor(3.0)},
+            {"a": torch.tensor(5), "b": 2, "c": torch.tensor(-1)},
+        ]
+    )
+    assert all(isinstance(count, torch.Tensor) for count in counted.values())
+    assert (float(counted["a"]), float(counted["b"])) == (7.0, 3.0)
+    assert counted["c"].isnan()  # type: ignore[union-attr]
 
 
 def test_counts_are_summed_by_name() -> None:

@@ -81,8 +81,9 @@ def test_totals_are_means_over_the_towers(num_towers: int) -> None:
     host = make_host(model, num_towers)
     totals = host.outputs.unpacked(run(host, losses, make_batch(num_towers), StepInputs(extras=(7.0,))).total())
     assert sum(totals.losses.values()) == pytest.approx(objective)
-    assert (list(totals.losses), list(totals.metrics)) == (["square", "size"], ["mean"])
-    assert totals.extras == [7.0]  # of the worker: once, not once a tower
+    assert list(totals.losses) == ["square", "size"]
+    assert list(host.outputs.metrics_and_extras(totals.others)[0]) == ["mean"]
+    assert host.outputs.metrics_and_extras(totals.others)[1] == [7.0]  # of the worker: once, not once a tower
     names = [name for name, _ in model.named_parameters()]
     for name, gradient in zip(names, totals.gradients, strict=True):
         if name not in {"unused", "embedding.weight"}:
@@ -104,7 +105,7 @@ def test_missing_gradients_are_zeros_and_are_counted() -> None:
     host = make_host(model, 3)
     totals = host.outputs.unpacked(run(host, losses, make_batch(3)).total())
     index = [name for name, _ in model.named_parameters()].index("unused")
-    assert totals.num_missing == 3
+    assert totals.absent is None, "a worker that is alone need not be told"
     assert host.absent == {index: 3}
     assert totals.gradients[index].tolist() == [0.0] * 4  # type: ignore[union-attr]
 

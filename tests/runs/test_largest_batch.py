@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,7 +28,7 @@ from lockstep.readers.object_survey import ObjectSurvey, survey_objects
 from lockstep.recipes.detection import DetectionData
 from lockstep.recipes.parts import Monitoring, Stage
 from lockstep.recipes.recipe import Recipe
-from lockstep.runs.largest_batch import Largest, largest, largest_batch
+from lockstep.runs.largest_batch import Largest, largest, largest_batch, probe_largest_batch
 from lockstep.runs.run import Run
 from lockstep.workers.rank import leave
 
@@ -163,3 +165,27 @@ def losses_on_workers(recipe: Recipe) -> dict[str, float]:
     run = Run(recipe, None, ls.join("cpu"))
     run.run(conclude=False)
     return dict(run._stages.parts.state.smoothed.now())
+
+
+def test_it_is_computed_beside_the_other_batches_of_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    def count(state: Any, losses: Any, batch: ls.Batch, *_: Any, **__: Any) -> int:
+        shape = batch["image"].shape
+        tensors = [each for each in gc.get_objects() if type(each) is Tensor and each.shape == shape]
+        found.append([each.device.type for each in tensors if each.dtype == torch.uint8])
+        return 0
+
+    found: list[list[str]] = []
+    monkeypatch.setattr("lockstep.runs.largest_batch.probe_memory", count)
+    recipe: Any = SimpleNamespace(
+        data=data(FixedShapeResizer(31, 53)),
+        watch=Monitoring(),
+        batch_size=4,
+        model=SimpleNamespace(num_classes=2),
+        exchange=None,
+    )
+    parts: Any = SimpleNamespace(towers=ls.Towers(2), state=SimpleNamespace(model=None), task=SimpleNamespace())
+    parts.task.losses, parts.task.counts = None, lambda model: None
+    group = SimpleNamespace(broadcast=lambda value: value)
+    worker: Any = SimpleNamespace(device=torch.device("meta"), group=group, num_workers=1, rank=0, is_chief=False)
+    probe_largest_batch(recipe, parts, known([(20, 30)]), worker)
+    assert sorted(found[0]) == ["cpu", "meta", "meta", "meta"]

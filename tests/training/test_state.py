@@ -146,7 +146,7 @@ def test_in_channels_last_a_gradient_has_the_strides_of_its_parameter(kernel_siz
 def test_statistics_that_are_not_finite_are_not_committed() -> None:
     state = make_state(nonfinite="skip")
     before = everything(state)
-    outcome = state.apply(dataclasses.replace(attempt(state), has_finite_statistics=False))
+    outcome = state.apply(dataclasses.replace(attempt(state), statistics_check=math.nan))
     assert outcome.nonfinite == ("the batch-norm statistics",)
     assert all(torch.equal(before[name], tensor) for name, tensor in everything(state).items())
 
