@@ -16,6 +16,7 @@ import argparse
 import json
 import math
 import os
+import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -122,11 +123,13 @@ def started(made: Mapping[str, Callable[[], Step]]) -> dict[str, Step]:
     """Those that can be made and that compute what ours does, each after its first step."""
     steps: dict[str, Step] = {}
     first: dict[str, float] = {}
+    group = ls.join().group
     for name, make in made.items():
         try:
             steps[name] = make()
             began = time.perf_counter()
-            first[name] = float(steps[name]())  # type: ignore[arg-type]
+            # By hand a worker knows the loss of its own examples alone.
+            first[name] = statistics.mean(group.gather(float(steps[name]())))  # type: ignore[arg-type]
         except ImportError as error:
             print(f"{name} is not measured: {error}", file=sys.stderr)
             continue
