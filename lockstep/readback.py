@@ -56,7 +56,8 @@ class Readback:
         """Wait until the copy has come, and return it.
 
         Args:
-            poll: called every 20 ms of a long wait; what it raises comes out of here.
+            poll: called every 20 ms of a long wait, and at its end: what has ended it may have left other numbers
+                than were to come. What it raises comes out of here.
         """
         if self._event is not None:
             if poll is None:
@@ -74,3 +75,4 @@ class Readback:
                 poll()
                 due = time.monotonic() + _POLL_SECONDS
             time.sleep(2e-5)
+        poll()

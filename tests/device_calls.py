@@ -4,7 +4,8 @@ Inside `accelerator()` the package takes the branches of a device whose numbers 
 `counted()` each tensor is the device's, but for those that are made on the host: by a function of torch that is given
 no `device`, by `cpu()`, `to("cpu")` or `pin_memory()`, and what is computed from these alone. So a copy between the two
 is seen, and an operation that takes both is refused, as CUDA refuses it. What `lockstep.readback` copies is known to be
-on its way: to read it waits only where the device has been given nothing to do since.
+on its way: to read it waits only where the device has been given nothing to do since. What the loader does to make
+a batch is not counted, and the batch is the device's.
 
     with accelerator():
         state = make_state()
@@ -22,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -49,6 +51,7 @@ _FREE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided
 _FREE |= {"lift_fresh", "_local_scalar_dense", "set_", "resize_"}
 """Operations that launch nothing; views launch nothing either."""
 _OURS, _TORCH = str(Path(readback.__file__).parent), str(Path(torch.__file__).parent)
+_LOADER = (f"{_OURS}/data/", f"{_OURS}/readers/")
 
 
 class Call(NamedTuple):
@@ -178,6 +181,8 @@ class _Functions(TorchFunctionMode):
         self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         given, host = dict(kwargs or {}), self._host
+        if _in_loader():
+            return function(*args, **given)
         if function in (Tensor.tolist, Tensor.numpy, Tensor.__array__):
             host.read(args[0], function.__name__)
         elif function is Tensor.pin_memory:
@@ -235,6 +240,8 @@ class _Operations(TorchDispatchMode):
         self, operation: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         given, host = dict(kwargs or {}), self._host
+        if _in_loader():
+            return operation(*args, **given)
         name = operation._schema.name.partition("::")[2]
         tensors = _tensors((args, given))
         mine = [host.memory_of(tensor) for tensor in tensors]
@@ -378,13 +385,24 @@ def _in_readback() -> bool:
     return _line().startswith("readback.py:")
 
 
+def _in_loader() -> bool:
+    return any(path.startswith(_LOADER) for path, _ in _stack())
+
+
 def _line() -> str:
     """The innermost line of Lockstep on the stack, or else of whoever called torch."""
-    frame, caller = sys._getframe(1), ""
-    while frame := frame.f_back:  # type: ignore[assignment]
-        path = frame.f_code.co_filename
+    caller = ""
+    for path, line in _stack():
         if path.startswith(_OURS):
-            return f"{path[len(_OURS) + 1 :]}:{frame.f_lineno}"
+            return f"{path[len(_OURS) + 1 :]}:{line}"
         if not caller and path != __file__ and not path.startswith((_TORCH, "<")):
-            caller = f"{Path(path).name}:{frame.f_lineno}"
+            caller = f"{Path(path).name}:{line}"
     return caller
+
+
+def _stack() -> Iterator[tuple[str, int]]:
+    """The files and lines that are being run, from the innermost one."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame:
+        yield frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back

@@ -8,7 +8,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -21,11 +21,13 @@ TIMEOUT_SECONDS = 60
 EVENT = "worker_processes.run_workers"
 
 
-def run_workers(function: Callable[..., Any], num_workers: int, *arguments: Any) -> list[Any]:
+def run_workers(
+    function: Callable[..., Any], num_workers: int, *arguments: Any, lost: Collection[int] = ()
+) -> list[Any]:
     """Call a module-level function in that many joined workers; returns what each returned, by rank.
 
-    A worker that raises fails the test with its traceback. Where this process takes the branches of an accelerator, the
-    workers do too.
+    A worker that raises fails the test with its traceback. From those that are `lost` nothing is expected. Where this
+    process takes the branches of an accelerator, the workers do too.
     """
     sys.audit(EVENT)
     context = multiprocessing.get_context("forkserver")
@@ -43,7 +45,10 @@ def run_workers(function: Callable[..., Any], num_workers: int, *arguments: Any)
         pipes.append(here)
         processes.append(process)
     try:
-        answers = [_answer(pipe, process) for pipe, process in zip(pipes, processes, strict=True)]
+        answers = [
+            (True, None) if rank in lost else _answer(pipe, process)
+            for rank, (pipe, process) in enumerate(zip(pipes, processes, strict=True))
+        ]
     finally:
         for process in processes:
             process.kill()

@@ -105,5 +105,6 @@ def _run(argv: list[str]) -> int:
     try:
         return command.run(arguments, argv)
     except LockstepError as error:
+        sys.last_value = error  # as where the interpreter shows it: a worker that leaves its run tells the others
         log.error("%s", Lines(in_words_of_flags(str(error), command.flags)))
         return 2 if isinstance(error, InputError) else 1

@@ -5,7 +5,7 @@ its indices and memory maps; a forkserver or spawn would need a reader that can 
 and import torch again. A worker has threads and perhaps a GPU, so the child does nothing that a fork can break: it
 touches no device, computes in one thread, and loads no library. One danger remains: a lock of torch that another thread
 holds at the fork stays locked in the child. So no other thread may compute while the first batch is asked for; the
-towers' own threads are idle then.
+towers' own threads are idle then, and one that copies the batches of another loop to a device does nothing else.
 
 Why not torch's `DataLoader`: it draws from the caller's random numbers, installs a SIGCHLD handler that raises in the
 middle of whatever the trainer does, rebuilds a reader's error as another class, and fills /dev/shm, which containers

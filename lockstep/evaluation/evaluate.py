@@ -20,6 +20,7 @@ from lockstep.evaluation.gathered_metrics import GatheredMetrics
 from lockstep.evaluation.precise_statistics import PreciseStatistics, recompute_statistics
 from lockstep.evaluation.scores import CopiedRows, Weights, checked, counted, read_sums, scores_of, summed
 from lockstep.metrics.metric import NO_METRICS, Metric
+from lockstep.parallel.backends import backends_of_scores
 from lockstep.parallel.hosting import autocast
 from lockstep.parallel.towers import Precision
 from lockstep.screen import log
@@ -145,7 +146,7 @@ def evaluate(
     """
     with join().pulse.during(state.step, "evaluate"):
         model, precision = _scored_copy(state, weights), _precision_of(state, precision)
-        computed = _computed_in(precision, score)
+        computed = _computed_as(state, precision, score)
         if statistics is not None:
             recompute_statistics(model, computed, statistics, join())
         size = micro_batch or loader.batch_size
@@ -172,7 +173,7 @@ def evaluate_unless_stopped(
     """
     with join().pulse.during(state.step, "evaluate"):
         model, precision = _scored_copy(state, weights), _precision_of(state, precision)
-        computed, size = _computed_in(precision, score), micro_batch or loader.batch_size
+        computed, size = _computed_as(state, precision, score), micro_batch or loader.batch_size
         result = _evaluate(model, computed, loader, size, drop_last, metrics, progress, stoppable=True)
     return result and replace(result, weights=weights, precision=precision, step=state.step)
 
@@ -273,12 +274,12 @@ def _precision_of(state: TrainState, precision: Precision | None) -> Precision:
     return precision
 
 
-def _computed_in(precision: Precision, score: ScoreFunction) -> ScoreFunction:
-    """Make of a score function one that computes under autocast, as towers compute losses."""
-    context = autocast(join().device, precision)
+def _computed_as(state: TrainState, precision: Precision, score: ScoreFunction) -> ScoreFunction:
+    """Make of a score function one that computes as the state's towers do: under autocast, with their flags of TF32."""
+    context, flags = autocast(join().device, precision), backends_of_scores(state.trained_with, join().device)
 
     def computed(model: nn.Module, batch: Batch) -> Any:
-        with context:
+        with context, flags:
             return score(model, batch)
 
     return computed

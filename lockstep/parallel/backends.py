@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from lockstep.parallel.towers import Towers
 from lockstep.workers.devices import describe_accelerator
 
 _WORKSPACE, _DETERMINISTIC = "CUBLAS_WORKSPACE_CONFIG", (":4096:8", ":16:8")
+_OF_TOWERS = ("cudnn_benchmark", "conv_tf32", "matmul_tf32")
 _RAISES = 2
 """The mode of torch in which an operator without a deterministic algorithm raises an error."""
 _ALERT = " does not have a deterministic implementation"
@@ -22,32 +23,18 @@ _ALERT = " does not have a deterministic implementation"
 
 
 class Backends:
-    """The flags that a state's steps are computed with: set within the context, and put back after it.
+    """Flags that hold within the context, and are put back after it.
 
     Torch has one of each for the whole process, so states with other flags, and the user's own code, keep theirs.
 
     Args:
-        towers: name the flags; None leaves torch's own.
         device: a CPU has none of them.
-        exact: with deterministic algorithms, and all that is None off.
-
-    Raises:
-        InputError: an exact exchange is asked for, and cannot be had: cuBLAS has not been told in time, or the towers
-            choose by timing.
+        flags: by name; None leaves torch's own.
     """
 
-    def __init__(self, towers: Towers, device: torch.device, *, exact: bool) -> None:
-        self._device, self._is_exact = device, exact and device.type != "cpu"
-        wishes: dict[str, Any] = {
-            "cudnn_benchmark": towers.cudnn_benchmark,
-            "conv_tf32": towers.conv_tf32,
-            "matmul_tf32": towers.matmul_tf32,
-        }
-        if self._is_exact:
-            _check_exact(towers)
-            wishes = {name: bool(wish) for name, wish in wishes.items()}
-            wishes |= {"cudnn_deterministic": True, "deterministic": _RAISES}
-        self._wishes = {name: wish for name, wish in wishes.items() if wish is not None and device.type != "cpu"}
+    def __init__(self, device: torch.device, flags: Mapping[str, Any]) -> None:
+        self._device = device
+        self._flags = {name: flag for name, flag in flags.items() if flag is not None and device.type != "cpu"}
         self._before: dict[str, Any] = {}
 
     def described(self) -> dict[str, str]:
@@ -59,17 +46,17 @@ class Backends:
         return describe_accelerator(self._device) | flags
 
     def __enter__(self) -> None:
-        for name, wish in self._wishes.items():
+        for name, value in self._flags.items():
             flag = _FLAGS[name]
-            if (before := flag.get()) != wish:
+            if (before := flag.get()) != value:
                 self._before[name] = before
-                flag.set(wish)
+                flag.set(value)
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: TracebackType | None) -> None:
         while self._before:
             name, before = self._before.popitem()
             _FLAGS[name].set(before)
-        if self._is_exact and isinstance(error, RuntimeError) and _ALERT in str(error):
+        if "deterministic" in self._flags and isinstance(error, RuntimeError) and _ALERT in str(error):
             operator = str(error).partition(_ALERT)[0]
             raise InputError(
                 f"The operator {operator} has no deterministic algorithm on this device.",
@@ -105,6 +92,28 @@ _FLAGS = {
     "cudnn_deterministic": _Flag(lambda: cudnn.deterministic, lambda on: setattr(cudnn, "deterministic", on)),
     "deterministic": _Flag(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
 }
+
+
+def backends_of_steps(towers: Towers, device: torch.device, *, exact: bool) -> Backends:
+    """The flags of a state's steps: those of the towers; of an exact exchange, deterministic ones, and all others off.
+
+    Raises:
+        InputError: an exact exchange is asked for, and cannot be had: cuBLAS has not been told in time, or the towers
+            choose by timing.
+    """
+    flags = {name: getattr(towers, name) for name in _OF_TOWERS}
+    if exact and device.type != "cpu":
+        _check_exact(towers)
+        flags = {name: bool(flag) for name, flag in flags.items()}
+        flags |= {"cudnn_deterministic": True, "deterministic": _RAISES}
+    return Backends(device, flags)
+
+
+def backends_of_scores(trained_with: Mapping[str, Any], device: torch.device) -> Backends:
+    """The flags of the towers that a state was trained with, by its description: what a forward pass depends on."""
+    towers, exchange = (trained_with.get(part, {}) for part in ("towers", "exchange"))
+    flags = {name: towers.get(name) for name in _OF_TOWERS}
+    return Backends(device, {name: bool(flag) for name, flag in flags.items()} if exchange.get("exact") else flags)
 
 
 def _check_exact(towers: Towers) -> None:

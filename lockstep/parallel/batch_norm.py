@@ -12,15 +12,14 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.overrides import TorchFunctionMode
 
+from lockstep.parallel.collectives import collectives
 from lockstep.parallel.towers import Towers
-from lockstep.parallel.transports import process_group, run_collective
 from lockstep.workers.rank import Worker
 
 
@@ -168,7 +167,7 @@ class SyncedBatchNorm(BatchNormMode):
         super().__init__()
         self._worker = worker
         self._biased = biased
-        self._group = process_group(worker, "gloo" if worker.device.type == "cpu" else "nccl")
+        self._collectives = collectives(worker, worker.backend)
 
     def normalise(self, call: BatchNormCall) -> Tensor:
         """Normalise this worker's rows, and move the running statistics."""
@@ -185,7 +184,7 @@ class SyncedBatchNorm(BatchNormMode):
         mean, variance = moments(call.input)
         mine = torch.cat([mean, variance, mean.new_full((1,), call.values_per_channel)])
         everyone = mine.new_empty(self._worker.num_workers, len(mine))
-        run_collective(self._worker, lambda: dist.all_gather(list(everyone), mine, group=self._group))
+        self._collectives.all_gather(list(everyone), mine)
         means, variances, counts = torch.split(everyone, [len(mean), len(mean), 1], dim=1)
         return pooled(means, variances, counts)
 
@@ -198,7 +197,7 @@ class SyncedBatchNorm(BatchNormMode):
                 running.mul_(1 - call.momentum).add_(new, alpha=call.momentum)
 
     def _summed(self, mine: Tensor) -> Tensor:
-        run_collective(self._worker, lambda: dist.all_reduce(mine, group=self._group))
+        self._collectives.all_reduce([mine])
         return mine
 
 

@@ -21,18 +21,9 @@ from lockstep.terminal import outlive_terminal
 from lockstep.tracebacks import place_in_script, short_traceback
 from lockstep.workers import pulse as pulses
 from lockstep.workers.channel import Channel
+from lockstep.workers.peers import says_peer_is_lost
 from lockstep.workers.signals import pass_on_notices
 from lockstep.workers.store_server import inherit
-
-# Messages of torch.distributed in a worker when another one is gone; they name no worker.
-_PEER_LOST = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Broken pipe",
-    "Timed out waiting",
-    "Application timeout caused pair closure",
-    "ncclRemoteError",
-)
 
 
 def reference(function: Callable[..., object]) -> str:
@@ -96,6 +87,7 @@ def _worker(task: Mapping[str, Any], channel: Channel) -> NoReturn:
     except SystemExit as leaving:
         code = _exit_code(leaving)
     except BaseException as error:
+        sys.last_value = error  # as where the interpreter shows it: who leaves the run looks there
         text = _text(error, whole=task.get("whole_traceback", False))
         failure = {"failed": text, "kind": _kind(error), "step": pulse.step, "phase": pulse.phase}
         if os.getpid() != owner:
@@ -149,5 +141,5 @@ def _is_lost_peer(error: BaseException | None) -> bool:
     """Whether an error, or one that was being handled when it was raised, says only that another worker is gone."""
     if error is None or isinstance(error, PeerLostError):
         return error is not None
-    said_by_transport = isinstance(error, RuntimeError) and any(said in str(error) for said in _PEER_LOST)
+    said_by_transport = isinstance(error, RuntimeError) and says_peer_is_lost(str(error))
     return said_by_transport or _is_lost_peer(error.__cause__ or error.__context__)

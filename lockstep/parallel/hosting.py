@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lockstep.errors import InputError
 from lockstep.optim.gradients import Gradients
 from lockstep.optim.transforms import BoundTransforms
-from lockstep.parallel.backends import Backends
+from lockstep.parallel.backends import backends_of_steps
 from lockstep.parallel.backward import gradients, is_reentrant, own_gradients, reentrant_gradients
 from lockstep.parallel.batch_norm import around_towers
 from lockstep.parallel.diagnosis import Finding, first_nonfinite
@@ -108,7 +108,7 @@ class TowerHost:
         self._stream_key = key_of(name)
         device = self._parameters[0].device
         self._streams = RandomStreams(device)
-        self._backends = Backends(towers, device, exact=exact)
+        self._backends = backends_of_steps(towers, device, exact=exact)
         self._precision = autocast(device, towers.precision)
         self._batch_norm = around_towers(model, towers, worker, still)
         hosted = len(assign_towers(towers.count, worker.num_workers)[worker.rank]) if self._is_joined else 1

@@ -7,23 +7,22 @@ the first step, so a resumed run adds up in the same order as the one that was s
 from __future__ import annotations
 
 import fcntl
+import math
 import mmap
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore
 
 from lockstep import readback
-from lockstep.errors import PeerLostError, WorkerError
+from lockstep.errors import WorkerError
 from lockstep.parallel.barrier import SpinBarrier
+from lockstep.parallel.collectives import Backend, collectives
 from lockstep.parallel.tree import PartialSum, TreeSum, additions, aligned_nodes, assign_towers
 from lockstep.tensor_lists import copy_all
-from lockstep.workers.group import MEMORY_NAME, timeout_seconds
+from lockstep.workers.group import MEMORY_NAME
 from lockstep.workers.rank import Worker
 
 ALIGNMENT_BYTES = 64
@@ -144,29 +143,34 @@ class CollectiveTransport:
     All workers make it together; the backend is "gloo" between CPU hosts, "nccl" between GPUs.
     """
 
-    def __init__(self, worker: Worker, backend: str) -> None:
+    def __init__(self, worker: Worker, backend: Backend) -> None:
         self._worker = worker
-        self._group = process_group(worker, backend)
+        self._collectives = collectives(worker, backend)
         self._buckets: list[Tensor] = []
         self._views: list[Tensor] = []
+        self._one = torch.ones((), dtype=torch.float64, device=worker.device)
 
     def total(self, sums: TreeSum) -> PartialSum:
-        """Return the sum over all towers; valid until the next call."""
+        """Return the sum over all towers; valid until the next call.
+
+        Where the host does not wait for it, the numbers are NaN if the sum was cut short, since a worker was lost.
+        """
         tensors = pack(sums.total(), self._worker.device)
+        if self._collectives.are_enqueued:
+            tensors.append(self._one)
         if not self._views:
             self._open(FlatLayout(tensors))
         copy_all(self._views, tensors)
-        run_collective(self._worker, self._all_reduce)
-        return unpack(self._views, owned=True)
+        self._collectives.all_reduce(self._buckets)
+        views = self._views
+        if self._collectives.are_enqueued:
+            *views, num_workers = views
+            views[-1].masked_fill_(num_workers != self._worker.num_workers, math.nan)
+        return unpack(views, owned=True)
 
     def close(self) -> None:
-        """Leave the group."""
-        dist.destroy_process_group(self._group)
-
-    def _all_reduce(self) -> None:
-        works = [dist.all_reduce(bucket, group=self._group, async_op=True) for bucket in self._buckets]
-        for work in works:
-            work.wait()
+        """Give back the memory; the process group stays, since others use it, until the worker leaves its run."""
+        self._buckets, self._views = [], []
 
     def _open(self, layout: FlatLayout) -> None:
         self._worker.group.agree("the tensors to exchange", layout.describe())
@@ -174,39 +178,6 @@ class CollectiveTransport:
         self._views = layout.views(block)
         for segment in layout.segments:
             self._buckets += torch.split(segment.of(block), BUCKET_BYTES // segment.dtype.itemsize)
-
-
-def process_group(worker: Worker, backend: str) -> dist.ProcessGroup | None:
-    """A new group of all workers for calls of torch.distributed; all workers make it together.
-
-    Each part of a run has a group of its own, so that the calls of one never meet those of another.
-    """
-    timeout = timedelta(seconds=timeout_seconds(worker.pulse))
-    if dist.is_initialized():
-        group: dist.ProcessGroup = dist.new_group(backend=backend, timeout=timeout)
-        return group
-    store = PrefixStore("exchange", worker.group.store)
-    dist.init_process_group(backend, store=store, rank=worker.rank, world_size=worker.num_workers, timeout=timeout)
-    world: dist.ProcessGroup | None = dist.group.WORLD
-    return world
-
-
-def run_collective(worker: Worker, collective: Callable[[], object]) -> None:
-    """Make a call of torch.distributed that waits for all workers."""
-    try:
-        with worker.pulse.waiting():
-            collective()
-    except RuntimeError as error:
-        said = str(error).splitlines()[0]
-    else:
-        return
-    # Outside the except block: its traceback would keep the group's sockets open, and the others waiting.
-    raise PeerLostError(
-        f"{worker.name} lost another worker in the exchange.",
-        given=said,
-        expected="all workers to take part",
-        hint="read what the other workers said last; their launcher reports the cause",
-    )
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.data.loader import Loader
+from lockstep.description import described
 from lockstep.errors import DataError
 from lockstep.metrics.metric import NO_METRICS, Metric
 from lockstep.parallel.towers import Towers
@@ -181,7 +182,7 @@ def prepared(recipe: Recipe, worker: Worker, reader: ReaderFunction | None = Non
 
 def build_state(recipe: Recipe, worker: Worker) -> TrainState:
     """Build the training state of a recipe."""
-    return TrainState(
+    state = TrainState(
         recipe.model.build(recipe.seed).to(worker.device),
         recipe.optimizer,
         frozen=recipe.frozen,
@@ -195,3 +196,7 @@ def build_state(recipe: Recipe, worker: Worker) -> TrainState:
         nonfinite=recipe.nonfinite,
         nonfinite_budget=recipe.nonfinite_budget,
     )
+    # As the first step says it, too: what is scored without one is computed with the same flags.
+    towers = recipe.towers_for(worker.num_workers)
+    state.trained_with |= {"towers": described(towers), "exchange": described(recipe.exchange)}
+    return state

@@ -13,7 +13,7 @@ from lockstep.cores import usable_cores
 from lockstep.data.loader import Loader
 from lockstep.errors import WorkdirError
 from lockstep.images.jpeg import TURBO
-from lockstep.parallel.backends import Backends
+from lockstep.parallel.backends import backends_of_steps
 from lockstep.parallel.towers import Towers
 from lockstep.readers.reader import decoder_of
 from lockstep.training.state import TrainState
@@ -92,7 +92,7 @@ def resolve(
         decoder=decoder_of(loader.reader),
         torch=torch.__version__,
         lockstep=__version__,
-        accelerator=Backends(towers, worker.device, exact=exact).described(),
+        accelerator=backends_of_steps(towers, worker.device, exact=exact).described(),
     )
 
 

@@ -218,7 +218,7 @@ class BoundStep:
         """Read what has become of an update that is enqueued, and report it; None if the device has made none."""
         batch, inputs, unread = enqueued
         with uninterrupted():
-            found = unread.read()
+            found = unread.read(self.worker.group.check_peers)
             if found.others[_NUM_BAD] or self._state.refuses(found, inputs.loss_scale):
                 return None
             outcome = self._state.settle(found, inputs.loss_scale)
@@ -260,7 +260,7 @@ class BoundStep:
 
     def _finish(self, begun: Begun, losses: LossFunction) -> StepReport:
         batch, inputs, sums, proposal, _, began = begun
-        found = proposal.read()
+        found = proposal.read(self.worker.group.check_peers)
         bad = self._gather_bad(batch) if found.others[_NUM_BAD] else ()
         outcome = self._state.decide(proposal, found)
         nonfinite = None

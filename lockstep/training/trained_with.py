@@ -15,7 +15,7 @@ import torch
 from lockstep.description import Change, changes, described, paths
 from lockstep.errors import InputError
 from lockstep.optim.by_name import ByName
-from lockstep.parallel.backends import Backends
+from lockstep.parallel.backends import backends_of_steps
 from lockstep.parallel.exchange import is_exact
 from lockstep.screen import log
 
@@ -63,7 +63,7 @@ def describe_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
 def describe_step(towers: Towers, exchange: Exchange, worker: Worker) -> dict[str, Any]:
     """What the steps of a state are made with, in this process, as JSON; of the accelerator only where there is one."""
     step = {"towers": described(towers), "exchange": described(exchange), "threads": torch.get_num_threads()}
-    accelerator = Backends(towers, worker.device, exact=is_exact(exchange)).described()
+    accelerator = backends_of_steps(towers, worker.device, exact=is_exact(exchange)).described()
     return step | ({"accelerator": described(accelerator)} if accelerator else {})
 
 

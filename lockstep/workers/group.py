@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from itertools import zip_longest
 from pathlib import Path
@@ -20,6 +22,7 @@ from torch._C._distributed_c10d import HashStore, Store
 from torch.distributed import DistNetworkError, DistStoreError
 
 from lockstep.errors import InputError, PeerLostError, WorkerError
+from lockstep.workers.peers import Peers
 from lockstep.workers.pulse import Pulse, of_this_process
 from lockstep.workers.socket_store import SocketStore
 from lockstep.workers.store_server import MAX_VALUE_BYTES
@@ -27,14 +30,17 @@ from lockstep.workers.store_server import MAX_VALUE_BYTES
 JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
 
 TIMEOUT_SECONDS = 120.0
+WATCHED_TIMEOUT_SECONDS = 1800.0
+"""Where it is known that all workers live: one of them may compile, or fetch data, for long."""
 _LAUNCHED_TIMEOUT_SECONDS = 365 * 86400.0
+_LONGEST_PAUSE_SECONDS = 0.05
 MEMORY_NAME = "lockstep-exchange"
 """The name of the memfds that workers share."""
 
 
 def timeout_seconds(pulse: Pulse) -> float:
     """How long a worker waits for the others; where our launcher watches them, the launcher ends the wait."""
-    return _LAUNCHED_TIMEOUT_SECONDS if pulse.launched else TIMEOUT_SECONDS
+    return _LAUNCHED_TIMEOUT_SECONDS if pulse.launched else WATCHED_TIMEOUT_SECONDS
 
 
 class Group:
@@ -48,18 +54,56 @@ class Group:
         rank: of this worker.
         num_workers: a worker that is alone waits for nobody, and sends itself its values.
         timeout_seconds: how long to wait for the others.
+        peers: says meanwhile whether they live; nothing where our launcher does, or this worker is alone.
     """
 
-    def __init__(self, store: Store, rank: int, num_workers: int, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
-        self.store = store
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        num_workers: int,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        peers: Peers | None = None,
+    ) -> None:
+        self.store, self.peers = store, peers
         self._rank, self._num_workers = rank, num_workers
         self._timeout = timedelta(seconds=timeout_seconds)
         self._turn = 0
+        self._checks: list[Callable[[], object]] = []
+        self._at_end: list[Callable[[BaseException | None], object]] = []
+        self._owner = os.getpid()
 
     @classmethod
     def alone(cls) -> Group:
         """The group of a worker that is alone."""
         return cls(HashStore(), 0, 1)
+
+    def check_peers(self) -> None:
+        """Raise PeerLostError if another worker is known to be gone: for loops that wait, a microsecond a call."""
+        if self.peers is not None:
+            self.peers.check()
+        for check in self._checks:
+            check()
+
+    def watch(self, check: Callable[[], object]) -> None:
+        """Let `check_peers` call this, too."""
+        self._checks.append(check)
+
+    def at_end(self, action: Callable[[BaseException | None], object]) -> None:
+        """Call this when this worker leaves, with the error that ends it, if any; the last one is called first."""
+        self._at_end.append(action)
+
+    def leave(self, error: BaseException | None = None) -> None:
+        """Leave the others, who are told so; `error` is what ends this worker, where it is one."""
+        if os.getpid() != self._owner:  # a child that this worker has forked
+            return
+        if self.peers is not None and error is not None:
+            self.peers.leave(error)
+        self._checks.clear()
+        while self._at_end:
+            self._at_end.pop()(error)
+        if self.peers is not None and error is None:
+            self.peers.leave(None)
 
     def barrier(self, name: str) -> None:
         """Wait for all workers; the name says where, in errors."""
@@ -126,19 +170,35 @@ class Group:
         return [each[1] for each in arrived]
 
     def _wait(self, call: str, keys: list[str]) -> None:
-        try:
-            self.store.wait(keys, self._timeout)
-        except DistStoreError:
-            missing = [f"worker {rank}" for rank, key in enumerate(keys) if not self.store.check([key])]
-            if not missing:
-                return
+        if self._have_come(keys):
+            return
+        missing = [f"worker {rank}" for rank, key in enumerate(keys) if not self.store.check([key])]
+        if missing:
             seconds = self._timeout.total_seconds()
             raise PeerLostError(
                 f"worker {self._rank} waited in vain for {', '.join(missing)} ({call}).",
                 given=f"{len(missing)} of {self._num_workers} workers did not come within {seconds:g} s",
                 expected="all workers to make the same calls",
                 hint="read what the missing workers said last",
-            ) from None
+            )
+
+    def _have_come(self, keys: list[str]) -> bool:
+        """Wait for keys of the store, up to the timeout; meanwhile see whether the others live."""
+        if self.peers is None:
+            with suppress(DistStoreError):
+                self.store.wait(keys, self._timeout)
+                return True
+            return False
+        deadline = time.monotonic() + self._timeout.total_seconds()
+        for key in keys:
+            pause = 0.001
+            while not self.store.check([key]):  # TCPStore logs each wait that ends too soon
+                self.peers.check()
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        return True
 
 
 def _parsed(rank: int, payload: bytes) -> tuple[str, Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,10 +18,11 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistError
 
 from lockstep.checks import PositiveInt, check_value
-from lockstep.errors import InputError, WorkerError
+from lockstep.errors import InputError, LockstepError, WorkerError
 from lockstep.workers import pulse as pulses
 from lockstep.workers.devices import check_devices, choose_device, identity
 from lockstep.workers.group import TIMEOUT_SECONDS, Group, timeout_seconds
+from lockstep.workers.peers import Peers
 from lockstep.workers.pulse import Pulse
 from lockstep.workers.socket_store import SocketStore
 from lockstep.workers.store_server import LAUNCHED, inherited
@@ -81,6 +84,8 @@ def join(device: str | None = None, *, workers_per_device: int | None = None) ->
     if _joined is None:
         check_value("workers_per_device", workers_per_device, PositiveInt | None)
         _joined = _join(device, workers_per_device or 1, os.environ)
+        if _joined.num_workers > 1:
+            atexit.register(leave)
     joined = {"device": _joined.device.type, "workers_per_device": _joined.workers_per_device}
     for name, wish in {"device": device, "workers_per_device": workers_per_device}.items():
         if wish not in (None, joined[name]):
@@ -94,9 +99,14 @@ def join(device: str | None = None, *, workers_per_device: int | None = None) ->
 
 
 def leave() -> None:
-    """Forget the run that this process has joined, so that a test can join another one."""
+    """Leave the run that this process has joined, as its end does; a test can then join another one.
+
+    Connections are closed, and the other workers are told why where an error is what ends the process.
+    """
     global _joined
-    _joined = None
+    worker, _joined = _joined, None
+    if worker is not None:
+        worker.group.leave(getattr(sys, "last_value", None))
 
 
 @dataclass(frozen=True)
@@ -153,10 +163,17 @@ def _join(device: str | None, workers_per_device: int, environment: Mapping[str,
     group = Group.alone()
     if env.num_workers > 1:
         store = _store_of_launcher(env) if env.launched else _connect(env)
-        group = Group(store, env.rank, env.num_workers, timeout_seconds(pulse))
-    local_rank, num_local = env.local or _count_hosts(group, env.rank)
-    chosen = choose_device(device, local_rank, num_local, workers_per_device)
-    shares = check_devices(group.gather(identity(chosen)), workers_per_device)
+        peers = None if env.launched else Peers(store, env.rank, env.num_workers, pulse, holds_store=env.hosts_store)
+        group = Group(store, env.rank, env.num_workers, timeout_seconds(pulse), peers)
+        if peers:
+            peers.start()
+    try:
+        local_rank, num_local = env.local or _count_hosts(group, env.rank)
+        chosen = choose_device(device, local_rank, num_local, workers_per_device)
+        shares = check_devices(group.gather(identity(chosen)), workers_per_device)
+    except LockstepError as error:
+        group.leave(error)
+        raise
     return Worker(env.rank, env.num_workers, local_rank, num_local, chosen, group, pulse, workers_per_device, shares)
 
 

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 import lockstep as ls
 from lockstep.errors import InputError
+from lockstep.evaluation import evaluate
 from lockstep.evaluation.precise_statistics import PreciseStatistics
+from lockstep.parallel.backends import backends_of_scores
 
 SIZE = 40
 
@@ -114,3 +116,23 @@ def test_a_metric_gets_what_autocast_computed_in_float32() -> None:
     kept = Kept()
     result = ls.evaluate(trained_in("bf16"), logits, make_loader(), metrics={"kept": kept})
     assert (result["kept"], {each.dtype for each in kept.values}) == (SIZE, {np.dtype(np.float32)})
+
+
+@pytest.mark.parametrize(("exact", "tf32"), [(False, None), (False, True), (True, None)])
+def test_scores_are_computed_with_the_flags_of_the_towers(
+    monkeypatch: pytest.MonkeyPatch, exact: bool, tf32: bool | None
+) -> None:
+    """As on a GPU, which has such flags."""
+    seen = []
+
+    def watched(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+        seen.append((torch.backends.cudnn.conv.fp32_precision == "tf32", torch.backends.cuda.matmul.allow_tf32))  # type: ignore[attr-defined]
+        return score(model, batch)
+
+    state, towers = make_state(), ls.Towers(1, matmul_tf32=tf32)
+    ls.train(state, losses, make_loader(), towers, ls.AllReduce(exact=exact), until=ls.Steps(1))
+    monkeypatch.setattr(
+        evaluate, "backends_of_scores", lambda given, device: backends_of_scores(given, torch.device("cuda"))
+    )
+    ls.evaluate(state, watched, make_loader())
+    assert set(seen) == {(not exact, bool(tf32))}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import lockstep as ls
 from lockstep.evaluation import gathered_metrics
-from lockstep.parallel.transports import process_group
+from lockstep.parallel.collectives import collectives
 from lockstep.workers.group import MAX_VALUE_BYTES
 
 SIZE, MICRO_BATCH = 11, 4
@@ -323,7 +323,7 @@ class Gathering(nn.Module):
 
 
 def gathered() -> list[Any]:
-    process_group(ls.join(), "gloo")
+    collectives(ls.join(), "gloo")
     metric = Gathering()
     return [evaluated(score, {"seen": metric}).computed["seen"], metric.distributed_available_fn()]
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import lockstep as ls
-from lockstep.parallel.transports import process_group
+from lockstep.parallel.collectives import collectives
 
 pytest.importorskip("torchmetrics", reason="torchmetrics is not installed")
 
@@ -37,7 +37,7 @@ def evaluated() -> Any:
 
     here = ls.join()
     if here.num_workers > 1:
-        process_group(here, "gloo")  # as a run has on several hosts: the metrics could gather by themselves
+        collectives(here, "gloo")  # as a run has on several hosts: the metrics could gather by themselves
     state = ls.TrainState(nn.BatchNorm1d(NUM_CLASSES), ls.optim.SGD(0.1))
     loader = ls.data.Loader(ls.data.Arrays(fields()), batch_size=8)
     return ls.evaluate(state, score, loader, metrics=make_metrics()).computed

@@ -13,7 +13,7 @@ from torch.backends import cuda, cudnn
 
 import lockstep as ls
 from lockstep.parallel import backends, hosting
-from lockstep.parallel.backends import Backends
+from lockstep.parallel.backends import backends_of_steps
 from lockstep.parallel.towers import Towers
 from lockstep.training import trained_with
 
@@ -63,26 +63,26 @@ def software(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_the_flags_of_the_towers_hold_within(towers: Towers, changed: dict[str, Any]) -> None:
-    with Backends(towers, GPU, exact=False):
+    with backends_of_steps(towers, GPU, exact=False):
         assert flags() == DEFAULTS | changed
         assert cuda.matmul.allow_tf32 == changed.get("matmul_tf32", False)  # and what reads the older flags works
 
 
 def test_they_are_put_back_after_an_error() -> None:
-    with pytest.raises(ZeroDivisionError), Backends(Towers(matmul_tf32=True), GPU, exact=True):
+    with pytest.raises(ZeroDivisionError), backends_of_steps(Towers(matmul_tf32=True), GPU, exact=True):
         1 / 0  # noqa: B018
 
 
 def test_an_exact_exchange_has_deterministic_algorithms_and_no_tf32() -> None:
-    with Backends(Towers(), GPU, exact=True):
+    with backends_of_steps(Towers(), GPU, exact=True):
         assert flags() == EXACT
-    with Backends(Towers(conv_tf32=True), GPU, exact=True):
+    with backends_of_steps(Towers(conv_tf32=True), GPU, exact=True):
         assert flags() == EXACT | {"conv_tf32": True}
 
 
 def test_a_cpu_has_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
-    on_cpu = Backends(Towers(cudnn_benchmark=True, conv_tf32=False), CPU, exact=True)
+    on_cpu = backends_of_steps(Towers(cudnn_benchmark=True, conv_tf32=False), CPU, exact=True)
     with on_cpu:
         assert flags() == DEFAULTS
     assert on_cpu.described() == {}
@@ -91,7 +91,7 @@ def test_a_cpu_has_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_off_is_off_where_all_of_torch_has_tf32() -> None:
     torch.backends.fp32_precision = "tf32"
     try:
-        with Backends(Towers(conv_tf32=False, matmul_tf32=False), GPU, exact=False):
+        with backends_of_steps(Towers(conv_tf32=False, matmul_tf32=False), GPU, exact=False):
             assert (cudnn.conv.fp32_precision, cuda.matmul.fp32_precision) == ("ieee", "ieee")  # type: ignore[attr-defined]
     finally:
         torch.backends.fp32_precision = "none"
@@ -100,7 +100,7 @@ def test_off_is_off_where_all_of_torch_has_tf32() -> None:
 
 @pytest.mark.usefixtures("software")
 def test_described_is_what_holds_within() -> None:
-    assert Backends(Towers(matmul_tf32=True), GPU, exact=False).described() == {
+    assert backends_of_steps(Towers(matmul_tf32=True), GPU, exact=False).described() == {
         "gpu": "Accelerator X",
         "cudnn_benchmark": "off",
         "conv_tf32": "on",
@@ -108,7 +108,7 @@ def test_described_is_what_holds_within() -> None:
         "cudnn_deterministic": "off",
         "deterministic": "off",
     }
-    assert Backends(Towers(), GPU, exact=True).described()["deterministic"] == "on"
+    assert backends_of_steps(Towers(), GPU, exact=True).described()["deterministic"] == "on"
 
 
 @pytest.mark.parametrize(("config", "given"), [(None, "no CUBLAS_WORKSPACE_CONFIG"), (":16:1", "..._CONFIG=:16:1")])
@@ -119,16 +119,16 @@ def test_exact_is_refused_where_cublas_was_not_told_in_time(
     if config:
         monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", config)
     with pytest.raises(ls.InputError) as caught:
-        Backends(Towers(), GPU, exact=True)
+        backends_of_steps(Towers(), GPU, exact=True)
     assert str(caught.value.given).endswith(given.removeprefix("..."))
     assert "CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment; lockstep train and lockstep run do" in caught.value.hint
-    Backends(Towers(), GPU, exact=False)
+    backends_of_steps(Towers(), GPU, exact=False)
 
 
 @pytest.mark.parametrize("flag", ["cudnn_benchmark", "compile"])
 def test_exact_is_refused_where_kernels_are_chosen_by_timing(flag: str) -> None:
     with pytest.raises(ls.InputError, match="not chosen by timing") as caught:
-        Backends(Towers(**{flag: True}), GPU, exact=True)
+        backends_of_steps(Towers(**{flag: True}), GPU, exact=True)
     assert flag in caught.value.hint
 
 
@@ -143,7 +143,9 @@ def losses(model: torch.nn.Module, batch: ls.Batch) -> dict[str, torch.Tensor]:
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, software: None) -> None:
     """Let the steps of a CPU have the flags of a GPU."""
     for module in (hosting, trained_with):
-        monkeypatch.setattr(module, "Backends", lambda towers, device, exact: Backends(towers, GPU, exact=exact))
+        monkeypatch.setattr(
+            module, "backends_of_steps", lambda towers, device, exact: backends_of_steps(towers, GPU, exact=exact)
+        )
 
 
 def make_run() -> tuple[ls.TrainState, ls.data.Loader]:
@@ -162,6 +164,15 @@ def test_a_step_names_an_operator_that_is_not_deterministic() -> None:
     assert isinstance(caught.value.__cause__, RuntimeError)
     assert state.step == 0
     assert torch.equal(state.parameters["weight"], before)
+
+
+def test_what_the_user_has_asked_torch_for_is_said_by_torch() -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(RuntimeError, match="put_ does not have"), backends_of_steps(Towers(), GPU, exact=False):
+            torch.ones(2).put_(torch.tensor([0]), torch.ones(1))
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")

@@ -51,7 +51,12 @@ def test_alone_refuses_other_workers() -> None:
 
 @pytest.mark.parametrize(
     ("fields", "expected"),
-    [({}, "shared_memory"), ({"num_local_workers": 1}, "gloo"), ({"device": GPU}, "nccl")],
+    [
+        ({}, "shared_memory"),
+        ({"num_local_workers": 1}, "gloo"),
+        ({"device": GPU}, "nccl"),
+        ({"device": GPU, "shares_device": True}, "gloo"),
+    ],
 )
 def test_the_transport_follows_from_device_and_hosts(fields: dict[str, Any], expected: str) -> None:
     assert AllReduce().resolve(worker(**fields)) == expected
@@ -69,6 +74,12 @@ def test_workers_of_one_cpu_host_share_memory() -> None:
         (AllReduce("shared_memory"), {"num_local_workers": 1}, "device cpu, 1 of 2 workers here"),
         (AllReduce(exact=True), {"device": GPU}, "AllReduce(transport='nccl', exact=True) with 2 workers"),
         (AllReduce("gloo", exact=True), {}, "AllReduce(transport='gloo', exact=True) with 2 workers"),
+        (AllReduce("nccl"), {}, "AllReduce(transport='nccl') on cpu"),
+        (
+            AllReduce("nccl"),
+            {"device": GPU, "shares_device": True},
+            "AllReduce(transport='nccl') on meta, which workers share",
+        ),
     ],
 )
 def test_a_transport_that_cannot_do_it_is_refused(exchange: AllReduce, fields: dict[str, Any], given: str) -> None:

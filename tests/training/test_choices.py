@@ -5,9 +5,12 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
+import torch
 
+import lockstep as ls
 from lockstep.errors import WorkdirError
-from lockstep.training.choices import Choices, differences, refuse_changed
+from lockstep.parallel import backends
+from lockstep.training.choices import Choices, differences, refuse_changed, resolve
 
 CHOICES = Choices(1, "cpu", "x86_64 AVX2", "fp32", "channels_last", "fused", "off", "none", "2.11.0", "0.1.0")
 
@@ -76,6 +79,20 @@ def test_differences_are_named() -> None:
 def test_another_decoder_is_named_if_its_pixels_may_differ(before: str, after: str, told: bool) -> None:
     changed = differences(replace(CHOICES, decoder=before), replace(CHOICES, decoder=after))
     assert changed == ([f"decoder was {before} and is {after}"] if told else [])
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_they_are_what_a_step_is_computed_with(monkeypatch: pytest.MonkeyPatch, exact: bool) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    monkeypatch.setattr(backends, "describe_accelerator", lambda device: GPU)
+    state = ls.TrainState(torch.nn.Linear(1, 1), ls.optim.SGD(0.1))
+    loader = ls.data.Loader(ls.data.Arrays({"x": torch.ones(4, 1)}), batch_size=2)
+    for device, found in (("cpu", {}), ("cuda", {"gpu": "NVIDIA H200", "deterministic": "on" if exact else "off"})):
+        worker = replace(ls.join(), device=torch.device(device))
+        accelerator = resolve(state, ls.Towers(), loader, worker, exact=exact, saved=None).accelerator
+        assert accelerator is not None
+        assert {name: accelerator[name] for name in found} == found
+        assert bool(accelerator) == bool(found)
 
 
 def test_exact_runs_refuse_them() -> None:

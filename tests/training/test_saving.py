@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from device_calls import accelerator, counted
 from torch import Tensor, nn
 
 import lockstep as ls
@@ -14,6 +15,7 @@ from lockstep import readback
 from lockstep.checkpoints.background import BackgroundWriter
 from lockstep.checkpoints.store import Store
 from lockstep.errors import CheckpointError
+from lockstep.training.state import before_change
 
 BATCH_SIZE, STEPS = 8, 6
 
@@ -53,6 +55,19 @@ def test_a_save_on_an_accelerator_is_the_same(tmp_path: Path, monkeypatch: pytes
     on_cpu = saved(tmp_path / "one", in_background=True)
     monkeypatch.setattr(readback, "reading_waits", lambda device: True)
     assert saved(tmp_path / "other", in_background=True) == on_cpu
+
+
+def test_a_save_on_an_accelerator_waits_for_nothing(tmp_path: Path) -> None:
+    with accelerator(), ls.Saver(tmp_path) as saver:
+        state, loader = make()
+        for _ in ls.train_steps(state, losses, loader, until=ls.Steps(2)):
+            saver.wait()
+            with counted() as calls:
+                saver.save(state, loader)
+                for wait in before_change.copy():
+                    wait()
+    assert calls.waits == calls.mixed == []
+    assert calls.num_launches == 2  # float32, and int64 of the batch norm
 
 
 def on_two(workdir: Path) -> list[int]:

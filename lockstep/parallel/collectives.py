@@ -1,0 +1,240 @@
+"""Collective calls of torch.distributed: one process group a process and backend, and errors that say what they are.
+
+gloo runs in threads of the host, which waits for it; NCCL runs on the device, and the host waits when it reads. Either
+way the wait ends when another worker is found to be gone: the communicator is aborted, and PeerLostError names it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+# The stores are torch.distributed's, by the name under which they have types.
+from torch._C._distributed_c10d import ErrorType, PrefixStore
+
+from lockstep.errors import InputError, PeerLostError, WorkerError
+from lockstep.workers.group import TIMEOUT_SECONDS, timeout_seconds
+from lockstep.workers.peers import says_peer_is_lost
+from lockstep.workers.rank import Worker
+
+Backend = Literal["gloo", "nccl"]
+
+_LOOK_EVERY = timedelta(seconds=1)
+_open: dict[str, Collectives] = {}
+"""The collective calls of this process, by backend."""
+
+
+def collectives(worker: Worker, backend: Backend) -> Collectives:
+    """The collective calls of this process over a backend; all workers make the first call together."""
+    if backend not in _open:
+        _open[backend] = Collectives(worker, backend)
+    return _open[backend]
+
+
+class Collectives:
+    """The collective calls of a worker over one backend; all workers make the same ones in the same order.
+
+    All that a process exchanges over a backend shares one process group: under NCCL each is a communicator of its own,
+    which takes seconds to make and hundreds of MB on the device.
+
+    Args:
+        worker: this one; all of them make their groups together.
+        backend: "gloo", or "nccl" where each worker has a GPU of its own.
+
+    Raises:
+        InputError: two workers use the same GPU.
+        WorkerError: the group cannot be made.
+    """
+
+    def __init__(self, worker: Worker, backend: Backend) -> None:
+        self._worker, self._backend = worker, backend
+        self._is_aborted = False
+        self._lock = threading.Lock()
+        # Whoever is late is waited for here, by the store, which knows whether it lives.
+        worker.group.barrier(f"a process group over {backend}")
+        others = _sockets()
+        with self._named_errors():
+            self._group = self._make_group()
+        self._sockets = {name: descriptor for name, descriptor in _sockets().items() if name not in others}
+        worker.group.at_end(self.close)
+        if worker.group.peers is not None:
+            worker.group.peers.at_loss(self.abort)
+        if backend == "nccl":
+            worker.group.watch(self._check_device_calls)
+
+    @property
+    def are_enqueued(self) -> bool:
+        """Whether calls only begin here: on the current stream of the device, as its kernels do."""
+        return self._backend == "nccl"
+
+    def all_reduce(self, tensors: Iterable[Tensor]) -> None:
+        """Sum each tensor over all workers, in place."""
+        self._run(lambda each, asynchronous: dist.all_reduce(each, group=self._group, async_op=asynchronous), tensors)
+
+    def all_gather(self, rows: Sequence[Tensor], mine: Tensor) -> None:
+        """Fill the rows, one for each worker, with what each of them gives."""
+        self._run(lambda each, asynchronous: dist.all_gather(list(rows), each, self._group, asynchronous), [mine])
+
+    def abort(self) -> None:
+        """End whatever waits in the group, here and at the other ends of its connections; from any thread."""
+        with self._lock:
+            if self._is_aborted:
+                return
+            self._is_aborted = True
+        if self._backend == "nccl":
+            self._group.abort()
+            return
+        # gloo has no abort, but a call ends when its connection does.
+        for name, descriptor in _sockets().items():
+            if self._sockets.get(name) == descriptor:
+                _shut_down(descriptor)
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Leave the group: with the others, or at once where an error ends this worker."""
+        _open.pop(self._backend, None)
+        if error is not None:
+            self.abort()
+        if self._backend == "nccl" and self._is_aborted:
+            return
+        # A script may have destroyed it already.
+        with suppress(ValueError):
+            dist.destroy_process_group(self._group)
+        del self._group  # gloo closes its connections when nobody holds them
+
+    def _make_group(self) -> dist.ProcessGroup:
+        worker, timeout = self._worker, timedelta(seconds=TIMEOUT_SECONDS)
+        device = worker.device if self._backend == "nccl" else None
+        if device is not None:
+            # Otherwise torch ends the process when NCCL notices an error, without a word of ours.
+            os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+        if dist.is_initialized():
+            group: dist.ProcessGroup = dist.new_group(backend=self._backend, timeout=timeout, device_id=device)
+        else:
+            store = PrefixStore("exchange", worker.group.store)
+            dist.init_process_group(
+                self._backend,
+                store=store,
+                rank=worker.rank,
+                world_size=worker.num_workers,
+                timeout=timeout,
+                device_id=device,
+            )
+            group = dist.distributed_c10d._get_default_group()
+        group.set_timeout(timedelta(seconds=timeout_seconds(worker.pulse)))
+        return group
+
+    def _run(self, begin: Callable[[Tensor, bool], dist.Work | None], tensors: Iterable[Tensor]) -> None:
+        """Begin a call for each tensor, then wait for all of them."""
+        with self._worker.pulse.waiting(), self._named_errors():
+            for work in [begin(tensor, not self.are_enqueued) for tensor in tensors]:
+                if work is not None:
+                    self._wait(work)
+
+    def _wait(self, work: dist.Work) -> None:
+        """Wait for a call of gloo, and meanwhile see whether the others live."""
+        if self._worker.group.peers is not None:
+            while not _has_ended(work, _LOOK_EVERY):
+                self._worker.group.check_peers()
+        work.wait()
+
+    def _check_device_calls(self) -> None:
+        """Raise what NCCL has noticed since its calls were enqueued."""
+        error = self._group._get_backend(self._worker.device).get_error()
+        if error != ErrorType.SUCCESS:
+            raise self._lost(f"NCCL reports {error.name}")
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        """Raise errors of torch.distributed in the block as what they are, with the useful line of their text."""
+        try:
+            yield
+        except RuntimeError as error:
+            # Its traceback would keep the calls alive, and with them connections by whose end others notice ours.
+            cause = error.with_traceback(None)
+        else:
+            return
+        named = self._named(cause)
+        if named is cause:
+            raise cause
+        raise named from cause
+
+    def _named(self, error: RuntimeError) -> Exception:
+        text = str(error)
+        said = useful_line(text)
+        if isinstance(error, torch.OutOfMemoryError):
+            return error
+        if "out of memory" in said:
+            return torch.OutOfMemoryError(f"{self._worker.name}, in the exchange over {self._backend}: {said}")
+        if "Duplicate GPU" in said:
+            return InputError(
+                "Two workers use the same GPU.",
+                given=f"{self._worker.name} on {self._worker.device}: {said}",
+                expected="a GPU of its own for each worker that exchanges over nccl",
+                hint="start at most as many workers on a host as it has GPUs, or say how many share one: "
+                "--workers-per-device, or workers_per_device of ls.join",
+            )
+        if says_peer_is_lost(text) or self._is_aborted:
+            return self._lost(said)
+        if isinstance(error, dist.DistBackendError):
+            return WorkerError(
+                f"The exchange over {self._backend} has failed on {self._worker.name}.",
+                given=said,
+                expected="devices and a network that can be used",
+                hint="set NCCL_DEBUG=INFO to see what NCCL does, and NCCL_SOCKET_IFNAME to choose the network",
+            )
+        return error
+
+    def _lost(self, said: str) -> PeerLostError:
+        self.abort()  # the neighbours, too, are to notice at once
+        if self._worker.group.peers is not None:
+            return self._worker.group.peers.lost(said)
+        return PeerLostError(
+            f"{self._worker.name} lost another worker in the exchange.",
+            given=said,
+            expected="all workers to take part",
+            hint="read what the other workers said last; their launcher reports the cause",
+        )
+
+
+def _has_ended(work: dist.Work, timeout: timedelta) -> bool:
+    with suppress(RuntimeError):  # either the time is over, or the call has failed: then it says so again
+        work.wait(timeout)
+    return work.is_completed()
+
+
+def useful_line(text: str) -> str:
+    """The line that says most in what torch.distributed says: NCCL's last error, else its result, else the first."""
+    lines = [line.strip() for line in text.splitlines()]
+    last = [line for before, line in pairwise(lines) if before == "Last error:" and not line.startswith("Exception ")]
+    results = [line for line in lines if line.startswith("nccl")]
+    return next(filter(None, [*last, *results, *lines]), "")
+
+
+def _sockets() -> dict[str, int]:
+    """The sockets of this process: their descriptors, by a name that belongs to one socket alone."""
+    found = {}
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # closed since
+            name = str(descriptor.readlink())
+            if name.startswith("socket:"):
+                found[name] = int(descriptor.name)
+    return found
+
+
+def _shut_down(descriptor: int) -> None:
+    """Shut down a connection to another process; not a socket that listens, whose end gloo takes for a bug."""
+    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+        is_network = connection.family in (socket.AF_INET, socket.AF_INET6)
+        if is_network and not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            connection.shutdown(socket.SHUT_RDWR)

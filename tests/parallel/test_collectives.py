@@ -1,0 +1,274 @@
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import time
+import weakref
+from collections.abc import Callable
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from thread_workers import thread_workers
+from torch import nn
+from torch._C._distributed_c10d import ErrorType
+from torch.nn import functional as F
+
+import lockstep as ls
+from lockstep.errors import InputError, PeerLostError, WorkerError
+from lockstep.parallel import collectives as module
+from lockstep.parallel.collectives import Collectives, collectives, useful_line
+from lockstep.workers.rank import Worker, leave
+
+# Calls that fail, with a group that is none ---------------------------------------------------------------------------
+
+NCCL = """NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:275, {short}, NCCL version 2.27.5
+{result}
+Last error:
+{last}
+Exception raised from getNCCLComm at ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1287 (most recent call first):
+frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x96"""
+REMOTE = NCCL.format(
+    short="remote process exited or there was a network error",
+    result="ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
+    last="socketProgressOpt: Call to recv from 172.16.0.2<33759> failed : Connection reset by peer",
+)
+DUPLICATE = NCCL.format(
+    short="invalid usage (run with NCCL_DEBUG=WARN for details)",
+    result="ncclInvalidUsage: This usually reflects invalid usage of NCCL library.",
+    last="Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 10",
+)
+NO_MEMORY = NCCL.format(
+    short="unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
+    result="ncclUnhandledCudaError: Call to CUDA function failed.",
+    last="Cuda failure 2 'out of memory'",
+)
+NO_NETWORK = NCCL.format(
+    short="unhandled system error (run with NCCL_DEBUG=INFO for details)",
+    result="ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.",
+    last="Bootstrap : no socket interface found",
+)
+
+
+class FakeGroup:
+    """A process group of torch of which a test says what it does."""
+
+    def __init__(self) -> None:
+        self.error = ErrorType.SUCCESS
+        self.num_aborts = 0
+
+    def abort(self) -> None:
+        self.num_aborts += 1
+
+    def _get_backend(self, device: torch.device) -> Any:
+        return SimpleNamespace(get_error=lambda: self.error)
+
+
+class StuckWork:
+    """A call that never ends."""
+
+    num_waits = 0
+
+    def wait(self, timeout: timedelta | None = None) -> None:
+        assert timeout is not None, "it would wait for ever"
+        self.num_waits += 1
+        raise RuntimeError("Operation timed out!")
+
+    def is_completed(self) -> bool:
+        return False
+
+
+class FailedWork:
+    """A call whose connection has ended."""
+
+    def wait(self) -> None:
+        raise RuntimeError("Connection closed by peer")
+
+
+class Lost:
+    """What is known of the others: worker 3 is gone."""
+
+    at_loss = staticmethod(lambda action: None)
+    num_checks = 0
+
+    def check(self) -> None:
+        self.num_checks += 1
+        if self.num_checks == 3:
+            raise self.lost("the beats")
+
+    def lost(self, said: str) -> PeerLostError:
+        return PeerLostError("worker 0 lost worker 3.", given=said, expected="", hint="")
+
+
+@pytest.fixture
+def worker() -> Worker:
+    return thread_workers(1)[0]
+
+
+@pytest.fixture
+def group(monkeypatch: pytest.MonkeyPatch) -> FakeGroup:
+    made = FakeGroup()
+    monkeypatch.setattr(Collectives, "_make_group", lambda _: made)
+    monkeypatch.setattr(module.dist, "destroy_process_group", lambda _: None)
+    return made
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(dist, "all_reduce", fail)
+
+
+@pytest.mark.parametrize(
+    ("backend", "error", "kind", "what", "given"),
+    [
+        ("nccl", torch.OutOfMemoryError("CUDA out of memory."), torch.OutOfMemoryError, "CUDA out of memory.", None),
+        ("nccl", dist.DistBackendError(NO_MEMORY), torch.OutOfMemoryError, "worker 0, in the exchange over nccl", None),
+        ("nccl", dist.DistBackendError(DUPLICATE), InputError, "Two workers use the same GPU.", "rank 1 and rank 0"),
+        ("nccl", dist.DistBackendError(REMOTE), PeerLostError, "worker 0 lost another worker", "Connection reset"),
+        ("nccl", dist.DistBackendError(NO_NETWORK), WorkerError, "has failed on worker 0", "no socket interface"),
+        ("gloo", RuntimeError("[pair.cc:553] Connection closed by peer"), PeerLostError, "worker 0 lost", "[pair.cc"),
+        ("gloo", RuntimeError("[buffer.cc:78] Timed out waiting 8000ms for recv"), PeerLostError, "worker 0 lost", ""),
+        ("gloo", RuntimeError("No backend type associated with device type cuda"), RuntimeError, "device type", None),
+    ],
+)
+def test_errors_are_what_they_are(
+    backend: Any,
+    error: RuntimeError,
+    kind: type[Exception],
+    what: str,
+    given: str | None,
+    worker: Worker,
+    group: FakeGroup,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failing(monkeypatch, error)
+    with pytest.raises(kind, match=what) as caught:
+        Collectives(worker, backend).all_reduce([torch.ones(1)])
+    assert type(caught.value) is kind
+    assert given is None or given in str(caught.value.given)
+    assert caught.value is error or caught.value.__cause__ is error
+    assert not worker.pulse.waits
+    assert group.num_aborts == (backend == "nccl" and kind is PeerLostError)
+
+
+def test_an_error_keeps_no_call_alive(worker: Worker, group: FakeGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connections would stay open, and by their end others notice."""
+    calls = weakref.WeakSet[FailedWork]()
+
+    def begin(*_: Any, **__: Any) -> FailedWork:
+        work = FailedWork()
+        calls.add(work)
+        return work
+
+    monkeypatch.setattr(dist, "all_reduce", begin)
+    with pytest.raises(PeerLostError):
+        Collectives(worker, "gloo").all_reduce([torch.ones(1), torch.ones(1)])
+    gc.collect()
+    assert not calls
+
+
+def test_a_call_that_never_ends_is_left_when_a_worker_is_lost(
+    group: FakeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, peers, work = thread_workers(1)[0], Lost(), StuckWork()
+    worker.group.peers = peers  # type: ignore[assignment]
+    monkeypatch.setattr(dist, "all_reduce", lambda *_, **__: work)
+    with pytest.raises(PeerLostError, match="worker 0 lost worker 3"):
+        Collectives(worker, "gloo").all_reduce([torch.ones(1)])
+    assert work.num_waits == peers.num_checks == 3
+
+
+def test_what_nccl_notices_later_is_raised_where_the_device_is_waited_for(worker: Worker, group: FakeGroup) -> None:
+    Collectives(worker, "nccl")
+    worker.group.check_peers()
+    group.error = ErrorType.REMOTE_ERROR
+    with pytest.raises(PeerLostError, match="worker 0 lost another worker") as caught:
+        worker.group.check_peers()
+    assert caught.value.given == "NCCL reports REMOTE_ERROR"
+    assert group.num_aborts == 1
+
+
+@pytest.mark.parametrize(("error", "num_aborts"), [(None, 0), (ValueError("boom"), 1)])
+def test_a_group_is_aborted_only_by_a_worker_that_fails(
+    error: Exception | None, num_aborts: int, worker: Worker, group: FakeGroup
+) -> None:
+    opened = collectives(worker, "nccl")
+    assert collectives(worker, "nccl") is opened
+    worker.group.leave(error)
+    assert group.num_aborts == num_aborts
+    assert not module._open
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("", ""),
+        ("Broken pipe\nframe #0", "Broken pipe"),
+        (REMOTE, "socketProgressOpt: Call to recv from 172.16.0.2<33759> failed : Connection reset by peer"),
+        ("NCCL error in: x\nncclInternalError: Internal check failed.\nLast error:\n\nException raised", None),
+        ("NCCL error in: x\nncclInternalError: Internal check failed.\nLast error:\nException raised from y", None),
+    ],
+)
+def test_the_useful_line_of_torch_distributed_is_found(text: str, line: str | None) -> None:
+    assert useful_line(text) == ("ncclInternalError: Internal check failed." if line is None else line)
+
+
+# Real processes, as torchrun would start them -----------------------------------------------------------------------
+
+
+def step_of_everything() -> tuple[int, list[str]]:
+    """Gradients, counts of things, and batch norm over all workers, all of them over gloo."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    state = ls.TrainState(model, ls.optim.SGD(0.1))
+    fields = {"x": torch.randn(16, 3), "y": torch.randint(0, 2, (16,))}
+    towers, exchange = ls.Towers(2, batch_norm="sync"), ls.AllReduce("gloo")
+
+    def losses(model: nn.Module, batch: ls.Batch) -> dict[str, torch.Tensor]:
+        return {"loss": F.cross_entropy(model(batch["x"]), batch["y"], reduction="sum")}
+
+    loader = ls.data.Loader(ls.data.Arrays(fields), batch_size=8)
+    ls.train(state, losses, loader, towers, exchange, counts=lambda batch: {"loss": len(batch["y"])}, until=ls.Steps(2))
+    num_groups = len(dist.distributed_c10d._world.pg_map)
+    leave()
+    return num_groups, [
+        name for name, is_left in [("group", dist.is_initialized()), ("calls", module._open)] if is_left
+    ]
+
+
+@pytest.mark.process
+def test_a_worker_has_one_process_group_and_leaves_none(run_workers: Callable[..., list[Any]]) -> None:
+    assert run_workers(step_of_everything, 2) == [(1, [])] * 2
+
+
+def lose_a_worker(number: int) -> tuple[str, str, float]:
+    """Worker 1 is killed or stopped in an exchange of four; all others, not only its neighbours, are to notice."""
+    here = ls.join("cpu")
+    calls = collectives(here, "gloo")
+    here.pulse.at(3, "exchange")
+    calls.all_reduce([torch.ones(1000)])
+    if here.rank == 1:
+        time.sleep(1)  # a beat tells the others where it is
+        os.kill(os.getpid(), number)
+    began = time.monotonic()
+    with pytest.raises(PeerLostError) as caught:
+        calls.all_reduce([torch.ones(1000)])
+    return caught.value.what, str(caught.value.given), time.monotonic() - began
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("number", "seconds"), [(signal.SIGKILL, 9.0), (signal.SIGSTOP, 20.0)])
+def test_all_workers_name_the_one_that_is_gone(
+    number: signal.Signals, seconds: float, run_workers: Callable[..., list[Any]]
+) -> None:
+    said = run_workers(lose_a_worker, 4, number, lost=[1])
+    for rank in (0, 2, 3):
+        what, given, waited = said[rank]
+        assert what == f"worker {rank} lost worker 1."
+        assert given.endswith("at step 3 (phase exchange)")
+        assert waited < seconds
