@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 
@@ -37,20 +38,18 @@ class Copies:
     def __init__(self, tensors: Tensors, at_once: Collection[str]) -> None:
         places = {(section, name): t.detach() for section, members in tensors.items() for name, t in members.items()}
         devices = {tensor.device for tensor in places.values() if readback.reading_waits(tensor.device)}
-        self._order = list(tensors)
-        self._places = list(places)
-        self._clones = [
-            clones
-            for device in devices
-            if (clones := _cloned({place: tensor for place, tensor in places.items() if tensor.device == device}))
-        ]
-        cloned = {place for clones in self._clones for place in clones.layouts}
-        rest = {place: tensor for place, tensor in places.items() if place not in cloned}
-        # What lies on the CPU beside a state on an accelerator is small.
-        now = [place for place in rest if devices or place[0] in at_once]
-        self._copies = {place: _copied(rest[place]) for place in now}
-        self.later = {place: tensor for place, tensor in rest.items() if place not in self._copies}
-        """The tensors that are not copied yet."""
+        self._names = {section: list(members) for section, members in tensors.items()}
+        self._clones: list[Clones] = []
+        for device in devices:
+            there = {place: tensor for place, tensor in places.items() if tensor.device == device}
+            if clones := _cloned(there, device):
+                self._clones.append(clones)
+                places = {place: tensor for place, tensor in places.items() if place not in there}
+        # What is on the CPU beside a state on an accelerator is small.
+        now = [place for place in places if devices or place[0] in at_once]
+        self._copies = {place: _copied(places.pop(place)) for place in now}
+        self.later = places
+        """The tensors that are not copied yet, by section and name."""
         self._versions = self._versions_now()
 
     def take_later(self) -> bool:
@@ -62,10 +61,7 @@ class Copies:
         """Return all copies by section and name, those of accelerators once they have come; called once."""
         while self._clones:
             self._copies |= self._clones.pop().on_host()
-        sections: dict[str, dict[str, Tensor]] = {section: {} for section in self._order}
-        for section, name in self._places:
-            sections[section][name] = self._copies[section, name]
-        return sections
+        return {section: {n: self._copies[section, n] for n in names} for section, names in self._names.items()}
 
     def _versions_now(self) -> list[int]:
         return [tensor._version for tensor in self.later.values()]  # torch's fused kernels do not count
@@ -78,7 +74,7 @@ class Clones:
         tensors: of the same device; they may change as soon as the clones are made.
 
     Raises:
-        torch.OutOfMemoryError: there is no room for them, or none that the next steps may not need.
+        torch.OutOfMemoryError: the device has no room for them.
     """
 
     def __init__(self, tensors: Mapping[Place, Tensor]) -> None:
@@ -89,8 +85,6 @@ class Clones:
             self.layouts[place] = _Layout.of(tensor, size)
             size += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
         device = next(iter(tensors.values())).device
-        if size > _room(device):
-            raise torch.OutOfMemoryError
         self._memory = torch.empty(size, dtype=torch.uint8, device=device)
         # Kernels for many tensors take one dtype.
         for dtype in {tensor.dtype for tensor in tensors.values()}:
@@ -148,12 +142,13 @@ def _room(device: torch.device) -> float:
     return room
 
 
-def _cloned(tensors: Mapping[Place, Tensor]) -> Clones | None:
-    try:
-        return Clones(tensors)
-    except torch.OutOfMemoryError:
-        _tell_no_room(next(iter(tensors.values())).device)
-        return None
+def _cloned(tensors: Mapping[Place, Tensor], device: torch.device) -> Clones | None:
+    """Clone tensors, unless that took memory that the next step may need."""
+    with suppress(torch.OutOfMemoryError):
+        if sum(tensor.nbytes for tensor in tensors.values()) <= _room(device):
+            return Clones(tensors)
+    _tell_no_room(device)
+    return None
 
 
 @cache

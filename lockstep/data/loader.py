@@ -179,7 +179,8 @@ class Loader:
         Args:
             towers: the towers of this worker.
             num_towers: all towers of the run.
-            device: where the tensors go.
+            device: where the tensors go; to an accelerator beside what it computes, for the stream that is current
+                there when a batch is taken.
             stop: called with the position of the next batch; true ends the generator before it.
             workers_on_host: workers that share this host's cores; by default all workers of the run.
 
