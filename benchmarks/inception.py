@@ -1,14 +1,12 @@
 """A training step of Inception-v3 at 299 pixels: ours, a loop by hand around torchvision's net, TF-Slim's graph.
 
     python benchmarks/inception.py [--rounds 5] [--quick] [--batch-size 8] [--threads 2] [--python-of NAME=PYTHON...]
-    python benchmarks/inception.py --accelerator [--batch-size 256] [--shards FILE...]
 
-On this CPU, in float32 and bfloat16, in both memory formats, and compiled: which setting is fastest? Or, on an
-accelerator, in bfloat16, beside a compiled loop by hand and Lightning. All make the whole update of the reference, on
-the same images in memory from the same weights (inception_peers.py), and take turns in one run; one whose loss does not
-fall is not measured. PyTorch, PyTorch compiled and TF-Slim have processes of their own, in the Python that --python-of
-names for them, else in this one. Published figures stand beside ours. The result is printed and appended to
-benchmarks/results/inception.jsonl.
+On this CPU, in float32 and bfloat16, in both memory formats, and compiled: which setting is fastest? All make the whole
+update of the reference, on the same images in memory from the same weights (inception_peers.py), and take turns in one
+run; one whose loss does not fall is not measured. PyTorch, PyTorch compiled and TF-Slim have processes of their own, in
+the Python that --python-of names for them, else in this one. Published figures stand beside ours. The result is printed
+and appended to benchmarks/results/inception.jsonl. On an accelerator: accelerator.py.
 """
 
 from __future__ import annotations
@@ -47,43 +45,28 @@ CPU_TRAINERS = [
     "TF-Slim, fp32",
     "TF-Slim, bf16",
 ]
-ACCELERATOR_TRAINERS = [
-    "ours, bf16, channels_last",
-    "ours, bf16, channels_last, 8 towers",
-    "ours, bf16, channels_last, compiled",
-    "ours, bf16, channels_last, records",
-    "by hand, bf16, channels_last",
-    "by hand, bf16, channels_last, compiled",
-    "Lightning, bf16, channels_last",
-]
 COMPARISONS = [
     ("ours, fp32", "by hand, fp32"),
     ("ours, fp32, channels_last", "by hand, fp32, channels_last"),
     ("ours, bf16, channels_last", "by hand, bf16, channels_last"),
-    ("ours, bf16, channels_last, compiled", "by hand, bf16, channels_last, compiled"),
-    ("ours, bf16, channels_last", "Lightning, bf16, channels_last"),
     ("ours, fp32, channels_last", "TF-Slim, fp32"),
     ("ours, bf16, channels_last", "TF-Slim, bf16"),
     ("ours, fp32, channels_last", "ours, fp32"),
     ("ours, bf16", "ours, fp32"),
     ("ours, bf16, channels_last", "ours, bf16"),
     ("ours, bf16, channels_last, compiled", "ours, bf16, channels_last"),
-    ("ours, bf16, channels_last, 8 towers", "ours, bf16, channels_last"),
-    ("ours, bf16, channels_last, records", "ours, bf16, channels_last"),
 ]
-NEEDS = {"by hand": "torchvision", "Lightning": "torchvision and lightning", "TF-Slim": "tensorflow-cpu and tf-slim"}
+NEEDS = {"by hand": "torchvision", "TF-Slim": "tensorflow-cpu and tf-slim"}
 """By how the name of a trainer begins."""
 REFERENCE_STEPS, REFERENCE_BATCH, REFERENCE_HOURS = 100_000, 256, 100
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--accelerator", action="store_true", help="compare those for an accelerator")
-    parser.add_argument("--device", help="'cpu' tries them out where there is none")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="one round: does it run?")
-    parser.add_argument("--batch-size", type=int, help="8, or 256 on an accelerator")
-    parser.add_argument("--steps", type=int, help="in a turn: 1, or 10 on an accelerator")
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=1, help="in a turn")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
         "--shards", nargs="+", default=[], metavar="FILE", help="records of ImageNet's form to train on"
@@ -92,21 +75,18 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=300, help="seconds for the first step, which may compile")
     parser.add_argument("--python-of", nargs="+", default=[], metavar="NAME=PYTHON", help="of PyTorch, of TF-Slim")
     arguments = parser.parse_args()
-    accelerated = arguments.accelerator
     settings = {
-        "batch_size": arguments.batch_size or (REFERENCE_BATCH if accelerated else 8),
-        "device": arguments.device or (accelerator() if accelerated else "cpu"),
+        "batch_size": arguments.batch_size,
         "threads": arguments.threads,
         "shards": arguments.shards,
     }
-    names = arguments.only or (ACCELERATOR_TRAINERS if accelerated else CPU_TRAINERS)
+    names = arguments.only or CPU_TRAINERS
     pythons = dict(each.split("=", 1) for each in arguments.python_of)
     with tempfile.TemporaryDirectory(prefix="lockstep-inception-") as folder:
-        hosts = Hosts(pythons, settings, Path(folder), apart=accelerated)
+        hosts = Hosts(pythons, settings, Path(folder))
         try:
             trainers = started(names, hosts, arguments.limit)
-            num_steps = arguments.steps or (10 if accelerated else 1)
-            take_turns(trainers, 1 if arguments.quick else arguments.rounds, num_steps)
+            take_turns(trainers, 1 if arguments.quick else arguments.rounds, arguments.steps)
         finally:
             hosts.end()
     lines = list(results(trainers, settings))
@@ -114,13 +94,6 @@ def main() -> None:
         print(text)
     if not arguments.quick:
         record(__file__, lines)
-
-
-def accelerator() -> str:
-    """The kind of accelerator there is."""
-    device = torch.accelerator.current_accelerator()
-    assert device is not None, "there is no accelerator; --device cpu tries the same trainers out"
-    return device.type
 
 
 # Processes ----------------------------------------------------------------------------------------------------------
@@ -194,14 +167,14 @@ class Process:
 class Hosts:
     """The processes, each started when it is first needed."""
 
-    def __init__(self, pythons: Mapping[str, str], settings: Mapping[str, Any], folder: Path, *, apart: bool) -> None:
-        self._pythons, self._settings, self._folder, self._apart = pythons, settings, folder, apart
+    def __init__(self, pythons: Mapping[str, str], settings: Mapping[str, Any], folder: Path) -> None:
+        self._pythons, self._settings, self._folder = pythons, settings, folder
         self._processes: dict[str, Process] = {}
 
     def of(self, name: str) -> Process:
         """Where a trainer lives: most share a process, and the memory of what they compute; a compiled one does not."""
         library = "TF-Slim" if name.startswith("TF-Slim") else "PyTorch"
-        key = name if self._apart or "compiled" in name else library
+        key = name if "compiled" in name else library
         if key not in self._processes:
             python = self._pythons.get(library, sys.executable)
             self._processes[key] = Process(python, self._settings, self._folder, key)

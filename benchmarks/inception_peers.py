@@ -1,6 +1,6 @@
 """The trainers of Inception-v3 that inception.py compares, one step of each when it is asked for.
 
-    python benchmarks/inception_peers.py '{"batch_size": 8, "device": "cpu", "threads": 2, "shards": []}'
+    python benchmarks/inception_peers.py '{"batch_size": 8, "threads": 2, "shards": []}'
 
 Each line of standard input is {"name": ..., "num_steps": ...}, answered by {"seconds": ..., "loss": ...}; the first one
 of a name makes that trainer, and is answered by {"made_of": ...} or, where a library is not there, {"missing": ...}.
@@ -15,11 +15,9 @@ batch again and again.
 from __future__ import annotations
 
 import json
-import os
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -39,7 +37,6 @@ HALF = (0.5, 0.5, 0.5)
 
 class Settings(NamedTuple):
     batch_size: int
-    device: str
     threads: int
     shards: Sequence[str]
     """Where the trainer on records finds them."""
@@ -58,7 +55,7 @@ def main() -> None:
         request = json.loads(line)
         name = request["name"]
         if name in trainers:
-            answer(**turn(trainers[name], request["num_steps"], settings.device))
+            answer(**turn(trainers[name], request["num_steps"]))
             continue
         try:
             trainers[name] = TRAINERS[name](settings)
@@ -68,23 +65,12 @@ def main() -> None:
             answer(made_of=trainers[name].made_of)
 
 
-def turn(trainer: Trainer, num_steps: int, device: str) -> dict[str, float]:
-    """On a CPU nothing but the steps; an accelerator's memory is given back for the others, and taken again before."""
-    if device != "cpu":
-        import torch
-
-        trainer.step()
-        torch.accelerator.synchronize()
+def turn(trainer: Trainer, num_steps: int) -> dict[str, float]:
     began = time.perf_counter()
     for _ in range(num_steps):
         loss = trainer.step()
     loss = float(loss)
-    if device != "cpu":
-        torch.accelerator.synchronize()
-    seconds = time.perf_counter() - began
-    if device != "cpu":
-        torch.accelerator.empty_cache()
-    return {"seconds": seconds, "loss": loss}
+    return {"loss": loss, "seconds": time.perf_counter() - began}
 
 
 def answer(**values: Any) -> None:
@@ -99,15 +85,14 @@ def synthetic(settings: Settings) -> tuple[Any, Any]:
 
 
 def torch_tensors(settings: Settings, *, channels_last: bool) -> tuple[Tensor, Tensor]:
-    """The same with the channels second, on the device."""
+    """The same with the channels second."""
     import torch
 
     torch.set_num_threads(settings.threads)
-    torch.backends.cudnn.benchmark = True
     pixels, labels = (torch.from_numpy(array) for array in synthetic(settings))
     layout = torch.channels_last if channels_last else torch.contiguous_format
     images = pixels.permute(0, 3, 1, 2).contiguous(memory_format=layout)
-    return images.to(settings.device), labels.to(settings.device)
+    return images, labels
 
 
 # Ours ---------------------------------------------------------------------------------------------------------------
@@ -133,9 +118,9 @@ def our_state(settings: Settings) -> ls.TrainState:
     import lockstep as ls
     from lockstep.models.inception_v3 import InceptionV3
 
-    ls.join("cpu" if settings.device == "cpu" else None)
+    ls.join("cpu")
     return ls.TrainState(
-        InceptionV3(num_classes=NUM_CLASSES, dropout=DROPOUT).build(seed=0).to(settings.device),
+        InceptionV3(num_classes=NUM_CLASSES, dropout=DROPOUT).build(seed=0),
         ls.optim.RMSProp(LR, alpha=DECAY, momentum=MOMENTUM, eps=EPSILON),
         regularization=[ls.losses.L2(L2)],
         average=ls.optim.MovingAverage(AVERAGE_DECAY, statistics=True),
@@ -181,7 +166,7 @@ def record_loader(settings: Settings) -> ls.data.Loader:
 # By hand in PyTorch -------------------------------------------------------------------------------------------------
 
 
-def their_net(device: str, *, channels_last: bool) -> nn.Module:
+def their_net(*, channels_last: bool) -> nn.Module:
     """Torchvision's, with our initial weights; its batch norm has a scale."""
     import torch
     from torchvision.models import inception_v3
@@ -193,7 +178,7 @@ def their_net(device: str, *, channels_last: bool) -> nn.Module:
     )
     net.load_state_dict(InceptionV3(num_classes=NUM_CLASSES).build(seed=0).state_dict(), strict=False)
     layout = torch.channels_last if channels_last else torch.contiguous_format
-    return net.to(device, memory_format=layout).train()
+    return net.to(memory_format=layout).train()
 
 
 def their_loss(net: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
@@ -232,86 +217,25 @@ class TheirAverage:
             torch._foreach_lerp_(self._averages, self._sources, 1 - decay)
 
 
-def by_hand(settings: Settings, *, bf16: bool = False, channels_last: bool = False, compiled: bool = False) -> Trainer:
+def by_hand(settings: Settings, *, bf16: bool = False, channels_last: bool = False) -> Trainer:
     """The loop that everybody writes; the loss is read at the end of a turn alone."""
     import torch
     import torchvision
 
     images, labels = torch_tensors(settings, channels_last=channels_last)
-    net = their_net(settings.device, channels_last=channels_last)
+    net = their_net(channels_last=channels_last)
     optimizer, average = their_optimizer(net), TheirAverage(net)
-    model = torch.compile(net) if compiled else net
 
     def step() -> Tensor:
         optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(settings.device, torch.bfloat16) if bf16 else nullcontext():
-            loss = their_loss(model, images, labels)
+        with torch.autocast("cpu", torch.bfloat16) if bf16 else nullcontext():
+            loss = their_loss(net, images, labels)
         loss.backward()
         optimizer.step()
         average.update()
         return loss.detach()
 
     return Trainer(step, f"torch {torch.__version__}; torchvision {torchvision.__version__}")
-
-
-# Lightning ----------------------------------------------------------------------------------------------------------
-
-
-def lightning(settings: Settings) -> Trainer:
-    """Its Trainer in bf16, in a thread: it drives the loop, and waits for the next batch until a step is asked for."""
-    import lightning
-    import torch
-
-    images, labels = torch_tensors(settings, channels_last=True)
-    net = their_net(settings.device, channels_last=True)
-    average = TheirAverage(net)
-    asked, done = threading.Semaphore(0), threading.Semaphore(0)
-    last: list[Tensor] = []
-
-    class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = net
-
-        def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
-            return their_loss(self.net, *batch)
-
-        def configure_optimizers(self) -> Any:
-            return their_optimizer(self.net)
-
-        def on_train_batch_end(self, outputs: Any, batch: Any, index: int) -> None:
-            average.update()
-            last[:] = [outputs["loss"].detach()]
-            done.release()
-
-    class Batches:
-        def __len__(self) -> int:  # with a length Lightning takes no batch ahead
-            return sys.maxsize
-
-        def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-            while True:
-                asked.acquire()
-                yield images, labels
-
-    trainer = lightning.Trainer(
-        accelerator="cpu" if settings.device == "cpu" else "gpu", devices=1, precision="bf16-mixed", max_steps=-1,
-        logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-    )  # fmt: skip
-
-    def fit() -> None:
-        try:
-            trainer.fit(Module(), Batches())
-        finally:  # it is over only where it has failed: nobody else would say so
-            os._exit(1)
-
-    threading.Thread(target=fit, daemon=True).start()
-
-    def step() -> Tensor:
-        asked.release()
-        done.acquire()
-        return last[0]
-
-    return Trainer(step, f"lightning {lightning.__version__}; torch {torch.__version__}")
 
 
 # TF-Slim ------------------------------------------------------------------------------------------------------------
@@ -371,8 +295,6 @@ TRAINERS: dict[str, Callable[[Settings], Trainer]] = {
     "by hand, fp32": partial(by_hand),
     "by hand, fp32, channels_last": partial(by_hand, channels_last=True),
     "by hand, bf16, channels_last": partial(by_hand, bf16=True, channels_last=True),
-    "by hand, bf16, channels_last, compiled": partial(by_hand, bf16=True, channels_last=True, compiled=True),
-    "Lightning, bf16, channels_last": lightning,
     "TF-Slim, fp32": tf_slim,
     "TF-Slim, bf16": partial(tf_slim, bf16=True),
 }

@@ -99,7 +99,6 @@ def main() -> None:
         print(prepare(Path(folder), arguments.images))
         settings = {
             "batch_size": arguments.batch_size,
-            "device": "cpu",
             "threads": arguments.threads,
             "shards": [str(path) for path in sorted(Path(folder).glob("train-*"))],
         }

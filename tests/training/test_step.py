@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lockstep as ls
+from lockstep.training import step
 
 
 def make_batch(num_towers: int = 1, batch_size: int = 8, position: int = 0) -> ls.Batch:
@@ -335,3 +337,15 @@ def test_the_clock_starts_with_each_stretch_of_steps(monkeypatch: pytest.MonkeyP
             seconds.append(report.progress.elapsed_seconds)
             clock.now += 1500.0
         assert seconds == [0.0, 1500.0, 3000.0, 4500.0]
+
+
+@pytest.mark.parametrize("kind", [None, "mps"])
+def test_an_accelerator_that_no_worker_uses_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str | None
+) -> None:
+    monkeypatch.setattr(step, "_steps", WeakKeyDictionary())
+    monkeypatch.setattr(step, "unused_kind", lambda: kind)
+    caplog.set_level(logging.INFO, "lockstep")
+    step.bind(ls.TrainState(nn.Linear(1, 1), ls.optim.SGD(0.1)))
+    told = [line for line in caplog.messages if line.startswith("no worker uses")]
+    assert told == (["no worker uses the accelerator here (mps): not every part of a step runs on it"] if kind else [])
