@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from lockstep import readback
+
 TIMEOUT_SECONDS = 60
 # The server forks, where no audit hook of this process sees it: this event of our own says so.
 EVENT = "worker_processes.run_workers"
@@ -24,7 +26,8 @@ def run_workers(
 ) -> list[Any]:
     """Call a module-level function in that many joined workers; returns what each returned, by rank.
 
-    A worker that raises fails the test with its traceback. From those that are `lost` nothing is expected.
+    A worker that raises fails the test with its traceback. From those that are `lost` nothing is expected. Where this
+    process takes the branches of an accelerator, the workers do too.
     """
     sys.audit(EVENT)
     context = multiprocessing.get_context("forkserver")
@@ -32,11 +35,11 @@ def run_workers(
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    pipes, processes = [], []
+    pipes, processes, waits = [], [], readback.reading_waits(torch.device("cpu"))
     for rank in range(num_workers):
         here, there = context.Pipe(duplex=False)
         seat = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_workers, "LOCAL_WORLD_SIZE": num_workers}
-        process = context.Process(target=_work, args=(there, seat, port, function, arguments), daemon=False)
+        process = context.Process(target=_work, args=(there, seat, port, waits, function, arguments))
         process.start()
         there.close()
         pipes.append(here)
@@ -66,7 +69,11 @@ def _answer(pipe: Connection, process: Any) -> tuple[bool, Any]:
     return answer
 
 
-def _work(pipe: Connection, seat: dict[str, int], port: int, function: Callable[..., Any], arguments: Any) -> None:
+def _work(
+    pipe: Connection, seat: dict[str, int], port: int, waits: bool, function: Callable[..., Any], arguments: Any
+) -> None:
+    if waits:
+        readback.reading_waits = lambda device: True
     os.environ.update({name: str(value) for name, value in seat.items()})
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)

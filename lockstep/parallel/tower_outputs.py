@@ -93,8 +93,8 @@ class TowerOutputs:
                 expected="a dict of named scalar tensors, or a pair of them: (losses, metrics)",
                 hint='return {"cross_entropy": loss}',
             )
-        losses = {name: _scalar(name, value) for name, value in losses.items()}
-        metrics = {name: _scalar(name, value) for name, value in metrics.items()}
+        losses = {name: self._scalar(name, value) for name, value in losses.items()}
+        metrics = {name: self._scalar(name, value) for name, value in metrics.items()}
         names = ScalarNames(tuple(losses), tuple(metrics))
         if self.names is None:
             _check_names(losses, factors)
@@ -109,6 +109,21 @@ class TowerOutputs:
         if factors:
             losses = {name: (value * factors.get(name, 1.0)).to(value.dtype) for name, value in losses.items()}
         return losses, metrics
+
+    def _scalar(self, name: str, value: Any) -> Tensor:
+        if isinstance(value, Tensor) and not value.ndim and not value.is_complex():
+            return value
+        number = plain(value)
+        if isinstance(number, int | float):
+            return torch.full((), float(number), device=self._device)  # no copy, which would wait
+        raise InputError(
+            f"{name!r} is not a scalar.",
+            given=f"a tensor of shape {tuple(value.shape)}, {value.dtype}"
+            if isinstance(value, Tensor)
+            else repr(value)[:200],
+            expected="a real tensor without dimensions, the mean over the tower's examples",
+            hint=f"reduce it: {name} = value.mean()",
+        )
 
     def packed(
         self,
@@ -233,22 +248,6 @@ def rows_of(gradient: Tensor, marks: Tensor) -> tuple[Tensor, Tensor]:
     """The rows that are marked, and the gradient's values there."""
     rows = marks.nonzero()[:, 0]
     return rows, gradient[rows]
-
-
-def _scalar(name: str, value: Any) -> Tensor:
-    if isinstance(value, Tensor) and not value.ndim and not value.is_complex():
-        return value
-    number = plain(value)
-    if isinstance(number, int | float):
-        return torch.tensor(float(number))
-    raise InputError(
-        f"{name!r} is not a scalar.",
-        given=f"a tensor of shape {tuple(value.shape)}, {value.dtype}"
-        if isinstance(value, Tensor)
-        else repr(value)[:200],
-        expected="a real tensor without dimensions, the mean over the tower's examples",
-        hint=f"reduce it: {name} = value.mean()",
-    )
 
 
 def _check_names(losses: Scalars, factors: Collection[str]) -> None:

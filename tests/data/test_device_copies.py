@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from lockstep.data import device_copies
 from lockstep.data.bad_rows import ReadRows
 from lockstep.data.device_copies import copied_ahead
+from lockstep.data.iterable_loader import IterableLoader
 from lockstep.data.loader import Loader
 from lockstep.data.prefetch import TimedResult
-from lockstep.errors import DataError
+from lockstep.errors import DataError, InputError
 from lockstep.ragged import Ragged
 
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
@@ -266,6 +267,30 @@ def test_a_stop_ends_the_stream_before_its_batch(device: FakeDevice) -> None:
     batches = [*stream.batches(range(1), 1, DEVICE, stop=lambda position: position >= 4)]
     assert [batch.position for batch in batches] == [0, 2]
     assert threads() == []
+
+
+def test_a_stream_that_is_set_elsewhere_ends_with_what_was_read_ahead(device: FakeDevice) -> None:
+    stream = loader(Decoded(), num_threads=1)
+    batches = stream.batches(range(1), 1, DEVICE)
+    for _ in islice(batches, 3):
+        threading.Event().wait(0.05)
+    stream.load_state({**stream.state(), "position": 8})
+    with pytest.raises(InputError, match="The stream was set to another place"):
+        next(batches)
+    assert threads() == []
+    assert next(stream.batches(range(1), 1, DEVICE)).position == 8
+
+
+def test_an_iterable_dataset_goes_on_in_the_next_loop(device: FakeDevice) -> None:
+    stream = IterableLoader([(torch.tensor(k), k) for k in range(10)], batch_size=2)
+    seen = []
+    for _ in range(3):
+        with closing(stream.batches(range(1), 1, DEVICE)) as batches:
+            batch = next(batches)
+            device.compute.synchronize()
+            seen += batch["label"].tolist()
+            stream.commit(batch)
+    assert seen == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.gpu

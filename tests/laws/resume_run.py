@@ -1,6 +1,6 @@
 """A run to be killed: batch norm, dropout, augmentation and an average, on 6 towers, with the library's public parts.
 
-lockstep run --workers 3 tests/laws/resume_run.py WORKDIR STEPS [detector]
+lockstep run --workers 3 tests/laws/resume_run.py WORKDIR STEPS [detector | accelerator]
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lockstep as ls
+from lockstep import readback
 from lockstep.augmentations.resizers import KeepAspectRatioResizer
 from lockstep.data.loader import Loader
 from lockstep.images.augment import RandomShift
@@ -55,6 +56,8 @@ def detector() -> tuple[nn.Module, Loader, Any, Any]:
 def main() -> None:
     workdir, steps = Path(sys.argv[1]), int(sys.argv[2])
     here = ls.join("cpu")
+    if sys.argv[3:] == ["accelerator"]:  # as on a device that the host would wait for
+        readback.reading_waits = lambda device: True
     is_detector = sys.argv[3:] == ["detector"]
     net, loader, losses_of, counts = detector() if is_detector else (make_net(), make_loader(), losses, None)
     state = ls.TrainState(

@@ -18,7 +18,7 @@ import lockstep as ls
 from lockstep.parallel.batch_norm import SyncedBatchNorm
 from lockstep.workers.rank import leave
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("each_device")]
 
 Array = npt.NDArray[Any]
 Learned = dict[str, Array]

@@ -24,6 +24,8 @@ from torch import Tensor, nn
 import lockstep as ls
 from lockstep.data.loader import Loader
 
+pytestmark = pytest.mark.usefixtures("each_device")
+
 STEPS, TOWERS = 40, ls.Towers(2)
 
 

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 import lockstep as ls
 
+pytestmark = pytest.mark.usefixtures("each_device")
+
 NUM_TOWERS, STEPS = 3, 4
 
 

@@ -16,6 +16,8 @@ import lockstep as ls
 from lockstep.data.loader import Loader
 from lockstep.readers.reader import Arrays
 
+pytestmark = pytest.mark.usefixtures("each_device")
+
 BAD_POSITIONS = {24, 56}
 BATCH_SIZE, STEPS = 8, 10
 

@@ -129,6 +129,14 @@ def test_a_detector_killed_at_random_moments(tmp_path: Path, seed: int) -> None:
     assert contents(workdir) == contents(whole)
 
 
+def test_killed_where_each_attempt_is_read_late(tmp_path: Path) -> None:
+    whole, workdir = tmp_path / "whole", tmp_path / "run"
+    finish(whole, 3, STEPS, "accelerator")
+    kill_some(workdir, 1, "accelerator")
+    finish(workdir, 2, STEPS, "accelerator")
+    assert contents(workdir) == contents(whole)
+
+
 def kill_some(workdir: Path, seed: int, *kind: str) -> None:
     """Start the run again and again, on other numbers of workers, and kill one of its processes each time."""
     choose = random.Random(seed)

@@ -21,6 +21,8 @@ from lockstep.data.loader import Loader
 from lockstep.reporting.jsonl import MetricsFile
 from lockstep.training.rollback import rollback
 
+pytestmark = pytest.mark.usefixtures("each_device")
+
 BATCH_SIZE, STEPS, SAVE_EVERY = 4, 12, 3
 BAD = [8, 12, 40]
 

@@ -17,7 +17,7 @@ import lockstep as ls
 from lockstep.data.loader import Loader
 from lockstep.readers.reader import Arrays
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("each_device")]
 
 Array = npt.NDArray[Any]
 

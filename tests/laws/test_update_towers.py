@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import lockstep as ls
 from lockstep.optim.adaptive import FTRL, Adadelta
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("each_device")]
 
 NUM_TOWERS, STEPS = 4, 5
 
