@@ -119,7 +119,7 @@ class Collectives:
             # Otherwise torch ends the process when NCCL notices an error, without a word of ours.
             os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         if dist.is_initialized():
-            group: dist.ProcessGroup = dist.new_group(backend=self._backend, timeout=timeout, device_id=device)
+            group: dist.ProcessGroup | None = dist.new_group(backend=self._backend, timeout=timeout, device_id=device)
         else:
             store = PrefixStore("exchange", worker.group.store)
             dist.init_process_group(
@@ -130,7 +130,8 @@ class Collectives:
                 timeout=timeout,
                 device_id=device,
             )
-            group = dist.distributed_c10d._get_default_group()
+            group = dist.group.WORLD
+        assert group is not None, "this worker is one of its members"
         group.set_timeout(timedelta(seconds=timeout_seconds(worker.pulse)))
         return group
 
