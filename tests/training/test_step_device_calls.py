@@ -1,11 +1,11 @@
-"""What a step asks of an accelerator beside the model itself, counted on CPU tensors: each launch costs the host time.
+"""What a step asks of an accelerator beside the model itself, counted on CPU tensors: launches, and waits.
 
 A ResNet-50's layout has 161 parameters and 53 batch norms: whatever is done for each of them alone shows at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -20,7 +20,8 @@ from lockstep.data.loader import Loader
 from lockstep.readers.reader import Arrays
 
 BATCH_SIZE, CLASSES = 8, 10
-BLOCKS = (3, 4, 6, 3)
+RESNET_50, SMALL = (3, 4, 6, 3), (1,)
+"""Blocks of each stage."""
 MORE_LAUNCHES = 40
 
 
@@ -43,12 +44,12 @@ def convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> list[n
     return [nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=False), nn.BatchNorm2d(outputs)]
 
 
-def make_model() -> nn.Sequential:
-    """ResNet-50, a sixteenth as wide."""
+def make_model(blocks: Sequence[int] = RESNET_50) -> nn.Sequential:
+    """A residual net, a sixteenth as wide."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         layers, inputs = [*convolution(3, 4, 3), nn.ReLU()], 4
-        for stage, count in enumerate(BLOCKS):
+        for stage, count in enumerate(blocks):
             for index in range(count):
                 layers.append(Bottleneck(inputs, 4 << stage, 2 if stage and not index else 1))
                 inputs = 16 << stage
@@ -89,9 +90,8 @@ def steps_by_hand(towers: ls.Towers) -> Iterator[None]:
         yield
 
 
-def steps(towers: ls.Towers, **options: Any) -> Iterator[ls.StepReport]:
-    optimizer = options.pop("optimizer", ls.optim.SGD(0.1, momentum=0.9))
-    state = ls.TrainState(make_model(), optimizer, average=ls.optim.MovingAverage(0.99), **options)
+def steps(towers: ls.Towers) -> Iterator[ls.StepReport]:
+    state = ls.TrainState(make_model(), ls.optim.SGD(0.1, momentum=0.9), average=ls.optim.MovingAverage(0.99))
     return ls.train_steps(state, losses, make_loader(), towers)
 
 
@@ -119,3 +119,62 @@ def test_a_step_launches_little_beside_its_model(towers: ls.Towers) -> None:
         ours = of_one_step(steps(towers))
     assert not ours.mixed
     assert ours.num_launches <= by_hand + MORE_LAUNCHES, ours.by_line()
+
+
+def counts(batch: ls.Batch) -> dict[str, Tensor]:
+    return {"cross_entropy": (batch["label"] >= 0).sum()}
+
+
+def with_numbers(model: nn.Module, batch: ls.Batch) -> tuple[dict[str, Any], dict[str, Any]]:
+    return {**losses(model, batch), "nothing": 0}, {"half": 0.5}
+
+
+ROWS: dict[str, tuple[ls.Towers, dict[str, Any]]] = {
+    "one tower": (ls.Towers(1), {}),
+    "four towers": (ls.Towers(4), {}),
+    "bf16": (ls.Towers(2, precision="bf16", channels_last=True), {}),
+    "fp16": (ls.Towers(2, precision="fp16"), {}),
+    **{
+        f"statistics {kind}": (ls.Towers(2, batch_norm=kind), {})
+        for kind in ("first", "last", "none", "frozen", "sync")
+    },
+    "L2": (ls.Towers(1), {"regularization": [ls.losses.L2(1e-4)]}),
+    "global clip": (ls.Towers(1), {"gradient_transforms": [ls.optim.ClipGlobalNorm(1.0)]}),
+    "average": (ls.Towers(1), {"average": ls.optim.MovingAverage(0.99, statistics=True)}),
+    "AdamW": (ls.Towers(1), {"optimizer": ls.optim.AdamW(1e-3)}),
+    "skip": (ls.Towers(1), {"nonfinite": "skip"}),
+    "off": (ls.Towers(1), {"nonfinite": "off"}),
+    "counts": (ls.Towers(1), {"counts": counts}),
+    "counts of four towers": (ls.Towers(4), {"counts": counts}),
+    "plain numbers": (ls.Towers(2), {"losses": with_numbers}),
+}
+
+
+@pytest.mark.parametrize(("towers", "options"), ROWS.values(), ids=ROWS)
+def test_a_step_is_read_while_the_next_one_is_computed(towers: ls.Towers, options: dict[str, Any]) -> None:
+    options = {"optimizer": ls.optim.SGD(0.1, momentum=0.9), "losses": losses, "counts": None, **options}
+    function, counted_by = options.pop("losses"), options.pop("counts")
+    with accelerator():
+        state, loader = ls.TrainState(make_model(SMALL), **options), make_loader()
+        in_a_run = of_one_step(ls.train_steps(state, function, loader, towers, counts=counted_by))
+        alone = of_one_step(
+            ls.train_step(state, function, batch, towers, counts=counted_by) for batch in ls.batches(loader, towers)
+        )
+    assert (in_a_run.waits, in_a_run.mixed) == ([], [])
+    assert [call.line.partition(":")[0] for call in alone.waits] == ["readback.py"]
+    assert alone.mixed == []
+
+
+def test_an_overflow_in_fp16_is_explained_in_one_read_more() -> None:
+    def overflowing(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+        return {name: loss * 1e38 for name, loss in losses(model, batch).items()}
+
+    towers = ls.Towers(1, precision="fp16")
+    with accelerator():
+        state = ls.TrainState(make_model(SMALL), ls.optim.SGD(0.1))
+        calls = of_one_step(
+            ls.train_step(state, overflowing, batch, towers) for batch in ls.batches(make_loader(), towers)
+        )
+    assert state.loss_scale.value == 2.0**12
+    assert state.num_skipped == 0
+    assert [call.line.partition(":")[0] for call in calls.waits] == ["readback.py", "tensor_lists.py"]
