@@ -145,7 +145,7 @@ class Others:
 
     def __init__(self, num_questions: int = 3) -> None:
         self.num_questions = num_questions
-        self.told: list[BaseException | None | str] = []
+        self.told: list[BaseException | str | None] = []
 
     def check(self) -> None:
         self.num_questions -= 1
