@@ -43,7 +43,7 @@ def map_all(operation: Callable[..., Sequence[Tensor]], *lists: list[Tensor]) ->
     return [next(made[tensor.dtype]) for tensor in lists[0]]
 
 
-def widened(tensors: Sequence[Tensor]) -> list[Tensor]:
+def all_widened(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Float32 copies of the tensors of 16 bits, and the others themselves."""
     narrow = [tensor for tensor in tensors if tensor.itemsize < 4]
     wide = [torch.empty_like(tensor, dtype=torch.float32) for tensor in narrow]

@@ -10,7 +10,7 @@ import torch
 from device_calls import accelerator, counted
 from torch import Tensor
 
-from lockstep.tensor_lists import add_all_, are_finite, copy_all, map_all, widened, with_strides_of
+from lockstep.tensor_lists import add_all_, all_widened, are_finite, copy_all, map_all, with_strides_of
 
 MIXED = [torch.float32, torch.int64, torch.float32, torch.bool, torch.bfloat16, torch.int64, torch.float32]
 anywhere = pytest.mark.parametrize("device", [nullcontext, accelerator], ids=["cpu", "accelerator"])
@@ -68,7 +68,7 @@ def test_tensors_of_16_bits_are_widened_in_their_layout(device: type) -> None:
     dtypes = [torch.bfloat16, torch.float32, torch.float64, torch.float16, torch.bfloat16]
     narrow = [tensor.t() for tensor in drawn(1, dtypes)]
     with device():
-        wide = widened(narrow)
+        wide = all_widened(narrow)
     assert_same(wide, [t.float() if t.itemsize < 4 else t for t in narrow])
     assert [t.stride() for t in wide] == [t.stride() for t in narrow]
     assert wide[1] is narrow[1]
