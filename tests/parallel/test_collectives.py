@@ -196,6 +196,15 @@ def test_what_nccl_notices_later_is_raised_where_the_device_is_waited_for(worker
         worker.group.check_peers()
     assert caught.value.given == "NCCL reports REMOTE_ERROR"
     assert group.num_aborts == 1
+    worker.group.check_peers()  # NCCL reports its own abort, too
+
+
+def test_a_backend_that_notices_nothing_is_not_asked(
+    worker: Worker, group: FakeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group, "_get_backend", lambda _: object())
+    Collectives(worker, "nccl")
+    worker.group.check_peers()
 
 
 @pytest.mark.parametrize(("error", "num_aborts"), [(None, 0), (ValueError("boom"), 1)])
