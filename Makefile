@@ -5,7 +5,7 @@ SETUP := $(VENV)/.installed
 TORCH_OLDEST := 2.11.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-detection test test-quick test-oldest check bench clean
+.PHONY: help setup demo demo-detection test test-quick test-gpu test-oldest check bench clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -26,6 +26,9 @@ test: $(SETUP) ## run the tests, as many at once as there are cores
 
 test-quick: $(SETUP) ## run the tests that start no process and train for no seconds
 	$(BIN)/python -m pytest -m "not slow and not process" -n auto --maxprocesses 8 --dist loadfile
+
+test-gpu: $(SETUP) ## run the tests that need a GPU, one after another
+	$(BIN)/python -m pytest -m gpu tests/gpu
 
 test-oldest: ## run the tests on the oldest torch that is supported, in a virtual environment of its own
 	scripts/setup .venv-oldest torch==$(TORCH_OLDEST)

@@ -44,6 +44,12 @@ def cpu_seconds() -> float:
     return time.process_time() + children.ru_utime + children.ru_stime
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Show a GPU to the tests that are for one alone: all others compute on the CPU, wherever they run."""
+    if "gpu" not in config.getoption("markexpr"):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Note what a test costs, and refuse one that is slow, or starts a process, and is not marked so."""

@@ -10,7 +10,10 @@ import torch
 from device_calls import QUEUED, accelerator, counted, foreach_launches
 from torch import Tensor
 
+import lockstep as ls
 from lockstep import readback
+from lockstep.data.loader import Loader
+from lockstep.readers.reader import Arrays
 
 X = torch.randn(4, 4)
 P = torch.nn.Parameter(torch.randn(4, 4))
@@ -116,6 +119,15 @@ def test_a_list_of_two_dtypes_is_noted() -> None:
         torch._foreach_copy_(mixed, [m.clone() for m in mixed])
     assert [call.what for call in calls.mixed] == ["_foreach_copy_"]
     assert calls.num_launches == 4
+
+
+def test_a_batch_of_a_loader_is_on_the_device_and_cost_nothing() -> None:
+    loader = Loader(Arrays({"x": torch.rand(8, 4)}), batch_size=4)
+    with counted() as calls:
+        batch = next(ls.batches(loader))
+        assert not calls.launches
+        batch["x"].tolist()
+    assert [call.what for call in calls.waits] == ["tolist"]
 
 
 def test_inside_reading_a_cpu_waits() -> None:

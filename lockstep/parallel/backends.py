@@ -38,11 +38,12 @@ class Backends:
         self._before: dict[str, Any] = {}
 
     def described(self) -> dict[str, str]:
-        """All that decides the bits of a GPU: its name, its software, and each flag, "on" or "off"; empty on a CPU."""
+        """All that decides the bits of a GPU: its name, its software, and each flag; empty on a CPU."""
         if self._device.type == "cpu":
             return {}
         with self:
-            flags = {name: "on" if flag.get() else "off" for name, flag in _FLAGS.items()}
+            values = {name: flag.get() for name, flag in _FLAGS.items()}
+        flags = {name: value if type(value) is str else "on" if value else "off" for name, value in values.items()}
         return describe_accelerator(self._device) | flags
 
     def __enter__(self) -> None:
@@ -81,14 +82,19 @@ def _set_conv_tf32(on: bool) -> None:
         cudnn.conv.fp32_precision = "ieee"  # type: ignore[attr-defined]
 
 
-# For TF32 torch has newer flags too. What reads an older one fails where the two disagree, so the older are set, which
-# set both, and the newer are read, which never fail.
+def _get_matmul_precision() -> str:
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # it was set by a newer flag
+        return "high" if cuda.matmul.fp32_precision == "tf32" else "highest"
+
+
+# For TF32 torch has newer flags too. What reads an older one, as torch.compile does, fails where the two disagree: so
+# the older are set, which set both.
 _FLAGS = {
     "cudnn_benchmark": _Flag(lambda: cudnn.benchmark, lambda on: setattr(cudnn, "benchmark", on)),
     "conv_tf32": _Flag(_get_conv_tf32, _set_conv_tf32),
-    "matmul_tf32": _Flag(
-        lambda: cuda.matmul.fp32_precision == "tf32", lambda on: setattr(cuda.matmul, "allow_tf32", on)
-    ),
+    "float32_matmul_precision": _Flag(_get_matmul_precision, torch.set_float32_matmul_precision),
     "cudnn_deterministic": _Flag(lambda: cudnn.deterministic, lambda on: setattr(cudnn, "deterministic", on)),
     "deterministic": _Flag(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
 }
@@ -101,10 +107,9 @@ def backends_of_steps(towers: Towers, device: torch.device, *, exact: bool) -> B
         InputError: an exact exchange is asked for, and cannot be had: cuBLAS has not been told in time, or the towers
             choose by timing.
     """
-    flags = {name: getattr(towers, name) for name in _OF_TOWERS}
+    flags = _flags({name: getattr(towers, name) for name in _OF_TOWERS}, exact=exact)
     if exact and device.type != "cpu":
         _check_exact(towers)
-        flags = {name: bool(flag) for name, flag in flags.items()}
         flags |= {"cudnn_deterministic": True, "deterministic": _RAISES}
     return Backends(device, flags)
 
@@ -112,8 +117,14 @@ def backends_of_steps(towers: Towers, device: torch.device, *, exact: bool) -> B
 def backends_of_scores(trained_with: Mapping[str, Any], device: torch.device) -> Backends:
     """The flags of the towers that a state was trained with, by its description: what a forward pass depends on."""
     towers, exchange = (trained_with.get(part, {}) for part in ("towers", "exchange"))
-    flags = {name: towers.get(name) for name in _OF_TOWERS}
-    return Backends(device, {name: bool(flag) for name, flag in flags.items()} if exchange.get("exact") else flags)
+    return Backends(device, _flags({name: towers.get(name) for name in _OF_TOWERS}, exact=exchange.get("exact", False)))
+
+
+def _flags(of_towers: Mapping[str, bool | None], *, exact: bool) -> dict[str, Any]:
+    """The flags of torch for those of towers: of an exact exchange, what is left out is off."""
+    flags: dict[str, Any] = {name: bool(on) if exact else on for name, on in of_towers.items()}
+    flags["float32_matmul_precision"] = {None: None, True: "high", False: "highest"}[flags.pop("matmul_tf32")]
+    return flags
 
 
 def _check_exact(towers: Towers) -> None:

@@ -38,7 +38,7 @@ class SpinBarrier:
         self._counts, self._mine = counts, counts[worker.rank : worker.rank + 1]
         self._arrivals = 0
         self._lock = threading.Lock()
-        self._name = worker.name
+        self._name, self._group = worker.name, worker.group
         pids = worker.group.gather(os.getpid())
         self._peers = {_open_process(pid, rank): rank for rank, pid in enumerate(pids) if rank != worker.rank}
         self._close = weakref.finalize(self, _close_all, list(self._peers))
@@ -68,6 +68,7 @@ class SpinBarrier:
             self._lock.release()
 
     def _check_peers(self) -> None:
+        """Raise PeerLostError for a worker whose process has ended, or that is known to be gone in another way."""
         gone = sorted(self._peers[descriptor] for descriptor, _ in self._poll.poll(0))
         missing = [rank for rank in gone if self._counts[rank] < self._arrivals]
         if missing:
@@ -77,6 +78,7 @@ class SpinBarrier:
                 expected="all workers to come to the barrier",
                 hint="read what that worker said last; its launcher reports the cause",
             )
+        self._group.check_peers()
 
     def close(self) -> None:
         """Close the descriptors of the peers; the end of the barrier's life does so too."""

@@ -71,7 +71,11 @@ class Collectives:
         if worker.group.peers is not None:
             worker.group.peers.at_loss(self.abort)
         if backend == "nccl":
-            worker.group.watch(self._check_device_calls)
+            # Not every backend of torch has it.
+            self._noticed: Callable[[], ErrorType] | None = getattr(
+                self._group._get_backend(worker.device), "get_error", None
+            )
+            worker.group.watch(self._check_enqueued)
 
     @property
     def are_enqueued(self) -> bool:
@@ -119,7 +123,7 @@ class Collectives:
             # Otherwise torch ends the process when NCCL notices an error, without a word of ours.
             os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         if dist.is_initialized():
-            group: dist.ProcessGroup = dist.new_group(backend=self._backend, timeout=timeout, device_id=device)
+            group: dist.ProcessGroup | None = dist.new_group(backend=self._backend, timeout=timeout, device_id=device)
         else:
             store = PrefixStore("exchange", worker.group.store)
             dist.init_process_group(
@@ -130,7 +134,8 @@ class Collectives:
                 timeout=timeout,
                 device_id=device,
             )
-            group = dist.distributed_c10d._get_default_group()
+            group = dist.group.WORLD
+        assert group is not None, "this worker is one of its members"
         group.set_timeout(timedelta(seconds=timeout_seconds(worker.pulse)))
         return group
 
@@ -148,9 +153,9 @@ class Collectives:
                 self._worker.group.check_peers()
         work.wait()
 
-    def _check_device_calls(self) -> None:
+    def _check_enqueued(self) -> None:
         """Raise what NCCL has noticed since its calls were enqueued."""
-        error = self._group._get_backend(self._worker.device).get_error()
+        error = ErrorType.SUCCESS if self._is_aborted or self._noticed is None else self._noticed()
         if error != ErrorType.SUCCESS:
             raise self._lost(f"NCCL reports {error.name}")
 

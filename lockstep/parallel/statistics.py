@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from itertools import chain
 
 import torch
@@ -78,8 +79,9 @@ class Statistics:
 
     def hold_back(self, found_inf: Tensor) -> None:
         """Turn new values into the old ones where `found_inf` is not 0, which the device decides."""
+        is_held = found_inf > 0
         for values, starts in zip(self._values.segments, self._starts.segments, strict=True):
-            torch.where(found_inf > 0, starts, values, out=values)
+            torch.where(is_held, starts, values, out=values)
 
     def check_sums(self, sums: Sequence[Tensor]) -> float | Tensor:
         """NaN if the changes are not finite where they are averaged, else 0: a mask may well hold infinities.
@@ -87,9 +89,8 @@ class Statistics:
         On a device that the host would wait for it is a tensor (float64, without dimensions).
         """
         averaged = [total for total in sums if self._is_averaged(total)]
-        if sums and readback.reading_waits(sums[0].device):
-            zeros = [(total * 0.0).sum().double() for total in averaged]  # NaN for all that is not finite
-            return torch.stack(zeros).sum() if zeros else torch.zeros((), dtype=torch.float64, device=sums[0].device)
+        if averaged and readback.reading_waits(averaged[0].device):
+            return reduce(torch.add, [(total * 0.0).sum().double() for total in averaged])  # NaN for what is not finite
         return 0.0 if all(bool(total.isfinite().all()) for total in averaged) else math.nan
 
     def check(self) -> None:

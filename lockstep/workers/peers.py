@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 # What torch.distributed says in a worker when another one is gone; it names no worker.
 _SAID_OF_LOST_PEERS = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "onnection closed by remote peer",
-    "Broken pipe",
-    "Timed out waiting",
-    "Application timeout caused pair closure",
-    "ncclRemoteError",
+    "connection closed by peer",
+    "connection closed by remote peer",
+    "connection reset by peer",
+    "broken pipe",
+    "timed out waiting",
+    "application timeout caused pair closure",
+    "ncclremoteerror",
 )
 _BRISK_PHASES = ("data", "compute", "exchange")
 _LONGEST_LOOK_SECONDS = 1.0
@@ -39,7 +39,7 @@ _LONGEST_LOOK_SECONDS = 1.0
 
 def says_peer_is_lost(text: str) -> bool:
     """Whether what torch.distributed says means that another worker, or the way to it, is gone."""
-    return any(said in text for said in _SAID_OF_LOST_PEERS)
+    return any(said in text.lower() for said in _SAID_OF_LOST_PEERS)
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,8 @@ class Peers:
         self._peace_since: float | None = None
         self._suspects, self._decided, self._leaving = threading.Event(), threading.Event(), threading.Event()
         self._goodbye: Departure | None = None
+        self._patience = 0.0
+        """Seconds for the others to leave before this worker."""
         self._at_loss: list[Callable[[], object]] = []
         self._thread = threading.Thread(target=self._run, name="lockstep-peers", daemon=True)
 
@@ -127,16 +129,15 @@ class Peers:
         waited = self._waited.look(time.monotonic())
         if self._answered[0] != self._beats:
             self._answered = (self._beats, waited)
-        departure = self._departure
-        if departure is None and waited - self._answered[1] > self._limits.silent_seconds:
-            departure = self._departure = Departure("the store of the run", "it does not answer")
-        if departure is None:
+        if self._departure is None and waited - self._answered[1] > self._limits.silent_seconds:
+            self._departure = Departure("the store of the run", "it does not answer")
+        if self._departure is None:
             return
-        if departure.in_peace:
+        if self._departure.in_peace:
             self._peace_since = waited if self._peace_since is None else self._peace_since
             if waited - self._peace_since < self._limits.ended_seconds:
                 return
-        raise self._error(departure)
+        raise self._error(self._departure)
 
     def lost(self, said: str) -> PeerLostError:
         """The error to raise when a connection has broken; waits some seconds until it is known whose.
@@ -167,16 +168,12 @@ class Peers:
         elif not isinstance(error, PeerLostError):
             said = str(error).partition("\n")[0]
             self._goodbye = Departure(who, f"it failed {self._place()}: {type(error).__name__}: {said}")
+        if self._holds_store:
+            is_peaceful = error is None and (self._departure is None or self._departure.in_peace)
+            self._patience = self._limits.leave_seconds if is_peaceful else 2 * self._limits.suspect_seconds
         self._leaving.set()
         # The store may never answer: its host may be gone.
-        self._thread.join(self._patience() + self._limits.suspect_seconds)
-
-    def _patience(self) -> float:
-        """Seconds for the others to leave."""
-        if not self._holds_store:
-            return 0.0
-        is_peaceful = self._goodbye is not None and self._goodbye.in_peace
-        return self._limits.leave_seconds if is_peaceful else 2 * self._limits.suspect_seconds
+        self._thread.join(self._patience + self._limits.suspect_seconds)
 
     # In the thread --------------------------------------------------------------------------------------------------
 
@@ -193,7 +190,7 @@ class Peers:
         if self._goodbye is not None:
             self._tell(self._goodbye)
         num_gone = self._store.add("gone", 1)
-        deadline = time.monotonic() + self._patience()
+        deadline = time.monotonic() + self._patience
         while num_gone < self._num_workers and time.monotonic() < deadline:
             time.sleep(self._limits.beat_seconds / 10)
             self.look(time.monotonic())
@@ -245,7 +242,8 @@ class Peers:
     def _decide(self, departure: Departure) -> None:
         self._departure = self._departure or departure
         self._decided.set()
-        if departure.in_peace and self._leaving.wait(self._limits.ended_seconds):
+        # Later than `check` raises: what the main thread reads is no longer to be trusted then.
+        if departure.in_peace and self._leaving.wait(2 * self._limits.ended_seconds):
             return
         for action in self._at_loss:
             action()

@@ -21,14 +21,14 @@ GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 DEFAULTS = {
     "cudnn_benchmark": False,
     "conv_tf32": True,
-    "matmul_tf32": False,
+    "float32_matmul_precision": "highest",
     "cudnn_deterministic": False,
     "deterministic": 0,
 }
 EXACT = {
     "cudnn_benchmark": False,
     "conv_tf32": False,
-    "matmul_tf32": False,
+    "float32_matmul_precision": "highest",
     "cudnn_deterministic": True,
     "deterministic": 2,
 }
@@ -59,13 +59,15 @@ def software(monkeypatch: pytest.MonkeyPatch) -> None:
         (Towers(), {}),
         (Towers(cudnn_benchmark=True), {"cudnn_benchmark": True}),
         (Towers(conv_tf32=False), {"conv_tf32": False}),
-        (Towers(conv_tf32=True, matmul_tf32=True), {"matmul_tf32": True}),
+        (Towers(conv_tf32=True, matmul_tf32=True), {"float32_matmul_precision": "high"}),
     ],
 )
 def test_the_flags_of_the_towers_hold_within(towers: Towers, changed: dict[str, Any]) -> None:
     with backends_of_steps(towers, GPU, exact=False):
         assert flags() == DEFAULTS | changed
-        assert cuda.matmul.allow_tf32 == changed.get("matmul_tf32", False)  # and what reads the older flags works
+        assert cuda.matmul.allow_tf32 == (
+            torch.get_float32_matmul_precision() == "high"
+        )  # which disagreeing flags refuse
 
 
 def test_they_are_put_back_after_an_error() -> None:
@@ -95,7 +97,28 @@ def test_off_is_off_where_all_of_torch_has_tf32() -> None:
             assert (cudnn.conv.fp32_precision, cuda.matmul.fp32_precision) == ("ieee", "ieee")  # type: ignore[attr-defined]
     finally:
         torch.backends.fp32_precision = "none"
-        cuda.matmul.allow_tf32 = False
+        torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize("precision", ["high", "medium"])
+def test_a_precision_that_the_user_has_set_is_back_afterwards(precision: str) -> None:
+    torch.set_float32_matmul_precision(precision)
+    try:
+        with backends_of_steps(Towers(), GPU, exact=True):
+            assert torch.get_float32_matmul_precision() == "highest"
+        assert torch.get_float32_matmul_precision() == precision
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_so_is_one_set_by_the_newer_flag_alone() -> None:
+    cuda.matmul.fp32_precision = "tf32"
+    try:
+        with backends_of_steps(Towers(matmul_tf32=False), GPU, exact=False):
+            assert cuda.matmul.fp32_precision == "ieee"
+        assert cuda.matmul.fp32_precision == "tf32"
+    finally:
+        torch.set_float32_matmul_precision("highest")
 
 
 @pytest.mark.usefixtures("software")
@@ -104,7 +127,7 @@ def test_described_is_what_holds_within() -> None:
         "gpu": "Accelerator X",
         "cudnn_benchmark": "off",
         "conv_tf32": "on",
-        "matmul_tf32": "on",
+        "float32_matmul_precision": "high",
         "cudnn_deterministic": "off",
         "deterministic": "off",
     }
@@ -185,7 +208,7 @@ def test_a_step_that_is_not_exact_takes_any_operator_and_its_towers_flags() -> N
 
     state, loader = make_run()
     ls.train(state, watched, loader, Towers(matmul_tf32=True), until=ls.Steps(1))
-    assert seen == [DEFAULTS | {"matmul_tf32": True}]
+    assert seen == [DEFAULTS | {"float32_matmul_precision": "high"}]
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")

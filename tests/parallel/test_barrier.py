@@ -5,7 +5,7 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -46,10 +46,10 @@ def test_each_worker_counts_in_a_cache_line_of_its_own() -> None:
     assert block.view(torch.int64).nonzero().flatten().tolist() == [0, 8]
 
 
-def waiting_for(*peers: object) -> tuple[SpinBarrier, torch.Tensor]:
+def waiting_for(*peers: object, check_peers: Callable[[], None] = lambda: None) -> tuple[SpinBarrier, torch.Tensor]:
     """The barrier of worker 0, and its block; the others say that they are these processes."""
     pids = [os.getpid(), *peers]
-    worker = thread_workers(len(pids), group=SimpleNamespace(gather=lambda _: pids))[0]
+    worker = thread_workers(len(pids), group=SimpleNamespace(gather=lambda _: pids, check_peers=check_peers))[0]
     block = torch.zeros(SpinBarrier.num_bytes(len(pids)), dtype=torch.uint8)
     return SpinBarrier(block, worker), block
 
@@ -80,6 +80,17 @@ def test_a_worker_that_came_and_died_since_is_not_missed(dead: int, monkeypatch:
     counts[16] = 1
     threading.Timer(0.01, counts.__setitem__, (8, 1)).start()
     barrier.wait()
+
+
+def test_what_is_known_of_the_others_in_other_ways_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is stopped, for example, has a process."""
+    monkeypatch.setattr(barriers, "_CHECK_EVERY", 1)
+
+    def check_peers() -> None:
+        raise PeerLostError("worker 0 lost worker 1.", given="no sign of life", expected="", hint="")
+
+    with pytest.raises(PeerLostError, match="worker 0 lost worker 1"):
+        waiting_for(os.getpid(), check_peers=check_peers)[0].wait()
 
 
 @pytest.mark.parametrize("pid", [None, "7", 1 << 40, -1, True])

@@ -3,10 +3,14 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import socket
+import subprocess
+import sys
 import time
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -192,6 +196,15 @@ def test_what_nccl_notices_later_is_raised_where_the_device_is_waited_for(worker
         worker.group.check_peers()
     assert caught.value.given == "NCCL reports REMOTE_ERROR"
     assert group.num_aborts == 1
+    worker.group.check_peers()  # NCCL reports its own abort, too
+
+
+def test_a_backend_that_notices_nothing_is_not_asked(
+    worker: Worker, group: FakeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group, "_get_backend", lambda _: object())
+    Collectives(worker, "nccl")
+    worker.group.check_peers()
 
 
 @pytest.mark.parametrize(("error", "num_aborts"), [(None, 0), (ValueError("boom"), 1)])
@@ -272,3 +285,53 @@ def test_all_workers_name_the_one_that_is_gone(
         assert what == f"worker {rank} lost worker 1."
         assert given.endswith("at step 3 (phase exchange)")
         assert waited < seconds
+
+
+SCRIPT = """
+import torch
+from torch import nn
+
+import lockstep as ls
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = nn.Linear(3, 1)
+loader = ls.data.Loader(ls.data.Arrays({"x": torch.randn(8, 3)}), batch_size=4)
+losses = lambda model, batch: {"loss": model(batch["x"]).square().mean()}
+state = ls.TrainState(model, ls.optim.SGD(0.1))
+for report in ls.train_steps(state, losses, loader, exchange=ls.AllReduce("gloo"), until=ls.Steps(5)):
+    if report.progress.step == 3 and ls.join().rank == 1 and FAILS:
+        raise ValueError("boom")
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("fails", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_scripts_of_a_bare_launcher_end_in_peace_or_with_the_words_of_the_one_that_failed(
+    fails: bool, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.replace("FAILS", str(fails)))
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(unused.getsockname()[1]), "WORLD_SIZE": "2"}
+    workers = [
+        subprocess.Popen(
+            [sys.executable, script],
+            env={**os.environ, **place, "RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [worker.communicate(timeout=60)[1] for worker in workers]
+    assert [worker.returncode for worker in workers] == [int(fails)] * 2, said
+    if not fails:
+        assert said == [
+            "2 towers on 2 workers (cpu, 1 thread each, fp32)\n",
+            "",
+        ]  # nothing of groups that were not destroyed, nor of a store that is gone
+        return
+    assert said[1].endswith("ValueError: boom\n")
+    assert "worker 0 lost worker 1.\n" in said[0]
+    assert "it failed at step 3 (phase loop body): ValueError: boom" in said[0]

@@ -149,6 +149,14 @@ def test_a_worker_that_fails_says_why() -> None:
         workers.peers[rank].leave(None)
 
 
+def test_the_first_to_leave_is_the_one_that_all_are_told_of() -> None:
+    workers = started(3)
+    workers.peers[2].leave(ValueError("first"))
+    workers.peers[1].leave(ValueError("second"))
+    assert soon(lambda: workers.said_to(0)).endswith("ValueError: first")
+    workers.peers[0].leave(None)
+
+
 def test_a_survivor_is_never_the_cause() -> None:
     workers = started(2)
     workers.peers[0].leave(PeerLostError("worker 0 lost worker 1.", given="", expected="", hint=""))

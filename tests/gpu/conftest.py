@@ -1,0 +1,36 @@
+"""Tests on a GPU: `make test-gpu`. With LOCKSTEP_GPU_TESTS=cpu they try themselves out on the CPU.
+
+There the package takes the branches of an accelerator, and what a GPU alone can show is left out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from device_calls import accelerator
+
+IS_TRIAL = os.environ.get("LOCKSTEP_GPU_TESTS") == "cpu"
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read once, when CUDA begins: exact steps ask for it
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark all tests of this folder, and leave them out where there is no GPU for them."""
+    reason = "needs a GPU: make test-gpu on a machine that has one"
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.gpu)
+            item.add_marker(pytest.mark.process)
+            item.add_marker(pytest.mark.skipif(not (IS_TRIAL or torch.cuda.is_available()), reason=reason))
+
+
+@pytest.fixture(autouse=True)
+def _as_on_an_accelerator() -> Iterator[None]:
+    if not IS_TRIAL:
+        yield
+        return
+    with accelerator():
+        yield

@@ -1,0 +1,75 @@
+"""Several workers: two on one GPU, and one that is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from gpu_nets import learned, losses, make_loader, make_state, worker
+
+import lockstep as ls
+from lockstep.errors import PeerLostError
+
+STEPS, LOST_AT = 5, 3
+
+
+def trained(workers_per_device: int) -> list[list[float]]:
+    worker(workers_per_device)
+    state = make_state()
+    ls.train(state, losses, make_loader(), ls.Towers(2), until=ls.Steps(STEPS))
+    return [value.double().flatten().tolist() for name, value in learned(state).items() if "num_batches" not in name]
+
+
+def test_two_workers_on_one_gpu_train_as_one(run_workers: Callable[..., list[Any]]) -> None:
+    alone = trained(1)
+    one, other = run_workers(trained, 2, 2)
+    assert one == other
+    for mine, theirs in zip(one, alone, strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() != 1, reason="where there are several GPUs each has one of them")
+def test_two_workers_on_one_gpu_are_refused_unless_asked_for(run_workers: Callable[..., list[Any]]) -> None:
+    with pytest.raises(AssertionError, match="Several workers have the same device"):
+        run_workers(trained, 2, 1)
+
+
+def lost(workers_per_device: int) -> tuple[str, float]:
+    """Worker 1 is killed in the midst of a run; what worker 0 says, and how many seconds after its last step."""
+    rank = worker(workers_per_device).rank
+    began = time.monotonic()
+
+    def note(report: ls.StepReport) -> None:
+        nonlocal began
+        began = time.monotonic()
+        if rank == 1 and report.step == LOST_AT:
+            time.sleep(1)  # a beat tells the others where it is
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(PeerLostError) as caught:
+        ls.train(make_state(), losses, make_loader(), ls.Towers(2), hooks=[note])
+    return caught.value.what, time.monotonic() - began
+
+
+@pytest.mark.parametrize(
+    "workers_per_device",
+    [
+        pytest.param(2, id="gloo, one GPU"),
+        pytest.param(
+            1,
+            id="NCCL, a GPU each",
+            marks=pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
+        ),
+    ],
+)
+def test_a_worker_that_is_killed_is_missed_in_seconds(
+    workers_per_device: int, run_workers: Callable[..., list[Any]]
+) -> None:
+    what, seconds = run_workers(lost, 2, workers_per_device, lost=[1])[0]
+    assert what.startswith("worker 0 ")
+    assert seconds < 20

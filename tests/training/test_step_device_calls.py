@@ -1,0 +1,197 @@
+"""What a step asks of an accelerator beside the model itself, counted on CPU tensors: launches, and waits.
+
+A ResNet-50's layout has 161 parameters and 53 batch norms: whatever is done for each of them alone shows at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from device_calls import DeviceCalls, accelerator, counted
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import lockstep as ls
+from lockstep.data.loader import Loader
+from lockstep.readers.reader import Arrays
+
+BATCH_SIZE, CLASSES = 8, 10
+RESNET_50, SMALL = (3, 4, 6, 3), (1,)
+"""Blocks of each stage."""
+MORE_LAUNCHES = 40
+
+
+class Bottleneck(nn.Module):
+    """The block of ResNet-50: kernels of 1, 3 and 1 pixels beside a shortcut."""
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            *convolution(inputs, width, 1), nn.ReLU(), *convolution(width, width, 3, stride), nn.ReLU()
+        ).extend(convolution(width, 4 * width, 1))
+        is_first = inputs != 4 * width
+        self.shortcut = nn.Sequential(*convolution(inputs, 4 * width, 1, stride)) if is_first else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.body(x) + self.shortcut(x))
+
+
+def convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> list[nn.Module]:
+    return [nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=False), nn.BatchNorm2d(outputs)]
+
+
+def make_model(blocks: Sequence[int] = RESNET_50) -> nn.Sequential:
+    """A residual net, a sixteenth as wide."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        layers, inputs = [*convolution(3, 4, 3), nn.ReLU()], 4
+        for stage, count in enumerate(blocks):
+            for index in range(count):
+                layers.append(Bottleneck(inputs, 4 << stage, 2 if stage and not index else 1))
+                inputs = 16 << stage
+        return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, CLASSES))
+
+
+def make_loader() -> Loader:
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(32, 3, 8, 8, generator=generator)
+    return Loader(Arrays({"image": images, "label": torch.arange(32) % CLASSES}), batch_size=BATCH_SIZE, seed=5)
+
+
+def losses(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+    return {"cross_entropy": F.cross_entropy(model(batch["image"]), batch["label"])}
+
+
+def steps_by_hand(towers: ls.Towers) -> Iterator[None]:
+    """The plain loop: accumulated gradients, torch's fused SGD, a moving average."""
+    model = make_model()
+    if towers.channels_last:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    parameters = list(model.parameters())
+    average = [p.detach().clone() for p in parameters]
+    optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9, fused=True)
+    for batch in ls.batches(make_loader(), towers):
+        optimizer.zero_grad()
+        for tower in range(towers.count):
+            size = BATCH_SIZE // towers.count
+            images, labels = (batch[name][tower * size : (tower + 1) * size] for name in ("image", "label"))
+            if towers.channels_last:
+                images = images.to(memory_format=torch.channels_last)
+            with torch.autocast("cpu", torch.bfloat16, enabled=towers.precision == "bf16"):
+                loss = F.cross_entropy(model(images), labels)
+            (loss / towers.count).backward()
+        optimizer.step()
+        with torch.no_grad():
+            torch._foreach_lerp_(average, parameters, 0.01)
+        yield
+
+
+def steps(towers: ls.Towers) -> Iterator[ls.StepReport]:
+    state = ls.TrainState(make_model(), ls.optim.SGD(0.1, momentum=0.9), average=ls.optim.MovingAverage(0.99))
+    return ls.train_steps(state, losses, make_loader(), towers)
+
+
+def of_one_step(run: Iterator[object]) -> DeviceCalls:
+    """What the fourth step costs: the first ones allocate, and an accelerator reads each of them during the next."""
+    for _ in islice(run, 3):
+        pass
+    with counted() as calls:
+        next(run)
+    return calls
+
+
+TOWERS = {
+    "one": ls.Towers(1),
+    "channels_last in bf16": ls.Towers(1, channels_last=True, precision="bf16"),
+    "two in channels_last": ls.Towers(2, channels_last=True),
+    "last statistics": ls.Towers(2, batch_norm="last"),
+}
+
+
+@pytest.mark.parametrize("towers", TOWERS.values(), ids=TOWERS)
+def test_a_step_launches_little_beside_its_model(towers: ls.Towers) -> None:
+    with accelerator():
+        by_hand = of_one_step(steps_by_hand(towers)).num_launches
+        ours = of_one_step(steps(towers))
+    assert not ours.mixed
+    assert ours.num_launches <= by_hand + MORE_LAUNCHES, ours.by_line()
+
+
+def test_a_model_in_16_bits_launches_little_more() -> None:
+    """Its update is computed in 32 bits; batch norm stays in 32 bits throughout, so that all lists are mixed."""
+
+    def in_16_bits(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+        return {"cross_entropy": F.cross_entropy(model(batch["image"].bfloat16()).float(), batch["label"])}
+
+    model = make_model().bfloat16()
+    for norm in [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]:
+        norm.float()
+    with accelerator():
+        by_hand = of_one_step(steps_by_hand(ls.Towers(1))).num_launches
+        state = ls.TrainState(model, ls.optim.SGD(0.1, momentum=0.9), average=ls.optim.MovingAverage(0.99))
+        ours = of_one_step(ls.train_steps(state, in_16_bits, make_loader()))
+    assert ours.mixed == []
+    assert ours.num_launches <= by_hand + 2 * MORE_LAUNCHES, ours.by_line()
+
+
+def counts(batch: ls.Batch) -> dict[str, Tensor]:
+    return {"cross_entropy": (batch["label"] >= 0).sum()}
+
+
+def with_numbers(model: nn.Module, batch: ls.Batch) -> tuple[dict[str, Any], dict[str, Any]]:
+    return {**losses(model, batch), "nothing": 0}, {"half": 0.5}
+
+
+ROWS: dict[str, tuple[ls.Towers, dict[str, Any]]] = {
+    "one tower": (ls.Towers(1), {}),
+    "four towers": (ls.Towers(4), {}),
+    "bf16": (ls.Towers(2, precision="bf16", channels_last=True), {}),
+    "fp16": (ls.Towers(2, precision="fp16"), {}),
+    **{
+        f"statistics {kind}": (ls.Towers(2, batch_norm=kind), {})
+        for kind in ("first", "last", "none", "frozen", "sync")
+    },
+    "L2": (ls.Towers(1), {"regularization": [ls.losses.L2(1e-4)]}),
+    "global clip": (ls.Towers(1), {"gradient_transforms": [ls.optim.ClipGlobalNorm(1.0)]}),
+    "average": (ls.Towers(1), {"average": ls.optim.MovingAverage(0.99, statistics=True)}),
+    "AdamW": (ls.Towers(1), {"optimizer": ls.optim.AdamW(1e-3)}),
+    "skip": (ls.Towers(1), {"nonfinite": "skip"}),
+    "off": (ls.Towers(1), {"nonfinite": "off"}),
+    "counts": (ls.Towers(1), {"counts": counts}),
+    "counts of four towers": (ls.Towers(4), {"counts": counts}),
+    "plain numbers": (ls.Towers(2), {"losses": with_numbers}),
+}
+
+
+@pytest.mark.parametrize(("towers", "options"), ROWS.values(), ids=ROWS)
+def test_a_step_is_read_while_the_next_one_is_computed(towers: ls.Towers, options: dict[str, Any]) -> None:
+    options = {"optimizer": ls.optim.SGD(0.1, momentum=0.9), "losses": losses, "counts": None, **options}
+    function, counted_by = options.pop("losses"), options.pop("counts")
+    with accelerator():
+        state, loader = ls.TrainState(make_model(SMALL), **options), make_loader()
+        in_a_run = of_one_step(ls.train_steps(state, function, loader, towers, counts=counted_by))
+        alone = of_one_step(
+            ls.train_step(state, function, batch, towers, counts=counted_by) for batch in ls.batches(loader, towers)
+        )
+    assert (in_a_run.waits, in_a_run.mixed) == ([], [])
+    assert [call.line.partition(":")[0] for call in alone.waits] == ["readback.py"]
+    assert alone.mixed == []
+
+
+def test_an_overflow_in_fp16_is_explained_in_one_read_more() -> None:
+    def overflowing(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+        return {name: loss * 1e38 for name, loss in losses(model, batch).items()}
+
+    towers = ls.Towers(1, precision="fp16")
+    with accelerator():
+        state = ls.TrainState(make_model(SMALL), ls.optim.SGD(0.1))
+        calls = of_one_step(
+            ls.train_step(state, overflowing, batch, towers) for batch in ls.batches(make_loader(), towers)
+        )
+    assert state.loss_scale.value == 2.0**12
+    assert state.num_skipped == 0
+    assert [call.line.partition(":")[0] for call in calls.waits] == ["readback.py", "tensor_lists.py"]
