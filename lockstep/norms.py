@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
+from functools import partial, reduce
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import torch
 
 from lockstep import readback
+from lockstep.tensor_lists import map_all
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +33,8 @@ def norms_of(tensors: Sequence[Tensor | None], order: int = 2) -> list[float]:
 
 def norms_on_device(tensors: Sequence[Tensor], order: int = 2) -> Tensor:
     """The norm of each, as float64 on their device, which nobody waits for; shape (tensors,)."""
-    return torch.stack(torch._foreach_norm(list(tensors), order, _wide_dtype(tensors))).double()
+    of_one_dtype = partial(torch._foreach_norm, ord=order, dtype=_wide_dtype(tensors))
+    return torch.stack(map_all(of_one_dtype, list(tensors))).double()
 
 
 def _norms(tensors: list[Tensor], order: int) -> list[float]:

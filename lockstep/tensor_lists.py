@@ -6,7 +6,7 @@ tensor by tensor. On a CPU nothing would be gained: there torch takes every list
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -35,12 +35,25 @@ def copy_all(to: list[Tensor], values: list[Tensor]) -> None:
                 tensor.copy_(value)
 
 
-def add_all(tensors: list[Tensor], others: list[Tensor]) -> list[Tensor]:
-    """Add to each tensor the other one in its place, of the same dtype, in `addable`; returns the sums."""
-    sums = {some[0].dtype: iter(torch._foreach_add(some, theirs)) for some, theirs in _by_dtype(tensors, others)}
-    if len(sums) == 1:
-        return list(*sums.values())
-    return [next(sums[tensor.dtype]) for tensor in tensors]
+def map_all(operation: Callable[..., Sequence[Tensor]], *lists: list[Tensor]) -> list[Tensor]:
+    """The results of a foreach operation of torch that makes new tensors, in the order of the lists.
+
+    Tensors in one place have one dtype; so have the results of all those of one dtype.
+    """
+    results = [(some[0].dtype, operation(some, *others)) for some, *others in _by_dtype(*lists)]
+    if len(results) == 1:
+        return list(results[0][1])
+    made = {dtype: iter(tensors) for dtype, tensors in results}
+    return [next(made[tensor.dtype]) for tensor in lists[0]]
+
+
+def all_widened(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Float32 copies of the tensors of 16 bits, and the others themselves."""
+    narrow = [tensor for tensor in tensors if tensor.itemsize < 4]
+    wide = [torch.empty_like(tensor, dtype=torch.float32) for tensor in narrow]
+    copy_all(wide, narrow)
+    copies = iter(wide)
+    return [next(copies) if tensor.itemsize < 4 else tensor for tensor in tensors]
 
 
 def add_all_(tensors: list[Tensor], others: list[Tensor]) -> None:
@@ -73,15 +86,15 @@ def with_strides_of(tensor: Tensor, like: Tensor) -> Tensor:
     return torch.empty_like(like).copy_(tensor)
 
 
-def _by_dtype(tensors: list[Tensor], others: list[Tensor]) -> Collection[tuple[list[Tensor], list[Tensor]]]:
-    """Split two lists alike, by the dtypes of the first one, where that makes fewer launches."""
-    if not tensors:  # torch refuses empty lists
+def _by_dtype(*lists: list[Tensor]) -> Collection[tuple[list[Tensor], ...]]:
+    """Split the lists alike, by the dtypes of the first one, where that makes fewer launches."""
+    if not lists[0]:  # torch refuses empty lists
         return []
-    if not readback.reading_waits(tensors[0].device):
-        return [(tensors, others)]
-    groups: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
-    for tensor, other in zip(tensors, others, strict=True):
-        some, theirs = groups.setdefault(tensor.dtype, ([], []))
-        some.append(tensor)
-        theirs.append(other)
+    if not readback.reading_waits(lists[0][0].device):
+        return [lists]
+    groups: dict[torch.dtype, tuple[list[Tensor], ...]] = {}
+    for tensors in zip(*lists, strict=True):
+        group = groups.setdefault(tensors[0].dtype, tuple([] for _ in lists))
+        for some, tensor in zip(group, tensors, strict=True):
+            some.append(tensor)
     return groups.values()

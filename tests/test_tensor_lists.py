@@ -10,7 +10,7 @@ import torch
 from device_calls import accelerator, counted
 from torch import Tensor
 
-from lockstep.tensor_lists import add_all, add_all_, are_finite, copy_all, with_strides_of
+from lockstep.tensor_lists import add_all_, all_widened, are_finite, copy_all, map_all, with_strides_of
 
 MIXED = [torch.float32, torch.int64, torch.float32, torch.bool, torch.bfloat16, torch.int64, torch.float32]
 anywhere = pytest.mark.parametrize("device", [nullcontext, accelerator], ids=["cpu", "accelerator"])
@@ -41,8 +41,8 @@ def test_sums_are_those_of_the_tensors_in_one_place(device: type) -> None:
     tensors, others = drawn(1), drawn(2)
     expected = [a + b for a, b in zip(tensors, others, strict=True)]
     with device():
-        assert_same(add_all(tensors, others), expected)
-        assert_same(add_all(tensors[:1], others[:1]), expected[:1])
+        assert_same(map_all(torch._foreach_add, tensors, others), expected)
+        assert_same(map_all(torch._foreach_add, tensors[:1], others[:1]), expected[:1])
         assert_same(tensors, drawn(1))
         add_all_(tensors, others)
     assert_same(tensors, expected)
@@ -53,7 +53,7 @@ def test_a_launch_takes_many_tensors_of_one_dtype() -> None:
     to, values = drawn(1, dtypes), drawn(2, dtypes)
     with accelerator(), counted() as calls:
         copy_all(to, values)
-        add_all_(add_all(to, values), values)
+        add_all_(map_all(torch._foreach_add, to, values), values)
     assert not calls.mixed
     # Lists of 50 tensors; a sum that is new is a third list.
     assert {call.what: n for call, n in calls.launches.items()} == {
@@ -61,6 +61,17 @@ def test_a_launch_takes_many_tensors_of_one_dtype() -> None:
         "_foreach_add": 4,
         "_foreach_add_": 2,
     }
+
+
+@anywhere
+def test_tensors_of_16_bits_are_widened_in_their_layout(device: type) -> None:
+    dtypes = [torch.bfloat16, torch.float32, torch.float64, torch.float16, torch.bfloat16]
+    narrow = [tensor.t() for tensor in drawn(1, dtypes)]
+    with device():
+        wide = all_widened(narrow)
+    assert_same(wide, [t.float() if t.itemsize < 4 else t for t in narrow])
+    assert [t.stride() for t in wide] == [t.stride() for t in narrow]
+    assert wide[1] is narrow[1]
 
 
 @anywhere

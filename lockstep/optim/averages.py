@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import torch
 
 from lockstep.checks import Checked, Decay, Hint
+from lockstep.tensor_lists import all_widened
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,9 +58,7 @@ class BoundAverage:
 
     def update(self, step: int) -> None:
         """Move towards the values as they are after the update that made `step`."""
-        sources = self._sources
-        if self._needs_cast:
-            sources = [s.to(a.dtype) for s, a in zip(sources, self._averages, strict=True)]
+        sources = all_widened(self._sources) if self._needs_cast else self._sources
         torch._foreach_lerp_(self._averages, sources, 1.0 - self._value.decay_at(step))
         for copy, source in self._copies:
             copy.copy_(source)

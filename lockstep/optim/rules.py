@@ -21,6 +21,7 @@ from lockstep.optim.gradients import Gradients
 from lockstep.optim.optimizers import Scheduled, WeightDecay, of_another
 from lockstep.optim.schedules import LearningRate
 from lockstep.selection import assigned, selected
+from lockstep.tensor_lists import all_widened, copy_all
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -263,10 +264,6 @@ def in_float32(chunk: Chunk) -> Iterator[Chunk]:
     if all(p.dtype.itemsize >= 4 for p in chunk.parameters):
         yield chunk
         return
-    wide = _widened(chunk.parameters)
-    yield chunk._replace(parameters=wide, gradients=_widened(chunk.gradients))
-    torch._foreach_copy_(chunk.parameters, wide)
-
-
-def _widened(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [t.float() if t.dtype.itemsize < 4 else t for t in tensors]
+    wide = all_widened(chunk.parameters)
+    yield chunk._replace(parameters=wide, gradients=all_widened(chunk.gradients))
+    copy_all(chunk.parameters, wide)

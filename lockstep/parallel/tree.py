@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, cast
 
-from lockstep.tensor_lists import add_all, add_all_
+import torch
+
+from lockstep.tensor_lists import add_all_, map_all
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -118,6 +120,6 @@ class PartialSum:
         if not self.tensors:
             return PartialSum([], numbers)
         if not self.owned:
-            return PartialSum(add_all(self.tensors, other.tensors), numbers, owned=True)
+            return PartialSum(map_all(torch._foreach_add, self.tensors, other.tensors), numbers, owned=True)
         add_all_(self.tensors, other.tensors)
         return PartialSum(self.tensors, numbers, owned=True)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
 import torch
+from device_calls import accelerator
 from torch import Tensor, nn
 from torch._dynamo import config, reset
 from torch._dynamo.utils import counters
@@ -73,18 +75,23 @@ def _a_second_compilation_is_refused() -> Iterator[None]:
     ],
     ids=["one tower", "channels_last", "bf16", "fp16", "last statistics", "frozen statistics", "frozen layers"],
 )
+@pytest.mark.parametrize("device", [nullcontext, accelerator], ids=["cpu", "accelerator"])
 def test_a_run_compiles_once_and_saves_plain_names(
-    towers: ls.Towers, options: Any, monkeypatch: pytest.MonkeyPatch
+    towers: ls.Towers,
+    options: Any,
+    device: Callable[[], AbstractContextManager[None]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What makes torch compile again is the same for every backend: this one costs no C++ compiler."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
-    state = make_state(nonfinite="skip", **options)
-    names = list(state.model.state_dict())
-    reports = ls.train_steps(state, losses, make_loader(), towers, until=ls.Steps(NUM_STEPS))
-    for report in reports:
-        if report.step == 2:
-            ls.evaluate(state, score, make_loader())
-            state.load(state.sections(), state.values())
+    with device():
+        state = make_state(nonfinite="skip", **options)
+        names = list(state.model.state_dict())
+        reports = ls.train_steps(state, losses, make_loader(), towers, until=ls.Steps(NUM_STEPS))
+        for report in reports:
+            if report.step == 2:
+                ls.evaluate(state, score, make_loader())
+                state.load(state.sections(), state.values())
     assert (state.step, state.num_skipped) == (NUM_STEPS, 1)
     assert counters["stats"]["unique_graphs"] == 1
     sections = state.sections()

@@ -121,6 +121,23 @@ def test_a_step_launches_little_beside_its_model(towers: ls.Towers) -> None:
     assert ours.num_launches <= by_hand + MORE_LAUNCHES, ours.by_line()
 
 
+def test_a_model_in_16_bits_launches_little_more() -> None:
+    """Its update is computed in 32 bits; batch norm stays in 32 bits throughout, so that all lists are mixed."""
+
+    def in_16_bits(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+        return {"cross_entropy": F.cross_entropy(model(batch["image"].bfloat16()).float(), batch["label"])}
+
+    model = make_model().bfloat16()
+    for norm in [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]:
+        norm.float()
+    with accelerator():
+        by_hand = of_one_step(steps_by_hand(ls.Towers(1))).num_launches
+        state = ls.TrainState(model, ls.optim.SGD(0.1, momentum=0.9), average=ls.optim.MovingAverage(0.99))
+        ours = of_one_step(ls.train_steps(state, in_16_bits, make_loader()))
+    assert ours.mixed == []
+    assert ours.num_launches <= by_hand + 2 * MORE_LAUNCHES, ours.by_line()
+
+
 def counts(batch: ls.Batch) -> dict[str, Tensor]:
     return {"cross_entropy": (batch["label"] >= 0).sum()}
 
