@@ -178,11 +178,10 @@ class TowerOutputs:
             numbers[num_losses:],
         )
 
-    def metrics_and_extras(self, numbers: Sequence[float]) -> tuple[dict[str, float], Sequence[float]]:
-        """Take apart the numbers behind the losses, as the host has read them."""
+    def metrics(self, others: Sequence[float]) -> dict[str, float]:
+        """The metrics among the numbers behind the losses, as the host has read them."""
         assert self.names is not None, "a tower ran"
-        count = len(self.names.metrics)
-        return dict(zip(self.names.metrics, numbers[:count], strict=True)), numbers[count:]
+        return dict(zip(self.names.metrics, others, strict=False))
 
     def _laid_out(self, gradients: Sequence[Tensor | None]) -> list[Tensor]:
         """Dense gradients in the memory layout of their parameters, zeros for those absent; then the marks."""

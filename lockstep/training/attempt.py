@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import torch
 
 from lockstep.checks import Checked, Decay, Hint
+from lockstep.errors import WorkerError
 from lockstep.readback import Readback
 from lockstep.tensor_lists import are_finite
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from lockstep.parallel.hosting import StepInputs
     from lockstep.parallel.tree import TreeSum
     from lockstep.types import Batch
+    from lockstep.workers.rank import Worker
 
 Nonfinite = Literal["stop", "skip", "rollback", "off"]
 """What becomes of an attempt that is not finite."""
@@ -146,20 +148,35 @@ class Proposal:
         return Found(losses, self.gradients.norm, math.isfinite(attempt.statistics_check), attempt.others)
 
 
-class ChangeCounts:
-    """Numbers that grow with each change of some tensors in place, but for those through `.data`, and with `touch`."""
+class Extras(NamedTuple):
+    """Numbers of each worker that travel with the losses, summed over the workers."""
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._tensors = tensors
-        self._num_touches = 0
+    elapsed_seconds: float
+    """On the chief's clock; the others add nothing."""
+    num_stops: float
+    """Workers that were asked to stop."""
+    num_bad: float
+    """Examples that could not be read."""
+    num_begun: float
+    """Attempts begun so far, this one included: the same number on each worker."""
 
-    def touch(self) -> None:
-        """Say that something else has changed that towers compute with, such as the hooks of a module."""
-        self._num_touches += 1
+    @classmethod
+    def of(cls, found: Found, number: int, worker: Worker) -> Extras:
+        """What the workers have told each other with an attempt, which is the `number`-th on this one.
 
-    def now(self) -> list[int]:
-        """The numbers as they are now."""
-        return [self._num_touches, *[tensor._version for tensor in self._tensors]]
+        Raises:
+            WorkerError: the workers have not begun the same one.
+        """
+        extras = cls(*found.others[-len(cls._fields) :])
+        mean = extras.num_begun / worker.num_workers
+        if mean != number:
+            raise WorkerError(
+                "The workers have not begun the same attempt.",
+                given=f"attempt {number} on {worker.name}, and {mean:g} in the mean of all workers",
+                expected="loop bodies that change parameters and buffers on all workers alike, or on none",
+                hint="leave `if worker.is_chief` out around such changes",
+            )
+        return extras
 
 
 class Begun(NamedTuple):
@@ -169,8 +186,10 @@ class Begun(NamedTuple):
     inputs: StepInputs
     sums: TreeSum
     proposal: Proposal
-    change_counts: list[int]
-    """Of what it was computed with."""
+    number: int
+    """Counted from 1 on, on all workers alike."""
+    versions: list[int]
+    """Of the tensors that it was computed with."""
     began: float
     """By `time.perf_counter`."""
 
@@ -180,6 +199,7 @@ class Enqueued(NamedTuple):
 
     batch: Batch
     inputs: StepInputs
+    number: int
     unread: Unread
 
 

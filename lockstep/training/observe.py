@@ -47,7 +47,8 @@ class Source(Protocol):
 class Observer:
     """A hook that writes the histograms of a source at an interval.
 
-    A skipped attempt is no step: the next one that is made takes its place. The time is read before an attempt, so an
+    A skipped attempt is no step: the next one that is made takes its place, as it does of one whose forward pass was
+    over before the observer came, where attempts are read late. The time is read before an attempt, so an
     interval in seconds is noticed one step later. A run that is resumed writes at the same steps and epochs. A step
     that raises leaves it attached: `close` it before training goes on.
 
@@ -72,8 +73,8 @@ class Observer:
     def __call__(self, report: StepReport) -> None:
         """Write the histograms of a watched attempt, and watch the next one if it is due."""
         if self._is_due:
-            if not report.skipped:
-                self._summaries.write_histograms(*self._source.seen(), report.step)
+            if not report.skipped and any(seen := self._source.seen()):
+                self._summaries.write_histograms(*seen, report.step)
                 self._is_due = False
             self._source.detach()
         self._look_ahead(report.progress, report.num_examples)
@@ -169,7 +170,6 @@ class ActivationSource:
             )
         modules = state.model.named_modules()
         self._modules = {name or state.name: m for name, m in modules if next(m.children(), None) is None}
-        self._change_counts = state.change_counts
         self._handles: list[RemovableHandle] = []
         self._found: dict[str, Histogram] = {}
 
@@ -179,7 +179,6 @@ class ActivationSource:
         self._handles = [
             module.register_forward_hook(_looking(name, module, self._found)) for name, module in self._modules.items()
         ]
-        self._change_counts.touch()
 
     def detach(self) -> None:
         """Watch no more."""

@@ -24,7 +24,6 @@ from lockstep.selection import Patterns
 from lockstep.tensor_lists import copy_all
 from lockstep.training.attempt import (
     Attempt,
-    ChangeCounts,
     Found,
     LossAverage,
     LossScale,
@@ -121,7 +120,6 @@ class TrainState:
         changeable = set(map(id, changeable_buffers(model)))
         self.buffers = {n: b for n, b in model.named_buffers() if id(b) in changeable}
         self._buffer_list = list(self.buffers.values())
-        self.change_counts = ChangeCounts([*model.parameters(), *self._buffer_list])
         self._optimizer = optimizer_of(optimizer).bind(self.parameters)
         self._average = average.bind(self.parameters, self.buffers) if average else None
         self.matches = matches(
@@ -143,7 +141,7 @@ class TrainState:
         self.loss_scale = LossScale()
         self.smoothed = SmoothedLosses(loss_average or LossAverage())
         self.gradient_hooks: list[Callable[[Gradients], None]] = []
-        """Called with the gradients of each update as the optimizer gets them."""
+        """Called with the gradients of each update as the optimizer gets them; read late, they may not be finite."""
         _states.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -275,6 +273,10 @@ class TrainState:
             reasons.append("sparse gradients are looked through for their rows")
         return reasons
 
+    def versions(self) -> list[int]:
+        """Numbers that grow with each change in place of a parameter or buffer, but for those through `.data`."""
+        return [tensor._version for tensor in (*self.model.parameters(), *self._buffer_list)]
+
     def other_buffers(self) -> list[Tensor]:
         """The buffers of the models of all other states: no step of this state may change them."""
         if len(_states) == 1:
@@ -353,9 +355,7 @@ class TrainState:
         loss scale go on. The slots of the optimizer stay fresh, and it counts its steps from here. A parameter that had
         no average begins it at its present value; one that is no longer trained has none.
 
-        Args:
-            before: stays as it is, and shares no tensor with this state; it may train other parameters, with another
-                optimizer.
+        The other state stays as it is, and shares no tensor with this one; it may train other parameters.
         """
         old, new = before.sections(), self.sections()
         present = {**old["parameters"], **old["buffers"]}

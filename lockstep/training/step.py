@@ -23,7 +23,7 @@ from lockstep.parallel.towers import Towers
 from lockstep.parallel.tree import TreeSum, assign_towers
 from lockstep.progress import Progress
 from lockstep.screen import log
-from lockstep.training.attempt import Attempt, Begun, Enqueued, Outcome
+from lockstep.training.attempt import Attempt, Begun, Enqueued, Extras, Found, Outcome
 from lockstep.training.missing_gradients import MissingGradients
 from lockstep.training.nonfinite import handle
 from lockstep.training.preflight import (
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from lockstep.types import CountFunction, LossFunction
 
 
-_NUM_BAD = -1
-"""Among the numbers that are read with the losses: how many examples could not be read."""
 _steps: WeakKeyDictionary[TrainState, dict[tuple[Towers, Exchange], BoundStep]] = WeakKeyDictionary()
 """The steps of each state, by towers and exchange; they live as long as the state."""
 
@@ -160,6 +158,7 @@ class BoundStep:
         self._missing = MissingGradients(self._state, num_leaves, is_chief=worker.is_chief)
         self._started = self._resumed = time.perf_counter()
         self._resolved_for: tuple[int, int] | None = None
+        self._num_begun = 0
         self.runs_ahead = readback.reading_waits(worker.device) and not state.reads_first()
         """Updates may be enqueued before their attempts are read."""
 
@@ -194,35 +193,35 @@ class BoundStep:
             return self._finish(begun, losses)
 
     def can_enqueue(self, begun: Begun) -> bool:
-        """Whether the update can be enqueued before the attempt is read."""
+        """Whether the update can be enqueued before the attempt is read; all workers find the same."""
         return (
             self.runs_ahead
             and begun.proposal.unread is not None
-            and not self._state.gradient_hooks
             and not self._state.other_buffers()
-            and not begun.batch.bad
+            and not (self.worker.num_workers == 1 and begun.batch.bad)
         )
 
     def enqueue(self, begun: Begun) -> Enqueued:
         """Enqueue the update of an attempt that is not read; the device makes none that is not finite."""
-        batch, inputs, _, proposal, *_ = begun
+        batch, inputs, _, proposal, number, *_ = begun
         assert proposal.unread is not None, "asked by can_enqueue"
         with uninterrupted():
             found_inf = self._state.found_inf(proposal)
             if found_inf is not None and proposal.attempt.statistics:
                 self._host.statistics.hold_back(found_inf)
             self._state.update(proposal, found_inf=found_inf)
-        return Enqueued(batch, inputs, proposal.unread)
+        return Enqueued(batch, inputs, number, proposal.unread)
 
     def complete(self, enqueued: Enqueued) -> StepReport | None:
         """Read what has become of an update that is enqueued, and report it; None if the device has made none."""
-        batch, inputs, unread = enqueued
+        batch, inputs, number, unread = enqueued
         with uninterrupted():
             found = unread.read(self.worker.group.check_peers)
-            if found.others[_NUM_BAD] or self._state.refuses(found, inputs.loss_scale):
+            extras = Extras.of(found, number, self.worker)
+            if extras.num_bad or self._state.refuses(found, inputs.loss_scale):
                 return None
             outcome = self._state.settle(found, inputs.loss_scale)
-            return self._report(batch, outcome, found.others, time.perf_counter() - self._resumed)
+            return self._report(batch, outcome, found, extras, time.perf_counter() - self._resumed)
 
     def is_stale(self, begun: Begun) -> bool:
         """Whether an attempt was computed with something else than what is there now."""
@@ -230,7 +229,7 @@ class BoundStep:
         return (
             inputs.step != state.step
             or (inputs.loss_scale is not None and inputs.loss_scale != state.loss_scale.value)
-            or begun.change_counts != state.change_counts.now()
+            or begun.versions != state.versions()
         )
 
     def resume(self) -> None:
@@ -256,35 +255,39 @@ class BoundStep:
         inputs = self._inputs(batch, [counts(part) for _, _, part in parts] if counts else [], step, began)
         sums = self._run_towers(losses, parts, inputs)
         proposal = self._state.propose(self._attempt(sums, inputs.loss_scale))
-        return Begun(batch, inputs, sums, proposal, self._state.change_counts.now() if self.runs_ahead else [], began)
+        versions = self._state.versions() if self.runs_ahead else []
+        return Begun(batch, inputs, sums, proposal, self._num_begun, versions, began)
 
     def _finish(self, begun: Begun, losses: LossFunction) -> StepReport:
-        batch, inputs, sums, proposal, _, began = begun
+        batch, inputs, sums, proposal, number, _, began = begun
         found = proposal.read(self.worker.group.check_peers)
-        bad = self._gather_bad(batch) if found.others[_NUM_BAD] else ()
+        extras = Extras.of(found, number, self.worker)
+        bad = self._gather_bad(batch) if extras.num_bad else ()
         outcome = self._state.decide(proposal, found)
         nonfinite = None
         if outcome.skipped:
             nonfinite = handle(outcome, self._state, self._host, losses, batch, sums, inputs.counts, self.worker)
         seconds = batch.wait_seconds + time.perf_counter() - began
-        return self._report(batch, outcome, found.others, seconds, nonfinite, bad)
+        return self._report(batch, outcome, found, extras, seconds, nonfinite, bad)
 
     def _report(
         self,
         batch: Batch,
         outcome: Outcome,
-        others: Sequence[float],
+        found: Found,
+        extras: Extras,
         seconds: float,
         nonfinite: NonFiniteReport | None = None,
         bad: tuple[BadExample, ...] = (),
     ) -> StepReport:
         """Report an attempt that is over, and commit its batch."""
-        metrics, (elapsed_seconds, num_stops, _) = self._host.outputs.metrics_and_extras(others)
         report = StepReport(
-            progress=Progress(self._state.step, batch.position + batch.batch_size, batch.epoch_size, elapsed_seconds),
+            progress=Progress(
+                self._state.step, batch.position + batch.batch_size, batch.epoch_size, extras.elapsed_seconds
+            ),
             losses=outcome.losses,
             smoothed=self._state.smoothed.now(),
-            metrics=metrics,
+            metrics=self._host.outputs.metrics(found.others),
             learning_rate=next(iter(outcome.learning_rates.values())),
             gradient_norm=outcome.gradient_norm,
             num_examples=batch.batch_size,
@@ -296,7 +299,7 @@ class BoundStep:
             stage_seconds=batch.stage_seconds,
             queue_fill=batch.queue_fill,
             bad=bad,
-            stop_requested=num_stops > 0,
+            stop_requested=extras.num_stops > 0,
         )
         if batch.loader is not None:
             batch.loader.commit(batch, report)
@@ -326,11 +329,13 @@ class BoundStep:
 
     def _inputs(self, batch: Batch, counts: Sequence[Counts], step: int, began: float) -> StepInputs:
         state, worker = self._state, self.worker
-        extras = [
-            began - self._started if worker.rank == 0 else 0.0,  # the chief's clock
-            float(worker.pulse.stop_requested is not None),
-            float(len(batch.bad)),
-        ]
+        self._num_begun += 1
+        extras = Extras(
+            elapsed_seconds=began - self._started if worker.rank == 0 else 0.0,
+            num_stops=float(worker.pulse.stop_requested is not None),
+            num_bad=float(len(batch.bad)),
+            num_begun=float(self._num_begun),
+        )
         return StepInputs(
             step,
             self._reducer.counted(counts) if counts else {},
@@ -368,7 +373,10 @@ class BoundStep:
             total = self._reducer.total(sums)
         totals = self._host.outputs.unpacked(total)
         statistics = self._host.statistics
-        others = totals.others
+        others, withheld = totals.others, None
+        if isinstance(others, Tensor) and self.worker.num_workers > 1:
+            *_, num_bad, num_begun = others[-len(Extras._fields) :].unbind()
+            withheld = num_bad + (num_begun - self.worker.num_workers * self._num_begun).abs()
         return Attempt(
             self._missing.left_out(totals, self._host.absent),
             statistics.combined(totals.statistics),
@@ -378,15 +386,11 @@ class BoundStep:
             total.owned,
             statistics.check_sums(totals.statistics),
             others,
-            others[_NUM_BAD] if isinstance(others, Tensor) and self.worker.num_workers > 1 else None,
+            withheld,
         )
 
     def _gather_bad(self, batch: Batch) -> tuple[BadExample, ...]:
-        """Gather the examples that could not be read on any worker, and count them; all workers call it together.
-
-        Raises:
-            DataError: the budget of such examples is used up.
-        """
+        """Gather the examples that could not be read on any worker, and count them: a DataError beyond their budget."""
         found = self.worker.group.gather([list(example) for example in batch.bad])
         bad = tuple(sorted(BadExample(*example) for examples in found for example in examples))
         if batch.loader is not None:

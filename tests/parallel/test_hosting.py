@@ -82,8 +82,8 @@ def test_totals_are_means_over_the_towers(num_towers: int) -> None:
     totals = host.outputs.unpacked(run(host, losses, make_batch(num_towers), StepInputs(extras=(7.0,))).total())
     assert sum(totals.losses.values()) == pytest.approx(objective)
     assert list(totals.losses) == ["square", "size"]
-    assert list(host.outputs.metrics_and_extras(totals.others)[0]) == ["mean"]
-    assert host.outputs.metrics_and_extras(totals.others)[1] == [7.0]  # of the worker: once, not once a tower
+    assert list(host.outputs.metrics(totals.others)) == ["mean"]
+    assert totals.others[1:] == [7.0]  # of the worker: once, not once a tower
     names = [name for name, _ in model.named_parameters()]
     for name, gradient in zip(names, totals.gradients, strict=True):
         if name not in {"unused", "embedding.weight"}:
