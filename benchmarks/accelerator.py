@@ -116,7 +116,10 @@ def connect_ddp(worker: ls.Worker) -> None:
     """Make the process group that DDP takes."""
     store = torch.distributed.PrefixStore("ddp", worker.group.store)
     backend = "gloo" if worker.device.type == "cpu" else "nccl"
-    torch.distributed.init_process_group(backend, store=store, rank=worker.rank, world_size=worker.num_workers)
+    device = None if worker.device.type == "cpu" else worker.device
+    torch.distributed.init_process_group(
+        backend, store=store, rank=worker.rank, world_size=worker.num_workers, device_id=device
+    )
 
 
 def started(made: Mapping[str, Callable[[], Step]]) -> dict[str, Step]:

@@ -7,6 +7,7 @@ tensor by tensor. On a CPU nothing would be gained: there torch takes every list
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,15 +17,18 @@ from lockstep import readback
 if TYPE_CHECKING:
     from torch import Tensor
 
-ADDABLE = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128}
-ADDABLE |= {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
-"""The dtypes that torch can add up, and has kernels for lists of: not float8, nor uint16 to uint64."""
+
+@cache
+def addable() -> frozenset[torch.dtype]:
+    """The dtypes that torch can add up, and has kernels for lists of: not float8, nor uint16 to uint64."""
+    floats = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128}
+    return frozenset(floats | {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
 
 def copy_all(to: list[Tensor], values: list[Tensor]) -> None:
     """Copy each value to the tensor in its place."""
     for some, theirs in _by_dtype(to, values):
-        if some[0].dtype in ADDABLE:
+        if some[0].dtype in addable():
             torch._foreach_copy_(some, theirs)
         else:
             for tensor, value in zip(some, theirs, strict=True):
@@ -53,7 +57,7 @@ def all_widened(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def add_all_(tensors: list[Tensor], others: list[Tensor]) -> None:
-    """Add to each tensor, in place, the other one in its place, of the same dtype, in `ADDABLE`."""
+    """Add to each tensor, in place, the other one in its place, of the same dtype, in `addable`."""
     for some, theirs in _by_dtype(tensors, others):
         torch._foreach_add_(some, theirs)
 

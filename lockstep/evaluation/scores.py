@@ -24,9 +24,6 @@ Rows: TypeAlias = "Mapping[str, tuple[Column, ...]]"
 """By the name of a metric, the arguments of its `prepare` or `update`."""
 
 
-_HALF = (torch.bfloat16, torch.float16)
-
-
 class Scores(NamedTuple):
     """The scores of a micro-batch of `size` rows, padding included."""
 
@@ -96,7 +93,7 @@ class CopiedRows:
     def _copied_tensor(self, values: Tensor) -> Tensor:
         if values.device.type != "cpu":
             self._events.setdefault(values.device, torch.Event(values.device))
-        wide = values.float() if values.dtype in _HALF else values
+        wide = values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
         return wide.to("cpu", copy=True, non_blocking=readback.reading_waits(values.device))
 
 

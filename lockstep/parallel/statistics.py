@@ -20,7 +20,7 @@ from lockstep import readback
 from lockstep.errors import InputError
 from lockstep.parallel.towers import BatchNorm
 from lockstep.parallel.transports import FlatLayout
-from lockstep.tensor_lists import ADDABLE, copy_all
+from lockstep.tensor_lists import addable, copy_all
 
 
 class Statistics:
@@ -150,4 +150,4 @@ def _ids(held: Sequence[Mapping[str, Tensor | None]]) -> list[int]:
 
 def _as_numbers(values: Tensor) -> Tensor:
     """The values as they are, or as bytes where torch does not add values of their kind (float8, uint16 to uint64)."""
-    return values if values.dtype in ADDABLE else values.view(torch.uint8)
+    return values if values.dtype in addable() else values.view(torch.uint8)

@@ -100,10 +100,12 @@ class Group:
         if self.peers is not None and error is not None:
             self.peers.leave(error)
         self._checks.clear()
-        while self._at_end:
-            self._at_end.pop()(error)
-        if self.peers is not None and error is None:
-            self.peers.leave(None)
+        try:
+            while self._at_end:
+                self._at_end.pop()(error)
+        finally:
+            if self.peers is not None and error is None:
+                self.peers.leave(None)
 
     def barrier(self, name: str) -> None:
         """Wait for all workers; the name says where, in errors."""

@@ -11,6 +11,7 @@ import pytest
 
 from lockstep.cli.main import COMMANDS, main
 from lockstep.cli.train import SHIPPED_RECIPES
+from lockstep.errors import InputError
 from lockstep.recipes.shipped import names
 
 
@@ -20,6 +21,12 @@ def test_the_help_of_train_lists_all_shipped_recipes(capsys: pytest.CaptureFixtu
         main(["train", "--help"])
     said = capsys.readouterr().out.replace(",", " ").replace(")", " ").split()
     assert {*SHIPPED_RECIPES} <= {*said}
+
+
+def test_the_error_that_ends_a_command_is_there_for_who_leaves_the_run() -> None:
+    assert main(["train", "mnits"]) == 2
+    assert isinstance(sys.last_value, InputError)
+    assert "mnits" in str(sys.last_value)
 
 
 @pytest.mark.process

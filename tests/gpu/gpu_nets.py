@@ -14,6 +14,8 @@ import lockstep as ls
 
 NUM_CLASSES, BATCH_SIZE, SIDE = 10, 16, 16
 NUM_EXAMPLES = 8 * BATCH_SIZE
+EXACT = ls.AllReduce(exact=True)
+"""Without it a GPU does not even give the bits of one run again."""
 
 
 def worker(workers_per_device: int = 1) -> ls.Worker:
@@ -51,15 +53,22 @@ def everything() -> dict[str, Any]:
     }
 
 
-def make_loader(bad: Mapping[int, float] | None = None, **options: Any) -> ls.data.Loader:
+class Decoded(ls.data.Arrays):
+    """What loader processes read."""
+
+    cost = "decode"
+
+
+def make_loader(bad: Mapping[int, float] | None = None, reader: Any = ls.data.Arrays, **options: Any) -> ls.data.Loader:
     """Random images; `bad` spoils those of the given positions."""
     generator = torch.Generator().manual_seed(1)
     images = torch.randn(NUM_EXAMPLES, 3, SIDE, SIDE, generator=generator)
     for index, value in (bad or {}).items():
         images[index, 0, 0, 0] = value
     labels = torch.randint(0, NUM_CLASSES, (NUM_EXAMPLES,), generator=generator)
-    arrays = ls.data.Arrays({"image": images, "label": labels})
-    return ls.data.Loader(arrays, **{"batch_size": BATCH_SIZE, "order": "sequential", **options})
+    return ls.data.Loader(
+        reader({"image": images, "label": labels}), **{"batch_size": BATCH_SIZE, "order": "sequential", **options}
+    )
 
 
 def losses(model: nn.Module, batch: ls.Batch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

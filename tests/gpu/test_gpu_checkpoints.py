@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from gpu_nets import everything, losses, make_loader, make_state, worker
+from gpu_nets import EXACT, everything, losses, make_loader, make_state, worker
 
 import lockstep as ls
 from lockstep.checkpoints.store import Store
@@ -30,9 +30,10 @@ def test_no_checkpoint_is_torn(stream: str, tmp_path: Path) -> None:
     for in_background in (True, False):
         workdir = tmp_path / f"background-{in_background}"
         context = torch.cuda.stream(torch.cuda.Stream()) if is_side else nullcontext()
-        state, loader, store = make_state(**everything()), make_loader(), Store(workdir / "checkpoints")
+        towers, store = ls.Towers(2, precision="bf16"), Store(workdir / "checkpoints")
         with context, ls.Saver(store) as saver:
-            for _ in ls.train_steps(state, losses, loader, ls.Towers(2, precision="bf16"), until=ls.Steps(STEPS)):
+            state, loader = make_state(**everything()), make_loader()
+            for _ in ls.train_steps(state, losses, loader, towers, EXACT, until=ls.Steps(STEPS)):
                 if in_background:
                     saver.save(state, loader)
                 else:
@@ -48,7 +49,7 @@ def exact_run(workdir: Path, *ends: int) -> dict[str, bytes]:
         state, loader = make_state(**everything()), make_loader()
         ls.resume(state, loader, workdir)
         towers = ls.Towers(2, precision="bf16", channels_last=True)
-        ls.train(state, losses, loader, towers, ls.AllReduce(exact=True), until=ls.Steps(end))
+        ls.train(state, losses, loader, towers, EXACT, until=ls.Steps(end))
         ls.save(state, loader, workdir)
     newest = f"step-{ends[-1]:08d}"
     return {path: data for path, data in files(workdir).items() if newest in path}
@@ -69,6 +70,6 @@ def binned(model: torch.nn.Module, batch: ls.Batch) -> dict[str, torch.Tensor]:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="on a CPU every operator is deterministic")
 def test_an_operator_without_a_deterministic_algorithm_is_named() -> None:
     worker()
-    reports = ls.train_steps(make_state(), binned, make_loader(), exchange=ls.AllReduce(exact=True))
+    reports = ls.train_steps(make_state(), binned, make_loader(), exchange=EXACT)
     with pytest.raises(ls.InputError, match=r"histc.* has no deterministic algorithm"):
         next(reports)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_nets import BATCH_SIZE, Net, assert_equal, everything, learned, losses, make_loader, make_state, worker
+from gpu_nets import BATCH_SIZE, EXACT, Net, assert_equal, everything, learned, losses, make_loader, make_state, worker
 from torch import Tensor, nn
 
 import lockstep as ls
@@ -30,10 +30,10 @@ def trained(policy: str, precision: Any, workdir: Path, *, is_late: bool) -> tup
     while state.step < STEPS:
         try:
             if is_late:
-                reports = ls.train_steps(state, losses, loader, towers, until=ls.Steps(STEPS))
+                reports = ls.train_steps(state, losses, loader, towers, EXACT, until=ls.Steps(STEPS))
             else:
                 batches = ls.batches(loader, towers, until=ls.Steps(STEPS))
-                reports = (ls.train_step(state, losses, batch, towers) for batch in batches)
+                reports = (ls.train_step(state, losses, batch, towers, EXACT) for batch in batches)
             for report in reports:
                 said.append(
                     (report.step, report.progress.position, report.skipped, report.gradient_norm, dict(report.losses))
@@ -84,8 +84,9 @@ def test_a_body_that_changes_weights_is_seen_by_the_next_attempt() -> None:
     for is_late in (True, False):
         state, loader, towers = make_state(), make_loader(), ls.Towers(2)
         batches = ls.batches(loader, towers, until=ls.Steps(STEPS))
-        steps = (ls.train_step(state, losses, batch, towers) for batch in batches)
-        for report in ls.train_steps(state, losses, loader, towers, until=ls.Steps(STEPS)) if is_late else steps:
+        steps = (ls.train_step(state, losses, batch, towers, EXACT) for batch in batches)
+        late = ls.train_steps(state, losses, loader, towers, EXACT, until=ls.Steps(STEPS))
+        for report in late if is_late else steps:
             if report.step == 3:
                 with torch.no_grad():
                     state.model[-1].bias.zero_()

@@ -10,7 +10,20 @@ from typing import Any
 import pytest
 import torch
 from device_calls import counted
-from gpu_nets import BATCH_SIZE, counts, everything, losses, make_loader, make_state, summed_losses, worker
+from gpu_nets import (
+    BATCH_SIZE,
+    EXACT,
+    Decoded,
+    assert_equal,
+    counts,
+    everything,
+    learned,
+    losses,
+    make_loader,
+    make_state,
+    summed_losses,
+    worker,
+)
 from torch import Tensor, nn
 
 import lockstep as ls
@@ -62,6 +75,17 @@ def test_a_step_never_waits(row: str, counted_losses: bool) -> None:
             report = next(reports)
     assert report.step == WARM_UP + STEPS
     reports.close()
+
+
+def test_loader_processes_that_start_after_cuda_give_the_same_batches() -> None:
+    """They are forked, prefetch, and their batches are copied beside the step: what is learned tells."""
+    worker()
+    found = []
+    for reader, num_processes in ((ls.data.Arrays, 0), (Decoded, 2)):
+        state, loader = make_state(), make_loader(reader=reader, num_processes=num_processes)
+        ls.train(state, losses, loader, ls.Towers(1), EXACT, until=ls.Steps(3 * len(loader.reader) // BATCH_SIZE))
+        found.append(learned(state))
+    assert_equal(*found)
 
 
 def score(model: nn.Module, batch: ls.Batch) -> dict[str, Any]:

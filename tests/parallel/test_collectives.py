@@ -96,8 +96,13 @@ class FailedWork:
 class Lost:
     """What is known of the others: worker 3 is gone."""
 
-    at_loss = staticmethod(lambda action: None)
     num_checks = 0
+
+    def __init__(self) -> None:
+        self.actions: list[Callable[[], None]] = []
+
+    def at_loss(self, action: Callable[[], None]) -> None:
+        self.actions.append(action)
 
     def check(self) -> None:
         self.num_checks += 1
@@ -178,14 +183,23 @@ def test_an_error_keeps_no_call_alive(worker: Worker, group: FakeGroup, monkeypa
 
 
 def test_a_call_that_never_ends_is_left_when_a_worker_is_lost(
-    group: FakeGroup, monkeypatch: pytest.MonkeyPatch
+    worker: Worker, group: FakeGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker, peers, work = thread_workers(1)[0], Lost(), StuckWork()
+    peers, work = Lost(), StuckWork()
     worker.group.peers = peers  # type: ignore[assignment]
     monkeypatch.setattr(dist, "all_reduce", lambda *_, **__: work)
     with pytest.raises(PeerLostError, match="worker 0 lost worker 3"):
         Collectives(worker, "gloo").all_reduce([torch.ones(1)])
     assert work.num_waits == peers.num_checks == 3
+
+
+def test_the_thread_that_hears_of_a_loss_aborts_the_group(worker: Worker, group: FakeGroup) -> None:
+    peers = Lost()
+    worker.group.peers = peers  # type: ignore[assignment]
+    Collectives(worker, "nccl")
+    for _ in range(2):
+        peers.actions[0]()
+    assert group.num_aborts == 1
 
 
 def test_what_nccl_notices_later_is_raised_where_the_device_is_waited_for(worker: Worker, group: FakeGroup) -> None:

@@ -140,6 +140,58 @@ def test_a_store_that_goes_away_is_a_lost_peer() -> None:
     assert caught.value.given == "Connection was closed"
 
 
+class Others:
+    """What is known of the other workers: after some questions, that one is gone."""
+
+    def __init__(self, num_questions: int = 3) -> None:
+        self.num_questions = num_questions
+        self.told: list[BaseException | str | None] = []
+
+    def check(self) -> None:
+        self.num_questions -= 1
+        if self.num_questions < 0:
+            raise PeerLostError("worker 0 lost worker 1.", given="", expected="", hint="")
+
+    def leave(self, error: BaseException | None) -> None:
+        self.told.append(error)
+
+
+def test_a_wait_ends_where_a_worker_is_known_to_be_gone() -> None:
+    with pytest.raises(PeerLostError, match="worker 0 lost worker 1"):
+        Group(dist.HashStore(), 0, 2, 3600, Others()).barrier("saved")  # type: ignore[arg-type]
+
+
+def test_a_wait_for_workers_that_live_ends_when_they_have_come_or_in_time() -> None:
+    store = dist.HashStore()
+    store.set("0/1", json.dumps(["gather", 2]))
+    group = Group(store, 0, 2, 0.05, Others(1000))  # type: ignore[arg-type]
+    assert group.gather(1) == [1, 2]
+    with pytest.raises(PeerLostError, match="waited in vain for worker 1"):
+        group.gather(1)
+
+
+@pytest.mark.parametrize("error", [None, ValueError("boom")])
+def test_who_leaves_in_peace_tells_the_others_last_and_with_an_error_first(error: Exception | None) -> None:
+    others = Others()
+    group = Group(dist.HashStore(), 0, 2, peers=others)  # type: ignore[arg-type]
+    for name in ("first", "second"):
+        group.at_end(lambda _, name=name: others.told.append(name))
+    group.leave(error)
+    assert others.told == [*([error] if error else []), "second", "first", *([] if error else [None])]
+    group.leave(error)
+    assert others.told.count("first") == 1
+
+
+def test_a_child_that_a_worker_has_forked_does_not_leave_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = Others()
+    group = Group(dist.HashStore(), 0, 2, peers=others)  # type: ignore[arg-type]
+    group.at_end(others.leave)
+    pid = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: pid + 1)
+    group.leave()
+    assert others.told == []
+
+
 def test_alone_values_look_as_if_they_came_from_another_worker() -> None:
     group = Group.alone()
     assert group.gather({"shape": (1, 2)}) == [{"shape": [1, 2]}]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from lockstep.errors import InputError, WorkerError
+from lockstep.errors import InputError, LockstepError, WorkerError
 from lockstep.workers import rank as ranks
 from lockstep.workers.rank import Worker, WorkerEnvironment, join, leave
 from lockstep.workers.socket_store import SocketStore
@@ -203,6 +203,20 @@ def join_without_local_ranks() -> tuple[int, int, list[str]]:
 def test_workers_of_a_bare_launcher_find_each_other_and_count_their_host(run_workers: Callable[..., list[Any]]) -> None:
     said = run_workers(join_without_local_ranks, 2)
     assert said == [(rank, 2, ["worker 0", "worker 1"]) for rank in range(2)]
+
+
+def join_with_a_wrong_wish() -> tuple[str, str]:
+    rank = int(os.environ["RANK"])
+    with pytest.raises(LockstepError) as caught:
+        join("gpu" if rank else "cpu")
+    return caught.value.what, str(caught.value.given)
+
+
+@pytest.mark.process
+def test_the_others_are_told_of_a_worker_that_cannot_join(run_workers: Callable[..., list[Any]]) -> None:
+    missed, failed = run_workers(join_with_a_wrong_wish, 2)
+    assert failed[0] == "'gpu' is not a device to choose."
+    assert missed == ("worker 0 lost worker 1.", f"it failed at step 0 (phase start): InputError: {failed[0]}")
 
 
 RESTARTED = """
