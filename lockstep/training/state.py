@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lockstep.checks import NonNegativeInt, check_all, check_one_of, check_type, check_value
 from lockstep.errors import InputError
-from lockstep.losses.regularization import L1, L2, nonfinite_penalty
+from lockstep.losses.regularization import L1, L2, Penalties
 from lockstep.optim.averages import MovingAverage
 from lockstep.optim.by_name import optimizer_of
 from lockstep.optim.gradients import Gradients
@@ -129,8 +129,8 @@ class TrainState:
             [*regularization, *tower_gradient_transforms, *gradient_transforms],
         )
         """The parameters that each pattern matched, a line each."""
-        self._regularization = [each.bind(self.parameters) for each in regularization]
-        self.penalised = [name for each in self._regularization for name in each.parameter_names]
+        self._penalties = Penalties(regularization, self.parameters)
+        self.penalised = self._penalties.parameter_names
         """The parameters that a regularization is on."""
         self._transforms = BoundTransforms(gradient_transforms, self.parameters)
         self.tower_transforms = BoundTransforms(tower_gradient_transforms, self.parameters)
@@ -223,21 +223,13 @@ class TrainState:
             rows=attempt.rows,
             owned=attempt.owned,
         )
-        if not self._regularization:
+        if not self._penalties:
             return attempt.losses, gradients
-        losses: dict[str, float | Tensor] = dict(attempt.losses)
-        tensors = gradients.tensors
-        for each in self._regularization:
-            if each.name in attempt.losses:
-                raise InputError(
-                    f"A loss is called {each.name!r}, which is the name of a penalty.",
-                    given=f"losses {tuple(attempt.losses)}, and regularization",
-                    expected="another name",
-                    hint="rename the loss, or leave the penalty to one of the two",
-                )
-            losses[each.name] = losses.get(each.name, 0.0) + each.loss()
-            tensors = each.add_gradients(tensors, owned=attempt.owned)
-        return losses, Gradients(self._names, tensors, rows=attempt.rows, owned=attempt.owned)
+        tensors = self._penalties.add_gradients(gradients.tensors, owned=attempt.owned)
+        return (
+            self._penalties.add_losses(attempt.losses),
+            Gradients(self._names, tensors, rows=attempt.rows, owned=attempt.owned),
+        )
 
     def _has_overflowed(self, found: Found, loss_scale: float | None) -> bool:
         """Whether the loss scale may be why something is not finite: never where a loss is not."""
@@ -250,8 +242,8 @@ class TrainState:
             NonFiniteError: the penalty alone is not finite, for which no batch is to blame.
         """
         attempt = proposal.attempt
-        if self._regularization and found.has_finite_statistics and attempt.is_finite():
-            raise nonfinite_penalty({name: self.parameters[name] for name in self.penalised})
+        if self._penalties and found.has_finite_statistics and attempt.is_finite():
+            raise self._penalties.nonfinite_error()
         overflowed = self._has_overflowed(found, attempt.loss_scale)
         if overflowed:
             self.loss_scale.shrink()
@@ -273,13 +265,18 @@ class TrainState:
             reasons.append("sparse gradients are looked through for their rows")
         return reasons
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether the process has no other state."""
+        return len(_states) == 1
+
     def versions(self) -> list[int]:
         """Numbers that grow with each change in place of a parameter or buffer, but for those through `.data`."""
         return [tensor._version for tensor in (*self.model.parameters(), *self._buffer_list)]
 
     def other_buffers(self) -> list[Tensor]:
         """The buffers of the models of all other states: no step of this state may change them."""
-        if len(_states) == 1:
+        if self.is_alone:
             return []
         return [b for other in _states if other.model is not self.model for b in other.buffers.values()]
 

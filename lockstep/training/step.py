@@ -196,7 +196,7 @@ class BoundStep:
         return (
             self.runs_ahead
             and begun.proposal.unread is not None
-            and not self._state.other_buffers()
+            and self._state.is_alone
             and not (self.worker.num_workers == 1 and begun.batch.bad)
         )
 

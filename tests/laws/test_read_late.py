@@ -315,7 +315,7 @@ def test_a_stop_ends_the_loop_after_its_step() -> None:
 
 
 def test_the_state_of_another_loss_function_is_read_at_once() -> None:
-    generator, critic = make_state(), make_state(name="critic")
+    generator, critic = make_state(), ls.TrainState(nn.Linear(2, 1), ls.optim.SGD(0.1), name="critic")
     count, calls = counting()
     for report in ls.train_steps(generator, count, make_loader(), until=ls.Steps(3)):
         assert len(calls) == report.step, "no attempt is begun before what the body does with the other state"
