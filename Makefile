@@ -28,7 +28,7 @@ test-quick: $(SETUP) ## run the tests that start no process and train for no sec
 	$(BIN)/python -m pytest -m "not slow and not process" -n auto --maxprocesses 8 --dist loadfile
 
 test-gpu: $(SETUP) ## run the tests that need a GPU, one after another
-	$(BIN)/python -m pytest -m gpu tests/gpu
+	$(BIN)/python -m pytest -m gpu
 
 test-oldest: ## run the tests on the oldest torch that is supported, in a virtual environment of its own
 	scripts/setup .venv-oldest torch==$(TORCH_OLDEST)

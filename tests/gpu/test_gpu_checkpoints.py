@@ -30,11 +30,10 @@ def test_no_checkpoint_is_torn(stream: str, tmp_path: Path) -> None:
     for in_background in (True, False):
         workdir = tmp_path / f"background-{in_background}"
         context = torch.cuda.stream(torch.cuda.Stream()) if is_side else nullcontext()
-        state, loader, store = make_state(**everything()), make_loader(), Store(workdir / "checkpoints")
+        towers, store = ls.Towers(2, precision="bf16"), Store(workdir / "checkpoints")
         with context, ls.Saver(store) as saver:
-            for _ in ls.train_steps(
-                state, losses, loader, ls.Towers(2, precision="bf16"), EXACT, until=ls.Steps(STEPS)
-            ):
+            state, loader = make_state(**everything()), make_loader()
+            for _ in ls.train_steps(state, losses, loader, towers, EXACT, until=ls.Steps(STEPS)):
                 if in_background:
                     saver.save(state, loader)
                 else:
