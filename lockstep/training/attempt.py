@@ -157,22 +157,22 @@ class Extras(NamedTuple):
     """Workers that were asked to stop."""
     num_bad: float
     """Examples that could not be read."""
-    num_begun: float
-    """Attempts begun so far, this one included: the same number on each worker."""
+    position: float
+    """Of the batch, on each worker the same."""
 
     @classmethod
-    def of(cls, found: Found, number: int, worker: Worker) -> Extras:
-        """What the workers have told each other with an attempt, which is the `number`-th on this one.
+    def of(cls, found: Found, position: int, worker: Worker) -> Extras:
+        """What the workers have told each other with an attempt, here from the batch at `position`.
 
         Raises:
             WorkerError: the workers have not begun the same one.
         """
         extras = cls(*found.others[-len(cls._fields) :])
-        mean = extras.num_begun / worker.num_workers
-        if mean != number:
+        mean = extras.position / worker.num_workers
+        if mean != position:
             raise WorkerError(
                 "The workers have not begun the same attempt.",
-                given=f"attempt {number} on {worker.name}, and {mean:g} in the mean of all workers",
+                given=f"the batch at position {position} on {worker.name}, and {mean:g} in the mean of all workers",
                 expected="loop bodies that change parameters and buffers on all workers alike, or on none",
                 hint="leave `if worker.is_chief` out around such changes",
             )
@@ -186,8 +186,6 @@ class Begun(NamedTuple):
     inputs: StepInputs
     sums: TreeSum
     proposal: Proposal
-    number: int
-    """Counted from 1 on, on all workers alike."""
     versions: list[int]
     """Of the tensors that it was computed with."""
     began: float
@@ -199,7 +197,6 @@ class Enqueued(NamedTuple):
 
     batch: Batch
     inputs: StepInputs
-    number: int
     unread: Unread
 
 

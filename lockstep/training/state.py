@@ -266,7 +266,7 @@ class TrainState:
         readers = dict.fromkeys([*self.tower_transforms.readers, *self._transforms.readers])
         reasons = [f"{name} reads the gradients" for name in readers]
         if not self._optimizer.takes_found_inf:
-            reasons.append(f"the kernels of the update are {self._optimizer.kernels}, and not fused ones alone")
+            reasons.append(f"no flag on the device holds back {self._optimizer.kernels} kernels")
         if self._updates:
             reasons.append("updates are functions of your own")
         if sparse_parameters(self.model):

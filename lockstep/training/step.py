@@ -158,7 +158,6 @@ class BoundStep:
         self._missing = MissingGradients(self._state, num_leaves, is_chief=worker.is_chief)
         self._started = self._resumed = time.perf_counter()
         self._resolved_for: tuple[int, int] | None = None
-        self._num_begun = 0
         self.runs_ahead = readback.reading_waits(worker.device) and not state.reads_first()
         """Updates may be enqueued before their attempts are read."""
 
@@ -203,21 +202,21 @@ class BoundStep:
 
     def enqueue(self, begun: Begun) -> Enqueued:
         """Enqueue the update of an attempt that is not read; the device makes none that is not finite."""
-        batch, inputs, _, proposal, number, *_ = begun
+        batch, inputs, _, proposal, *_ = begun
         assert proposal.unread is not None, "asked by can_enqueue"
         with uninterrupted():
             found_inf = self._state.found_inf(proposal)
             if found_inf is not None and proposal.attempt.statistics:
                 self._host.statistics.hold_back(found_inf)
             self._state.update(proposal, found_inf=found_inf)
-        return Enqueued(batch, inputs, number, proposal.unread)
+        return Enqueued(batch, inputs, proposal.unread)
 
     def complete(self, enqueued: Enqueued) -> StepReport | None:
         """Read what has become of an update that is enqueued, and report it; None if the device has made none."""
-        batch, inputs, number, unread = enqueued
+        batch, inputs, unread = enqueued
         with uninterrupted():
             found = unread.read(self.worker.group.check_peers)
-            extras = Extras.of(found, number, self.worker)
+            extras = Extras.of(found, batch.position, self.worker)
             if extras.num_bad or self._state.refuses(found, inputs.loss_scale):
                 return None
             outcome = self._state.settle(found, inputs.loss_scale)
@@ -254,14 +253,14 @@ class BoundStep:
         parts = self._host.parts(batch)
         inputs = self._inputs(batch, [counts(part) for _, _, part in parts] if counts else [], step, began)
         sums = self._run_towers(losses, parts, inputs)
-        proposal = self._state.propose(self._attempt(sums, inputs.loss_scale))
+        proposal = self._state.propose(self._attempt(sums, inputs.loss_scale, batch.position))
         versions = self._state.versions() if self.runs_ahead else []
-        return Begun(batch, inputs, sums, proposal, self._num_begun, versions, began)
+        return Begun(batch, inputs, sums, proposal, versions, began)
 
     def _finish(self, begun: Begun, losses: LossFunction) -> StepReport:
-        batch, inputs, sums, proposal, number, _, began = begun
+        batch, inputs, sums, proposal, _, began = begun
         found = proposal.read(self.worker.group.check_peers)
-        extras = Extras.of(found, number, self.worker)
+        extras = Extras.of(found, batch.position, self.worker)
         bad = self._gather_bad(batch) if extras.num_bad else ()
         outcome = self._state.decide(proposal, found)
         nonfinite = None
@@ -329,12 +328,11 @@ class BoundStep:
 
     def _inputs(self, batch: Batch, counts: Sequence[Counts], step: int, began: float) -> StepInputs:
         state, worker = self._state, self.worker
-        self._num_begun += 1
         extras = Extras(
             elapsed_seconds=began - self._started if worker.rank == 0 else 0.0,
             num_stops=float(worker.pulse.stop_requested is not None),
             num_bad=float(len(batch.bad)),
-            num_begun=float(self._num_begun),
+            position=float(batch.position),
         )
         return StepInputs(
             step,
@@ -367,7 +365,7 @@ class BoundStep:
 
     # Between the workers --------------------------------------------------------------------------------------------
 
-    def _attempt(self, sums: TreeSum, loss_scale: float | None) -> Attempt:
+    def _attempt(self, sums: TreeSum, loss_scale: float | None, position: int) -> Attempt:
         """Sum over the towers of all workers."""
         with interruptible():
             total = self._reducer.total(sums)
@@ -375,8 +373,8 @@ class BoundStep:
         statistics = self._host.statistics
         others, withheld = totals.others, None
         if isinstance(others, Tensor) and self.worker.num_workers > 1:
-            *_, num_bad, num_begun = others[-len(Extras._fields) :].unbind()
-            withheld = num_bad + (num_begun - self.worker.num_workers * self._num_begun).abs()
+            *_, num_bad, positions = others[-len(Extras._fields) :].unbind()
+            withheld = num_bad + (positions - self.worker.num_workers * position).abs()
         return Attempt(
             self._missing.left_out(totals, self._host.absent),
             statistics.combined(totals.statistics),

@@ -5,7 +5,7 @@ A ResNet-50's layout has 161 parameters and 53 batch norms: whatever is done for
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -180,6 +180,21 @@ def test_a_step_is_read_while_the_next_one_is_computed(towers: ls.Towers, option
     assert (in_a_run.waits, in_a_run.mixed) == ([], [])
     assert [call.line.partition(":")[0] for call in alone.waits] == ["readback.py"]
     assert alone.mixed == []
+
+
+def waits_among_workers() -> tuple[int, int]:
+    """The waits of a step over torch.distributed, and its lists of two dtypes."""
+    options: Any = {"regularization": [ls.losses.L2(1e-4)], "gradient_transforms": [ls.optim.ClipGlobalNorm(1.0)]}
+    with accelerator():
+        state = ls.TrainState(make_model(SMALL), ls.optim.SGD(0.1, momentum=0.9), **options)
+        exchange = ls.AllReduce(transport="gloo")
+        calls = of_one_step(ls.train_steps(state, losses, make_loader(), ls.Towers(4), exchange, counts=counts))
+    return len(calls.waits), len(calls.mixed)
+
+
+@pytest.mark.process
+def test_a_step_over_collectives_waits_for_nothing(run_workers: Callable[..., list[Any]]) -> None:
+    assert run_workers(waits_among_workers, 2) == [(0, 0), (0, 0)]
 
 
 def test_an_overflow_in_fp16_is_explained_in_one_read_more() -> None:

@@ -1,0 +1,346 @@
+"""The law of the late read: each attempt read while the next one is computed, or at once, a run learns the same bits.
+
+CPU tensors take the branches of an accelerator here; what the host would wait for is counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Mapping
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from device_calls import DeviceCalls, accelerator, counted
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import lockstep as ls
+from lockstep.data.loader import Loader
+from lockstep.errors import WorkerError
+from lockstep.parallel.tree import assign_towers
+
+BATCH_SIZE, NUM_BATCHES = 8, 16
+Options = Mapping[str, Any]
+
+
+@pytest.fixture(autouse=True)
+def _accelerator() -> Generator[None, None, None]:
+    with accelerator():
+        yield
+
+
+def make_state(optimizer: Any = None, **options: Any) -> ls.TrainState:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)
+        model = nn.Sequential(
+            nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.2), nn.Flatten(), nn.Linear(4 * 36, 5)
+        )
+    return ls.TrainState(model, optimizer or ls.optim.SGD(ls.optim.Cosine(0.1, 40), momentum=0.9), **options)
+
+
+def make_loader(bad: Mapping[int, float] = {}) -> Loader:
+    """Batches of examples of which some, by their index, hold a number that is not finite."""
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(BATCH_SIZE * NUM_BATCHES, 3, 8, 8, generator=generator)
+    labels = torch.randint(0, 5, (len(images),), generator=generator)
+    for index, value in bad.items():
+        images[index, 0, 0, 0] = value
+    return Loader(ls.data.Arrays({"image": images, "label": labels}), batch_size=BATCH_SIZE, seed=3)
+
+
+def losses(model: nn.Module, batch: ls.Batch) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    scores = model(batch["image"]).float()
+    hits = (scores.argmax(1) == batch["label"]).float()
+    return {"cross_entropy": F.cross_entropy(scores, batch["label"]), "plain": 0.5}, {"accuracy": hits.mean()}
+
+
+def summed(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+    return {"cross_entropy": F.cross_entropy(model(batch["image"]).float(), batch["label"], reduction="sum")}
+
+
+def num_odd(batch: ls.Batch) -> dict[str, Tensor]:
+    return {"cross_entropy": (batch["label"] % 2).sum()}
+
+
+def at_once(
+    state: ls.TrainState, loader: Loader, towers: ls.Towers, until: Any
+) -> Generator[ls.StepReport, None, None]:
+    for batch in ls.batches(loader, towers, until=until):
+        yield ls.train_step(state, losses, batch, towers)
+
+
+def read_late(
+    state: ls.TrainState, loader: Loader, towers: ls.Towers, until: Any
+) -> Generator[ls.StepReport, None, None]:
+    return ls.train_steps(state, losses, loader, towers, until=until)
+
+
+def learned(state: ls.TrainState, loader: Loader) -> str:
+    """All that a checkpoint would hold, and that it says of the numbers to their last bit."""
+    tensors = [
+        (f"{s}/{n}", t.flatten().tolist()) for s, members in state.sections().items() for n, t in members.items()
+    ]
+    return repr((tensors, state.values(), loader.position))
+
+
+def facts(report: ls.StepReport) -> str:
+    """All of a report but its times."""
+    nonfinite = report.nonfinite and report.nonfinite[:3]
+    kept = (report.progress[:3], report.losses, report.smoothed, report.metrics, report.gradient_norm)
+    return repr((*kept, report.learning_rates, report.skipped, nonfinite, report.stop_requested))
+
+
+def story(make: Callable[..., Any], bad: Mapping[int, float], towers: ls.Towers, options: Options) -> list[str]:
+    """What a run says, the state in its loop body after each attempt, and how it ends."""
+    state, loader = make_state(**options), make_loader(bad)
+    told: list[str] = []
+    try:
+        for report in make(state, loader, towers, ls.Steps(20)):
+            told += [facts(report), learned(state, loader)]
+    except ls.NonFiniteError as error:
+        told.append(str(error))
+    return [*told, learned(state, loader)]
+
+
+BAD = st.dictionaries(
+    st.integers(0, BATCH_SIZE * NUM_BATCHES - 1), st.sampled_from([math.nan, math.inf, -math.inf]), max_size=4
+)
+OPTIONS: dict[str, Options] = {
+    "momentum": {"average": ls.optim.MovingAverage(0.9, statistics=True)},
+    "adamw": {"optimizer": ls.optim.AdamW(1e-2), "gradient_transforms": [ls.optim.ClipGlobalNorm(0.5)]},
+    "by name": {"optimizer": {"bias": ls.optim.SGD(0.1), r"weight": ls.optim.Adagrad(0.1)}},
+    "penalty": {"regularization": [ls.losses.L2(1e-2)], "gradient_transforms": [ls.optim.ClipValue(0.05)]},
+    "of towers": {"tower_gradient_transforms": [ls.optim.ClipGlobalNorm(0.3)]},
+    "rmsprop": {"optimizer": ls.optim.RMSProp(1e-3), "average": ls.optim.MovingAverage(0.9)},
+    "clip norm": {"gradient_transforms": [ls.optim.ClipNorm(0.1)]},
+}
+
+
+@settings(max_examples=25)
+@given(
+    BAD,
+    st.sampled_from(sorted(OPTIONS)),
+    st.sampled_from([("stop", 0), ("skip", 2), ("skip", 99), ("off", 0)]),
+    st.data(),
+)
+def test_whatever_batches_are_bad(
+    bad: dict[int, float], kind: str, policy: tuple[Any, int], data: st.DataObject
+) -> None:
+    statistics = data.draw(st.sampled_from(["first", "last", "mean", "sync", "none"]))
+    precision = data.draw(st.sampled_from(["fp32", "fp32", "bf16", "fp16"]))
+    towers = ls.Towers(data.draw(st.sampled_from([1, 2])), batch_norm=statistics, precision=precision)
+    if towers.joined and "tower_gradient_transforms" in OPTIONS[kind]:
+        towers = ls.Towers(2)
+    options = {**OPTIONS[kind], "nonfinite": policy[0], "nonfinite_budget": policy[1]}
+    assert story(read_late, bad, towers, options) == story(at_once, bad, towers, options)
+
+
+# What the host waits for --------------------------------------------------------------------------------------------
+
+ROWS: dict[str, tuple[ls.Towers, Options]] = {
+    "plain": (ls.Towers(1), {}),
+    "four towers": (ls.Towers(4), {}),
+    "penalty": (ls.Towers(1), {"regularization": [ls.losses.L2(1e-4)]}),
+    "clip": (ls.Towers(1), {"gradient_transforms": [ls.optim.ClipGlobalNorm(1.0)]}),
+    "clip values": (ls.Towers(1), {"gradient_transforms": [ls.optim.ClipValue(0.1)]}),
+    "scaled": (ls.Towers(1), {"gradient_transforms": [ls.optim.ScaleGradients({"bias": 2.0})]}),
+    "clip of towers": (ls.Towers(2), {"tower_gradient_transforms": [ls.optim.ClipGlobalNorm(1.0)]}),
+    "average": (ls.Towers(1), {"average": ls.optim.MovingAverage(0.9, statistics=True)}),
+    "adamw": (ls.Towers(1), {"optimizer": ls.optim.AdamW(1e-3)}),
+    "bf16": (ls.Towers(1, precision="bf16"), {}),
+    "fp16": (ls.Towers(1, precision="fp16"), {}),
+    "channels_last": (ls.Towers(1, channels_last=True), {}),
+    "last statistics": (ls.Towers(4, batch_norm="last"), {}),
+    "joined towers": (ls.Towers(4, batch_norm="sync"), {}),
+    "frozen statistics": (ls.Towers(4, batch_norm="frozen"), {}),
+    "own statistics": (ls.Towers(4, batch_norm="none"), {}),
+}
+
+
+def calls_of(towers: ls.Towers, options: Options, *, late: bool, counts: Any = None) -> DeviceCalls:
+    """What two steps ask of the device, after those that set up what they need; the batches are there already."""
+    state, loader, function = make_state(**options), make_loader(), summed if counts else losses
+    state.loss_scale.value = 256.0  # at which fp16 does not overflow
+    here = ls.join()
+    mine = [*assign_towers(towers.count, here.num_workers)][here.rank]
+    batches = list(islice(loader.batches(mine, towers.count, here.device), 8))
+    loader.batches = lambda *_, **__: iter(batches)  # type: ignore[method-assign,assignment]
+    if late:
+        steps = ls.train_steps(state, function, loader, towers, counts=counts)
+    else:
+        steps = (ls.train_step(state, function, batch, towers, counts=counts) for batch in batches)
+    for _ in range(3):
+        next(steps)
+    with counted() as calls:
+        for _ in range(2):
+            next(steps)
+    steps.close()
+    return calls
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("counts", [None, num_odd], ids=["", "counts"])
+def test_a_step_of_train_steps_waits_for_nothing(row: str, counts: Any) -> None:
+    calls = calls_of(*ROWS[row], late=True, counts=counts)
+    assert not calls.waits
+    assert not calls.mixed
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("counts", [None, num_odd], ids=["", "counts"])
+def test_train_step_waits_once(row: str, counts: Any) -> None:
+    assert len(calls_of(*ROWS[row], late=False, counts=counts).waits) == 2, "of two steps"
+
+
+def waits_among_workers() -> list[int]:
+    return [len(calls_of(ls.Towers(4), {}, late=True, counts=num_odd).waits)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"optimizer": ls.optim.RMSProp(1e-3)}, {"gradient_transforms": [ls.optim.ClipNorm(1.0)]}],
+    ids=["rmsprop", "clip norm"],
+)
+def test_what_cannot_be_held_back_waits_once_and_says_so(options: Options, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    assert len(calls_of(ls.Towers(1), options, late=True).waits) == 2, "of two steps"
+    (said,) = [record.getMessage() for record in caplog.records if "waits for the device" in record.getMessage()]
+    assert "no flag on the device holds back foreach kernels" in said or "ClipNorm reads the gradients" in said
+
+
+def test_a_step_launches_little_more_than_its_model() -> None:
+    state, towers = make_state(), ls.Towers(1)
+    batch = next(iter(make_loader().batches(range(1), 1, torch.device("cpu"))))
+    with counted() as own:
+        named, _ = losses(state.model, batch)
+        torch.autograd.grad(named["cross_entropy"], [*state.model.parameters()])
+    steps = calls_of(towers, {"average": ls.optim.MovingAverage(0.9)}, late=True)
+    assert steps.num_launches / 2 <= own.num_launches + 40
+
+
+# The loop body, and the end -----------------------------------------------------------------------------------------
+
+
+def counting(function: Any = losses) -> tuple[Any, list[int]]:
+    """A loss function, and the positions of the batches that it is called with."""
+    calls: list[int] = []
+
+    def count(model: nn.Module, batch: ls.Batch) -> Any:
+        calls.append(batch.position)
+        return function(model, batch)
+
+    return count, calls
+
+
+@pytest.mark.parametrize("until", [ls.Steps(5), ls.Epochs(5 / NUM_BATCHES)], ids=str)
+def test_no_attempt_is_begun_after_the_last_one(until: Any) -> None:
+    count, calls = counting()
+    reports = list(ls.train_steps(make_state(), count, make_loader(), until=until))
+    assert [report.step for report in reports] == [1, 2, 3, 4, 5]
+    assert calls == [BATCH_SIZE * place for place in range(5)]
+
+
+def test_what_the_body_changes_counts_from_the_next_attempt_on() -> None:
+    def changing(make: Any) -> str:
+        state, loader = make_state(), make_loader()
+        for report in make(state, loader, ls.Towers(1), ls.Steps(8)):
+            if report.step == 3:
+                with torch.no_grad():
+                    state.model[0].weight.mul_(0.5)  # type: ignore[operator,union-attr]
+            if report.step == 5:
+                state.model[1].running_mean.add_(1.0)  # type: ignore[operator,union-attr]
+        return learned(state, loader)
+
+    assert changing(read_late) == changing(at_once)
+
+
+def test_a_loop_that_is_left_leaves_the_state_of_its_last_report() -> None:
+    def leaving(make: Any) -> str:
+        state, loader = make_state(), make_loader()
+        for report in make(state, loader, ls.Towers(1), None):
+            if report.step == 4:
+                break
+        list(make(state, loader, ls.Towers(1), ls.Steps(6)))
+        return learned(state, loader)
+
+    assert leaving(read_late) == leaving(at_once)
+
+
+def test_an_error_of_the_next_attempt_comes_after_the_report_of_the_one_before() -> None:
+    def failing(model: nn.Module, batch: ls.Batch) -> Any:
+        if batch.position == 3 * BATCH_SIZE:
+            raise LookupError("the fourth batch")
+        return losses(model, batch)
+
+    state, loader = make_state(), make_loader()
+    steps = ls.train_steps(state, failing, loader)
+    assert [next(steps).step for _ in range(3)] == [1, 2, 3]
+    with pytest.raises(LookupError, match="the fourth batch"):
+        next(steps)
+    assert (state.step, loader.position) == (3, 3 * BATCH_SIZE)
+
+
+def test_an_interrupt_in_the_loss_function_leaves_the_update_before_it_whole() -> None:
+    def interrupted(model: nn.Module, batch: ls.Batch) -> Any:
+        if batch.position == 3 * BATCH_SIZE:
+            raise KeyboardInterrupt
+        return losses(model, batch)
+
+    state, loader = make_state(average=ls.optim.MovingAverage(0.9)), make_loader()
+    with pytest.raises(KeyboardInterrupt):
+        list(ls.train_steps(state, interrupted, loader))
+    whole, there = make_state(average=ls.optim.MovingAverage(0.9)), make_loader()
+    list(at_once(whole, there, ls.Towers(1), ls.Steps(3)))
+    assert learned(state, loader) == learned(whole, there)
+
+
+def test_a_stop_ends_the_loop_after_its_step() -> None:
+    pulse = ls.join().pulse
+    state, loader = make_state(), make_loader()
+    reports = []
+    try:
+        for report in ls.train_steps(state, losses, loader):
+            reports.append(report)
+            if report.step == 3:
+                pulse.stop_requested = "SIGTERM"
+    finally:
+        pulse.stop_requested = None
+    # It travels with the next attempt that is begun: the one after the fourth, which is under way.
+    assert [report.stop_requested for report in reports] == [False] * 4 + [True]
+    assert (state.step, loader.position) == (5, 5 * BATCH_SIZE)
+
+
+def test_the_state_of_another_loss_function_is_read_at_once() -> None:
+    generator, critic = make_state(), make_state(name="critic")
+    count, calls = counting()
+    for report in ls.train_steps(generator, count, make_loader(), until=ls.Steps(3)):
+        assert len(calls) == report.step, "no attempt is begun before what the body does with the other state"
+    assert critic.step == 0
+
+
+def changed_on_the_chief_alone() -> tuple[str, int]:
+    state, loader = make_state(), make_loader()
+    towers, chief = ls.Towers(2), ls.join().is_chief
+    try:
+        for report in ls.train_steps(state, losses, loader, towers, ls.AllReduce("gloo"), until=ls.Steps(9)):
+            if chief and report.step == 3:
+                state.model[1].running_mean.add_(1.0)  # type: ignore[operator,union-attr]
+    except WorkerError as error:
+        return error.what, state.step
+    return "", state.step
+
+
+@pytest.mark.process
+def test_workers_whose_bodies_change_different_things_are_told(run_workers: Callable[..., list[Any]]) -> None:
+    # The other one waits for the chief in its next exchange.
+    told = run_workers(changed_on_the_chief_alone, 2, lost=[1])
+    assert told[0] == ("The workers have not begun the same attempt.", 3)
+
+
+@pytest.mark.process
+def test_workers_wait_for_nothing_but_each_other(run_workers: Callable[..., list[Any]]) -> None:
+    assert run_workers(waits_among_workers, 2) == [[0], [0]]
