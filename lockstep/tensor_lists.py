@@ -56,6 +56,14 @@ def all_widened(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [next(copies) if tensor.itemsize < 4 else tensor for tensor in tensors]
 
 
+def quotients(tensors: list[Tensor], divisor: float | Tensor) -> list[Tensor]:
+    """Each tensor divided by a number, or by a tensor without dimensions."""
+    if not isinstance(divisor, torch.Tensor):
+        return map_all(lambda some: torch._foreach_div(some, divisor), tensors)
+    # Torch casts it in any case, and takes one of another dtype tensor by tensor.
+    return map_all(lambda some: torch._foreach_div(some, divisor.to(some[0].dtype)), tensors)
+
+
 def add_all_(tensors: list[Tensor], others: list[Tensor]) -> None:
     """Add to each tensor, in place, the other one in its place, of the same dtype, in `addable`."""
     for some, theirs in _by_dtype(tensors, others):

@@ -267,7 +267,10 @@ class _Operations(TorchDispatchMode):
             lists = _lists(operation, args, given)
             if any(len({t.dtype for t in each}) > 1 for each in lists):
                 host.calls.mixed.append(Call(name, _line()))
-            host.note_launches(name, foreach_launches(name, lists, returns_new=not name.endswith("_")))
+            launches = foreach_launches(name, lists, returns_new=not name.endswith("_"))
+            if any(isinstance(arg, Tensor) and arg.dtype != lists[0][0].dtype for arg in args[1:]):
+                launches = len(lists[0])  # torch casts a number of another dtype for each tensor
+            host.note_launches(name, launches)
             return
         reads = name in _SIZED_BY_VALUES or (name == "repeat_interleave" and given.get("output_size") is None)
         if reads or (name in ("index", "index_put_", "index_put") and self._reads_mask(name, args)):

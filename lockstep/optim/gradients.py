@@ -11,7 +11,7 @@ import torch
 from lockstep import readback
 from lockstep.errors import InputError
 from lockstep.norms import norms_of, norms_on_device
-from lockstep.tensor_lists import map_all, with_strides_of
+from lockstep.tensor_lists import quotients, with_strides_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -168,7 +168,7 @@ class Gradients:
         divisor = self._divisor
         if not isinstance(divisor, float | int) or divisor != 1.0:
             present = {i: g for i, g in enumerate(self._tensors) if g is not None}
-            divided = map_all(lambda some: torch._foreach_div(some, divisor), list(present.values()))
+            divided = quotients(list(present.values()), divisor)
             self._replace(dict(zip(present, divided, strict=True)), owned=True)
             plain = divisor if isinstance(divisor, float | int) else None
             self._norms = [norm / plain for norm in self._norms] if plain and self._norms is not None else None

@@ -21,7 +21,7 @@ from lockstep.optim.gradients import Gradients
 from lockstep.optim.optimizers import Scheduled, WeightDecay, of_another
 from lockstep.optim.schedules import LearningRate
 from lockstep.selection import assigned, selected
-from lockstep.tensor_lists import all_widened, copy_all
+from lockstep.tensor_lists import all_widened, copy_all, quotients
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -169,7 +169,7 @@ class BoundRule(Scheduled):
         for group in self._small_groups if needs_quotients else self._groups:
             chunk = group.chunk(tensors, divisor, gradients)
             if needs_quotients:
-                chunk = chunk._replace(gradients=list(torch._foreach_div(chunk.gradients, divisor)), divisor=1.0)
+                chunk = chunk._replace(gradients=quotients(chunk.gradients, divisor), divisor=1.0)
             if chunk.gradients:
                 self._rule.apply(chunk, lr, step + 1)
         for index, rows in gradients.rows.items():

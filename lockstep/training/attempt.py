@@ -53,7 +53,7 @@ class Attempt:
     others: Sequence[float] | Tensor = ()
     """What else is to be read with the losses."""
     withheld: Tensor | None = None
-    """Where it is above 0, an update is not made before the host has read the attempt."""
+    """Where it is not 0, NaN too, an update is not made before the host has read the attempt."""
 
     def is_finite(self) -> bool:
         """Whether gradients and losses are, before any regularization; checked tensor by tensor."""
@@ -116,11 +116,13 @@ class Proposal:
         self.attempt, self.gradients = attempt, gradients
         self._losses = losses
         if isinstance(attempt.others, torch.Tensor):
-            norm, norms = gradients.unread_norms()
+            others = attempt.others
+            no_norms = others.new_zeros(()), others.new_zeros(0)  # where no parameter has a gradient
+            norm, norms = gradients.unread_norms() if gradients.reading_waits else no_norms
             numbers = [*losses.values(), attempt.statistics_check, norm]
             self._checked = torch.stack([n if isinstance(n, torch.Tensor) else norm.new_full((), n) for n in numbers])
-            copy = Readback(torch.cat([self._checked, attempt.others, norms]))
-            self.unread = Unread(tuple(losses), len(attempt.others), copy)
+            copy = Readback(torch.cat([self._checked, others, norms]))
+            self.unread = Unread(tuple(losses), len(others), copy)
 
     def found_inf(self, refused: Literal["nonfinite", "overflow", "nothing"]) -> Tensor:
         """1 where the update must not be made, else 0: float32, on the device, without dimensions.
@@ -133,7 +135,7 @@ class Proposal:
         if refused == "overflow":
             is_bad = is_bad & ~zeros[: len(self._losses)].sum().isnan()
         if self.attempt.withheld is not None:
-            is_withheld = self.attempt.withheld > 0
+            is_withheld = self.attempt.withheld != 0  # NaN where the sum was cut short
             is_bad = is_withheld if refused == "nothing" else is_bad | is_withheld
         return is_bad.float()
 

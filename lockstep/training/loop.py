@@ -26,7 +26,7 @@ from lockstep.training.state import TrainState
 from lockstep.training.step import BoundStep, bind
 from lockstep.types import Batch, StepReport
 from lockstep.workers.rank import join
-from lockstep.workers.signals import enter_body, log_stop, stop_on_interrupt
+from lockstep.workers.signals import enter_body, log_stop, stop_on_interrupt, uninterrupted
 
 if TYPE_CHECKING:
     from lockstep.types import CountFunction, LossFunction
@@ -201,47 +201,67 @@ def _reports_read_late(
     """
     ahead: Enqueued | None = None
     try:
-        for batch in course.batches():
-            begun, failed = _begin(step, losses, counts, batch, ahead)
+        for batch in _batches_or_error(course):
+            begun = _begin(step, losses, counts, batch, ahead)
             if ahead is not None:
-                enqueued, ahead = ahead, None
-                report = step.complete(enqueued) or step(losses, enqueued.batch, counts)
+                with uninterrupted():
+                    enqueued, ahead = ahead, None
+                    report = step.complete(enqueued)
+                report = report or step(losses, enqueued.batch, counts)
                 yield report
                 if course.ends_with(report.progress, is_stopped=report.stop_requested):
                     return
                 step.resume()
+            if isinstance(batch, Exception):
+                raise batch
             if not course.is_current():
                 continue
-            if failed is not None:
-                raise failed
-            if begun is None or step.is_stale(begun):
+            if isinstance(begun, Exception):
+                raise begun
+            if step.is_stale(begun):
+                del begun  # in whose place the next one comes
                 begun = step.begin(losses, batch, counts)
             if step.can_enqueue(begun) and not course.may_end_with(batch):
-                ahead = step.enqueue(begun)
+                with uninterrupted():
+                    ahead = step.enqueue(begun)
+                del begun  # its gradients make room for the next ones
                 continue
             report = step.finish(begun, losses)
+            del begun
             yield report
             if course.ends_with(report.progress, is_stopped=report.stop_requested):
                 return
             step.resume()
         if ahead is not None:
-            enqueued, ahead = ahead, None
-            yield step.complete(enqueued) or step(losses, enqueued.batch, counts)
+            with uninterrupted():
+                enqueued, ahead = ahead, None
+                report = step.complete(enqueued)
+            yield report or step(losses, enqueued.batch, counts)
     finally:
         if ahead is not None:  # interrupted while an update is under way
             step.complete(ahead)
 
 
-def _begin(
-    step: BoundStep, losses: LossFunction, counts: CountFunction | None, batch: Batch, ahead: Enqueued | None
-) -> tuple[Begun | None, Exception | None]:
-    """Begin an attempt. Its error is kept while another one is ahead of it, whose report comes first."""
+def _batches_or_error(course: _Course) -> Iterator[Batch | Exception]:
+    """Yield the batches, and in place of one the error with which they end."""
     try:
-        return step.begin(losses, batch, counts, is_after=ahead is not None), None
+        yield from course.batches()
+    except Exception as error:
+        yield error
+
+
+def _begin(
+    step: BoundStep, losses: LossFunction, counts: CountFunction | None, batch: Batch | Exception, ahead: Enqueued | None
+) -> Begun | Exception:
+    """Begin an attempt. An error, its batch's too, is kept while another one is ahead of it, whose report comes first."""
+    try:
+        if isinstance(batch, Exception):
+            raise batch
+        return step.begin(losses, batch, counts, is_after=ahead is not None)
     except Exception as error:
         if ahead is None:
             raise
-        return None, error
+        return error
 
 
 def _no_batch_fits(until: End, loader: Loader) -> InputError:

@@ -22,6 +22,7 @@ from lockstep.reporting.summaries import Summaries
 from lockstep.screen import log
 from lockstep.training.state import TrainState
 from lockstep.types import StepReport
+from lockstep.workers.rank import join
 
 
 class Seen(NamedTuple):
@@ -35,13 +36,13 @@ class Source(Protocol):
     """A source of histograms: it watches an attempt, or reads the state after it."""
 
     def attach(self) -> None:
-        """Watch the attempt that follows."""
+        """Watch the attempts that follow; it may be called again."""
 
     def detach(self) -> None:
         """Stop watching."""
 
-    def seen(self) -> Seen:
-        """Histograms of the attempt since `attach`."""
+    def seen(self, step: int) -> Seen:
+        """Histograms of the attempt that made `step`; none where the source was attached too late to watch it."""
 
 
 class Observer:
@@ -72,10 +73,9 @@ class Observer:
 
     def __call__(self, report: StepReport) -> None:
         """Write the histograms of a watched attempt, and watch the next one if it is due."""
-        if self._is_due:
-            if not report.skipped and any(seen := self._source.seen()):
-                self._summaries.write_histograms(*seen, report.step)
-                self._is_due = False
+        if self._is_due and not report.skipped and any(seen := self._source.seen(report.step)):
+            self._summaries.write_histograms(*seen, report.step)
+            self._is_due = False
             self._source.detach()
         self._look_ahead(report.progress, report.num_examples)
 
@@ -103,7 +103,7 @@ class VariableSource:
     def detach(self) -> None:
         """Nothing to do."""
 
-    def seen(self) -> Seen:
+    def seen(self, step: int) -> Seen:
         """Histograms of their present values."""
         found = compute_histograms({**dict(self._model.named_parameters()), **dict(self._model.named_buffers())})
         return Seen(
@@ -135,7 +135,7 @@ class GradientSource:
         if self._look in self._state.gradient_hooks:
             self._state.gradient_hooks.remove(self._look)
 
-    def seen(self) -> Seen:
+    def seen(self, step: int) -> Seen:
         """Histograms of the gradients of the last update."""
         return Seen(
             {f"gradients/{name}": histogram for name, histogram in self._found.items()},
@@ -171,35 +171,52 @@ class ActivationSource:
         modules = state.model.named_modules()
         self._modules = {name or state.name: m for name, m in modules if next(m.children(), None) is None}
         self._handles: list[RemovableHandle] = []
-        self._found: dict[str, Histogram] = {}
+        self._found: dict[int, _Outputs] = {}
 
     def attach(self) -> None:
-        """Watch the forward pass that follows."""
-        self._found = {}
-        self._handles = [
-            module.register_forward_hook(_looking(name, module, self._found)) for name, module in self._modules.items()
-        ]
+        """Watch the forward passes that follow."""
+        if not self._handles:
+            self._handles = [
+                module.register_forward_hook(_looking(name, module, self._found))
+                for name, module in self._modules.items()
+            ]
 
     def detach(self) -> None:
         """Watch no more."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        self._found.clear()
 
-    def seen(self) -> Seen:
+    def seen(self, step: int) -> Seen:
         """Histograms of the outputs."""
+        found = self._found[step].histograms if step in self._found else {}
         return Seen(
-            {f"activations/{name}": histogram for name, histogram in self._found.items()},
-            {f"sparsity/{name}": histogram.sparsity for name, histogram in self._found.items()},
+            {f"activations/{name}": histogram for name, histogram in found.items()},
+            {f"sparsity/{name}": histogram.sparsity for name, histogram in found.items()},
         )
 
 
-def _looking(name: str, module: nn.Module, found: dict[str, Histogram]) -> Callable[[nn.Module, Any, Any], None]:
+class _Outputs(NamedTuple):
+    """What modules returned in one attempt."""
+
+    attempt: int
+    """The pulse's count: an attempt that is made again is another one."""
+    histograms: dict[str, Histogram]
+
+
+def _looking(name: str, module: nn.Module, found: dict[int, _Outputs]) -> Callable[[nn.Module, Any, Any], None]:
     # A function, not a method: a copy of the model, made to be scored, takes its hooks along, and must not copy more.
+    pulse = join().pulse
+
     def look(called: nn.Module, _: Any, output: Any) -> None:
-        if called is module and name not in found and torch.is_grad_enabled():
-            first = output[0] if isinstance(output, tuple | list) and output else output
-            if isinstance(first, Tensor):
-                found.update(compute_histograms({name: first}))
+        if called is not module or not torch.is_grad_enabled():
+            return
+        step, attempt = pulse.step + 1, pulse.count  # where steps are read late, the next report is not this one's
+        if step not in found or found[step].attempt != attempt:
+            found[step] = _Outputs(attempt, {})
+        first = output[0] if isinstance(output, tuple | list) and output else output
+        if isinstance(first, Tensor) and name not in found[step].histograms:
+            found[step].histograms.update(compute_histograms({name: first}))
 
     return look

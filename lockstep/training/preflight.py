@@ -1,4 +1,4 @@
-"""Checks before step 1, on this worker and between all workers."""
+"""Checks before step 1, on this worker and between all workers, and what the log says of it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from lockstep import readback
 from lockstep.checkpoints.encoding import check_saveable
 from lockstep.data.loader import Loader
 from lockstep.errors import InputError
@@ -23,6 +24,7 @@ from lockstep.training.saved_state import EXTRA, extra_state
 from lockstep.training.state import TrainState
 from lockstep.training.trained_with import threads_matter
 from lockstep.version import __version__
+from lockstep.workers.devices import unused_kind
 from lockstep.workers.environment import chosen_waits, short_waits_here
 from lockstep.workers.rank import Worker
 
@@ -195,3 +197,21 @@ def check_training_mode(state: TrainState) -> None:
 def _refuse_names(names: Sequence[str], what: str, expected: str, hint: str) -> None:
     if names:
         raise InputError(what, given=", ".join(names), expected=expected, hint=hint)
+
+
+def tell_start(state: TrainState, towers: Towers, worker: Worker, *, is_first: bool, is_new: bool) -> None:
+    """Log how updates are made, for the first of all states, and what the patterns of a new one have matched."""
+    if is_first:
+        threads = f", {_count(torch.get_num_threads(), 'thread')} each" if worker.device.type == "cpu" else ""
+        counts = _count(towers.count, "tower"), _count(worker.num_workers, "worker")
+        log.info("%s on %s (%s%s, %s)", *counts, worker.device.type, threads, towers.precision)
+        if kind := unused_kind():
+            log.info("no worker uses the accelerator here (%s): not every part of a step runs on it", kind)
+    for line in state.matches if is_new else ():
+        log.info("%s", line)
+    if readback.reading_waits(worker.device) and (reasons := state.reads_first()):
+        log.info("each step waits for the device before its update: %s", "; ".join(reasons))
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number > 1 else ''}"

@@ -6,6 +6,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from types import NoneType
 from typing import TYPE_CHECKING, cast
 from weakref import WeakKeyDictionary
@@ -34,11 +35,11 @@ from lockstep.training.preflight import (
     check_threads,
     check_training_mode,
     tell_idle_threads,
+    tell_start,
 )
 from lockstep.training.state import TrainState
 from lockstep.training.trained_with import compare_first_step, describe_step
 from lockstep.types import BadExample, Batch, NonFiniteReport, StepReport
-from lockstep.workers.devices import unused_kind
 from lockstep.workers.rank import Worker, join
 from lockstep.workers.signals import interruptible, uninterrupted
 
@@ -105,24 +106,6 @@ def bind(state: TrainState, towers: Towers | None = None, exchange: Exchange | N
     return steps[key]
 
 
-def _log_start(state: TrainState, towers: Towers, worker: Worker) -> None:
-    """Log how updates are made, once for all states, and what the patterns of this one have matched."""
-    if not _steps:
-        threads = f", {_count(torch.get_num_threads(), 'thread')} each" if worker.device.type == "cpu" else ""
-        counts = _count(towers.count, "tower"), _count(worker.num_workers, "worker")
-        log.info("%s on %s (%s%s, %s)", *counts, worker.device.type, threads, towers.precision)
-        if kind := unused_kind():
-            log.info("no worker uses the accelerator here (%s): not every part of a step runs on it", kind)
-    for line in state.matches if state not in _steps else ():
-        log.info("%s", line)
-    if readback.reading_waits(worker.device) and (reasons := state.reads_first()):
-        log.info("each step waits for the device before its update: %s", "; ".join(reasons))
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' if number > 1 else ''}"
-
-
 class BoundStep:
     """The step of one state, connected with the other workers.
 
@@ -136,7 +119,7 @@ class BoundStep:
         tell_idle_threads(worker)
         state.trained_with |= describe_step(towers, exchange, worker)
         if worker.is_chief:
-            _log_start(state, towers, worker)
+            tell_start(state, towers, worker, is_first=not _steps, is_new=state not in _steps)
         if towers.channels_last:
             state.to_channels_last()
         self.towers, self.worker = towers, worker
@@ -160,6 +143,8 @@ class BoundStep:
         self._resolved_for: tuple[int, int] | None = None
         self.runs_ahead = readback.reading_waits(worker.device) and not state.reads_first()
         """Updates may be enqueued before their attempts are read."""
+        self._is_alone = False
+        """No worker had another state when the series of steps began."""
 
     def start(self) -> None:
         """Begin a series of steps: its clock starts at 0.
@@ -170,6 +155,11 @@ class BoundStep:
         self._started = self._resumed = time.perf_counter()
         check_parameters(self._state)
         check_buffers(self._state)
+        if self.runs_ahead:
+            # Agreed, since when a state that nobody names any more is gone differs from worker to worker.
+            self._is_alone = all(self.worker.group.gather(self._state.is_alone))
+            if self.worker.is_chief and not self._is_alone:
+                log.info("each step waits for the device before its update: this process has other states")
 
     def __call__(self, losses: LossFunction, batch: Batch, counts: CountFunction | None = None) -> StepReport:
         """Make one attempt; see `train_step`."""
@@ -184,7 +174,7 @@ class BoundStep:
     ) -> Begun:
         """Compute an attempt; `is_after` says that an update before it is enqueued, and taken to be good."""
         with uninterrupted():
-            return self._begin(losses, batch, counts, self._state.step + is_after)
+            return self._begin(losses, batch, counts, self._state.step + is_after, is_kept=True)
 
     def finish(self, begun: Begun, losses: LossFunction) -> StepReport:
         """Read an attempt, and make its update or refuse it."""
@@ -196,6 +186,7 @@ class BoundStep:
         return (
             self.runs_ahead
             and begun.proposal.unread is not None
+            and self._is_alone
             and self._state.is_alone
             and not (self.worker.num_workers == 1 and begun.batch.bad)
         )
@@ -246,11 +237,15 @@ class BoundStep:
 
     # Its parts ------------------------------------------------------------------------------------------------------
 
-    def _begin(self, losses: LossFunction, batch: Batch, counts: CountFunction | None, step: int) -> Begun:
+    def _begin(
+        self, losses: LossFunction, batch: Batch, counts: CountFunction | None, step: int, *, is_kept: bool = False
+    ) -> Begun:
         """Run this worker's towers, exchange their sums, and propose the update that follows `step` completed ones."""
         began = time.perf_counter()
         self._check(batch)
         parts = self._host.parts(batch)
+        if is_kept:  # it may be begun again, from the fields as they are: what the loss function writes there is gone
+            parts = [part._replace(batch=replace(part.batch, fields=part.batch)) for part in parts]
         inputs = self._inputs(batch, [counts(part) for _, _, part in parts] if counts else [], step, began)
         sums = self._run_towers(losses, parts, inputs)
         proposal = self._state.propose(self._attempt(sums, inputs.loss_scale, batch.position))

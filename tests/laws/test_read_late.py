@@ -6,6 +6,8 @@ CPU tensors take the branches of an accelerator here; what the host would wait f
 from __future__ import annotations
 
 import math
+import signal
+import weakref
 from collections.abc import Callable, Generator, Mapping
 from itertools import islice
 from typing import Any
@@ -22,6 +24,7 @@ import lockstep as ls
 from lockstep.data.loader import Loader
 from lockstep.errors import WorkerError
 from lockstep.parallel.tree import assign_towers
+from lockstep.training.attempt import Attempt
 
 BATCH_SIZE, NUM_BATCHES = 8, 16
 Options = Mapping[str, Any]
@@ -213,11 +216,11 @@ def test_what_cannot_be_held_back_waits_once_and_says_so(options: Options, caplo
 
 
 def test_a_step_launches_little_more_than_its_model() -> None:
-    state, towers = make_state(), ls.Towers(1)
+    model, towers = make_state().model, ls.Towers(1)
     batch = next(iter(make_loader().batches(range(1), 1, torch.device("cpu"))))
     with counted() as own:
-        named, _ = losses(state.model, batch)
-        torch.autograd.grad(named["cross_entropy"], [*state.model.parameters()])
+        named, _ = losses(model, batch)
+        torch.autograd.grad(named["cross_entropy"], [*model.parameters()])
     steps = calls_of(towers, {"average": ls.optim.MovingAverage(0.9)}, late=True)
     assert steps.num_launches / 2 <= own.num_launches + 40
 
@@ -298,6 +301,98 @@ def test_an_interrupt_in_the_loss_function_leaves_the_update_before_it_whole() -
     assert learned(state, loader) == learned(whole, there)
 
 
+def test_an_interrupt_while_an_update_is_enqueued_completes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def update(self: ls.TrainState, *arguments: Any, **options: Any) -> None:
+        make_update(self, *arguments, **options)
+        if self.step == 2:
+            signal.raise_signal(signal.SIGINT)  # asks for a stop
+            signal.raise_signal(signal.SIGINT)
+
+    make_update = ls.TrainState.update
+    state, loader = make_state(average=ls.optim.MovingAverage(0.9)), make_loader()
+    whole, there = make_state(average=ls.optim.MovingAverage(0.9)), make_loader()
+    list(at_once(whole, there, ls.Towers(1), ls.Steps(3)))
+    monkeypatch.setattr(ls.TrainState, "update", update)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            list(ls.train_steps(state, losses, loader))
+    finally:
+        ls.join().pulse.stop_requested = None
+    assert learned(state, loader) == learned(whole, there)
+
+
+def test_an_error_of_the_data_comes_after_the_report_of_the_attempt_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*arguments: Any, **options: Any) -> Any:
+        yield from islice(whole(*arguments, **options), 3)
+        raise LookupError("the fourth batch")
+
+    state, loader = make_state(), make_loader()
+    whole = loader.batches
+    monkeypatch.setattr(loader, "batches", failing)
+    steps = ls.train_steps(state, losses, loader)
+    assert [next(steps).step for _ in range(3)] == [1, 2, 3]
+    with pytest.raises(LookupError, match="the fourth batch"):
+        next(steps)
+    assert (state.step, loader.position) == (3, 3 * BATCH_SIZE)
+
+
+def test_what_the_loss_function_puts_into_its_batch_is_not_there_when_an_attempt_is_begun_anew() -> None:
+    def doubling(model: nn.Module, batch: ls.Batch) -> Any:
+        batch["image"] = batch["image"] * 2.0
+        return losses(model, batch)
+
+    def changing(*, late: bool) -> str:
+        state, loader = make_state(), make_loader()
+        batches = () if late else ls.batches(loader, until=ls.Steps(4))
+        for report in (
+            ls.train_steps(state, doubling, loader, until=ls.Steps(4))
+            if late
+            else (ls.train_step(state, doubling, batch) for batch in batches)
+        ):
+            if report.step == 2:
+                state.model[1].running_mean.add_(1.0)  # type: ignore[operator,union-attr]
+        return learned(state, loader)
+
+    assert changing(late=True) == changing(late=False)
+
+
+def test_the_gradients_of_an_attempt_are_gone_when_the_next_one_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def propose(self: ls.TrainState, attempt: Any) -> Any:
+        gradients[:] = [weakref.ref(gradient) for gradient in attempt.gradients]
+        return make_proposal(self, attempt)
+
+    def counting_alive(model: nn.Module, batch: ls.Batch) -> Any:
+        alive.append(sum(gradient() is not None for gradient in gradients))
+        return losses(model, batch)
+
+    gradients: list[Any] = []
+    alive: list[int] = []
+    make_proposal = ls.TrainState.propose
+    monkeypatch.setattr(ls.TrainState, "propose", propose)
+    list(ls.train_steps(make_state(), counting_alive, make_loader(), until=ls.Steps(4)))
+    assert alive == [0, 0, 0, 0]
+
+
+def test_losses_of_other_parameters_leave_all_of_them_untouched() -> None:
+    elsewhere = torch.ones((), requires_grad=True)
+    state = make_state()
+    before = learned(state, make_loader())
+    reports = list(ls.train_steps(state, lambda *_: {"loss": elsewhere * 2.0}, make_loader(), until=ls.Steps(2)))
+    assert [report.gradient_norm for report in reports] == [0.0, 0.0]
+    assert before.partition("slots/")[0] == learned(state, make_loader()).partition("slots/")[0]
+
+
+@pytest.mark.parametrize("withheld", [1.0, math.nan], ids=str)
+def test_what_is_withheld_is_not_made_whatever_is_not_looked_at(withheld: float) -> None:
+    state, one = make_state(nonfinite="off"), torch.ones((), dtype=torch.float64)
+    gradients = [torch.ones_like(parameter) for parameter in state.parameters.values()]
+    attempt = Attempt(gradients, [], {"loss": one}, others=one.expand(4), withheld=one * withheld)
+    proposal = state.propose(attempt)
+    before = learned(state, make_loader())
+    state.update(proposal, found_inf=state.found_inf(proposal))
+    assert learned(state, make_loader()) == before
+
+
 def test_a_stop_ends_the_loop_after_its_step() -> None:
     pulse = ls.join().pulse
     state, loader = make_state(), make_loader()
@@ -320,6 +415,14 @@ def test_the_state_of_another_loss_function_is_read_at_once() -> None:
     for report in ls.train_steps(generator, count, make_loader(), until=ls.Steps(3)):
         assert len(calls) == report.step, "no attempt is begun before what the body does with the other state"
     assert critic.step == 0
+
+
+def test_what_other_states_a_worker_still_holds_is_agreed(monkeypatch: pytest.MonkeyPatch) -> None:
+    gather = type(ls.join().group).gather
+    monkeypatch.setattr(type(ls.join().group), "gather", lambda self, value: [*gather(self, value), False])
+    count, calls = counting()
+    for report in ls.train_steps(make_state(), count, make_loader(), until=ls.Steps(3)):
+        assert len(calls) == report.step
 
 
 def changed_on_the_chief_alone() -> tuple[str, int]:

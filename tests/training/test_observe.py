@@ -191,7 +191,7 @@ def test_a_division_is_left_to_the_update() -> None:
     (hook,) = state.gradient_hooks
     hook(gradients)
     assert gradients.to_divide()[1] == 2.0
-    assert source.seen().histograms["gradients/weight"].largest == 4.0
+    assert source.seen(1).histograms["gradients/weight"].largest == 4.0
 
 
 def test_of_a_sparse_gradient_its_rows_are_shown(tmp_path: Path, observe: Observe) -> None:
