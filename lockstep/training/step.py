@@ -196,7 +196,6 @@ class BoundStep:
         return (
             self.runs_ahead
             and begun.proposal.unread is not None
-            and self._state.is_alone
             and not (self.worker.num_workers == 1 and begun.batch.bad)
         )
 
@@ -225,6 +224,9 @@ class BoundStep:
     def is_stale(self, begun: Begun) -> bool:
         """Whether an attempt was computed with something else than what is there now."""
         state, inputs = self._state, begun.inputs
+        if begun.changes_of_others != state.changes_of_others:
+            self.runs_ahead = False  # the loop body trains another model, as for a GAN, and will again
+            return True
         return (
             inputs.step != state.step
             or (inputs.loss_scale is not None and inputs.loss_scale != state.loss_scale.value)
@@ -255,10 +257,10 @@ class BoundStep:
         sums = self._run_towers(losses, parts, inputs)
         proposal = self._state.propose(self._attempt(sums, inputs.loss_scale, batch.position))
         versions = self._state.versions() if self.runs_ahead else []
-        return Begun(batch, inputs, sums, proposal, versions, began)
+        return Begun(batch, inputs, sums, proposal, versions, self._state.changes_of_others, began)
 
     def _finish(self, begun: Begun, losses: LossFunction) -> StepReport:
-        batch, inputs, sums, proposal, _, began = begun
+        batch, inputs, sums, proposal, *_, began = begun
         found = proposal.read(self.worker.group.check_peers)
         extras = Extras.of(found, batch.position, self.worker)
         bad = self._gather_bad(batch) if extras.num_bad else ()
