@@ -1,18 +1,17 @@
 """The law of the late read: each attempt read while the next one is computed, or at once, a run learns the same bits.
 
-CPU tensors take the branches of an accelerator here; what the host would wait for is counted.
+CPU tensors take the branches of an accelerator here. What waits is counted in tests/training/test_step_device_calls.py.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Mapping
-from itertools import islice
 from typing import Any
 
 import pytest
 import torch
-from device_calls import DeviceCalls, accelerator, counted
+from device_calls import accelerator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -21,7 +20,6 @@ from torch.nn import functional as F
 import lockstep as ls
 from lockstep.data.loader import Loader
 from lockstep.errors import WorkerError
-from lockstep.parallel.tree import assign_towers
 
 BATCH_SIZE, NUM_BATCHES = 8, 16
 Options = Mapping[str, Any]
@@ -56,14 +54,6 @@ def losses(model: nn.Module, batch: ls.Batch) -> tuple[dict[str, Any], dict[str,
     scores = model(batch["image"]).float()
     hits = (scores.argmax(1) == batch["label"]).float()
     return {"cross_entropy": F.cross_entropy(scores, batch["label"]), "plain": 0.5}, {"accuracy": hits.mean()}
-
-
-def summed(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
-    return {"cross_entropy": F.cross_entropy(model(batch["image"]).float(), batch["label"], reduction="sum")}
-
-
-def num_odd(batch: ls.Batch) -> dict[str, Tensor]:
-    return {"cross_entropy": (batch["label"] % 2).sum()}
 
 
 def at_once(
@@ -137,79 +127,6 @@ def test_whatever_batches_are_bad(
         towers = ls.Towers(2)
     options = {**OPTIONS[kind], "nonfinite": policy[0], "nonfinite_budget": policy[1]}
     assert story(read_late, bad, towers, options) == story(at_once, bad, towers, options)
-
-
-# What the host waits for --------------------------------------------------------------------------------------------
-
-ROWS: dict[str, tuple[ls.Towers, Options]] = {
-    "plain": (ls.Towers(1), {}),
-    "four towers": (ls.Towers(4), {}),
-    "penalty": (ls.Towers(1), {"regularization": [ls.losses.L2(1e-4)]}),
-    "clip": (ls.Towers(1), {"gradient_transforms": [ls.optim.ClipGlobalNorm(1.0)]}),
-    "clip values": (ls.Towers(1), {"gradient_transforms": [ls.optim.ClipValue(0.1)]}),
-    "scaled": (ls.Towers(1), {"gradient_transforms": [ls.optim.ScaleGradients({"bias": 2.0})]}),
-    "clip of towers": (ls.Towers(2), {"tower_gradient_transforms": [ls.optim.ClipGlobalNorm(1.0)]}),
-    "average": (ls.Towers(1), {"average": ls.optim.MovingAverage(0.9, statistics=True)}),
-    "adamw": (ls.Towers(1), {"optimizer": ls.optim.AdamW(1e-3)}),
-    "bf16": (ls.Towers(1, precision="bf16"), {}),
-    "fp16": (ls.Towers(1, precision="fp16"), {}),
-    "channels_last": (ls.Towers(1, channels_last=True), {}),
-    "last statistics": (ls.Towers(4, batch_norm="last"), {}),
-    "joined towers": (ls.Towers(4, batch_norm="sync"), {}),
-    "frozen statistics": (ls.Towers(4, batch_norm="frozen"), {}),
-    "own statistics": (ls.Towers(4, batch_norm="none"), {}),
-}
-
-
-def calls_of(towers: ls.Towers, options: Options, *, late: bool, counts: Any = None) -> DeviceCalls:
-    """What two steps ask of the device, after those that set up what they need; the batches are there already."""
-    state, loader, function = make_state(**options), make_loader(), summed if counts else losses
-    state.loss_scale.value = 256.0  # at which fp16 does not overflow
-    here = ls.join()
-    mine = [*assign_towers(towers.count, here.num_workers)][here.rank]
-    batches = list(islice(loader.batches(mine, towers.count, here.device), 8))
-    loader.batches = lambda *_, **__: iter(batches)  # type: ignore[method-assign,assignment]
-    if late:
-        steps = ls.train_steps(state, function, loader, towers, counts=counts)
-    else:
-        steps = (ls.train_step(state, function, batch, towers, counts=counts) for batch in batches)
-    for _ in range(3):
-        next(steps)
-    with counted() as calls:
-        for _ in range(2):
-            next(steps)
-    steps.close()
-    return calls
-
-
-@pytest.mark.parametrize("row", ROWS)
-@pytest.mark.parametrize("counts", [None, num_odd], ids=["", "counts"])
-def test_a_step_of_train_steps_waits_for_nothing(row: str, counts: Any) -> None:
-    calls = calls_of(*ROWS[row], late=True, counts=counts)
-    assert not calls.waits
-    assert not calls.mixed
-
-
-@pytest.mark.parametrize("row", ROWS)
-@pytest.mark.parametrize("counts", [None, num_odd], ids=["", "counts"])
-def test_train_step_waits_once(row: str, counts: Any) -> None:
-    assert len(calls_of(*ROWS[row], late=False, counts=counts).waits) == 2, "of two steps"
-
-
-def waits_among_workers() -> list[int]:
-    return [len(calls_of(ls.Towers(4), {}, late=True, counts=num_odd).waits)]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"optimizer": ls.optim.RMSProp(1e-3)}, {"gradient_transforms": [ls.optim.ClipNorm(1.0)]}],
-    ids=["rmsprop", "clip norm"],
-)
-def test_what_cannot_be_held_back_waits_once_and_says_so(options: Options, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    assert len(calls_of(ls.Towers(1), options, late=True).waits) == 2, "of two steps"
-    (said,) = [record.getMessage() for record in caplog.records if "waits for the device" in record.getMessage()]
-    assert "no flag on the device holds back foreach kernels" in said or "ClipNorm reads the gradients" in said
 
 
 # The loop body, and the end -----------------------------------------------------------------------------------------
@@ -349,8 +266,3 @@ def test_workers_whose_bodies_change_different_things_are_told(run_workers: Call
     # The other one waits for the chief in its next exchange.
     told = run_workers(changed_on_the_chief_alone, 2, lost=[1])
     assert told[0] == ("The workers have not begun the same attempt.", 3)
-
-
-@pytest.mark.process
-def test_workers_wait_for_nothing_but_each_other(run_workers: Callable[..., list[Any]]) -> None:
-    assert run_workers(waits_among_workers, 2) == [[0], [0]]
