@@ -190,6 +190,8 @@ class Begun(NamedTuple):
     proposal: Proposal
     versions: list[int]
     """Of the tensors that it was computed with."""
+    changes_of_others: int
+    """Of other states, which the loss function may use."""
     began: float
     """By `time.perf_counter`."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import NoneType
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 from weakref import WeakSet
 
 import torch
@@ -78,6 +78,8 @@ class TrainState:
 
     trained_with: dict[str, Any]
     """What checkpoints say of the arguments, and from the first step on of towers, exchange and threads."""
+    _num_changes: ClassVar[int] = 0  # of all states
+    _num_own_changes = 0
     resumed: Resumed | None = None
     """The checkpoint that the first step after a resume is compared with."""
 
@@ -196,7 +198,7 @@ class TrainState:
         self._transforms(gradients, self.step)
         for hook in self.gradient_hooks:
             hook(gradients)
-        _prepare_change()
+        self._prepare_change()
         self._optimizer.update(gradients, step)
         if proposal.attempt.statistics:
             copy_all(self._buffer_list, proposal.attempt.statistics)
@@ -265,18 +267,24 @@ class TrainState:
             reasons.append("sparse gradients are looked through for their rows")
         return reasons
 
-    @property
-    def is_alone(self) -> bool:
-        """Whether the process has no other state."""
-        return len(_states) == 1
-
     def versions(self) -> list[int]:
         """Numbers that grow with each change in place of a parameter or buffer, but for those through `.data`."""
         return [tensor._version for tensor in (*self.model.parameters(), *self._buffer_list)]
 
+    @property
+    def changes_of_others(self) -> int:
+        """How often another state of this process was updated or loaded."""
+        return TrainState._num_changes - self._num_own_changes
+
+    def _prepare_change(self) -> None:
+        for wait in before_change.copy():
+            wait()
+        TrainState._num_changes += 1
+        self._num_own_changes += 1
+
     def other_buffers(self) -> list[Tensor]:
         """The buffers of the models of all other states: no step of this state may change them."""
-        if self.is_alone:
+        if len(_states) == 1:
             return []
         return [b for other in _states if other.model is not self.model for b in other.buffers.values()]
 
@@ -380,7 +388,7 @@ class TrainState:
         own, slots = self.sections(), sections.get("slots", {})
         check_compatible({**own, "slots": self._optimizer.expects(slots)}, sections)
         self._optimizer.check_values(values["optimizer"])
-        _prepare_change()
+        self._prepare_change()
         with torch.no_grad():
             for section in ("parameters", "buffers", "average"):
                 for name, tensor in own[section].items():
@@ -390,8 +398,3 @@ class TrainState:
         self.num_skipped = int(values["num_refused"])
         self.loss_scale = LossScale(**values["loss_scale"])
         self.smoothed.load(values["smoothed"])
-
-
-def _prepare_change() -> None:
-    for wait in before_change.copy():
-        wait()

@@ -143,8 +143,6 @@ class BoundStep:
         self._resolved_for: tuple[int, int] | None = None
         self.runs_ahead = readback.reading_waits(worker.device) and not state.reads_first()
         """Updates may be enqueued before their attempts are read."""
-        self._is_alone = False
-        """No worker had another state when the series of steps began."""
 
     def start(self) -> None:
         """Begin a series of steps: its clock starts at 0.
@@ -155,11 +153,6 @@ class BoundStep:
         self._started = self._resumed = time.perf_counter()
         check_parameters(self._state)
         check_buffers(self._state)
-        if self.runs_ahead:
-            # Agreed, since when a state that nobody names any more is gone differs from worker to worker.
-            self._is_alone = all(self.worker.group.gather(self._state.is_alone))
-            if self.worker.is_chief and not self._is_alone:
-                log.info("each step waits for the device before its update: this process has other states")
 
     def __call__(self, losses: LossFunction, batch: Batch, counts: CountFunction | None = None) -> StepReport:
         """Make one attempt; see `train_step`."""
@@ -186,8 +179,6 @@ class BoundStep:
         return (
             self.runs_ahead
             and begun.proposal.unread is not None
-            and self._is_alone
-            and self._state.is_alone
             and not (self.worker.num_workers == 1 and begun.batch.bad)
         )
 
@@ -216,6 +207,11 @@ class BoundStep:
     def is_stale(self, begun: Begun) -> bool:
         """Whether an attempt was computed with something else than what is there now."""
         state, inputs = self._state, begun.inputs
+        if begun.changes_of_others != state.changes_of_others:
+            self.runs_ahead = False  # the loop body trains another model, as for a GAN, and will again
+            if self.worker.is_chief:
+                log.info("each step waits for the device before its update: the loop body trains another model")
+            return True
         return (
             inputs.step != state.step
             or (inputs.loss_scale is not None and inputs.loss_scale != state.loss_scale.value)
@@ -249,11 +245,11 @@ class BoundStep:
         inputs = self._inputs(batch, [counts(part) for _, _, part in parts] if counts else [], step, began)
         sums = self._run_towers(losses, parts, inputs)
         proposal = self._state.propose(self._attempt(sums, inputs.loss_scale, batch.position))
-        versions = self._state.versions() if self.runs_ahead else []
-        return Begun(batch, inputs, sums, proposal, versions, began)
+        versions = self._state.versions() if is_kept else []
+        return Begun(batch, inputs, sums, proposal, versions, self._state.changes_of_others, began)
 
     def _finish(self, begun: Begun, losses: LossFunction) -> StepReport:
-        batch, inputs, sums, proposal, _, began = begun
+        batch, inputs, sums, proposal, *_, began = begun
         found = proposal.read(self.worker.group.check_peers)
         extras = Extras.of(found, batch.position, self.worker)
         bad = self._gather_bad(batch) if extras.num_bad else ()

@@ -1,6 +1,6 @@
 """The law of the late read: each attempt read while the next one is computed, or at once, a run learns the same bits.
 
-CPU tensors take the branches of an accelerator here; what the host would wait for is counted.
+CPU tensors take the branches of an accelerator here. What waits is counted in tests/training/test_step_device_calls.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from device_calls import DeviceCalls, accelerator, counted
+from device_calls import accelerator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -23,7 +23,6 @@ from torch.nn import functional as F
 import lockstep as ls
 from lockstep.data.loader import Loader
 from lockstep.errors import WorkerError
-from lockstep.parallel.tree import assign_towers
 from lockstep.training.attempt import Attempt
 
 BATCH_SIZE, NUM_BATCHES = 8, 16
@@ -59,14 +58,6 @@ def losses(model: nn.Module, batch: ls.Batch) -> tuple[dict[str, Any], dict[str,
     scores = model(batch["image"]).float()
     hits = (scores.argmax(1) == batch["label"]).float()
     return {"cross_entropy": F.cross_entropy(scores, batch["label"]), "plain": 0.5}, {"accuracy": hits.mean()}
-
-
-def summed(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
-    return {"cross_entropy": F.cross_entropy(model(batch["image"]).float(), batch["label"], reduction="sum")}
-
-
-def num_odd(batch: ls.Batch) -> dict[str, Tensor]:
-    return {"cross_entropy": (batch["label"] % 2).sum()}
 
 
 def at_once(
@@ -140,89 +131,6 @@ def test_whatever_batches_are_bad(
         towers = ls.Towers(2)
     options = {**OPTIONS[kind], "nonfinite": policy[0], "nonfinite_budget": policy[1]}
     assert story(read_late, bad, towers, options) == story(at_once, bad, towers, options)
-
-
-# What the host waits for --------------------------------------------------------------------------------------------
-
-ROWS: dict[str, tuple[ls.Towers, Options]] = {
-    "plain": (ls.Towers(1), {}),
-    "four towers": (ls.Towers(4), {}),
-    "penalty": (ls.Towers(1), {"regularization": [ls.losses.L2(1e-4)]}),
-    "clip": (ls.Towers(1), {"gradient_transforms": [ls.optim.ClipGlobalNorm(1.0)]}),
-    "clip values": (ls.Towers(1), {"gradient_transforms": [ls.optim.ClipValue(0.1)]}),
-    "scaled": (ls.Towers(1), {"gradient_transforms": [ls.optim.ScaleGradients({"bias": 2.0})]}),
-    "clip of towers": (ls.Towers(2), {"tower_gradient_transforms": [ls.optim.ClipGlobalNorm(1.0)]}),
-    "average": (ls.Towers(1), {"average": ls.optim.MovingAverage(0.9, statistics=True)}),
-    "adamw": (ls.Towers(1), {"optimizer": ls.optim.AdamW(1e-3)}),
-    "bf16": (ls.Towers(1, precision="bf16"), {}),
-    "fp16": (ls.Towers(1, precision="fp16"), {}),
-    "channels_last": (ls.Towers(1, channels_last=True), {}),
-    "last statistics": (ls.Towers(4, batch_norm="last"), {}),
-    "joined towers": (ls.Towers(4, batch_norm="sync"), {}),
-    "frozen statistics": (ls.Towers(4, batch_norm="frozen"), {}),
-    "own statistics": (ls.Towers(4, batch_norm="none"), {}),
-}
-
-
-def calls_of(towers: ls.Towers, options: Options, *, late: bool, counts: Any = None) -> DeviceCalls:
-    """What two steps ask of the device, after those that set up what they need; the batches are there already."""
-    state, loader, function = make_state(**options), make_loader(), summed if counts else losses
-    state.loss_scale.value = 256.0  # at which fp16 does not overflow
-    here = ls.join()
-    mine = [*assign_towers(towers.count, here.num_workers)][here.rank]
-    batches = list(islice(loader.batches(mine, towers.count, here.device), 8))
-    loader.batches = lambda *_, **__: iter(batches)  # type: ignore[method-assign,assignment]
-    if late:
-        steps = ls.train_steps(state, function, loader, towers, counts=counts)
-    else:
-        steps = (ls.train_step(state, function, batch, towers, counts=counts) for batch in batches)
-    for _ in range(3):
-        next(steps)
-    with counted() as calls:
-        for _ in range(2):
-            next(steps)
-    steps.close()
-    return calls
-
-
-@pytest.mark.parametrize("row", ROWS)
-@pytest.mark.parametrize("counts", [None, num_odd], ids=["", "counts"])
-def test_a_step_of_train_steps_waits_for_nothing(row: str, counts: Any) -> None:
-    calls = calls_of(*ROWS[row], late=True, counts=counts)
-    assert not calls.waits
-    assert not calls.mixed
-
-
-@pytest.mark.parametrize("row", ROWS)
-@pytest.mark.parametrize("counts", [None, num_odd], ids=["", "counts"])
-def test_train_step_waits_once(row: str, counts: Any) -> None:
-    assert len(calls_of(*ROWS[row], late=False, counts=counts).waits) == 2, "of two steps"
-
-
-def waits_among_workers() -> list[int]:
-    return [len(calls_of(ls.Towers(4), {}, late=True, counts=num_odd).waits)]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"optimizer": ls.optim.RMSProp(1e-3)}, {"gradient_transforms": [ls.optim.ClipNorm(1.0)]}],
-    ids=["rmsprop", "clip norm"],
-)
-def test_what_cannot_be_held_back_waits_once_and_says_so(options: Options, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    assert len(calls_of(ls.Towers(1), options, late=True).waits) == 2, "of two steps"
-    (said,) = [record.getMessage() for record in caplog.records if "waits for the device" in record.getMessage()]
-    assert "no flag on the device holds back foreach kernels" in said or "ClipNorm reads the gradients" in said
-
-
-def test_a_step_launches_little_more_than_its_model() -> None:
-    model, towers = make_state().model, ls.Towers(1)
-    batch = next(iter(make_loader().batches(range(1), 1, torch.device("cpu"))))
-    with counted() as own:
-        named, _ = losses(model, batch)
-        torch.autograd.grad(named["cross_entropy"], [*model.parameters()])
-    steps = calls_of(towers, {"average": ls.optim.MovingAverage(0.9)}, late=True)
-    assert steps.num_launches / 2 <= own.num_launches + 40
 
 
 # The loop body, and the end -----------------------------------------------------------------------------------------
@@ -341,19 +249,17 @@ def test_what_the_loss_function_puts_into_its_batch_is_not_there_when_an_attempt
         batch["image"] = batch["image"] * 2.0
         return losses(model, batch)
 
-    def changing(*, late: bool) -> str:
-        state, loader = make_state(), make_loader()
-        batches = () if late else ls.batches(loader, until=ls.Steps(4))
-        for report in (
-            ls.train_steps(state, doubling, loader, until=ls.Steps(4))
-            if late
-            else (ls.train_step(state, doubling, batch) for batch in batches)
-        ):
-            if report.step == 2:
-                state.model[1].running_mean.add_(1.0)  # type: ignore[operator,union-attr]
-        return learned(state, loader)
+    def change(state: ls.TrainState, report: ls.StepReport) -> None:
+        if report.step == 2:
+            state.model[1].running_mean.add_(1.0)  # type: ignore[operator,union-attr]
 
-    assert changing(late=True) == changing(late=False)
+    late, loader = make_state(), make_loader()
+    for report in ls.train_steps(late, doubling, loader, until=ls.Steps(4)):
+        change(late, report)
+    at_once, there = make_state(), make_loader()
+    for batch in ls.batches(there, until=ls.Steps(4)):
+        change(at_once, ls.train_step(at_once, doubling, batch))
+    assert learned(late, loader) == learned(at_once, there)
 
 
 def test_the_gradients_of_an_attempt_are_gone_when_the_next_one_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -396,7 +302,7 @@ def test_what_is_withheld_is_not_made_whatever_is_not_looked_at(withheld: float)
 def test_a_stop_ends_the_loop_after_its_step() -> None:
     pulse = ls.join().pulse
     state, loader = make_state(), make_loader()
-    reports = []
+    reports: list[ls.StepReport] = []
     try:
         for report in ls.train_steps(state, losses, loader):
             reports.append(report)
@@ -409,20 +315,38 @@ def test_a_stop_ends_the_loop_after_its_step() -> None:
     assert (state.step, loader.position) == (5, 5 * BATCH_SIZE)
 
 
-def test_the_state_of_another_loss_function_is_read_at_once() -> None:
-    generator, critic = make_state(), ls.TrainState(nn.Linear(2, 1), ls.optim.SGD(0.1), name="critic")
-    count, calls = counting()
-    for report in ls.train_steps(generator, count, make_loader(), until=ls.Steps(3)):
-        assert len(calls) == report.step, "no attempt is begun before what the body does with the other state"
-    assert critic.step == 0
+def test_a_loop_body_that_trains_another_model_comes_before_the_next_attempt() -> None:
+    positions: list[int] = []
 
+    def trained(make: Any) -> tuple[str, list[float]]:
+        generator, critic = make_state(), ls.TrainState(nn.Linear(5, 1), ls.optim.SGD(0.1), name="critic")
 
-def test_what_other_states_a_worker_still_holds_is_agreed(monkeypatch: pytest.MonkeyPatch) -> None:
-    gather = type(ls.join().group).gather
-    monkeypatch.setattr(type(ls.join().group), "gather", lambda self, value: [*gather(self, value), False])
-    count, calls = counting()
-    for report in ls.train_steps(make_state(), count, make_loader(), until=ls.Steps(3)):
-        assert len(calls) == report.step
+        def judged(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+            positions.append(batch.position)
+            return {"judged": critic.model(model(batch["image"])).square().mean()}
+
+        def judging(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+            return {"judging": (model(generator.model(batch["image"]).detach()) - 1).square().mean()}
+
+        with torch.no_grad():
+            for parameter in critic.model.parameters():
+                parameter.fill_(0.3)
+        loader, theirs, said = make_loader(), iter(ls.batches(make_loader())), []
+        for report in make(generator, judged, loader):
+            said.append(report.total)
+            ls.train_step(critic, judging, next(theirs))
+        return learned(generator, loader), said
+
+    def late(state: ls.TrainState, function: Any, loader: Loader) -> Any:
+        return ls.train_steps(state, function, loader, until=ls.Steps(5))
+
+    def at_once(state: ls.TrainState, function: Any, loader: Loader) -> Any:
+        return (ls.train_step(state, function, batch) for batch in ls.batches(loader, until=ls.Steps(5)))
+
+    assert trained(late) == trained(at_once)
+    positions.clear()
+    trained(late)
+    assert [place // BATCH_SIZE for place in positions] == [0, 1, 1, 2, 3, 4], "begun anew once, then read at once"
 
 
 def changed_on_the_chief_alone() -> tuple[str, int]:
@@ -442,8 +366,3 @@ def test_workers_whose_bodies_change_different_things_are_told(run_workers: Call
     # The other one waits for the chief in its next exchange.
     told = run_workers(changed_on_the_chief_alone, 2, lost=[1])
     assert told[0] == ("The workers have not begun the same attempt.", 3)
-
-
-@pytest.mark.process
-def test_workers_wait_for_nothing_but_each_other(run_workers: Callable[..., list[Any]]) -> None:
-    assert run_workers(waits_among_workers, 2) == [[0], [0]]
