@@ -10,7 +10,7 @@ import torch
 from device_calls import accelerator, counted
 from torch import Tensor
 
-from lockstep.tensor_lists import add_all_, all_widened, are_finite, copy_all, map_all, with_strides_of
+from lockstep.tensor_lists import add_all_, all_widened, are_finite, copy_all, map_all, quotients, with_strides_of
 
 MIXED = [torch.float32, torch.int64, torch.float32, torch.bool, torch.bfloat16, torch.int64, torch.float32]
 anywhere = pytest.mark.parametrize("device", [nullcontext, accelerator], ids=["cpu", "accelerator"])
@@ -46,6 +46,14 @@ def test_sums_are_those_of_the_tensors_in_one_place(device: type) -> None:
         assert_same(tensors, drawn(1))
         add_all_(tensors, others)
     assert_same(tensors, expected)
+
+
+def test_quotients_are_those_by_the_number_in_a_launch_or_two() -> None:
+    tensors, divisor = drawn(1, [torch.float32] * 50), torch.tensor(3.7, dtype=torch.float64)
+    with accelerator(), counted() as calls:
+        found = quotients(tensors, divisor)
+    assert_same(found, [tensor / 3.7 for tensor in tensors])
+    assert {call.what: n for call, n in calls.launches.items()} == {"_to_copy": 1, "_foreach_div": 1}
 
 
 def test_a_launch_takes_many_tensors_of_one_dtype() -> None:

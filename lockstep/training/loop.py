@@ -251,9 +251,13 @@ def _batches_or_error(course: _Course) -> Iterator[Batch | Exception]:
 
 
 def _begin(
-    step: BoundStep, losses: LossFunction, counts: CountFunction | None, batch: Batch | Exception, ahead: Enqueued | None
+    step: BoundStep,
+    losses: LossFunction,
+    counts: CountFunction | None,
+    batch: Batch | Exception,
+    ahead: Enqueued | None,
 ) -> Begun | Exception:
-    """Begin an attempt. An error, its batch's too, is kept while another one is ahead of it, whose report comes first."""
+    """Begin an attempt. Its error, or its batch's, is kept while another one is ahead, whose report comes first."""
     try:
         if isinstance(batch, Exception):
             raise batch

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from device_calls import accelerator
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 
@@ -315,6 +316,26 @@ class Scores(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(x)
+
+
+def test_activations_that_are_read_late_are_those_of_their_step(tmp_path: Path, observe: Observe) -> None:
+    largest: list[float] = []
+
+    def noted(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+        with torch.no_grad():
+            largest.append(model(batch["x"]).max().item())
+        return squared(model, batch)
+
+    fields = {"x": torch.randn(64, 3), "y": torch.randn(64)}
+    loader = ls.data.Loader(ls.data.Arrays(fields), batch_size=8)
+    with accelerator():
+        state = make_state(Scores)
+        hooks = observe(ActivationSource(state, ls.Towers()), interval=Interval(2))
+        ls.train(state, noted, loader, until=ls.Steps(6), hooks=hooks)
+    steps = steps_of(tmp_path, "activations/linear")
+    assert steps == [3, 5], "the one whose turn it was, 2, was under way when the observer came"
+    shown = [event.histogram_value.max for event in read(tmp_path).Histograms("activations/linear")]
+    assert shown == [largest[step - 1] for step in steps]
 
 
 def test_a_forward_pass_outside_of_the_step_is_not_seen(tmp_path: Path, observe: Observe) -> None:

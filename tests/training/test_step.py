@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lockstep as ls
-from lockstep.training import step
+from lockstep.training import preflight, step
 
 
 def make_batch(num_towers: int = 1, batch_size: int = 8, position: int = 0) -> ls.Batch:
@@ -344,7 +344,7 @@ def test_an_accelerator_that_no_worker_uses_is_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str | None
 ) -> None:
     monkeypatch.setattr(step, "_steps", WeakKeyDictionary())
-    monkeypatch.setattr(step, "unused_kind", lambda: kind)
+    monkeypatch.setattr(preflight, "unused_kind", lambda: kind)
     caplog.set_level(logging.INFO, "lockstep")
     step.bind(ls.TrainState(nn.Linear(1, 1), ls.optim.SGD(0.1)))
     told = [line for line in caplog.messages if line.startswith("no worker uses")]
