@@ -217,7 +217,7 @@ def _reports_read_late(
             if begun is None or step.is_stale(begun):
                 begun = step.begin(losses, batch, counts)
             if step.can_enqueue(begun) and not course.may_end_with(batch):
-                ahead = step.enqueue(begun)
+                ahead, begun = step.enqueue(begun), None  # whose gradients would be kept through the next attempt
                 continue
             report = step.finish(begun, losses)
             yield report

@@ -6,6 +6,7 @@ CPU tensors take the branches of an accelerator here. What waits is counted in t
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch.nn import functional as F
 import lockstep as ls
 from lockstep.data.loader import Loader
 from lockstep.errors import WorkerError
+from lockstep.training.step import BoundStep
 
 BATCH_SIZE, NUM_BATCHES = 8, 16
 Options = Mapping[str, Any]
@@ -127,6 +129,23 @@ def test_whatever_batches_are_bad(
         towers = ls.Towers(2)
     options = {**OPTIONS[kind], "nonfinite": policy[0], "nonfinite_budget": policy[1]}
     assert story(read_late, bad, towers, options) == story(at_once, bad, towers, options)
+
+
+def test_gradients_are_gone_before_the_next_attempt_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    enqueued: list[Any] = []
+    enqueue = BoundStep.enqueue
+
+    def watched(self: BoundStep, begun: Any) -> Any:
+        enqueued.append(weakref.ref(begun.proposal.gradients))
+        return enqueue(self, begun)
+
+    def looking(model: nn.Module, batch: ls.Batch) -> Any:
+        assert [of_attempt() for of_attempt in enqueued] == [None] * len(enqueued)
+        return losses(model, batch)
+
+    monkeypatch.setattr(BoundStep, "enqueue", watched)
+    list(ls.train_steps(make_state(), looking, make_loader(), until=ls.Steps(4)))
+    assert len(enqueued) == 3, "the last one is read at once"
 
 
 # The loop body, and the end -----------------------------------------------------------------------------------------
