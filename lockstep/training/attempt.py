@@ -53,7 +53,7 @@ class Attempt:
     others: Sequence[float] | Tensor = ()
     """What else is to be read with the losses."""
     withheld: Tensor | None = None
-    """Where it is not 0, NaN too, an update is not made before the host has read the attempt."""
+    """Where it is not 0, an update is not made before the host has read the attempt."""
 
     def is_finite(self) -> bool:
         """Whether gradients and losses are, before any regularization; checked tensor by tensor."""
@@ -135,7 +135,7 @@ class Proposal:
         if refused == "overflow":
             is_bad = is_bad & ~zeros[: len(self._losses)].sum().isnan()
         if self.attempt.withheld is not None:
-            is_withheld = self.attempt.withheld != 0  # NaN where the sum was cut short
+            is_withheld = self.attempt.withheld != 0  # or NaN, where the sum was cut short
             is_bad = is_withheld if refused == "nothing" else is_bad | is_withheld
         return is_bad.float()
 

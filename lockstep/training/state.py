@@ -153,18 +153,17 @@ class TrainState:
         self.__dict__.update(values)
         _states.add(self)
 
-    @torch.no_grad()
     def apply(self, attempt: Attempt) -> Outcome:
         """Make one update of everything, or none at all where a loss or a gradient is not finite."""
         proposal = self.propose(attempt)
         return self.decide(proposal, proposal.read())
 
-    @torch.no_grad()
     def propose(self, attempt: Attempt) -> Proposal:
         """Compute what an update is made of, and what decides whether it is made; nothing changes."""
         losses, gradients = self._regularized(attempt)
         return Proposal(attempt, losses, gradients)
 
+    @torch.no_grad()
     def decide(self, proposal: Proposal, found: Found) -> Outcome:
         """Make a proposed update, or refuse it, by what was read of it."""
         loss_scale = proposal.attempt.loss_scale
@@ -185,11 +184,10 @@ class TrainState:
             return proposal.found_inf("overflow")
         return None if proposal.attempt.withheld is None else proposal.found_inf("nothing")
 
-    @torch.no_grad()
     def update(self, proposal: Proposal, *, found_inf: Tensor | None = None) -> None:
         """Update parameters, slots and buffers. Where `found_inf` is not 0 nothing changes, which the device decides.
 
-        `settle` follows, once the host knows that it was made.
+        `settle` follows, once the host knows that it was made. Both are called with `torch.no_grad`.
         """
         gradients, step = proposal.gradients, self.step - self.first_step
         self._rates = self._optimizer.learning_rates(step)
@@ -205,7 +203,6 @@ class TrainState:
         for buffer, new in changes:
             buffer.copy_(new)
 
-    @torch.no_grad()
     def settle(self, found: Found, loss_scale: float | None) -> Outcome:
         """Complete an update that was made: step, moving averages, loss scale."""
         self.step += 1

@@ -185,7 +185,7 @@ class BoundStep:
         """Enqueue the update of an attempt that is not read; the device makes none that is not finite."""
         batch, inputs, _, proposal, *_ = begun
         assert proposal.unread is not None, "asked by can_enqueue"
-        with uninterrupted():
+        with uninterrupted(), torch.no_grad():
             found_inf = self._state.found_inf(proposal)
             if found_inf is not None and proposal.attempt.statistics:
                 self._host.statistics.hold_back(found_inf)
@@ -195,7 +195,7 @@ class BoundStep:
     def complete(self, enqueued: Enqueued) -> StepReport | None:
         """Read what has become of an update that is enqueued, and report it; None if the device has made none."""
         batch, inputs, unread = enqueued
-        with uninterrupted():
+        with uninterrupted(), torch.no_grad():
             found = unread.read(self.worker.group.check_peers)
             extras = Extras.of(found, batch.position, self.worker)
             if extras.num_bad or self._state.refuses(found, inputs.loss_scale):

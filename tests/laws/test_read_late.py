@@ -24,6 +24,7 @@ import lockstep as ls
 from lockstep.data.loader import Loader
 from lockstep.errors import WorkerError
 from lockstep.training.attempt import Attempt
+from lockstep.training.step import BoundStep
 
 BATCH_SIZE, NUM_BATCHES = 8, 16
 Options = Mapping[str, Any]
@@ -131,6 +132,23 @@ def test_whatever_batches_are_bad(
         towers = ls.Towers(2)
     options = {**OPTIONS[kind], "nonfinite": policy[0], "nonfinite_budget": policy[1]}
     assert story(read_late, bad, towers, options) == story(at_once, bad, towers, options)
+
+
+def test_gradients_are_gone_before_the_next_attempt_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    enqueued: list[Any] = []
+    enqueue = BoundStep.enqueue
+
+    def watched(self: BoundStep, begun: Any) -> Any:
+        enqueued.append(weakref.ref(begun.proposal.gradients))
+        return enqueue(self, begun)
+
+    def looking(model: nn.Module, batch: ls.Batch) -> Any:
+        assert [of_attempt() for of_attempt in enqueued] == [None] * len(enqueued)
+        return losses(model, batch)
+
+    monkeypatch.setattr(BoundStep, "enqueue", watched)
+    list(ls.train_steps(make_state(), looking, make_loader(), until=ls.Steps(4)))
+    assert len(enqueued) == 3, "the last one is read at once"
 
 
 # The loop body, and the end -----------------------------------------------------------------------------------------
@@ -260,23 +278,6 @@ def test_what_the_loss_function_puts_into_its_batch_is_not_there_when_an_attempt
     for batch in ls.batches(there, until=ls.Steps(4)):
         change(at_once, ls.train_step(at_once, doubling, batch))
     assert learned(late, loader) == learned(at_once, there)
-
-
-def test_the_gradients_of_an_attempt_are_gone_when_the_next_one_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def propose(self: ls.TrainState, attempt: Any) -> Any:
-        gradients[:] = [weakref.ref(gradient) for gradient in attempt.gradients]
-        return make_proposal(self, attempt)
-
-    def counting_alive(model: nn.Module, batch: ls.Batch) -> Any:
-        alive.append(sum(gradient() is not None for gradient in gradients))
-        return losses(model, batch)
-
-    gradients: list[Any] = []
-    alive: list[int] = []
-    make_proposal = ls.TrainState.propose
-    monkeypatch.setattr(ls.TrainState, "propose", propose)
-    list(ls.train_steps(make_state(), counting_alive, make_loader(), until=ls.Steps(4)))
-    assert alive == [0, 0, 0, 0]
 
 
 def test_losses_of_other_parameters_leave_all_of_them_untouched() -> None:
