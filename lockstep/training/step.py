@@ -11,6 +11,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, cast
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor
 
 from lockstep import readback
