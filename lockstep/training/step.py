@@ -140,6 +140,7 @@ class BoundStep:
         self._reducer = Reducer(exchange, worker, num_leaves, mine)
         self._missing = MissingGradients(self._state, num_leaves, is_chief=worker.is_chief)
         self._started = self._resumed = time.perf_counter()
+        self._num_runs = 0
         self._resolved_for: tuple[int, int] | None = None
         self.runs_ahead = readback.reading_waits(worker.device) and not state.reads_first()
         """Updates may be enqueued before their attempts are read."""
@@ -215,7 +216,7 @@ class BoundStep:
         return (
             inputs.step != state.step
             or (inputs.loss_scale is not None and inputs.loss_scale != state.loss_scale.value)
-            or begun.versions != state.versions()
+            or begun.versions != self._versions()
         )
 
     def resume(self) -> None:
@@ -245,7 +246,7 @@ class BoundStep:
         inputs = self._inputs(batch, [counts(part) for _, _, part in parts] if counts else [], step, began)
         sums = self._run_towers(losses, parts, inputs)
         proposal = self._state.propose(self._attempt(sums, inputs.loss_scale, batch.position))
-        versions = self._state.versions() if is_kept else []
+        versions = self._versions() if is_kept else []
         return Begun(batch, inputs, sums, proposal, versions, self._state.changes_of_others, began)
 
     def _finish(self, begun: Begun, losses: LossFunction) -> StepReport:
@@ -296,6 +297,10 @@ class BoundStep:
         self.worker.pulse.at(self._state.step, "loop body")
         return report
 
+    def _versions(self) -> list[int]:
+        """Those of the state; and the towers' runs, since each takes the memory in which the one before was summed."""
+        return [self._num_runs, *self._state.versions()]
+
     def _check(self, batch: Batch) -> None:
         """Refuse a batch or a model that cannot be trained on; resolve lengths in epochs when the stream is new."""
         self._check_dealing(batch)
@@ -338,6 +343,7 @@ class BoundStep:
         Raises:
             InputError: parameters have changed since the state was made, which may be why they fail.
         """
+        self._num_runs += 1
         is_first = self._host.outputs.names is None
         self.worker.pulse.at(inputs.step, "first step" if is_first else "compute")
         try:

@@ -350,6 +350,35 @@ def test_a_loop_body_that_trains_another_model_comes_before_the_next_attempt() -
     assert [place // BATCH_SIZE for place in positions] == [0, 1, 1, 2, 3, 4], "begun anew once, then read at once"
 
 
+def trained_beside_skipped_steps(kind: str) -> float:
+    """A weight after a loop whose body makes a step of its own, which is skipped, from a batch that is not finite."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 5))  # no buffers, whose versions would tell
+    for parameter in model.parameters():
+        nn.init.constant_(parameter, 0.01)
+    state = ls.TrainState(model, ls.optim.SGD(0.1), nonfinite="skip", name=kind)
+    towers, exchange, loader = ls.Towers(2), ls.AllReduce("gloo"), make_loader()
+    bad = next(iter(ls.batches(make_loader(dict.fromkeys(range(BATCH_SIZE * NUM_BATCHES), math.nan)), towers)))
+    if kind == "late":
+        reports: Any = ls.train_steps(state, losses, loader, towers, exchange, until=ls.Steps(4))
+    else:
+        there = ls.batches(loader, towers, until=ls.Steps(4))
+        reports = (ls.train_step(state, losses, batch, towers, exchange) for batch in there)
+    for report in reports:
+        if report.step == 2:
+            assert ls.train_step(state, losses, bad, towers, exchange).skipped
+    return float(model[1].weight.square().sum())
+
+
+def late_and_at_once() -> list[float]:
+    return [trained_beside_skipped_steps("late"), trained_beside_skipped_steps("at once")]
+
+
+@pytest.mark.process
+def test_a_step_in_the_body_leaves_nothing_in_the_sum_of_the_next_attempt(run_workers: Callable[..., Any]) -> None:
+    for late, at_once in run_workers(late_and_at_once, 2):
+        assert late == at_once
+
+
 def changed_on_the_chief_alone() -> tuple[str, int]:
     state, loader = make_state(), make_loader()
     towers, chief = ls.Towers(2), ls.join().is_chief
