@@ -134,3 +134,11 @@ def test_inside_reading_a_cpu_waits() -> None:
     with accelerator():
         assert readback.reading_waits(torch.device("cpu"))
     assert not readback.reading_waits(torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("dtype", "num_launches"), [(torch.float32, 1), (torch.float64, 9)], ids=str)
+def test_a_number_of_another_dtype_is_cast_for_each_tensor(dtype: torch.dtype, num_launches: int) -> None:
+    tensors, divisor = [torch.ones(3) for _ in range(9)], torch.ones((), dtype=dtype)
+    with counted() as calls:
+        torch._foreach_div(tensors, divisor)
+    assert calls.num_launches == num_launches
