@@ -18,13 +18,15 @@ import math
 import os
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import torch
-from accelerator_peers import Settings, Step, contenders, tiny_contenders
+from accelerator_peers import Settings, Step, contenders, tiny_contenders, write_noise
 from measuring import Line, compared, record, report, run_part, show, take_turns
 
 import lockstep as ls
@@ -57,16 +59,30 @@ def main() -> None:
     is_trial = arguments.device == "cpu"
     if not is_trial and not torch.accelerator.is_available():
         sys.exit("There is no accelerator here: --device cpu tries the same trainers out.")
-    lines = []
-    for part in parts(arguments.only, arguments.workers, is_trial=is_trial):
+    chosen = parts(arguments.only, arguments.workers, is_trial=is_trial)
+    with tempfile.TemporaryDirectory(prefix="lockstep-accelerator-") as folder:
+        shards = arguments.shards
+        if not shards and any(part["source"] == "records" for part in chosen):
+            shards = [f"{folder}/train.tfrecord"]
+            write_noise(Path(shards[0]))
+        lines = compare(chosen, arguments, shards, is_trial=is_trial)
+    if not is_trial:
+        record(__file__, lines, SETTINGS)
+
+
+def compare(
+    chosen: Sequence[Line], arguments: argparse.Namespace, shards: Sequence[str], *, is_trial: bool
+) -> list[Line]:
+    """Measure the combinations one after another, each in fresh processes, and show how ours compares."""
+    lines: list[Line] = []
+    for part in chosen:
         given = {"batch_size": 2 if is_trial else arguments.batch_size, "device": arguments.device, **part}
-        told = json.dumps({**given, "shards": arguments.shards, "is_trial": is_trial})
+        told = json.dumps({**given, "shards": shards, "is_trial": is_trial})
         rounds, threads = (1, 2) if is_trial else (arguments.rounds, max(1, (os.cpu_count() or 1) // arguments.workers))
         for line in run_part(__file__, told, rounds, threads=threads, num_workers=arguments.workers, settings=SETTINGS):
             show(line)
             lines.append({**line, **given, "num_workers": arguments.workers})
-    if not is_trial:
-        record(__file__, lines, SETTINGS)
+    return lines
 
 
 def parts(words: Sequence[str], num_workers: int, *, is_trial: bool) -> list[Line]:

@@ -8,7 +8,6 @@ pinned and copied on a stream of their own while the one before is computed, no 
 from __future__ import annotations
 
 import sys
-import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -62,7 +61,7 @@ class Settings(NamedTuple):
     device: str | None
     """"cpu" tries it out."""
     shards: tuple[str, ...]
-    """Of ImageNet's form; empty: records of noise are made."""
+    """Records of ImageNet's form."""
 
     @property
     def image_size(self) -> int:
@@ -102,8 +101,7 @@ def losses(model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Tensor
 def loader(settings: Settings, num_workers: int) -> ls.data.Loader:
     size, pixels = settings.batch_size * num_workers, settings.image_size
     if settings.source == "records":
-        shards = list(settings.shards) or [noise_records()]
-        reader = ls.data.ImageRecords(shards, ls.data.ImageNetSchema())
+        reader = ls.data.ImageRecords(list(settings.shards), ls.data.ImageNetSchema())
         return ls.data.Loader(
             reader, batch_size=size, augment=[ls.images.RandomResizedCrop(pixels), ls.images.HorizontalFlip()]
         )
@@ -113,12 +111,9 @@ def loader(settings: Settings, num_workers: int) -> ls.data.Loader:
     return ls.data.Loader(ls.data.Arrays({"image": images, "label": labels}), batch_size=size)
 
 
-def noise_records() -> str:
-    """Records of JPEGs of 500 x 375 pixels, as many of ImageNet's are."""
-    path, generator = (
-        Path(tempfile.mkdtemp(prefix="lockstep-accelerator-")) / "train.tfrecord",
-        np.random.default_rng(0),
-    )
+def write_noise(path: Path) -> None:
+    """Write records of JPEGs of 500 x 375 pixels, as many of ImageNet's are."""
+    generator = np.random.default_rng(0)
 
     def record(number: int) -> bytes:
         coarse = Image.fromarray(generator.integers(0, 256, (15, 20, 3), dtype=np.uint8))
@@ -128,7 +123,6 @@ def noise_records() -> str:
         return serialize_example({"image/encoded": [file.getvalue()], "image/class/label": label})
 
     write_records(path, map(record, range(RECORDS)))
-    return str(path)
 
 
 def by_hand_batches(settings: Settings) -> Batches:

@@ -27,6 +27,8 @@ def addable() -> frozenset[torch.dtype]:
 
 def copy_all(to: list[Tensor], values: list[Tensor]) -> None:
     """Copy each value to the tensor in its place."""
+    if not to:
+        return
     for some, theirs in _by_dtype(to, values):
         if some[0].dtype in addable():
             torch._foreach_copy_(some, theirs)

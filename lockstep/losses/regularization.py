@@ -152,15 +152,52 @@ class BoundRegularizer:
             return added
 
 
-def nonfinite_penalty(penalised: Mapping[str, Tensor]) -> NonFiniteError:
-    """Make the error for a penalty on these parameters that is not finite by itself."""
-    return NonFiniteError(
-        "The penalty on the parameters is not finite; nothing was changed.",
-        given=", ".join(name for name, p in penalised.items() if not p.isfinite().all())
-        or "parameters whose squares overflow",
-        expected="finite parameters",
-        hint="lower the learning rate; skipping a batch cannot help",
-    )
+class Penalties:
+    """The penalties of one state, each with its parameters; empty where there are none."""
+
+    def __init__(self, values: Sequence[Regularizer], parameters: Mapping[str, Tensor]) -> None:
+        self._each = [value.bind(parameters) for value in values]
+        self.parameter_names = [name for each in self._each for name in each.parameter_names]
+        """The names of all parameters that one is on."""
+        self._parameters = parameters
+
+    def __len__(self) -> int:
+        return len(self._each)
+
+    def add_losses(self, losses: Mapping[str, float] | Mapping[str, Tensor]) -> dict[str, float | Tensor]:
+        """Add the penalties on the parameters as they are now to the losses, each under its name.
+
+        Raises:
+            InputError: a loss has the name of a penalty.
+        """
+        total: dict[str, float | Tensor] = dict(losses)
+        for each in self._each:
+            if each.name in losses:
+                raise InputError(
+                    f"A loss is called {each.name!r}, which is the name of a penalty.",
+                    given=f"losses {tuple(losses)}, and regularization",
+                    expected="another name",
+                    hint="rename the loss, or leave the penalty to one of the two",
+                )
+            total[each.name] = total.get(each.name, 0.0) + each.loss()
+        return total
+
+    def add_gradients(self, gradients: Sequence[Tensor | None], *, owned: bool) -> Sequence[Tensor | None]:
+        """Add the gradients of all penalties to those given; see `BoundRegularizer`."""
+        for each in self._each:
+            gradients = each.add_gradients(gradients, owned=owned)
+        return gradients
+
+    def nonfinite_error(self) -> NonFiniteError:
+        """Make the error for penalties that are not finite by themselves."""
+        penalised = {name: self._parameters[name] for name in self.parameter_names}
+        return NonFiniteError(
+            "The penalty on the parameters is not finite; nothing was changed.",
+            given=", ".join(name for name, p in penalised.items() if not p.isfinite().all())
+            or "parameters whose squares overflow",
+            expected="finite parameters",
+            hint="lower the learning rate; skipping a batch cannot help",
+        )
 
 
 def _sum_of_powers(tensors: Sequence[Tensor], power: int) -> Tensor:

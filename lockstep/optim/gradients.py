@@ -83,8 +83,10 @@ class Gradients:
     @property
     def reading_waits(self) -> bool:
         """Whether the host waits where it reads a number of these gradients."""
-        first = next((g for g in self._tensors if g is not None), None)
-        return first is not None and readback.reading_waits(first.device)
+        for gradient in self._tensors:
+            if gradient is not None:
+                return readback.reading_waits(gradient.device)
+        return False
 
     def unread_norms(self) -> tuple[Tensor, Tensor]:
         """Compute the global norm, and the norm of each gradient that is not None, and leave them on the device.

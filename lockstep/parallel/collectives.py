@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -29,6 +29,7 @@ from lockstep.workers.peers import says_peer_is_lost
 from lockstep.workers.rank import Worker
 
 Backend = Literal["gloo", "nccl"]
+Result = TypeVar("Result")
 
 _LOOK_EVERY = timedelta(seconds=1)
 _open: dict[str, Collectives] = {}
@@ -65,8 +66,7 @@ class Collectives:
         # Whoever is late is waited for here, by the store, which knows whether it lives.
         worker.group.barrier(f"a process group over {backend}")
         others = _sockets()
-        with self._named_errors():
-            group = self._group = self._make_group()
+        group = self._group = self._call(self._make_group)
         self._sockets = {name: descriptor for name, descriptor in _sockets().items() if name not in others}
         worker.group.at_end(self.close)
         if worker.group.peers is not None:
@@ -142,17 +142,16 @@ class Collectives:
 
     def _run(self, begin: Callable[[Tensor, bool], dist.Work | None], tensors: Iterable[Tensor]) -> None:
         """Begin a call for each tensor, then wait for all of them."""
-        with self._worker.pulse.waiting(), self._named_errors():
-            for work in [begin(tensor, not self.are_enqueued) for tensor in tensors]:
-                if work is not None:
-                    self._wait(work)
+        with self._worker.pulse.waiting():
+            self._call(lambda: self._wait([begin(tensor, not self.are_enqueued) for tensor in tensors]))
 
-    def _wait(self, work: dist.Work) -> None:
-        """Wait for a call of gloo, and meanwhile see whether the others live."""
-        if self._worker.group.peers is not None:
-            while not _has_ended(work, _LOOK_EVERY):
-                self._worker.group.check_peers()
-        work.wait()
+    def _wait(self, works: Sequence[dist.Work | None]) -> None:
+        """Wait for calls of gloo, and meanwhile see whether the others live; what is enqueued has no call."""
+        for work in filter(None, works):
+            if self._worker.group.peers is not None:
+                while not _has_ended(work, _LOOK_EVERY):
+                    self._worker.group.check_peers()
+            work.wait()
 
     def _check_enqueued(self) -> None:
         """Raise what NCCL has noticed since its calls were enqueued."""
@@ -160,16 +159,14 @@ class Collectives:
         if error != ErrorType.SUCCESS:
             raise self._lost(f"NCCL reports {error.name}")
 
-    @contextmanager
-    def _named_errors(self) -> Iterator[None]:
-        """Raise errors of torch.distributed in the block as what they are, with the useful line of their text."""
+    def _call(self, function: Callable[[], Result]) -> Result:
+        """Raise errors of torch.distributed as what they are, with the useful line of their text."""
         try:
-            yield
+            return function()
         except RuntimeError as error:
             # Its traceback would keep the calls alive, and with them connections by whose end others notice ours.
             cause = error.with_traceback(None)
-        else:
-            return
+        # Outside the except block, for the same reason.
         named = self._named(cause)
         if named is cause:
             raise cause

@@ -44,7 +44,10 @@ class Towers(Checked):
     channels_last: bool = False
     """Keep image tensors and convolution weights in the channels_last memory format."""
     compile: bool = False
-    """Run the model through torch.compile: other bits, a slow first step, and a C++ compiler on a CPU."""
+    """Run the model through torch.compile: other bits, a slow first step, and a C++ compiler on a CPU.
+
+    It is compiled once for batches of one shape; checkpoints have the names of the plain model.
+    """
     cudnn_benchmark: bool | None = None
     """Let cuDNN time its convolutions and take the fastest: good for images of one size; the bits of two runs differ.
 

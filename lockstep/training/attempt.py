@@ -53,7 +53,7 @@ class Attempt:
     others: Sequence[float] | Tensor = ()
     """What else is to be read with the losses."""
     withheld: Tensor | None = None
-    """Where it is above 0, an update is not made before the host has read the attempt."""
+    """Where it is not 0, an update is not made before the host has read the attempt."""
 
     def is_finite(self) -> bool:
         """Whether gradients and losses are, before any regularization; checked tensor by tensor."""
@@ -133,7 +133,7 @@ class Proposal:
         if refused == "overflow":
             is_bad = is_bad & ~zeros[: len(self._losses)].sum().isnan()
         if self.attempt.withheld is not None:
-            is_withheld = self.attempt.withheld > 0
+            is_withheld = self.attempt.withheld != 0  # or NaN, where the sum was cut short
             is_bad = is_withheld if refused == "nothing" else is_bad | is_withheld
         return is_bad.float()
 
@@ -188,6 +188,8 @@ class Begun(NamedTuple):
     proposal: Proposal
     versions: list[int]
     """Of the tensors that it was computed with."""
+    changes_of_others: int
+    """Of other states, which the loss function may use."""
     began: float
     """By `time.perf_counter`."""
 

@@ -64,6 +64,10 @@ def train_steps(
     Ends when `until` is reached (never, if None), or after the step at which some worker was asked to stop. Where
     nothing is left to do, it says so and yields nothing. See `train_step` for the arguments and what is raised.
 
+    On an accelerator the loss function is called for the next batch before this generator yields the report of the last
+    one. What the loop body changes in the model is noticed, and that batch is computed anew; a variable that the loss
+    function reads counts one batch later. Where that matters, make the loop of `batches` and `train_step`.
+
     In the main thread of a script that handles Ctrl-C as Python does, the first Ctrl-C asks to stop after the step, and
     so does what is trained after that; the second raises KeyboardInterrupt. See `train_step` for where it is raised.
     """
@@ -213,7 +217,7 @@ def _reports_read_late(
             if begun is None or step.is_stale(begun):
                 begun = step.begin(losses, batch, counts)
             if step.can_enqueue(begun) and not course.may_end_with(batch):
-                ahead = step.enqueue(begun)
+                ahead, begun = step.enqueue(begun), None  # whose gradients would be kept through the next attempt
                 continue
             report = step.finish(begun, losses)
             yield report

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import NoneType
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 from weakref import WeakSet
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lockstep.checks import NonNegativeInt, check_all, check_one_of, check_type, check_value
 from lockstep.errors import InputError
-from lockstep.losses.regularization import L1, L2, nonfinite_penalty
+from lockstep.losses.regularization import L1, L2, Penalties
 from lockstep.optim.averages import MovingAverage
 from lockstep.optim.by_name import optimizer_of
 from lockstep.optim.gradients import Gradients
@@ -78,6 +78,8 @@ class TrainState:
 
     trained_with: dict[str, Any]
     """What checkpoints say of the arguments, and from the first step on of towers, exchange and threads."""
+    _num_changes: ClassVar[int] = 0  # of all states
+    _num_own_changes = 0
     resumed: Resumed | None = None
     """The checkpoint that the first step after a resume is compared with."""
 
@@ -129,8 +131,8 @@ class TrainState:
             [*regularization, *tower_gradient_transforms, *gradient_transforms],
         )
         """The parameters that each pattern matched, a line each."""
-        self._regularization = [each.bind(self.parameters) for each in regularization]
-        self.penalised = [name for each in self._regularization for name in each.parameter_names]
+        self._penalties = Penalties(regularization, self.parameters)
+        self.penalised = self._penalties.parameter_names
         """The parameters that a regularization is on."""
         self._transforms = BoundTransforms(gradient_transforms, self.parameters)
         self.tower_transforms = BoundTransforms(tower_gradient_transforms, self.parameters)
@@ -151,18 +153,17 @@ class TrainState:
         self.__dict__.update(values)
         _states.add(self)
 
-    @torch.no_grad()
     def apply(self, attempt: Attempt) -> Outcome:
         """Make one update of everything, or none at all where a loss or a gradient is not finite."""
         proposal = self.propose(attempt)
         return self.decide(proposal, proposal.read())
 
-    @torch.no_grad()
     def propose(self, attempt: Attempt) -> Proposal:
         """Compute what an update is made of, and what decides whether it is made; nothing changes."""
         losses, gradients = self._regularized(attempt)
         return Proposal(attempt, losses, gradients)
 
+    @torch.no_grad()
     def decide(self, proposal: Proposal, found: Found) -> Outcome:
         """Make a proposed update, or refuse it, by what was read of it."""
         loss_scale = proposal.attempt.loss_scale
@@ -183,11 +184,10 @@ class TrainState:
             return proposal.found_inf("overflow")
         return None if proposal.attempt.withheld is None else proposal.found_inf("nothing")
 
-    @torch.no_grad()
     def update(self, proposal: Proposal, *, found_inf: Tensor | None = None) -> None:
         """Update parameters, slots and buffers. Where `found_inf` is not 0 nothing changes, which the device decides.
 
-        `settle` follows, once the host knows that it was made.
+        `settle` follows, once the host knows that it was made. Both are called with `torch.no_grad`.
         """
         gradients, step = proposal.gradients, self.step - self.first_step
         self._rates = self._optimizer.learning_rates(step)
@@ -196,14 +196,13 @@ class TrainState:
         self._transforms(gradients, self.step)
         for hook in self.gradient_hooks:
             hook(gradients)
-        _prepare_change()
+        self._prepare_change()
         self._optimizer.update(gradients, step)
         if proposal.attempt.statistics:
             copy_all(self._buffer_list, proposal.attempt.statistics)
         for buffer, new in changes:
             buffer.copy_(new)
 
-    @torch.no_grad()
     def settle(self, found: Found, loss_scale: float | None) -> Outcome:
         """Complete an update that was made: step, moving averages, loss scale."""
         self.step += 1
@@ -223,21 +222,13 @@ class TrainState:
             rows=attempt.rows,
             owned=attempt.owned,
         )
-        if not self._regularization:
+        if not self._penalties:
             return attempt.losses, gradients
-        losses: dict[str, float | Tensor] = dict(attempt.losses)
-        tensors = gradients.tensors
-        for each in self._regularization:
-            if each.name in attempt.losses:
-                raise InputError(
-                    f"A loss is called {each.name!r}, which is the name of a penalty.",
-                    given=f"losses {tuple(attempt.losses)}, and regularization",
-                    expected="another name",
-                    hint="rename the loss, or leave the penalty to one of the two",
-                )
-            losses[each.name] = losses.get(each.name, 0.0) + each.loss()
-            tensors = each.add_gradients(tensors, owned=attempt.owned)
-        return losses, Gradients(self._names, tensors, rows=attempt.rows, owned=attempt.owned)
+        tensors = self._penalties.add_gradients(gradients.tensors, owned=attempt.owned)
+        return (
+            self._penalties.add_losses(attempt.losses),
+            Gradients(self._names, tensors, rows=attempt.rows, owned=attempt.owned),
+        )
 
     def _has_overflowed(self, found: Found, loss_scale: float | None) -> bool:
         """Whether the loss scale may be why something is not finite: never where a loss is not."""
@@ -250,8 +241,8 @@ class TrainState:
             NonFiniteError: the penalty alone is not finite, for which no batch is to blame.
         """
         attempt = proposal.attempt
-        if self._regularization and found.has_finite_statistics and attempt.is_finite():
-            raise nonfinite_penalty({name: self.parameters[name] for name in self.penalised})
+        if self._penalties and found.has_finite_statistics and attempt.is_finite():
+            raise self._penalties.nonfinite_error()
         overflowed = self._has_overflowed(found, attempt.loss_scale)
         if overflowed:
             self.loss_scale.shrink()
@@ -276,6 +267,17 @@ class TrainState:
     def versions(self) -> list[int]:
         """Numbers that grow with each change in place of a parameter or buffer, but for those through `.data`."""
         return [tensor._version for tensor in (*self.model.parameters(), *self._buffer_list)]
+
+    @property
+    def changes_of_others(self) -> int:
+        """How often another state of this process was updated or loaded."""
+        return TrainState._num_changes - self._num_own_changes
+
+    def _prepare_change(self) -> None:
+        for wait in before_change.copy():
+            wait()
+        TrainState._num_changes += 1
+        self._num_own_changes += 1
 
     def other_buffers(self) -> list[Tensor]:
         """The buffers of the models of all other states: no step of this state may change them."""
@@ -383,7 +385,7 @@ class TrainState:
         own, slots = self.sections(), sections.get("slots", {})
         check_compatible({**own, "slots": self._optimizer.expects(slots)}, sections)
         self._optimizer.check_values(values["optimizer"])
-        _prepare_change()
+        self._prepare_change()
         with torch.no_grad():
             for section in ("parameters", "buffers", "average"):
                 for name, tensor in own[section].items():
@@ -393,8 +395,3 @@ class TrainState:
         self.num_skipped = int(values["num_refused"])
         self.loss_scale = LossScale(**values["loss_scale"])
         self.smoothed.load(values["smoothed"])
-
-
-def _prepare_change() -> None:
-    for wait in before_change.copy():
-        wait()

@@ -196,7 +196,6 @@ class BoundStep:
         return (
             self.runs_ahead
             and begun.proposal.unread is not None
-            and not self._state.other_buffers()
             and not (self.worker.num_workers == 1 and begun.batch.bad)
         )
 
@@ -204,7 +203,7 @@ class BoundStep:
         """Enqueue the update of an attempt that is not read; the device makes none that is not finite."""
         batch, inputs, _, proposal, *_ = begun
         assert proposal.unread is not None, "asked by can_enqueue"
-        with uninterrupted():
+        with uninterrupted(), torch.no_grad():
             found_inf = self._state.found_inf(proposal)
             if found_inf is not None and proposal.attempt.statistics:
                 self._host.statistics.hold_back(found_inf)
@@ -214,7 +213,7 @@ class BoundStep:
     def complete(self, enqueued: Enqueued) -> StepReport | None:
         """Read what has become of an update that is enqueued, and report it; None if the device has made none."""
         batch, inputs, unread = enqueued
-        with uninterrupted():
+        with uninterrupted(), torch.no_grad():
             found = unread.read(self.worker.group.check_peers)
             extras = Extras.of(found, batch.position, self.worker)
             if extras.num_bad or self._state.refuses(found, inputs.loss_scale):
@@ -225,6 +224,9 @@ class BoundStep:
     def is_stale(self, begun: Begun) -> bool:
         """Whether an attempt was computed with something else than what is there now."""
         state, inputs = self._state, begun.inputs
+        if begun.changes_of_others != state.changes_of_others:
+            self.runs_ahead = False  # the loop body trains another model, as for a GAN, and will again
+            return True
         return (
             inputs.step != state.step
             or (inputs.loss_scale is not None and inputs.loss_scale != state.loss_scale.value)
@@ -255,10 +257,10 @@ class BoundStep:
         sums = self._run_towers(losses, parts, inputs)
         proposal = self._state.propose(self._attempt(sums, inputs.loss_scale, batch.position))
         versions = self._state.versions() if self.runs_ahead else []
-        return Begun(batch, inputs, sums, proposal, versions, began)
+        return Begun(batch, inputs, sums, proposal, versions, self._state.changes_of_others, began)
 
     def _finish(self, begun: Begun, losses: LossFunction) -> StepReport:
-        batch, inputs, sums, proposal, _, began = begun
+        batch, inputs, sums, proposal, *_, began = begun
         found = proposal.read(self.worker.group.check_peers)
         extras = Extras.of(found, batch.position, self.worker)
         bad = self._gather_bad(batch) if extras.num_bad else ()

@@ -47,9 +47,10 @@ class PeerLimits:
     """When a worker counts as lost."""
 
     beat_seconds: float = 0.5
-    silent_seconds: float = 10.0
-    """Without a beat. A thread beats: only what keeps Python from running delays it, such as a library that loads."""
-    slow_factor: float = 6.0
+    silent_seconds: float = 30.0
+    """Without a beat. A thread beats: only what keeps Python from running delays it, such as a library that loads, or a
+    file that does not come."""
+    slow_factor: float = 2.0
     """By how much longer in the phases in which libraries load and kernels are compiled."""
     suspect_seconds: float = 2.0
     """Without a beat, once a connection has broken."""

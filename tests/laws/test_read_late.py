@@ -1,18 +1,18 @@
 """The law of the late read: each attempt read while the next one is computed, or at once, a run learns the same bits.
 
-CPU tensors take the branches of an accelerator here; what the host would wait for is counted.
+CPU tensors take the branches of an accelerator here. What waits is counted in tests/training/test_step_device_calls.py.
 """
 
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Generator, Mapping
-from itertools import islice
 from typing import Any
 
 import pytest
 import torch
-from device_calls import DeviceCalls, accelerator, counted
+from device_calls import accelerator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from torch.nn import functional as F
 import lockstep as ls
 from lockstep.data.loader import Loader
 from lockstep.errors import WorkerError
-from lockstep.parallel.tree import assign_towers
+from lockstep.training.step import BoundStep
 
 BATCH_SIZE, NUM_BATCHES = 8, 16
 Options = Mapping[str, Any]
@@ -56,14 +56,6 @@ def losses(model: nn.Module, batch: ls.Batch) -> tuple[dict[str, Any], dict[str,
     scores = model(batch["image"]).float()
     hits = (scores.argmax(1) == batch["label"]).float()
     return {"cross_entropy": F.cross_entropy(scores, batch["label"]), "plain": 0.5}, {"accuracy": hits.mean()}
-
-
-def summed(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
-    return {"cross_entropy": F.cross_entropy(model(batch["image"]).float(), batch["label"], reduction="sum")}
-
-
-def num_odd(batch: ls.Batch) -> dict[str, Tensor]:
-    return {"cross_entropy": (batch["label"] % 2).sum()}
 
 
 def at_once(
@@ -139,87 +131,21 @@ def test_whatever_batches_are_bad(
     assert story(read_late, bad, towers, options) == story(at_once, bad, towers, options)
 
 
-# What the host waits for --------------------------------------------------------------------------------------------
+def test_gradients_are_gone_before_the_next_attempt_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    enqueued: list[Any] = []
+    enqueue = BoundStep.enqueue
 
-ROWS: dict[str, tuple[ls.Towers, Options]] = {
-    "plain": (ls.Towers(1), {}),
-    "four towers": (ls.Towers(4), {}),
-    "penalty": (ls.Towers(1), {"regularization": [ls.losses.L2(1e-4)]}),
-    "clip": (ls.Towers(1), {"gradient_transforms": [ls.optim.ClipGlobalNorm(1.0)]}),
-    "clip values": (ls.Towers(1), {"gradient_transforms": [ls.optim.ClipValue(0.1)]}),
-    "scaled": (ls.Towers(1), {"gradient_transforms": [ls.optim.ScaleGradients({"bias": 2.0})]}),
-    "clip of towers": (ls.Towers(2), {"tower_gradient_transforms": [ls.optim.ClipGlobalNorm(1.0)]}),
-    "average": (ls.Towers(1), {"average": ls.optim.MovingAverage(0.9, statistics=True)}),
-    "adamw": (ls.Towers(1), {"optimizer": ls.optim.AdamW(1e-3)}),
-    "bf16": (ls.Towers(1, precision="bf16"), {}),
-    "fp16": (ls.Towers(1, precision="fp16"), {}),
-    "channels_last": (ls.Towers(1, channels_last=True), {}),
-    "last statistics": (ls.Towers(4, batch_norm="last"), {}),
-    "joined towers": (ls.Towers(4, batch_norm="sync"), {}),
-    "frozen statistics": (ls.Towers(4, batch_norm="frozen"), {}),
-    "own statistics": (ls.Towers(4, batch_norm="none"), {}),
-}
+    def watched(self: BoundStep, begun: Any) -> Any:
+        enqueued.append(weakref.ref(begun.proposal.gradients))
+        return enqueue(self, begun)
 
+    def looking(model: nn.Module, batch: ls.Batch) -> Any:
+        assert [of_attempt() for of_attempt in enqueued] == [None] * len(enqueued)
+        return losses(model, batch)
 
-def calls_of(towers: ls.Towers, options: Options, *, late: bool, counts: Any = None) -> DeviceCalls:
-    """What two steps ask of the device, after those that set up what they need; the batches are there already."""
-    state, loader, function = make_state(**options), make_loader(), summed if counts else losses
-    state.loss_scale.value = 256.0  # at which fp16 does not overflow
-    here = ls.join()
-    mine = [*assign_towers(towers.count, here.num_workers)][here.rank]
-    batches = list(islice(loader.batches(mine, towers.count, here.device), 8))
-    loader.batches = lambda *_, **__: iter(batches)  # type: ignore[method-assign,assignment]
-    if late:
-        steps = ls.train_steps(state, function, loader, towers, counts=counts)
-    else:
-        steps = (ls.train_step(state, function, batch, towers, counts=counts) for batch in batches)
-    for _ in range(3):
-        next(steps)
-    with counted() as calls:
-        for _ in range(2):
-            next(steps)
-    steps.close()
-    return calls
-
-
-@pytest.mark.parametrize("row", ROWS)
-@pytest.mark.parametrize("counts", [None, num_odd], ids=["", "counts"])
-def test_a_step_of_train_steps_waits_for_nothing(row: str, counts: Any) -> None:
-    calls = calls_of(*ROWS[row], late=True, counts=counts)
-    assert not calls.waits
-    assert not calls.mixed
-
-
-@pytest.mark.parametrize("row", ROWS)
-@pytest.mark.parametrize("counts", [None, num_odd], ids=["", "counts"])
-def test_train_step_waits_once(row: str, counts: Any) -> None:
-    assert len(calls_of(*ROWS[row], late=False, counts=counts).waits) == 2, "of two steps"
-
-
-def waits_among_workers() -> list[int]:
-    return [len(calls_of(ls.Towers(4), {}, late=True, counts=num_odd).waits)]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"optimizer": ls.optim.RMSProp(1e-3)}, {"gradient_transforms": [ls.optim.ClipNorm(1.0)]}],
-    ids=["rmsprop", "clip norm"],
-)
-def test_what_cannot_be_held_back_waits_once_and_says_so(options: Options, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    assert len(calls_of(ls.Towers(1), options, late=True).waits) == 2, "of two steps"
-    (said,) = [record.getMessage() for record in caplog.records if "waits for the device" in record.getMessage()]
-    assert "no flag on the device holds back foreach kernels" in said or "ClipNorm reads the gradients" in said
-
-
-def test_a_step_launches_little_more_than_its_model() -> None:
-    state, towers = make_state(), ls.Towers(1)
-    batch = next(iter(make_loader().batches(range(1), 1, torch.device("cpu"))))
-    with counted() as own:
-        named, _ = losses(state.model, batch)
-        torch.autograd.grad(named["cross_entropy"], [*state.model.parameters()])
-    steps = calls_of(towers, {"average": ls.optim.MovingAverage(0.9)}, late=True)
-    assert steps.num_launches / 2 <= own.num_launches + 40
+    monkeypatch.setattr(BoundStep, "enqueue", watched)
+    list(ls.train_steps(make_state(), looking, make_loader(), until=ls.Steps(4)))
+    assert len(enqueued) == 3, "the last one is read at once"
 
 
 # The loop body, and the end -----------------------------------------------------------------------------------------
@@ -301,7 +227,7 @@ def test_an_interrupt_in_the_loss_function_leaves_the_update_before_it_whole() -
 def test_a_stop_ends_the_loop_after_its_step() -> None:
     pulse = ls.join().pulse
     state, loader = make_state(), make_loader()
-    reports = []
+    reports: list[ls.StepReport] = []
     try:
         for report in ls.train_steps(state, losses, loader):
             reports.append(report)
@@ -314,12 +240,32 @@ def test_a_stop_ends_the_loop_after_its_step() -> None:
     assert (state.step, loader.position) == (5, 5 * BATCH_SIZE)
 
 
-def test_the_state_of_another_loss_function_is_read_at_once() -> None:
-    generator, critic = make_state(), make_state(name="critic")
-    count, calls = counting()
-    for report in ls.train_steps(generator, count, make_loader(), until=ls.Steps(3)):
-        assert len(calls) == report.step, "no attempt is begun before what the body does with the other state"
-    assert critic.step == 0
+def test_a_loop_body_that_trains_another_model_comes_before_the_next_attempt() -> None:
+    def trained(make: Any) -> tuple[str, list[float]]:
+        generator, critic = make_state(), ls.TrainState(nn.Linear(5, 1), ls.optim.SGD(0.1), name="critic")
+
+        def judged(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+            return {"judged": critic.model(model(batch["image"])).square().mean()}
+
+        def judging(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+            return {"judging": (model(generator.model(batch["image"]).detach()) - 1).square().mean()}
+
+        with torch.no_grad():
+            for parameter in critic.model.parameters():
+                parameter.fill_(0.3)
+        loader, theirs, said = make_loader(), iter(ls.batches(make_loader())), []
+        for report in make(generator, judged, loader):
+            said.append(report.total)
+            ls.train_step(critic, judging, next(theirs))
+        return learned(generator, loader), said
+
+    def late(state: ls.TrainState, function: Any, loader: Loader) -> Any:
+        return ls.train_steps(state, function, loader, until=ls.Steps(5))
+
+    def at_once(state: ls.TrainState, function: Any, loader: Loader) -> Any:
+        return (ls.train_step(state, function, batch) for batch in ls.batches(loader, until=ls.Steps(5)))
+
+    assert trained(late) == trained(at_once)
 
 
 def changed_on_the_chief_alone() -> tuple[str, int]:
@@ -339,8 +285,3 @@ def test_workers_whose_bodies_change_different_things_are_told(run_workers: Call
     # The other one waits for the chief in its next exchange.
     told = run_workers(changed_on_the_chief_alone, 2, lost=[1])
     assert told[0] == ("The workers have not begun the same attempt.", 3)
-
-
-@pytest.mark.process
-def test_workers_wait_for_nothing_but_each_other(run_workers: Callable[..., list[Any]]) -> None:
-    assert run_workers(waits_among_workers, 2) == [[0], [0]]

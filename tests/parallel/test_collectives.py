@@ -198,9 +198,10 @@ def test_an_error_keeps_no_call_alive(worker: Worker, group: FakeGroup, monkeypa
         return work
 
     monkeypatch.setattr(dist, "all_reduce", begin)
-    with pytest.raises(PeerLostError):
+    with pytest.raises(PeerLostError) as caught:
         Collectives(worker, "gloo").all_reduce([torch.ones(1), torch.ones(1)])
     gc.collect()
+    assert caught.value.__cause__ is not None
     assert not calls
 
 

@@ -157,6 +157,8 @@ ROWS: dict[str, tuple[ls.Towers, dict[str, Any]]] = {
     },
     "L2": (ls.Towers(1), {"regularization": [ls.losses.L2(1e-4)]}),
     "global clip": (ls.Towers(1), {"gradient_transforms": [ls.optim.ClipGlobalNorm(1.0)]}),
+    "clip of values": (ls.Towers(1), {"gradient_transforms": [ls.optim.ClipValue(0.1)]}),
+    "clip of towers": (ls.Towers(2), {"tower_gradient_transforms": [ls.optim.ClipGlobalNorm(1.0)]}),
     "average": (ls.Towers(1), {"average": ls.optim.MovingAverage(0.99, statistics=True)}),
     "AdamW": (ls.Towers(1), {"optimizer": ls.optim.AdamW(1e-3)}),
     "skip": (ls.Towers(1), {"nonfinite": "skip"}),
@@ -180,6 +182,25 @@ def test_a_step_is_read_while_the_next_one_is_computed(towers: ls.Towers, option
     assert (in_a_run.waits, in_a_run.mixed) == ([], [])
     assert [call.line.partition(":")[0] for call in alone.waits] == ["readback.py"]
     assert alone.mixed == []
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"optimizer": ls.optim.RMSProp(1e-3)}, "no flag on the device holds back foreach kernels"),
+        ({"gradient_transforms": [ls.optim.ClipNorm(1.0)]}, "ClipNorm reads the gradients"),
+    ],
+    ids=["RMSProp", "ClipNorm"],
+)
+def test_what_cannot_be_held_back_waits_once_and_says_so(
+    options: dict[str, Any], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    with accelerator():
+        state = ls.TrainState(make_model(SMALL), **{"optimizer": ls.optim.SGD(0.1), **options})
+        calls = of_one_step(ls.train_steps(state, losses, make_loader()))
+    assert [call.line.partition(":")[0] for call in calls.waits] == ["readback.py"]
+    assert f"each step waits for the device before its update: {why}" in caplog.text
 
 
 def waits_among_workers() -> tuple[int, int]:
