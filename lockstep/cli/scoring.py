@@ -76,7 +76,8 @@ def plan_scoring(argv: list[str]) -> dict[str, Any]:
 
 def _placement(arguments: argparse.Namespace, recipe: Recipe) -> tuple[str | None, int | None]:
     """The device, and how many workers may share one: those of the flags, else of the recipe."""
-    return arguments.device or recipe.device, arguments.workers_per_device or recipe.workers_per_device
+    sharing = recipe.workers_per_device if arguments.workers_per_device is None else arguments.workers_per_device
+    return arguments.device or recipe.device, sharing
 
 
 def score_in_worker(argv: list[str]) -> int:

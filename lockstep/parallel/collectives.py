@@ -60,12 +60,13 @@ class Collectives:
 
     def __init__(self, worker: Worker, backend: Backend) -> None:
         self._worker, self._backend = worker, backend
+        self._group: dist.ProcessGroup | None = None
         self._is_aborted = False
         self._lock = threading.Lock()
         # Whoever is late is waited for here, by the store, which knows whether it lives.
         worker.group.barrier(f"a process group over {backend}")
         others = _sockets()
-        self._group = self._call(self._make_group)
+        group = self._group = self._call(self._make_group)
         self._sockets = {name: descriptor for name, descriptor in _sockets().items() if name not in others}
         worker.group.at_end(self.close)
         if worker.group.peers is not None:
@@ -73,7 +74,7 @@ class Collectives:
         if backend == "nccl":
             # Not every backend of torch has it.
             self._noticed: Callable[[], ErrorType] | None = getattr(
-                self._group._get_backend(worker.device), "get_error", None
+                group._get_backend(worker.device), "get_error", None
             )
             worker.group.watch(self._check_enqueued)
 
@@ -93,7 +94,7 @@ class Collectives:
     def abort(self) -> None:
         """End whatever waits in the group, here and at the other ends of its connections; from any thread."""
         with self._lock:
-            if self._is_aborted:
+            if self._is_aborted or self._group is None:
                 return
             self._is_aborted = True
         if self._backend == "nccl":
@@ -114,7 +115,7 @@ class Collectives:
         # A script may have destroyed it already.
         with suppress(ValueError):
             dist.destroy_process_group(self._group)
-        del self._group  # gloo closes its connections when nobody holds them
+        self._group = None  # gloo closes its connections when nobody holds them
 
     def _make_group(self) -> dist.ProcessGroup:
         worker, timeout = self._worker, timedelta(seconds=TIMEOUT_SECONDS)
@@ -186,7 +187,9 @@ class Collectives:
                 hint="start at most as many workers on a host as it has GPUs, or say how many share one: "
                 "--workers-per-device, or workers_per_device of ls.join",
             )
-        if says_peer_is_lost(text) or self._is_aborted:
+        # While the group is made, the workers find each other's addresses in the store, or wait for them in vain.
+        is_of_store = isinstance(error, (dist.DistStoreError, dist.DistNetworkError))
+        if says_peer_is_lost(text) or is_of_store or self._is_aborted:
             return self._lost(said)
         if isinstance(error, dist.DistBackendError):
             return WorkerError(

@@ -200,7 +200,7 @@ class FlatLayout:
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._shapes = [(t.shape, t.stride(), t.dtype) for t in tensors]
+        self._shapes = [(t.shape, _strides(t), t.dtype) for t in tensors]
         self.segments: list[_Segment] = []
         self.num_bytes = 0
         for dtype in dict.fromkeys(t.dtype for t in tensors):
@@ -221,6 +221,11 @@ class FlatLayout:
             views.append(rest[dtype][:num_elements].as_strided(shape, stride))
             rest[dtype] = rest[dtype][num_elements:]
         return views
+
+
+def _strides(tensor: Tensor) -> tuple[int, ...]:
+    """The strides, with 1 for a dimension of size 1: torch leaves these open, and a sum may have others than a part."""
+    return tuple([1 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)])
 
 
 def pack(partial: PartialSum, device: torch.device | str = "cpu") -> list[Tensor]:

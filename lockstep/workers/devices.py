@@ -57,13 +57,14 @@ def choose_device(
     count = num_accelerators()
     if wish == "cpu" or not count:
         return torch.device("cpu")
-    if count > 1 and num_local_workers > count * workers_per_device:
+    if count > 1 and num_local_workers > (most := count * workers_per_device):
+        needed = -(-num_local_workers // count)
         raise InputError(
             "There are fewer devices than workers on this host.",
             given=f"{num_local_workers} workers and {count} devices",
-            expected="a device for each worker",
-            hint=f"start at most {count} workers here; or let several share a device (--workers-per-device, or "
-            "ls.join(workers_per_device=2)), or choose the device 'cpu'",
+            expected=_sharing(workers_per_device),
+            hint=f"start at most {most} workers here; or let several share a device (--workers-per-device {needed}, or "
+            f"ls.join(workers_per_device={needed})), or choose the device 'cpu'",
         )
     device = torch.device("cuda", local_rank % count)
     torch.accelerator.set_device_index(device.index)
@@ -97,11 +98,15 @@ def check_devices(identities: Sequence[str], workers_per_device: int = 1) -> boo
             raise InputError(
                 "Several workers have the same device.",
                 given=f"{_workers(ranks)}, each on the device with the UUID {name}",
-                expected=f"at most {workers_per_device} on a device" if workers_per_device > 1 else "a device for each",
+                expected=_sharing(workers_per_device),
                 hint="start fewer workers, or make another device visible to each (Slurm's --gpus-per-task=1); to "
                 f"share it: --workers-per-device {len(ranks)}, or ls.join(workers_per_device={len(ranks)})",
             )
     return any(len(ranks) > 1 for ranks in of_device.values())
+
+
+def _sharing(workers_per_device: int) -> str:
+    return f"at most {workers_per_device} workers on a device" if workers_per_device > 1 else "a device for each worker"
 
 
 def _workers(ranks: Sequence[int]) -> str:

@@ -47,9 +47,10 @@ class PeerLimits:
     """When a worker counts as lost."""
 
     beat_seconds: float = 0.5
-    silent_seconds: float = 10.0
-    """Without a beat. A thread beats: only what keeps Python from running delays it, such as a library that loads."""
-    slow_factor: float = 6.0
+    silent_seconds: float = 30.0
+    """Without a beat. A thread beats: only what keeps Python from running delays it, such as a library that loads, or a
+    file that does not come."""
+    slow_factor: float = 2.0
     """By how much longer in the phases in which libraries load and kernels are compiled."""
     suspect_seconds: float = 2.0
     """Without a beat, once a connection has broken."""
@@ -79,7 +80,8 @@ class Peers:
         num_workers: at least 2.
         pulse: of this worker: its step and phase go with each beat.
         limits: when a worker counts as lost.
-        holds_store: the store ends with this process, which lets the others leave first.
+        store_rank: the worker that holds the store, which ends with it: it lets the others leave first. None where the
+            launcher does.
     """
 
     def __init__(
@@ -90,12 +92,12 @@ class Peers:
         pulse: Pulse,
         limits: PeerLimits | None = None,
         *,
-        holds_store: bool = False,
+        store_rank: int | None = None,
     ) -> None:
         clone = store.clone()  # type: ignore[attr-defined]  # of every store, and missing in torch's stubs
         self._store: Store = clone
         self._rank, self._num_workers, self._pulse = rank, num_workers, pulse
-        self._limits, self._holds_store = limits or PeerLimits(), holds_store
+        self._limits, self._store_rank = limits or PeerLimits(), store_rank
         self._beats = 0
         self._heard: dict[int, tuple[bytes, float]] = {}
         """The newest beat of each worker that is looked at, and when it came."""
@@ -130,7 +132,7 @@ class Peers:
         if self._answered[0] != self._beats:
             self._answered = (self._beats, waited)
         if self._departure is None and waited - self._answered[1] > self._limits.silent_seconds:
-            self._departure = Departure("the store of the run", "it does not answer")
+            self._departure = self._without_store("does not answer")
         if self._departure is None:
             return
         if self._departure.in_peace:
@@ -168,7 +170,7 @@ class Peers:
         elif not isinstance(error, PeerLostError):
             said = str(error).partition("\n")[0]
             self._goodbye = Departure(who, f"it failed {self._place()}: {type(error).__name__}: {said}")
-        if self._holds_store:
+        if self._rank == self._store_rank:
             is_peaceful = error is None and (self._departure is None or self._departure.in_peace)
             self._patience = self._limits.leave_seconds if is_peaceful else 2 * self._limits.suspect_seconds
         self._leaving.set()
@@ -184,7 +186,8 @@ class Peers:
                 self.look(time.monotonic())
             self._say_goodbye()
         except RuntimeError as error:  # torch's stores
-            self._decide(Departure("the store of the run", str(error).partition("\n")[0], in_peace=True))
+            said = str(error).partition("\n")[0]
+            self._decide(self._without_store(f"is gone: {said}")._replace(in_peace=True))
 
     def _say_goodbye(self) -> None:
         if self._goodbye is not None:
@@ -247,6 +250,12 @@ class Peers:
             return
         for action in self._at_loss:
             action()
+
+    def _without_store(self, fault: str) -> Departure:
+        """What has become of the worker that holds the store, by what is wrong with the store."""
+        if self._store_rank in (None, self._rank):
+            return Departure("the store of the run", f"it {fault}")
+        return Departure(f"worker {self._store_rank}", f"the store of the run, which it holds, {fault}")
 
     def _place(self) -> str:
         return f"at step {self._pulse.step} (phase {self._pulse.phase})"

@@ -122,8 +122,8 @@ class WorkerEnvironment:
     address: str = ""
     port: int = 0
     """Address and port of the store under other launchers; none for a worker that is alone."""
-    hosts_store: bool = False
-    """This worker holds the store, since the launcher does not."""
+    store_rank: int | None = None
+    """The worker that holds the store; None where the launcher does."""
     prefix: str = ""
     """Keeps runs and restarts apart that use the same store."""
 
@@ -149,7 +149,7 @@ class WorkerEnvironment:
             launched,
             address=_variable(environment, "MASTER_ADDR"),
             port=_number(environment, "MASTER_PORT", range(1, 1 << 16)),
-            hosts_store=rank == 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+            store_rank=None if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else 0,
             # torchrun keeps its store over restarts: without the count, the addresses of the dead would be found there.
             prefix=f"lockstep/{elastic}/{restart or 0}",
         )
@@ -163,7 +163,7 @@ def _join(device: str | None, workers_per_device: int, environment: Mapping[str,
     group = Group.alone()
     if env.num_workers > 1:
         store = _store_of_launcher(env) if env.launched else _connect(env)
-        peers = None if env.launched else Peers(store, env.rank, env.num_workers, pulse, holds_store=env.hosts_store)
+        peers = None if env.launched else Peers(store, env.rank, env.num_workers, pulse, store_rank=env.store_rank)
         group = Group(store, env.rank, env.num_workers, timeout_seconds(pulse), peers)
         if peers:
             peers.start()
@@ -200,7 +200,7 @@ def _connect(env: WorkerEnvironment) -> Store:
         store = TCPStore(
             env.address,
             env.port,
-            is_master=env.hosts_store,
+            is_master=env.rank == env.store_rank,
             timeout=timedelta(seconds=TIMEOUT_SECONDS),
             wait_for_workers=False,
             multi_tenant=True,

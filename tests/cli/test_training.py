@@ -241,6 +241,11 @@ class TestEvaluate:
         with pytest.raises(ls.InputError, match=r"no such checkpoint.*\n.*--step 7\n.*one of step 0, 20"):
             scoring.plan_scoring(["evaluate", str(workdir), "--step", "7"])
 
+    def test_no_workers_on_a_device(self, workdir: Path) -> None:
+        (workdir / "checkpoints/step-00000000").mkdir(parents=True)
+        with pytest.raises(ls.InputError, match="--workers-per-device is out of range"):
+            scoring.plan_scoring(["evaluate", str(workdir), "--workers-per-device", "0"])
+
     def test_a_split_that_does_not_exist(self, workdir: Path) -> None:
         with pytest.raises(ls.InputError, match=r"no split 'tset'.*\n.*--split tset\n.*train, validation, test"):
             scoring.plan_scoring(["evaluate", str(workdir), "--split", "tset"])

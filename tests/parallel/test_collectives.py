@@ -166,6 +166,28 @@ def test_errors_are_what_they_are(
     assert group.num_aborts == (backend == "nccl" and kind is PeerLostError)
 
 
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+@pytest.mark.parametrize(
+    "error",
+    [
+        dist.DistStoreError("wait timeout after 120000ms, keys: /exchange/0//cpu//0/1\nframes of C++"),
+        dist.DistNetworkError("Broken pipe"),
+        RuntimeError("[pair.cc:553] Connection closed by peer"),
+    ],
+)
+def test_a_worker_that_is_lost_while_the_group_is_made_is_named(
+    backend: Any, error: RuntimeError, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Collectives) -> None:
+        raise error
+
+    monkeypatch.setattr(Collectives, "_make_group", fail)
+    monkeypatch.setattr(worker.group, "peers", Lost())
+    with pytest.raises(PeerLostError, match="worker 0 lost worker 3") as caught:
+        Collectives(worker, backend)
+    assert caught.value.given == str(error).partition("\n")[0]
+
+
 def test_an_error_keeps_no_call_alive(worker: Worker, group: FakeGroup, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its connections would stay open, and by their end others notice."""
     calls = weakref.WeakSet[FailedWork]()

@@ -38,6 +38,13 @@ def test_tensors_keep_shape_strides_and_dtype_in_their_order() -> None:
     assert [(v.stride(), v.dtype) for v in views] == [(t.stride(), t.dtype) for t in tensors]
 
 
+def test_strides_of_a_dimension_of_one_make_no_other_layout() -> None:
+    kernel = torch.zeros(32, 1, 5, 5).to(memory_format=torch.channels_last)
+    of_a_sum = kernel.as_strided(kernel.shape, (25, 25, 5, 1))
+    assert of_a_sum.stride() != kernel.stride()
+    assert FlatLayout([of_a_sum]).describe() == FlatLayout([kernel]).describe()
+
+
 def test_each_dtype_is_one_aligned_segment() -> None:
     layout = FlatLayout([torch.zeros(3), torch.zeros(2, dtype=torch.float64), torch.zeros(20)])
     assert [(each.dtype, each.offset_bytes, each.num_elements) for each in layout.segments] == [

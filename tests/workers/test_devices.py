@@ -56,8 +56,11 @@ def test_fewer_devices_than_workers_is_refused(two_accelerators: list[int]) -> N
 def test_workers_that_share_are_spread_over_the_devices(two_accelerators: list[int]) -> None:
     chosen = [choose_device(None, rank, num_local_workers=4, workers_per_device=2).index for rank in range(4)]
     assert chosen == two_accelerators == [0, 1, 0, 1]
-    with pytest.raises(InputError, match="fewer devices than workers"):
+    with pytest.raises(InputError, match="fewer devices than workers") as caught:
         choose_device(None, local_rank=0, num_local_workers=5, workers_per_device=2)
+    assert caught.value.expected == "at most 2 workers on a device"
+    assert "at most 4 workers" in caught.value.hint
+    assert "--workers-per-device 3" in caught.value.hint
 
 
 def test_the_only_device_that_slurm_shows_a_task_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +92,7 @@ class TestCheckDevices:
         assert str(caught.value) == (
             "Several workers have the same device.\n"
             "  given:    workers 0, 2, each on the device with the UUID GPU-a\n"
-            "  expected: a device for each\n"
+            "  expected: a device for each worker\n"
             "  hint:     start fewer workers, or make another device visible to each (Slurm's --gpus-per-task=1); "
             "to share it: --workers-per-device 2, or ls.join(workers_per_device=2)"
         )
@@ -97,7 +100,7 @@ class TestCheckDevices:
     def test_a_device_is_shared_where_that_was_asked_for(self) -> None:
         assert check_devices(["GPU-a", "GPU-a", "GPU-b"], workers_per_device=2)
         assert not check_devices(["GPU-a", "GPU-b"], workers_per_device=2)
-        with pytest.raises(InputError, match="at most 2 on a device"):
+        with pytest.raises(InputError, match="at most 2 workers on a device"):
             check_devices(["GPU-a", "GPU-a", "GPU-a"], workers_per_device=2)
 
     def test_a_worker_without_one_among_others_with_one_is_named(self) -> None:

@@ -209,8 +209,12 @@ class GoneStore(dist.HashStore):
         raise dist.DistNetworkError("Broken pipe\nand frames of C++")
 
 
-def test_a_store_that_is_gone_is_missed_by_those_who_wait() -> None:
-    peers = Peers(GoneStore(), 0, 2, Pulse(), LIMITS)
+@pytest.mark.parametrize(
+    ("store_rank", "who", "store"),
+    [(None, "the store of the run", "it"), (0, "worker 0", "the store of the run, which it holds,")],
+)
+def test_a_store_that_is_gone_is_missed_by_those_who_wait(store_rank: int | None, who: str, store: str) -> None:
+    peers = Peers(GoneStore(), 1, 2, Pulse(), LIMITS, store_rank=store_rank)
     peers.start()
 
     def said() -> PeerLostError | None:
@@ -221,7 +225,7 @@ def test_a_store_that_is_gone_is_missed_by_those_who_wait() -> None:
         return None
 
     found = soon(said)
-    assert (found.what, found.given) == ("worker 0 lost the store of the run.", "Broken pipe")
+    assert (found.what, found.given) == (f"worker 1 lost {who}.", f"{store} is gone: Broken pipe")
 
 
 def test_a_store_that_does_not_answer_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +241,7 @@ def test_a_store_that_does_not_answer_is_missed(monkeypatch: pytest.MonkeyPatch)
 
 def test_who_holds_the_store_waits_for_the_others_to_leave() -> None:
     store = dist.HashStore()
-    chief, other = (Peers(store, rank, 2, Pulse(), PeerLimits(0.01), holds_store=not rank) for rank in range(2))
+    chief, other = (Peers(store, rank, 2, Pulse(), PeerLimits(0.01), store_rank=0) for rank in range(2))
     chief.start()
     other.start()
     left = threading.Thread(target=chief.leave, args=(None,))

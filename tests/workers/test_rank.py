@@ -117,8 +117,7 @@ def test_one_worker_of_a_launcher_needs_no_store(monkeypatch: pytest.MonkeyPatch
 
 def test_a_bare_launcher_leaves_the_store_to_the_chief() -> None:
     env = WorkerEnvironment.read(FULL)
-    assert env == WorkerEnvironment(2, 4, None, False, "node0", 29500, hosts_store=False, prefix="lockstep//0")
-    assert WorkerEnvironment.read({**FULL, "RANK": "0"}).hosts_store  # type: ignore[union-attr]
+    assert env == WorkerEnvironment(2, 4, None, False, "node0", 29500, store_rank=0, prefix="lockstep//0")
 
 
 def test_our_launcher_needs_no_address() -> None:
@@ -140,7 +139,7 @@ def test_a_restart_of_torchrun_has_a_prefix_of_its_own() -> None:
     elastic = {"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": "3", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     env = WorkerEnvironment.read({**FULL, "RANK": "0", **elastic})
     assert env is not None
-    assert (env.prefix, env.hosts_store) == ("lockstep/job/3", False)
+    assert (env.prefix, env.store_rank) == ("lockstep/job/3", None)
 
 
 @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"])
