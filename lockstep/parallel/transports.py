@@ -200,7 +200,7 @@ class FlatLayout:
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._shapes = [(t.shape, _strides(t), t.dtype) for t in tensors]
+        self._shapes = [(t.shape, t.stride(), t.dtype) for t in tensors]
         self.segments: list[_Segment] = []
         self.num_bytes = 0
         for dtype in dict.fromkeys(t.dtype for t in tensors):
@@ -209,8 +209,14 @@ class FlatLayout:
             self.num_bytes += -(-num_elements * dtype.itemsize // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
     def describe(self) -> list[str]:
-        """One line a tensor, equal on two workers exactly where their layouts are."""
-        return [f"{tuple(shape)} {tuple(stride)} {dtype}" for shape, stride, dtype in self._shapes]
+        """One line a tensor, equal on two workers exactly where their layouts are.
+
+        Torch leaves open which stride a dimension of size 1 has: a sum may have another one than its parts.
+        """
+        return [
+            f"{tuple(shape)} {tuple(s if size > 1 else 1 for size, s in zip(shape, strides, strict=True))} {dtype}"
+            for shape, strides, dtype in self._shapes
+        ]
 
     def views(self, block: Tensor) -> list[Tensor]:
         """The tensors in a block of `num_bytes` bytes, in the order of the list."""
@@ -221,11 +227,6 @@ class FlatLayout:
             views.append(rest[dtype][:num_elements].as_strided(shape, stride))
             rest[dtype] = rest[dtype][num_elements:]
         return views
-
-
-def _strides(tensor: Tensor) -> tuple[int, ...]:
-    """The strides, with 1 for a dimension of size 1: torch leaves these open, and a sum may have others than a part."""
-    return tuple([1 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)])
 
 
 def pack(partial: PartialSum, device: torch.device | str = "cpu") -> list[Tensor]:

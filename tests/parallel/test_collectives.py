@@ -312,7 +312,9 @@ def lose_a_worker(number: int) -> tuple[str, str, float]:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(("number", "seconds"), [(signal.SIGKILL, 9.0), (signal.SIGSTOP, 20.0)])
+@pytest.mark.parametrize(
+    ("number", "seconds"), [(signal.SIGKILL, 9.0), pytest.param(signal.SIGSTOP, 45.0, marks=pytest.mark.slow)]
+)
 def test_all_workers_name_the_one_that_is_gone(
     number: signal.Signals, seconds: float, run_workers: Callable[..., list[Any]]
 ) -> None:

@@ -14,7 +14,9 @@ from lockstep.errors import DataError, PeerLostError
 from lockstep.workers.peers import PeerLimits, Peers, says_peer_is_lost
 from lockstep.workers.pulse import Pulse
 
-LIMITS = PeerLimits(beat_seconds=0.01, suspect_seconds=1.0, ended_seconds=0.3, leave_seconds=0.3)
+LIMITS = PeerLimits(
+    beat_seconds=0.01, silent_seconds=10.0, slow_factor=6.0, suspect_seconds=1.0, ended_seconds=0.3, leave_seconds=0.3
+)
 
 
 class Workers:
@@ -23,7 +25,9 @@ class Workers:
     def __init__(self, num_workers: int, limits: PeerLimits | None = None) -> None:
         self.store = dist.HashStore()
         self.pulses = [Pulse() for _ in range(num_workers)]
-        self.peers = [Peers(self.store, rank, num_workers, pulse, limits) for rank, pulse in enumerate(self.pulses)]
+        self.peers = [
+            Peers(self.store, rank, num_workers, pulse, limits or LIMITS) for rank, pulse in enumerate(self.pulses)
+        ]
         self.now = 100.0
         self.at("compute", step=7)
 
@@ -229,7 +233,7 @@ def test_a_store_that_is_gone_is_missed_by_those_who_wait(store_rank: int | None
 
 
 def test_a_store_that_does_not_answer_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    peers = Peers(dist.HashStore(), 0, 2, Pulse())  # its thread, never started, stands for one that is stuck
+    peers = Peers(dist.HashStore(), 0, 2, Pulse(), LIMITS)  # its thread, never started, stands for one that is stuck
     clock = iter(range(1000))
     monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
     for _ in range(11):
