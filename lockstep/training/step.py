@@ -177,11 +177,8 @@ class BoundStep:
 
     def can_enqueue(self, begun: Begun) -> bool:
         """Whether the update can be enqueued before the attempt is read; all workers find the same."""
-        return (
-            self.runs_ahead
-            and begun.proposal.unread is not None
-            and not (self.worker.num_workers == 1 and begun.batch.bad)
-        )
+        has_bad = self.worker.num_workers == 1 and len(begun.batch.bad) > 0
+        return self.runs_ahead and begun.proposal.unread is not None and not has_bad
 
     def enqueue(self, begun: Begun) -> Enqueued:
         """Enqueue the update of an attempt that is not read; the device makes none that is not finite."""
@@ -209,15 +206,16 @@ class BoundStep:
         """Whether an attempt was computed with something else than what is there now."""
         state, inputs = self._state, begun.inputs
         if begun.changes_of_others != state.changes_of_others:
-            self.runs_ahead = False  # the loop body trains another model, as for a GAN, and will again
-            if self.worker.is_chief:
-                log.info("each step waits for the device before its update: the loop body trains another model")
+            self._read_first("the loop body trains another model")  # as for a GAN, and will again
             return True
-        return (
-            inputs.step != state.step
-            or (inputs.loss_scale is not None and inputs.loss_scale != state.loss_scale.value)
-            or begun.versions != self._versions()
-        )
+        loss_scale = None if inputs.loss_scale is None else state.loss_scale.value
+        return (inputs.step, inputs.loss_scale, begun.versions) != (state.step, loss_scale, self._versions())
+
+    def _read_first(self, why: str) -> None:
+        """Make no attempt from now on that may have to be made again."""
+        if self.runs_ahead and self.worker.is_chief:
+            log.info("each step waits for the device before its update: %s", why)
+        self.runs_ahead = False
 
     def resume(self) -> None:
         """The loop body is over: the clock of the next step begins."""
@@ -243,9 +241,12 @@ class BoundStep:
         parts = self._host.parts(batch)
         if is_kept:  # it may be begun again, from the fields as they are: what the loss function writes there is gone
             parts = [part._replace(batch=replace(part.batch, fields=part.batch)) for part in parts]
+            before = _versions(batch)
         inputs = self._inputs(batch, [counts(part) for _, _, part in parts] if counts else [], step, began)
         sums = self._run_towers(losses, parts, inputs)
         proposal = self._state.propose(self._attempt(sums, inputs.loss_scale, batch.position))
+        if is_kept and _versions(batch) != before:
+            self._read_first("the loss function changes its batch in place")
         versions = self._versions() if is_kept else []
         return Begun(batch, inputs, sums, proposal, versions, self._state.changes_of_others, began)
 
@@ -391,3 +392,8 @@ class BoundStep:
         if batch.loader is not None:
             batch.loader.add_bad(bad)
         return bad
+
+
+def _versions(batch: Batch) -> list[int]:
+    """Numbers that grow with each change in place of a field."""
+    return [value._version for value in batch.values() if isinstance(value, Tensor) and not value.is_inference()]

@@ -151,6 +151,26 @@ def test_gradients_are_gone_before_the_next_attempt_is_computed(monkeypatch: pyt
     assert len(enqueued) == 3, "the last one is read at once"
 
 
+def test_a_batch_that_the_loss_function_changes_in_place_is_computed_once(caplog: pytest.LogCaptureFixture) -> None:
+    def halving(model: nn.Module, batch: ls.Batch) -> Any:
+        batch["image"].mul_(0.5)
+        return losses(model, batch)
+
+    def trained(steps: Callable[..., Any]) -> str:
+        state, loader = make_state(nonfinite="skip"), make_loader({9: math.nan})
+        for report in steps(state, loader):
+            if report.step == 3:
+                with torch.no_grad():
+                    state.model[0].weight.mul_(0.5)  # type: ignore[operator,union-attr]
+        return learned(state, loader)
+
+    caplog.set_level("INFO")
+    late = trained(lambda state, loader: ls.train_steps(state, halving, loader, until=ls.Steps(8)))
+    batches = lambda loader: ls.batches(loader, until=ls.Steps(8))  # noqa: E731
+    assert late == trained(lambda state, loader: (ls.train_step(state, halving, b) for b in batches(loader)))
+    assert "the loss function changes its batch in place" in caplog.text
+
+
 # The loop body, and the end -----------------------------------------------------------------------------------------
 
 
