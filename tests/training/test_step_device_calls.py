@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -18,11 +19,18 @@ from torch.nn import functional as F
 import lockstep as ls
 from lockstep.data.loader import Loader
 from lockstep.readers.reader import Arrays
+from lockstep.training import state as training_state
 
 BATCH_SIZE, CLASSES = 8, 10
 RESNET_50, SMALL = (3, 4, 6, 3), (1,)
 """Blocks of each stage."""
 MORE_LAUNCHES = 40
+
+
+@pytest.fixture(autouse=True)
+def _no_other_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that tests before left behind, in a cycle say, would have their buffers kept in each step."""
+    monkeypatch.setattr(training_state, "_states", WeakSet())
 
 
 class Bottleneck(nn.Module):
