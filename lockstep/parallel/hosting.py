@@ -137,6 +137,7 @@ class TowerHost:
             for leaf, tower, part in parts:
                 if sums.nodes:
                     self.statistics.restore()
+                    inputs = inputs._replace(extras=_zeros_like(inputs.extras))  # the first tower has added them
                 self._seed(part, tower)
                 try:
                     operand = self._tower(losses, part, leaf, tower, inputs, factors)
@@ -146,7 +147,6 @@ class TowerHost:
                     self._seed(part, tower)
                     operand = self._tower(losses, part, leaf, tower, inputs, factors)
                 sums.add(leaf, operand)
-                inputs = inputs._replace(extras=_zeros_like(inputs.extras))
         self.statistics.check()
         return sums
 

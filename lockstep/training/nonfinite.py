@@ -15,6 +15,7 @@ from lockstep.parallel.hosting import TowerHost
 from lockstep.parallel.statistics import restored
 from lockstep.parallel.tree import TreeSum
 from lockstep.screen import log
+from lockstep.tensor_lists import are_finite
 from lockstep.training.attempt import Outcome
 from lockstep.types import Batch, NonFiniteReport
 from lockstep.workers.rank import Worker
@@ -43,6 +44,9 @@ def handle(
 ) -> NonFiniteReport:
     """Find what in an attempt is not finite and where it came from, then do what the state's policy says.
 
+    The suspected towers compute their losses and gradients again, from the same values and random numbers. All workers
+    come here together.
+
     Raises:
         InputError: a count, which a device has counted unseen, cannot be one.
         NonFiniteError: see `act` and `check_finite`.
@@ -50,42 +54,25 @@ def handle(
     for name, count in counts.items():
         if not float(count) >= 0:
             raise no_count(name, float(count))
-    if outcome.overflowed:
-        report = NonFiniteReport(batch.position, outcome.nonfinite)
-    else:
+    report = NonFiniteReport(batch.position, outcome.nonfinite)
+    if not outcome.overflowed:
         check_finite(state, worker)
-        report = explain(outcome, state, host, losses, batch, sums, worker)
+        with restored([*state.buffers.values(), *state.other_buffers()]):
+            mine = [_look_into(host, losses, batch, tower, sums, worker) for tower in suspects(host, sums)]
+        guilty = [line for line in mine if line]
+        found = [line for lines in worker.group.gather(guilty) for line in lines]
+        # Without its loader, which is about to keep the report that holds this.
+        part = replace(batch, fields=batch, loader=None) if guilty else None
+        report = report._replace(culprits=tuple(found) or (NO_TOWER,), batch=part)
     act(state, outcome, report, is_chief=worker.is_chief)
     return report
-
-
-def explain(
-    outcome: Outcome,
-    state: TrainState,
-    host: TowerHost,
-    losses: LossFunction,
-    batch: Batch,
-    sums: TreeSum,
-    worker: Worker,
-) -> NonFiniteReport:
-    """Find what in an attempt is not finite, and where it came from, on any worker; all workers come here together.
-
-    The suspected towers compute their losses and gradients again, from the same values and random numbers.
-    """
-    with restored([*state.buffers.values(), *state.other_buffers()]):
-        mine = [_look_into(host, losses, batch, tower, sums, worker) for tower in suspects(host, sums)]
-    guilty = [line for line in mine if line]
-    found = [line for lines in worker.group.gather(guilty) for line in lines]
-    # Without its loader, which is about to keep the report that holds this.
-    part = replace(batch, fields=batch, loader=None) if guilty else None
-    return NonFiniteReport(batch.position, outcome.nonfinite, tuple(found) or (NO_TOWER,), part)
 
 
 def suspects(host: TowerHost, sums: TreeSum) -> list[int]:
     """This worker's towers with losses that are not finite; if there are none, those of sums that are not."""
     towers = [tower for tower in host.values if _losses_of(host, tower)]
     for node, partial in [] if towers else sums.nodes:
-        if not all(tensor.isfinite().all() for tensor in partial.tensors):
+        if not all(are_finite(partial.tensors)):
             towers += [tower for tower, leaf in host.leaves.items() if node.start <= leaf < node.start + node.span]
     return towers
 

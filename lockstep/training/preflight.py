@@ -11,7 +11,6 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from lockstep import readback
 from lockstep.checkpoints.encoding import check_saveable
 from lockstep.data.loader import Loader
 from lockstep.errors import InputError
@@ -209,8 +208,6 @@ def tell_start(state: TrainState, towers: Towers, worker: Worker, *, is_first: b
             log.info("no worker uses the accelerator here (%s): not every part of a step runs on it", kind)
     for line in state.matches if is_new else ():
         log.info("%s", line)
-    if readback.reading_waits(worker.device) and (reasons := state.reads_first()):
-        log.info("each step waits for the device before its update: %s", "; ".join(reasons))
 
 
 def _count(number: int, what: str) -> str:

@@ -142,8 +142,10 @@ class BoundStep:
         self._started = self._resumed = time.perf_counter()
         self._num_runs = 0
         self._resolved_for: tuple[int, int] | None = None
-        self.runs_ahead = readback.reading_waits(worker.device) and not state.reads_first()
+        self.runs_ahead = readback.reading_waits(worker.device)
         """Updates may be enqueued before their attempts are read."""
+        if reasons := state.reads_first():
+            self._read_first("; ".join(reasons))
 
     def start(self) -> None:
         """Begin a series of steps: its clock starts at 0.
@@ -241,11 +243,11 @@ class BoundStep:
         parts = self._host.parts(batch)
         if is_kept:  # it may be begun again, from the fields as they are: what the loss function writes there is gone
             parts = [part._replace(batch=replace(part.batch, fields=part.batch)) for part in parts]
-            before = _versions(batch)
+            before = _versions_of(batch)
         inputs = self._inputs(batch, [counts(part) for _, _, part in parts] if counts else [], step, began)
         sums = self._run_towers(losses, parts, inputs)
         proposal = self._state.propose(self._attempt(sums, inputs.loss_scale, batch.position))
-        if is_kept and _versions(batch) != before:
+        if is_kept and _versions_of(batch) != before:
             self._read_first("the loss function changes its batch in place")
         versions = self._versions() if is_kept else []
         return Begun(batch, inputs, sums, proposal, versions, self._state.changes_of_others, began)
@@ -273,10 +275,9 @@ class BoundStep:
         bad: tuple[BadExample, ...] = (),
     ) -> StepReport:
         """Report an attempt that is over, and commit its batch."""
+        end = batch.position + batch.batch_size
         report = StepReport(
-            progress=Progress(
-                self._state.step, batch.position + batch.batch_size, batch.epoch_size, extras.elapsed_seconds
-            ),
+            progress=Progress(self._state.step, end, batch.epoch_size, extras.elapsed_seconds),
             losses=outcome.losses,
             smoothed=self._state.smoothed.now(),
             metrics=self._host.outputs.metrics(found.others),
@@ -394,6 +395,6 @@ class BoundStep:
         return bad
 
 
-def _versions(batch: Batch) -> list[int]:
+def _versions_of(batch: Batch) -> list[int]:
     """Numbers that grow with each change in place of a field."""
     return [value._version for value in batch.values() if isinstance(value, Tensor) and not value.is_inference()]
