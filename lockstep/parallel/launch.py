@@ -22,12 +22,12 @@ from lockstep.errors import InputError, LockstepError, WorkerError
 from lockstep.parallel.entry import reference
 from lockstep.parallel.forkserver import ForkServer
 from lockstep.parallel.supervisor import STOPPED_EARLY, TICK_SECONDS, RunOutcome, Supervisor
-from lockstep.parallel.watchdog import Limits, root_cause
 from lockstep.screen import Lines, log
 from lockstep.terminal import outlive_terminal
 from lockstep.workers.channel import Channel
 from lockstep.workers.cluster import WorkerEnvironment
 from lockstep.workers.signals import notices
+from lockstep.workers.watchdog import Limits, root_cause
 
 Plan = Callable[[list[str]], Mapping[str, Any]]
 Main = Callable[[list[str]], int | None]

@@ -6,9 +6,10 @@ import atexit
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import accumulate
 from typing import Literal
 
 import torch
@@ -45,6 +46,8 @@ class Worker:
     """How many workers may share an accelerator."""
     shares_device: bool = False
     """Whether workers of this run, these or others, do share one."""
+    host: str = ""
+    """The name of its host; with a number where several hosts of the run have the same name."""
 
     @property
     def backend(self) -> Literal["gloo", "nccl"]:
@@ -58,8 +61,8 @@ class Worker:
 
     @property
     def name(self) -> str:
-        """The name in messages."""
-        return f"worker {self.rank}"
+        """The name in messages: "worker 3", or "worker 3 on node2" where the run has several hosts."""
+        return self.group.names[self.rank]
 
 
 _joined: Worker | None = None
@@ -114,7 +117,8 @@ def _join(device: str | None, workers_per_device: int, environment: Mapping[str,
     pulse = pulses.of_this_process()
     env = WorkerEnvironment.read(environment)
     if env is None:
-        return Worker(0, 1, 0, 1, choose_device(device, 0, 1), Group.alone(), pulse, workers_per_device)
+        chosen, here = choose_device(device, 0, 1), socket.gethostname()
+        return Worker(0, 1, 0, 1, chosen, Group.alone(), pulse, workers_per_device, host=here)
     group = Group.alone()
     if env.num_workers > 1:
         store = _store_of_launcher(env) if env.launched else _connect(env)
@@ -125,11 +129,38 @@ def _join(device: str | None, workers_per_device: int, environment: Mapping[str,
     try:
         local_rank, num_local = env.local or _count_hosts(group, env.rank)
         chosen = choose_device(device, local_rank, num_local, workers_per_device)
-        shares = check_devices(group.gather(identity(chosen)), workers_per_device)
+        told = group.gather([socket.gethostname(), local_rank, identity(chosen)])
+        hosts = host_names([(name, each) for name, each, _ in told])
+        if len(set(hosts)) > 1:
+            group.names = [f"worker {rank} on {host}" for rank, host in enumerate(hosts)]
+        shares = check_devices([name for *_, name in told], workers_per_device)
     except LockstepError as error:
         group.leave(error)
         raise
-    return Worker(env.rank, env.num_workers, local_rank, num_local, chosen, group, pulse, workers_per_device, shares)
+    return Worker(
+        env.rank,
+        env.num_workers,
+        local_rank,
+        num_local,
+        chosen,
+        group,
+        pulse,
+        workers_per_device,
+        shares,
+        hosts[env.rank],
+    )
+
+
+def host_names(told: Sequence[tuple[str, int]]) -> list[str]:
+    """Name the host of each worker, from what each has told by rank: the name of its host, and its local rank.
+
+    Hosts may have the same name, as containers have: then each has a number, too, in the order of their workers.
+    """
+    num_hosts = sum(local_rank == 0 for _, local_rank in told)
+    if num_hosts == len({name for name, _ in told}):
+        return [name for name, _ in told]
+    numbers = accumulate(int(local_rank == 0) for _, local_rank in told)
+    return [f"{name} (host {number - 1})" for (name, _), number in zip(told, numbers, strict=True)]
 
 
 def _count_hosts(group: Group, rank: int) -> tuple[int, int]:

@@ -73,8 +73,13 @@ def test_a_number_of_workers_per_device_that_is_none_is_refused(number: Any) -> 
         join("cpu", workers_per_device=number)
 
 
-def joined_on(monkeypatch: pytest.MonkeyPatch, uuids: list[str], **options: int) -> list[Worker]:
-    """The workers of a host that have joined from threads, each with a single visible accelerator, of these UUIDs."""
+def joined_on(
+    monkeypatch: pytest.MonkeyPatch, uuids: list[str], *, workers_per_device: int = 1, are_apart: bool = False
+) -> list[Worker]:
+    """Workers that have joined from threads, each with a single visible accelerator, of these UUIDs.
+
+    They are of one host, or each of a host of its own.
+    """
     server, num_workers = StoreServer(), len(uuids)
     here = local()
 
@@ -84,8 +89,9 @@ def joined_on(monkeypatch: pytest.MonkeyPatch, uuids: list[str], **options: int)
     def join_as(rank: int) -> Worker:
         here.rank = rank
         environment = {"RANK": str(rank), "WORLD_SIZE": str(num_workers), LAUNCHED: "1"}
-        environment |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(num_workers)}
-        return ranks._join(None, options.get("workers_per_device", 1), environment)
+        local_rank, num_local = (0, 1) if are_apart else (rank, num_workers)
+        environment |= {"LOCAL_RANK": str(local_rank), "LOCAL_WORLD_SIZE": str(num_local)}
+        return ranks._join(None, workers_per_device, environment)
 
     monkeypatch.setattr(ranks, "choose_device", choose)
     monkeypatch.setattr(ranks, "identity", lambda device: uuids[here.rank])
@@ -107,6 +113,14 @@ class TestWorkersWithOneVisibleDevice:
         # Also the third worker, which has a device of its own: all of them exchange alike.
         joined = joined_on(monkeypatch, ["GPU-a", "GPU-a", "GPU-b"], workers_per_device=2)
         assert [(worker.shares_device, worker.backend) for worker in joined] == [(True, "gloo")] * 3
+
+
+def test_workers_of_several_hosts_are_named_with_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "node")
+    assert [worker.name for worker in joined_on(monkeypatch, ["GPU-a", "GPU-b"])] == ["worker 0", "worker 1"]
+    apart = joined_on(monkeypatch, ["GPU-a", "GPU-b"], are_apart=True)
+    assert [worker.name for worker in apart] == ["worker 0 on node (host 0)", "worker 1 on node (host 1)"]
+    assert apart[1].host == "node (host 1)"
 
 
 def test_one_worker_of_a_launcher_needs_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,3 +207,17 @@ def test_workers_of_torchrun_find_each_other_and_again_after_a_restart(tmp_path:
     lines = sorted(ended.stdout.splitlines())
     assert lines == [f"worker {rank} {rank} 2 [[0, '1'], [1, '1']]" for rank in range(2)], ended.stderr
     assert ended.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("told", "hosts"),
+    [
+        ([("a", 0), ("a", 1), ("b", 0)], ["a", "a", "b"]),
+        ([("a", 0), ("b", 0), ("a", 1)], ["a", "b", "a"]),
+        ([("pod", 0), ("pod", 1), ("pod", 0)], ["pod (host 0)", "pod (host 0)", "pod (host 1)"]),
+    ],
+)
+def test_a_worker_has_the_name_of_its_host_and_its_number_where_others_have_the_same(
+    told: list[tuple[str, int]], hosts: list[str]
+) -> None:
+    assert ranks.host_names(told) == hosts
