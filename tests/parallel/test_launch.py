@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
+from lockstep.errors import InputError
 from lockstep.parallel import launch as launching
 from lockstep.parallel.forkserver import Event
-from lockstep.errors import InputError
 from lockstep.parallel.launch import exit_code_of_stop, is_worker
 from lockstep.parallel.supervisor import STOPPED_EARLY, RunOutcome
 from lockstep.workers.channel import Channel
