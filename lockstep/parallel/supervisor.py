@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lockstep.owner import process_fields
-from lockstep.parallel import watchdog
 from lockstep.parallel.forkserver import Event, ForkServer
-from lockstep.parallel.watchdog import Failure, Limits, Verdict, Watchdog, WorkerStatus
 from lockstep.screen import Lines, log
+from lockstep.workers import watchdog
 from lockstep.workers.channel import Channel, Message
 from lockstep.workers.store_server import LAUNCHED, StoreServer
+from lockstep.workers.watchdog import Failure, Limits, Verdict, Watchdog, WorkerStatus
 
 TICK_SECONDS = 0.1
 STOPPED_EARLY = "stopped before the first step"
