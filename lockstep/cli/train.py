@@ -75,7 +75,7 @@ def _add_arguments(train: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     from lockstep.parallel.launch import is_worker, launch
-    from lockstep.parallel.watchdog import Limits
+    from lockstep.workers.watchdog import Limits
 
     if is_worker() and not arguments.print_recipe:
         return _work(list(argv))

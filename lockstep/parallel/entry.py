@@ -16,7 +16,6 @@ from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 from lockstep.errors import InputError, LockstepError, PeerLostError
-from lockstep.parallel.watchdog import FailureKind
 from lockstep.terminal import outlive_terminal
 from lockstep.tracebacks import place_in_script, short_traceback
 from lockstep.workers import pulse as pulses
@@ -24,6 +23,7 @@ from lockstep.workers.channel import Channel
 from lockstep.workers.peers import says_peer_is_lost
 from lockstep.workers.signals import pass_on_notices
 from lockstep.workers.store_server import StoreAddress, inherit
+from lockstep.workers.watchdog import FailureKind
 
 
 def reference(function: Callable[..., object]) -> str:

@@ -245,7 +245,3 @@ class Silence:
         self._looked = now
         return self._seconds
 
-
-def host_name() -> str:
-    """Return the name of this host, without its domain."""
-    return os.uname().nodename.partition(".")[0]

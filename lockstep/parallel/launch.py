@@ -24,16 +24,17 @@ from lockstep.errors import InputError, LockstepError, WorkerError
 from lockstep.parallel.agent import Agent, Conclusion
 from lockstep.parallel.entry import reference
 from lockstep.parallel.forkserver import ForkServer
-from lockstep.parallel.hosts import TICK_SECONDS, LocalHost, RemoteHost, host_name
+from lockstep.parallel.hosts import TICK_SECONDS, LocalHost, RemoteHost
 from lockstep.parallel.rendezvous import Rendezvous, Seat, meet_chief, network_towards
 from lockstep.parallel.supervisor import STOPPED_EARLY, RunOutcome, Supervisor
-from lockstep.parallel.watchdog import Limits, root_cause
 from lockstep.screen import Lines, log
 from lockstep.terminal import outlive_terminal
 from lockstep.workers.channel import Channel
+from lockstep.workers.cluster import WorkerEnvironment
 from lockstep.workers.connections import run_key
 from lockstep.workers.signals import notices
 from lockstep.workers.store_server import StoreServer
+from lockstep.workers.watchdog import Limits, root_cause
 
 Plan = Callable[[list[str]], Mapping[str, Any]]
 Main = Callable[[list[str]], int | None]
@@ -44,7 +45,8 @@ STOPPED = {"SIGHUP": 129, "SIGINT": 130, "SIGTERM": 143, "SIGUSR1": PREEMPTED}
 
 def is_worker() -> bool:
     """Whether a launcher, ours or another, has started this process as a worker: it then joins, and launches none."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    place = WorkerEnvironment.read(os.environ)
+    return place is not None and not place.one_a_host
 
 
 def exit_code_of_stop(by: str, *, requeue: bool = False) -> int:
@@ -138,7 +140,7 @@ class _Launcher:
                 others = rendezvous.gather(self._requests)
                 if others is None:
                     return self._stopped_early()
-                here = LocalHost(self._server, task, store.connect, rendezvous.network, 0, host_name())
+                here = LocalHost(self._server, task, store.connect, rendezvous.network, 0, socket.gethostname())
                 return self._supervise(here, plan, others, limits)
 
     def _supervise(
@@ -169,7 +171,7 @@ class _Launcher:
         channel, address, port = met
         task = self._worker_task(plan, main) | {"store": [address, port, key.decode()]}
         network = network_towards(address, port)
-        here = LocalHost(self._server, task, None, network, seat.host_rank, host_name())
+        here = LocalHost(self._server, task, None, network, seat.host_rank, socket.gethostname())
         with closing(channel), closing(here):
             return Agent(channel, here, self._requests).serve()
 

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from lockstep.errors import InputError, WorkerError
-from lockstep.parallel.hosts import TICK_SECONDS, RemoteHost, host_name
+from lockstep.parallel.hosts import TICK_SECONDS, RemoteHost
 from lockstep.screen import log
 from lockstep.version import __version__
 from lockstep.workers.channel import Channel
@@ -183,12 +183,13 @@ class Rendezvous:
                 abs(clock - time.time()),
                 "ahead" if clock > time.time() else "behind",
             )
-        hosts[index] = RemoteHost(channel, index, name, num_workers)
+        is_taken = name in {socket.gethostname(), *(host.name for host in hosts.values())}
+        hosts[index] = RemoteHost(channel, index, f"{name} (host {index})" if is_taken else name, num_workers)
         return True
 
     def _who_has_come(self, hosts: Mapping[int, RemoteHost]) -> str:
         missing = [f"host {index}" for index in range(1, self._seat.num_hosts) if index not in hosts]
-        come = ["host 0", *(f"host {index} ({host.name})" for index, host in sorted(hosts.items()))]
+        come = ["host 0", *(f"host {index} ({host.machine})" for index, host in sorted(hosts.items()))]
         return f"waiting for {' and '.join(missing)}; {' and '.join(come)} {'are' if hosts else 'is'} here"
 
     def _missing(self, hosts: Mapping[int, RemoteHost]) -> WorkerError:
@@ -253,7 +254,7 @@ def meet_chief(
     introduction: dict[str, Any] = {
         "host": seat.host_rank,
         "of": seat.num_hosts,
-        "name": host_name(),
+        "name": socket.gethostname(),
         "version": __version__,
         "workers": num_workers,
         "time": time.time(),

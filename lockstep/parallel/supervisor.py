@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import Literal
 
-from lockstep.parallel import watchdog
 from lockstep.parallel.hosts import TICK_SECONDS, Host, RemoteHost
-from lockstep.parallel.watchdog import Failure, Limits, Verdict, Watchdog, WorkerStatus
+from lockstep.workers import watchdog
 from lockstep.workers.channel import Message
 from lockstep.workers.store_server import LAUNCHED
+from lockstep.workers.watchdog import Failure, Limits, Verdict, Watchdog, WorkerStatus
 
 STOPPED_EARLY = "stopped before the first step"
 _ANSWER_SECONDS = 0.5

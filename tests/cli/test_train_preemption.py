@@ -23,7 +23,7 @@ from lockstep.cli.main import parse
 from lockstep.cli.shared import EXIT_CODES
 from lockstep.cli.train import PREEMPTION
 from lockstep.errors import InputError
-from lockstep.parallel.watchdog import Limits
+from lockstep.workers.watchdog import Limits
 
 ROOT = Path(__file__).parent.parent.parent
 TIMEOUT_SECONDS = 90

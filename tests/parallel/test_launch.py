@@ -20,8 +20,8 @@ from lockstep.parallel import launch as launching
 from lockstep.parallel.forkserver import Event
 from lockstep.parallel.launch import exit_code_of_stop, is_worker
 from lockstep.parallel.supervisor import STOPPED_EARLY, RunOutcome
-from lockstep.parallel.watchdog import Failure
 from lockstep.workers.channel import Channel
+from lockstep.workers.watchdog import Failure
 
 pytestmark = pytest.mark.process
 
@@ -245,7 +245,7 @@ import sys
 import toy
 from lockstep.parallel import forkserver
 from lockstep.parallel.launch import launch
-from lockstep.parallel.watchdog import Limits
+from lockstep.workers.watchdog import Limits
 
 if __name__ == "__main__":
     forkserver._CLOSE_SECONDS = 3600  # longer than any test waits

@@ -16,8 +16,8 @@ import pytest
 from lockstep.parallel import supervisor
 from lockstep.parallel.forkserver import Event, ForkServer
 from lockstep.parallel.supervisor import STOPPED_EARLY, RunOutcome, Supervisor
-from lockstep.parallel.watchdog import Limits
 from lockstep.workers.channel import Channel
+from lockstep.workers.watchdog import Limits
 
 FIRST_PID = 9_000_001  # no process has such a number
 STOPPING = "stopping after this step, with a checkpoint; Ctrl-C again aborts"

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.parallel import watchdog
-from lockstep.parallel.watchdog import Failure, Limits, Verdict, Watchdog, WorkerStatus
+from lockstep.workers import watchdog
+from lockstep.workers.watchdog import Failure, Limits, Verdict, Watchdog, WorkerStatus
 
 LIMITS = Limits()
 STATUS = WorkerStatus(rank=1, pid=123, step=57, phase="exchange")

@@ -1,4 +1,4 @@
-"""The launcher's decisions, as values and pure functions: which worker is silent or stuck, and what failed first."""
+"""What whoever watches workers decides, as values and pure functions: who is silent or stuck, and what failed first."""
 
 from __future__ import annotations
 
