@@ -18,6 +18,7 @@ from lockstep.cli.shared import (
     choose_num_workers,
     given_seat,
     join_workers,
+    worker_exit_code,
 )
 from lockstep.errors import InputError
 
@@ -82,7 +83,7 @@ def _work(argv: list[str]) -> int:
     with join_workers(arguments.device, arguments.workers_per_device, shows_log=False) as worker:
         worker.pulse.at(0, "script")
         runpy.run_path(str(script), run_name="__main__")
-    return 0
+        return worker_exit_code(worker) if worker.pulse.stopped else 0
 
 
 COMMAND = Command("run your own script on several workers", _add_arguments, _run)

@@ -20,10 +20,12 @@ from torch.distributed import DistError
 
 from lockstep.checks import PositiveInt, check_value
 from lockstep.errors import InputError, LockstepError, WorkerError
+from lockstep.screen import log
 from lockstep.workers import pulse as pulses
 from lockstep.workers.cluster import WorkerEnvironment
 from lockstep.workers.devices import check_devices, choose_device, identity
 from lockstep.workers.group import TIMEOUT_SECONDS, Group, timeout_seconds
+from lockstep.workers.network import choose_network
 from lockstep.workers.peers import Peers
 from lockstep.workers.pulse import Pulse
 from lockstep.workers.socket_store import SocketStore
@@ -133,6 +135,9 @@ def _join(device: str | None, workers_per_device: int, environment: Mapping[str,
         hosts = host_names([(name, each) for name, each, _ in told])
         if len(set(hosts)) > 1:
             group.names = [f"worker {rank} on {host}" for rank, host in enumerate(hosts)]
+            network = choose_network(group, env.rank, None if env.launched else (env.address, env.port))
+            if network and local_rank == 0:
+                log.info("%s exchanges with the other hosts over %s", hosts[env.rank], network)
         shares = check_devices([name for *_, name in told], workers_per_device)
     except LockstepError as error:
         group.leave(error)
