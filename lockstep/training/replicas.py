@@ -48,7 +48,7 @@ class Replicas:
     def checksum(self, step: int) -> Tensor:
         """Sum up this worker's copy in a whole number below 2 ** 20, on its device (int64, without dimensions)."""
         sections = self._state.sections().values()
-        return checksum([t for tensors in sections for t in tensors.values() if t.device == self._worker.device], step)
+        return checksum_of([t for tensors in sections for t in tensors.values() if t.device == self._worker.device], step)
 
     def check(self, total: float, total_of_squares: float) -> None:
         """Check that the checksums of all workers are the same, from their sum and that of their squares.
@@ -88,7 +88,7 @@ def _first_difference(given: Sequence[Sequence[str]], expected: Sequence[Sequenc
     return names[0] + (f", and {len(names) - 1} more" if len(names) > 1 else "")
 
 
-def checksum(tensors: Sequence[Tensor], seed: int) -> Tensor:
+def checksum_of(tensors: Sequence[Tensor], seed: int) -> Tensor:
     """Sum up the bits of tensors of one device, in their order, in a whole number below 2 ** 20.
 
     It changes with each bit that changes alone, and with one in a million of all other changes it does not. It is a

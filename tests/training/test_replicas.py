@@ -15,7 +15,7 @@ from lockstep import readback
 from lockstep.data.loader import Loader
 from lockstep.errors import WorkerError
 from lockstep.readers.reader import Arrays
-from lockstep.training.replicas import Replicas, checksum
+from lockstep.training.replicas import Replicas, checksum_of
 from tests.thread_workers import run_threads
 from tests.worker_processes import run_workers
 
@@ -25,18 +25,18 @@ DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_checksum_changes_with_each_element_and_with_the_step(dtype: torch.dtype) -> None:
     tensors = [torch.zeros(2, 3, 4, dtype=dtype), torch.zeros((), dtype=dtype), torch.zeros(0, dtype=dtype)]
-    sums = {int(checksum(tensors, 0)), int(checksum(tensors, 1))}
+    sums = {int(checksum_of(tensors, 0)), int(checksum_of(tensors, 1))}
     tensors[0][1, 2, 3] = 1
-    sums.add(int(checksum(tensors, 0)))
+    sums.add(int(checksum_of(tensors, 0)))
     tensors[1].fill_(1)
-    sums.add(int(checksum(tensors, 0)))
+    sums.add(int(checksum_of(tensors, 0)))
     assert len(sums) == 4
     assert all(0 <= each < 2**20 for each in sums)
 
 
 def test_a_checksum_is_of_the_elements_and_not_of_their_layout() -> None:
     images = torch.randn(2, 3, 4, 5)
-    assert checksum([images.to(memory_format=torch.channels_last)], 7) == checksum([images], 7)
+    assert checksum_of([images.to(memory_format=torch.channels_last)], 7) == checksum_of([images], 7)
 
 
 def make_state() -> ls.TrainState:
