@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.checks import NonNegativeFloat, check_value
-from lockstep.cli.shared import ENVIRONMENT, Command, add_machine_arguments, choose_num_workers, join_workers
+from lockstep.cli.shared import (
+    ENVIRONMENT,
+    Command,
+    add_machine_arguments,
+    choose_num_workers,
+    join_workers,
+    worker_exit_code,
+)
 from lockstep.errors import InputError
 
 
@@ -71,7 +78,7 @@ def _work(argv: list[str]) -> int:
     with join_workers(arguments.device, arguments.workers_per_device, shows_log=False) as worker:
         worker.pulse.at(0, "script")
         runpy.run_path(str(script), run_name="__main__")
-    return 0
+        return worker_exit_code(worker) if worker.pulse.stopped else 0
 
 
 COMMAND = Command("run your own script on several workers", _add_arguments, _run)

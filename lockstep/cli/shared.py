@@ -188,7 +188,14 @@ def join_workers(
 
 
 def worker_exit_code(worker: Worker, *, requeue: bool = False) -> int:
-    """Return the exit code of a worker that was stopped: 0 under our launcher, which returns the signal's code."""
+    """Return the exit code of workers that were stopped: 0 under our launcher, which returns the signal's code.
+
+    All workers call it, and get the code of the same signal, whichever of them it was sent to. As some launchers end
+    all processes with the first one that ends, it waits for the chief, which may still be saving.
+    """
     from lockstep.parallel.launch import exit_code_of_stop
 
-    return 0 if worker.pulse.launched else exit_code_of_stop(worker.pulse.stop_requested or "SIGTERM", requeue=requeue)
+    if worker.pulse.launched:
+        return 0
+    signals = [name for name in worker.group.gather(worker.pulse.stop_requested) if name]
+    return exit_code_of_stop(signals[0] if signals else "SIGTERM", requeue=requeue)
