@@ -48,7 +48,9 @@ class Replicas:
     def checksum(self, step: int) -> Tensor:
         """Sum up this worker's copy in a whole number below 2 ** 20, on its device (int64, without dimensions)."""
         sections = self._state.sections().values()
-        return checksum_of([t for tensors in sections for t in tensors.values() if t.device == self._worker.device], step)
+        return checksum_of(
+            [t for tensors in sections for t in tensors.values() if t.device == self._worker.device], step
+        )
 
     def check(self, total: float, total_of_squares: float) -> None:
         """Check that the checksums of all workers are the same, from their sum and that of their squares.
