@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from time import perf_counter
 from typing import Literal, get_args
 
 from lockstep.workers.channel import Channel
@@ -45,7 +45,7 @@ class Pulse:
         """Grows at every call of `at`: at the same step and phase, the run may still advance."""
         self.seconds: dict[str, float] = dict.fromkeys(get_args(Phase), 0.0)
         """Seconds spent so far in each phase, but for the present stay."""
-        self._since = time.perf_counter()
+        self._since = perf_counter()
         self.waits = False
         """The worker waits for all others to make the same call."""
         self.stop_requested: str | None = None
@@ -58,8 +58,8 @@ class Pulse:
         """A launcher listens, and it handles Ctrl-C."""
 
     def at(self, step: int, phase: Phase) -> None:
-        """Report where the loop is; costs a third of a microsecond."""
-        now = time.perf_counter()
+        """Report where the loop is; costs half a microsecond."""
+        now = perf_counter()
         self.seconds[self.phase] += now - self._since
         self._since = now
         self.step = step
