@@ -19,7 +19,6 @@ from lockstep.parallel.tree import PartialSum, TreeSum, rows_of_workers
 from lockstep.tensor_lists import copy_all
 from lockstep.workers.rank import Worker
 
-
 ONE_ROUND_BYTES = 1 << 16
 """Up to here every worker adds up all columns: a second round would cost more than the bytes that it saves."""
 
