@@ -68,7 +68,7 @@ def additions(nodes: Sequence[Node]) -> list[tuple[int, int]]:
     return plan
 
 
-class Rows(NamedTuple):
+class NodeRows(NamedTuple):
     """The nodes of all workers as the rows of one table."""
 
     of_workers: list[range]
@@ -76,11 +76,11 @@ class Rows(NamedTuple):
     """How to add them up: see the function."""
 
 
-def rows_of_workers(num_towers: int, num_workers: int) -> Rows:
+def rows_of_workers(num_towers: int, num_workers: int) -> NodeRows:
     """Which rows each worker has, and how to add all of them up."""
     nodes = [aligned_nodes(towers) for towers in assign_towers(num_towers, num_workers)]
     ends = list(accumulate(map(len, nodes), initial=0))
-    return Rows([range(*pair) for pair in pairwise(ends)], additions(list(chain(*nodes))))
+    return NodeRows([range(*pair) for pair in pairwise(ends)], additions(list(chain(*nodes))))
 
 
 def reduction(rows: list[Tensor], result: Tensor, plan: list[tuple[int, int]]) -> Callable[[], None]:
