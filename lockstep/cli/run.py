@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import runpy
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from lockstep.cli.shared import (
     Command,
     add_machine_arguments,
     choose_num_workers,
+    given_seat,
     join_workers,
     worker_exit_code,
 )
@@ -50,7 +52,9 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
             expected="a Python file",
             hint="check the path: lockstep run my_script.py --workers 4",
         )
-    return _work(list(argv)) if is_worker() else launch(argv, plan=_plan, main=_work)
+    if is_worker():
+        return _work(list(argv))
+    return launch(argv, plan=_plan, main=_work, seat=given_seat(arguments, os.environ))
 
 
 def _plan(argv: list[str]) -> dict[str, Any]:
@@ -59,7 +63,8 @@ def _plan(argv: list[str]) -> dict[str, Any]:
 
     arguments = parse(argv)
     check_value("--hang-seconds", arguments.hang_seconds, NonNegativeFloat)
-    workers = choose_num_workers(arguments.workers, arguments.device, None, arguments.workers_per_device)
+    seat = given_seat(arguments, os.environ)
+    workers = choose_num_workers(arguments.workers, arguments.device, None, arguments.workers_per_device, seat)
     return {
         "workers": workers,
         "hang_seconds": arguments.hang_seconds,
