@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from threading import Barrier
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lockstep as ls
-from lockstep.errors import InputError, WorkerError
+from lockstep.errors import InputError, PeerLostError, WorkerError
 from lockstep.parallel import bucketed
 from lockstep.parallel.bucketed import BucketedTransport
 from lockstep.parallel.hosting import StepInputs, TowerHost
@@ -231,6 +232,56 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> BucketedTransport:
     sums.add(0, PartialSum([torch.ones(64) for _ in range(3)], [1.0]))
     transport.total(sums)
     return transport
+
+
+class Fails(torch.autograd.Function):
+    """What a first layer does whose backward pass fails where it is told to."""
+
+    here = False
+
+    @staticmethod
+    def forward(context: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> Tensor:
+        if Fails.here:
+            raise ValueError("out of luck")
+        return gradients[0]
+
+
+def fail_half_way() -> tuple[str, float]:
+    """The backward pass of worker 1 fails once it has sent the gradients of the last layers; its script goes on."""
+    bucketed.FIRST_BUCKET_BYTES = bucketed.BUCKET_BYTES = 64
+    worker = ls.join("cpu")
+    first, last = nn.Linear(4, 4), nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+    state = ls.TrainState(nn.ModuleList([first, last]), ls.optim.SGD(0.1))
+
+    def losses(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+        return {"mean": last(Fails.apply(first(batch["x"]))).mean()}  # type: ignore[no-untyped-call]
+
+    loader = ls.data.Loader(ls.data.Arrays({"x": torch.ones(8, 4)}), batch_size=4)
+    batches = ls.batches(loader, ls.Towers(2))
+    ls.train_step(state, losses, next(batches), ls.Towers(2), ls.AllReduce("gloo"))
+    Fails.here = worker.rank == 1
+    batch = next(batches)
+    began = time.monotonic()
+    if worker.rank == 1:
+        with pytest.raises(ValueError, match="out of luck"):
+            ls.train_step(state, losses, batch, ls.Towers(2), ls.AllReduce("gloo"))
+        Fails.here = False
+    with pytest.raises((WorkerError, PeerLostError)) as caught:
+        ls.train_step(state, losses, batch, ls.Towers(2), ls.AllReduce("gloo"))
+    seconds = time.monotonic() - began
+    worker.group.leave(caught.value)
+    return str(caught.value), seconds
+
+
+@pytest.mark.process
+def test_an_error_half_way_ends_the_run_of_all(run_workers: Callable[..., list[Any]]) -> None:
+    (_, of_peer), (said, _) = run_workers(fail_half_way, 2)
+    assert "An error has cut the exchange of an earlier step short" in said
+    assert of_peer < 2.0
 
 
 def test_a_step_after_an_error_that_was_caught_half_way_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,6 +88,26 @@ def test_a_transport_that_cannot_do_it_is_refused(exchange: AllReduce, fields: d
     assert raised.value.given == given
 
 
+@pytest.mark.parametrize(
+    ("options", "given"),
+    [
+        ({"compression": "int8"}, "AllReduce(compression='int8')"),
+        ({"compression": "bf16", "exact": True}, "AllReduce(exact=True, compression='bf16')"),
+    ],
+)
+def test_a_compression_that_cannot_be_is_refused(options: dict[str, Any], given: str) -> None:
+    with pytest.raises(InputError) as raised:
+        AllReduce(**options)
+    assert raised.value.given == given
+
+
+def test_nothing_is_compressed_in_shared_memory() -> None:
+    with pytest.raises(InputError, match="Nothing is compressed in shared memory") as raised:
+        AllReduce(compression="bf16").connect(worker(), 2)
+    assert raised.value.given == "AllReduce(compression='bf16') with 2 workers on one host"
+    assert AllReduce(compression="bf16").connect(ls.join(), 2).total(sums(1.0, 2.0)).tensors[0].item() == 3.0, "alone"
+
+
 class OtherWorker:
     """An exchange with one more worker, which always sends these numbers; keeps what was connected and sent."""
 
