@@ -15,7 +15,7 @@ import torch
 from lockstep import readback
 from lockstep.checks import check_type, wrong_type
 from lockstep.errors import InputError
-from lockstep.parallel.tree import PartialSum, TreeSum
+from lockstep.parallel.tree import PartialSum, TreeSum, rows_of_workers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -101,8 +101,8 @@ class AllReduce:
     """None: shared memory between workers of one CPU host, nccl between GPUs, gloo otherwise, and where workers share
     a GPU."""
     exact: bool = False
-    """Insist on the fixed tree: the same bits for every number of workers. On a GPU, which is then that of a single
-    worker, torch computes with deterministic algorithms: `lockstep.parallel.backends`."""
+    """Add up by the fixed tree over any transport: the same bits for every number of workers, from one to one a tower.
+    On GPUs torch computes with deterministic algorithms: `lockstep.parallel.backends`."""
     compression: Compression | None = None
     """Over gloo and nccl: send float32 gradients, and add them up between workers, in bfloat16 or float16. Half the
     bytes, for slow networks, and a relative error of about 2**-9 or 2**-12 for each addition; beyond 65,504, float16 is
@@ -139,6 +139,7 @@ class AllReduce:
             return _NoTransport()
         from lockstep.parallel.bucketed import BucketedTransport
         from lockstep.parallel.transports import SharedMemoryTransport
+        from lockstep.parallel.tree_transport import TreeTransport
 
         name = self.resolve(worker)
         if name == "shared_memory":
@@ -159,13 +160,9 @@ class AllReduce:
                 expected="a transport that these workers can use",
                 hint="leave the transport out to let Lockstep choose",
             )
-        if self.exact:
-            raise InputError(
-                f"The exact sum is not to be had over {name}.",
-                given=f"AllReduce(transport={name!r}, exact=True) with {worker.num_workers} workers",
-                expected="one worker, or workers of one CPU host that exchange through shared memory",
-                hint="leave exact=False, or train on the workers of one CPU host",
-            )
+        # Two terms have one sum, in whatever order all-reduce takes them.
+        if self.exact and len(rows_of_workers(num_towers, worker.num_workers).additions) > 1:
+            return TreeTransport(worker, name, num_towers)
         return BucketedTransport(worker, name, self.compression)
 
     def _check_one_cpu_host(self, worker: Worker) -> None:
