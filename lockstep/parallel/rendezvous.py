@@ -11,7 +11,7 @@ import queue
 import socket
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -77,6 +77,9 @@ class Rendezvous:
     def __init__(self, seat: Seat, key: bytes, store: StoreServer) -> None:
         self._seat, self._store = seat, store
         self._callers: queue.SimpleQueue[Channel] = queue.SimpleQueue()
+        self._has_begun = False
+        self.hosts: dict[int, RemoteHost] = {}
+        """The other hosts that have come, by rank."""
         address = _own_address(seat)
         try:
             self._listener = Listener(address, seat.port, key, self._accept, _tell_stranger)
@@ -105,48 +108,54 @@ class Rendezvous:
             self._store.serve(Connection(connection.detach()))
         elif purpose == _CALLS_CHIEF:
             self._callers.put(_channel(connection))
+            if self._has_begun:
+                self._refuse_late()
         else:
             connection.close()
 
-    def gather(self, requests: Sequence[str], clock: Callable[[], float] = time.monotonic) -> list[RemoteHost] | None:
-        """Wait for the other hosts; returns them in order, or None when a signal asks for a stop first.
+    def gather(self, requests: Sequence[str]) -> bool:
+        """Wait until all other hosts are among `hosts`; returns whether they are before a signal asks for a stop.
 
         Raises:
             InputError: a host has another version, or another number of hosts.
             WorkerError: hosts have not come in time, or cannot take part.
         """
-        hosts: dict[int, RemoteHost] = {}
         callers: list[Channel] = []
-        began = told = clock()
-        log.info("%s at %s:%d", self._who_has_come(hosts), self._seat.chief, self._seat.port)
-        try:
-            while len(hosts) < self._seat.num_hosts - 1:
-                if requests:
-                    return None
-                time.sleep(TICK_SECONDS)
-                while not self._callers.empty():
-                    callers.append(self._callers.get())
-                for channel in [*callers]:
-                    if self._introduced(channel, hosts):
-                        callers.remove(channel)
-                _forget_lost(hosts)
-                if clock() - began > START_SECONDS:
-                    raise self._missing(hosts)
-                if clock() - told > _TELL_SECONDS:
-                    told = clock()
-                    log.info("%s; %.0f s of %.0f", self._who_has_come(hosts), clock() - began, START_SECONDS)
-        except (InputError, WorkerError) as error:
-            for host in hosts.values():
-                host.end(2 if isinstance(error, InputError) else 1, 40, str(error))
-            raise
-        return [hosts[index] for index in sorted(hosts)]
+        began = told = time.monotonic()
+        log.info("%s at %s:%d", self._who_has_come(), self._seat.chief, self._seat.port)
+        while len(self.hosts) < self._seat.num_hosts - 1:
+            if requests:
+                return False
+            time.sleep(TICK_SECONDS)
+            while not self._callers.empty():
+                callers.append(self._callers.get())
+            for channel in [*callers]:
+                if self._is_introduced(channel):
+                    callers.remove(channel)
+            self._forget_lost()
+            now = time.monotonic()
+            if now - began > START_SECONDS:
+                raise self._missing()
+            if now - told > _TELL_SECONDS:
+                told = now
+                log.info("%s; %.0f s of %.0f", self._who_has_come(), now - began, START_SECONDS)
+        self._has_begun = True
+        self._refuse_late()
+        return True
 
-    def _introduced(self, channel: Channel, hosts: dict[int, RemoteHost]) -> bool:
+    def _refuse_late(self) -> None:
+        while not self._callers.empty():
+            _refuse(
+                self._callers.get(), "The run has begun already, with all its hosts. Has this one been started twice?"
+            )
+
+    def _is_introduced(self, channel: Channel) -> bool:
         """Whether a caller has said who it is, or will not: it is then among the hosts, or refused."""
         try:
-            said = next(iter(channel.receive()), None)
-            if said is None:
-                return channel.ended
+            received = channel.receive()
+            if not received and not channel.ended:
+                return False
+            said = received[0]
             index, num_hosts, num_workers = (int(said[name]) for name in ("host", "of", "workers"))
             name, version, clock = str(said["name"]), str(said["version"]), float(said["time"])
         except (ValueError, TypeError, LookupError):
@@ -170,9 +179,10 @@ class Rendezvous:
                 expected="a host that can start its workers",
                 hint="read the last lines on its screen",
             )
-        if index in hosts:
+        if index in self.hosts:
             _refuse(
-                channel, f"There is a host {index} already: {hosts[index].name}. Each has a --host-rank of its own."
+                channel,
+                f"There is a host {index} already: {self.hosts[index].name}. Each has a --host-rank of its own.",
             )
             return True
         if abs(clock - time.time()) > _CLOCKS_SECONDS:
@@ -184,33 +194,32 @@ class Rendezvous:
                 abs(clock - time.time()),
                 "ahead" if clock > time.time() else "behind",
             )
-        is_taken = name in {socket.gethostname(), *(host.name for host in hosts.values())}
-        hosts[index] = RemoteHost(channel, f"{name} (host {index})" if is_taken else name, num_workers)
+        is_taken = name in {socket.gethostname(), *(host.name for host in self.hosts.values())}
+        self.hosts[index] = RemoteHost(channel, f"{name} (host {index})" if is_taken else name, num_workers)
         return True
 
-    def _who_has_come(self, hosts: Mapping[int, RemoteHost]) -> str:
-        missing = [f"host {index}" for index in range(1, self._seat.num_hosts) if index not in hosts]
-        come = ["host 0", *(f"host {index} ({host.name})" for index, host in sorted(hosts.items()))]
-        return f"waiting for {' and '.join(missing)}; {' and '.join(come)} {'are' if hosts else 'is'} here"
+    def _forget_lost(self) -> None:
+        """Tell the hosts that have come that this one lives, and forget those that have gone again."""
+        for index, host in [*self.hosts.items()]:
+            host.tick()
+            host.receive()
+            if fault := host.fault():
+                log.warning("host %s %s; waiting for it again", host.name, fault)
+                self.hosts.pop(index).close()
 
-    def _missing(self, hosts: Mapping[int, RemoteHost]) -> WorkerError:
+    def _who_has_come(self) -> str:
+        missing = [f"host {index}" for index in range(1, self._seat.num_hosts) if index not in self.hosts]
+        come = ["host 0", *(f"host {index} ({host.name})" for index, host in sorted(self.hosts.items()))]
+        return f"waiting for {' and '.join(missing)}; {' and '.join(come)} {'are' if self.hosts else 'is'} here"
+
+    def _missing(self) -> WorkerError:
         return WorkerError(
             "Not all hosts of the run have come.",
-            given=f"after {START_SECONDS:.0f} s {self._who_has_come(hosts)}",
+            given=f"after {START_SECONDS:.0f} s {self._who_has_come()}",
             expected=f"{self._seat.num_hosts} hosts",
             hint=f"start the same command on each host, with --chief {self._seat.chief}:{self._seat.port}, the same "
             f"{KEY} and its own --host-rank; a firewall may keep them from this port",
         )
-
-
-def _forget_lost(hosts: dict[int, RemoteHost]) -> None:
-    """Keep the hosts that have come informed, and forget those that have gone again."""
-    for index, host in [*hosts.items()]:
-        host.tick()
-        host.receive()
-        if fault := host.fault():
-            log.warning("host %s %s; waiting for it again", host.name, fault)
-            del hosts[index]
 
 
 def meet_chief(
