@@ -36,6 +36,7 @@ from lockstep.training.rollback import check_may_roll_back, go_back, last_checkp
 from lockstep.training.saving import Saver, save
 from lockstep.workers.rank import Worker, join
 from lockstep.workers.signals import stop_on_signals
+from lockstep.workers.stragglers import find_straggler, spent_since
 
 
 def run(
@@ -177,7 +178,9 @@ class Run:
         with ExitStack() as stack:
             if self._files and self._worker.is_chief:
                 stack.enter_context(self._files.workdir.held())
+            first, spent = self.step, dict(self._worker.pulse.seconds)
             reason, last = self._train()
+            self._tell_straggler(first, spent)
             if self._worker.is_chief and self._input.num_attempts:
                 log.info("%s", self._input)
             scored = self._score(last) if conclude and reason != "stopped" else None
@@ -261,6 +264,13 @@ class Run:
             log.info("changed since the last start: %s", line)
         for line in choices:
             log.warning("changed since the first start, so the bits may differ: %s", line)
+
+    def _tell_straggler(self, first_step: int, before: Mapping[str, float]) -> None:
+        """Log for which worker the others have waited, if they have for a tenth of the time."""
+        worker = self._worker
+        of_all = worker.group.gather(spent_since(before, worker.pulse.seconds))
+        if (straggler := find_straggler(of_all, self.step - first_step)) and worker.is_chief:
+            log.info("%s", straggler.describe(worker.group.names[straggler.rank]))
 
     def _roll_back(self, error: NonFiniteError) -> dict[str, Any]:
         """Go back to the last checkpoint if that is the recipe's policy; returns facts for the history."""
