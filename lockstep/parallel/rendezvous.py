@@ -7,14 +7,14 @@ A host that does not fit is refused with the reason, on its screen and on that o
 from __future__ import annotations
 
 import ipaddress
+import math
 import queue
 import socket
 import struct
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
-from typing import Any
 
 from lockstep.errors import InputError, WorkerError
 from lockstep.parallel.hosts import TICK_SECONDS, RemoteHost
@@ -60,6 +60,28 @@ class Seat:
         """The share of this host where all hosts take as even a part of a number as can be, the first ones the rest."""
         share, more = divmod(number, self.num_hosts)
         return share + (self.host_rank < more)
+
+
+@dataclass(frozen=True)
+class _Introduction:
+    """What a host says of itself."""
+
+    index: int
+    num_hosts: int
+    name: str
+    version: str
+    num_workers: int
+    time: float
+    """Of its clock, in seconds since 1970."""
+    failed: str | None = None
+    """Why it cannot take part."""
+
+    def __post_init__(self) -> None:
+        numbers, texts = (self.index, self.num_hosts, self.num_workers), (self.name, self.version, self.failed or "")
+        if not all(type(each) is int for each in numbers) or not all(isinstance(each, str) for each in texts):
+            raise TypeError("this is no introduction")
+        if not math.isfinite(self.time) or self.num_workers < 0:
+            raise ValueError("this is no introduction")
 
 
 class Rendezvous:
@@ -155,48 +177,50 @@ class Rendezvous:
             received = channel.receive()
             if not received and not channel.ended:
                 return False
-            said = received[0]
-            index, num_hosts, num_workers = (int(said[name]) for name in ("host", "of", "workers"))
-            name, version, clock = str(said["name"]), str(said["version"]), float(said["time"])
+            caller = _Introduction(**received[0])
+            self._check(channel, caller)
         except (ValueError, TypeError, LookupError):
             channel.close()
             return True
-        ours = (__version__, self._seat.num_hosts)
-        if (version, num_hosts) != ours or not 0 < index < num_hosts:
-            error = InputError(
-                f"Host {index} ({name}) has not been started as a part of this run.",
-                given=f"--hosts {num_hosts}, Lockstep {version}",
-                expected=f"--hosts {ours[1]} with a rank from 1 to {ours[1] - 1}, and Lockstep {ours[0]}, as on host 0",
-                hint="start the same command with the same version on all hosts, each with its own --host-rank",
-            )
-            _refuse(channel, str(error))
-            raise error
-        if "failed" in said:
-            channel.close()
-            raise WorkerError(
-                f"Host {index} ({name}) cannot take part.",
-                given=str(said["failed"]).partition("\n")[0],
-                expected="a host that can start its workers",
-                hint="read the last lines on its screen",
-            )
+        index, name = caller.index, caller.name
         if index in self.hosts:
-            _refuse(
-                channel,
-                f"There is a host {index} already: {self.hosts[index].name}. Each has a --host-rank of its own.",
-            )
+            taken = self.hosts[index].name
+            _refuse(channel, f"There is a host {index} already: {taken}. Each has a --host-rank of its own.")
             return True
-        if abs(clock - time.time()) > _CLOCKS_SECONDS:
+        if abs(ahead := caller.time - time.time()) > _CLOCKS_SECONDS:
             log.warning(
                 "the clock of host %d (%s) is %.0f s %s; the run does not depend on it, but its files and logs tell"
                 " other times",
                 index,
                 name,
-                abs(clock - time.time()),
-                "ahead" if clock > time.time() else "behind",
+                abs(ahead),
+                "ahead" if ahead > 0 else "behind",
             )
         is_taken = name in {socket.gethostname(), *(host.name for host in self.hosts.values())}
-        self.hosts[index] = RemoteHost(channel, f"{name} (host {index})" if is_taken else name, num_workers)
+        self.hosts[index] = RemoteHost(channel, f"{name} (host {index})" if is_taken else name, caller.num_workers)
         return True
+
+    def _check(self, channel: Channel, caller: _Introduction) -> None:
+        """Refuse a caller that is no part of this run, and end the run where one is that cannot take part."""
+        num_hosts = self._seat.num_hosts
+        if (caller.version, caller.num_hosts) != (__version__, num_hosts) or not 0 < caller.index < num_hosts:
+            error = InputError(
+                f"Host {caller.index} ({caller.name}) has not been started as a part of this run.",
+                given=f"--hosts {caller.num_hosts}, Lockstep {caller.version}",
+                expected=f"--hosts {num_hosts} with a rank from 1 to {num_hosts - 1}, and Lockstep {__version__}, "
+                "as on host 0",
+                hint="start the same command with the same version on all hosts, each with its own --host-rank",
+            )
+            _refuse(channel, str(error))
+            raise error
+        if caller.failed is not None:
+            channel.close()
+            raise WorkerError(
+                f"Host {caller.index} ({caller.name}) cannot take part.",
+                given=caller.failed.partition("\n")[0],
+                expected="a host that can start its workers",
+                hint="read the last lines on its screen",
+            )
 
     def _forget_lost(self) -> None:
         """Tell the hosts that have come that this one lives, and forget those that have gone again."""
@@ -261,15 +285,9 @@ def meet_chief(
     address = connection.getpeername()[0]
     connection.sendall(_CALLS_CHIEF)
     channel = _channel(connection)
-    introduction: dict[str, Any] = {
-        "host": seat.host_rank,
-        "of": seat.num_hosts,
-        "name": socket.gethostname(),
-        "version": __version__,
-        "workers": num_workers,
-        "time": time.time(),
-    }
-    channel.send(introduction if failed is None else {**introduction, "failed": failed})
+    here = socket.gethostname()
+    introduction = _Introduction(seat.host_rank, seat.num_hosts, here, __version__, num_workers, time.time(), failed)
+    channel.send(asdict(introduction))
     return channel, address, seat.port
 
 

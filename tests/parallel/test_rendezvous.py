@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
+import math
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +24,14 @@ from lockstep.workers.socket_store import SocketStore
 from lockstep.workers.store_server import StoreAddress, StoreServer
 
 KEY = b"k" * 32
+INTRODUCTION = {
+    "index": 1,
+    "num_hosts": 3,
+    "name": "node1",
+    "version": rendezvous.__version__,
+    "num_workers": 1,
+    "time": time.time(),
+}
 
 
 @pytest.fixture
@@ -157,7 +167,7 @@ def test_another_number_of_hosts_ends_both_with_the_reason(
 
 def test_another_version_is_refused_by_name(port: int, store: StoreServer) -> None:
     with gathering(port, store) as gathered, socket_to(port) as channel:
-        channel.send({"host": 1, "of": 3, "name": "node1", "version": "0.0.1", "workers": 1, "time": time.time()})
+        channel.send(INTRODUCTION | {"version": "0.0.1"})
         with pytest.raises(InputError, match=r"Host 1 \(node1\)") as error:
             gathered.result(5)
     assert "Lockstep 0.0.1" in error.value.given
@@ -171,7 +181,20 @@ def socket_to(port: int) -> Iterator[Channel]:
         yield channel
 
 
-@pytest.mark.parametrize("said", [b"{}\n", b"[]\n", b"7\n", b'{"host": "x"}\n', b"\xff\n", b'{"host": 1, "of": 3}\n'])
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"{}\n",
+        b"[]\n",
+        b"7\n",
+        b"\xff\n",
+        b'{"index": 1}\n',
+        json.dumps(INTRODUCTION | {"index": "1"}).encode() + b"\n",
+        json.dumps(INTRODUCTION | {"num_workers": -1}).encode() + b"\n",
+        json.dumps(INTRODUCTION | {"time": math.nan}).encode() + b"\n",
+        json.dumps(INTRODUCTION | {"more": 1}).encode() + b"\n",
+    ],
+)
 def test_what_is_no_introduction_is_let_go(port: int, store: StoreServer, come: Come, said: bytes) -> None:
     with gathering(port, store) as gathered:
         with connect("127.0.0.1", port, KEY) as connection:
@@ -185,16 +208,7 @@ def test_what_is_no_introduction_is_let_go(port: int, store: StoreServer, come: 
 
 def test_clocks_that_differ_are_told(port: int, store: StoreServer, caplog: pytest.LogCaptureFixture) -> None:
     with gathering(port, store, num_hosts=2) as gathered, socket_to(port) as channel:
-        channel.send(
-            {
-                "host": 1,
-                "of": 2,
-                "name": "node1",
-                "version": rendezvous.__version__,
-                "workers": 1,
-                "time": time.time() - 3600,
-            }
-        )
+        channel.send(INTRODUCTION | {"num_hosts": 2, "time": time.time() - 3600})
         assert gathered.result(5)
     assert "the clock of host 1 (node1) is 3600 s behind" in caplog.text
 
