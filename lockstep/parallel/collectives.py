@@ -14,7 +14,7 @@ from contextlib import suppress
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -32,8 +32,17 @@ Backend = Literal["gloo", "nccl"]
 Result = TypeVar("Result")
 
 _LOOK_EVERY = timedelta(seconds=1)
+_NAN_BYTE = 0xFF
+"""Of which a NaN of any float type may be made."""
 _open: dict[str, Collectives] = {}
 """The collective calls of this process, by backend."""
+
+
+class Messages(NamedTuple):
+    """Tensors for other workers, by rank, and tensors for what comes from them: those of a pair keep their order."""
+
+    sends: Sequence[tuple[int, Tensor]]
+    receives: Sequence[tuple[int, Tensor]]
 
 
 def collectives(worker: Worker, backend: Backend) -> Collectives:
@@ -61,6 +70,7 @@ class Collectives:
     def __init__(self, worker: Worker, backend: Backend) -> None:
         self._worker, self._backend = worker, backend
         self._group: dist.ProcessGroup | None = None
+        self._timeout = timedelta(seconds=timeout_seconds(worker.pulse))
         self._is_aborted = False
         self._lock = threading.Lock()
         # Whoever is late is waited for here, by the store, which knows whether it lives.
@@ -90,6 +100,15 @@ class Collectives:
     def all_gather(self, rows: Sequence[Tensor], mine: Tensor) -> None:
         """Fill the rows, one for each worker, with what each of them gives."""
         self._run(lambda each, asynchronous: dist.all_gather(list(rows), each, self._group, asynchronous), [mine])
+
+    def exchange(self, messages: Messages) -> None:
+        """Send and receive messages, all at once.
+
+        What is only enqueued, and then does not come since a worker is lost, is NaN.
+        """
+        begin = self._enqueue if self.are_enqueued else self._pass
+        with self._worker.pulse.waiting():
+            self._call(lambda: begin(messages))
 
     def abort(self) -> None:
         """End whatever waits in the group, here and at the other ends of its connections; from any thread."""
@@ -137,7 +156,7 @@ class Collectives:
             )
             group = dist.group.WORLD
         assert group is not None, "this worker is one of its members"
-        group.set_timeout(timedelta(seconds=timeout_seconds(worker.pulse)))
+        group.set_timeout(self._timeout)
         return group
 
     def _run(self, begin: Callable[[Tensor, bool], dist.Work | None], tensors: Iterable[Tensor]) -> None:
@@ -152,6 +171,25 @@ class Collectives:
                 while not _has_ended(work, _LOOK_EVERY):
                     self._worker.group.check_peers()
             work.wait()
+
+    def _pass(self, messages: Messages) -> None:
+        works = [dist.irecv(tensor, group=self._group, group_src=rank) for rank, tensor in messages.receives]
+        works += [dist.isend(tensor, group=self._group, group_dst=rank) for rank, tensor in messages.sends]
+        # In one wait each: gloo closes its connections when the wait for a message is over in vain. If a worker is lost
+        # it ends all the same, since the thread that hears of it calls `abort`. What `set_timeout` sets does not hold
+        # for messages.
+        for work in filter(None, works):
+            work.wait(self._timeout)
+
+    def _enqueue(self, messages: Messages) -> None:
+        for _, tensor in messages.receives:
+            tensor.view(torch.uint8).fill_(_NAN_BYTE)
+        calls = [
+            dist.P2POp(dist.irecv, tensor, group=self._group, group_peer=rank) for rank, tensor in messages.receives
+        ]
+        calls += [dist.P2POp(dist.isend, tensor, group=self._group, group_peer=rank) for rank, tensor in messages.sends]
+        for work in dist.batch_isend_irecv(calls):
+            work.wait()  # on the device: what is enqueued next comes after it
 
     def _check_enqueued(self) -> None:
         """Raise what NCCL has noticed since its calls were enqueued."""

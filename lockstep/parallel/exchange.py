@@ -15,7 +15,7 @@ import torch
 from lockstep import readback
 from lockstep.checks import check_type, wrong_type
 from lockstep.errors import InputError
-from lockstep.parallel.tree import PartialSum, TreeSum
+from lockstep.parallel.tree import PartialSum, TreeSum, rows_of_workers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,8 +80,8 @@ class AllReduce:
     """None: shared memory between workers of one CPU host, nccl between GPUs, gloo otherwise, and where workers share
     a GPU."""
     exact: bool = False
-    """Insist on the fixed tree: the same bits for every number of workers. On a GPU, which is then that of a single
-    worker, torch computes with deterministic algorithms: `lockstep.parallel.backends`."""
+    """Add up by the fixed tree over any transport: the same bits for every number of workers, from one to one a tower.
+    On GPUs torch computes with deterministic algorithms: `lockstep.parallel.backends`."""
 
     def resolve(self, worker: Worker) -> TransportName:
         """Choose the transport for these workers."""
@@ -96,6 +96,7 @@ class AllReduce:
         if worker.num_workers == 1:
             return _NoTransport()
         from lockstep.parallel.transports import CollectiveTransport, SharedMemoryTransport
+        from lockstep.parallel.tree_transport import TreeTransport
 
         name = self.resolve(worker)
         if name == "shared_memory":
@@ -109,13 +110,9 @@ class AllReduce:
                 expected="a transport that these workers can use",
                 hint="leave the transport out to let Lockstep choose",
             )
-        if self.exact:
-            raise InputError(
-                f"The exact sum is not to be had over {name}.",
-                given=f"AllReduce(transport={name!r}, exact=True) with {worker.num_workers} workers",
-                expected="one worker, or workers of one CPU host that exchange through shared memory",
-                hint="leave exact=False, or train on the workers of one CPU host",
-            )
+        # Two terms have one sum, in whatever order all-reduce takes them.
+        if self.exact and len(rows_of_workers(num_towers, worker.num_workers).additions) > 1:
+            return TreeTransport(worker, name, num_towers)
         return CollectiveTransport(worker, name)
 
     def _check_one_cpu_host(self, worker: Worker) -> None:

@@ -7,10 +7,10 @@ finishes the tree. Since every addition is between the same two operands, the bi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import TYPE_CHECKING, cast
+from itertools import accumulate, chain, pairwise
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 
@@ -66,6 +66,32 @@ def additions(nodes: Sequence[Node]) -> list[tuple[int, int]]:
     end = nodes[-1].start + nodes[-1].span
     total(range(len(nodes)), 0, 1 << (end - 1).bit_length())
     return plan
+
+
+class NodeRows(NamedTuple):
+    """The nodes of all workers as the rows of one table."""
+
+    of_workers: list[range]
+    additions: list[tuple[int, int]]
+    """How to add them up: see the function."""
+
+
+def rows_of_workers(num_towers: int, num_workers: int) -> NodeRows:
+    """Which rows each worker has, and how to add all of them up."""
+    nodes = [aligned_nodes(towers) for towers in assign_towers(num_towers, num_workers)]
+    ends = list(accumulate(map(len, nodes), initial=0))
+    return NodeRows([range(*pair) for pair in pairwise(ends)], additions(list(chain(*nodes))))
+
+
+def reduction(rows: list[Tensor], result: Tensor, plan: list[tuple[int, int]]) -> Callable[[], None]:
+    """A function that adds up rows by `additions`, the last time into the result; the rows are used up for it."""
+
+    def reduce() -> None:
+        for i, j in plan[:-1]:
+            rows[i].add_(rows[j])
+        torch.add(rows[plan[-1][0]], rows[plan[-1][1]], out=result)
+
+    return reduce
 
 
 class TreeSum:

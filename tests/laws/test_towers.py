@@ -103,6 +103,15 @@ def test_shared_memory_gives_the_same_bits_for_every_number_of_workers(
         assert hashes == {alone}, f"{num_towers} towers on {num_workers} workers"
 
 
+@pytest.mark.parametrize("num_workers", [2, 3, 4, 8])
+def test_gloo_gives_the_same_bits_where_the_sum_is_exact(
+    run_workers: Callable[..., list[Any]], num_workers: int
+) -> None:
+    alone, _ = train_some(8, ls.Alone(), coupled=True)
+    found = run_workers(train_some, num_workers, 8, ls.AllReduce("gloo", exact=True), True)
+    assert {each[0] for each in found} == {alone}
+
+
 @pytest.mark.parametrize("policy", ["first", "last", "mean"])
 def test_batch_norm_statistics_do_not_depend_on_workers(run_workers: Callable[..., list[Any]], policy: str) -> None:
     alone = train_batch_norm(ls.Alone(), policy)
@@ -114,7 +123,7 @@ def train_batch_norm(exchange: Any, policy: str) -> str:
     return train_some(4, exchange, True, batch_norm=policy)[0]
 
 
-def test_gloo_agrees_within_rounding(run_workers: Callable[..., list[Any]]) -> None:
+def test_all_reduce_over_gloo_agrees_within_rounding(run_workers: Callable[..., list[Any]]) -> None:
     _, alone = train_some(4, ls.Alone(), coupled=True)
     results = run_workers(train_some, 3, 4, ls.AllReduce("gloo"), True)
     assert len({each[0] for each in results}) == 1

@@ -9,9 +9,11 @@ from thread_workers import thread_workers
 import lockstep as ls
 from lockstep import readback
 from lockstep.errors import InputError, WorkerError
+from lockstep.parallel import transports, tree_transport
 from lockstep.parallel.exchange import AllReduce, Alone, Reducer
-from lockstep.parallel.transports import SharedMemoryTransport
+from lockstep.parallel.transports import CollectiveTransport, SharedMemoryTransport
 from lockstep.parallel.tree import PartialSum, TreeSum
+from lockstep.parallel.tree_transport import TreeTransport
 from lockstep.workers.rank import Worker
 
 GPU = torch.device("meta")  # any device that is not the CPU
@@ -67,13 +69,26 @@ def test_workers_of_one_cpu_host_share_memory() -> None:
     assert isinstance(AllReduce().connect(worker(), 2), SharedMemoryTransport)
 
 
+@pytest.mark.parametrize("name", ["gloo", "nccl"])
+def test_an_exact_sum_over_a_network_is_that_of_the_tree(name: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (transports, tree_transport):
+        monkeypatch.setattr(module, "collectives", lambda worker, backend: backend)
+    here = worker(device=GPU, num_local_workers=1)
+    assert isinstance(AllReduce(name, exact=True).connect(here, 5), TreeTransport)
+    assert isinstance(AllReduce(name).connect(here, 5), CollectiveTransport)
+
+
+def test_an_exact_sum_of_two_terms_is_an_all_reduce(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transports, "collectives", lambda worker, backend: backend)
+    for num_towers in (2, 3, 4, 8):
+        assert isinstance(AllReduce("gloo", exact=True).connect(worker(), num_towers), CollectiveTransport)
+
+
 @pytest.mark.parametrize(
     ("exchange", "fields", "given"),
     [
         (AllReduce("shared_memory"), {"device": GPU}, "device meta, 2 of 2 workers here"),
         (AllReduce("shared_memory"), {"num_local_workers": 1}, "device cpu, 1 of 2 workers here"),
-        (AllReduce(exact=True), {"device": GPU}, "AllReduce(transport='nccl', exact=True) with 2 workers"),
-        (AllReduce("gloo", exact=True), {}, "AllReduce(transport='gloo', exact=True) with 2 workers"),
         (AllReduce("nccl"), {}, "AllReduce(transport='nccl') on cpu"),
         (
             AllReduce("nccl"),
