@@ -104,6 +104,16 @@ class Collectives:
         """Sum each tensor over all workers, in place."""
         self._run(lambda each, asynchronous: dist.all_reduce(each, group=self._group, async_op=asynchronous), tensors)
 
+    def begin_all_reduce(self, tensor: Tensor) -> dist.Work | None:
+        """Begin to sum a tensor over all workers, in place, beside what this worker computes; `finish` ends it."""
+        work: dist.Work | None = self._call(lambda: dist.all_reduce(tensor, group=self._group, async_op=True))
+        return work
+
+    def finish(self, works: Sequence[dist.Work | None]) -> None:
+        """Wait for calls that were begun; what is enqueued waits on the device."""
+        with self._worker.pulse.waiting():
+            self._call(lambda: self._wait(works))
+
     def all_gather(self, rows: Sequence[Tensor], mine: Tensor) -> None:
         """Fill the rows, one for each worker, with what each of them gives."""
         self._run(lambda each, asynchronous: dist.all_gather(list(rows), each, self._group, asynchronous), [mine])
@@ -172,9 +182,9 @@ class Collectives:
             self._call(lambda: self._wait([begin(tensor, not self.are_enqueued) for tensor in tensors]))
 
     def _wait(self, works: Sequence[dist.Work | None]) -> None:
-        """Wait for calls of gloo, and meanwhile see whether the others live; what is enqueued has no call."""
+        """Wait for calls, and meanwhile see whether the others live; the host does not wait for what is enqueued."""
         for work in filter(None, works):
-            if self._worker.group.peers is not None:
+            if self._worker.group.peers is not None and not self.are_enqueued:
                 while not _has_ended(work, _LOOK_EVERY):
                     self._worker.group.check_peers()
             work.wait()
