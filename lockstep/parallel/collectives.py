@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from itertools import pairwise
@@ -32,6 +32,13 @@ Backend = Literal["gloo", "nccl"]
 Result = TypeVar("Result")
 
 _LOOK_EVERY = timedelta(seconds=1)
+_MAKING_SECONDS: Mapping[Backend, float] = {"gloo": 30.0, "nccl": TIMEOUT_SECONDS}
+"""Until a group is made, once all workers have come for it."""
+_HINTS: Mapping[Backend, str] = {
+    "gloo": "set GLOO_SOCKET_IFNAME to the network interface that leads to the other hosts, and let them connect to "
+    "every port of each other",
+    "nccl": "set NCCL_DEBUG=INFO to see what NCCL does, and NCCL_SOCKET_IFNAME to choose the network",
+}
 _NAN_BYTE = 0xFF
 """Of which a NaN of any float type may be made."""
 _open: dict[str, Collectives] = {}
@@ -97,6 +104,16 @@ class Collectives:
         """Sum each tensor over all workers, in place."""
         self._run(lambda each, asynchronous: dist.all_reduce(each, group=self._group, async_op=asynchronous), tensors)
 
+    def begin_all_reduce(self, tensor: Tensor) -> dist.Work | None:
+        """Begin to sum a tensor over all workers, in place, beside what this worker computes; `finish` ends it."""
+        work: dist.Work | None = self._call(lambda: dist.all_reduce(tensor, group=self._group, async_op=True))
+        return work
+
+    def finish(self, works: Sequence[dist.Work | None]) -> None:
+        """Wait for calls that were begun; what is enqueued waits on the device."""
+        with self._worker.pulse.waiting():
+            self._call(lambda: self._wait(works))
+
     def all_gather(self, rows: Sequence[Tensor], mine: Tensor) -> None:
         """Fill the rows, one for each worker, with what each of them gives."""
         self._run(lambda each, asynchronous: dist.all_gather(list(rows), each, self._group, asynchronous), [mine])
@@ -137,7 +154,7 @@ class Collectives:
         self._group = None  # gloo closes its connections when nobody holds them
 
     def _make_group(self) -> dist.ProcessGroup:
-        worker, timeout = self._worker, timedelta(seconds=TIMEOUT_SECONDS)
+        worker, timeout = self._worker, timedelta(seconds=_MAKING_SECONDS[self._backend])
         device = worker.device if self._backend == "nccl" else None
         if device is not None:
             # Otherwise torch ends the process when NCCL notices an error, without a word of ours.
@@ -165,9 +182,9 @@ class Collectives:
             self._call(lambda: self._wait([begin(tensor, not self.are_enqueued) for tensor in tensors]))
 
     def _wait(self, works: Sequence[dist.Work | None]) -> None:
-        """Wait for calls of gloo, and meanwhile see whether the others live; what is enqueued has no call."""
+        """Wait for calls, and meanwhile see whether the others live; the host does not wait for what is enqueued."""
         for work in filter(None, works):
-            if self._worker.group.peers is not None:
+            if self._worker.group.peers is not None and not self.are_enqueued:
                 while not _has_ended(work, _LOOK_EVERY):
                     self._worker.group.check_peers()
             work.wait()
@@ -229,12 +246,12 @@ class Collectives:
         is_of_store = isinstance(error, (dist.DistStoreError, dist.DistNetworkError))
         if says_peer_is_lost(text) or is_of_store or self._is_aborted:
             return self._lost(said)
-        if isinstance(error, dist.DistBackendError):
+        if isinstance(error, dist.DistBackendError) or "connectFullMesh failed" in said:
             return WorkerError(
                 f"The exchange over {self._backend} has failed on {self._worker.name}.",
                 given=said,
                 expected="devices and a network that can be used",
-                hint="set NCCL_DEBUG=INFO to see what NCCL does, and NCCL_SOCKET_IFNAME to choose the network",
+                hint=_HINTS[self._backend],
             )
         return error
 

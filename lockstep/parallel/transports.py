@@ -1,4 +1,4 @@
-"""Transports of an exchange: shared memory between workers of one CPU host, torch.distributed otherwise.
+"""The transport through shared memory, between workers of one CPU host; and how tensors lie in a block of bytes.
 
 Tensors of a step travel in blocks of bytes with a fixed layout, by the order of the parameters: it never changes after
 the first step, so a resumed run adds up in the same order as the one that was stopped.
@@ -7,7 +7,6 @@ the first step, so a resumed run adds up in the same order as the one that was s
 from __future__ import annotations
 
 import fcntl
-import math
 import mmap
 import os
 from collections.abc import Callable, Sequence
@@ -19,14 +18,11 @@ from torch import Tensor
 from lockstep import readback
 from lockstep.errors import WorkerError
 from lockstep.parallel.barrier import SpinBarrier
-from lockstep.parallel.collectives import Backend, collectives
 from lockstep.parallel.tree import PartialSum, TreeSum, reduction, rows_of_workers
-from lockstep.tensor_lists import copy_all
 from lockstep.workers.group import MEMORY_NAME
 from lockstep.workers.rank import Worker
 
 ALIGNMENT_BYTES = 64
-BUCKET_BYTES = 25 << 20
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
@@ -112,49 +108,6 @@ def _check_memory(descriptor: int, num_bytes: int) -> None:
             expected=f"{num_bytes} bytes whose size is sealed",
             hint="start all workers with the same version of Lockstep, and let nobody else reach their store",
         )
-
-
-class CollectiveTransport:
-    """Sums over all towers by all-reduce: in tree order inside a worker, in the library's order between workers.
-
-    All workers make it together; the backend is "gloo" between CPU hosts, "nccl" between GPUs.
-    """
-
-    def __init__(self, worker: Worker, backend: Backend) -> None:
-        self._worker = worker
-        self._collectives = collectives(worker, backend)
-        self._buckets: list[Tensor] = []
-        self._views: list[Tensor] = []
-        self._one = torch.ones((), dtype=torch.float64, device=worker.device)
-
-    def total(self, sums: TreeSum) -> PartialSum:
-        """Return the sum over all towers; valid until the next call.
-
-        Where the host does not wait for it, the numbers are NaN if the sum was cut short, since a worker was lost.
-        """
-        tensors = pack(sums.total(), self._worker.device)
-        if self._collectives.are_enqueued:
-            tensors.append(self._one)
-        if not self._views:
-            self._open(FlatLayout(tensors))
-        copy_all(self._views, tensors)
-        self._collectives.all_reduce(self._buckets)
-        views = self._views
-        if self._collectives.are_enqueued:
-            *views, num_workers = views
-            views[-1].masked_fill_(num_workers != self._worker.num_workers, math.nan)
-        return unpack(views, owned=True)
-
-    def close(self) -> None:
-        """Give back the memory; the process group stays, since others use it, until the worker leaves its run."""
-        self._buckets, self._views = [], []
-
-    def _open(self, layout: FlatLayout) -> None:
-        self._worker.group.agree("the tensors to exchange", layout.describe())
-        block = torch.zeros(layout.num_bytes, dtype=torch.uint8, device=self._worker.device)
-        self._views = layout.views(block)
-        for segment in layout.segments:
-            self._buckets += torch.split(segment.of(block), BUCKET_BYTES // segment.dtype.itemsize)
 
 
 @dataclass(frozen=True)

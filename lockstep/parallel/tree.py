@@ -97,7 +97,9 @@ def reduction(rows: list[Tensor], result: Tensor, plan: list[tuple[int, int]]) -
 class TreeSum:
     """Sums of tensors and of numbers over towers that come in order, with log2(towers) + 1 of them alive at most."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_gradients: int = 0) -> None:
+        self.num_gradients = num_gradients
+        """The first tensors of each operand are gradients: a transport may send them early, or with fewer bits."""
         self.nodes: list[tuple[Node, PartialSum]] = []
         """The largest aligned nodes over the towers added so far, in order."""
 
@@ -108,6 +110,22 @@ class TreeSum:
             left, sums = self.nodes.pop()
             node, partial = Node(left.start, left.span * 2), sums.plus(partial)
         self.nodes.append((node, partial))
+
+    def put(self, tower: int, partial: PartialSum) -> None:
+        """Put the last tower beside the others, and add nothing: what `before` returns is added elsewhere."""
+        self.nodes.append((Node(tower, 1), partial))
+
+    def before(self, last: int) -> list[PartialSum]:
+        """What is added to the partial sum of the last tower, one after the other, to make the total."""
+        sums = [PartialSum(partial.tensors, partial.numbers) for _, partial in self.nodes]
+        at, found = len(sums), []
+        for i, j in additions([*(node for node, _ in self.nodes), Node(last, 1)]):
+            if j == at:
+                found.append(sums[i])
+                at = i
+            else:
+                sums[i] = sums[i].plus(sums[j])
+        return found
 
     @staticmethod
     def _merges(left: Node, right: Node) -> bool:

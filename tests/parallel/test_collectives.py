@@ -51,6 +51,10 @@ NO_MEMORY = NCCL.format(
     result="ncclUnhandledCudaError: Call to CUDA function failed.",
     last="Cuda failure 2 'out of memory'",
 )
+NO_ROUTE = (
+    "Gloo connectFullMesh failed with [../gloo/transport/tcp/pair.cc:152] timed out connecting: "
+    "SO_ERROR: Connection refused, remote=[172.17.0.1]:47523$0"
+)
 NO_NETWORK = NCCL.format(
     short="unhandled system error (run with NCCL_DEBUG=INFO for details)",
     result="ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.",
@@ -143,6 +147,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
         ("nccl", dist.DistBackendError(NO_NETWORK), WorkerError, "has failed on worker 0", "no socket interface"),
         ("gloo", RuntimeError("[pair.cc:553] Connection closed by peer"), PeerLostError, "worker 0 lost", "[pair.cc"),
         ("gloo", RuntimeError("[buffer.cc:78] Timed out waiting 8000ms for recv"), PeerLostError, "worker 0 lost", ""),
+        ("gloo", RuntimeError(NO_ROUTE), WorkerError, "over gloo has failed on worker 0", "172.17.0.1"),
         ("gloo", RuntimeError("No backend type associated with device type cuda"), RuntimeError, "device type", None),
     ],
 )
@@ -352,7 +357,7 @@ def test_all_workers_name_the_one_that_is_gone(
 
 def wait_for_a_late_worker() -> tuple[list[float], list[float]]:
     """Messages to a worker that comes later than the time in which the group had to be made."""
-    module.TIMEOUT_SECONDS = 0.5
+    module._MAKING_SECONDS = {"gloo": 0.5}
     here = ls.join("cpu")
     calls = collectives(here, "gloo")
     other, mine = 1 - here.rank, torch.full((2,), float(here.rank))
