@@ -25,6 +25,7 @@ from lockstep.parallel.supervisor import STOPPED_EARLY, TICK_SECONDS, RunOutcome
 from lockstep.screen import Lines, log
 from lockstep.terminal import outlive_terminal
 from lockstep.workers.channel import Channel
+from lockstep.workers.cluster import WorkerEnvironment
 from lockstep.workers.signals import notices
 from lockstep.workers.watchdog import Limits, root_cause
 
@@ -37,7 +38,8 @@ STOPPED = {"SIGHUP": 129, "SIGINT": 130, "SIGTERM": 143, "SIGUSR1": PREEMPTED}
 
 def is_worker() -> bool:
     """Whether a launcher, ours or another, has started this process as a worker: it then joins, and launches none."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    place = WorkerEnvironment.read(os.environ)
+    return place is not None and not place.one_a_host
 
 
 def exit_code_of_stop(by: str, *, requeue: bool = False) -> int:

@@ -178,7 +178,7 @@ def check_finite(state: TrainState, worker: Worker) -> None:
     )
     of_all = worker.group.gather(shorten(mine, MAX_NAMES))
     if any(of_all):
-        named = [f"worker {rank}: {nonfinite}" for rank, nonfinite in enumerate(of_all) if nonfinite]
+        named = [f"{name}: {found}" for name, found in zip(worker.group.names, of_all, strict=True) if found]
         raise NonFiniteError(
             f"The model is not finite after step {state.step}, so no batch is to blame.",
             given=shorten(mine, MAX_NAMES) if len(set(of_all)) == 1 else "; ".join(named),

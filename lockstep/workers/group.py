@@ -66,6 +66,8 @@ class Group:
         peers: Peers | None = None,
     ) -> None:
         self.store, self.peers = store, peers
+        self.names = [f"worker {each}" for each in range(num_workers)]
+        """The workers in messages, by rank; once they know each other, with their hosts where there are several."""
         self._rank, self._num_workers = rank, num_workers
         self._timeout = timedelta(seconds=timeout_seconds)
         self._turn = 0
@@ -122,7 +124,7 @@ class Group:
     def agree(self, what: str, value: JSON) -> None:
         """Check that all workers have the same value; see `check_agreement`."""
         if self._num_workers > 1:
-            check_agreement(what, self._meet(f"agree on {what}", value))
+            check_agreement(what, self._meet(f"agree on {what}", value), self.names)
 
     def share_memory(self, descriptor: int | None) -> int:
         """Open the chief's memfd on every worker of this host; the others give None. All close what they get."""
@@ -155,30 +157,30 @@ class Group:
             self.store.set(keys[self._rank], payload)
             with of_this_process().waiting():
                 self._wait(call, keys)
-            arrived = [_parsed(rank, each) for rank, each in enumerate(self.store.multi_get(keys))]
+            arrived = [_parsed(*each) for each in zip(self.names, self.store.multi_get(keys), strict=True)]
             if self._turn:
                 self.store.delete_key(f"{self._turn - 1}/{self._rank}")
         except DistNetworkError as error:
             lost = str(error).splitlines()[0]
         if lost:
             raise PeerLostError(
-                f"worker {self._rank} lost the store of its run ({call}).",
+                f"{self.names[self._rank]} lost the store of its run ({call}).",
                 given=lost,
                 expected="a store that lives as long as the workers",
                 hint="read what the launcher, or the worker that holds the store, said last",
             )
         self._turn += 1
-        _check_calls([each[0] for each in arrived])
+        _check_calls([each[0] for each in arrived], self.names)
         return [each[1] for each in arrived]
 
     def _wait(self, call: str, keys: list[str]) -> None:
         if self._have_come(keys):
             return
-        missing = [f"worker {rank}" for rank, key in enumerate(keys) if not self.store.check([key])]
+        missing = [name for name, key in zip(self.names, keys, strict=True) if not self.store.check([key])]
         if missing:
             seconds = self._timeout.total_seconds()
             raise PeerLostError(
-                f"worker {self._rank} waited in vain for {', '.join(missing)} ({call}).",
+                f"{self.names[self._rank]} waited in vain for {', '.join(missing)} ({call}).",
                 given=f"{len(missing)} of {self._num_workers} workers did not come within {seconds:g} s",
                 expected="all workers to make the same calls",
                 hint="read what the missing workers said last",
@@ -203,7 +205,7 @@ class Group:
         return True
 
 
-def _parsed(rank: int, payload: bytes) -> tuple[str, Any]:
+def _parsed(name: str, payload: bytes) -> tuple[str, Any]:
     """Return the call that a worker has made, and its value."""
     try:
         call, value = json.loads(payload)
@@ -212,7 +214,7 @@ def _parsed(rank: int, payload: bytes) -> tuple[str, Any]:
     except (ValueError, TypeError, RecursionError):
         pass
     raise WorkerError(
-        f"What worker {rank} has sent cannot be read.",
+        f"What {name} has sent cannot be read.",
         given=f"{payload[:80]!r}",
         expected="a call and its value, as JSON",
         hint="start all workers with the same version of Lockstep, and let nobody else reach the store at MASTER_ADDR",
@@ -242,20 +244,29 @@ def _open_memory_of(place: Any) -> int:
     )
 
 
-def check_agreement(what: str, values: Sequence[JSON]) -> None:
-    """Refuse values, by rank, that are not all the same; the error names those unlike most, or unlike rank 0."""
-    texts = [json.dumps(value, sort_keys=True) for value in values]
-    most, count = Counter(texts).most_common(1)[0]
-    reference = texts.index(most) if 2 * count > len(texts) else 0
-    odd = [rank for rank, text in enumerate(texts) if text != texts[reference]]
+def check_agreement(what: str, values: Sequence[JSON], names: Sequence[str]) -> None:
+    """Refuse values of workers that are not all the same; the error names the workers of `unlike_most`."""
+    reference, odd = unlike_most(values)
     if odd:
-        names = ", ".join(f"worker {rank}" for rank in odd)
         raise WorkerError(
-            f"The workers do not agree on {what}: {names} differ{'' if len(odd) > 1 else 's'}.",
-            given="; ".join(f"worker {rank}: {_difference(values[rank], values[reference])}" for rank in odd),
-            expected=f"the same as on worker {reference}",
+            f"The workers do not agree on {what}: {', '.join(names[rank] for rank in odd)} "
+            f"differ{'' if len(odd) > 1 else 's'}.",
+            given="; ".join(f"{names[rank]}: {_difference(values[rank], values[reference])}" for rank in odd),
+            expected=f"the same as on {names[reference]}",
             hint="start all workers with the same code, arguments, seed, files and versions",
         )
+
+
+def unlike_most(values: Sequence[JSON]) -> tuple[int, list[int]]:
+    """Find the ranks whose values differ from that of most workers, or from that of rank 0 where no majority agrees.
+
+    Returns:
+        A rank whose value is the one that the others are compared with, and the ranks that differ from it.
+    """
+    texts = [_text(value) for value in values]
+    most, count = Counter(texts).most_common(1)[0]
+    reference = texts.index(most) if 2 * count > len(texts) else 0
+    return reference, [rank for rank, text in enumerate(texts) if text != texts[reference]]
 
 
 def _difference(value: JSON, reference: JSON, path: str = "") -> str:
@@ -276,11 +287,11 @@ def _text(value: JSON) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-def _check_calls(calls: Sequence[str]) -> None:
+def _check_calls(calls: Sequence[str], names: Sequence[str]) -> None:
     if len(set(calls)) > 1:
         raise WorkerError(
             "The workers have made different calls, and would wait for each other for ever.",
-            given=", ".join(f"worker {rank}: {call}" for rank, call in enumerate(calls)),
+            given=", ".join(f"{name}: {call}" for name, call in zip(names, calls, strict=True)),
             expected="the same calls in the same order on all workers",
             hint="make calls that concern all workers outside of any `if worker.is_chief`",
         )

@@ -6,9 +6,10 @@ import atexit
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import accumulate
 from typing import Literal
 
 import torch
@@ -20,6 +21,7 @@ from torch.distributed import DistError
 from lockstep.checks import PositiveInt, check_value
 from lockstep.errors import InputError, LockstepError, WorkerError
 from lockstep.workers import pulse as pulses
+from lockstep.workers.cluster import WorkerEnvironment
 from lockstep.workers.devices import check_devices, choose_device, identity
 from lockstep.workers.group import TIMEOUT_SECONDS, Group, timeout_seconds
 from lockstep.workers.peers import Peers
@@ -44,6 +46,8 @@ class Worker:
     """How many workers may share an accelerator."""
     shares_device: bool = False
     """Whether workers of this run, these or others, do share one."""
+    host: str = ""
+    """The name of its host; with a number where several hosts of the run have the same name."""
 
     @property
     def backend(self) -> Literal["gloo", "nccl"]:
@@ -57,15 +61,15 @@ class Worker:
 
     @property
     def name(self) -> str:
-        """The name in messages."""
-        return f"worker {self.rank}"
+        """The name in messages: "worker 3", or "worker 3 on node2" where the run has several hosts."""
+        return self.group.names[self.rank]
 
 
 _joined: Worker | None = None
 
 
 def join(device: str | None = None, *, workers_per_device: int | None = None) -> Worker:
-    """Join the workers of this process's run; it is alone unless a launcher has set RANK and WORLD_SIZE.
+    """Join the workers of this process's run; it is alone unless a launcher has started it among others.
 
     The first call waits for the others; later ones return the same worker.
 
@@ -109,57 +113,12 @@ def leave() -> None:
         worker.group.leave(getattr(sys, "last_value", None))
 
 
-@dataclass(frozen=True)
-class WorkerEnvironment:
-    """The variables that a launcher sets for a worker: ours, torchrun, or another that follows torch's conventions."""
-
-    rank: int
-    num_workers: int
-    local: tuple[int, int] | None
-    """Rank among the workers of this host, and their number; None where the launcher does not set them."""
-    launched: bool
-    """Our own launcher has set them: this process has inherited a connection to its store."""
-    address: str = ""
-    port: int = 0
-    """Address and port of the store under other launchers; none for a worker that is alone."""
-    store_rank: int | None = None
-    """The worker that holds the store; None where the launcher does."""
-    prefix: str = ""
-    """Keeps runs and restarts apart that use the same store."""
-
-    @classmethod
-    def read(cls, environment: Mapping[str, str]) -> WorkerEnvironment | None:
-        """Read the variables; None where no launcher has set RANK and WORLD_SIZE."""
-        if "RANK" not in environment and "WORLD_SIZE" not in environment:
-            return None
-        num_workers = _number(environment, "WORLD_SIZE", range(1, 1 << 20))
-        rank = _number(environment, "RANK", range(num_workers))
-        local = None
-        if "LOCAL_RANK" in environment and "LOCAL_WORLD_SIZE" in environment:
-            num_local = _number(environment, "LOCAL_WORLD_SIZE", range(1, num_workers + 1))
-            local = _number(environment, "LOCAL_RANK", range(num_local)), num_local
-        launched = LAUNCHED in environment
-        if launched or num_workers == 1:
-            return cls(rank, num_workers, local, launched)
-        elastic, restart = (environment.get(f"TORCHELASTIC_{name}", "") for name in ("RUN_ID", "RESTART_COUNT"))
-        return cls(
-            rank,
-            num_workers,
-            local,
-            launched,
-            address=_variable(environment, "MASTER_ADDR"),
-            port=_number(environment, "MASTER_PORT", range(1, 1 << 16)),
-            store_rank=None if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else 0,
-            # torchrun keeps its store over restarts: without the count, the addresses of the dead would be found there.
-            prefix=f"lockstep/{elastic}/{restart or 0}",
-        )
-
-
 def _join(device: str | None, workers_per_device: int, environment: Mapping[str, str]) -> Worker:
     pulse = pulses.of_this_process()
     env = WorkerEnvironment.read(environment)
     if env is None:
-        return Worker(0, 1, 0, 1, choose_device(device, 0, 1), Group.alone(), pulse, workers_per_device)
+        chosen, here = choose_device(device, 0, 1), socket.gethostname()
+        return Worker(0, 1, 0, 1, chosen, Group.alone(), pulse, workers_per_device, host=here)
     group = Group.alone()
     if env.num_workers > 1:
         store = _store_of_launcher(env) if env.launched else _connect(env)
@@ -170,11 +129,38 @@ def _join(device: str | None, workers_per_device: int, environment: Mapping[str,
     try:
         local_rank, num_local = env.local or _count_hosts(group, env.rank)
         chosen = choose_device(device, local_rank, num_local, workers_per_device)
-        shares = check_devices(group.gather(identity(chosen)), workers_per_device)
+        told = group.gather([socket.gethostname(), local_rank, identity(chosen)])
+        hosts = host_names([(name, each) for name, each, _ in told])
+        if len(set(hosts)) > 1:
+            group.names = [f"worker {rank} on {host}" for rank, host in enumerate(hosts)]
+        shares = check_devices([name for *_, name in told], workers_per_device)
     except LockstepError as error:
         group.leave(error)
         raise
-    return Worker(env.rank, env.num_workers, local_rank, num_local, chosen, group, pulse, workers_per_device, shares)
+    return Worker(
+        env.rank,
+        env.num_workers,
+        local_rank,
+        num_local,
+        chosen,
+        group,
+        pulse,
+        workers_per_device,
+        shares,
+        hosts[env.rank],
+    )
+
+
+def host_names(told: Sequence[tuple[str, int]]) -> list[str]:
+    """Name the host of each worker, from what each has told by rank: the name of its host, and its local rank.
+
+    Hosts may have the same name, as containers have: then each has a number, too, in the order of their workers.
+    """
+    num_hosts = sum(local_rank == 0 for _, local_rank in told)
+    if num_hosts == len({name for name, _ in told}):
+        return [name for name, _ in told]
+    numbers = accumulate(int(local_rank == 0) for _, local_rank in told)
+    return [f"{name} (host {number - 1})" for (name, _), number in zip(told, numbers, strict=True)]
 
 
 def _count_hosts(group: Group, rank: int) -> tuple[int, int]:
@@ -214,29 +200,3 @@ def _connect(env: WorkerEnvironment) -> Store:
         expected="the store of the run to listen there",
         hint="check MASTER_ADDR and MASTER_PORT, and that worker 0 or the launcher is running",
     )
-
-
-def _variable(environment: Mapping[str, str], name: str) -> str:
-    if name not in environment:
-        raise InputError(
-            f"The launcher has not set {name}.",
-            given=", ".join(f"{key}={environment[key]}" for key in sorted(_VARIABLES & environment.keys())),
-            expected="RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
-            hint=f"set {name} for each worker, or unset all of them to train alone",
-        )
-    return environment[name]
-
-
-_VARIABLES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-
-
-def _number(environment: Mapping[str, str], name: str, allowed: range) -> int:
-    text = _variable(environment, name)
-    if not text.isdecimal() or int(text) not in allowed:
-        raise InputError(
-            f"{name} of the environment cannot be used.",
-            given=f"{name}={text!r}",
-            expected=f"a whole number from {allowed.start} to {allowed.stop - 1}",
-            hint="start the workers with a launcher that numbers them, or unset RANK and WORLD_SIZE to train alone",
-        )
-    return int(text)

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from lockstep.errors import InputError
 from lockstep.parallel import launch as launching
 from lockstep.parallel.forkserver import Event
 from lockstep.parallel.launch import exit_code_of_stop, is_worker
@@ -705,13 +706,30 @@ def test_elsewhere_one_worker_runs_in_the_launcher_itself(tmp_path: Path) -> Non
     assert skipped.stderr.splitlines()[:2] == ["error: Several workers need Linux.", "  given:    2 workers on darwin"]
 
 
-@pytest.mark.parametrize(("names", "expected"), [([], False), (["RANK"], False), (["RANK", "WORLD_SIZE"], True)])
-def test_a_worker_knows_that_it_is_one(monkeypatch: pytest.MonkeyPatch, names: list[str], expected: bool) -> None:
-    for name in ("RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    for name in names:
-        monkeypatch.setenv(name, "1")
+STEP = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "a,b", "SLURM_JOB_ID": "7"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, False),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, True),
+        ({**STEP, "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "1"}, True),
+        ({**STEP, "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_NODEID": "1"}, False),
+    ],
+    ids=["nobody", "torch", "several tasks a node", "one task a node"],
+)
+def test_a_worker_knows_that_it_is_one(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: bool
+) -> None:
+    monkeypatch.setattr("os.environ", environment)
     assert is_worker() is expected
+
+
+def test_half_of_a_launcher_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.environ", {"RANK": "1"})
+    with pytest.raises(InputError, match="The launcher has not set WORLD_SIZE"):
+        is_worker()
 
 
 # Decisions, without processes -----------------------------------------------------------------------------------------

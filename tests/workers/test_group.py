@@ -19,6 +19,7 @@ from lockstep.workers.socket_store import SocketStore
 from lockstep.workers.store_server import StoreServer
 
 NOBODY = 65534
+NAMES = ["worker 0", "worker 1"]
 
 
 def together(call: Callable[[Group, int], Any], num_workers: int = 3, timeout_seconds: float = 20.0) -> list[Any]:
@@ -88,7 +89,7 @@ def test_values_of_other_kinds_or_lengths_are_compared_as_far_as_they_go(
     value: Any, reference: Any, difference: str
 ) -> None:
     with pytest.raises(WorkerError) as caught:
-        check_agreement("it", [reference, value])
+        check_agreement("it", [reference, value], NAMES)
     assert caught.value.given == f"worker 1: {difference}"
 
 
@@ -102,10 +103,10 @@ JSONS = st.recursive(
 @given(JSONS, JSONS)
 @settings(max_examples=25, deadline=None)
 def test_two_values_agree_exactly_when_they_are_written_alike(one: Any, other: Any) -> None:
-    check_agreement("it", [one, one])
+    check_agreement("it", [one, one], NAMES)
     if repr(one) != repr(other) and one != other:
         with pytest.raises(WorkerError, match=r"worker 1 differs\."):
-            check_agreement("it", [one, other])
+            check_agreement("it", [one, other], NAMES)
 
 
 def test_those_that_do_not_come_are_named() -> None:

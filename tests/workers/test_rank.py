@@ -15,7 +15,7 @@ import torch
 
 from lockstep.errors import InputError, LockstepError, WorkerError
 from lockstep.workers import rank as ranks
-from lockstep.workers.rank import Worker, WorkerEnvironment, join, leave
+from lockstep.workers.rank import Worker, join, leave
 from lockstep.workers.socket_store import SocketStore
 from lockstep.workers.store_server import LAUNCHED, StoreServer
 
@@ -73,8 +73,13 @@ def test_a_number_of_workers_per_device_that_is_none_is_refused(number: Any) -> 
         join("cpu", workers_per_device=number)
 
 
-def joined_on(monkeypatch: pytest.MonkeyPatch, uuids: list[str], **options: int) -> list[Worker]:
-    """The workers of a host that have joined from threads, each with a single visible accelerator, of these UUIDs."""
+def joined_on(
+    monkeypatch: pytest.MonkeyPatch, uuids: list[str], *, workers_per_device: int = 1, are_apart: bool = False
+) -> list[Worker]:
+    """Workers that have joined from threads, each with a single visible accelerator, of these UUIDs.
+
+    They are of one host, or each of a host of its own.
+    """
     server, num_workers = StoreServer(), len(uuids)
     here = local()
 
@@ -84,8 +89,9 @@ def joined_on(monkeypatch: pytest.MonkeyPatch, uuids: list[str], **options: int)
     def join_as(rank: int) -> Worker:
         here.rank = rank
         environment = {"RANK": str(rank), "WORLD_SIZE": str(num_workers), LAUNCHED: "1"}
-        environment |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(num_workers)}
-        return ranks._join(None, options.get("workers_per_device", 1), environment)
+        local_rank, num_local = (0, 1) if are_apart else (rank, num_workers)
+        environment |= {"LOCAL_RANK": str(local_rank), "LOCAL_WORLD_SIZE": str(num_local)}
+        return ranks._join(None, workers_per_device, environment)
 
     monkeypatch.setattr(ranks, "choose_device", choose)
     monkeypatch.setattr(ranks, "identity", lambda device: uuids[here.rank])
@@ -109,21 +115,18 @@ class TestWorkersWithOneVisibleDevice:
         assert [(worker.shares_device, worker.backend) for worker in joined] == [(True, "gloo")] * 3
 
 
+def test_workers_of_several_hosts_are_named_with_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "node")
+    assert [worker.name for worker in joined_on(monkeypatch, ["GPU-a", "GPU-b"])] == ["worker 0", "worker 1"]
+    apart = joined_on(monkeypatch, ["GPU-a", "GPU-b"], are_apart=True)
+    assert [worker.name for worker in apart] == ["worker 0 on node (host 0)", "worker 1 on node (host 1)"]
+    assert apart[1].host == "node (host 1)"
+
+
 def test_one_worker_of_a_launcher_needs_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(name, value)
     assert join("cpu").group.gather(1) == [1]
-
-
-def test_a_bare_launcher_leaves_the_store_to_the_chief() -> None:
-    env = WorkerEnvironment.read(FULL)
-    assert env == WorkerEnvironment(2, 4, None, False, "node0", 29500, store_rank=0, prefix="lockstep//0")
-
-
-def test_our_launcher_needs_no_address() -> None:
-    assert WorkerEnvironment.read({**LOCAL, "RANK": "0", "WORLD_SIZE": "4", LAUNCHED: "1"}) == WorkerEnvironment(
-        0, 4, (0, 2), launched=True
-    )
 
 
 def test_what_a_worker_starts_is_not_that_worker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,49 +136,6 @@ def test_what_a_worker_starts_is_not_that_worker(monkeypatch: pytest.MonkeyPatch
         join("cpu")
     assert caught.value.what == "This process has the environment of a worker, but the launcher has not started it."
     assert caught.value.hint == f"unset RANK, WORLD_SIZE and {LAUNCHED} in what a worker starts: it is then alone"
-
-
-def test_a_restart_of_torchrun_has_a_prefix_of_its_own() -> None:
-    elastic = {"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": "3", "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    env = WorkerEnvironment.read({**FULL, "RANK": "0", **elastic})
-    assert env is not None
-    assert (env.prefix, env.store_rank) == ("lockstep/job/3", None)
-
-
-@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"])
-def test_a_missing_variable_is_named(name: str) -> None:
-    environment = {key: value for key, value in FULL.items() if key != name}
-    with pytest.raises(InputError) as caught:
-        WorkerEnvironment.read(environment)
-    assert caught.value.what == f"The launcher has not set {name}."
-    assert caught.value.given == ", ".join(f"{key}={environment[key]}" for key in sorted(environment))
-    assert name in caught.value.hint
-
-
-@pytest.mark.parametrize("name", ["LOCAL_RANK", "LOCAL_WORLD_SIZE"])
-def test_without_both_local_numbers_the_workers_count_for_themselves(name: str) -> None:
-    env = WorkerEnvironment.read({key: value for key, value in {**FULL, **LOCAL}.items() if key != name})
-    assert env is not None
-    assert env.local is None
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "expected"),
-    [
-        ("RANK", "4", "a whole number from 0 to 3"),
-        ("RANK", "-1", "a whole number from 0 to 3"),
-        ("WORLD_SIZE", "0", "a whole number from 1 to 1048575"),
-        ("WORLD_SIZE", "two", "a whole number from 1 to 1048575"),
-        ("LOCAL_RANK", "2", "a whole number from 0 to 1"),
-        ("LOCAL_WORLD_SIZE", "5", "a whole number from 1 to 4"),
-        ("MASTER_PORT", "99999", "a whole number from 1 to 65535"),
-    ],
-)
-def test_a_variable_out_of_range_is_refused(name: str, text: str, expected: str) -> None:
-    with pytest.raises(InputError) as caught:
-        WorkerEnvironment.read({**FULL, **LOCAL, name: text})
-    assert caught.value.what == f"{name} of the environment cannot be used."
-    assert (caught.value.given, caught.value.expected) == (f"{name}={text!r}", expected)
 
 
 def test_a_store_out_of_reach_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,3 +207,17 @@ def test_workers_of_torchrun_find_each_other_and_again_after_a_restart(tmp_path:
     lines = sorted(ended.stdout.splitlines())
     assert lines == [f"worker {rank} {rank} 2 [[0, '1'], [1, '1']]" for rank in range(2)], ended.stderr
     assert ended.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("told", "hosts"),
+    [
+        ([("a", 0), ("a", 1), ("b", 0)], ["a", "a", "b"]),
+        ([("a", 0), ("b", 0), ("a", 1)], ["a", "b", "a"]),
+        ([("pod", 0), ("pod", 1), ("pod", 0)], ["pod (host 0)", "pod (host 0)", "pod (host 1)"]),
+    ],
+)
+def test_a_worker_has_the_name_of_its_host_and_its_number_where_others_have_the_same(
+    told: list[tuple[str, int]], hosts: list[str]
+) -> None:
+    assert ranks.host_names(told) == hosts
