@@ -22,7 +22,7 @@ from lockstep.workers import pulse as pulses
 from lockstep.workers.channel import Channel
 from lockstep.workers.peers import says_peer_is_lost
 from lockstep.workers.signals import pass_on_notices
-from lockstep.workers.store_server import inherit
+from lockstep.workers.store_server import StoreAddress, inherit
 from lockstep.workers.watchdog import FailureKind
 
 
@@ -39,6 +39,8 @@ def run_task(task: dict[str, Any], descriptors: list[int]) -> NoReturn:
     channel = Channel(socket.socket(fileno=descriptors[0]))
     for descriptor in descriptors[1:]:
         inherit(Connection(descriptor))
+    if "store" in task:
+        inherit(StoreAddress(*task["store"]))
     sys.argv = task["sys_argv"]
     if task["kind"] == "plan":
         _exit_now(_plan(task, channel))

@@ -30,6 +30,7 @@ from typing import Any
 from lockstep.errors import WorkerError
 from lockstep.owner import process_fields
 from lockstep.parallel import entry
+from lockstep.workers.connections import KEY
 from lockstep.workers.environment import worker_environment
 from lockstep.workers.signals import NOTICES
 
@@ -69,7 +70,7 @@ class ForkServer:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code],
                 stdin=subprocess.DEVNULL,
-                env=worker_environment(os.environ),
+                env=worker_environment({name: value for name, value in os.environ.items() if name != KEY}),
                 pass_fds=[theirs.fileno()],
             )
         finally:
@@ -107,6 +108,10 @@ class ForkServer:
             self._serves = True
             timeout_seconds = 0.0
         return events
+
+    def fileno(self) -> int:
+        """The descriptor that becomes readable with an event, to wait for several."""
+        return self._control.fileno()
 
     def close(self) -> None:
         """End the server and every process below it."""

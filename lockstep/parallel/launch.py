@@ -1,5 +1,6 @@
 """The launcher: one process that starts the workers of this host, watches them, and alone decides when the run ends.
 
+Of several hosts each has a launcher: that of the chief's host decides for all, and the others are its agents there.
 It imports no torch. A plan, made in a process of its own, says how many workers there are; each worker then runs the
 same command line again, with its rank in the environment: nothing of the user's is pickled.
 
@@ -16,17 +17,23 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from logging import ERROR, WARNING
 from typing import Any
 
 from lockstep.errors import InputError, LockstepError, WorkerError
+from lockstep.parallel.agent import Agent, Conclusion
 from lockstep.parallel.entry import reference
 from lockstep.parallel.forkserver import ForkServer
-from lockstep.parallel.supervisor import STOPPED_EARLY, TICK_SECONDS, RunOutcome, Supervisor
+from lockstep.parallel.hosts import TICK_SECONDS, LocalHost, RemoteHost
+from lockstep.parallel.rendezvous import Rendezvous, Seat, meet_chief, network_towards
+from lockstep.parallel.supervisor import STOPPED_EARLY, RunOutcome, Supervisor
 from lockstep.screen import Lines, log
 from lockstep.terminal import outlive_terminal
 from lockstep.workers.channel import Channel
 from lockstep.workers.cluster import WorkerEnvironment
+from lockstep.workers.connections import run_key
 from lockstep.workers.signals import notices
+from lockstep.workers.store_server import StoreServer
 from lockstep.workers.watchdog import Limits, root_cause
 
 Plan = Callable[[list[str]], Mapping[str, Any]]
@@ -59,6 +66,7 @@ def launch(
     preload: Sequence[str] = ("torch",),
     limits: Limits | None = None,
     requeue: bool = False,
+    seat: Seat | None = None,
 ) -> int:
     """Run `main(argv)` on as many workers as `plan(argv)` says; returns the exit code. Call it in the main thread.
 
@@ -72,40 +80,125 @@ def launch(
         preload: modules imported once for all workers; importing them must start no thread and touch no device.
         limits: how long a worker may be silent, stuck, or take to stop.
         requeue: count SIGTERM as a preemption too.
+        seat: the place of this host among several, on each of which the plan says how many workers it has; their
+            environment holds the run's key.
     """
     if sys.platform != "linux":
         return _run_here(list(argv), plan, main)
     outlive_terminal()
-    task: dict[str, object] = {"argv": list(argv), "sys_argv": sys.argv}
     try:
+        key = run_key(os.environ) if seat else b""
         with _collect_signals() as requests, closing(ForkServer(preload)) as server:
-            planned = _make_plan(server, {**task, "kind": "plan", "function": reference(plan)}, requests, requeue)
-            if isinstance(planned, int):
-                return planned
-            task |= {"kind": "worker", "function": reference(main)}
-            task |= {name: planned.get(name) for name in ("threads", "whole_traceback")}
-            limits = limits or Limits()
-            limits = replace(limits, hang_seconds=planned.get("hang_seconds", limits.hang_seconds))
-            outcome = Supervisor(server, task, planned["workers"], limits, requests).finish()
-    except WorkerError as error:
-        log.error("%s", error)
-        return FAILED
+            launcher = _Launcher(server, list(argv), requests, requeue)
+            planned = launcher.make(plan)
+            if seat and not seat.is_chief:
+                conclusion = launcher.follow(seat, key, planned, main)
+            elif isinstance(planned, Conclusion):
+                conclusion = planned
+            else:
+                conclusion = launcher.lead(seat, key, planned, main, limits or Limits())
+    except (WorkerError, InputError) as error:
+        conclusion = _conclusion_of(error)
     # Only now are all processes gone, and nothing can write below the last lines.
-    return _conclude(outcome, requeue)
+    if conclusion.text:
+        log.log(conclusion.level, "%s", Lines(conclusion.text))
+    return conclusion.code
 
 
-def _conclude(outcome: RunOutcome, requeue: bool) -> int:
-    """Log why the run ended, if not by itself; returns the exit code."""
+class _Launcher:
+    """The launcher of one host, while its fork server lives."""
+
+    def __init__(self, server: ForkServer, argv: list[str], requests: list[str], requeue: bool) -> None:
+        self._server, self._requests, self._requeue = server, requests, requeue
+        self._task: dict[str, object] = {"argv": argv, "sys_argv": sys.argv}
+
+    def make(self, plan: Plan) -> Mapping[str, Any] | Conclusion:
+        """Have the plan made in a process of its own; returns it, or why there is nothing to run."""
+        ours, theirs = socket.socketpair()
+        with closing(Channel(ours)) as channel:
+            self._server.fork("plan", {**self._task, "kind": "plan", "function": reference(plan)}, [theirs])
+            status = _wait_for_exit(self._server, self._requests)
+            said = next(iter(channel.receive()), {})
+        if status is None:
+            return self._stopped_early()
+        if "plan" in said:
+            made: Mapping[str, Any] = said["plan"]
+            return made
+        text = said.get("failed", "").rstrip()
+        if status < 0:
+            text = f"the process that plans the run was killed by {signal.Signals(-status).name}"
+        return Conclusion(max(status, FAILED) if status else 0, ERROR, text)
+
+    def lead(self, seat: Seat | None, key: bytes, plan: Mapping[str, Any], main: Main, limits: Limits) -> Conclusion:
+        """Supervise the workers of all hosts, of which this is the only one, or that of the chief."""
+        limits = replace(limits, hang_seconds=plan.get("hang_seconds", limits.hang_seconds))
+        task = self._worker_task(plan, main)
+        with closing(StoreServer()) as store:
+            if seat is None:
+                return self._supervise(LocalHost(self._server, task, store.connect), plan, [], limits)
+            with closing(Rendezvous(seat, key, store)) as rendezvous:
+                others = rendezvous.gather(self._requests)
+                if others is None:
+                    return self._stopped_early()
+                here = LocalHost(self._server, task, store.connect, rendezvous.network, 0, socket.gethostname())
+                return self._supervise(here, plan, others, limits)
+
+    def _supervise(
+        self, here: LocalHost, plan: Mapping[str, Any], others: Sequence[RemoteHost], limits: Limits
+    ) -> Conclusion:
+        num_workers = [plan["workers"], *(host.num_workers for host in others)]
+        try:
+            with closing(here):
+                outcome = Supervisor([here, *others], num_workers, limits, self._requests).finish()
+            conclusion = _conclude(outcome, self._requeue)
+        except WorkerError as error:
+            conclusion = _conclusion_of(error)
+        for host in others:
+            host.end(*conclusion)
+        return conclusion
+
+    def follow(self, seat: Seat, key: bytes, plan: Mapping[str, Any] | Conclusion, main: Main) -> Conclusion:
+        """Serve the supervisor on the chief's host; it is told, too, where this host has nothing to run."""
+        failed = plan.text if isinstance(plan, Conclusion) else None
+        num_workers = 0 if isinstance(plan, Conclusion) else plan["workers"]
+        if isinstance(plan, Conclusion) and (self._requests or not plan.code):
+            return plan
+        met = meet_chief(seat, key, num_workers, self._requests, failed=failed)
+        if isinstance(plan, Conclusion):
+            return plan
+        if met is None:
+            return self._stopped_early()
+        channel, address, port = met
+        task = self._worker_task(plan, main) | {"store": [address, port, key.decode()]}
+        network = network_towards(address, port)
+        here = LocalHost(self._server, task, None, network, seat.host_rank, socket.gethostname())
+        with closing(channel), closing(here):
+            return Agent(channel, here, self._requests).serve()
+
+    def _worker_task(self, plan: Mapping[str, Any], main: Main) -> dict[str, object]:
+        from_plan = {name: plan.get(name) for name in ("threads", "whole_traceback")}
+        return {**self._task, **from_plan, "kind": "worker", "function": reference(main)}
+
+    def _stopped_early(self) -> Conclusion:
+        return Conclusion(exit_code_of_stop(self._requests[0], requeue=self._requeue), WARNING, STOPPED_EARLY)
+
+
+def _conclude(outcome: RunOutcome, requeue: bool) -> Conclusion:
+    """Why the run has ended, if not by itself."""
     if outcome.aborted:
-        log.warning("aborted, without a checkpoint")
-        return ABORTED
+        return Conclusion(ABORTED, WARNING, "aborted, without a checkpoint")
     if outcome.failures:
         failure = root_cause(outcome.failures)
-        log.error("%s", Lines(failure.text))
-        return WRONG_INPUT if failure.kind == "input" else FAILED
+        return Conclusion(WRONG_INPUT if failure.kind == "input" else FAILED, ERROR, failure.text)
+    code = exit_code_of_stop(outcome.stopped_by, requeue=requeue) if outcome.stopped_by else 0
     if outcome.late:
-        log.error("the workers took longer to stop than the time of grace, and were killed; the last checkpoint stands")
-    return exit_code_of_stop(outcome.stopped_by, requeue=requeue) if outcome.stopped_by else 0
+        late = "the workers took longer to stop than the time of grace, and were killed; the last checkpoint stands"
+        return Conclusion(code, ERROR, late)
+    return Conclusion(code)
+
+
+def _conclusion_of(error: LockstepError) -> Conclusion:
+    return Conclusion(WRONG_INPUT if isinstance(error, InputError) else FAILED, ERROR, str(error))
 
 
 @contextmanager
@@ -119,28 +212,6 @@ def _collect_signals() -> Iterator[list[str]]:
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
-
-
-def _make_plan(
-    server: ForkServer, task: Mapping[str, object], requests: list[str], requeue: bool
-) -> Mapping[str, Any] | int:
-    """Have the plan made in a process of its own; returns it, or the exit code where there is nothing to run."""
-    ours, theirs = socket.socketpair()
-    with closing(Channel(ours)) as channel:
-        server.fork("plan", task, [theirs])
-        status = _wait_for_exit(server, requests)
-        said = next(iter(channel.receive()), {})
-    if status is None:
-        log.warning(STOPPED_EARLY)
-        return exit_code_of_stop(requests[0], requeue=requeue)
-    if "plan" in said:
-        plan: Mapping[str, Any] = said["plan"]
-        return plan
-    if "failed" in said:
-        log.error("%s", Lines(said["failed"].rstrip()))
-    elif status < 0:
-        log.error("the process that plans the run was killed by %s", signal.Signals(-status).name)
-    return max(status, FAILED) if status else 0
 
 
 def _wait_for_exit(server: ForkServer, requests: list[str]) -> int | None:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import os
+import logging
 import signal
-import socket
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from typing import Literal
 
-from lockstep.owner import process_fields
-from lockstep.parallel.forkserver import Event, ForkServer
-from lockstep.screen import Lines, log
+from lockstep.parallel.hosts import TICK_SECONDS, Host, RemoteHost
 from lockstep.workers import watchdog
-from lockstep.workers.channel import Channel, Message
-from lockstep.workers.store_server import LAUNCHED, StoreServer
+from lockstep.workers.channel import Message
+from lockstep.workers.store_server import LAUNCHED
 from lockstep.workers.watchdog import Failure, Limits, Verdict, Watchdog, WorkerStatus
 
-TICK_SECONDS = 0.1
 STOPPED_EARLY = "stopped before the first step"
 _ANSWER_SECONDS = 0.5
 _WAIT_SECONDS = 2.0
@@ -42,7 +39,7 @@ class _Member:
     """One worker: where it was when last heard of, and how far its process has come."""
 
     rank: int
-    channel: Channel
+    host: Host
     pid: int = 0
     step: int = 0
     phase: str = "start"
@@ -65,12 +62,8 @@ class _Member:
         return self.state in ("returned", "done")
 
     @property
-    def name(self) -> str:
-        return f"worker {self.rank}"
-
-    @property
     def status(self) -> WorkerStatus:
-        return WorkerStatus(self.rank, self.pid, self.step, self.phase)
+        return WorkerStatus(self.rank, self.pid, self.step, self.phase, self.host.name)
 
     @property
     def interrupted_phase(self) -> str:
@@ -82,9 +75,8 @@ class Supervisor:
     """The workers of one run, from their start to the end of the last one.
 
     Args:
-        server: forks the workers.
-        task: what each worker does.
-        num_workers: how many to start.
+        hosts: on which they run, that of the chief first.
+        num_workers: how many to start on each host.
         limits: how long a worker may be silent, stuck, or take to stop.
         requests: names of the signals that have reached the launcher; taken out as they are handled.
         clock: seconds that only grow.
@@ -92,37 +84,35 @@ class Supervisor:
 
     def __init__(
         self,
-        server: ForkServer,
-        task: Mapping[str, object],
-        num_workers: int,
+        hosts: Sequence[Host],
+        num_workers: Sequence[int],
         limits: Limits,
         requests: list[str],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._server, self._limits, self._requests, self._clock = server, limits, requests, clock
+        self._hosts, self._limits, self._requests, self._clock = list(hosts), limits, requests, clock
         self._failures: list[Failure] = []
         self._first_failure: float | None = None
         self._stopped_by: str | None = None
         self._stopped_at = 0.0
         self._is_announced = False
         self._aborted = self._late = False
-        self._store = StoreServer()
-        self._members = [self._start(rank, num_workers, task) for rank in range(num_workers)]
-        self._watchdog = Watchdog(num_workers, limits, clock())
+        self._members: list[_Member] = []
+        for host, count in zip(hosts, num_workers, strict=True):
+            self._start(host, count, sum(num_workers))
+        self._watchdog = Watchdog(len(self._members), limits, clock())
 
     def finish(self) -> RunOutcome:
         """Watch until no worker is left."""
         while any(member.has_process for member in self._members):
             self._listen()
+            self._find_lost_hosts()
             self._handle_requests()
             self._announce_stop()
             self._handle_verdicts()
             self._find_those_who_left()
             self._end_survivors()
             self._end_late()
-        for member in self._members:
-            member.channel.close()
-        self._store.close()
         failures = self._failures
         if failures and all(failure.kind == "peer" for failure in failures):
             # A worker that has ended without an error is missed by the others, and says nothing itself.
@@ -132,25 +122,40 @@ class Supervisor:
     def _run_has_ended(self) -> bool:
         return all(member.run_ended for member in self._members)
 
-    def _start(self, rank: int, num_workers: int, task: Mapping[str, object]) -> _Member:
-        """Have a worker forked; it lives no longer than the channel to it."""
-        ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_workers, "LOCAL_WORLD_SIZE": num_workers}
-        environment = {name: str(number) for name, number in ranks.items()} | {LAUNCHED: "1"}
-        # gloo listens for the other workers, all of which are on this host.
-        environment["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
-        ours, theirs = socket.socketpair()
-        self._server.fork(f"worker {rank}", {**task, "environment": environment}, [theirs, self._store.connect()])
-        return _Member(rank, Channel(ours))
+    def _start(self, host: Host, count: int, num_workers: int) -> None:
+        """Have the workers of a host forked."""
+        for local_rank in range(count):
+            rank = len(self._members)
+            ranks = {"RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": num_workers, "LOCAL_WORLD_SIZE": count}
+            host.start(rank, {name: str(number) for name, number in ranks.items()} | {LAUNCHED: "1"})
+            self._members.append(_Member(rank, host))
 
     def _listen(self) -> None:
-        """Handle the messages of the workers, and the ends of their processes."""
-        events = self._server.events(TICK_SECONDS)
-        # After the events: what a worker said before its end is there by now.
-        for member in self._members:
-            for message in member.channel.receive():
-                self._take_message(member, message)
-        for event in events:
-            self._take_event(event)
+        """Handle what workers have said, and the ends of their processes."""
+        wait([host.fileno() for host in self._hosts], TICK_SECONDS)
+        for host in self._hosts:
+            for rank, message in host.receive():
+                member = self._members[rank]
+                if "pid" in message:
+                    self._take_event(member, message["pid"], message["status"])
+                else:
+                    self._take_message(member, message)
+
+    def _find_lost_hosts(self) -> None:
+        """Tell the other hosts that the run goes on; give up one that is gone, with its workers."""
+        for host in [each for each in self._hosts if isinstance(each, RemoteHost)]:
+            host.tick()
+            self._requests += host.take_requests()
+            fault = host.fault()
+            if fault is None:
+                continue
+            self._hosts.remove(host)
+            lost = [member for member in self._members if member.host is host and member.has_process]
+            if any(member.state == "running" for member in lost):
+                self._add(watchdog.lost_host(host.index, host.name, fault, [member.status for member in lost]))
+            for member in lost:
+                self._watchdog.forget(member.rank)
+                member.state, member.is_awaited = "dead", False
 
     def _take_message(self, member: _Member, message: Message) -> None:
         member.is_awaited = False
@@ -159,7 +164,7 @@ class Supervisor:
             if not message["exit_code"]:
                 member.state = "returned"
         elif "stacks" in message:
-            log.warning("%s is at:\n%s", member.status, Lines(message["stacks"].rstrip()))
+            self._warn(f"{member.status} is at:\n{message['stacks'].rstrip()}")
         else:
             member.step, member.phase = message["step"], message["phase"]
             member.run_ended = message.get("ended", False)
@@ -172,17 +177,16 @@ class Supervisor:
                 if message["stop"] and not self._stopped_by:
                     self._requests.append(message["stop"])
 
-    def _take_event(self, event: Event) -> None:
-        member = next(member for member in self._members if member.name == event.name)
-        member.pid = event.pid
-        if event.status is None:
+    def _take_event(self, member: _Member, pid: int, status: int | None) -> None:
+        member.pid = pid
+        if status is None:
             return
         self._watchdog.forget(member.rank)
         member.is_awaited = False
-        if member.state == "returned" or not event.status:
+        if member.state == "returned" or not status:
             member.state = "done"
         else:
-            self._blame(member, watchdog.died(member.status, event.status))
+            self._blame(member, watchdog.died(member.status, status))
             member.state = "dead"
 
     def _blame(self, member: _Member, failure: Failure) -> None:
@@ -202,7 +206,7 @@ class Supervisor:
                 self._stopped_by, self._stopped_at = request, self._clock()
                 for member in self._members:
                     member.phase_at_stop, member.is_awaited = member.phase, member.has_process
-                    member.channel.send({"stop": request})
+                    member.host.send(member.rank, {"stop": request})
             elif request == "SIGINT":
                 self._aborted = not self._run_has_ended()
                 self._kill(self._members)
@@ -216,10 +220,10 @@ class Supervisor:
         self._is_announced = True
         phases = {member.interrupted_phase for member in self._members}
         if phases == {"start"} or (phases == {"script"} and not any(member.step for member in self._members)):
-            log.warning(STOPPED_EARLY)
+            self._warn(STOPPED_EARLY)
             self._kill(self._members)
         else:
-            log.warning("%s; Ctrl-C again aborts", _what_stops(phases, run_has_ended=self._run_has_ended()))
+            self._warn(f"{_what_stops(phases, run_has_ended=self._run_has_ended())}; Ctrl-C again aborts")
 
     def _handle_verdicts(self) -> None:
         """Show the stacks of workers that are silent or stuck, and end those that stay so."""
@@ -232,16 +236,16 @@ class Supervisor:
                 self._kill([member])
 
     def _is_stopped(self, rank: int) -> bool:
-        return process_fields(self._members[rank].pid)[:1] == ["T"]
+        return self._members[rank].host.is_stopped(rank)
 
     def _show(self, member: _Member, verdict: Verdict) -> None:
         status, seconds = member.status, verdict.seconds
         if verdict.reason == "stuck":
-            log.warning("%s has been %s for %.0f s; its stack follows", status, status.where, seconds)
-            member.channel.send({"show": "stacks"})
+            self._warn(f"{status} has been {status.where} for {seconds:.0f} s; its stack follows")
+            member.host.send(member.rank, {"show": "stacks"})
         else:  # its thread does not answer: the system's signal makes faulthandler write the stack
-            log.warning("%s gives no sign of life for %.0f s %s; its stack:", status, seconds, status.where)
-            self._server.kill(member.name, signal.SIGUSR2)
+            self._warn(f"{status} gives no sign of life for {seconds:.0f} s {status.where}; its stack:")
+            member.host.kill(member.rank, signal.SIGUSR2)
 
     def _find_those_who_left(self) -> None:
         """Blame workers that have ended, and so will never make the call in which the others wait for them."""
@@ -266,7 +270,12 @@ class Supervisor:
         for member in members:
             if member.state == "running":
                 member.state = "failed"  # from here, so nothing is to be blamed for it
-            self._server.kill(member.name, signal.SIGKILL)
+            member.host.kill(member.rank, signal.SIGKILL)
+
+    def _warn(self, text: str) -> None:
+        """Show a warning on the screens of all hosts."""
+        for host in self._hosts:
+            host.log(logging.WARNING, text)
 
 
 def _what_stops(phases: set[str], *, run_has_ended: bool) -> str:

@@ -11,6 +11,8 @@ from typing import Any
 
 Message = dict[str, Any]
 
+_LONGEST_LINE_BYTES = 64 << 20
+
 
 class Channel:
     """One end of the connection; several threads may send, one receives."""
@@ -30,15 +32,21 @@ class Channel:
         try:
             with self._lock:
                 self._connection.sendall(line)
-        except ConnectionError:
+        except OSError:
             return
 
+    def fileno(self) -> int:
+        """The descriptor of the connection, to wait for several."""
+        return self._connection.fileno()
+
     def receive(self, timeout_seconds: float = 0.0) -> list[Message]:
-        """The messages that have arrived; waits for the first bytes of one."""
+        """The messages that have arrived; waits for the first bytes of one. ValueError for what is no message."""
         while not self.ended and self._poll.poll(timeout_seconds * 1000):
             arrived = self._read()
             self.ended = not arrived
             self._rest += arrived
+            if len(self._rest) > _LONGEST_LINE_BYTES:
+                raise ValueError(f"a message of more than {_LONGEST_LINE_BYTES:,} bytes")
             timeout_seconds = 0.0
         *lines, self._rest = self._rest.split(b"\n")
         return [json.loads(line) for line in lines]
@@ -46,7 +54,7 @@ class Channel:
     def _read(self) -> bytes:
         try:
             return self._connection.recv(1 << 16)
-        except ConnectionError:
+        except OSError:
             return b""
 
     def close(self) -> None:

@@ -16,22 +16,27 @@ from typing import Any
 from torch._C._distributed_c10d import Store
 from torch.distributed import DistNetworkError, DistStoreError
 
-from lockstep.workers.store_server import MAX_VALUE_BYTES
+from lockstep.workers.store_server import MAX_VALUE_BYTES, StoreAddress
 
 
 class SocketStore(Store):
-    """The store behind an inherited socket; see `StoreServer`.
+    """The store behind an inherited socket, or at the address of another host; see `StoreServer`.
 
     One request is under way at a time: while a thread waits for a key, the others of its process wait too, unless they
     use a clone. It also carries open files, which torch's stores do not.
 
     Args:
-        connection: from `StoreServer.connect`.
+        way: from `StoreServer.connect`, or the address to connect to.
+
+    Raises:
+        DistNetworkError: nobody answers at the address.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, way: Connection | StoreAddress) -> None:
         super().__init__()
-        self._connection = connection
+        self._address = way if isinstance(way, StoreAddress) else None
+        with _reached():
+            self._connection = way.connect() if isinstance(way, StoreAddress) else way
         self._owner = os.getpid()
         self._lock = threading.Lock()
         self._clones: list[SocketStore] = []
@@ -102,12 +107,15 @@ class SocketStore(Store):
 
     def clone(self) -> SocketStore:
         """The same store through a connection of its own."""
+        # Torch holds only its own half of the object: without a name here, the Python half would be gone at once.
+        self._clones.append(SocketStore(self._address or self._further_connection()))
+        return self._clones[-1]
+
+    def _further_connection(self) -> Connection:
         ours, theirs = Pipe()
         with theirs:
             self._ask("connect", descriptor=theirs.fileno())
-        # Torch holds only its own half of the object: without a name here, the Python half would be gone at once.
-        self._clones.append(SocketStore(ours))
-        return self._clones[-1]
+        return ours
 
     def share(self, key: str, descriptor: int) -> None:
         """Let the other workers open a file that is open here."""

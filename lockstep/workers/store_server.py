@@ -1,7 +1,8 @@
-"""Store server of a run on one host: values and open files by key, reached through inherited sockets alone.
+"""Store server of a run: values by key, and open files on one host.
 
-The launcher serves it, without torch; `SocketStore` is the workers' end. No port, path or name leads to it, so no other
-process can read or change what the workers of a run send each other.
+The launcher serves it, without torch; `SocketStore` is the workers' end. On one host it is reached through inherited
+sockets alone: no port, path or name leads to it, so no other process can read or change what the workers of a run send
+each other. Workers of other hosts connect to it with the run's key.
 
 A request is `[operation, ...arguments]` as JSON, then each value that it brings, as bytes. The answer is
 `[result, number of values, error]`, then those values. Open files and further connections travel as SCM_RIGHTS.
@@ -17,7 +18,9 @@ import threading
 from collections.abc import Callable, Sequence
 from multiprocessing import Pipe, reduction
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
+
+from lockstep.workers.connections import connect
 
 MAX_VALUE_BYTES = 8 << 20
 """The size of one value. TCPStore has the same limit: it closes the connection of a client that sends more."""
@@ -25,17 +28,36 @@ MAX_VALUE_BYTES = 8 << 20
 LAUNCHED = "LOCKSTEP_LAUNCHED"
 """Set in the environment of the workers that inherit a connection."""
 
-_inherited: Connection | None = None
+CALLS_STORE = b"S"
+"""Sent first by who connects to the launcher of the chief's host to use the store."""
 
 
-def inherit(connection: Connection) -> None:
-    """Keep the connection that this process was forked with; `inherited` returns it."""
+class StoreAddress(NamedTuple):
+    """Where the store of a run listens for the workers of other hosts."""
+
+    address: str
+    port: int
+    key: str
+    """The run's key."""
+
+    def connect(self) -> Connection:
+        """Make a new connection; raises OSError where the store is not reached."""
+        connection = connect(self.address, self.port, self.key.encode())
+        connection.sendall(CALLS_STORE)
+        return Connection(connection.detach())
+
+
+_inherited: Connection | StoreAddress | None = None
+
+
+def inherit(way: Connection | StoreAddress) -> None:
+    """Keep the way to the store that this process was forked with; `inherited` returns it."""
     global _inherited
-    _inherited = connection
+    _inherited = way
 
 
-def inherited() -> Connection | None:
-    """The connection to the launcher's store; None where no launcher has forked this process with one."""
+def inherited() -> Connection | StoreAddress | None:
+    """The way to the launcher's store; None where no launcher has forked this process with one."""
     return _inherited
 
 
@@ -64,7 +86,7 @@ class StoreServer:
     def connect(self) -> Connection:
         """A new connection to the store, for a worker to inherit."""
         ours, theirs = Pipe()
-        self._serve(ours)
+        self.serve(ours)
         return theirs
 
     def close(self) -> None:
@@ -73,7 +95,8 @@ class StoreServer:
             while self._files:
                 os.close(self._files.popitem()[1])
 
-    def _serve(self, connection: Connection) -> None:
+    def serve(self, connection: Connection) -> None:
+        """Answer a connection, in a thread of its own, until its other end is gone."""
         threading.Thread(target=self._answer_all, args=(connection,), name="lockstep-store", daemon=True).start()
 
     def _answer_all(self, connection: Connection) -> None:
@@ -142,7 +165,7 @@ class StoreServer:
         _answer(connection, was_there)
 
     def _connect(self, connection: Connection) -> None:
-        self._serve(Connection(reduction.recv_handle(connection)))
+        self.serve(Connection(reduction.recv_handle(connection)))
         _answer(connection, None)
 
     def _share(self, connection: Connection, key: str) -> None:

@@ -154,9 +154,12 @@ class WorkerStatus:
     pid: int
     step: int
     phase: str
+    host: str = ""
+    """Its name, where the run has several."""
 
     def __str__(self) -> str:
-        return f"worker {self.rank} (pid {self.pid})"
+        on_host = f" on {self.host}" if self.host else ""
+        return f"worker {self.rank} (pid {self.pid}{on_host})"
 
     @property
     def where(self) -> str:
@@ -178,7 +181,8 @@ class Failure:
 
 def raised(worker: WorkerStatus, kind: FailureKind, text: str) -> Failure:
     """The failure of a worker whose main function has raised; wrong input is not the worker's, and stands alone."""
-    heading = "" if kind == "input" else f"worker {worker.rank} failed {worker.where}:\n"
+    on_host = f" on {worker.host}" if worker.host else ""
+    heading = "" if kind == "input" else f"worker {worker.rank}{on_host} failed {worker.where}:\n"
     return Failure(f"{heading}{text.rstrip()}", kind)
 
 
@@ -203,6 +207,12 @@ def killed(worker: WorkerStatus, verdict: Verdict) -> Failure:
 def left(worker: WorkerStatus) -> Failure:
     """The failure of a worker that has ended without an error while the others wait for it."""
     return Failure(f"{worker} ended with exit code 0 {worker.where}, before the others, which needed it")
+
+
+def lost_host(index: int, name: str, fault: str, workers: Sequence[WorkerStatus]) -> Failure:
+    """The failure of a host that is gone, with its workers."""
+    places = ", ".join(f"worker {worker.rank} {worker.where}" for worker in workers)
+    return Failure(f"host {index} ({name}) {fault}; lost with it: {places}")
 
 
 def root_cause(failures: Sequence[Failure]) -> Failure:

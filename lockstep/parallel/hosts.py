@@ -1,0 +1,247 @@
+"""The hosts of a run as its supervisor sees them: its own, and others through the agents that run there.
+
+A host starts workers, carries messages to and from them, and sends them signals. What workers and their processes say
+comes as (rank, message); the messages of a worker are those of `lockstep.workers.pulse` and `entry`, and of its process
+`{"pid": ..., "status": ...}`: None when it begins, then its exit status, negative for the signal that killed it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+from types import MappingProxyType
+from typing import Protocol
+
+from lockstep.owner import process_fields
+from lockstep.parallel.forkserver import Event, ForkServer
+from lockstep.screen import Lines, log
+from lockstep.workers.channel import Channel, Message
+
+TICK_SECONDS = 0.1
+"""How often launchers of several hosts say that they live, and look after their workers."""
+SILENT_SECONDS = 2.0
+"""For which the launcher of another host says nothing until that host is lost."""
+_LONGEST_POLL_SECONDS = 0.5
+"""Counted between two looks at most: a launcher that was itself paused looks much later than it meant to."""
+
+LOOPBACK = MappingProxyType({"GLOO_SOCKET_IFNAME": "lo"})
+"""The network between workers of one host."""
+
+Said = list[tuple[int, Message]]
+
+
+class Host(Protocol):
+    """A machine with workers of the run."""
+
+    index: int
+    name: str
+
+    def start(self, rank: int, environment: Mapping[str, str]) -> None:
+        """Have a worker forked, with these variables in its environment."""
+        ...
+
+    def send(self, rank: int, message: Mapping[str, object]) -> None:
+        """Send a message to a worker."""
+        ...
+
+    def kill(self, rank: int, number: signal.Signals) -> None:
+        """Send a signal to a worker, if it is still there."""
+        ...
+
+    def receive(self) -> Said:
+        """What workers and their processes have said since the last call."""
+        ...
+
+    def is_stopped(self, rank: int) -> bool:
+        """Whether the system has stopped a worker's process."""
+        ...
+
+    def log(self, level: int, text: str) -> None:
+        """Show lines on the screen there."""
+        ...
+
+    def fileno(self) -> int:
+        """What becomes readable when a process has begun or ended."""
+        ...
+
+
+class LocalHost:
+    """The host of this very process.
+
+    Args:
+        server: forks the workers.
+        task: what each worker does.
+        connect_store: makes a connection to the store for a worker to inherit; None where the task says where it is.
+        network: variables that name the network interface between the workers; those that are set already stay.
+        index: among the hosts of the run.
+        name: of the host; empty where there is but one.
+    """
+
+    def __init__(
+        self,
+        server: ForkServer,
+        task: Mapping[str, object],
+        connect_store: Callable[[], Connection] | None,
+        network: Mapping[str, str] = LOOPBACK,
+        index: int = 0,
+        name: str = "",
+    ) -> None:
+        self.index, self.name = index, name
+        self._network = {name: value for name, value in network.items() if name not in os.environ}
+        self._server, self._task, self._connect_store = server, task, connect_store
+        self._channels: dict[int, Channel] = {}
+        self._pids: dict[int, int] = {}
+
+    def start(self, rank: int, environment: Mapping[str, str]) -> None:
+        """Have a worker forked; it lives no longer than the channel to it."""
+        ours, theirs = socket.socketpair()
+        connections: list[socket.socket | Connection] = [theirs]
+        if self._connect_store:
+            connections.append(self._connect_store())
+        task = {**self._task, "environment": {**environment, **self._network}}
+        self._server.fork(f"worker {rank}", task, connections)
+        self._channels[rank] = Channel(ours)
+
+    def send(self, rank: int, message: Mapping[str, object]) -> None:
+        """Send a message to a worker."""
+        self._channels[rank].send(message)
+
+    def kill(self, rank: int, number: signal.Signals) -> None:
+        """Send a signal to a worker, if it is still there."""
+        self._server.kill(f"worker {rank}", number)
+
+    def receive(self) -> Said:
+        """What workers and their processes have said since the last call."""
+        events = self._server.events(0.0)
+        # After the events: what a worker said before its end is there by now.
+        said = [(rank, message) for rank, channel in self._channels.items() for message in channel.receive()]
+        return said + [self._of_process(event) for event in events]
+
+    def _of_process(self, event: Event) -> tuple[int, Message]:
+        rank = int(event.name.removeprefix("worker "))
+        self._pids[rank] = event.pid
+        return rank, {"pid": event.pid, "status": event.status}
+
+    def is_stopped(self, rank: int) -> bool:
+        """Whether the system has stopped a worker's process."""
+        return process_fields(self._pids.get(rank, 0))[:1] == ["T"]
+
+    def log(self, level: int, text: str) -> None:
+        """Show lines on this screen."""
+        log.log(level, "%s", Lines(text))
+
+    def fileno(self) -> int:
+        """What becomes readable when a process has begun or ended."""
+        return self._server.fileno()
+
+    def close(self) -> None:
+        """Close the channels; workers that are left end by it."""
+        for channel in self._channels.values():
+            channel.close()
+
+
+class RemoteHost:
+    """Another host, through the channel to the agent there; see `lockstep.parallel.agent` for the other end.
+
+    Args:
+        channel: to the agent.
+        index: among the hosts of the run.
+        name: of the host.
+        num_workers: that it is to have.
+        clock: seconds that only grow.
+    """
+
+    def __init__(
+        self, channel: Channel, index: int, name: str, num_workers: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.index, self.name, self.num_workers = index, name, num_workers
+        self._channel = channel
+        self._stopped: frozenset[int] = frozenset()
+        self._requests: list[str] = []
+        self._fault = ""
+        self._silence = Silence(clock)
+
+    def start(self, rank: int, environment: Mapping[str, str]) -> None:
+        """Have a worker forked."""
+        self._channel.send({"start": rank, "environment": dict(environment)})
+
+    def send(self, rank: int, message: Mapping[str, object]) -> None:
+        """Send a message to a worker."""
+        self._channel.send({"to": rank, "message": message})
+
+    def kill(self, rank: int, number: signal.Signals) -> None:
+        """Send a signal to a worker, if it is still there."""
+        self._channel.send({"kill": rank, "signal": int(number)})
+
+    def receive(self) -> Said:
+        """What workers and their processes have said since the last call."""
+        said: Said = []
+        try:
+            for message in self._channel.receive():
+                self._silence.end()
+                self._stopped = frozenset(message.get("stopped", ()))
+                self._requests += [str(name) for name in message.get("requests", ()) if hasattr(signal, str(name))]
+                said += [(int(rank), dict(word)) for rank, word in message.get("said", ())]
+        except (ValueError, TypeError, AttributeError):
+            self._fault = "sends what cannot be read"
+        return said
+
+    def tick(self) -> None:
+        """Tell the agent that the supervisor lives."""
+        self._channel.send({})
+
+    def take_requests(self) -> list[str]:
+        """Return the names of signals that have reached the agent since the last call."""
+        requests, self._requests = self._requests, []
+        return requests
+
+    def fault(self) -> str | None:
+        """Return what is wrong with the host, where it is lost; to be called after each `receive`."""
+        seconds = self._silence.seconds()
+        if not self._fault and self._channel.ended:
+            self._fault = "is gone: its launcher has ended, or was killed"
+        if not self._fault and seconds > SILENT_SECONDS:
+            self._fault = f"gives no sign of life for {seconds:.1f} s: it is down, or its network is"
+        return self._fault or None
+
+    def is_stopped(self, rank: int) -> bool:
+        """Whether the system has stopped a worker's process."""
+        return rank in self._stopped
+
+    def log(self, level: int, text: str) -> None:
+        """Show lines on the screen there."""
+        self._channel.send({"log": text, "level": level})
+
+    def end(self, code: int, level: int, text: str) -> None:
+        """End the agent, with the last lines and the exit code of the run."""
+        self._channel.send({"end": code, "level": level, "log": text})
+        self._channel.close()
+
+    def fileno(self) -> int:
+        """What becomes readable when the agent has said something."""
+        return self._channel.fileno()
+
+
+class Silence:
+    """How long another launcher has been silent, in seconds for which this one has listened."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._looked, self._seconds = clock(), 0.0
+
+    def end(self) -> None:
+        """Record that it has said something."""
+        self._seconds = 0.0
+        self._looked = self._clock()
+
+    def seconds(self) -> float:
+        """The seconds of silence until now; to be asked after each look."""
+        now = self._clock()
+        self._seconds += min(now - self._looked, _LONGEST_POLL_SECONDS)
+        self._looked = now
+        return self._seconds
+

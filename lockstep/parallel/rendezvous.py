@@ -1,0 +1,332 @@
+"""The rendezvous of a run's hosts: their launchers meet at the port of the chief's host before any worker starts.
+
+Each host's launcher introduces itself: which host it is of how many, its version, and how many workers it is to have.
+A host that does not fit is refused with the reason, on its screen and on that of the chief's host.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import queue
+import socket
+import struct
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from lockstep.errors import InputError, WorkerError
+from lockstep.parallel.hosts import TICK_SECONDS, RemoteHost
+from lockstep.screen import log
+from lockstep.version import __version__
+from lockstep.workers.channel import Channel
+from lockstep.workers.connections import (
+    HANDSHAKE_SECONDS,
+    KEY,
+    Listener,
+    OtherKeyError,
+    address_towards,
+    connect,
+    interface_of,
+)
+from lockstep.workers.store_server import CALLS_STORE, StoreServer
+
+START_SECONDS = 300.0
+"""Until all hosts have come."""
+_CALLS_CHIEF = b"L"
+_TELL_SECONDS = 10.0
+_SEND_SECONDS = 2
+_CLOCKS_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Seat:
+    """The place of this host among those of a run."""
+
+    num_hosts: int
+    host_rank: int
+    """0 is the chief's host."""
+    chief: str
+    """Name or address of the chief's host."""
+    port: int
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether the launcher of this host decides for all of them."""
+        return self.host_rank == 0
+
+    def share(self, number: int) -> int:
+        """The share of this host where all hosts take as even a part of a number as can be, the first ones the rest."""
+        share, more = divmod(number, self.num_hosts)
+        return share + (self.host_rank < more)
+
+
+class Rendezvous:
+    """The chief's side: gathers the other hosts, and lets their workers reach the store as long as it is open.
+
+    Args:
+        seat: of the chief's host.
+        key: of the run.
+        store: for the workers of all hosts.
+
+    Raises:
+        InputError: the address is none of this host's, or the port is in use.
+    """
+
+    def __init__(self, seat: Seat, key: bytes, store: StoreServer) -> None:
+        self._seat, self._store = seat, store
+        self._callers: queue.SimpleQueue[Channel] = queue.SimpleQueue()
+        address = _own_address(seat)
+        try:
+            self._listener = Listener(address, seat.port, key, self._accept, _tell_stranger)
+        except OSError as error:
+            raise InputError(
+                f"The launcher cannot listen on port {seat.port} of {address}.",
+                given=f"--chief {seat.chief}:{seat.port}: {error.strerror}",
+                expected="a port that is free on the first host, and the same on all hosts",
+                hint="choose another port, above 1024; a run that is still ending may hold this one",
+            ) from None
+        self.network = network_environment(address)
+        """For the workers of this host: the interface by which they reach those of the others."""
+
+    def close(self) -> None:
+        """Listen no longer."""
+        self._listener.close()
+
+    def _accept(self, connection: socket.socket, address: str) -> None:
+        connection.settimeout(HANDSHAKE_SECONDS)
+        try:
+            purpose = connection.recv(1)
+        except OSError:
+            purpose = b""
+        connection.settimeout(None)
+        if purpose == CALLS_STORE:
+            self._store.serve(Connection(connection.detach()))
+        elif purpose == _CALLS_CHIEF:
+            self._callers.put(_channel(connection))
+        else:
+            connection.close()
+
+    def gather(self, requests: Sequence[str], clock: Callable[[], float] = time.monotonic) -> list[RemoteHost] | None:
+        """Wait for the other hosts; returns them in order, or None when a signal asks for a stop first.
+
+        Raises:
+            InputError: a host has another version, or another number of hosts.
+            WorkerError: hosts have not come in time, or cannot take part.
+        """
+        hosts: dict[int, RemoteHost] = {}
+        callers: list[Channel] = []
+        began = told = clock()
+        try:
+            while len(hosts) < self._seat.num_hosts - 1:
+                if requests:
+                    return None
+                time.sleep(TICK_SECONDS)
+                while not self._callers.empty():
+                    callers.append(self._callers.get())
+                for channel in [*callers]:
+                    if self._introduced(channel, hosts):
+                        callers.remove(channel)
+                _forget_lost(hosts)
+                if clock() - began > START_SECONDS:
+                    raise self._missing(hosts)
+                if clock() - told > _TELL_SECONDS:
+                    told = clock()
+                    log.info("%s; %.0f s of %.0f", self._who_has_come(hosts), clock() - began, START_SECONDS)
+        except (InputError, WorkerError) as error:
+            for host in hosts.values():
+                host.end(2 if isinstance(error, InputError) else 1, 40, str(error))
+            raise
+        return [hosts[index] for index in sorted(hosts)]
+
+    def _introduced(self, channel: Channel, hosts: dict[int, RemoteHost]) -> bool:
+        """Whether a caller has said who it is, or will not: it is then among the hosts, or refused."""
+        try:
+            said = next(iter(channel.receive()), None)
+            if said is None:
+                return channel.ended
+            index, num_hosts, num_workers = (int(said[name]) for name in ("host", "of", "workers"))
+            name, version, clock = str(said["name"]), str(said["version"]), float(said["time"])
+        except (ValueError, TypeError, LookupError):
+            channel.close()
+            return True
+        ours = (__version__, self._seat.num_hosts)
+        if (version, num_hosts) != ours or not 0 < index < num_hosts:
+            error = InputError(
+                f"Host {index} ({name}) has not been started as a part of this run.",
+                given=f"--hosts {num_hosts}, Lockstep {version}",
+                expected=f"--hosts {ours[1]} with a rank from 1 to {ours[1] - 1}, and Lockstep {ours[0]}, as on host 0",
+                hint="start the same command with the same version on all hosts, each with its own --host-rank",
+            )
+            _refuse(channel, str(error))
+            raise error
+        if "failed" in said:
+            channel.close()
+            raise WorkerError(
+                f"Host {index} ({name}) cannot take part.",
+                given=str(said["failed"]).partition("\n")[0],
+                expected="a host that can start its workers",
+                hint="read the last lines on its screen",
+            )
+        if index in hosts:
+            _refuse(
+                channel, f"There is a host {index} already: {hosts[index].name}. Each has a --host-rank of its own."
+            )
+            return True
+        if abs(clock - time.time()) > _CLOCKS_SECONDS:
+            log.warning(
+                "the clock of host %d (%s) is %.0f s %s; the run does not depend on it, but its files and logs tell"
+                " other times",
+                index,
+                name,
+                abs(clock - time.time()),
+                "ahead" if clock > time.time() else "behind",
+            )
+        is_taken = name in {socket.gethostname(), *(host.name for host in hosts.values())}
+        hosts[index] = RemoteHost(channel, index, f"{name} (host {index})" if is_taken else name, num_workers)
+        return True
+
+    def _who_has_come(self, hosts: Mapping[int, RemoteHost]) -> str:
+        missing = [f"host {index}" for index in range(1, self._seat.num_hosts) if index not in hosts]
+        come = ["host 0", *(f"host {index} ({host.machine})" for index, host in sorted(hosts.items()))]
+        return f"waiting for {' and '.join(missing)}; {' and '.join(come)} {'are' if hosts else 'is'} here"
+
+    def _missing(self, hosts: Mapping[int, RemoteHost]) -> WorkerError:
+        return WorkerError(
+            "Not all hosts of the run have come.",
+            given=f"after {START_SECONDS:.0f} s {self._who_has_come(hosts)}",
+            expected=f"{self._seat.num_hosts} hosts",
+            hint=f"start the same command on each host, with --chief {self._seat.chief}:{self._seat.port}, the same "
+            f"{KEY} and its own --host-rank; a firewall may keep them from this port",
+        )
+
+
+def _forget_lost(hosts: dict[int, RemoteHost]) -> None:
+    """Keep the hosts that have come informed, and forget those that have gone again."""
+    for index, host in [*hosts.items()]:
+        host.tick()
+        host.receive()
+        if fault := host.fault():
+            log.warning("host %d (%s) %s; waiting for it again", index, host.name, fault)
+            del hosts[index]
+
+
+def meet_chief(
+    seat: Seat, key: bytes, num_workers: int, requests: Sequence[str], *, failed: str | None = None
+) -> tuple[Channel, str, int] | None:
+    """Introduce this host to the chief's, and return the channel to it, and its address and port.
+
+    None when a signal asks for a stop first, or where a host that cannot take part finds nobody to tell.
+
+    Args:
+        seat: of this host.
+        key: of the run.
+        num_workers: that this host is to have.
+        requests: signals that have come.
+        failed: why this host cannot take part: the chief's host is told so if it can be reached soon.
+
+    Raises:
+        InputError: the chief's host has another key, or its name does not resolve.
+        WorkerError: it cannot be reached.
+    """
+    began = told = time.monotonic()
+    patience = START_SECONDS if failed is None else HANDSHAKE_SECONDS
+    while True:
+        try:
+            connection = connect(seat.chief, seat.port, key)
+            break
+        except OSError as error:
+            said, waited = error.strerror or str(error), time.monotonic() - began
+            if isinstance(error, OtherKeyError | socket.gaierror) or waited > patience:
+                if failed is not None:
+                    return None
+                raise _unreachable(seat, error, waited) from None
+        if requests:
+            return None
+        if time.monotonic() - told > _TELL_SECONDS:
+            told = time.monotonic()
+            log.info("waiting for host 0 at %s:%d (%s); %.0f s of %.0f", seat.chief, seat.port, said, waited, patience)
+        time.sleep(2 * TICK_SECONDS)
+    address = connection.getpeername()[0]
+    connection.sendall(_CALLS_CHIEF)
+    channel = _channel(connection)
+    introduction: dict[str, Any] = {
+        "host": seat.host_rank,
+        "of": seat.num_hosts,
+        "name": socket.gethostname(),
+        "version": __version__,
+        "workers": num_workers,
+        "time": time.time(),
+    }
+    channel.send(introduction if failed is None else {**introduction, "failed": failed})
+    return channel, address, seat.port
+
+
+def _unreachable(seat: Seat, error: OSError, waited: float) -> Exception:
+    if isinstance(error, socket.gaierror):
+        return InputError(
+            f"The name of the chief's host, {seat.chief}, does not resolve.",
+            given=f"--chief {seat.chief}:{seat.port}: {error.strerror}",
+            expected="a name or an address that this host knows",
+            hint="give its address: --chief 10.0.0.1:29500",
+        )
+    if isinstance(error, OtherKeyError):
+        return InputError(
+            f"This host and the one at {seat.chief}:{seat.port} are not of the same run.",
+            given=str(error),
+            expected=f"the same {KEY} in the environment of all hosts",
+            hint=f"copy the value of {KEY} from host 0; another run, or another program, may listen on this port",
+        )
+    return WorkerError(
+        f"Host {seat.host_rank} has not reached the chief's host.",
+        given=f"{seat.chief}:{seat.port}: {error.strerror or error}, for {waited:.0f} s",
+        expected="the same command on host 0, which listens there",
+        hint="start it with --host-rank 0; check address and port, and that no firewall is between the hosts",
+    )
+
+
+def network_environment(address: str) -> dict[str, str]:
+    """The variables that have gloo and NCCL use the interface that has an address of this host."""
+    interface = interface_of(address)
+    return {} if interface is None else {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+
+
+def network_towards(address: str, port: int) -> dict[str, str]:
+    """The variables that have gloo and NCCL use the interface that leads to another host."""
+    return network_environment(address_towards(address, port))
+
+
+def _own_address(seat: Seat) -> str:
+    """The address of the chief's host that its launcher listens on."""
+    try:
+        found = [str(where[0]) for *_, where in socket.getaddrinfo(seat.chief, seat.port, type=socket.SOCK_STREAM)]
+    except socket.gaierror as error:
+        raise _unreachable(seat, error, 0.0) from None
+    own = [address for address in found if interface_of(address) is not None]
+    is_name = not any(seat.chief in (address, "localhost") for address in found)
+    if is_name:  # Debian has /etc/hosts lead a host's own name to 127.0.1.1
+        own = [address for address in own if not ipaddress.ip_address(address.partition("%")[0]).is_loopback]
+    if not own:
+        raise InputError(
+            "The chief's host is to listen on an address that others cannot reach, or that it does not have.",
+            given=f"--chief {seat.chief}:{seat.port}, which is {' and '.join(found)} here",
+            expected="an address of the network between the hosts, on host 0 one of its own",
+            hint="give the address itself: --chief 10.0.0.1:29500 (ip -brief address lists those of a host)",
+        )
+    return own[0]
+
+
+def _channel(connection: socket.socket) -> Channel:
+    # A host that vanishes takes nothing more: this end must not wait for it.
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_SECONDS, 0))
+    return Channel(connection)
+
+
+def _refuse(channel: Channel, text: str) -> None:
+    channel.send({"end": 2, "level": 40, "log": text})
+    channel.close()
+
+
+def _tell_stranger(address: str) -> None:
+    log.warning("somebody at %s has tried to join the run without its key, and was refused", address)
