@@ -244,4 +244,3 @@ class Silence:
         self._seconds += min(now - self._looked, _LONGEST_POLL_SECONDS)
         self._looked = now
         return self._seconds
-

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from logging import ERROR, WARNING
 from typing import Any
 
@@ -146,10 +147,11 @@ class _Launcher:
     def _supervise(
         self, here: LocalHost, plan: Mapping[str, Any], others: Sequence[RemoteHost], limits: Limits
     ) -> Conclusion:
-        num_workers = [plan["workers"], *(host.num_workers for host in others)]
+        counts = [plan["workers"], *(host.num_workers for host in others)]
+        ranks = [range(*ends) for ends in pairwise(accumulate(counts, initial=0))]
         try:
             with closing(here):
-                outcome = Supervisor([here, *others], num_workers, limits, self._requests).finish()
+                outcome = Supervisor([here, *others], ranks, limits, self._requests).finish()
             conclusion = _conclude(outcome, self._requeue)
         except WorkerError as error:
             conclusion = _conclusion_of(error)

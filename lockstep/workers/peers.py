@@ -20,20 +20,21 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lockstep.errors import LockstepError, PeerLostError, WorkerError
 from lockstep.tracebacks import short_traceback
 from lockstep.workers import pulse as pulses
 from lockstep.workers.channel import Channel, Message
 from lockstep.workers.connections import KEY, address_towards
-from lockstep.workers.roll_call import RollCall
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from lockstep.workers.pulse import Pulse
+    from lockstep.workers.roll_call import RollCall
 
 # What torch.distributed says in a worker when another one is gone; it names no worker.
 _SAID_OF_LOST_PEERS = (
@@ -49,10 +50,11 @@ _VERDICT_SECONDS = 3.0
 """In which the watchers find out whose end has broken a connection."""
 _LEAVE_SECONDS = 30.0
 """That the chief waits at its end for the others to leave: with its host go the store, and the watcher that decides."""
-_REACH_SECONDS = 30.0
+REACH_SECONDS = 30.0
+"""In which workers and watchers find each other."""
 _PAUSE_SECONDS = 0.02
 _CREDENTIALS = struct.Struct("3i")
-_WATCHER = "from lockstep.parallel.watcher import main; main()"
+_WATCHER = "lockstep.parallel.watcher"
 
 
 def says_peer_is_lost(text: str) -> bool:
@@ -60,8 +62,8 @@ def says_peer_is_lost(text: str) -> bool:
     return any(said in text.lower() for said in _SAID_OF_LOST_PEERS)
 
 
-def user_of(connection: socket.socket) -> tuple[int, int]:
-    """Process and user at the other end of a Unix socket, as the system knows them."""
+def process_behind(connection: socket.socket) -> tuple[int, int]:
+    """Process id and user id at the other end of a Unix socket, as the system knows them."""
     room = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, user, _ = _CREDENTIALS.unpack(room)
     return pid, user
@@ -140,7 +142,8 @@ class Peers:
             self._watcher.send({"failed": text, "kind": kind, **place})
             return
         self._pulse.at(self._pulse.step, "end")
-        self._watcher.send({"leaves": True, "waits": self._leaves_last})
+        pulses.beat(self._pulse, self._watcher)
+        self._watcher.send({"leaves": "last" if self._leaves_last else "now"})
         if self._loss is None:
             # In a thread: a store whose host is gone may never answer.
             leaving = threading.Thread(target=self._leave_store, daemon=True)
@@ -196,20 +199,50 @@ def have_watched(store: Store, rank: int, roll: RollCall, pulse: Pulse, *, holds
     hosts = roll.hosts()
     host = next(number for number, ranks in enumerate(hosts) if rank in ranks)
     name = f"\0lockstep/{roll.start}/{host}"
-    is_first = rank == hosts[host][0]
-    if is_first:
+    task = None
+    if rank == hosts[host][0]:
+        task = _task(host, roll, store)
         _start_watcher(name, len(hosts[host]))
     watcher = Channel(_reach(name, roll.places[rank].host))
-    if is_first:
-        _instruct(watcher, host, roll, store)
-    can_show = signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL
-    if can_show:
-        faulthandler.register(signal.SIGUSR2, file=sys.__stderr__.fileno() if sys.__stderr__ else 2)
-    watcher.send({"rank": rank, "can_show": can_show})
-    leaves_last = holds_store or (rank == 0 and len(hosts) > 1)
-    peers = Peers(watcher, rank, len(roll.places), pulse, store, leaves_last=leaves_last)
+    watcher.send({"rank": rank, "can_show": _show_stack_on_signal(), "task": task})
+    decides = rank == 0 and len(hosts) > 1
+    if task and decides:
+        _tell_where(task, watcher, store)
+    peers = Peers(watcher, rank, len(roll.places), pulse, store, leaves_last=holds_store or decides)
     peers.start()
     return peers
+
+
+def _show_stack_on_signal() -> bool:
+    """Have SIGUSR2 write this process's stack, unless the script has a use for it."""
+    if signal.getsignal(signal.SIGUSR2) != signal.SIG_DFL:
+        return False
+    faulthandler.register(signal.SIGUSR2, file=2)
+    return True
+
+
+def _task(host: int, roll: RollCall, store: Store) -> dict[str, Any]:
+    """What the watcher of a host is to know. That of the chief's host decides; the others find it by the store."""
+    hosts, key = roll.hosts(), os.environ.get(KEY)
+    task = {"host": host, "ranks": hosts, "names": roll.host_names()}
+    if len(hosts) == 1:
+        return task
+    if not host:
+        # Without a key from its user, one is drawn: it is as secret as the store is.
+        return {
+            **task,
+            "address": address_towards(roll.places[hosts[1][0]].address, 1),
+            "key": key or secrets.token_hex(16),
+        }
+    store.wait(["watcher"], timedelta(seconds=REACH_SECONDS))
+    address, port, drawn = json.loads(store.get("watcher"))
+    return {**task, "address": address, "port": port, "key": key or drawn}
+
+
+def _tell_where(task: Mapping[str, Any], watcher: Channel, store: Store) -> None:
+    """Tell the other hosts where the watcher that decides listens."""
+    for answer in watcher.receive(REACH_SECONDS):
+        store.set("watcher", json.dumps([task["address"], answer["port"], "" if KEY in os.environ else task["key"]]))
 
 
 def _start_watcher(name: str, num_workers: int) -> None:
@@ -218,48 +251,33 @@ def _start_watcher(name: str, num_workers: int) -> None:
         listener.bind(name)
         listener.listen(num_workers)
         process = subprocess.Popen(
-            [sys.executable, "-c", _WATCHER, str(listener.fileno())],
+            [sys.executable, "-P", "-m", _WATCHER, str(listener.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,  # stderr stays: it is the screen
             pass_fds=[listener.fileno()],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-            start_new_session=True,  # what ends a worker and all that it has started does not end its watcher
+            start_new_session=True,  # what ends a worker, and all that it has started, does not end its watcher
         )
     process.returncode = 0  # nobody waits for it
 
 
-def _instruct(watcher: Channel, host: int, roll: RollCall, store: Store) -> None:
-    """Tell the watcher of this host of the others; that of the chief's host decides, and is found by the store."""
-    hosts, key = roll.hosts(), os.environ.get(KEY)
-    task: dict[str, object] = {"host": host, "ranks": hosts, "names": roll.host_names()}
-    if len(hosts) == 1:
-        watcher.send(task)
-    elif host:
-        store.wait(["watcher"], timedelta(seconds=_REACH_SECONDS))
-        decides = json.loads(store.get("watcher"))
-        watcher.send({**task, **decides, "key": key or decides["key"]})
-    else:
-        address, drawn = address_towards(roll.places[hosts[1][0]].address, 1), secrets.token_hex(16)
-        watcher.send({**task, "address": address, "port": 0, "key": key or drawn})
-        [answer] = watcher.receive(_REACH_SECONDS) or [{}]
-        store.set("watcher", json.dumps({"address": address, "port": answer["port"], "key": "" if key else drawn}))
-
-
 def _reach(name: str, host: str) -> socket.socket:
     """Connect to the watcher of this host, once its first worker has made the socket."""
-    deadline = time.monotonic() + _REACH_SECONDS
-    while True:
+    deadline = time.monotonic() + REACH_SECONDS
+    why = f"nobody has come in {REACH_SECONDS:g} s"
+    while time.monotonic() < deadline:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.connect(name)
-        except ConnectionRefusedError:  # nobody has the name
-            connection.close()
-            if time.monotonic() > deadline:
-                break
+            if process_behind(connection)[1] == os.geteuid():
+                return connection
+            why = "it belongs to another user"
+        except ConnectionRefusedError:  # nobody has made it yet
             time.sleep(_PAUSE_SECONDS)
-            continue
-        if user_of(connection)[1] == os.geteuid():
-            return connection
         connection.close()
-        break
-    raise WorkerError(...)
+    raise WorkerError(
+        f"The watcher of host {host} cannot be reached.",
+        given=why,
+        expected="a watcher, which the first worker of each host starts",
+        hint="read what the first worker of that host said last; start the workers of a host as one user",
+    )

@@ -22,10 +22,12 @@ from lockstep.checks import PositiveInt, check_value
 from lockstep.errors import InputError, LockstepError, WorkerError
 from lockstep.workers import pulse as pulses
 from lockstep.workers.cluster import WorkerEnvironment
+from lockstep.workers.connections import address_towards, interface_of
 from lockstep.workers.devices import check_devices, choose_device, identity
 from lockstep.workers.group import TIMEOUT_SECONDS, Group, timeout_seconds
-from lockstep.workers.peers import Peers
+from lockstep.workers.peers import Peers, have_watched
 from lockstep.workers.pulse import Pulse
+from lockstep.workers.roll_call import Place, call_roll
 from lockstep.workers.socket_store import SocketStore
 from lockstep.workers.store_server import LAUNCHED, inherited
 
@@ -121,11 +123,8 @@ def _join(device: str | None, workers_per_device: int, environment: Mapping[str,
         return Worker(0, 1, 0, 1, chosen, Group.alone(), pulse, workers_per_device, host=here)
     group = Group.alone()
     if env.num_workers > 1:
-        store = _store_of_launcher(env) if env.launched else _connect(env)
-        peers = None if env.launched else Peers(store, env.rank, env.num_workers, pulse, store_rank=env.store_rank)
-        group = Group(store, env.rank, env.num_workers, timeout_seconds(pulse), peers)
-        if peers:
-            peers.start()
+        store, peers = (_store_of_launcher(env), None) if env.launched else _find_each_other(env, pulse)
+        group = Group(store, env.rank, env.num_workers, timeout_seconds(pulse), peers, pulse)
     try:
         local_rank, num_local = env.local or _count_hosts(group, env.rank)
         chosen = choose_device(device, local_rank, num_local, workers_per_device)
@@ -179,6 +178,19 @@ def _store_of_launcher(env: WorkerEnvironment) -> Store:
             hint=f"unset RANK, WORLD_SIZE and {LAUNCHED} in what a worker starts: it is then alone",
         )
     return SocketStore(connection)
+
+
+def _find_each_other(env: WorkerEnvironment, pulse: Pulse) -> tuple[Store, Peers]:
+    """Wait for the other workers that another launcher has started; returns the store of them alone, and the peers."""
+    store = _connect(env)
+    address = address_towards(env.address, env.port)
+    # Else gloo takes the address to which this host's name resolves, which may lead to nobody.
+    if interface := interface_of(address):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+    roll = call_roll(store, env.rank, env.num_workers, Place.here(address))
+    store = PrefixStore(roll.start, store)
+    return store, have_watched(store, env.rank, roll, pulse, holds_store=env.rank == env.store_rank)
 
 
 def _connect(env: WorkerEnvironment) -> Store:

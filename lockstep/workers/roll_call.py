@@ -8,18 +8,19 @@ and go on when the chief's roll has their own number. What all of them store fro
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-
-# The stores are torch.distributed's, by the name under which they have types.
-from torch._C._distributed_c10d import Store
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lockstep.errors import PeerLostError, WorkerError
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 START_SECONDS = 300.0
 """Until all workers have come."""
@@ -45,7 +46,7 @@ class Place:
         system = [name]
         for kind in ("net", "pid"):
             with suppress(OSError):
-                system.append(os.readlink(f"/proc/self/ns/{kind}"))
+                system.append(str(Path(f"/proc/self/ns/{kind}").readlink()))
         return cls(name.partition(".")[0], address, " ".join(system))
 
 
@@ -64,6 +65,11 @@ class RollCall:
         for rank, place in enumerate(self.places):
             ranks.setdefault(place.system, []).append(rank)
         return list(ranks.values())
+
+    def host_names(self) -> list[str]:
+        """The name of each host; with its number where several have the same name."""
+        names = [self.places[ranks[0]].host for ranks in self.hosts()]
+        return [f"{name} (host {host})" if names.count(name) > 1 else name for host, name in enumerate(names)]
 
 
 def call_roll(

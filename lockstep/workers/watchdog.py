@@ -75,7 +75,7 @@ class Watchdog:
     """Decides which workers have been silent or stuck for too long, on a clock of its own. Knows no processes."""
 
     def __init__(self, num_workers: int, limits: Limits, now: float) -> None:
-        self._limits = limits
+        self.limits = limits
         self._clock, self._polled = 0.0, now
         self._workers = {rank: _Record(heard=0.0, since=0.0) for rank in range(num_workers)}
         self._longest: dict[str, float] = {}
@@ -125,7 +125,7 @@ class Watchdog:
                 worker.since = self._clock
 
     def _judge(self, rank: int, worker: _Record, is_stopped: Callable[[int], bool]) -> Verdict | None:
-        limits = self._limits
+        limits = self.limits
         factor = _PHASE_FACTORS.get(worker.phase, 1.0)
         silent, still = self._clock - worker.heard, self._clock - worker.since
         if worker.phase == "script":  # the script's own code may take its time, until others wait for this worker
