@@ -28,7 +28,16 @@ MAX_MODULE_LINES, MAX_FUNCTION_LINES = 400, 45
 TESTS = Path(__file__).parent
 # Tests of several modules at once, by what they are about.
 TOPICS = {
-    "": {"architecture", "coming_from", "coverage_table", "device_calls", "documents", "naming", "public_names"},
+    "": {
+        "architecture",
+        "coming_from",
+        "coverage_table",
+        "deploy",
+        "device_calls",
+        "documents",
+        "naming",
+        "public_names",
+    },
     "cli": {"commands", "names_on_screen", "photo_commands", "staged_run"},
     "models": {"backbones"},
     "training": {"wrong_arguments"},

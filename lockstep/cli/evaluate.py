@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.checks import NonNegativeFloat, PositiveInt, check_value
-from lockstep.cli.shared import Command, add_machine_arguments, check_target
+from lockstep.cli.shared import Command, add_machine_arguments, check_target, given_seat
 from lockstep.cli.weights import add_weights_arguments, chosen_run, store_in
 from lockstep.errors import InputError
 
@@ -70,7 +71,9 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     if is_worker():
         return _work(list(argv))
     scored_run(arguments)  # what is wrong is refused here, before there is any other process, and without torch
-    return launch(argv, plan=_plan, main=_work, preload=("torch", "lockstep.cli.scoring"))
+    return launch(
+        argv, plan=_plan, main=_work, preload=("torch", "lockstep.cli.scoring"), seat=given_seat(arguments, os.environ)
+    )
 
 
 def _plan(argv: list[str]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import runpy
 import sys
 from collections.abc import Sequence
@@ -10,7 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.checks import NonNegativeFloat, check_value
-from lockstep.cli.shared import ENVIRONMENT, Command, add_machine_arguments, choose_num_workers, join_workers
+from lockstep.cli.shared import (
+    ENVIRONMENT,
+    Command,
+    add_machine_arguments,
+    choose_num_workers,
+    given_seat,
+    join_workers,
+    worker_exit_code,
+)
 from lockstep.errors import InputError
 
 
@@ -43,7 +52,9 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
             expected="a Python file",
             hint="check the path: lockstep run my_script.py --workers 4",
         )
-    return _work(list(argv)) if is_worker() else launch(argv, plan=_plan, main=_work)
+    if is_worker():
+        return _work(list(argv))
+    return launch(argv, plan=_plan, main=_work, seat=given_seat(arguments, os.environ))
 
 
 def _plan(argv: list[str]) -> dict[str, Any]:
@@ -52,7 +63,8 @@ def _plan(argv: list[str]) -> dict[str, Any]:
 
     arguments = parse(argv)
     check_value("--hang-seconds", arguments.hang_seconds, NonNegativeFloat)
-    workers = choose_num_workers(arguments.workers, arguments.device, None, arguments.workers_per_device)
+    seat = given_seat(arguments, os.environ)
+    workers = choose_num_workers(arguments.workers, arguments.device, None, arguments.workers_per_device, seat)
     return {
         "workers": workers,
         "hang_seconds": arguments.hang_seconds,
@@ -71,7 +83,7 @@ def _work(argv: list[str]) -> int:
     with join_workers(arguments.device, arguments.workers_per_device, shows_log=False) as worker:
         worker.pulse.at(0, "script")
         runpy.run_path(str(script), run_name="__main__")
-    return 0
+        return worker_exit_code(worker) if worker.pulse.stopped else 0
 
 
 COMMAND = Command("run your own script on several workers", _add_arguments, _run)

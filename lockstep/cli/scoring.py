@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
@@ -26,7 +27,7 @@ from lockstep.checkpoints.store import Checkpoint
 from lockstep.cli.cards import Card, Tile, card, contact_sheet
 from lockstep.cli.evaluate import ScoredRun, scored_run
 from lockstep.cli.main import parse
-from lockstep.cli.shared import choose_num_workers, join_workers, worker_exit_code
+from lockstep.cli.shared import choose_num_workers, given_seat, join_workers, worker_exit_code
 from lockstep.data.showing import ShownExample, examples
 from lockstep.durable import atomic_write, make_folder
 from lockstep.errors import InputError, LockstepError
@@ -71,7 +72,8 @@ def plan_scoring(argv: list[str]) -> dict[str, Any]:
     arguments = parse(argv)
     recipe = scored_run(arguments).recipe
     device, sharing = _placement(arguments, recipe)
-    return {"workers": choose_num_workers(arguments.workers, device, recipe.num_towers, sharing)}
+    seat = given_seat(arguments, os.environ)
+    return {"workers": choose_num_workers(arguments.workers, device, recipe.num_towers, sharing, seat)}
 
 
 def _placement(arguments: argparse.Namespace, recipe: Recipe) -> tuple[str | None, int | None]:

@@ -22,6 +22,7 @@ from lockstep.screen import show_log
 from lockstep.workers.environment import SHORT_WAITS
 
 if TYPE_CHECKING:
+    from lockstep.parallel.rendezvous import Seat
     from lockstep.workers.rank import Worker
 
 EXIT_CODES = """exit codes:
@@ -75,6 +76,48 @@ def add_machine_arguments(command: argparse.ArgumentParser) -> None:
         "--workers-per-device", type=int, metavar="N", help="workers that share an accelerator, over gloo (default: 1)"
     )
     command.add_argument("--device", choices=["cpu"], help="leave the accelerators alone")
+    command.add_argument("--hosts", type=int, metavar="N", help="the same command runs on N hosts, as one run")
+    command.add_argument("--host-rank", type=int, metavar="K", help="which of them this is, from 0, the chief's host")
+    command.add_argument("--chief", metavar="HOST:PORT", help="where the chief's host listens for the others")
+
+
+def given_seat(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Seat | None:
+    """Return the place of this host among those of a run, by the flags or by what a launcher of hosts says.
+
+    None where the run has one host alone.
+
+    Raises:
+        InputError: a flag is missing or out of range.
+    """
+    from lockstep.parallel.rendezvous import Seat
+    from lockstep.workers.cluster import hosts_of_environment
+
+    flags = {"--hosts": arguments.hosts, "--host-rank": arguments.host_rank, "--chief": arguments.chief}
+    given = {flag: value for flag, value in flags.items() if value is not None}
+    if not given or given == {"--hosts": 1}:
+        place = None if given else hosts_of_environment(environment)
+        if place is None:
+            return None
+        given = dict(zip(flags, place, strict=True))
+    told = " ".join(f"{flag} {value}" for flag, value in given.items())
+    missing = [flag for flag in flags if flag not in given]
+    if missing:
+        raise InputError(
+            f"A run on several hosts also needs {' and '.join(missing)}.",
+            given=told,
+            expected="the number of hosts, the rank of this one, and the address of the first",
+            hint="--hosts 4 --host-rank 0 --chief node0:29500; on the next host --host-rank 1, and all else the same",
+        )
+    num_hosts, host_rank = int(given["--hosts"]), int(given["--host-rank"])
+    name, _, port = str(given["--chief"]).rpartition(":")
+    if not 0 <= host_rank < num_hosts or not name or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise InputError(
+            "The place of this host among those of the run cannot be used.",
+            given=told,
+            expected="a rank below the number of hosts, from 0, and a name or address with a port from 1 to 65535",
+            hint="--hosts 4 --host-rank 0 --chief node0:29500",
+        )
+    return Seat(num_hosts, host_rank, name.strip("[]"), int(port)) if num_hosts > 1 else None
 
 
 def check_target(path: Path, endings: Collection[str], what: str, *, overwrite: bool, flag: str = "--to") -> None:
@@ -142,16 +185,30 @@ def format_error(error: LockstepError) -> str:
 
 
 def choose_num_workers(
-    wanted: int | None, device: str | None, num_towers: int | None, workers_per_device: int | None = None
+    wanted: int | None,
+    device: str | None,
+    num_towers: int | None,
+    workers_per_device: int | None = None,
+    seat: Seat | None = None,
 ) -> int:
     """Return the number of workers to start on this host; a number wanted that is out of range is refused.
 
     By default one for each accelerator, or as many as may share it; on a CPU one for each tower and at most one a core;
-    never more than towers.
+    never more than towers. Workers and towers are those of all hosts, of which each takes as even a share as can be.
     """
     from lockstep.workers.devices import num_accelerators
 
     check_value("--workers-per-device", workers_per_device, PositiveInt | None)
+    if seat:
+        for number, what in ((wanted, "workers"), (num_towers, "towers")):
+            if number is not None and number < seat.num_hosts:
+                raise InputError(
+                    f"There are fewer {what} than hosts.",
+                    given=f"{number} {what} over {seat.num_hosts} hosts",
+                    expected=f"at least one of the {what} for each host",
+                    hint=f"--{what} counts those of all hosts: --{what} {seat.num_hosts} or more; or fewer hosts",
+                )
+        wanted, num_towers = (number if number is None else seat.share(number) for number in (wanted, num_towers))
     most = 0 if device == "cpu" else num_accelerators() * (workers_per_device or 1)
     if wanted is None:
         return min(most or usable_cores(), num_towers or most or 1)
@@ -188,7 +245,14 @@ def join_workers(
 
 
 def worker_exit_code(worker: Worker, *, requeue: bool = False) -> int:
-    """Return the exit code of a worker that was stopped: 0 under our launcher, which returns the signal's code."""
+    """Return the exit code of workers that were stopped: 0 under our launcher, which returns the signal's code.
+
+    All workers call it, and get the code of the same signal, whichever of them it was sent to. As some launchers end
+    all processes with the first one that ends, it waits for the chief, which may still be saving.
+    """
     from lockstep.parallel.launch import exit_code_of_stop
 
-    return 0 if worker.pulse.launched else exit_code_of_stop(worker.pulse.stop_requested or "SIGTERM", requeue=requeue)
+    if worker.pulse.launched:
+        return 0
+    signals = [name for name in worker.group.gather(worker.pulse.stop_requested) if name]
+    return exit_code_of_stop(signals[0] if signals else "SIGTERM", requeue=requeue)

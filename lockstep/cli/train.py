@@ -6,12 +6,13 @@ The process that the user starts only launches workers, and loads no torch; they
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
 
 from lockstep.checks import Hint, Range, check_value
-from lockstep.cli.shared import ENVIRONMENT, EXIT_CODES, Command, add_machine_arguments
+from lockstep.cli.shared import ENVIRONMENT, EXIT_CODES, Command, add_machine_arguments, given_seat
 
 SHIPPED_RECIPES = (
     "mnist",
@@ -91,8 +92,15 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     if arguments.grace is not None:
         hint = Hint("give the seconds between the signal and the end of the machine")
         check_value("--grace", arguments.grace, Annotated[float, Range(gt=0, finite=False), hint])
-    limits, preload = Limits(stop_seconds=arguments.grace), ("torch", "lockstep.cli.training")
-    return launch(argv, plan=_plan, main=_work, preload=preload, limits=limits, requeue=arguments.requeue)
+    return launch(
+        argv,
+        plan=_plan,
+        main=_work,
+        preload=("torch", "lockstep.cli.training"),
+        limits=Limits(stop_seconds=arguments.grace),
+        requeue=arguments.requeue,
+        seat=given_seat(arguments, os.environ),
+    )
 
 
 def _plan(argv: list[str]) -> dict[str, Any]:

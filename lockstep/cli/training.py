@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -13,9 +14,10 @@ from lockstep.checks import check_together
 from lockstep.cli.given_run import GivenRun, check_without_torch, given_run
 from lockstep.cli.main import parse
 from lockstep.cli.scoring import log_scores
-from lockstep.cli.shared import choose_num_workers, join_workers, worker_exit_code
+from lockstep.cli.shared import choose_num_workers, given_seat, join_workers, worker_exit_code
 from lockstep.errors import InputError
 from lockstep.owner import scratch_folder
+from lockstep.parallel.rendezvous import Seat
 from lockstep.progress import Steps
 from lockstep.recipes.recipe import Recipe
 from lockstep.runs.run import Run
@@ -32,7 +34,7 @@ def plan_training(argv: list[str]) -> dict[str, Any]:
     arguments = parse(argv)
     run = given_run(arguments)
     check_given(arguments, run)
-    workers = choose_workers(run.recipe)
+    workers = choose_workers(run.recipe, given_seat(arguments, os.environ))
     _log_idle_devices(run.recipe, workers)
     return {"workers": workers, "hang_seconds": run.recipe.watch.hang_seconds}
 
@@ -43,15 +45,18 @@ def check_given(arguments: argparse.Namespace, run: GivenRun) -> None:
     check_together(
         [
             partial(check_without_torch, arguments, run),
-            partial(choose_workers, run.recipe),
+            partial(choose_workers, run.recipe, given_seat(arguments, os.environ)),
             partial(check_sources, run.recipe, path, arguments.fork_from),
         ]
     )
 
 
-def choose_workers(recipe: Recipe) -> int:
-    """Return the number of workers of a run; one that does not fit the batch or the towers is refused."""
-    workers = choose_num_workers(recipe.num_workers, recipe.device, recipe.num_towers, recipe.workers_per_device)
+def choose_workers(recipe: Recipe, seat: Seat | None = None) -> int:
+    """Return the number of workers of a run on this host; one that does not fit the batch or the towers is refused."""
+    here = choose_num_workers(recipe.num_workers, recipe.device, recipe.num_towers, recipe.workers_per_device, seat)
+    if seat and recipe.num_workers is None:
+        return here  # whether the batch fits the workers of all hosts is seen when they are there
+    workers = recipe.num_workers or here
     if recipe.num_towers is None and recipe.batch_size % workers:
         raise InputError(
             "The batch cannot be split evenly over the workers.",
@@ -60,7 +65,7 @@ def choose_workers(recipe: Recipe) -> int:
             hint=f"--workers {_largest_divisor(recipe.batch_size, workers)}; or --towers, at least one for each worker",
         )
     recipe.towers_for(workers).check(recipe.batch_size, workers)
-    return workers
+    return here
 
 
 def _log_idle_devices(recipe: Recipe, workers: int) -> None:

@@ -37,7 +37,6 @@ Said = list[tuple[int, Message]]
 class Host(Protocol):
     """A machine with workers of the run."""
 
-    index: int
     name: str
 
     def start(self, rank: int, environment: Mapping[str, str]) -> None:
@@ -77,7 +76,6 @@ class LocalHost:
         task: what each worker does.
         connect_store: makes a connection to the store for a worker to inherit; None where the task says where it is.
         network: variables that name the network interface between the workers; those that are set already stay.
-        index: among the hosts of the run.
         name: of the host; empty where there is but one.
     """
 
@@ -87,10 +85,9 @@ class LocalHost:
         task: Mapping[str, object],
         connect_store: Callable[[], Connection] | None,
         network: Mapping[str, str] = LOOPBACK,
-        index: int = 0,
         name: str = "",
     ) -> None:
-        self.index, self.name = index, name
+        self.name = name
         self._network = {name: value for name, value in network.items() if name not in os.environ}
         self._server, self._task, self._connect_store = server, task, connect_store
         self._channels: dict[int, Channel] = {}
@@ -149,16 +146,15 @@ class RemoteHost:
 
     Args:
         channel: to the agent.
-        index: among the hosts of the run.
         name: of the host.
         num_workers: that it is to have.
         clock: seconds that only grow.
     """
 
     def __init__(
-        self, channel: Channel, index: int, name: str, num_workers: int, clock: Callable[[], float] = time.monotonic
+        self, channel: Channel, name: str, num_workers: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.index, self.name, self.num_workers = index, name, num_workers
+        self.name, self.num_workers = name, num_workers
         self._channel = channel
         self._stopped: frozenset[int] = frozenset()
         self._requests: list[str] = []

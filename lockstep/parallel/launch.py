@@ -141,7 +141,7 @@ class _Launcher:
                 others = rendezvous.gather(self._requests)
                 if others is None:
                     return self._stopped_early()
-                here = LocalHost(self._server, task, store.connect, rendezvous.network, 0, socket.gethostname())
+                here = LocalHost(self._server, task, store.connect, rendezvous.network, socket.gethostname())
                 return self._supervise(here, plan, others, limits)
 
     def _supervise(
@@ -173,7 +173,7 @@ class _Launcher:
         channel, address, port = met
         task = self._worker_task(plan, main) | {"store": [address, port, key.decode()]}
         network = network_towards(address, port)
-        here = LocalHost(self._server, task, None, network, seat.host_rank, socket.gethostname())
+        here = LocalHost(self._server, task, None, network, socket.gethostname())
         with closing(channel), closing(here):
             return Agent(channel, here, self._requests).serve()
 

@@ -118,6 +118,7 @@ class Rendezvous:
         hosts: dict[int, RemoteHost] = {}
         callers: list[Channel] = []
         began = told = clock()
+        log.info("%s at %s:%d", self._who_has_come(hosts), self._seat.chief, self._seat.port)
         try:
             while len(hosts) < self._seat.num_hosts - 1:
                 if requests:
@@ -184,12 +185,12 @@ class Rendezvous:
                 "ahead" if clock > time.time() else "behind",
             )
         is_taken = name in {socket.gethostname(), *(host.name for host in hosts.values())}
-        hosts[index] = RemoteHost(channel, index, f"{name} (host {index})" if is_taken else name, num_workers)
+        hosts[index] = RemoteHost(channel, f"{name} (host {index})" if is_taken else name, num_workers)
         return True
 
     def _who_has_come(self, hosts: Mapping[int, RemoteHost]) -> str:
         missing = [f"host {index}" for index in range(1, self._seat.num_hosts) if index not in hosts]
-        come = ["host 0", *(f"host {index} ({host.machine})" for index, host in sorted(hosts.items()))]
+        come = ["host 0", *(f"host {index} ({host.name})" for index, host in sorted(hosts.items()))]
         return f"waiting for {' and '.join(missing)}; {' and '.join(come)} {'are' if hosts else 'is'} here"
 
     def _missing(self, hosts: Mapping[int, RemoteHost]) -> WorkerError:
@@ -208,7 +209,7 @@ def _forget_lost(hosts: dict[int, RemoteHost]) -> None:
         host.tick()
         host.receive()
         if fault := host.fault():
-            log.warning("host %d (%s) %s; waiting for it again", index, host.name, fault)
+            log.warning("host %s %s; waiting for it again", host.name, fault)
             del hosts[index]
 
 

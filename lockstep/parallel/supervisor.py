@@ -153,7 +153,7 @@ class Supervisor:
             self._hosts.remove(host)
             lost = [member for member in self._members if member.host is host and member.has_process]
             if any(member.state == "running" for member in lost):
-                self._add(watchdog.lost_host(host.index, host.name, fault, [member.status for member in lost]))
+                self._add(watchdog.lost_host(host.name, fault, [member.status for member in lost]))
             for member in lost:
                 self._watchdog.forget(member.rank)
                 member.state, member.is_awaited = "dead", False

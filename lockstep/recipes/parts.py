@@ -120,7 +120,7 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class Monitoring(Checked):
-    """How often a run reports, how long it may make no progress, and whether it looks for the memory that it needs."""
+    """How often a run reports, and compares its workers; how long it may stand still; whether it probes its memory."""
 
     console: Interval = _TEN_STEPS
     """A line on the screen; a live bar follows every step."""
@@ -139,6 +139,9 @@ class Monitoring(Checked):
     hang_seconds: NonNegativeFloat = 600.0
     """A worker that stays longer at one step and phase is ended (six times as long in slow phases), and so is a loader
     process that reads longer at one example; 0: never."""
+    compare_steps: NonNegativeInt64 = 100
+    """Updates between two comparisons of the model and the optimizer's slots on all workers, by a checksum that travels
+    with the gradients: a run whose workers come to differ ends, and names the first tensor; 0: never."""
     probe_memory: bool = True
     """Compute the largest batch of a detector's run before its first step, so that it ends there if memory is lacking:
     images as large as they can be, each with the most objects. The images of classifiers have one size."""

@@ -196,6 +196,7 @@ def build_state(recipe: Recipe, worker: Worker) -> TrainState:
         nonfinite=recipe.nonfinite,
         nonfinite_budget=recipe.nonfinite_budget,
     )
+    state.compare_steps = recipe.watch.compare_steps
     # As the first step says it, too: what is scored without one is computed with the same flags.
     towers = recipe.towers_for(worker.num_workers)
     state.trained_with |= {"towers": described(towers), "exchange": described(recipe.exchange)}

@@ -119,6 +119,7 @@ def resolve_choices(recipe: Recipe, parts: Parts, worker: Worker, workdir: Workd
     saved = worker.group.broadcast(workdir.saved_choices() if workdir and worker.is_chief else None)
     before = Choices(**saved) if saved else None
     now = choices.resolve(parts.state, parts.towers, parts.loader, worker, exact=exact, saved=before)
+    choices.compare(now, worker, exact=exact)
     torch.set_num_threads(now.threads)
     changed = choices.differences(before, now) if before else []
     if exact:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import torch
 
 from lockstep.checks import Checked, Decay, Hint
-from lockstep.errors import WorkerError
 from lockstep.readback import Readback
 from lockstep.tensor_lists import are_finite
 
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from lockstep.parallel.hosting import StepInputs
     from lockstep.parallel.tree import TreeSum
     from lockstep.types import Batch
-    from lockstep.workers.rank import Worker
 
 Nonfinite = Literal["stop", "skip", "rollback", "off"]
 """What becomes of an attempt that is not finite."""
@@ -148,37 +146,6 @@ class Proposal:
         attempt: Any = self.attempt
         losses: Any = self._losses
         return Found(losses, self.gradients.norm, math.isfinite(attempt.statistics_check), attempt.others)
-
-
-class Extras(NamedTuple):
-    """Numbers of each worker that travel with the losses, summed over the workers."""
-
-    elapsed_seconds: float
-    """On the chief's clock; the others add nothing."""
-    num_stops: float
-    """Workers that were asked to stop."""
-    num_bad: float
-    """Examples that could not be read."""
-    position: float
-    """Of the batch, on each worker the same."""
-
-    @classmethod
-    def of(cls, found: Found, position: int, worker: Worker) -> Extras:
-        """What the workers have told each other with an attempt, here from the batch at `position`.
-
-        Raises:
-            WorkerError: the workers have not begun the same one.
-        """
-        extras = cls(*found.others[-len(cls._fields) :])
-        mean = extras.position / worker.num_workers
-        if mean != position:
-            raise WorkerError(
-                "The workers have not begun the same attempt.",
-                given=f"the batch at position {position} on {worker.name}, and {mean:g} in the mean of all workers",
-                expected="loop bodies that change parameters and buffers on all workers alike, or on none",
-                hint="leave `if worker.is_chief` out around such changes",
-            )
-        return extras
 
 
 class Begun(NamedTuple):

@@ -16,6 +16,7 @@ from lockstep.images.jpeg import TURBO
 from lockstep.parallel.backends import backends_of_steps
 from lockstep.parallel.towers import Towers
 from lockstep.readers.reader import decoder_of
+from lockstep.screen import log
 from lockstep.training.state import TrainState
 from lockstep.version import __version__
 from lockstep.workers.rank import Worker
@@ -78,11 +79,12 @@ def resolve(
 ) -> Choices:
     """The choices of this start of a run: those of its first start where they were saved, else what suits the machine.
 
-    One thread a worker on a CPU where exactness is asked for; else the cores that each worker has to itself.
+    One thread a worker on a CPU where exactness is asked for; else the cores that each worker has to itself, on the
+    host where these are fewest. All workers call it together.
     """
     share = 1 if exact and worker.device.type == "cpu" else max(1, usable_cores() // worker.num_local_workers)
     return Choices(
-        threads=saved.threads if saved else share,
+        threads=saved.threads if saved else min(worker.group.gather(share)),
         device=worker.device.type,
         cpu=f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
         precision=towers.precision,
@@ -94,6 +96,22 @@ def resolve(
         lockstep=__version__,
         accelerator=backends_of_steps(towers, worker.device, exact=exact).described(),
     )
+
+
+def compare(now: Choices, worker: Worker, *, exact: bool) -> None:
+    """Compare the choices of all workers: those of an exact run must be the same, else the chief tells who differs.
+
+    Raises:
+        WorkerError: the run is exact, and workers differ.
+    """
+    if exact:
+        worker.group.agree("the choices, on which exact bits depend", _flat(now))
+        return
+    mine, *others = worker.group.gather(_flat(now))
+    for name, theirs in zip(worker.group.names[1:], others, strict=True):
+        odd = [f"{what} {theirs.get(what)} instead of {mine[what]}" for what in mine if theirs.get(what) != mine[what]]
+        if odd and worker.is_chief:
+            log.warning("%s computes with other choices than %s: %s", name, worker.name, ", ".join(odd))
 
 
 def differences(saved: Choices, now: Choices) -> list[str]:

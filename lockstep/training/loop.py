@@ -141,6 +141,7 @@ class _Course:
             log_stop(self.worker.pulse, now.step)
         if is_stopped or is_at_end:
             self.worker.pulse.at(now.step, "script")
+            self.worker.pulse.stopped = is_stopped
         return is_stopped or is_at_end
 
     def may_end_with(self, batch: Batch) -> bool:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
+import lockstep
 from lockstep.checkpoints.encoding import check_saveable
 from lockstep.data.loader import Loader
 from lockstep.errors import InputError
@@ -19,6 +23,7 @@ from lockstep.parallel.tower_outputs import sparse_parameters
 from lockstep.parallel.towers import Towers
 from lockstep.readers.fingerprint import lines_of
 from lockstep.screen import log
+from lockstep.training.replicas import digest
 from lockstep.training.saved_state import EXTRA, extra_state
 from lockstep.training.state import TrainState
 from lockstep.training.trained_with import threads_matter
@@ -38,10 +43,28 @@ def check_start(state: TrainState, worker: Worker) -> None:
     check_saveable({**state.sections(), EXTRA: extra_state(state.model).tensors})
     if worker.num_workers == 1:
         return
+    worker.group.agree("versions", _versions(worker))
     shapes = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors.items()]
     worker.group.agree("the parameters of the model", shapes)
-    worker.group.agree("the values of the model", {name: _digest(tensor) for name, tensor in tensors.items()})
-    worker.group.agree("versions", {"torch": torch.__version__, "lockstep": __version__})
+    worker.group.agree("the values of the model", {name: digest(tensor) for name, tensor in tensors.items()})
+
+
+def _versions(worker: Worker) -> dict[str, str]:
+    """The versions of what this worker runs; where hosts may have copies of their own, digests of the files, too."""
+    packages = {"torch": torch.__version__, "numpy": np.__version__, "lockstep": __version__}
+    versions = {"python": platform.python_version(), **packages}
+    if worker.num_local_workers < worker.num_workers:
+        versions["the files of lockstep"] = _digest_of(sorted(Path(lockstep.__file__).parent.rglob("*.py")))
+        if sys.argv[0].endswith(".py"):
+            versions[f"the file {Path(sys.argv[0]).name}"] = _digest_of([Path(sys.argv[0])])
+    return versions
+
+
+def _digest_of(files: Sequence[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.read_bytes() if file.is_file() else b"")
+    return digest.hexdigest()[:16]
 
 
 def check_data(loader: Loader, worker: Worker) -> None:
@@ -122,11 +145,6 @@ def _check_embeddings(state: TrainState) -> None:
             expected="embeddings without max_norm",
             hint="leave max_norm out, or normalise the rows that are looked up",
         )
-
-
-def _digest(tensor: Tensor) -> str:
-    values = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
-    return hashlib.sha256(values.numpy().data).hexdigest()[:16]
 
 
 def _check_value(name: str, tensor: Tensor, worker: Worker, *, is_trained: bool) -> None:

@@ -80,6 +80,8 @@ class TrainState:
     """What checkpoints say of the arguments, and from the first step on of towers, exchange and threads."""
     _num_changes: ClassVar[int] = 0  # of all states
     _num_own_changes = 0
+    compare_steps = 100
+    """Updates between two comparisons of the workers' copies of this state, the same on all of them; 0: never."""
     resumed: Resumed | None = None
     """The checkpoint that the first step after a resume is compared with."""
 

@@ -24,7 +24,8 @@ from lockstep.parallel.towers import Towers
 from lockstep.parallel.tree import TreeSum, assign_towers
 from lockstep.progress import Progress
 from lockstep.screen import log
-from lockstep.training.attempt import Attempt, Begun, Enqueued, Extras, Found, Outcome
+from lockstep.training.attempt import Attempt, Begun, Enqueued, Found, Outcome
+from lockstep.training.extras import Extras, ExtraSums
 from lockstep.training.missing_gradients import MissingGradients
 from lockstep.training.nonfinite import handle
 from lockstep.training.preflight import (
@@ -139,7 +140,8 @@ class BoundStep:
         num_leaves, mine = (worker.num_workers, [worker.rank]) if towers.joined else (towers.count, list(self._mine))
         self._reducer = Reducer(exchange, worker, num_leaves, mine)
         self._missing = MissingGradients(self._state, num_leaves, is_chief=worker.is_chief)
-        self._started = self._resumed = time.perf_counter()
+        self._extras = ExtraSums(self._state, worker)
+        self._extras.started = self._resumed = time.perf_counter()
         self._num_runs = 0
         self._resolved_for: tuple[int, int] | None = None
         self.runs_ahead = readback.reading_waits(worker.device)
@@ -153,7 +155,7 @@ class BoundStep:
         Raises:
             InputError: the model has changed since the state was made.
         """
-        self._started = self._resumed = time.perf_counter()
+        self._extras.started = self._resumed = time.perf_counter()
         check_parameters(self._state)
         check_buffers(self._state)
 
@@ -198,7 +200,7 @@ class BoundStep:
         batch, inputs, unread = enqueued
         with uninterrupted(), torch.no_grad():
             found = unread.read(self.worker.group.check_peers)
-            extras = Extras.of(found, batch.position, self.worker)
+            extras = self._extras.read(found, batch.position)
             if extras.num_bad or self._state.refuses(found, inputs.loss_scale):
                 return None
             outcome = self._state.settle(found, inputs.loss_scale)
@@ -255,7 +257,7 @@ class BoundStep:
     def _finish(self, begun: Begun, losses: LossFunction) -> StepReport:
         batch, inputs, sums, proposal, *_, began = begun
         found = proposal.read(self.worker.group.check_peers)
-        extras = Extras.of(found, batch.position, self.worker)
+        extras = self._extras.read(found, batch.position)
         bad = self._gather_bad(batch) if extras.num_bad else ()
         outcome = self._state.decide(proposal, found)
         nonfinite = None
@@ -325,18 +327,11 @@ class BoundStep:
         check_training_mode(self._state)
 
     def _inputs(self, batch: Batch, counts: Sequence[Counts], step: int, began: float) -> StepInputs:
-        state, worker = self._state, self.worker
-        extras = Extras(
-            elapsed_seconds=began - self._started if worker.rank == 0 else 0.0,
-            num_stops=float(worker.pulse.stop_requested is not None),
-            num_bad=float(len(batch.bad)),
-            position=float(batch.position),
-        )
         return StepInputs(
             step,
             self._reducer.counted(counts) if counts else {},
-            state.loss_scale.value if self.towers.precision == "fp16" else None,
-            readback.numbers_on(worker.device, extras),
+            self._state.loss_scale.value if self.towers.precision == "fp16" else None,
+            self._extras.own(batch, step, began),
         )
 
     def _run_towers(self, losses: LossFunction, parts: Sequence[TowerBatch], inputs: StepInputs) -> TreeSum:
@@ -372,8 +367,7 @@ class BoundStep:
         statistics = self._host.statistics
         others, withheld = totals.others, None
         if isinstance(others, Tensor) and self.worker.num_workers > 1:
-            *_, num_bad, positions = others[-len(Extras._fields) :].unbind()
-            withheld = num_bad + (positions - self.worker.num_workers * position).abs()
+            withheld = self._extras.withheld(others, position)
         return Attempt(
             self._missing.left_out(totals, self._host.absent),
             statistics.combined(totals.statistics),

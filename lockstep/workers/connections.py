@@ -182,12 +182,29 @@ def address_towards(host: str, port: int) -> str:
     return address
 
 
+def leads_out(address: str) -> bool:
+    """Whether an address is one by which other hosts may reach this one: it is not of the loopback."""
+    return bool(address) and not ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
 def interface_of(address: str) -> str | None:
     """The name of the network interface ("eth0") that has an address of this host; None where there is none."""
-    return _interfaces().get(ipaddress.ip_address(address.partition("%")[0]))
+    return _by_address().get(ipaddress.ip_address(address.partition("%")[0]))
 
 
-def _interfaces() -> dict[ipaddress.IPv4Address | ipaddress.IPv6Address, str]:
+def address_of(interface: str) -> str | None:
+    """The first address of this host in the network of an interface; None where it has none, or no such interface."""
+    return next(
+        (str(each) for each, name in _by_address().items() if name == interface and not each.is_link_local), None
+    )
+
+
+def interfaces() -> list[str]:
+    """The names of this host's network interfaces that have an address."""
+    return sorted(set(_by_address().values()))
+
+
+def _by_address() -> dict[ipaddress.IPv4Address | ipaddress.IPv6Address, str]:
     """The interfaces of this host, by address. Linux only."""
     found: dict[ipaddress.IPv4Address | ipaddress.IPv6Address, str] = {}
     room = array("B", bytes(_MOST_INTERFACES * _INTERFACE.size))

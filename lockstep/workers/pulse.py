@@ -24,7 +24,7 @@ BEAT_SECONDS = 0.1
 class Pulse:
     """The place that the training loop reports, and the stop it was asked for; nobody need be listening."""
 
-    __slots__ = ("count", "ended", "launched", "phase", "step", "stop_requested", "waits")
+    __slots__ = ("count", "ended", "launched", "phase", "step", "stop_requested", "stopped", "waits")
 
     def __init__(self, *, launched: bool = False) -> None:
         self.step = 0
@@ -35,6 +35,8 @@ class Pulse:
         """The worker waits for all others to make the same call."""
         self.stop_requested: str | None = None
         """The name of the signal ("SIGTERM") that asked for the run to end after this step."""
+        self.stopped = False
+        """All workers have ended their loops after the same step, as one of them was asked to."""
         self.ended = False
         """The run has reached its end and is saved: a stop that is asked for now does not interrupt it."""
         self.launched = launched

@@ -20,11 +20,13 @@ from torch.distributed import DistError
 
 from lockstep.checks import PositiveInt, check_value
 from lockstep.errors import InputError, LockstepError, WorkerError
+from lockstep.screen import log
 from lockstep.workers import pulse as pulses
 from lockstep.workers.cluster import WorkerEnvironment
-from lockstep.workers.connections import address_towards, interface_of
+from lockstep.workers.connections import address_towards
 from lockstep.workers.devices import check_devices, choose_device, identity
 from lockstep.workers.group import TIMEOUT_SECONDS, Group, timeout_seconds
+from lockstep.workers.network import choose_network
 from lockstep.workers.peers import Peers, have_watched
 from lockstep.workers.pulse import Pulse
 from lockstep.workers.roll_call import Place, call_roll
@@ -132,6 +134,9 @@ def _join(device: str | None, workers_per_device: int, environment: Mapping[str,
         hosts = host_names([(name, each) for name, each, _ in told])
         if len(set(hosts)) > 1:
             group.names = [f"worker {rank} on {host}" for rank, host in enumerate(hosts)]
+            network = choose_network(group, env.rank, None if env.launched else (env.address, env.port))
+            if network and local_rank == 0:
+                log.info("%s exchanges with the other hosts over %s", hosts[env.rank], network)
         shares = check_devices([name for *_, name in told], workers_per_device)
     except LockstepError as error:
         group.leave(error)
@@ -184,10 +189,6 @@ def _find_each_other(env: WorkerEnvironment, pulse: Pulse) -> tuple[Store, Peers
     """Wait for the other workers that another launcher has started; returns the store of them alone, and the peers."""
     store = _connect(env)
     address = address_towards(env.address, env.port)
-    # Else gloo takes the address to which this host's name resolves, which may lead to nobody.
-    if interface := interface_of(address):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
     roll = call_roll(store, env.rank, env.num_workers, Place.here(address))
     store = PrefixStore(roll.start, store)
     return store, have_watched(store, env.rank, roll, pulse, holds_store=env.rank == env.store_rank)

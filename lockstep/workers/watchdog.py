@@ -209,10 +209,10 @@ def left(worker: WorkerStatus) -> Failure:
     return Failure(f"{worker} ended with exit code 0 {worker.where}, before the others, which needed it")
 
 
-def lost_host(index: int, name: str, fault: str, workers: Sequence[WorkerStatus]) -> Failure:
+def lost_host(name: str, fault: str, workers: Sequence[WorkerStatus]) -> Failure:
     """The failure of a host that is gone, with its workers."""
     places = ", ".join(f"worker {worker.rank} {worker.where}" for worker in workers)
-    return Failure(f"host {index} ({name}) {fault}; lost with it: {places}")
+    return Failure(f"host {name} {fault}; lost with it: {places}")
 
 
 def root_cause(failures: Sequence[Failure]) -> Failure:

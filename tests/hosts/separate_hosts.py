@@ -8,8 +8,9 @@
         assert hosts.leftovers() == []
 
 Each host has an address, a name that all resolve (host0, host1, ...), a loopback and a /dev/shm of its own. Files are
-shared, as on a cluster with a network file system. Each also has an interface `docker0` which leads nowhere and has
-the same address on all, as real hosts do: who picks it finds nobody. Needs root and iproute2, see `missing`.
+shared, as on a cluster with a network file system. Real hosts have traps, and so do these: an interface `docker0`,
+which leads nowhere and has the same address on all, and a name of their own that they take for their loopback, as
+Debian's /etc/hosts has it. Needs root and iproute2, see `missing`.
 """
 
 from __future__ import annotations
@@ -215,11 +216,10 @@ class Hosts:
         _ip("netns", "add", self._hub)
         _ip("-n", self._hub, "link", "add", "bridge", "type", "bridge")
         _ip("-n", self._hub, "link", "set", "bridge", "up")
-        resolved = "".join(f"{self.address(host)} host{host}\n" for host in range(len(self._names)))
         for host, name in enumerate(self._names):
             self._shared_memory[host].mkdir(parents=True, exist_ok=True)
             (FILES_OF_NAMESPACES / name).mkdir(parents=True)
-            (FILES_OF_NAMESPACES / name / "hosts").write_text(f"127.0.0.1 localhost\n{resolved}")
+            (FILES_OF_NAMESPACES / name / "hosts").write_text(self._names_of_hosts(host))
             _ip("netns", "add", name)
             port = f"port{host}"
             _ip("link", "add", port, "netns", self._hub, "type", "veth", "peer", "name", INTERFACE, "netns", name)
@@ -229,6 +229,12 @@ class Hosts:
                 _ip("-n", name, "address", "add", f"{address}/24", "dev", device)
             for device in ("lo", INTERFACE, WRONG_INTERFACE):
                 _ip("-n", name, "link", "set", device, "up")
+
+    def _names_of_hosts(self, host: int) -> str:
+        """What /etc/hosts of a host says."""
+        own = {host: "127.0.1.1"}
+        lines = [f"{own.get(other, self.address(other))} host{other}" for other in range(len(self._names))]
+        return "\n".join(["127.0.0.1 localhost", *lines, ""])
 
     def _leftovers(self) -> list[str]:
         left = []

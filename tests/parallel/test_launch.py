@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import select
@@ -18,6 +19,7 @@ import pytest
 
 from lockstep.errors import InputError
 from lockstep.parallel import launch as launching
+from lockstep.parallel.agent import Conclusion
 from lockstep.parallel.forkserver import Event
 from lockstep.parallel.launch import exit_code_of_stop, is_worker
 from lockstep.parallel.supervisor import STOPPED_EARLY, RunOutcome
@@ -757,24 +759,22 @@ BAD, INPUT, LOST = Failure("it is bad"), Failure("wrong input", "input"), Failur
 @pytest.mark.parametrize(
     ("outcome", "code", "said"),
     [
-        (RunOutcome([], None), 0, []),
-        (RunOutcome([], "SIGTERM"), 75, []),
-        (RunOutcome([BAD], None), 1, ["it is bad"]),
-        (RunOutcome([LOST, INPUT, BAD], "SIGTERM"), 2, ["wrong input"]),
-        (RunOutcome([LOST], None), 1, ["lost worker 1"]),
-        (RunOutcome([BAD], "SIGINT", aborted=True), 137, ["aborted, without a checkpoint"]),
+        (RunOutcome([], None), 0, ""),
+        (RunOutcome([], "SIGTERM"), 75, ""),
+        (RunOutcome([BAD], None), 1, "it is bad"),
+        (RunOutcome([LOST, INPUT, BAD], "SIGTERM"), 2, "wrong input"),
+        (RunOutcome([LOST], None), 1, "lost worker 1"),
+        (RunOutcome([BAD], "SIGINT", aborted=True), 137, "aborted, without a checkpoint"),
         (
             RunOutcome([], "SIGINT", late=True),
             130,
-            ["the workers took longer to stop than the time of grace, and were killed; the last checkpoint stands"],
+            "the workers took longer to stop than the time of grace, and were killed; the last checkpoint stands",
         ),
     ],
 )
-def test_the_end_of_a_run_has_a_code_and_a_word(
-    outcome: RunOutcome, code: int, said: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    assert launching._conclude(outcome, requeue=True) == code
-    assert caplog.messages == said
+def test_the_end_of_a_run_has_a_code_and_a_word(outcome: RunOutcome, code: int, said: str) -> None:
+    conclusion = launching._conclude(outcome, requeue=True)
+    assert (conclusion.code, conclusion.text) == (code, said)
 
 
 class FakeServer:
@@ -796,23 +796,27 @@ class FakeServer:
 
 
 @pytest.mark.parametrize(
-    ("message", "status", "expected", "said"),
+    ("message", "status", "expected"),
     [
-        ({"plan": {"workers": 2}}, 0, {"workers": 2}, []),
-        ({"failed": "No such recipe.\n"}, 2, 2, ["No such recipe."]),
-        (None, 64, 64, []),
-        (None, 0, 0, []),
-        (None, -9, 1, ["the process that plans the run was killed by SIGKILL"]),
-        (None, None, 75, [STOPPED_EARLY]),
+        ({"plan": {"workers": 2}}, 0, {"workers": 2}),
+        ({"failed": "No such recipe.\n"}, 2, Conclusion(2, logging.ERROR, "No such recipe.")),
+        (None, 64, Conclusion(64, logging.ERROR)),
+        (None, 0, Conclusion(0, logging.ERROR)),
+        (None, -9, Conclusion(1, logging.ERROR, "the process that plans the run was killed by SIGKILL")),
+        (None, None, Conclusion(75, logging.WARNING, STOPPED_EARLY)),
     ],
 )
-def test_a_plan_or_the_code_of_a_run_without_one(
-    message: dict[str, Any] | None, status: int | None, expected: Any, said: list[str], caplog: pytest.LogCaptureFixture
+def test_a_plan_or_the_end_of_a_run_without_one(
+    message: dict[str, Any] | None, status: int | None, expected: Any
 ) -> None:
     requests: list[str] = []
     server: Any = FakeServer(message, status, requests)
-    assert launching._make_plan(server, {}, requests, requeue=True) == expected
-    assert caplog.messages == said
+    launcher = launching._Launcher(server, [], requests, requeue=True)
+    assert launcher.make(never_called) == expected
+
+
+def never_called(argv: list[str]) -> dict[str, Any]:
+    raise AssertionError("the fake server plans nothing")
 
 
 def test_signals_are_collected_and_the_handlers_put_back() -> None:

@@ -7,14 +7,16 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from lockstep.parallel import supervisor
+from lockstep.parallel import hosts, supervisor
 from lockstep.parallel.forkserver import Event, ForkServer
+from lockstep.parallel.hosts import LocalHost
 from lockstep.parallel.supervisor import STOPPED_EARLY, RunOutcome, Supervisor
 from lockstep.workers.channel import Channel
 from lockstep.workers.watchdog import Limits
@@ -44,7 +46,7 @@ class FakeWorker:
 
 
 class FakeServer:
-    """A fork server without processes: each call of `events` is a tenth of a second, and plays one turn of the test."""
+    """A fork server without processes: each wait for it is a tenth of a second, and plays one turn of the test."""
 
     def __init__(self) -> None:
         self.workers: list[FakeWorker] = []
@@ -72,13 +74,18 @@ class FakeServer:
             worker.alive = False
             self.pending.append(Event(worker.name, FIRST_PID + self.workers.index(worker), status))
 
-    def events(self, timeout_seconds: float) -> list[Event]:
-        self.now += timeout_seconds
+    def play(self, seconds: float) -> None:
+        self.now += seconds
         next(self.turns, None)
         for worker in self.workers:
             worker.stop = next((said["stop"] for said in worker.channel.receive() if "stop" in said), worker.stop)
+
+    def events(self, timeout_seconds: float) -> list[Event]:
         events, self.pending = self.pending, []
         return events
+
+    def fileno(self) -> int:
+        return -1
 
 
 Script = Callable[[FakeServer, list[str]], Iterator[None]]
@@ -87,9 +94,13 @@ Script = Callable[[FakeServer, list[str]], Iterator[None]]
 def supervise(script: Script, num_workers: int = 2, **limits: Any) -> tuple[RunOutcome, FakeServer]:
     """Supervise workers that follow a script, of one turn each tenth of a second; it ends when none is left."""
     server, requests = FakeServer(), list[str]()
-    run = Supervisor(cast(ForkServer, server), {}, num_workers, Limits(**limits), requests, lambda: server.now)
-    server.turns = script(server, requests)
-    outcome = run.finish()
+    host = LocalHost(cast(ForkServer, server), {}, lambda: Pipe()[0])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(supervisor, "wait", lambda hosts, timeout_seconds: server.play(timeout_seconds))
+        run = Supervisor([host], [range(num_workers)], Limits(**limits), requests, lambda: server.now)
+        server.turns = script(server, requests)
+        outcome = run.finish()
+    host.close()
     for worker in server.workers:
         worker.channel.close()
     return outcome, server
@@ -235,7 +246,7 @@ def test_a_silent_worker_is_asked_for_its_stack_by_the_system(caplog: pytest.Log
 
 
 def test_a_stopped_process_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "process_fields", lambda pid: ["T" if pid == FIRST_PID + 1 else "S", "1"])
+    monkeypatch.setattr(hosts, "process_fields", lambda pid: ["T" if pid == FIRST_PID + 1 else "S", "1"])
 
     def script(server: FakeServer, requests: list[str]) -> Iterator[None]:
         for _ in range(40):

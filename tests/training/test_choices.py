@@ -8,9 +8,11 @@ import pytest
 import torch
 
 import lockstep as ls
-from lockstep.errors import WorkdirError
+from lockstep.errors import WorkdirError, WorkerError
 from lockstep.parallel import backends
-from lockstep.training.choices import Choices, differences, refuse_changed, resolve
+from lockstep.training.choices import Choices, compare, differences, refuse_changed, resolve
+from lockstep.workers.rank import Worker
+from tests.thread_workers import run_threads
 
 CHOICES = Choices(1, "cpu", "x86_64 AVX2", "fp32", "channels_last", "fused", "off", "none", "2.11.0", "0.1.0")
 
@@ -105,3 +107,32 @@ def test_exact_runs_refuse_them() -> None:
         "  expected: the choices of its first start\n"
         "  hint:     resume on a machine and with versions like those, or set exchange.exact to false"
     )
+
+
+def compared(own: dict[str, Any], *, exact: bool) -> list[Any]:
+    """What three workers say of each other's choices, of which worker 1 has some of its own."""
+
+    def compare_here(worker: Worker) -> Any:
+        try:
+            return compare(replace(CHOICES, **(own if worker.rank == 1 else {})), worker, exact=exact)
+        except WorkerError as error:
+            return error
+
+    return run_threads(compare_here, 3)
+
+
+def test_a_worker_with_other_choices_is_refused_where_the_run_is_exact() -> None:
+    assert compared({}, exact=True) == [None] * 3
+    for error in compared({"cpu": "x86_64 AVX512"}, exact=True):
+        assert error.what == "The workers do not agree on the choices, on which exact bits depend: worker 1 differs."
+        assert error.given == 'worker 1: cpu: "x86_64 AVX512" instead of "x86_64 AVX2"'
+
+
+def test_a_worker_with_other_choices_is_named_where_the_run_is_not_exact(caplog: pytest.LogCaptureFixture) -> None:
+    assert compared({"cpu": "x86_64 AVX512", "accelerator": GPU}, exact=False) == [None] * 3
+    assert caplog.messages == [
+        "worker 1 computes with other choices than worker 0: cpu x86_64 AVX512 instead of x86_64 AVX2"
+    ]
+    caplog.clear()
+    assert compared({}, exact=False) == [None] * 3
+    assert caplog.messages == []

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import lockstep as ls
+from lockstep.errors import WorkerError
+from lockstep.training import preflight
+from lockstep.workers.rank import Worker
+from tests.thread_workers import run_threads, thread_workers
 
 
 def make_model() -> nn.Sequential:
@@ -205,3 +211,34 @@ def test_a_launched_worker_tells_what_holds(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(ls.join("cpu").pulse, "launched", True)
     assert told_of_threads(caplog) == [f"idle threads wait by {how}"]
+
+
+def test_workers_of_other_versions_are_refused_before_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = [ls.TrainState(make_model(), ls.optim.SGD(0.1)) for _ in range(3)]  # whose values differ, too
+    usual = preflight._versions
+
+    def versions(worker: Worker) -> dict[str, str]:
+        return {**usual(worker), **({"python": "3.9.1"} if worker.rank == 2 else {})}
+
+    def start(worker: Worker) -> str:
+        with pytest.raises(WorkerError) as caught:
+            preflight.check_start(states[worker.rank], worker)
+        return str(caught.value)
+
+    monkeypatch.setattr(preflight, "_versions", versions)
+    for said in run_threads(start, 3):
+        assert "The workers do not agree on versions: worker 2 differs." in said
+        assert 'worker 2: python: "3.9.1" instead of "3.' in said
+
+
+def test_hosts_compare_their_files_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    here, apart = thread_workers(2)[0], thread_workers(2, num_local_workers=1)[0]
+    script = tmp_path / "mine.py"
+    script.write_text("1")
+    monkeypatch.setattr(sys, "argv", [str(script)])
+    assert list(preflight._versions(here)) == ["python", "torch", "numpy", "lockstep"]
+    before = preflight._versions(apart)
+    assert list(before)[-2:] == ["the files of lockstep", "the file mine.py"]
+    script.write_text("2")
+    after = preflight._versions(apart)
+    assert [name for name in before if before[name] != after[name]] == ["the file mine.py"]

@@ -1,0 +1,98 @@
+"""Extras: numbers that travel with the losses of an attempt, so that all workers decide alike without asking."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch import Tensor
+
+from lockstep import readback
+from lockstep.errors import WorkerError
+from lockstep.training.replicas import Replicas
+
+if TYPE_CHECKING:
+    from lockstep.training.attempt import Found
+    from lockstep.training.state import TrainState
+    from lockstep.types import Batch
+    from lockstep.workers.rank import Worker
+
+
+class Extras(NamedTuple):
+    """Numbers of each worker that travel with the losses, summed over the workers."""
+
+    elapsed_seconds: float
+    """On the chief's clock; the others add nothing."""
+    num_stops: float
+    """Workers that were asked to stop."""
+    num_bad: float
+    """Examples that could not be read."""
+    position: float
+    """Of the batch, on each worker the same."""
+    checksum: float = 0.0
+    """Of the state, where the workers compare theirs; see `Replicas`."""
+    squared_checksum: float = 0.0
+
+
+class ExtraSums:
+    """What a worker adds to the sum of each attempt beside losses and gradients, and what it learns from the total.
+
+    Args:
+        state: of which each worker has a copy.
+        worker: this one.
+    """
+
+    def __init__(self, state: TrainState, worker: Worker) -> None:
+        self._worker = worker
+        self._replicas = Replicas(state, worker)
+        self.started = 0.0
+        """When the clock of the run began, by `time.perf_counter`."""
+
+    def own(self, batch: Batch, step: int, began: float) -> list[float] | Tensor:
+        """This worker's numbers for the attempt after `step` completed updates.
+
+        Args:
+            batch: that is computed on.
+            step: completed updates.
+            began: when the attempt began, by `time.perf_counter`.
+        """
+        worker = self._worker
+        extras = Extras(
+            elapsed_seconds=began - self.started if worker.is_chief else 0.0,
+            num_stops=float(worker.pulse.stop_requested is not None),
+            num_bad=float(len(batch.bad)),
+            position=float(batch.position),
+        )
+        numbers = readback.numbers_on(worker.device, extras)
+        if self._replicas.is_due(step):
+            own = self._replicas.checksum(step)
+            if isinstance(numbers, Tensor):
+                numbers[-2], numbers[-1] = own, own * own
+            else:
+                numbers[-2:] = [float(own), float(own) ** 2]
+        return numbers
+
+    def withheld(self, others: Tensor, position: int) -> Tensor:
+        """A number on the device, not 0 where the host has to read the attempt before an update is made."""
+        num_workers = self._worker.num_workers
+        *_, num_bad, positions, checksums, squares = others[-len(Extras._fields) :].unbind()
+        differ = (positions - num_workers * position).abs() + (num_workers * squares - checksums * checksums).abs()
+        return num_bad + differ
+
+    def read(self, found: Found, position: int) -> Extras:
+        """Read what the workers have told each other with an attempt, here from the batch at `position`.
+
+        Raises:
+            WorkerError: the workers have not begun the same one, or their copies of the state differ.
+        """
+        worker = self._worker
+        extras = Extras(*found.others[-len(Extras._fields) :])
+        mean = extras.position / worker.num_workers
+        if mean != position:
+            raise WorkerError(
+                "The workers have not begun the same attempt.",
+                given=f"the batch at position {position} on {worker.name}, and {mean:g} in the mean of all workers",
+                expected="loop bodies that change parameters and buffers on all workers alike, or on none",
+                hint="leave `if worker.is_chief` out around such changes",
+            )
+        self._replicas.check(extras.checksum, extras.squared_checksum)
+        return extras

@@ -1,0 +1,116 @@
+"""Replicas: the copies of one state on all workers, which are to have the same bits; a checksum now and then says so.
+
+The workers compute the same update from the same sum, each on its own copy. Where one copy comes to differ, nothing
+fails: each worker trains a model of its own, and the chief saves one of them. So every `compare_steps` updates each
+worker adds a checksum of its copy, and the square of it, to the numbers that travel with the losses. The checksums are
+equal exactly where the number of workers times the sum of the squares is the square of the sum (Cauchy and Schwarz), so
+no worker waits for another to know.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from lockstep.errors import WorkerError
+from lockstep.workers.group import unlike_most
+
+if TYPE_CHECKING:
+    from lockstep.training.state import TrainState
+    from lockstep.workers.rank import Worker
+
+_BITS = 20  # the sum of the squares of 8,192 workers is below 2 ** 53, and so exact in float64
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_ODD = 0x9E3779B97F4A7C15 - (1 << 64)  # 2 ** 64 over the golden ratio, as a signed number: it spreads each bit
+_SECTIONS = {"parameters": "parameter", "buffers": "buffer", "slots": "slot", "average": "average"}
+
+
+class Replicas:
+    """The copies of a state that the workers of a run have.
+
+    Args:
+        state: the copy of this worker.
+        worker: this one; all of them compare after the same steps.
+    """
+
+    def __init__(self, state: TrainState, worker: Worker) -> None:
+        self._state, self._worker = state, worker
+
+    def is_due(self, step: int) -> bool:
+        """Whether the copies are compared after so many completed updates."""
+        every = self._state.compare_steps
+        return self._worker.num_workers > 1 and every > 0 and step > 0 and step % every == 0
+
+    def checksum(self, step: int) -> Tensor:
+        """Sum up this worker's copy in a whole number below 2 ** 20, on its device (int64, without dimensions)."""
+        sections = self._state.sections().values()
+        return checksum_of(
+            [t for tensors in sections for t in tensors.values() if t.device == self._worker.device], step
+        )
+
+    def check(self, total: float, total_of_squares: float) -> None:
+        """Check that the checksums of all workers are the same, from their sum and that of their squares.
+
+        Raises:
+            WorkerError: they are not; it names the workers that differ from most, and the first tensor.
+        """
+        if int(total) ** 2 != self._worker.num_workers * int(total_of_squares):
+            raise self._error()
+
+    def _error(self) -> WorkerError:
+        """Make the error for copies that differ; all workers come here together."""
+        group = self._worker.group
+        of_all = group.gather([[name, digest(tensor)] for name, tensor in self._named().items()])
+        reference, odd = unlike_most(of_all)
+        found = [f"{group.names[rank]}: {_first_difference(of_all[rank], of_all[reference])}" for rank in odd]
+        names = ", ".join(group.names[rank] for rank in odd) or "a worker"
+        return WorkerError(
+            f"The workers no longer have the same model: {names} differ{'' if len(odd) > 1 else 's'}.",
+            given=f"at step {self._state.step}, " + ("; ".join(found) or "and no tensor differs any more"),
+            expected=f"the bits of {group.names[reference]} on every worker, after each update",
+            hint="look for what changes the model on some workers alone, such as a loop body under `if "
+            "worker.is_chief`, and for hosts with other processors, threads or versions; then go on from the last "
+            "checkpoint",
+        )
+
+    def _named(self) -> dict[str, Tensor]:
+        sections = self._state.sections()
+        return {f"{_SECTIONS[s]} {name!r}": tensor for s in sections for name, tensor in sections[s].items()}
+
+
+def _first_difference(given: Sequence[Sequence[str]], expected: Sequence[Sequence[str]]) -> str:
+    """The first tensor whose digest is another one, and how many there are."""
+    names = [name for (name, found), (_, wanted) in zip(given, expected, strict=False) if found != wanted]
+    if not names:
+        return f"{len(given)} tensors instead of {len(expected)}"
+    return names[0] + (f", and {len(names) - 1} more" if len(names) > 1 else "")
+
+
+def checksum_of(tensors: Sequence[Tensor], seed: int) -> Tensor:
+    """Sum up the bits of tensors of one device, in their order, in a whole number below 2 ** 20.
+
+    It changes with each bit that changes alone, and with one in a million of all other changes it does not. It is a
+    scalar (int64) on the device: nobody waits for it.
+    """
+    sums = torch.stack([_bits(tensor).long() for tensor in tensors])
+    places = torch.arange(seed, seed + len(tensors), device=sums.device)
+    mixed = (sums ^ (places * _ODD)) * (2 * places + 1)
+    total = mixed.sum() * _ODD
+    return (total >> (64 - _BITS)) & ((1 << _BITS) - 1)
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """The sum of a tensor's elements, taken as whole numbers of their bits, modulo 2 to the number of bits."""
+    plain = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    dtype = _INTEGERS[plain.itemsize]
+    return plain.view(dtype).sum(dtype=dtype)  # in another dtype it would take thirty times as long
+
+
+def digest(tensor: Tensor) -> str:
+    """The first 16 hex digits of the SHA-256 of a tensor's elements."""
+    values = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+    return hashlib.sha256(values.numpy().data).hexdigest()[:16]

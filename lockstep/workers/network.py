@@ -1,0 +1,107 @@
+"""The network between workers on several hosts: the interface by which each reaches the others, and whether it does.
+
+gloo and NCCL would choose one by themselves: gloo the one whose address the host's own name has, which often is the
+loopback, and NCCL one by its name, which may be a bridge of containers. What then fails names no interface.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import MutableMapping
+from typing import NamedTuple
+
+from lockstep.errors import InputError, WorkerError
+from lockstep.workers.connections import address_of, address_towards, interface_of, interfaces, leads_out
+from lockstep.workers.group import Group
+
+INTERFACE_OF_GLOO, INTERFACE_OF_NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+TRY_SECONDS = 5.0
+
+
+class Network(NamedTuple):
+    """How other hosts reach this one."""
+
+    interface: str
+    address: str
+
+    def __str__(self) -> str:
+        return f"{self.interface} ({self.address})"
+
+
+def choose_network(
+    group: Group,
+    rank: int,
+    store: tuple[str, int] | None,
+    environment: MutableMapping[str, str] = os.environ,
+) -> Network | None:
+    """Have gloo and NCCL use the interface that leads to the other hosts, and try whether that reaches them.
+
+    All workers call it together, before they make a process group. Variables that are set already stay.
+
+    Args:
+        group: of workers on several hosts.
+        rank: of this worker.
+        store: address and port of their store; None where the launcher has set the variables.
+        environment: of this process.
+
+    Returns:
+        The network; None where nothing but the loopback leads to the others.
+
+    Raises:
+        InputError: a variable names an interface that this host does not have.
+        WorkerError: a worker does not reach another one; all of them raise it.
+    """
+    network = _chosen(environment)
+    own = network.address if network else address_towards(*store) if store else ""
+    told = group.gather([own, network is not None])
+    outside = [address for address, _ in told if leads_out(address)]
+    if not outside and not any(is_chosen for _, is_chosen in told):
+        return None
+    if network is None:
+        if outside and not leads_out(own):
+            # The store is on this host, under a name that is also the loopback's: any other host shows the way out.
+            own = address_towards(outside[0], 1)
+        network = Network(interface_of(own) or "", own)
+        for variable in (INTERFACE_OF_GLOO, INTERFACE_OF_NCCL):
+            environment.setdefault(variable, network.interface)
+    _try_connections(group, rank, network)
+    return network
+
+
+def _chosen(environment: MutableMapping[str, str]) -> Network | None:
+    """The network that the environment names already."""
+    interface = environment.get(INTERFACE_OF_GLOO, "").partition(",")[0]
+    address = address_of(interface)
+    if interface and address is None:
+        raise InputError(
+            f"This host has no network interface that {INTERFACE_OF_GLOO} names.",
+            given=f"{INTERFACE_OF_GLOO}={environment[INTERFACE_OF_GLOO]} on {socket.gethostname()}",
+            expected=f"one of {', '.join(interfaces())}",
+            hint=f"unset {INTERFACE_OF_GLOO}: the interface that leads to the other hosts is then chosen",
+        )
+    return Network(interface, address) if address else None
+
+
+def _try_connections(group: Group, rank: int, network: Network) -> None:
+    """Have each worker connect to the next one, at a port of no meaning, as gloo and NCCL will."""
+    family = socket.AF_INET6 if ":" in network.address else socket.AF_INET
+    with socket.create_server((network.address, 0), family=family) as server:
+        places = group.gather(list(server.getsockname()[:2]))
+        following = (rank + 1) % len(places)
+        failed = ""
+        try:
+            socket.create_connection(tuple(places[following]), TRY_SECONDS).close()
+        except OSError as error:
+            failed = str(error.strerror or error).lower()
+        told = group.gather([failed, network.interface])
+    for each, (failed, interface) in enumerate(told):
+        if failed:
+            there = (each + 1) % len(places)
+            raise WorkerError(
+                f"{group.names[each]} does not reach {group.names[there]}.",
+                given=f"{failed}: from {interface} to {told[there][1]}, {places[there][0]} port {places[there][1]}",
+                expected="a network in which the workers reach each other at all ports",
+                hint=f"let no firewall stand between the hosts, and set {INTERFACE_OF_GLOO} only where the interface "
+                "that leads to worker 0 is not the one to take",
+            )

@@ -1,0 +1,86 @@
+"""`deploy/`: the job scripts run as they are, with stand-ins for the commands of the cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SLURM = ROOT / "deploy/slurm.sh"
+WORDS = [
+    "mnist", "--device", "cpu", "--towers", "2", "--forever",
+    "--set", "batch_size=24", "--set", "checkpoints.every=0", "--set", "watch.metrics=1 steps",
+    "--set", "watch.summaries=0", "--set", "evaluate.every=0",
+]  # fmt: skip
+
+# Starts all tasks at once with their numbers in the environment, and ends with the highest of their exit codes.
+SRUN = """#!/usr/bin/env bash
+while [[ $1 == --* ]]; do shift; done
+export SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=$SLURM_NNODES SLURM_STEP_NODELIST=localhost
+for task in 0 1; do
+    SLURM_PROCID=$task SLURM_NODEID=$((task * (SLURM_NNODES - 1))) "$@" & pids+=($!)
+done
+echo "${pids[@]}" > "$SCRATCH/tasks"
+for pid in "${pids[@]}"; do
+    wait "$pid"; code=$?
+    highest=$((code > highest ? code : highest))
+done
+exit "$highest"
+"""
+SCONTROL = """#!/usr/bin/env bash
+echo "$@" >> "$SCRATCH/scontrol"
+"""
+LOCKSTEP = f"""#!/usr/bin/env bash
+exec {sys.executable} -m lockstep "$@"
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> dict[str, str]:
+    """The environment of a batch script whose srun, scontrol and lockstep are those above."""
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    for name, text in {"srun": SRUN, "scontrol": SCONTROL, "lockstep": LOCKSTEP}.items():
+        (commands / name).write_text(text)
+        (commands / name).chmod(0o755)
+    job = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_PROCID": "0", "SCRATCH": str(tmp_path)}
+    return {**os.environ, **job, "PATH": f"{commands}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+
+
+def wait_for_file(path: Path, job: subprocess.Popen[str]) -> str:
+    deadline = time.monotonic() + 90
+    while not (path.exists() and path.stat().st_size):
+        assert time.monotonic() < deadline
+        assert job.poll() is None
+        time.sleep(0.02)
+    return path.read_text()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("num_nodes", "to"), [("1", 1)])
+def test_a_signal_to_one_task_has_the_whole_job_saved_and_requeued(
+    tmp_path: Path, cluster: dict[str, str], num_nodes: str, to: int
+) -> None:
+    run = tmp_path / "run"
+    command = ["bash", str(SLURM), *WORDS, "--workdir", str(run)]
+    environment = {**cluster, "SLURM_NNODES": num_nodes}
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as job:
+        wait_for_file(run / "metrics.jsonl", job)
+        pids = [int(pid) for pid in wait_for_file(tmp_path / "tasks", job).split()]
+        os.kill(pids[to], signal.SIGUSR1)
+        said, _ = job.communicate(timeout=90)
+    assert job.returncode == 75, said
+    assert (tmp_path / "scontrol").read_text() == f"requeue {cluster['SLURM_JOB_ID']}\n"
+    stop = json.loads((run / "history.jsonl").read_text().splitlines()[-1])
+    assert (stop["event"], stop["workers"]) == ("stop", 2)
+    assert max((run / "checkpoints").iterdir()).name == f"step-{stop['step']:08d}"
+    assert f"stopped at step {stop['step']}, and saved: the same command goes on from there" in said
