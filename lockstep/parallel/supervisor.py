@@ -203,7 +203,7 @@ class Supervisor:
         self._first_failure = self._first_failure or self._clock()
         for member in self._members:
             if member.state == "running" and failure.kind != "peer":
-                member.host.send(member.rank, {"lost": failure.text})
+                member.host.send(member.rank, {"lost": failure.who, "why": failure.text})
 
     def _handle_requests(self) -> None:
         """Stop the workers at the first signal; abort at a further Ctrl-C."""

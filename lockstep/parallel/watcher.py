@@ -68,7 +68,7 @@ class _Process:
                 self.step, self.phase = message["step"], message["phase"]
             if "leaves" not in message:
                 # What a worker is asked for by a signal reaches the others with the sums.
-                said.append({**message, "stop": None})
+                said.append({**message, "stop": None} if "stop" in message else message)
             elif message["leaves"] == "last":  # it lives as long as the others, but will not take part any more
                 said.append({"pid": self.pid, "status": 0})
         return said
@@ -96,13 +96,12 @@ class JoinedHost:
 
     Args:
         listener: the Unix socket by which they do.
-        index: among the hosts of the run.
         name: of the host; "" where the run has no other.
         ranks: of the workers that are to join.
     """
 
-    def __init__(self, listener: socket.socket, index: int, name: str, ranks: Collection[int]) -> None:
-        self.index, self.name = index, name
+    def __init__(self, listener: socket.socket, name: str, ranks: Collection[int]) -> None:
+        self.name = name
         self._listener, self._expected = listener, set(ranks)
         self._deadline = time.monotonic() + REACH_SECONDS
         self._processes: dict[int, _Process] = {}
@@ -170,6 +169,14 @@ class JoinedHost:
         """What becomes readable when a worker comes, or its process has ended."""
         return self._events.fileno()
 
+    def close(self) -> None:
+        """Close the channels; workers that are left go on unwatched."""
+        for process in self._processes.values():
+            process.channel.close()
+            if not process.has_ended:
+                process.end()
+        self._events.close()
+
 
 def main() -> None:
     """Watch the workers that join by the Unix socket whose descriptor is the argument; the first says what to do."""
@@ -179,15 +186,17 @@ def main() -> None:
     show_log()
     with socket.socket(fileno=int(sys.argv[1])) as listener:
         listener.settimeout(REACH_SECONDS)
-        channel, pid, hello, unread = _accept(listener)
-        task = hello["task"]
+        arrived = [_accept(listener)]
+        while not (task := arrived[-1][2].get("task")):  # another worker may be quicker than the first
+            arrived.append(_accept(listener))
         names = task["names"] if len(task["names"]) > 1 else [""]
-        here = JoinedHost(listener, task["host"], names[task["host"]], task["ranks"][task["host"]])
-        here.join(channel, pid, hello, unread)
+        here = JoinedHost(listener, names[task["host"]], task["ranks"][task["host"]])
+        for each in arrived:
+            here.join(*each)
         if task["host"]:
             _serve(here, task)
         else:
-            others = _others(task, channel)
+            others = _others(task, arrived[-1][0])
             Supervisor([here, *others], task["ranks"], _LIMITS, []).finish()
             for other in others:
                 other.end(0, logging.INFO, "")
@@ -222,11 +231,11 @@ def _others(task: Mapping[str, Any], asked_by: Channel) -> list[RemoteHost]:
                 channel = come.get(timeout=TICK_SECONDS)
                 for hello in channel.receive(_HELLO_SECONDS):
                     index = hello["host"]
-                    others[index] = RemoteHost(channel, index, names[index], len(ranks[index]))
+                    others[index] = RemoteHost(channel, names[index], len(ranks[index]))
     for index in set(range(1, len(names))) - others.keys():
         nobody, gone = socket.socketpair()
         gone.close()
-        others[index] = RemoteHost(Channel(nobody), index, names[index], len(ranks[index]))
+        others[index] = RemoteHost(Channel(nobody), names[index], len(ranks[index]))
     return [others[index] for index in sorted(others)]
 
 
@@ -234,12 +243,12 @@ def _serve(here: JoinedHost, task: Mapping[str, Any]) -> None:
     """Serve the watcher that decides; where it is gone, tell the workers here."""
     try:
         channel = Channel(connect(task["address"], task["port"], task["key"].encode(), REACH_SECONDS))
-        channel.send({"host": here.index})
+        channel.send({"host": task["host"]})
         Agent(channel, here, []).serve()
     except (WorkerError, OSError) as error:
         why = error.given if isinstance(error, WorkerError) else f"its watcher cannot be reached: {error}"
-        for rank in task["ranks"][here.index]:
-            here.send(rank, {"lost": f"host 0 ({task['names'][0]}) is gone: {why}"})
+        for rank in task["ranks"][task["host"]]:
+            here.send(rank, {"lost": f"host {task['names'][0]}", "why": why})
 
 
 if __name__ == "__main__":

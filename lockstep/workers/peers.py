@@ -86,8 +86,8 @@ class Peers:
     ) -> None:
         self._watcher, self._rank, self._num_workers, self._pulse = watcher, rank, num_workers, pulse
         self._store, self._leaves_last = store, leaves_last
-        self._loss: str | None = None
-        """Who is lost, and why, in words; what that worker has said follows on lines of its own."""
+        self._loss: tuple[str, str] | None = None
+        """Who is lost, and why; what that worker has said may follow on lines of its own."""
         self._is_leaving = False
         self._told = threading.Event()
         self._at_loss: list[Callable[[], object]] = []
@@ -104,7 +104,7 @@ class Peers:
     def check(self) -> None:
         """Raise PeerLostError if a worker is gone; to be called now and then while others are waited for."""
         if self._loss is not None:
-            raise self._error(self._loss)
+            raise self._error(*self._loss)
 
     def lost(self, said: str) -> PeerLostError:
         """The error to raise when a connection has broken; waits some seconds until it is known whose.
@@ -113,12 +113,12 @@ class Peers:
             said: the words of torch.distributed.
         """
         self._told.wait(_VERDICT_SECONDS)
-        return self._error(self._loss or said)
+        return self._error(*(self._loss or ("another worker", said)))
 
-    def _error(self, loss: str) -> PeerLostError:
-        given, _, rest = loss.partition("\n")
+    def _error(self, who: str, why: str) -> PeerLostError:
+        given, _, rest = why.partition("\n")
         error = PeerLostError(
-            f"worker {self._rank} lost another worker.",
+            f"worker {self._rank} lost {who}.",
             given=given.rstrip(":"),
             expected="all workers to take part until the end",
             hint="read what that worker said last",
@@ -162,18 +162,19 @@ class Peers:
             pulses.beat(self._pulse, self._watcher)
             for message in self._watcher.receive(pulses.BEAT_SECONDS):
                 self._take(message)
+        self._watcher.close()
         if not self._is_leaving:
-            self._lose("the watcher of this host, without which nobody would be missed, is gone")
+            self._lose("the watcher of its host", "it has ended, or was killed: nobody would be missed without it")
 
     def _take(self, message: Message) -> None:
         if "lost" in message:
-            self._lose(str(message["lost"]))
+            self._lose(str(message["lost"]), str(message["why"]))
         elif "show" in message:
             self._watcher.send({"stacks": pulses.stacks()})
 
-    def _lose(self, loss: str) -> None:
+    def _lose(self, who: str, why: str) -> None:
         if self._loss is None:
-            self._loss = loss
+            self._loss = who, why
             self._told.set()
             # After `check` raises: what the main thread reads is no longer to be trusted then.
             for action in self._at_loss:

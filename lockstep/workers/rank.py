@@ -17,9 +17,10 @@ import torch
 # The stores are torch.distributed's, by the name under which they have types.
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistError
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from lockstep.checks import PositiveInt, check_value
-from lockstep.errors import InputError, LockstepError, WorkerError
+from lockstep.errors import InputError, LockstepError, PeerLostError, WorkerError
 from lockstep.screen import log
 from lockstep.workers import pulse as pulses
 from lockstep.workers.cluster import WorkerEnvironment
@@ -114,7 +115,19 @@ def leave() -> None:
     global _joined
     worker, _joined = _joined, None
     if worker is not None:
-        worker.group.leave(getattr(sys, "last_value", None))
+        error = getattr(sys, "last_value", None)
+        worker.group.leave(error)
+        if error is not None and worker.group.peers is not None:
+            _record_for_torchrun(error)
+
+
+def _record_for_torchrun(error: BaseException) -> None:
+    """Write an error that is this worker's own into the file of which torchrun shows the first one."""
+    if "TORCHELASTIC_ERROR_FILE" in os.environ and not isinstance(error, PeerLostError):
+        try:
+            raise error
+        except BaseException as raised:
+            get_error_handler().record_exception(raised)
 
 
 def _join(device: str | None, workers_per_device: int, environment: Mapping[str, str]) -> Worker:
