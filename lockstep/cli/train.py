@@ -65,7 +65,13 @@ def _add_arguments(train: argparse.ArgumentParser) -> None:
     train.add_argument(
         "--accept-data-change", action="store_true", help="resume although the training data has changed"
     )
-    train.add_argument("--rehearse", action="store_true", help="two steps, save, resume, evaluate, in a scratch folder")
+    trial = train.add_mutually_exclusive_group()
+    trial.add_argument("--rehearse", action="store_true", help="two steps, save, resume, evaluate, in a scratch folder")
+    trial.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print which worker computes what, and where the state lives, and end before step 1; nothing is written",
+    )
     train.add_argument("--requeue", action="store_true", help="exit code 75 at SIGTERM too, as always at SIGUSR1")
     train.add_argument(
         "--grace", type=float, metavar="SECONDS", help="after a signal, end what has not saved by then (default: wait)"

@@ -100,6 +100,11 @@ def train_in_worker(argv: list[str]) -> int:
             accept_data_change=arguments.accept_data_change,
             fork_from=arguments.fork_from,
         )
+        if arguments.dry_run:
+            lines = run.dry_run()
+            if worker.is_chief:
+                print(*lines, sep="\n", flush=True)
+            return 0
         result = run.run()
         if result.reason == "stopped":
             if worker.is_chief:

@@ -7,8 +7,8 @@ releases; where it is missing the public function is used.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any
 
@@ -37,13 +37,39 @@ def own_gradients(
     Torch copies a gradient that is held as a tensor when it accumulates it, but not one whose memory is: a view, or
     what a hook has detached. The parameters keep what they have as their `grad`.
     """
-    if _run is None or _use_count is None or any(p._post_accumulate_grad_hooks for p in parameters):
+    if not _can_accumulate(parameters):
         return gradients(total, parameters, seed), False
-    with _grads_put_aside(parameters):
-        _run((total,), (seed,), False, False, parameters, True, accumulate_grad=True)
-        found = tuple(parameter.grad for parameter in parameters)
+    found = _accumulated(total, parameters, seed)
     alone = _alone()
     return tuple(g.clone() if g is not None and _holders(g) > alone else g for g in found), True
+
+
+def hooked_gradients(
+    total: Tensor, parameters: tuple[Tensor, ...], seed: Tensor, hooks: Mapping[int, Callable[[Tensor], None]]
+) -> tuple[Tensor | None, ...]:
+    """Gradients, of which some are given to hooks, by the index of the parameter, as soon as each is known.
+
+    No hook is called where a parameter has hooks of the script's own: they would see what they do not see else.
+    """
+    if not _can_accumulate(parameters):
+        return gradients(total, parameters, seed)
+    with ExitStack() as registered:
+        for index, hook in hooks.items():
+            parameter: Any = parameters[index]  # its method has no types
+            handle = parameter.register_post_accumulate_grad_hook(lambda parameter, hook=hook: hook(parameter.grad))
+            registered.callback(handle.remove)
+        return _accumulated(total, parameters, seed)
+
+
+def _can_accumulate(parameters: tuple[Tensor, ...]) -> bool:
+    return _run is not None and _use_count is not None and not any(p._post_accumulate_grad_hooks for p in parameters)
+
+
+def _accumulated(total: Tensor, parameters: tuple[Tensor, ...], seed: Tensor) -> tuple[Tensor | None, ...]:
+    assert _run is not None, "asked by _can_accumulate"
+    with _grads_put_aside(parameters):
+        _run((total,), (seed,), False, False, parameters, True, accumulate_grad=True)
+        return tuple(parameter.grad for parameter in parameters)
 
 
 def reentrant_gradients(total: Tensor, parameters: tuple[Tensor, ...], seed: Tensor) -> tuple[Tensor | None, ...]:

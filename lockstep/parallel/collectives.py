@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -32,8 +32,24 @@ Backend = Literal["gloo", "nccl"]
 Result = TypeVar("Result")
 
 _LOOK_EVERY = timedelta(seconds=1)
+_MAKING_SECONDS: Mapping[Backend, float] = {"gloo": 30.0, "nccl": TIMEOUT_SECONDS}
+"""Until a group is made, once all workers have come for it."""
+_HINTS: Mapping[Backend, str] = {
+    "gloo": "set GLOO_SOCKET_IFNAME to the network interface that leads to the other hosts, and let them connect to "
+    "every port of each other",
+    "nccl": "set NCCL_DEBUG=INFO to see what NCCL does, and NCCL_SOCKET_IFNAME to choose the network",
+}
+_NAN_BYTE = 0xFF
+"""Of which a NaN of any float type may be made."""
 _open: dict[str, Collectives] = {}
 """The collective calls of this process, by backend."""
+
+
+class Messages(NamedTuple):
+    """Tensors for other workers, by rank, and tensors for what comes from them: those of a pair keep their order."""
+
+    sends: Sequence[tuple[int, Tensor]]
+    receives: Sequence[tuple[int, Tensor]]
 
 
 def collectives(worker: Worker, backend: Backend) -> Collectives:
@@ -61,6 +77,7 @@ class Collectives:
     def __init__(self, worker: Worker, backend: Backend) -> None:
         self._worker, self._backend = worker, backend
         self._group: dist.ProcessGroup | None = None
+        self._timeout = timedelta(seconds=timeout_seconds(worker.pulse))
         self._is_aborted = False
         self._lock = threading.Lock()
         # Whoever is late is waited for here, by the store, which knows whether it lives.
@@ -87,9 +104,28 @@ class Collectives:
         """Sum each tensor over all workers, in place."""
         self._run(lambda each, asynchronous: dist.all_reduce(each, group=self._group, async_op=asynchronous), tensors)
 
+    def begin_all_reduce(self, tensor: Tensor) -> dist.Work | None:
+        """Begin to sum a tensor over all workers, in place, beside what this worker computes; `finish` ends it."""
+        work: dist.Work | None = self._call(lambda: dist.all_reduce(tensor, group=self._group, async_op=True))
+        return work
+
+    def finish(self, works: Sequence[dist.Work | None]) -> None:
+        """Wait for calls that were begun; what is enqueued waits on the device."""
+        with self._worker.pulse.waiting():
+            self._call(lambda: self._wait(works))
+
     def all_gather(self, rows: Sequence[Tensor], mine: Tensor) -> None:
         """Fill the rows, one for each worker, with what each of them gives."""
         self._run(lambda each, asynchronous: dist.all_gather(list(rows), each, self._group, asynchronous), [mine])
+
+    def exchange(self, messages: Messages) -> None:
+        """Send and receive messages, all at once.
+
+        What is only enqueued, and then does not come since a worker is lost, is NaN.
+        """
+        begin = self._enqueue if self.are_enqueued else self._pass
+        with self._worker.pulse.waiting():
+            self._call(lambda: begin(messages))
 
     def abort(self) -> None:
         """End whatever waits in the group, here and at the other ends of its connections; from any thread."""
@@ -118,7 +154,7 @@ class Collectives:
         self._group = None  # gloo closes its connections when nobody holds them
 
     def _make_group(self) -> dist.ProcessGroup:
-        worker, timeout = self._worker, timedelta(seconds=TIMEOUT_SECONDS)
+        worker, timeout = self._worker, timedelta(seconds=_MAKING_SECONDS[self._backend])
         device = worker.device if self._backend == "nccl" else None
         if device is not None:
             # Otherwise torch ends the process when NCCL notices an error, without a word of ours.
@@ -137,7 +173,7 @@ class Collectives:
             )
             group = dist.group.WORLD
         assert group is not None, "this worker is one of its members"
-        group.set_timeout(timedelta(seconds=timeout_seconds(worker.pulse)))
+        group.set_timeout(self._timeout)
         return group
 
     def _run(self, begin: Callable[[Tensor, bool], dist.Work | None], tensors: Iterable[Tensor]) -> None:
@@ -146,12 +182,31 @@ class Collectives:
             self._call(lambda: self._wait([begin(tensor, not self.are_enqueued) for tensor in tensors]))
 
     def _wait(self, works: Sequence[dist.Work | None]) -> None:
-        """Wait for calls of gloo, and meanwhile see whether the others live; what is enqueued has no call."""
+        """Wait for calls, and meanwhile see whether the others live; the host does not wait for what is enqueued."""
         for work in filter(None, works):
-            if self._worker.group.peers is not None:
+            if self._worker.group.peers is not None and not self.are_enqueued:
                 while not _has_ended(work, _LOOK_EVERY):
                     self._worker.group.check_peers()
             work.wait()
+
+    def _pass(self, messages: Messages) -> None:
+        works = [dist.irecv(tensor, group=self._group, group_src=rank) for rank, tensor in messages.receives]
+        works += [dist.isend(tensor, group=self._group, group_dst=rank) for rank, tensor in messages.sends]
+        # In one wait each: gloo closes its connections when the wait for a message is over in vain. If a worker is lost
+        # it ends all the same, since the thread that hears of it calls `abort`. What `set_timeout` sets does not hold
+        # for messages.
+        for work in filter(None, works):
+            work.wait(self._timeout)
+
+    def _enqueue(self, messages: Messages) -> None:
+        for _, tensor in messages.receives:
+            tensor.view(torch.uint8).fill_(_NAN_BYTE)
+        calls = [
+            dist.P2POp(dist.irecv, tensor, group=self._group, group_peer=rank) for rank, tensor in messages.receives
+        ]
+        calls += [dist.P2POp(dist.isend, tensor, group=self._group, group_peer=rank) for rank, tensor in messages.sends]
+        for work in dist.batch_isend_irecv(calls):
+            work.wait()  # on the device: what is enqueued next comes after it
 
     def _check_enqueued(self) -> None:
         """Raise what NCCL has noticed since its calls were enqueued."""
@@ -191,12 +246,12 @@ class Collectives:
         is_of_store = isinstance(error, (dist.DistStoreError, dist.DistNetworkError))
         if says_peer_is_lost(text) or is_of_store or self._is_aborted:
             return self._lost(said)
-        if isinstance(error, dist.DistBackendError):
+        if isinstance(error, dist.DistBackendError) or "connectFullMesh failed" in said:
             return WorkerError(
                 f"The exchange over {self._backend} has failed on {self._worker.name}.",
                 given=said,
                 expected="devices and a network that can be used",
-                hint="set NCCL_DEBUG=INFO to see what NCCL does, and NCCL_SOCKET_IFNAME to choose the network",
+                hint=_HINTS[self._backend],
             )
         return error
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -17,7 +18,13 @@ from lockstep.errors import InputError
 from lockstep.optim.gradients import Gradients
 from lockstep.optim.transforms import BoundTransforms
 from lockstep.parallel.backends import backends_of_steps
-from lockstep.parallel.backward import gradients, is_reentrant, own_gradients, reentrant_gradients
+from lockstep.parallel.backward import (
+    gradients,
+    hooked_gradients,
+    is_reentrant,
+    own_gradients,
+    reentrant_gradients,
+)
 from lockstep.parallel.batch_norm import around_towers
 from lockstep.parallel.diagnosis import Finding, first_nonfinite
 from lockstep.parallel.random_streams import RandomStreams
@@ -31,6 +38,7 @@ from lockstep.workers.rank import Worker
 from lockstep.workers.signals import interruptible
 
 if TYPE_CHECKING:
+    from lockstep.parallel.exchange import GradientHook, OverlappedConnection
     from lockstep.types import LossFunction
 
 OWNING_PAYS_FROM_ELEMENTS = 2**16
@@ -123,30 +131,46 @@ class TowerHost:
         again where a gradient is missing or cannot be had: that tower runs again, since its graph is used up."""
         self._seed_gradients: dict[tuple[torch.dtype, float], Tensor] = {}
 
-    def run(self, losses: LossFunction, parts: Sequence[TowerBatch], inputs: StepInputs) -> TreeSum:
+    def run(
+        self,
+        losses: LossFunction,
+        parts: Sequence[TowerBatch],
+        inputs: StepInputs,
+        overlapped: OverlappedConnection | None = None,
+    ) -> TreeSum:
         """The sum over this worker's towers of their shares of the mean; see `tower_outputs` for its contents.
+
+        The gradients of the last tower go to the overlapped connection, if there is one, as they come: not with
+        transforms, which need them all first, nor where the towers are joined, since workers whose gradients come in
+        other orders would then sum gradients where others sum statistics of the batch norm.
 
         The caller's random streams and the model's buffers are as before.
         """
-        sums = TreeSum()
+        sums, last = TreeSum(len(self._parameters)), parts[-1].leaf
+        if self._transforms or self._is_joined or self._is_reentrant:
+            overlapped = None
         self.absent.clear()
         self.values.clear()
         self.leaves.clear()
         factors = {name: _factor(count, self._share) for name, count in inputs.counts.items()}
         with self._restored():
             for leaf, tower, part in parts:
+                hooks = overlapped.start(sums, leaf) if overlapped is not None and leaf == last else {}
                 if sums.nodes:
                     self.statistics.restore()
                     inputs = inputs._replace(extras=_zeros_like(inputs.extras))  # the first tower has added them
                 self._seed(part, tower)
                 try:
-                    operand = self._tower(losses, part, leaf, tower, inputs, factors)
+                    operand = self._tower(losses, part, leaf, tower, inputs, factors, hooks)
                 except _NowReentrant:
-                    self._expect_reentrant()
+                    self._expect_reentrant(is_waited_for=bool(hooks))
                     self.statistics.restore()
                     self._seed(part, tower)
                     operand = self._tower(losses, part, leaf, tower, inputs, factors)
-                sums.add(leaf, operand)
+                if hooks:
+                    sums.put(leaf, operand)
+                else:
+                    sums.add(leaf, operand)
         self.statistics.check()
         return sums
 
@@ -208,14 +232,15 @@ class TowerHost:
         tower: int,
         inputs: StepInputs,
         factors: Mapping[str, float | Tensor],
+        hooks: Mapping[int, GradientHook] = MappingProxyType({}),
     ) -> PartialSum:
-        """Run one tower: the operand that it adds to the sum."""
+        """Run one tower: the operand that it adds to the sum. The hooks get its gradients, by index, as they come."""
         with self._batch_norm:  # around the backward pass too: checkpointing runs parts of the model again in it
             with self._precision, interruptible():
                 returned = losses(self._model, batch)
             named, metrics = self.outputs.checked(returned, factors)
             total = objective(named)
-            found, owned = self._backward(total, inputs.loss_scale or 1.0)
+            found, owned = self._backward(total, inputs.loss_scale or 1.0, hooks)
         tensors, numbers, values, absent = self.outputs.packed(named, metrics, found, self._share, inputs.extras)
         if absent and not self._is_reentrant and is_reentrant(total):
             raise _NowReentrant
@@ -226,7 +251,9 @@ class TowerHost:
         self.leaves[tower], self.values[tower] = leaf, values
         return PartialSum(tensors + self.statistics.shares(leaf, self._share), numbers, owned=owned)
 
-    def _backward(self, total: Tensor, loss_scale: float) -> tuple[Sequence[Tensor | None], bool]:
+    def _backward(
+        self, total: Tensor, loss_scale: float, hooks: Mapping[int, GradientHook]
+    ) -> tuple[Sequence[Tensor | None], bool]:
         """This tower's share of the mean's gradients, times the loss scale; with transforms, its own gradients.
 
         And whether nobody else holds them.
@@ -241,6 +268,8 @@ class TowerHost:
         if self._is_reentrant:
             return reentrant_gradients(total, self._parameters, seed), False
         try:
+            if hooks:
+                return hooked_gradients(total, self._parameters, seed, hooks), False
             if self._owns:
                 return own_gradients(total, self._parameters, seed)
             return gradients(total, self._parameters, seed), False
@@ -249,12 +278,12 @@ class TowerHost:
                 raise _NowReentrant from None
             raise
 
-    def _expect_reentrant(self) -> None:
+    def _expect_reentrant(self, *, is_waited_for: bool) -> None:
         """From now on compute gradients as reentrant checkpointing, which began after the first tower, needs it."""
-        # The towers of other workers wait for this one, which would have to run again alone.
-        if self._is_joined and self._num_workers > 1:
+        # The other workers have what this one has sent: of joined towers, or of gradients as they came.
+        if is_waited_for or (self._is_joined and self._num_workers > 1):
             raise InputError(
-                "Reentrant checkpointing begins after the first step, and batch norm is synchronised.",
+                "Reentrant checkpointing begins after the first step.",
                 given="torch.utils.checkpoint.checkpoint(..., use_reentrant=True)",
                 expected="the same in each step, from the first one on",
                 hint="write use_reentrant=False, as torch recommends",

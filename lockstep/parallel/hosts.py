@@ -156,6 +156,8 @@ class RemoteHost:
     ) -> None:
         self.name, self.num_workers = name, num_workers
         self._channel = channel
+        self._ranks: set[int] = set()
+        """Of its workers: it speaks for no others."""
         self._stopped: frozenset[int] = frozenset()
         self._requests: list[str] = []
         self._fault = ""
@@ -163,6 +165,7 @@ class RemoteHost:
 
     def start(self, rank: int, environment: Mapping[str, str]) -> None:
         """Have a worker forked."""
+        self._ranks.add(rank)
         self._channel.send({"start": rank, "environment": dict(environment)})
 
     def send(self, rank: int, message: Mapping[str, object]) -> None:
@@ -181,7 +184,7 @@ class RemoteHost:
                 self._silence.end()
                 self._stopped = frozenset(message.get("stopped", ()))
                 self._requests += [str(name) for name in message.get("requests", ()) if hasattr(signal, str(name))]
-                said += [(int(rank), dict(word)) for rank, word in message.get("said", ())]
+                said += [(rank, dict(word)) for rank, word in message.get("said", ()) if rank in self._ranks]
         except (ValueError, TypeError, AttributeError):
             self._fault = "sends what cannot be read"
         return said
@@ -215,6 +218,10 @@ class RemoteHost:
     def end(self, code: int, level: int, text: str) -> None:
         """End the agent, with the last lines and the exit code of the run."""
         self._channel.send({"end": code, "level": level, "log": text})
+        self.close()
+
+    def close(self) -> None:
+        """Close the channel: the agent ends by itself."""
         self._channel.close()
 
     def fileno(self) -> int:

@@ -27,7 +27,7 @@ from lockstep.parallel.entry import reference
 from lockstep.parallel.forkserver import ForkServer
 from lockstep.parallel.hosts import TICK_SECONDS, LocalHost, RemoteHost
 from lockstep.parallel.rendezvous import Rendezvous, Seat, meet_chief, network_towards
-from lockstep.parallel.supervisor import STOPPED_EARLY, RunOutcome, Supervisor
+from lockstep.parallel.supervisor import STOPPED_EARLY, Supervisor
 from lockstep.screen import Lines, log
 from lockstep.terminal import outlive_terminal
 from lockstep.workers.channel import Channel
@@ -41,6 +41,7 @@ Plan = Callable[[list[str]], Mapping[str, Any]]
 Main = Callable[[list[str]], int | None]
 
 FAILED, WRONG_INPUT, PREEMPTED, ABORTED = 1, 2, 75, 137
+TOO_LATE = "the workers took longer to stop than the time of grace, and were killed; the last checkpoint stands"
 STOPPED = {"SIGHUP": 129, "SIGINT": 130, "SIGTERM": 143, "SIGUSR1": PREEMPTED}
 
 
@@ -133,31 +134,36 @@ class _Launcher:
     def lead(self, seat: Seat | None, key: bytes, plan: Mapping[str, Any], main: Main, limits: Limits) -> Conclusion:
         """Supervise the workers of all hosts, of which this is the only one, or that of the chief."""
         limits = replace(limits, hang_seconds=plan.get("hang_seconds", limits.hang_seconds))
-        task = self._worker_task(plan, main)
+        task, num_workers = self._worker_task(plan, main), plan["workers"]
         with closing(StoreServer()) as store:
             if seat is None:
-                return self._supervise(LocalHost(self._server, task, store.connect), plan, [], limits)
+                return self._supervise([LocalHost(self._server, task, store.connect)], [num_workers], limits)
             with closing(Rendezvous(seat, key, store)) as rendezvous:
-                others = rendezvous.gather(self._requests)
-                if others is None:
-                    return self._stopped_early()
                 here = LocalHost(self._server, task, store.connect, rendezvous.network, socket.gethostname())
-                return self._supervise(here, plan, others, limits)
+                conclusion = self._lead_hosts(rendezvous, here, num_workers, limits)
+                for host in rendezvous.hosts.values():
+                    host.end(*conclusion)
+                return conclusion
 
-    def _supervise(
-        self, here: LocalHost, plan: Mapping[str, Any], others: Sequence[RemoteHost], limits: Limits
-    ) -> Conclusion:
-        counts = [plan["workers"], *(host.num_workers for host in others)]
-        ranks = [range(*ends) for ends in pairwise(accumulate(counts, initial=0))]
+    def _lead_hosts(self, rendezvous: Rendezvous, here: LocalHost, num_workers: int, limits: Limits) -> Conclusion:
         try:
-            with closing(here):
-                outcome = Supervisor([here, *others], ranks, limits, self._requests).finish()
-            conclusion = _conclude(outcome, self._requeue)
-        except WorkerError as error:
-            conclusion = _conclusion_of(error)
-        for host in others:
-            host.end(*conclusion)
-        return conclusion
+            if not rendezvous.gather(self._requests):
+                return self._stopped_early()
+            others = [host for _, host in sorted(rendezvous.hosts.items())]
+            return self._supervise([here, *others], [num_workers, *(host.num_workers for host in others)], limits)
+        except (WorkerError, InputError) as error:
+            return _conclusion_of(error)
+
+    def _supervise(self, hosts: Sequence[LocalHost | RemoteHost], num_workers: list[int], limits: Limits) -> Conclusion:
+        ranks = [range(*ends) for ends in pairwise(accumulate(num_workers, initial=0))]
+        outcome = Supervisor(hosts, ranks, limits, self._requests).finish()
+        if outcome.aborted:
+            return Conclusion(ABORTED, WARNING, "aborted, without a checkpoint")
+        if outcome.failures:
+            failure = root_cause(outcome.failures)
+            return Conclusion(WRONG_INPUT if failure.kind == "input" else FAILED, ERROR, failure.text)
+        code = exit_code_of_stop(outcome.stopped_by, requeue=self._requeue) if outcome.stopped_by else 0
+        return Conclusion(code, ERROR, TOO_LATE if outcome.late else "")
 
     def follow(self, seat: Seat, key: bytes, plan: Mapping[str, Any] | Conclusion, main: Main) -> Conclusion:
         """Serve the supervisor on the chief's host; it is told, too, where this host has nothing to run."""
@@ -166,10 +172,8 @@ class _Launcher:
         if isinstance(plan, Conclusion) and (self._requests or not plan.code):
             return plan
         met = meet_chief(seat, key, num_workers, self._requests, failed=failed)
-        if isinstance(plan, Conclusion):
-            return plan
-        if met is None:
-            return self._stopped_early()
+        if met is None or isinstance(plan, Conclusion):
+            return plan if isinstance(plan, Conclusion) else self._stopped_early()
         channel, address, port = met
         task = self._worker_task(plan, main) | {"store": [address, port, key.decode()]}
         network = network_towards(address, port)
@@ -183,20 +187,6 @@ class _Launcher:
 
     def _stopped_early(self) -> Conclusion:
         return Conclusion(exit_code_of_stop(self._requests[0], requeue=self._requeue), WARNING, STOPPED_EARLY)
-
-
-def _conclude(outcome: RunOutcome, requeue: bool) -> Conclusion:
-    """Why the run has ended, if not by itself."""
-    if outcome.aborted:
-        return Conclusion(ABORTED, WARNING, "aborted, without a checkpoint")
-    if outcome.failures:
-        failure = root_cause(outcome.failures)
-        return Conclusion(WRONG_INPUT if failure.kind == "input" else FAILED, ERROR, failure.text)
-    code = exit_code_of_stop(outcome.stopped_by, requeue=requeue) if outcome.stopped_by else 0
-    if outcome.late:
-        late = "the workers took longer to stop than the time of grace, and were killed; the last checkpoint stands"
-        return Conclusion(code, ERROR, late)
-    return Conclusion(code)
 
 
 def _conclusion_of(error: LockstepError) -> Conclusion:

@@ -7,14 +7,14 @@ A host that does not fit is refused with the reason, on its screen and on that o
 from __future__ import annotations
 
 import ipaddress
+import math
 import queue
 import socket
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
-from typing import Any
 
 from lockstep.errors import InputError, WorkerError
 from lockstep.parallel.hosts import TICK_SECONDS, RemoteHost
@@ -62,6 +62,28 @@ class Seat:
         return share + (self.host_rank < more)
 
 
+@dataclass(frozen=True)
+class _Introduction:
+    """What a host says of itself."""
+
+    index: int
+    num_hosts: int
+    name: str
+    version: str
+    num_workers: int
+    time: float
+    """Of its clock, in seconds since 1970."""
+    failed: str | None = None
+    """Why it cannot take part."""
+
+    def __post_init__(self) -> None:
+        numbers, texts = (self.index, self.num_hosts, self.num_workers), (self.name, self.version, self.failed or "")
+        if not all(type(each) is int for each in numbers) or not all(isinstance(each, str) for each in texts):
+            raise TypeError("this is no introduction")
+        if not math.isfinite(self.time) or self.num_workers < 0:
+            raise ValueError("this is no introduction")
+
+
 class Rendezvous:
     """The chief's side: gathers the other hosts, and lets their workers reach the store as long as it is open.
 
@@ -77,6 +99,9 @@ class Rendezvous:
     def __init__(self, seat: Seat, key: bytes, store: StoreServer) -> None:
         self._seat, self._store = seat, store
         self._callers: queue.SimpleQueue[Channel] = queue.SimpleQueue()
+        self._has_begun = False
+        self.hosts: dict[int, RemoteHost] = {}
+        """The other hosts that have come, by rank."""
         address = _own_address(seat)
         try:
             self._listener = Listener(address, seat.port, key, self._accept, _tell_stranger)
@@ -105,112 +130,120 @@ class Rendezvous:
             self._store.serve(Connection(connection.detach()))
         elif purpose == _CALLS_CHIEF:
             self._callers.put(_channel(connection))
+            if self._has_begun:
+                self._refuse_late()
         else:
             connection.close()
 
-    def gather(self, requests: Sequence[str], clock: Callable[[], float] = time.monotonic) -> list[RemoteHost] | None:
-        """Wait for the other hosts; returns them in order, or None when a signal asks for a stop first.
+    def gather(self, requests: Sequence[str]) -> bool:
+        """Wait until all other hosts are among `hosts`; returns whether they are before a signal asks for a stop.
 
         Raises:
             InputError: a host has another version, or another number of hosts.
             WorkerError: hosts have not come in time, or cannot take part.
         """
-        hosts: dict[int, RemoteHost] = {}
         callers: list[Channel] = []
-        began = told = clock()
-        log.info("%s at %s:%d", self._who_has_come(hosts), self._seat.chief, self._seat.port)
-        try:
-            while len(hosts) < self._seat.num_hosts - 1:
-                if requests:
-                    return None
-                time.sleep(TICK_SECONDS)
-                while not self._callers.empty():
-                    callers.append(self._callers.get())
-                for channel in [*callers]:
-                    if self._introduced(channel, hosts):
-                        callers.remove(channel)
-                _forget_lost(hosts)
-                if clock() - began > START_SECONDS:
-                    raise self._missing(hosts)
-                if clock() - told > _TELL_SECONDS:
-                    told = clock()
-                    log.info("%s; %.0f s of %.0f", self._who_has_come(hosts), clock() - began, START_SECONDS)
-        except (InputError, WorkerError) as error:
-            for host in hosts.values():
-                host.end(2 if isinstance(error, InputError) else 1, 40, str(error))
-            raise
-        return [hosts[index] for index in sorted(hosts)]
+        began = told = time.monotonic()
+        log.info("%s at %s:%d", self._who_has_come(), self._seat.chief, self._seat.port)
+        while len(self.hosts) < self._seat.num_hosts - 1:
+            if requests:
+                return False
+            time.sleep(TICK_SECONDS)
+            while not self._callers.empty():
+                callers.append(self._callers.get())
+            for channel in [*callers]:
+                if self._is_introduced(channel):
+                    callers.remove(channel)
+            self._forget_lost()
+            now = time.monotonic()
+            if now - began > START_SECONDS:
+                raise self._missing()
+            if now - told > _TELL_SECONDS:
+                told = now
+                log.info("%s; %.0f s of %.0f", self._who_has_come(), now - began, START_SECONDS)
+        self._has_begun = True
+        self._refuse_late()
+        return True
 
-    def _introduced(self, channel: Channel, hosts: dict[int, RemoteHost]) -> bool:
+    def _refuse_late(self) -> None:
+        while not self._callers.empty():
+            _refuse(
+                self._callers.get(), "The run has begun already, with all its hosts. Has this one been started twice?"
+            )
+
+    def _is_introduced(self, channel: Channel) -> bool:
         """Whether a caller has said who it is, or will not: it is then among the hosts, or refused."""
         try:
-            said = next(iter(channel.receive()), None)
-            if said is None:
-                return channel.ended
-            index, num_hosts, num_workers = (int(said[name]) for name in ("host", "of", "workers"))
-            name, version, clock = str(said["name"]), str(said["version"]), float(said["time"])
+            received = channel.receive()
+            if not received and not channel.ended:
+                return False
+            caller = _Introduction(**received[0])
+            self._check(channel, caller)
         except (ValueError, TypeError, LookupError):
             channel.close()
             return True
-        ours = (__version__, self._seat.num_hosts)
-        if (version, num_hosts) != ours or not 0 < index < num_hosts:
-            error = InputError(
-                f"Host {index} ({name}) has not been started as a part of this run.",
-                given=f"--hosts {num_hosts}, Lockstep {version}",
-                expected=f"--hosts {ours[1]} with a rank from 1 to {ours[1] - 1}, and Lockstep {ours[0]}, as on host 0",
-                hint="start the same command with the same version on all hosts, each with its own --host-rank",
-            )
-            _refuse(channel, str(error))
-            raise error
-        if "failed" in said:
-            channel.close()
-            raise WorkerError(
-                f"Host {index} ({name}) cannot take part.",
-                given=str(said["failed"]).partition("\n")[0],
-                expected="a host that can start its workers",
-                hint="read the last lines on its screen",
-            )
-        if index in hosts:
-            _refuse(
-                channel, f"There is a host {index} already: {hosts[index].name}. Each has a --host-rank of its own."
-            )
+        index, name = caller.index, caller.name
+        if index in self.hosts:
+            taken = self.hosts[index].name
+            _refuse(channel, f"There is a host {index} already: {taken}. Each has a --host-rank of its own.")
             return True
-        if abs(clock - time.time()) > _CLOCKS_SECONDS:
+        if abs(ahead := caller.time - time.time()) > _CLOCKS_SECONDS:
             log.warning(
                 "the clock of host %d (%s) is %.0f s %s; the run does not depend on it, but its files and logs tell"
                 " other times",
                 index,
                 name,
-                abs(clock - time.time()),
-                "ahead" if clock > time.time() else "behind",
+                abs(ahead),
+                "ahead" if ahead > 0 else "behind",
             )
-        is_taken = name in {socket.gethostname(), *(host.name for host in hosts.values())}
-        hosts[index] = RemoteHost(channel, f"{name} (host {index})" if is_taken else name, num_workers)
+        is_taken = name in {socket.gethostname(), *(host.name for host in self.hosts.values())}
+        self.hosts[index] = RemoteHost(channel, f"{name} (host {index})" if is_taken else name, caller.num_workers)
         return True
 
-    def _who_has_come(self, hosts: Mapping[int, RemoteHost]) -> str:
-        missing = [f"host {index}" for index in range(1, self._seat.num_hosts) if index not in hosts]
-        come = ["host 0", *(f"host {index} ({host.name})" for index, host in sorted(hosts.items()))]
-        return f"waiting for {' and '.join(missing)}; {' and '.join(come)} {'are' if hosts else 'is'} here"
+    def _check(self, channel: Channel, caller: _Introduction) -> None:
+        """Refuse a caller that is no part of this run, and end the run where one is that cannot take part."""
+        num_hosts = self._seat.num_hosts
+        if (caller.version, caller.num_hosts) != (__version__, num_hosts) or not 0 < caller.index < num_hosts:
+            error = InputError(
+                f"Host {caller.index} ({caller.name}) has not been started as a part of this run.",
+                given=f"--hosts {caller.num_hosts}, Lockstep {caller.version}",
+                expected=f"--hosts {num_hosts} with a rank from 1 to {num_hosts - 1}, and Lockstep {__version__}, "
+                "as on host 0",
+                hint="start the same command with the same version on all hosts, each with its own --host-rank",
+            )
+            _refuse(channel, str(error))
+            raise error
+        if caller.failed is not None:
+            channel.close()
+            raise WorkerError(
+                f"Host {caller.index} ({caller.name}) cannot take part.",
+                given=caller.failed.partition("\n")[0],
+                expected="a host that can start its workers",
+                hint="read the last lines on its screen",
+            )
 
-    def _missing(self, hosts: Mapping[int, RemoteHost]) -> WorkerError:
+    def _forget_lost(self) -> None:
+        """Tell the hosts that have come that this one lives, and forget those that have gone again."""
+        for index, host in [*self.hosts.items()]:
+            host.tick()
+            host.receive()
+            if fault := host.fault():
+                log.warning("host %s %s; waiting for it again", host.name, fault)
+                self.hosts.pop(index).close()
+
+    def _who_has_come(self) -> str:
+        missing = [f"host {index}" for index in range(1, self._seat.num_hosts) if index not in self.hosts]
+        come = ["host 0", *(f"host {index} ({host.name})" for index, host in sorted(self.hosts.items()))]
+        return f"waiting for {' and '.join(missing)}; {' and '.join(come)} {'are' if self.hosts else 'is'} here"
+
+    def _missing(self) -> WorkerError:
         return WorkerError(
             "Not all hosts of the run have come.",
-            given=f"after {START_SECONDS:.0f} s {self._who_has_come(hosts)}",
+            given=f"after {START_SECONDS:.0f} s {self._who_has_come()}",
             expected=f"{self._seat.num_hosts} hosts",
             hint=f"start the same command on each host, with --chief {self._seat.chief}:{self._seat.port}, the same "
             f"{KEY} and its own --host-rank; a firewall may keep them from this port",
         )
-
-
-def _forget_lost(hosts: dict[int, RemoteHost]) -> None:
-    """Keep the hosts that have come informed, and forget those that have gone again."""
-    for index, host in [*hosts.items()]:
-        host.tick()
-        host.receive()
-        if fault := host.fault():
-            log.warning("host %s %s; waiting for it again", host.name, fault)
-            del hosts[index]
 
 
 def meet_chief(
@@ -252,15 +285,9 @@ def meet_chief(
     address = connection.getpeername()[0]
     connection.sendall(_CALLS_CHIEF)
     channel = _channel(connection)
-    introduction: dict[str, Any] = {
-        "host": seat.host_rank,
-        "of": seat.num_hosts,
-        "name": socket.gethostname(),
-        "version": __version__,
-        "workers": num_workers,
-        "time": time.time(),
-    }
-    channel.send(introduction if failed is None else {**introduction, "failed": failed})
+    here = socket.gethostname()
+    introduction = _Introduction(seat.host_rank, seat.num_hosts, here, __version__, num_workers, time.time(), failed)
+    channel.send(asdict(introduction))
     return channel, address, seat.port
 
 

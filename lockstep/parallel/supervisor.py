@@ -14,6 +14,7 @@ from lockstep.parallel.hosts import TICK_SECONDS, Host, RemoteHost
 from lockstep.workers import watchdog
 from lockstep.workers.channel import Message
 from lockstep.workers.store_server import LAUNCHED
+from lockstep.workers.stragglers import Stragglers
 from lockstep.workers.watchdog import Failure, Limits, Verdict, Watchdog, WorkerStatus
 
 STOPPED_EARLY = "stopped before the first step"
@@ -102,7 +103,7 @@ class Supervisor:
         for host, there in zip(hosts, ranks, strict=True):
             self._start(host, there, num_workers)
         self._members.sort(key=lambda member: member.rank)
-        self._watchdog = Watchdog(len(self._members), limits, clock())
+        self._watchdog, self._stragglers = Watchdog(len(self._members), limits, clock()), Stragglers(clock())
 
     def finish(self) -> RunOutcome:
         """Watch until no worker is left."""
@@ -112,6 +113,7 @@ class Supervisor:
             self._handle_requests()
             self._announce_stop()
             self._handle_verdicts()
+            self._tell_straggler()
             self._find_those_who_left()
             self._end_survivors()
             self._end_late()
@@ -177,6 +179,7 @@ class Supervisor:
                 self._watchdog.record_beat(
                     member.rank, member.step, member.phase, message["count"], waits=message["waits"]
                 )
+                self._stragglers.record(member.rank, member.step, message["seconds"])
                 if message["stop"] and not self._stopped_by:
                     self._requests.append(message["stop"])
 
@@ -253,6 +256,11 @@ class Supervisor:
         else:  # its thread does not answer: the system's signal makes faulthandler write the stack
             self._warn(f"{status} gives no sign of life for {seconds:.0f} s {status.where}; its stack:")
             member.host.kill(member.rank, signal.SIGUSR2)
+
+    def _tell_straggler(self) -> None:
+        """Say from time to time which worker the others wait for."""
+        if straggler := self._stragglers.poll(self._clock()):
+            self._hosts[0].log(logging.INFO, straggler.describe(str(self._members[straggler.rank].status)))
 
     def _find_those_who_left(self) -> None:
         """Blame workers that have ended, and so will never make the call in which the others wait for them."""

@@ -1,4 +1,4 @@
-"""Transports of an exchange: shared memory between workers of one CPU host, torch.distributed otherwise.
+"""The transport through shared memory, between workers of one CPU host; and how tensors lie in a block of bytes.
 
 Tensors of a step travel in blocks of bytes with a fixed layout, by the order of the parameters: it never changes after
 the first step, so a resumed run adds up in the same order as the one that was stopped.
@@ -7,7 +7,6 @@ the first step, so a resumed run adds up in the same order as the one that was s
 from __future__ import annotations
 
 import fcntl
-import math
 import mmap
 import os
 from collections.abc import Callable, Sequence
@@ -19,15 +18,11 @@ from torch import Tensor
 from lockstep import readback
 from lockstep.errors import WorkerError
 from lockstep.parallel.barrier import SpinBarrier
-from lockstep.parallel.collectives import Backend, collectives
-from lockstep.parallel.tree import PartialSum, TreeSum, additions, aligned_nodes, assign_towers
-from lockstep.tensor_lists import copy_all
+from lockstep.parallel.tree import PartialSum, TreeSum, reduction, rows_of_workers
 from lockstep.workers.group import MEMORY_NAME
 from lockstep.workers.rank import Worker
 
 ALIGNMENT_BYTES = 64
-BUCKET_BYTES = 25 << 20
-_LINE_ELEMENTS = 16
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
@@ -45,11 +40,8 @@ class SharedMemoryTransport:
 
     def __init__(self, worker: Worker, num_towers: int) -> None:
         self._worker = worker
-        nodes = [aligned_nodes(towers) for towers in assign_towers(num_towers, worker.num_workers)]
-        first_row = sum(map(len, nodes[: worker.rank]))
-        self._own_rows = slice(first_row, first_row + len(nodes[worker.rank]))
-        self._num_rows = sum(map(len, nodes))
-        self._additions = additions([node for owned in nodes for node in owned])
+        rows, self._additions = rows_of_workers(num_towers, worker.num_workers)
+        self._own_rows, self._num_rows = slice(rows[worker.rank].start, rows[worker.rank].stop), rows[-1].stop
         self._rows: list[list[Tensor]] = []
         self._result: list[Tensor] = []
         self._reductions: list[Callable[[], None]] = []
@@ -83,28 +75,9 @@ class SharedMemoryTransport:
         *rows, result = (block[header + i * layout.num_bytes :][: layout.num_bytes] for i in range(self._num_rows + 1))
         self._rows = [layout.views(row) for row in rows[self._own_rows]]
         self._result = layout.views(result)
-        for segment in layout.segments:
-            share = _share(segment.num_elements, worker.rank, worker.num_workers)
-            columns = [segment.of(row)[share] for row in rows]
-            self._reductions.append(_reduction(columns, segment.of(result)[share], self._additions))
+        share = layout.share(worker.rank, worker.num_workers)
+        self._reductions = layout.reductions(share, [row[share] for row in rows], result[share], self._additions)
         return barrier
-
-
-def _share(num_elements: int, rank: int, num_workers: int) -> slice:
-    """The columns that one worker adds up: whole cache lines, so that no two workers write to the same one."""
-    lines = -(-num_elements // _LINE_ELEMENTS)
-    return slice(lines * rank // num_workers * _LINE_ELEMENTS, lines * (rank + 1) // num_workers * _LINE_ELEMENTS)
-
-
-def _reduction(rows: list[Tensor], result: Tensor, plan: list[tuple[int, int]]) -> Callable[[], None]:
-    """A function that makes the additions of the tree over some columns, the last one into the result."""
-
-    def reduce() -> None:
-        for i, j in plan[:-1]:
-            rows[i].add_(rows[j])
-        torch.add(rows[plan[-1][0]], rows[plan[-1][1]], out=result)
-
-    return reduce
 
 
 def _map_together(worker: Worker, num_bytes: int) -> Tensor:
@@ -135,49 +108,6 @@ def _check_memory(descriptor: int, num_bytes: int) -> None:
             expected=f"{num_bytes} bytes whose size is sealed",
             hint="start all workers with the same version of Lockstep, and let nobody else reach their store",
         )
-
-
-class CollectiveTransport:
-    """Sums over all towers by all-reduce: in tree order inside a worker, in the library's order between workers.
-
-    All workers make it together; the backend is "gloo" between CPU hosts, "nccl" between GPUs.
-    """
-
-    def __init__(self, worker: Worker, backend: Backend) -> None:
-        self._worker = worker
-        self._collectives = collectives(worker, backend)
-        self._buckets: list[Tensor] = []
-        self._views: list[Tensor] = []
-        self._one = torch.ones((), dtype=torch.float64, device=worker.device)
-
-    def total(self, sums: TreeSum) -> PartialSum:
-        """Return the sum over all towers; valid until the next call.
-
-        Where the host does not wait for it, the numbers are NaN if the sum was cut short, since a worker was lost.
-        """
-        tensors = pack(sums.total(), self._worker.device)
-        if self._collectives.are_enqueued:
-            tensors.append(self._one)
-        if not self._views:
-            self._open(FlatLayout(tensors))
-        copy_all(self._views, tensors)
-        self._collectives.all_reduce(self._buckets)
-        views = self._views
-        if self._collectives.are_enqueued:
-            *views, num_workers = views
-            views[-1].masked_fill_(num_workers != self._worker.num_workers, math.nan)
-        return unpack(views, owned=True)
-
-    def close(self) -> None:
-        """Give back the memory; the process group stays, since others use it, until the worker leaves its run."""
-        self._buckets, self._views = [], []
-
-    def _open(self, layout: FlatLayout) -> None:
-        self._worker.group.agree("the tensors to exchange", layout.describe())
-        block = torch.zeros(layout.num_bytes, dtype=torch.uint8, device=self._worker.device)
-        self._views = layout.views(block)
-        for segment in layout.segments:
-            self._buckets += torch.split(segment.of(block), BUCKET_BYTES // segment.dtype.itemsize)
 
 
 @dataclass(frozen=True)
@@ -227,6 +157,26 @@ class FlatLayout:
             views.append(rest[dtype][:num_elements].as_strided(shape, stride))
             rest[dtype] = rest[dtype][num_elements:]
         return views
+
+    def share(self, rank: int, num_workers: int) -> slice:
+        """The bytes that one of several workers adds up: whole cache lines, so that no two write to the same one."""
+        first, last = (self.num_bytes // ALIGNMENT_BYTES * each // num_workers for each in (rank, rank + 1))
+        return slice(first * ALIGNMENT_BYTES, last * ALIGNMENT_BYTES)
+
+    def reductions(
+        self, share: slice, rows: Sequence[Tensor], result: Tensor, plan: list[tuple[int, int]]
+    ) -> list[Callable[[], None]]:
+        """Functions that add up a share of the bytes of some rows, into that share of a result: one a dtype."""
+        found = []
+        for segment in self.segments:
+            start = max(share.start, segment.offset_bytes)
+            stop = min(share.stop, segment.offset_bytes + segment.num_elements * segment.dtype.itemsize)
+            if start < stop:
+                *each, total = (
+                    row[start - share.start : stop - share.start].view(segment.dtype) for row in (*rows, result)
+                )
+                found.append(reduction(each, total, plan))
+        return found
 
 
 def pack(partial: PartialSum, device: torch.device | str = "cpu") -> list[Tensor]:

@@ -7,10 +7,10 @@ finishes the tree. Since every addition is between the same two operands, the bi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import TYPE_CHECKING, cast
+from itertools import accumulate, chain, pairwise
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 
@@ -68,10 +68,38 @@ def additions(nodes: Sequence[Node]) -> list[tuple[int, int]]:
     return plan
 
 
+class NodeRows(NamedTuple):
+    """The nodes of all workers as the rows of one table."""
+
+    of_workers: list[range]
+    additions: list[tuple[int, int]]
+    """How to add them up: see the function."""
+
+
+def rows_of_workers(num_towers: int, num_workers: int) -> NodeRows:
+    """Which rows each worker has, and how to add all of them up."""
+    nodes = [aligned_nodes(towers) for towers in assign_towers(num_towers, num_workers)]
+    ends = list(accumulate(map(len, nodes), initial=0))
+    return NodeRows([range(*pair) for pair in pairwise(ends)], additions(list(chain(*nodes))))
+
+
+def reduction(rows: list[Tensor], result: Tensor, plan: list[tuple[int, int]]) -> Callable[[], None]:
+    """A function that adds up rows by `additions`, the last time into the result; the rows are used up for it."""
+
+    def reduce() -> None:
+        for i, j in plan[:-1]:
+            rows[i].add_(rows[j])
+        torch.add(rows[plan[-1][0]], rows[plan[-1][1]], out=result)
+
+    return reduce
+
+
 class TreeSum:
     """Sums of tensors and of numbers over towers that come in order, with log2(towers) + 1 of them alive at most."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_gradients: int = 0) -> None:
+        self.num_gradients = num_gradients
+        """The first tensors of each operand are gradients: a transport may send them early, or with fewer bits."""
         self.nodes: list[tuple[Node, PartialSum]] = []
         """The largest aligned nodes over the towers added so far, in order."""
 
@@ -82,6 +110,22 @@ class TreeSum:
             left, sums = self.nodes.pop()
             node, partial = Node(left.start, left.span * 2), sums.plus(partial)
         self.nodes.append((node, partial))
+
+    def put(self, tower: int, partial: PartialSum) -> None:
+        """Put the last tower beside the others, and add nothing: what `before` returns is added elsewhere."""
+        self.nodes.append((Node(tower, 1), partial))
+
+    def before(self, last: int) -> list[PartialSum]:
+        """What is added to the partial sum of the last tower, one after the other, to make the total."""
+        sums = [PartialSum(partial.tensors, partial.numbers) for _, partial in self.nodes]
+        at, found = len(sums), []
+        for i, j in additions([*(node for node, _ in self.nodes), Node(last, 1)]):
+            if j == at:
+                found.append(sums[i])
+                at = i
+            else:
+                sums[i] = sums[i].plus(sums[j])
+        return found
 
     @staticmethod
     def _merges(left: Node, right: Node) -> bool:

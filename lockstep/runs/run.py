@@ -28,14 +28,18 @@ from lockstep.runs.largest_batch import probe_largest_batch
 from lockstep.runs.objects import check_objects
 from lockstep.runs.segment import Files, Segment
 from lockstep.runs.stages import Stages
-from lockstep.runs.start import resolve_choices, start
+from lockstep.runs.start import Start, resolve_choices, start
+from lockstep.runs.topology import describe_topology
 from lockstep.runs.validation import SPLIT, score_split
 from lockstep.runs.workdir import Best, Reason, Result, Workdir
 from lockstep.screen import log
+from lockstep.training.choices import Choices
 from lockstep.training.rollback import check_may_roll_back, go_back, last_checkpoint
 from lockstep.training.saving import Saver, save
+from lockstep.training.step import bind
 from lockstep.workers.rank import Worker, join
 from lockstep.workers.signals import stop_on_signals
+from lockstep.workers.stragglers import find_straggler, spent_since
 
 
 def run(
@@ -179,7 +183,9 @@ class Run:
         with ExitStack() as stack:
             if self._files and self._worker.is_chief:
                 stack.enter_context(self._files.workdir.held())
+            first, spent = self.step, dict(self._worker.pulse.seconds)
             reason, last = self._train()
+            self._tell_straggler(first, spent)
             if self._worker.is_chief and self._input.num_attempts:
                 log.info("%s", self._input)
             scored = self._score(last) if conclude and reason != "stopped" else None
@@ -221,23 +227,40 @@ class Run:
             history=history,
         )
 
-    def _start(self) -> tuple[str, dict[str, Any]]:
-        """Load the state to start from, write recipe and choices; returns an event and facts for the history."""
-        stages, recipe, worker, files = self._stages, self._recipe, self._worker, self._files
-        choices, changed = resolve_choices(recipe, stages.parts, worker, files.workdir if files else None)
+    def dry_run(self) -> list[str]:
+        """Do all that comes before the first step but for what writes; describe, in lines, how the run would go on.
+
+        Raises:
+            LockstepError: the run could not begin, or its workers do not agree.
+        """
+        self._load()
+        parts, exchange = self._stages.parts, self._recipe.exchange
+        bind(parts.state, parts.towers, exchange)
+        return describe_topology(parts, exchange, self._worker)
+
+    def _load(self) -> tuple[Choices, Start, list[str]]:
+        """Load the state to start from; returns the choices, too, and a line for each that has changed."""
+        stages, worker, files = self._stages, self._worker, self._files
+        choices, changed = resolve_choices(self._recipe, stages.parts, worker, files.workdir if files else None)
         if worker.is_chief:
             self._log_changes(changed)
             if files and not files.store.steps():
                 files.workdir.check_unstarted()
-        store = files.store if files else None
-        started = start(stages, store, recipe, self._fork_from, worker, accept_data_change=self._accept_data_change)
+        store, accept = files.store if files else None, self._accept_data_change
+        started = start(stages, store, self._recipe, self._fork_from, worker, accept_data_change=accept)
+        return choices, started, changed
+
+    def _start(self) -> tuple[str, dict[str, Any]]:
+        """Load the state to start from, write recipe and choices; returns an event and facts for the history."""
+        choices, started, changed = self._load()
+        stages, worker, files = self._stages, self._worker, self._files
         facts: dict[str, Any] = {"changed": self._changed + changed}
         largest = max((span.recipe for span in stages.spans), key=lambda each: each.data.image_size)
         probe_largest_batch(largest, stages.parts, self._objects, worker)
         if started.data_changed:
             facts["data_changed"] = started.data_changed
         if files and worker.is_chief:
-            files.workdir.write_start(recipe, choices, started.report)
+            files.workdir.write_start(self._recipe, choices, started.report)
             self._write_known_data(files.workdir)
         if files and started.is_forked:
             # Saved before the history names its step: a fork that is killed begins again, or goes on from here.
@@ -263,6 +286,13 @@ class Run:
             log.info("changed since the last start: %s", line)
         for line in choices:
             log.warning("changed since the first start, so the bits may differ: %s", line)
+
+    def _tell_straggler(self, first_step: int, before: Mapping[str, float]) -> None:
+        """Log for which worker the others have waited, if they have for a tenth of the time."""
+        worker = self._worker
+        of_all = worker.group.gather(spent_since(before, worker.pulse.seconds))
+        if (straggler := find_straggler(of_all, self.step - first_step)) and worker.is_chief:
+            log.info("%s", straggler.describe(worker.group.names[straggler.rank]))
 
     def _roll_back(self, error: NonFiniteError) -> dict[str, Any]:
         """Go back to the last checkpoint if that is the recipe's policy; returns facts for the history."""

@@ -28,7 +28,7 @@ from lockstep.training.saved_state import EXTRA, extra_state
 from lockstep.training.state import TrainState
 from lockstep.training.trained_with import threads_matter
 from lockstep.version import __version__
-from lockstep.workers.devices import unused_kind
+from lockstep.workers.devices import unusable_gpu, unused_kind
 from lockstep.workers.environment import chosen_waits, short_waits_here
 from lockstep.workers.rank import Worker
 
@@ -224,6 +224,8 @@ def tell_start(state: TrainState, towers: Towers, worker: Worker, *, is_first: b
         log.info("%s on %s (%s%s, %s)", *counts, worker.device.type, threads, towers.precision)
         if kind := unused_kind():
             log.info("no worker uses the accelerator here (%s): not every part of a step runs on it", kind)
+        if reason := unusable_gpu():
+            log.info("torch does not see the GPU of this machine: %s", reason)
     for line in state.matches if is_new else ():
         log.info("%s", line)
 

@@ -231,7 +231,7 @@ class BoundStep:
         parts = self._host.parts(batch)
         of_parts = [counts(part) for _, _, part in parts] if counts else []
         inputs = self._inputs(batch, of_parts, self._state.step, time.perf_counter())
-        self._run_towers(losses, parts, inputs)
+        self._run_towers(losses, parts, inputs, is_rehearsal=True)
         self.worker.pulse.at(self._state.step, "start")
 
     # Its parts ------------------------------------------------------------------------------------------------------
@@ -334,7 +334,9 @@ class BoundStep:
             self._extras.own(batch, step, began),
         )
 
-    def _run_towers(self, losses: LossFunction, parts: Sequence[TowerBatch], inputs: StepInputs) -> TreeSum:
+    def _run_towers(
+        self, losses: LossFunction, parts: Sequence[TowerBatch], inputs: StepInputs, *, is_rehearsal: bool = False
+    ) -> TreeSum:
         """Run this worker's towers; the buffers of other states' models, if the loss uses them, are restored.
 
         Raises:
@@ -346,15 +348,14 @@ class BoundStep:
         try:
             others = self._state.other_buffers()
             with restored(others) if others else nullcontext():
-                sums = self._host.run(losses, parts, inputs)
+                sums = self._host.run(losses, parts, inputs, None if is_rehearsal else self._reducer.overlapped)
         except (RuntimeError, InputError):
             check_parameters(self._state)
             raise
         self.worker.pulse.at(inputs.step, "exchange")
         if is_first:
-            self.worker.group.agree(
-                "the names of losses and metrics", [list(n) for n in self._host.outputs.names or ()]
-            )
+            names = [list(some) for some in self._host.outputs.names or ()]
+            self.worker.group.agree("the names of losses and metrics", names)
         return sums
 
     # Between the workers --------------------------------------------------------------------------------------------

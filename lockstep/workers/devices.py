@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +26,16 @@ def unused_kind() -> str | None:
     devices are there fused updates, a transport between workers, and random streams that are set and put back.
     """
     return None if _kind() == "cuda" else _kind()
+
+
+def unusable_gpu(modules: Path = Path("/sys/module")) -> str | None:
+    """Why torch sees no GPU though there is a driver of NVIDIA's; None where it sees one, or was told to see none."""
+    driver = _driver_version(modules, ["nvidia"])
+    if num_accelerators() or driver is None or "CUDA_VISIBLE_DEVICES" in os.environ:
+        return None
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA"
+    return f"the driver ({driver}) is too old for CUDA {torch.version.cuda}, or this container is not given the GPU"
 
 
 def _kind() -> str | None:
@@ -121,7 +132,7 @@ def describe_accelerator(device: torch.device) -> dict[str, str]:
     nccl = torch.cuda.nccl.version() if torch.distributed.is_nccl_available() else ()  # type: ignore[no-untyped-call]
     return {
         "gpu": torch.cuda.get_device_name(device),
-        "driver": _driver_version(Path("/sys/module")),
+        "driver": _driver_version(Path("/sys/module"), ["nvidia", "amdgpu"]) or "unknown",
         "rocm" if hip else "cuda": str(hip or torch.version.cuda),
         "cudnn": str(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]
         "nccl": ".".join(map(str, nccl)) or "none",
@@ -143,10 +154,10 @@ def generators(device: torch.device) -> list[torch.Generator]:
     )
 
 
-def _driver_version(modules: Path) -> str:
-    """The version of the kernel module of NVIDIA or AMD, as Linux has it; "unknown" where it is not told."""
-    files = [modules / name / "version" for name in ("nvidia", "amdgpu")]
-    return next((file.read_text().strip() for file in files if file.exists()), "unknown")
+def _driver_version(modules: Path, names: Sequence[str]) -> str | None:
+    """The version of the first of these kernel modules that Linux has loaded; None where it has none, or tells none."""
+    files = [modules / name / "version" for name in names]
+    return next((file.read_text().strip() for file in files if file.exists()), None)
 
 
 def _cpu_name(cpuinfo: Path) -> str:

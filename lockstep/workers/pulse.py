@@ -12,7 +12,8 @@ import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from time import perf_counter
+from typing import Literal, get_args
 
 from lockstep.workers.channel import Channel
 
@@ -24,13 +25,27 @@ BEAT_SECONDS = 0.1
 class Pulse:
     """The place that the training loop reports, and the stop it was asked for; nobody need be listening."""
 
-    __slots__ = ("count", "ended", "launched", "phase", "step", "stop_requested", "stopped", "waits")
+    __slots__ = (
+        "_since",
+        "count",
+        "ended",
+        "launched",
+        "phase",
+        "seconds",
+        "step",
+        "stop_requested",
+        "stopped",
+        "waits",
+    )
 
     def __init__(self, *, launched: bool = False) -> None:
         self.step = 0
         self.phase: Phase = "start"
         self.count = 0
         """Grows at every call of `at`: at the same step and phase, the run may still advance."""
+        self.seconds: dict[str, float] = dict.fromkeys(get_args(Phase), 0.0)
+        """Seconds spent so far in each phase, but for the present stay."""
+        self._since = perf_counter()
         self.waits = False
         """The worker waits for all others to make the same call."""
         self.stop_requested: str | None = None
@@ -43,7 +58,10 @@ class Pulse:
         """A launcher listens, and it handles Ctrl-C."""
 
     def at(self, step: int, phase: Phase) -> None:
-        """Report where the loop is; costs three assignments."""
+        """Report where the loop is; costs half a microsecond."""
+        now = perf_counter()
+        self.seconds[self.phase] += now - self._since
+        self._since = now
         self.step = step
         self.phase = phase
         self.count += 1
@@ -84,7 +102,7 @@ def start_beating(channel: Channel) -> Pulse:
 
 def beat(pulse: Pulse, channel: Channel) -> None:
     """Send the pulse as it is now."""
-    place = {"step": pulse.step, "phase": pulse.phase, "count": pulse.count}
+    place = {"step": pulse.step, "phase": pulse.phase, "count": pulse.count, "seconds": pulse.seconds}
     waits = pulse.waits or pulse.phase == "exchange"
     channel.send({**place, "waits": waits, "stop": pulse.stop_requested, "ended": pulse.ended})
 

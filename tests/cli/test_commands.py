@@ -285,6 +285,18 @@ def test_a_rehearsal_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_dry_run_shows_how_a_run_would_go_on_and_leaves_it_as_it_is(copy: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in [copy, *copy.rglob("*")]}
+    said = run("train", str(copy), "--workers", "2", "--steps", "9", "--dry-run").splitlines()
+    assert "3 x 8 examples an update, from step 6, position 144" in said
+    assert "exchange: AllReduce(transport=None, exact=True) over shared memory" in said
+    assert [line.split()[-7:] for line in said if line.endswith((" 144 to 159", " 160 to 167"))] == [
+        ["1", "0", "to", "1", "144", "to", "159"],
+        ["1", "cpu", "1", "2", "160", "to", "167"],
+    ]
+    assert {path: path.stat().st_mtime_ns for path in [copy, *copy.rglob("*")]} == before
+
+
 def test_a_printed_recipe_is_a_recipe(tmp_path: Path) -> None:
     printed = run("train", "mnist", "--set", "batch_size=64", "--print-recipe")
     (tmp_path / "mine.toml").write_text(printed)

@@ -118,6 +118,31 @@ def test_a_run_whose_terminal_is_closed_is_saved(tmp_path: Path) -> None:
     assert max((tmp_path / "run/checkpoints").iterdir()).name == f"step-{last['step']:08d}"
 
 
+@pytest.mark.slow
+@pytest.mark.process
+def test_under_torchrun_a_signal_to_one_worker_has_all_saved(tmp_path: Path) -> None:
+    workdir = tmp_path / "run"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
+    words = ["--rdzv-endpoint", "127.0.0.1:0", "-m", "lockstep", "train", "mnist", "--workdir", str(workdir), *WORDS]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [*torchrun, *words, "--forever"],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        wait_for(lambda: size_of(workdir / "metrics.jsonl") > 0, process)
+        workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(workers[-1]), signal.SIGTERM)
+        said = end(process, 1)  # torchrun's own, whatever its workers end with
+    assert re.search(r"exitcode +: 75 ", said), said
+    stop = json.loads((workdir / "history.jsonl").read_text().splitlines()[-1])
+    assert stop["event"] == "stop"
+    assert max((workdir / "checkpoints").iterdir()).name == f"step-{stop['step']:08d}"
+
+
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan"])
 def test_a_time_of_grace_that_is_none(seconds: str) -> None:
     words = ["train", "mnist", "--grace", seconds]

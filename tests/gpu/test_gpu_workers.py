@@ -14,6 +14,7 @@ from gpu_nets import learned, losses, make_loader, make_state, worker
 
 import lockstep as ls
 from lockstep.errors import PeerLostError
+from lockstep.parallel.tree import PartialSum, TreeSum, assign_towers
 
 STEPS, LOST_AT = 5, 3
 
@@ -37,6 +38,25 @@ def test_two_workers_on_one_gpu_train_as_one(run_workers: Callable[..., list[Any
 def test_two_workers_on_one_gpu_are_refused_unless_asked_for(run_workers: Callable[..., list[Any]]) -> None:
     with pytest.raises(AssertionError, match="Several workers have the same device"):
         run_workers(trained, 2, 1)
+
+
+def exact_sum(num_towers: int) -> list[list[float]]:
+    """What lies on the GPU, by the tree over gloo, which reads the memory of the host."""
+    here = worker(2)
+    found, own = TreeSum(), assign_towers(num_towers, here.num_workers)[here.rank]
+    for tower in own:
+        generator = torch.Generator().manual_seed(tower)
+        tensors = [torch.randn(shape, generator=generator).to(here.device) for shape in ((7, 5), (33,))]
+        found.add(tower, PartialSum(tensors, tensors[0].flatten().double()))
+    connection = ls.AllReduce("gloo", exact=True).connect(here, num_towers)
+    for _ in range(2):
+        total = connection.total(found)
+    return [*[tensor.flatten().tolist() for tensor in total.tensors], torch.as_tensor(total.numbers).tolist()]
+
+
+@pytest.mark.parametrize("num_towers", [2, 5])
+def test_two_workers_on_one_gpu_add_up_by_the_tree(run_workers: Callable[..., list[Any]], num_towers: int) -> None:
+    assert run_workers(exact_sum, 2, num_towers) == [exact_sum(num_towers)] * 2
 
 
 def lost(workers_per_device: int) -> tuple[str, float]:

@@ -1,6 +1,6 @@
 """A run to be killed: batch norm, dropout, augmentation and an average, on 6 towers, with the library's public parts.
 
-lockstep run --workers 3 tests/laws/resume_run.py WORKDIR STEPS [detector | accelerator]
+lockstep run --workers 3 tests/laws/resume_run.py WORKDIR STEPS [detector | accelerator | gloo]
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ def main() -> None:
     workdir.mkdir(parents=True, exist_ok=True)
     metrics = MetricsFile(workdir / "metrics.jsonl", from_position=loader.position) if here.is_chief else None
     towers = ls.Towers(6)
-    exchange, end = ls.AllReduce(exact=True), ls.Steps(steps)
+    exchange = ls.AllReduce("gloo" if sys.argv[3:] == ["gloo"] else None, exact=True)
+    end = ls.Steps(steps)
     for report in ls.train_steps(state, losses_of, loader, towers, exchange, counts=counts, until=end):
         if metrics:
             metrics.write(report)

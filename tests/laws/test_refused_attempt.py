@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import lockstep as ls
 from lockstep.data.loader import Loader
+from lockstep.parallel import bucketed
 from lockstep.readers.reader import Arrays
 
 pytestmark = pytest.mark.usefixtures("each_device")
@@ -79,6 +80,29 @@ def test_on_two_workers(run_workers: Callable[..., list[Any]]) -> None:
         assert skipped == len(BAD_POSITIONS)
         assert position == (STEPS + skipped) * BATCH_SIZE
         assert found == skipping()
+
+
+def refusing_over_gloo() -> tuple[list[Any], int, list[str]]:
+    bucketed.FIRST_BUCKET_BYTES = 64  # of this process alone: the gradients are sent as they come
+    state, found = make_state(), []
+    for report in ls.train_steps(
+        state, losses, make_loader(), ls.Towers(2), ls.AllReduce("gloo"), until=ls.Steps(STEPS)
+    ):
+        found += report.nonfinite.culprits if report.nonfinite else []
+    return learned(state), state.num_skipped, found
+
+
+@pytest.mark.process
+def test_gradients_that_were_sent_before_the_loss_was_known_are_refused_too(
+    run_workers: Callable[..., list[Any]],
+) -> None:
+    for found, skipped, culprits in run_workers(refusing_over_gloo, 2):
+        assert skipped == len(BAD_POSITIONS)
+        assert found == skipping()
+        assert [line.partition(":")[0] for line in culprits] == [
+            f"tower 1 on worker 1 (positions {position + 4} to {position + 7} of the stream)"
+            for position in sorted(BAD_POSITIONS)
+        ]
 
 
 def facts(report: ls.StepReport) -> tuple[Any, ...]:

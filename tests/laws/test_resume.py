@@ -137,11 +137,19 @@ def test_killed_where_each_attempt_is_read_late(tmp_path: Path) -> None:
     assert contents(workdir) == contents(whole)
 
 
-def kill_some(workdir: Path, seed: int, *kind: str) -> None:
+def test_killed_where_the_sum_is_exact_over_gloo(undisturbed: dict[str, bytes], tmp_path: Path) -> None:
+    """The bytes are those of shared memory, but for the name of the transport."""
+    workdir = tmp_path / "run"
+    kill_some(workdir, 5, "gloo", num_kills=1)
+    finish(workdir, 3, STEPS, "gloo")
+    assert contents(workdir) | {"values.json": b""} == undisturbed | {"values.json": b""}
+
+
+def kill_some(workdir: Path, seed: int, *kind: str, num_kills: int = KILLS) -> None:
     """Start the run again and again, on other numbers of workers, and kill one of its processes each time."""
     choose = random.Random(seed)
     metrics = workdir / "metrics.jsonl"
-    for _ in range(KILLS):
+    for _ in range(num_kills):
         process = start(workdir, choose.choice([1, 2, 3]), STEPS, *kind)
         size = size_of(metrics) + choose.randrange(900)
         assert wait_for(partial(grown, metrics, size), process), "the run ended before it could be killed"

@@ -131,8 +131,11 @@ towers = st.builds(
     precision=st.sampled_from(["fp32", "bf16", "fp16"]),
     channels_last=st.booleans(),
 )
-exchanges = st.just(Alone()) | st.builds(
-    AllReduce, st.sampled_from([None, "shared_memory", "gloo", "nccl"]), st.booleans()
+transports = st.sampled_from([None, "shared_memory", "gloo", "nccl"])
+exchanges = (
+    st.just(Alone())
+    | st.builds(AllReduce, transports, st.booleans())
+    | st.builds(AllReduce, transports, compression=st.sampled_from(["bf16", "fp16"]))
 )
 feeds = st.builds(
     DataLoading,

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 import lockstep as ls
 from lockstep.data.loader import Loader
+from lockstep.parallel import bucketed
 from lockstep.readers.reader import Arrays
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("each_device")]
@@ -103,6 +104,15 @@ def test_shared_memory_gives_the_same_bits_for_every_number_of_workers(
         assert hashes == {alone}, f"{num_towers} towers on {num_workers} workers"
 
 
+@pytest.mark.parametrize("num_workers", [2, 3, 4, 8])
+def test_gloo_gives_the_same_bits_where_the_sum_is_exact(
+    run_workers: Callable[..., list[Any]], num_workers: int
+) -> None:
+    alone, _ = train_some(8, ls.Alone(), coupled=True)
+    found = run_workers(train_some, num_workers, 8, ls.AllReduce("gloo", exact=True), True)
+    assert {each[0] for each in found} == {alone}
+
+
 @pytest.mark.parametrize("policy", ["first", "last", "mean"])
 def test_batch_norm_statistics_do_not_depend_on_workers(run_workers: Callable[..., list[Any]], policy: str) -> None:
     alone = train_batch_norm(ls.Alone(), policy)
@@ -114,9 +124,33 @@ def train_batch_norm(exchange: Any, policy: str) -> str:
     return train_some(4, exchange, True, batch_norm=policy)[0]
 
 
-def test_gloo_agrees_within_rounding(run_workers: Callable[..., list[Any]]) -> None:
+def test_all_reduce_over_gloo_agrees_within_rounding(run_workers: Callable[..., list[Any]]) -> None:
     _, alone = train_some(4, ls.Alone(), coupled=True)
     results = run_workers(train_some, 3, 4, ls.AllReduce("gloo"), True)
     assert len({each[0] for each in results}) == 1
     for name, value in alone.items():
         np.testing.assert_allclose(results[0][1][name], value, rtol=2e-5, atol=2e-6, err_msg=name)
+
+
+def train_overlapped(num_towers: int, exchange: Any) -> tuple[str, dict[str, Array]]:
+    bucketed.FIRST_BUCKET_BYTES = 64  # of this process alone; else all would be one bucket, which is sent at the end
+    return train_some(num_towers, exchange, coupled=True)
+
+
+@pytest.mark.parametrize("num_towers", [2, 8])
+def test_two_workers_over_gloo_have_the_bits_of_one(run_workers: Callable[..., list[Any]], num_towers: int) -> None:
+    """A sum of two has one value in any order; the gradients are sent as they come."""
+    alone, _ = train_some(num_towers, ls.Alone(), coupled=True)
+    assert {each[0] for each in run_workers(train_overlapped, 2, num_towers, ls.AllReduce("gloo"))} == {alone}
+
+
+@pytest.mark.parametrize("compression", ["bf16", "fp16"])
+def test_compressed_gradients_agree_within_their_rounding(
+    run_workers: Callable[..., list[Any]], compression: str
+) -> None:
+    _, alone = train_some(4, ls.Alone(), coupled=True)
+    exchange = ls.AllReduce("gloo", compression=compression)  # type: ignore[arg-type]
+    results = run_workers(train_overlapped, 2, 4, exchange)
+    assert len({each[0] for each in results}) == 1, "the same bits on both workers"
+    for name, value in alone.items():
+        np.testing.assert_allclose(results[0][1][name], value, rtol=0.05, atol=0.01, err_msg=name)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -38,6 +39,64 @@ def test_both_ways_give_what_autograd_gives(way: str) -> None:
 def test_the_engine_is_there() -> None:
     """Else the public function does, 20 to 30 us slower a step: then look for the engine's new name."""
     assert backward._run is not None
+
+
+def test_hooks_get_gradients_as_they_come(way: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    parameters = (*model.parameters(), nn.Parameter(torch.ones(3)))
+    parameters[0].grad = torch.full_like(parameters[0], 7.0)
+    x = torch.randn(5, 4)
+    came: dict[int, Tensor] = {}
+    expected = backward.gradients(model(x).square().mean(), parameters, torch.tensor(0.25))
+    hooks = {index: partial(came.__setitem__, index) for index in (0, 2, 3, 4)}
+    found = backward.hooked_gradients(model(x).square().mean(), parameters, torch.tensor(0.25), hooks)
+    assert found[4] is None
+    assert all(map(torch.equal, found[:4], expected[:4]))
+    if way == "engine":
+        assert list(came)[-1] == 0, "the backward pass goes from the last layer to the first"
+        assert all(came[index] is found[index] for index in (0, 2, 3))
+    assert parameters[0].grad.tolist() == torch.full_like(parameters[0], 7.0).tolist()
+    assert not any(p._post_accumulate_grad_hooks for p in parameters)
+
+
+def test_a_gradient_comes_once_where_a_function_differentiates_inside() -> None:
+    """As invertible networks and implicit layers do: what they compute on the way is not the gradient yet."""
+
+    class Inside(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, x: Tensor, weight: Tensor) -> Tensor:
+            context.save_for_backward(x, weight)
+            return x * weight
+
+        @staticmethod
+        def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+            x, weight = context.saved_tensors
+            x = x.detach().requires_grad_()
+            with torch.enable_grad():
+                return torch.autograd.grad(x * weight, (x, weight), gradients)  # type: ignore[return-value]
+
+    weight, x = nn.Parameter(torch.tensor([3.0])), torch.tensor([2.0], requires_grad=True)
+    came: list[Tensor] = []
+    total = (Inside.apply(x, weight) + weight).sum()  # type: ignore[no-untyped-call]
+    backward.hooked_gradients(total, (weight,), torch.tensor(1.0), {0: came.append})
+    assert [gradient.tolist() for gradient in came] == [[3.0]]
+
+
+def test_hooks_are_gone_after_an_error_and_not_called_beside_those_of_a_script() -> None:
+    weight = nn.Parameter(torch.ones(2))
+
+    def fails(gradient: Tensor) -> None:
+        raise ValueError("in the hook")
+
+    with pytest.raises(ValueError, match="in the hook"):
+        backward.hooked_gradients(weight.sum(), (weight,), torch.tensor(1.0), {0: fails})
+    assert not weight._post_accumulate_grad_hooks
+    assert weight.grad is None
+    of_script: list[Tensor] = []
+    weight.register_post_accumulate_grad_hook(of_script.append)
+    (found,) = backward.hooked_gradients(weight.sum(), (weight,), torch.tensor(1.0), {0: fails})
+    assert found is not None
+    assert of_script == []
 
 
 # -- reentrant checkpointing -------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 import lockstep as ls
 from lockstep.errors import InputError, PeerLostError, WorkerError
 from lockstep.parallel import collectives as module
-from lockstep.parallel.collectives import Collectives, collectives, useful_line
+from lockstep.parallel.collectives import Collectives, Messages, collectives, useful_line
 from lockstep.workers.rank import Worker, leave
 
 # Calls that fail, with a group that is none ---------------------------------------------------------------------------
@@ -50,6 +50,10 @@ NO_MEMORY = NCCL.format(
     short="unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
     result="ncclUnhandledCudaError: Call to CUDA function failed.",
     last="Cuda failure 2 'out of memory'",
+)
+NO_ROUTE = (
+    "Gloo connectFullMesh failed with [../gloo/transport/tcp/pair.cc:152] timed out connecting: "
+    "SO_ERROR: Connection refused, remote=[172.17.0.1]:47523$0"
 )
 NO_NETWORK = NCCL.format(
     short="unhandled system error (run with NCCL_DEBUG=INFO for details)",
@@ -143,6 +147,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
         ("nccl", dist.DistBackendError(NO_NETWORK), WorkerError, "has failed on worker 0", "no socket interface"),
         ("gloo", RuntimeError("[pair.cc:553] Connection closed by peer"), PeerLostError, "worker 0 lost", "[pair.cc"),
         ("gloo", RuntimeError("[buffer.cc:78] Timed out waiting 8000ms for recv"), PeerLostError, "worker 0 lost", ""),
+        ("gloo", RuntimeError(NO_ROUTE), WorkerError, "over gloo has failed on worker 0", "172.17.0.1"),
         ("gloo", RuntimeError("No backend type associated with device type cuda"), RuntimeError, "device type", None),
     ],
 )
@@ -244,6 +249,19 @@ def test_a_backend_that_notices_nothing_is_not_asked(
     worker.group.check_peers()
 
 
+def test_messages_that_are_enqueued_and_do_not_come_are_nan(
+    worker: Worker, group: FakeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL may be aborted at any time after that: the device must make no update of what was there before."""
+    begun: list[Any] = []
+    monkeypatch.setattr(module.dist, "P2POp", lambda call, tensor, **to: SimpleNamespace(tensor=tensor, **to))
+    monkeypatch.setattr(module.dist, "batch_isend_irecv", lambda calls: begun.extend(calls) or [])
+    calls, received = Collectives(worker, "nccl"), [torch.ones(2), torch.ones(3, dtype=torch.bfloat16)]
+    calls.exchange(Messages([(1, torch.ones(1))], list(enumerate(received))))
+    assert [tensor.isnan().all().item() for tensor in received] == [True, True]
+    assert [(call.group_peer, call.tensor.tolist()) for call in begun[2:]] == [(1, [1.0])]
+
+
 @pytest.mark.parametrize(("error", "num_aborts"), [(None, 0), (ValueError("boom"), 1)])
 def test_a_group_is_aborted_only_by_a_worker_that_fails(
     error: Exception | None, num_aborts: int, worker: Worker, group: FakeGroup
@@ -296,32 +314,60 @@ def test_a_worker_has_one_process_group_and_leaves_none(run_workers: Callable[..
     assert run_workers(step_of_everything, 2) == [(1, [])] * 2
 
 
-def lose_a_worker(number: int) -> tuple[str, str, float]:
+def begin_call(kind: str, here: Worker) -> Callable[[], None]:
+    """A function that makes a call of this kind."""
+    calls, tensor = collectives(here, "gloo"), torch.ones(1000)
+    if kind == "all_reduce":
+        return lambda: calls.all_reduce([tensor])
+    others = [rank for rank in range(here.num_workers) if rank != here.rank]
+    receives = [(rank, torch.empty(1000)) for rank in others]
+    return lambda: calls.exchange(Messages([(rank, tensor) for rank in others], receives))
+
+
+def lose_a_worker(number: int, kind: str) -> tuple[str, str, float]:
     """Worker 1 is killed or stopped in an exchange of four; all others, not only its neighbours, are to notice."""
     here = ls.join("cpu")
-    calls = collectives(here, "gloo")
+    call = begin_call(kind, here)
     here.pulse.at(3, "exchange")
-    calls.all_reduce([torch.ones(1000)])
+    call()
     if here.rank == 1:
         time.sleep(1)  # a beat tells the others where it is
         os.kill(os.getpid(), number)
     began = time.monotonic()
     with pytest.raises(PeerLostError) as caught:
-        calls.all_reduce([torch.ones(1000)])
+        call()
     return caught.value.what, str(caught.value.given), time.monotonic() - began
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("kind", ["all_reduce", "messages"])
 @pytest.mark.parametrize(("number", "seconds"), [(signal.SIGKILL, 2.5), (signal.SIGSTOP, 5.0)])
 def test_all_workers_name_the_one_that_is_gone(
-    number: signal.Signals, seconds: float, run_workers: Callable[..., list[Any]]
+    number: signal.Signals, seconds: float, kind: str, run_workers: Callable[..., list[Any]]
 ) -> None:
-    said = run_workers(lose_a_worker, 4, number, lost=[1])
+    said = run_workers(lose_a_worker, 4, number, kind, lost=[1])
     for rank in (0, 2, 3):
         what, given, waited = said[rank]
         assert what == f"worker {rank} lost worker 1."
         assert "at step 3 (phase exchange)" in given
         assert waited < seconds
+
+
+def wait_for_a_late_worker() -> tuple[list[float], list[float]]:
+    """Messages to a worker that comes later than the time in which the group had to be made."""
+    module._MAKING_SECONDS = {"gloo": 0.5}
+    here = ls.join("cpu")
+    calls = collectives(here, "gloo")
+    other, mine = 1 - here.rank, torch.full((2,), float(here.rank))
+    first, second = torch.empty(2), torch.empty(2)
+    time.sleep(here.rank * 1.0)
+    calls.exchange(Messages([(other, mine), (other, mine + 10)], [(other, first), (other, second)]))
+    return first.tolist(), second.tolist()
+
+
+@pytest.mark.process
+def test_a_late_worker_is_waited_for_and_messages_keep_their_order(run_workers: Callable[..., list[Any]]) -> None:
+    assert run_workers(wait_for_a_late_worker, 2) == [([1.0] * 2, [11.0] * 2), ([0.0] * 2, [10.0] * 2)]
 
 
 SCRIPT = """

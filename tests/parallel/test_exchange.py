@@ -9,9 +9,12 @@ from thread_workers import thread_workers
 import lockstep as ls
 from lockstep import readback
 from lockstep.errors import InputError, WorkerError
+from lockstep.parallel import bucketed, tree_transport
+from lockstep.parallel.bucketed import BucketedTransport
 from lockstep.parallel.exchange import AllReduce, Alone, Reducer
 from lockstep.parallel.transports import SharedMemoryTransport
 from lockstep.parallel.tree import PartialSum, TreeSum
+from lockstep.parallel.tree_transport import TreeTransport
 from lockstep.workers.rank import Worker
 
 GPU = torch.device("meta")  # any device that is not the CPU
@@ -67,13 +70,26 @@ def test_workers_of_one_cpu_host_share_memory() -> None:
     assert isinstance(AllReduce().connect(worker(), 2), SharedMemoryTransport)
 
 
+@pytest.mark.parametrize("name", ["gloo", "nccl"])
+def test_an_exact_sum_over_a_network_is_that_of_the_tree(name: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (bucketed, tree_transport):
+        monkeypatch.setattr(module, "collectives", lambda worker, backend: backend)
+    here = worker(device=GPU, num_local_workers=1)
+    assert isinstance(AllReduce(name, exact=True).connect(here, 5), TreeTransport)
+    assert isinstance(AllReduce(name).connect(here, 5), BucketedTransport)
+
+
+def test_an_exact_sum_of_two_terms_is_an_all_reduce(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bucketed, "collectives", lambda worker, backend: backend)
+    for num_towers in (2, 3, 4, 8):
+        assert isinstance(AllReduce("gloo", exact=True).connect(worker(), num_towers), BucketedTransport)
+
+
 @pytest.mark.parametrize(
     ("exchange", "fields", "given"),
     [
         (AllReduce("shared_memory"), {"device": GPU}, "device meta, 2 of 2 workers here"),
         (AllReduce("shared_memory"), {"num_local_workers": 1}, "device cpu, 1 of 2 workers here"),
-        (AllReduce(exact=True), {"device": GPU}, "AllReduce(transport='nccl', exact=True) with 2 workers"),
-        (AllReduce("gloo", exact=True), {}, "AllReduce(transport='gloo', exact=True) with 2 workers"),
         (AllReduce("nccl"), {}, "AllReduce(transport='nccl') on cpu"),
         (
             AllReduce("nccl"),
@@ -86,6 +102,26 @@ def test_a_transport_that_cannot_do_it_is_refused(exchange: AllReduce, fields: d
     with pytest.raises(InputError) as raised:
         exchange.connect(worker(**fields), 2)
     assert raised.value.given == given
+
+
+@pytest.mark.parametrize(
+    ("options", "given"),
+    [
+        ({"compression": "int8"}, "AllReduce(compression='int8')"),
+        ({"compression": "bf16", "exact": True}, "AllReduce(exact=True, compression='bf16')"),
+    ],
+)
+def test_a_compression_that_cannot_be_is_refused(options: dict[str, Any], given: str) -> None:
+    with pytest.raises(InputError) as raised:
+        AllReduce(**options)
+    assert raised.value.given == given
+
+
+def test_nothing_is_compressed_in_shared_memory() -> None:
+    with pytest.raises(InputError, match="Nothing is compressed in shared memory") as raised:
+        AllReduce(compression="bf16").connect(worker(), 2)
+    assert raised.value.given == "AllReduce(compression='bf16') with 2 workers on one host"
+    assert AllReduce(compression="bf16").connect(ls.join(), 2).total(sums(1.0, 2.0)).tensors[0].item() == 3.0, "alone"
 
 
 class OtherWorker:

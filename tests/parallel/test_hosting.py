@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import lockstep as ls
+from lockstep.optim.transforms import BoundTransforms
 from lockstep.parallel.hosting import StepInputs, TowerHost
-from lockstep.parallel.tree import TreeSum
+from lockstep.parallel.tree import PartialSum, TreeSum
 
 if TYPE_CHECKING:
+    from lockstep.parallel.exchange import GradientHook
     from lockstep.types import LossFunction
 
 NUM_EXAMPLES = 12
@@ -181,3 +185,75 @@ def test_new_statistics_are_means_of_the_changes() -> None:
     means = [model.embedding(part).mean(0) for part in make_batch(2)["tokens"].chunk(2)]
     torch.testing.assert_close(new["norm.running_mean"], 0.1 * torch.stack(means).mean(0))
     assert new["norm.num_batches_tracked"] == 1
+
+
+class Overlapped:
+    """A connection that takes all gradients of the last tower as they come, and keeps what it got."""
+
+    def __init__(self) -> None:
+        self.before: list[int] = []
+        self.came: dict[int, Tensor] = {}
+
+    def start(self, sums: TreeSum, last: int) -> dict[int, GradientHook]:
+        self.before.append(sum(node.span for node, _ in sums.nodes))
+        return {index: partial(self.came.__setitem__, index) for index in range(sums.num_gradients)}
+
+    def total(self, sums: TreeSum) -> PartialSum:
+        return sums.total()
+
+    def close(self) -> None:
+        return
+
+
+@pytest.mark.parametrize("num_towers", [1, 2, 3])
+def test_the_gradients_of_the_last_tower_are_told_as_they_come(num_towers: int) -> None:
+    plain, host, overlapped = make_host(Net(), num_towers), make_host(Net(), num_towers), Overlapped()
+    expected = run(plain, losses, make_batch(num_towers))
+    batch = make_batch(num_towers)
+    sums = host.run(losses, host.parts(batch), StepInputs(), overlapped)
+    assert overlapped.before == [num_towers - 1]
+    node, last = sums.nodes[-1]
+    assert (node.start, node.span) == (num_towers - 1, 1), "it is beside the others"
+    names = [name for name, _ in Net().named_parameters()]
+    assert len(overlapped.came) == len(names) - 1
+    for index, gradient in overlapped.came.items():
+        assert torch.equal(gradient.to_dense() if gradient.is_sparse else gradient, last.tensors[index])
+    assert all(map(torch.equal, sums.total().tensors, expected.total().tensors))
+
+
+@pytest.mark.parametrize("reason", ["transforms", "joined", "reentrant"])
+def test_nothing_is_told_early_where_the_backward_pass_has_to_end_first(reason: str) -> None:
+    class Checkpointed(Net):
+        def forward(self, tokens: Tensor) -> Tensor:
+            output: Tensor = checkpoint(self.linear, self.norm(self.embedding(tokens)), use_reentrant=True)
+            return output
+
+    model = Checkpointed() if reason == "reentrant" else Net()
+    towers = ls.Towers(2, batch_norm="sync" if reason == "joined" else "mean")
+    parameters = dict(model.named_parameters())
+    clip = BoundTransforms([ls.optim.ClipValue(1.0)] if reason == "transforms" else [], parameters)
+    host = TowerHost(model, parameters, towers, ls.join("cpu"), "model", clip)
+    overlapped, batch = Overlapped(), make_batch(2)
+    for _ in range(2):
+        overlapped.came.clear()
+        host.run(losses, host.parts(batch), StepInputs(), overlapped)
+        assert overlapped.came == {}
+
+
+def test_reentrant_checkpointing_that_begins_once_gradients_are_sent_is_refused() -> None:
+    class Switched(Net):
+        is_checkpointed = False
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            hidden = self.norm(self.embedding(tokens))
+            output: Tensor = (
+                checkpoint(self.linear, hidden, use_reentrant=True) if self.is_checkpointed else self.linear(hidden)
+            )
+            return output
+
+    model = Switched()
+    host, batch = make_host(model, 2), make_batch(2)
+    host.run(losses, host.parts(batch), StepInputs(), Overlapped())
+    model.is_checkpointed = True
+    with pytest.raises(ls.InputError, match="begins after the first step"):
+        host.run(losses, host.parts(batch)[1:], StepInputs(), Overlapped())

@@ -24,7 +24,7 @@ from lockstep.parallel.forkserver import Event
 from lockstep.parallel.launch import exit_code_of_stop, is_worker
 from lockstep.parallel.supervisor import STOPPED_EARLY, RunOutcome
 from lockstep.workers.channel import Channel
-from lockstep.workers.watchdog import Failure
+from lockstep.workers.watchdog import Failure, Limits
 
 pytestmark = pytest.mark.process
 
@@ -772,8 +772,19 @@ BAD, INPUT, LOST = Failure("it is bad"), Failure("wrong input", "input"), Failur
         ),
     ],
 )
-def test_the_end_of_a_run_has_a_code_and_a_word(outcome: RunOutcome, code: int, said: str) -> None:
-    conclusion = launching._conclude(outcome, requeue=True)
+def test_the_end_of_a_run_has_a_code_and_a_word(
+    outcome: RunOutcome, code: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Ended:
+        def __init__(self, *arguments: object) -> None:
+            pass
+
+        def finish(self) -> RunOutcome:
+            return outcome
+
+    monkeypatch.setattr(launching, "Supervisor", Ended)
+    server: Any = None
+    conclusion = launching._Launcher(server, [], [], requeue=True)._supervise([], [], Limits())
     assert (conclusion.code, conclusion.text) == (code, said)
 
 

@@ -38,7 +38,7 @@ class FakeWorker:
     stop: str | None = None
 
     def beat(self, step: int = 1, phase: str = "compute", count: int = 1, **more: Any) -> None:
-        usual = {"waits": False, "stop": self.stop, "ended": False}
+        usual = {"waits": False, "stop": self.stop, "ended": False, "seconds": {}}
         self.channel.send({"step": step, "phase": phase, "count": count, **usual, **more})
 
     def fail(self, text: str = "Error: bad", kind: str = "error") -> None:
@@ -420,3 +420,22 @@ def test_nothing_stays_open() -> None:
 
 def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_the_worker_that_the_others_wait_for_is_named_after_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    def script(server: FakeServer, requests: list[str]) -> Iterator[None]:
+        for turn in range(1, 602):
+            for rank, worker in enumerate(server.workers):
+                busy = 0.09 if rank == 1 else 0.05
+                seconds = {"compute": turn * busy, "exchange": turn * (0.1 - busy)}
+                worker.beat(step=turn, count=turn, seconds=seconds)
+            yield
+        for worker in server.workers:
+            server.end(worker, says=0)
+
+    with caplog.at_level("INFO"):
+        supervise(script, 3)
+    assert caplog.messages == [
+        "worker 1 (pid 9000002) is the slowest: compute takes it 0.090 s a step, and the others 0.050 s; they wait for "
+        "it 40% of the time"
+    ]

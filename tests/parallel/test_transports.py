@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import fcntl
-import math
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,10 +12,8 @@ from thread_workers import run_threads, thread_workers
 from torch import Tensor
 
 from lockstep.errors import WorkerError
-from lockstep.parallel import transports
 from lockstep.parallel.transports import (
     ALIGNMENT_BYTES,
-    CollectiveTransport,
     FlatLayout,
     SharedMemoryTransport,
     pack,
@@ -154,33 +151,3 @@ def test_memory_of_another_size_or_not_sealed_is_refused(num_bytes: int, is_seal
         SharedMemoryTransport(worker, 2).total(sums)
     assert raised.value.given == f"{num_bytes} bytes"
     assert raised.value.expected == "320 bytes whose size is sealed"
-
-
-# Collectives ----------------------------------------------------------------------------------------------------------
-
-
-class Enqueued:
-    """The collective calls of a device, of which some are cut short: the tensors are as they were."""
-
-    are_enqueued = True
-
-    def __init__(self, num_workers: int, is_cut_short: bool) -> None:
-        self.factor = 1 if is_cut_short else num_workers
-
-    def all_reduce(self, tensors: list[Tensor]) -> None:
-        for tensor in tensors:
-            tensor.mul_(self.factor)
-
-
-@pytest.mark.parametrize("is_cut_short", [False, True])
-def test_the_numbers_of_a_sum_that_was_cut_short_are_nan(is_cut_short: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So the device makes no update of it, though the host has not seen yet that a worker is lost."""
-    monkeypatch.setattr(transports, "collectives", lambda *_: Enqueued(3, is_cut_short))
-    group: Any = SimpleNamespace(agree=lambda *_: None)
-    transport = CollectiveTransport(thread_workers(3, group=group)[0], "nccl")
-    for _ in range(2):
-        sums = TreeSum()
-        sums.add(0, PartialSum([torch.ones(2)], [1.0, 2.0]))
-        total = transport.total(sums)
-        assert total.tensors[0].tolist() == ([1.0, 1.0] if is_cut_short else [3.0, 3.0])
-        assert total.numbers == pytest.approx([math.nan] * 2 if is_cut_short else [3.0, 6.0], nan_ok=True)

@@ -26,6 +26,15 @@ INCEPTION_TRAIN = {
     "fine_tune": r'warm_start.mapping.skip=["^fc\\.", "^AuxLogits\\.fc\\."]',
     "pretrained_model_checkpoint_path": "warm_start.path=model.ckpt-157585",
 }
+DISTRIBUTED_TRAIN = {
+    "max_steps": "end.count=1000000",
+    "subset": "data.split=train",
+    "save_interval_secs": "checkpoints.every=600 s",
+    "save_summaries_secs": "watch.summaries=180 s",
+    "initial_learning_rate": "optimizer.lr.initial=0.045",
+    "num_epochs_per_decay": "optimizer.lr.decay_steps.count=2",
+    "learning_rate_decay_factor": "optimizer.lr.factor=0.94",
+}
 SLIM_TRAIN = {
     "num_clones": "num_towers=1",
     "clone_on_cpu": "device=cpu",
@@ -55,6 +64,11 @@ SLIM_TRAIN = {
 @pytest.mark.parametrize("flag", INCEPTION_TRAIN)
 def test_a_flag_of_the_inception_trainer_is_a_field(flag: str) -> None:
     check(INCEPTION_TRAIN[flag])
+
+
+@pytest.mark.parametrize("flag", DISTRIBUTED_TRAIN)
+def test_a_flag_of_the_distributed_trainer_is_a_field(flag: str) -> None:
+    check(DISTRIBUTED_TRAIN[flag])
 
 
 @pytest.mark.parametrize("flag", SLIM_TRAIN)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -239,3 +241,34 @@ def test_what_cannot_be_run(tmp_path: Path, own: Recipe, wrong: dict[str, Any], 
     with pytest.raises(ls.InputError) as raised:
         ls.run(given["recipe"], tmp_path, reader=given["reader"])
     assert message in str(raised.value)
+
+
+class _SlowOnWorker1(ls.data.Arrays):
+    def read_batch(self, indices: Any) -> Any:
+        time.sleep(0.03 * ls.join().rank)
+        return super().read_batch(indices)
+
+
+def told_with_a_slow_reader(own: Recipe) -> list[str]:
+    lines: list[str] = []
+    handler = logging.Handler(logging.INFO)
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("lockstep").addHandler(handler)
+    logging.getLogger("lockstep").setLevel(logging.INFO)
+
+    def reader(split: str) -> ls.data.Reader | None:
+        images = torch.zeros(8, 1, 28, 28, dtype=torch.uint8)
+        return _SlowOnWorker1({"image": images, "label": torch.zeros(8).long()}) if split == "train" else None
+
+    ls.join("cpu")
+    ls.run(replace(own, batch_size=4, end=ls.Steps(12)), None, reader=reader)
+    return [line for line in lines if "slowest" in line]
+
+
+@pytest.mark.process
+def test_the_worker_that_the_other_one_has_waited_for_is_told_at_the_end(
+    own: Recipe, run_workers: Callable[..., list[Any]]
+) -> None:
+    (told,), others = run_workers(told_with_a_slow_reader, 2, own)
+    assert told.startswith("worker 1 is the slowest: input takes it 0.0")
+    assert others == []

@@ -349,3 +349,13 @@ def test_an_accelerator_that_no_worker_uses_is_told(
     step.bind(ls.TrainState(nn.Linear(1, 1), ls.optim.SGD(0.1)))
     told = [line for line in caplog.messages if line.startswith("no worker uses")]
     assert told == (["no worker uses the accelerator here (mps): not every part of a step runs on it"] if kind else [])
+
+
+def test_a_gpu_that_torch_does_not_see_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(step, "_steps", WeakKeyDictionary())
+    monkeypatch.setattr(preflight, "unusable_gpu", lambda: "torch is built without CUDA")
+    caplog.set_level(logging.INFO, "lockstep")
+    step.bind(ls.TrainState(nn.Linear(1, 1), ls.optim.SGD(0.1)))
+    assert "torch does not see the GPU of this machine: torch is built without CUDA" in caplog.messages

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lockstep.errors import InputError
 from lockstep.workers.cluster import WorkerEnvironment, first_node, hosts_of_environment
@@ -278,3 +281,28 @@ def test_a_tf_config_that_says_nothing_is_refused(text: str) -> None:
         hosts_of_environment({"TF_CONFIG": text})
     assert caught.value.what == "TF_CONFIG of the environment cannot be used."
     assert caught.value.given == f"TF_CONFIG={text[:200]}"
+
+
+NAMES = sorted({*FULL, *LOCAL, *STEP, *OPEN_MPI, *INTEL_MPI, *KUBEFLOW, "TF_CONFIG", "JOB_COMPLETION_INDEX"})
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(["worker", "chief", "ps", "a:1"]),
+    lambda part: (
+        st.lists(part) | st.dictionaries(st.sampled_from(["cluster", "task", "worker", "index", "type"]), part)
+    ),
+)
+
+
+@given(
+    st.dictionaries(st.sampled_from(NAMES), st.sampled_from(["0", "1", "2", "9" * 30, "-1", "", "a", "²", "a[1-2]"]))
+)
+def test_any_environment_is_understood_or_refused(environment: dict[str, str]) -> None:
+    with suppress(InputError):
+        place = WorkerEnvironment.read(environment)
+        assert place is None or 0 <= place.rank < place.num_workers
+
+
+@given(JSON)
+def test_any_tf_config_is_understood_or_refused(config: object) -> None:
+    with suppress(InputError):
+        hosts = hosts_of_environment({"TF_CONFIG": json.dumps(config)})
+        assert hosts is None or 0 <= hosts[1] < hosts[0]

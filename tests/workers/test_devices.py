@@ -124,10 +124,32 @@ def test_an_accelerator_is_described_with_its_software(two_accelerators: list[in
 
 
 def test_the_driver_is_the_version_of_its_kernel_module(tmp_path: Path) -> None:
-    assert devices._driver_version(tmp_path) == "unknown"
-    (tmp_path / "nvidia").mkdir()
-    (tmp_path / "nvidia" / "version").write_text("570.86.15\n")
-    assert devices._driver_version(tmp_path) == "570.86.15"
+    assert devices._driver_version(tmp_path, ["nvidia"]) is None
+    load_driver(tmp_path)
+    assert devices._driver_version(tmp_path, ["amdgpu", "nvidia"]) == "570.86.15"
+
+
+def load_driver(modules: Path) -> None:
+    (modules / "nvidia").mkdir()
+    (modules / "nvidia" / "version").write_text("570.86.15\n")
+
+
+def test_a_gpu_that_torch_does_not_see_is_told_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    assert devices.unusable_gpu(tmp_path) is None
+    load_driver(tmp_path)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert devices.unusable_gpu(tmp_path) == f"torch {torch.__version__} is built without CUDA"
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert str(devices.unusable_gpu(tmp_path)).startswith("the driver (570.86.15) is too old for CUDA 13.0, or ")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert devices.unusable_gpu(tmp_path) is None
+
+
+def test_a_gpu_that_torch_sees_is_not_missed(two_accelerators: list[int], tmp_path: Path) -> None:
+    load_driver(tmp_path)
+    assert devices.unusable_gpu(tmp_path) is None
 
 
 def test_without_an_accelerator_it_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

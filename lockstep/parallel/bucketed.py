@@ -1,0 +1,208 @@
+"""Sums over all workers by all-reduce, in buckets that are sent while the backward pass goes on.
+
+A backward pass goes from the last layer to the first. So the buckets hold the gradients in reverse order, and what is
+known last (statistics, losses) lies in the last of them. A bucket is sent once it is complete and those before it are
+sent: in the same order on all workers, whichever gradient comes first (Li et al.: PyTorch Distributed, 2020).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from lockstep.errors import InputError, WorkerError
+from lockstep.parallel.collectives import Backend, collectives
+from lockstep.parallel.transports import FlatLayout, pack, unpack
+from lockstep.parallel.tree import PartialSum, TreeSum
+from lockstep.tensor_lists import add_all_, copy_all
+from lockstep.workers.rank import Worker
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+    from lockstep.parallel.exchange import Compression, GradientHook
+
+BUCKET_BYTES = 25 << 20
+FIRST_BUCKET_BYTES = 1 << 20
+"""The first bucket is smaller, so that the network has work soon."""
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class BucketedTransport:
+    """Sums over all towers by all-reduce: in tree order inside a worker, in the library's order between workers.
+
+    Args:
+        worker: this one; all workers make the same calls.
+        backend: "gloo" between CPU hosts, "nccl" between GPUs.
+        compression: send float32 gradients, and add them up between the workers, in 16 bits.
+    """
+
+    def __init__(self, worker: Worker, backend: Backend, compression: Compression | None = None) -> None:
+        self._worker, self._compression = worker, compression
+        self._collectives = collectives(worker, backend)
+        self._buckets: list[_Bucket] = []
+        self._views: list[Tensor] = []
+        """Each tensor of an operand, where it lies in its bucket."""
+        self._hooks: dict[int, GradientHook] = {}
+        self._before: list[list[Tensor]] = []
+        """What is added to the tensors of the last tower, where its gradients come early."""
+        self._works: list[dist.Work | None] = []
+        """Of the buckets that are sent."""
+        self._zero, self._one = torch.arange(2, dtype=torch.float64, device=worker.device).unbind()
+
+    def start(self, sums: TreeSum, last: int) -> Mapping[int, GradientHook]:
+        """Begin the last tower of this worker: hooks for its gradients, by their index.
+
+        Where there are any, the tower is then put beside the sums over those before it, not added: `TreeSum.put`. There
+        are none in the first step, which lays the buckets out; nor where one bucket holds all gradients, since it would
+        be sent at the end in any case.
+
+        Raises:
+            WorkerError: an earlier error, which the script has caught, has left the others without some buckets.
+        """
+        if self._works:
+            raise WorkerError(
+                "An error has cut the exchange of an earlier step short.",
+                given=f"one more step on {self._worker.name}, after the error was caught",
+                expected="an error in the backward pass to end the run",
+                hint="let it end the script, and resume from the last checkpoint",
+            )
+        for bucket in self._buckets:
+            bucket.arrived.clear()
+        self._before = [self._packed(operand, self._zero) for operand in sums.before(last)] if self._hooks else []
+        return self._hooks
+
+    def total(self, sums: TreeSum) -> PartialSum:
+        """Return the sum over all towers; valid until the next call.
+
+        Where the host does not wait for it, the numbers are NaN if the sum was cut short, since a worker was lost.
+        """
+        tensors = self._packed(sums.nodes[-1][1] if self._works else sums.total(), self._one)
+        if not self._buckets:
+            self._open(tensors, sums.num_gradients)
+        if self._works:
+            for bucket in self._buckets[len(self._works) :]:
+                self._send(bucket, tensors)
+            works, self._works, self._before = self._works, [], []
+            self._collectives.finish(works)
+        else:
+            for bucket in self._buckets:
+                bucket.fill(tensors)
+            self._collectives.all_reduce([bucket.wire for bucket in self._buckets])
+        for bucket in self._buckets:
+            bucket.widen()
+        views = self._views
+        if self._collectives.are_enqueued:
+            *views, num_workers = views
+            views[-1].masked_fill_(num_workers != self._worker.num_workers, math.nan)
+        return unpack(views, owned=True)
+
+    def close(self) -> None:
+        """Give back the memory; the process group stays, since others use it, until the worker leaves its run."""
+        self._buckets, self._views, self._hooks = [], [], {}
+
+    def _packed(self, operand: PartialSum, num_workers: Tensor) -> list[Tensor]:
+        tensors = pack(operand, self._worker.device)
+        return [*tensors, num_workers] if self._collectives.are_enqueued else tensors
+
+    def _arrived(self, number: int, index: int, gradient: Tensor) -> None:
+        """Take a gradient of the last tower for the bucket of that number, and send what is complete with it."""
+        if gradient.layout != torch.strided:
+            return  # it travels dense, with marks of its rows, which are made at the end
+        if number < len(self._works):
+            raise InputError(
+                "The gradient of a parameter has come a second time in one backward pass, and the first was sent.",
+                given="an autograd.Function whose backward runs a backward pass of its own",
+                expected="one gradient for each parameter",
+                hint="call torch.autograd.grad in it, not backward()",
+            )
+        self._buckets[number].arrived[index] = gradient
+        while (bucket := self._buckets[len(self._works)]).is_complete:
+            self._send(bucket, bucket.arrived)
+
+    def _send(self, bucket: _Bucket, tensors: Mapping[int, Tensor] | Sequence[Tensor]) -> None:
+        bucket.fill(tensors, self._before)
+        self._works.append(self._collectives.begin_all_reduce(bucket.wire))
+
+    def _open(self, tensors: Sequence[Tensor], num_gradients: int) -> None:
+        """Lay the buckets out, once for all steps."""
+        order = [*reversed(range(num_gradients)), *range(num_gradients, len(tensors))]
+        layout = FlatLayout([tensors[index] for index in order])
+        compressed = [f"gradients compressed to {self._compression}"] if self._compression else []
+        self._worker.group.agree("the tensors to exchange", layout.describe() + compressed)
+        block = torch.zeros(layout.num_bytes, dtype=torch.uint8, device=self._worker.device)
+        views = dict(zip(order, layout.views(block), strict=True))
+        self._views = [views[index] for index in range(len(tensors))]
+
+        def compressed_dtype(index: int) -> torch.dtype | None:
+            is_compressed = self._compression and index < num_gradients and tensors[index].dtype == torch.float32
+            return _DTYPES[self._compression] if self._compression and is_compressed else None
+
+        for segment in layout.segments:
+            rest = segment.of(block)
+            members = [index for index in order if tensors[index].dtype == segment.dtype]
+            for narrow, some in groupby(members, compressed_dtype):
+                for indices in _cut(some, self._views, is_first=not self._buckets):
+                    num_elements = sum(self._views[index].numel() for index in indices)
+                    flat, rest = rest[:num_elements], rest[num_elements:]
+                    wire = torch.empty_like(flat, dtype=narrow) if narrow else flat
+                    self._buckets.append(_Bucket({index: views[index] for index in indices}, flat, wire))
+        holding = [bucket for bucket in self._buckets if min(bucket.views) < num_gradients]
+        for number, bucket in enumerate(self._buckets[: self._buckets.index(holding[-1])] if holding else []):
+            early = [index for index in bucket.views if index < num_gradients]
+            self._hooks |= {index: partial(self._arrived, number, index) for index in early}
+
+
+def _cut(indices: Iterable[int], tensors: Sequence[Tensor], *, is_first: bool) -> Iterator[list[int]]:
+    """Cut tensors of one dtype into buckets: each is full with the tensor that reaches its size."""
+    some: list[int] = []
+    num_bytes, limit = 0, FIRST_BUCKET_BYTES if is_first else BUCKET_BYTES
+    for index in indices:
+        some.append(index)
+        num_bytes += tensors[index].nbytes
+        if num_bytes >= limit:
+            yield some
+            some, num_bytes, limit = [], 0, BUCKET_BYTES
+    if some:
+        yield some
+
+
+class _Bucket:
+    """Tensors that are sent together.
+
+    Args:
+        views: each of them in the bucket, by its index in an operand.
+        flat: all of them, one-dimensional.
+        wire: what is sent: the same memory, or a copy in 16 bits.
+    """
+
+    def __init__(self, views: Mapping[int, Tensor], flat: Tensor, wire: Tensor) -> None:
+        self.views, self.flat, self.wire = views, flat, wire
+        self.arrived: dict[int, Tensor] = {}
+        """The gradients that have come early, by their index."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all it holds are gradients that have come."""
+        return len(self.arrived) == len(self.views)
+
+    def fill(self, tensors: Mapping[int, Tensor] | Sequence[Tensor], before: Sequence[Sequence[Tensor]] = ()) -> None:
+        """Write one operand, and add others to it in their order."""
+        views = list(self.views.values())
+        copy_all(views, [tensors[index] for index in self.views])
+        for others in before:
+            add_all_(views, [others[index] for index in self.views])
+        if self.wire is not self.flat:
+            self.wire.copy_(self.flat)
+        self.arrived.clear()
+
+    def widen(self) -> None:
+        """Give the tensors the values that have come in 16 bits."""
+        if self.wire is not self.flat:
+            self.flat.copy_(self.wire)
