@@ -33,7 +33,8 @@ from lockstep.workers.peers import REACH_SECONDS, process_behind
 from lockstep.workers.signals import NOTICES
 from lockstep.workers.watchdog import Limits
 
-_LIMITS = Limits(grace_seconds=3.0)
+_LIMITS = Limits(grace_seconds=10.0)
+"""When one has failed the others raise at once; then their interpreters end, which takes seconds on a busy host."""
 _HELLO_SECONDS = 1.0
 _ENDED = -1
 _WAIT_STATUS = 49
@@ -105,6 +106,7 @@ class JoinedHost:
         self._listener, self._expected = listener, set(ranks)
         self._deadline = time.monotonic() + REACH_SECONDS
         self._processes: dict[int, _Process] = {}
+        self._watched: set[int] = set()
         self._told: Said = []
         """What the next call of `receive` is to return first."""
         self._events = select.epoll()
@@ -124,9 +126,13 @@ class JoinedHost:
             descriptor = _ENDED
         self._processes[rank] = _Process(channel, pid, descriptor, hello.get("can_show") is True, unread)
         self._told.append((rank, {"pid": pid, "status": None}))
+        if rank in self._watched:
+            channel.send({"watched": True})
 
     def start(self, rank: int, environment: Mapping[str, str]) -> None:
-        """Do nothing: another launcher has started it."""
+        """Tell a worker, which another launcher has started, that it is watched from now on."""
+        self._watched.add(rank)
+        self.send(rank, {"watched": True})
 
     def send(self, rank: int, message: Mapping[str, object]) -> None:
         """Send a message to a worker."""

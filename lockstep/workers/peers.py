@@ -89,13 +89,19 @@ class Peers:
         self._loss: tuple[str, str] | None = None
         """Who is lost, and why; what that worker has said may follow on lines of its own."""
         self._is_leaving = False
-        self._told = threading.Event()
+        self._watched, self._told = threading.Event(), threading.Event()
         self._at_loss: list[Callable[[], object]] = []
         self._thread = threading.Thread(target=self._keep_beating, name="lockstep-peers", daemon=True)
 
     def start(self) -> None:
-        """Begin to beat."""
+        """Begin to beat, and wait until the watchers of all hosts have come: from then on no loss goes unnoticed.
+
+        Raises:
+            PeerLostError: a watcher has not come.
+        """
         self._thread.start()
+        while not self._watched.wait(_PAUSE_SECONDS):
+            self.check()
 
     def at_loss(self, action: Callable[[], object]) -> None:
         """Call this, in the thread that beats, when a worker is lost: it ends what the main thread may wait in."""
@@ -169,6 +175,8 @@ class Peers:
     def _take(self, message: Message) -> None:
         if "lost" in message:
             self._lose(str(message["lost"]), str(message["why"]))
+        elif "watched" in message:
+            self._watched.set()
         elif "show" in message:
             self._watcher.send({"stacks": pulses.stacks()})
 

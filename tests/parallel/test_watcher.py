@@ -163,6 +163,20 @@ def test_a_stopped_worker_is_seen_and_signals_reach_it(watching: Callable[[int],
     here.host.kill(0, signal.SIGKILL)  # it is gone: nothing happens
 
 
+@pytest.mark.parametrize("is_early", [True, False])
+def test_a_worker_is_told_that_it_is_watched_whoever_comes_first(
+    watching: Callable[[int], Watching], is_early: bool
+) -> None:
+    here = watching(1)
+    if is_early:
+        here.host.start(0, {})
+    here.start("say(heard=json.loads(connection.recv(1000)))")
+    here.wait_for("phase")
+    if not is_early:
+        here.host.start(0, {})
+    assert here.wait_for("heard")[1]["heard"] == {"watched": True}
+
+
 def test_messages_reach_a_worker(watching: Callable[[int], Watching]) -> None:
     here = watching(1)
     here.start("say(heard=json.loads(connection.recv(1000)))")

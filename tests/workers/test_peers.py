@@ -26,6 +26,7 @@ class Watched:
         self.watcher, self.pulse = Channel(ours), Pulse()
         self.pulse.at(7, "compute")
         self.peers = Peers(Channel(theirs), rank, 2, self.pulse, store or dist.HashStore(), leaves_last=leaves_last)
+        self.watcher.send({"watched": True})
         self.peers.start()
 
     def close(self) -> None:
@@ -71,6 +72,17 @@ def test_a_worker_says_where_it_is(worker: Watched) -> None:
     beat = worker.heard("phase")
     assert (beat["step"], beat["phase"]) == (7, "compute")
     assert worker.error() is None
+
+
+def test_a_worker_begins_when_it_is_watched() -> None:
+    ours, theirs = socket.socketpair()
+    peers = Peers(Channel(theirs), 0, 2, Pulse(), dist.HashStore())
+    watcher = Channel(ours)
+    threading.Timer(0.1, watcher.send, [{"lost": "host b", "why": "its watcher has not come"}]).start()
+    with pytest.raises(PeerLostError, match="worker 0 lost host b"):
+        peers.start()
+    watcher.close()
+    peers._thread.join(5)
 
 
 def test_a_loss_is_told_with_its_reason_and_what_the_lost_worker_has_said(worker: Watched) -> None:
