@@ -52,7 +52,9 @@ def given(command: Command) -> str:
     ("deed", "code", "why", "last", "seconds"),
     [
         ("raise ValueError('boom')", 1, "worker 1 on host1 failed at step 30", "ValueError: boom", 2.0),
-        ("os.kill(os.getpid(), 9)", -9, "was killed by SIGKILL at step", "hint:", 2.0),
+        pytest.param(
+            "os.kill(os.getpid(), 9)", -9, "was killed by SIGKILL at step", "hint:", 2.0, marks=pytest.mark.slow
+        ),
         ("os.kill(os.getpid(), signal.SIGSTOP)", -9, "was stopped (SIGSTOP) for 2.", "hint:", 4.0),
     ],
 )
