@@ -171,6 +171,18 @@ def test_errors_are_what_they_are(
     assert group.num_aborts == (backend == "nccl" and kind is PeerLostError)
 
 
+def test_who_could_not_connect_is_named_by_a_worker_that_waited_for_the_connection(
+    worker: Worker, group: FakeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def say() -> None:
+        raise Lost().lost("it failed: the exchange over gloo has failed on worker 3")
+
+    failing(monkeypatch, RuntimeError("Gloo connectFullMesh failed with [pair.h:311] Connect timeout [none]"))
+    worker.group.watch(say)
+    with pytest.raises(PeerLostError, match="worker 0 lost worker 3"):
+        Collectives(worker, "gloo").all_reduce([torch.ones(1)])
+
+
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
 @pytest.mark.parametrize(
     "error",

@@ -24,6 +24,7 @@ from own_script import TEST, stripes
 import lockstep as ls
 from lockstep.cli import training
 from lockstep.recipes.recipe import Recipe
+from lockstep.workers import stragglers
 from lockstep.workers.rank import leave
 
 SCRIPT = Path(__file__).parent / "own_script.py"
@@ -261,6 +262,7 @@ def told_with_a_slow_reader(own: Recipe) -> list[str]:
         return _SlowOnWorker1({"image": images, "label": torch.zeros(8).long()}) if split == "train" else None
 
     ls.join("cpu")
+    stragglers.LEAST_SECONDS = 0.1
     ls.run(replace(own, batch_size=4, end=ls.Steps(12)), None, reader=reader)
     return [line for line in lines if "slowest" in line]
 
