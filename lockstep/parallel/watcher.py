@@ -184,7 +184,7 @@ class JoinedHost:
         self._events.close()
 
 
-def main() -> None:
+def watch() -> None:
     """Watch the workers that join by the Unix socket whose descriptor is the argument; the first says what to do."""
     # A scheduler may send its notices to all processes of a job: they are meant for the workers.
     for number in (signal.SIGINT, signal.SIGUSR2, *NOTICES):
@@ -258,4 +258,4 @@ def _serve(here: JoinedHost, task: Mapping[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    watch()

@@ -30,7 +30,7 @@ from lockstep.workers.group import TIMEOUT_SECONDS, Group, timeout_seconds
 from lockstep.workers.network import choose_network
 from lockstep.workers.peers import Peers, have_watched
 from lockstep.workers.pulse import Pulse
-from lockstep.workers.roll_call import Place, call_roll
+from lockstep.workers.roll_call import Location, call_roll
 from lockstep.workers.socket_store import SocketStore
 from lockstep.workers.store_server import LAUNCHED, inherited
 
@@ -202,7 +202,7 @@ def _find_each_other(env: WorkerEnvironment, pulse: Pulse) -> tuple[Store, Peers
     """Wait for the other workers that another launcher has started; returns the store of them alone, and the peers."""
     store = _connect(env)
     address = address_towards(env.address, env.port)
-    roll = call_roll(store, env.rank, env.num_workers, Place.here(address))
+    roll = call_roll(store, env.rank, env.num_workers, Location.here(address))
     store = PrefixStore(roll.start, store)
     return store, have_watched(store, env.rank, roll, pulse, holds_store=env.rank == env.store_rank)
 

@@ -29,7 +29,7 @@ _PAUSE_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """Where a worker runs."""
 
     host: str
@@ -40,7 +40,7 @@ class Place:
     """The same for workers that see each other's processes and sockets, as those of one container do."""
 
     @classmethod
-    def here(cls, address: str) -> Place:
+    def here(cls, address: str) -> Location:
         """The place of this process."""
         name = socket.gethostname()
         system = [name]
@@ -56,7 +56,7 @@ class RollCall:
 
     start: str
     """Its name: what these workers store begins with it."""
-    places: Sequence[Place]
+    places: Sequence[Location]
     """By rank."""
 
     def hosts(self) -> list[list[int]]:
@@ -73,7 +73,7 @@ class RollCall:
 
 
 def call_roll(
-    store: Store, rank: int, num_workers: int, here: Place, timeout_seconds: float = START_SECONDS
+    store: Store, rank: int, num_workers: int, here: Location, timeout_seconds: float = START_SECONDS
 ) -> RollCall:
     """Wait until all workers of this start have come; each of them calls it.
 
@@ -124,11 +124,11 @@ def _answer(store: Store, rank: int, entry: str, deadline: float) -> str:
     return ""
 
 
-def _roll(store: Store, start: str) -> list[Place | None]:
+def _roll(store: Store, start: str) -> list[Location | None]:
     """Read the roll: the place of each worker, None for those who have not come."""
     said = store.get(f"{start}/roll")
     try:
-        return [None if each is None else Place(*map(str, json.loads(each)[1:])) for each in json.loads(said)]
+        return [None if each is None else Location(*map(str, json.loads(each)[1:])) for each in json.loads(said)]
     except (ValueError, TypeError, KeyError, RecursionError):
         pass
     raise WorkerError(

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.errors import LockstepError, PeerLostError, WorkerError
-from lockstep.workers.roll_call import Place, RollCall, call_roll
+from lockstep.workers.roll_call import Location, RollCall, call_roll
 
 
-def place(rank: int, host: str = "") -> Place:
-    return Place(host or f"node{rank}", f"10.0.0.{rank + 1}", host or f"node{rank}")
+def place(rank: int, host: str = "") -> Location:
+    return Location(host or f"node{rank}", f"10.0.0.{rank + 1}", host or f"node{rank}")
 
 
 def called(store: dist.Store, num_workers: int, ranks: list[int] | None = None, seconds: float = 10.0) -> list[Any]:
@@ -79,15 +79,15 @@ def test_a_restart_may_have_fewer_workers() -> None:
 
 
 def test_hosts_have_the_workers_that_see_each_other() -> None:
-    places = [place(0, "a"), place(1, "b"), place(2, "a"), Place("b", "10.0.0.9", "another b")]
+    places = [place(0, "a"), place(1, "b"), place(2, "a"), Location("b", "10.0.0.9", "another b")]
     roll = RollCall("start", places)
     assert roll.hosts() == [[0, 2], [1], [3]]
     assert roll.host_names() == ["a", "b (host 1)", "b (host 2)"]
 
 
 def test_a_place_is_told_from_that_of_another_container_of_the_same_name() -> None:
-    here = Place.here("10.0.0.1")
-    assert here == Place.here("10.0.0.1")
+    here = Location.here("10.0.0.1")
+    assert here == Location.here("10.0.0.1")
     assert "net:[" in here.system
     assert "pid:[" in here.system
 
@@ -102,4 +102,4 @@ def test_what_is_no_roll_does_no_harm(said: list[str | None]) -> None:
         roll = call_roll(Forged(), 0, 1, place(0))
     except (WorkerError, PeerLostError):
         return
-    assert all(isinstance(each, Place) for each in roll.places)
+    assert all(isinstance(each, Location) for each in roll.places)
