@@ -187,9 +187,10 @@ class Failure:
 
 
 def raised(worker: WorkerStatus, kind: FailureKind, text: str) -> Failure:
-    """The failure of a worker whose main function has raised; wrong input is not the worker's, and stands alone."""
-    heading = "" if kind == "input" else f"{worker.name} failed {worker.where}:\n"
-    return Failure(f"{heading}{text.rstrip()}", kind, worker.name)
+    """The failure of a worker whose main function has raised; wrong input may be so on its host alone."""
+    if kind == "input":
+        return Failure(text.rstrip() + (f"\n  said by:  {worker.name}" if worker.host else ""), kind, worker.name)
+    return Failure(f"{worker.name} failed {worker.where}:\n{text.rstrip()}", kind, worker.name)
 
 
 def died(worker: WorkerStatus, exit_status: int) -> Failure:
