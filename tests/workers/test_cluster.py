@@ -26,11 +26,11 @@ def test_our_launcher_needs_no_address() -> None:
     )
 
 
-def test_a_restart_of_torchrun_has_a_prefix_of_its_own() -> None:
+def test_a_run_of_torchrun_has_a_prefix_of_its_own() -> None:
     elastic = {"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": "3", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     env = WorkerEnvironment.read({**FULL, "RANK": "0", **elastic})
     assert env is not None
-    assert (env.prefix, env.store_rank) == ("lockstep/job/3", None)
+    assert (env.prefix, env.store_rank) == ("lockstep/job", None)
 
 
 @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"])
