@@ -33,7 +33,8 @@ class Calls:
 
     def __init__(self, num_workers: int) -> None:
         self.begun: list[list[Tensor]] = [[] for _ in range(num_workers)]
-        self.num_early = 0
+        self.num_early = self.num_calls = 0
+        self.dtypes: set[torch.dtype] = set()
         self._barrier = Barrier(num_workers, self._sum)
 
     def of(self, rank: int) -> Any:
@@ -58,6 +59,8 @@ class Calls:
             total = sum(tensors[1:], start=tensors[0].clone())
             for each in tensors:
                 each.copy_(total)
+        self.num_calls += sum(map(len, self.begun))
+        self.dtypes |= {tensor.dtype for tensor in self.begun[0]}
         for begun in self.begun:
             begun.clear()
 
@@ -66,6 +69,7 @@ class Calls:
 def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bucketed, "FIRST_BUCKET_BYTES", 16)
     monkeypatch.setattr(bucketed, "BUCKET_BYTES", 200)
+    monkeypatch.setattr(bucketed, "SMALL_ELEMENTS", 0)
 
 
 def in_threads(monkeypatch: pytest.MonkeyPatch, num_workers: int, work: Callable[[Worker], Any]) -> tuple[Any, Calls]:
@@ -157,6 +161,21 @@ def test_two_workers_have_the_bits_of_one(monkeypatch: pytest.MonkeyPatch) -> No
             assert all(map(torch.equal, one.tensors[:num_gradients], two.tensors))
 
 
+@pytest.mark.parametrize("num_towers", [2, 6])
+def test_little_is_sent_in_one_call_and_has_the_same_bits(num_towers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sum of two numbers of float32 is rounded once, whether or not it is rounded to float64 before."""
+    many, calls = in_threads(monkeypatch, 2, lambda worker: sums_of(worker, num_towers, overlapped=True))
+    assert calls.num_early > 0
+    monkeypatch.setattr(bucketed, "SMALL_ELEMENTS", 1000)
+    monkeypatch.setattr(bucketed, "FIRST_BUCKET_BYTES", 8 * 1000)
+    one, calls = in_threads(monkeypatch, 2, lambda worker: sums_of(worker, num_towers, overlapped=True))
+    assert calls.dtypes == {torch.float64, torch.int64}, "int64 counts the batches of batch norm"
+    assert calls.num_calls == 2 * 3 * 2
+    assert calls.num_early == 0
+    for some, others in zip(one, many, strict=True):
+        assert all(map(same, some, others))
+
+
 def test_buckets_go_in_one_order_whatever_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reverse order of the parameters, a small bucket first, and what is known last in the last ones."""
     monkeypatch.setattr(bucketed, "BUCKET_BYTES", 32)
@@ -174,7 +193,7 @@ def test_buckets_go_in_one_order_whatever_comes_first(monkeypatch: pytest.Monkey
             total = transport.total(sums)
             assert [each[0].item() for each in total.tensors] == [0.0, 3.0, 6.0, 9.0, 12.0, 21.0]
             assert total.numbers == [1.5]
-        return [list(bucket.views) for bucket in transport._buckets]
+        return [list(bucket.indices) for bucket in transport._buckets]
 
     orders, _ = in_threads(monkeypatch, 3, work)
     assert orders == [[[4], [3, 2], [1, 0], [5], [6]]] * 3
@@ -252,7 +271,7 @@ class Fails(torch.autograd.Function):
 
 def fail_half_way() -> tuple[str, float]:
     """The backward pass of worker 1 fails once it has sent the gradients of the last layers; its script goes on."""
-    bucketed.FIRST_BUCKET_BYTES = bucketed.BUCKET_BYTES = 64
+    bucketed.SMALL_ELEMENTS, bucketed.FIRST_BUCKET_BYTES, bucketed.BUCKET_BYTES = 0, 64, 64
     worker = ls.join("cpu")
     first, last = nn.Linear(4, 4), nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
     state = ls.TrainState(nn.ModuleList([first, last]), ls.optim.SGD(0.1))
@@ -315,7 +334,7 @@ def test_workers_with_other_compressions_are_refused(monkeypatch: pytest.MonkeyP
             transport.total(sums)
         return str(raised.value.given)
 
-    assert "compressed to bf16" in in_threads(monkeypatch, 2, work)[0][0]
+    assert "torch.bfloat16" in in_threads(monkeypatch, 2, work)[0][0]
 
 
 # Compression ----------------------------------------------------------------------------------------------------------
