@@ -61,8 +61,8 @@ class BucketedTransport:
         """Begin the last tower of this worker: hooks for its gradients, by their index.
 
         Where there are any, the tower is then put beside the sums over those before it, not added: `TreeSum.put`. There
-        are none in the first step, which lays the buckets out; nor where one bucket holds all gradients, since it would
-        be sent at the end in any case.
+        are none in the first step, which lays the buckets out; nor where no bucket holds gradients alone, since all is
+        sent at the end then.
 
         Raises:
             WorkerError: an earlier error, which the script has caught, has left the others without some buckets.
@@ -149,10 +149,10 @@ class BucketedTransport:
                 num_elements = sum(sent[index].numel() for index in indices)
                 flat, rest = rest[:num_elements], rest[num_elements:]
                 self._buckets.append(_Bucket(indices, self._views, sent, flat))
-        holding = [bucket for bucket in self._buckets if min(bucket.indices) < num_gradients]
-        for number, bucket in enumerate(self._buckets[: self._buckets.index(holding[-1])] if holding else []):
-            early = [index for index in bucket.indices if index < num_gradients]
-            self._hooks |= {index: partial(self._arrived, number, index) for index in early}
+        self._buckets.sort(key=lambda bucket: max(bucket.indices) >= num_gradients)  # those of gradients alone first
+        for number, bucket in enumerate(self._buckets):
+            if max(bucket.indices) < num_gradients:
+                self._hooks |= {index: partial(self._arrived, number, index) for index in bucket.indices}
 
     def _dtypes_on_the_wire(self, tensors: Sequence[Tensor], num_gradients: int) -> list[torch.dtype]:
         if self._compression:

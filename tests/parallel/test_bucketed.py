@@ -88,11 +88,10 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(9, 6, sparse=True)
+        self.never, self.sometimes = nn.Linear(6, 6), nn.Linear(6, 6)
         self.norm = nn.BatchNorm1d(6)
+        self.embedding = nn.Embedding(9, 6, sparse=True)
         self.hidden = nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
-        self.sometimes = nn.Linear(6, 6)
-        self.never = nn.Linear(6, 6)
         self.shared = self.hidden[0].weight
         self.head = nn.Linear(6, 3).to(torch.float64)
         generator = torch.Generator().manual_seed(0)  # the threads share the global one
@@ -136,7 +135,7 @@ def same(some: PartialSum, others: PartialSum) -> bool:
     return some.numbers == others.numbers and all(map(torch.equal, some.tensors, others.tensors))
 
 
-@pytest.mark.parametrize(("num_towers", "num_workers"), [(2, 2), (4, 2), (8, 3), (6, 4)])
+@pytest.mark.parametrize(("num_towers", "num_workers"), [(2, 2), (4, 2), (12, 2), (8, 3), (6, 4)])
 def test_gradients_that_are_sent_as_they_come_have_the_bits_of_those_sent_at_the_end(
     num_towers: int, num_workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,7 +185,7 @@ def test_buckets_go_in_one_order_whatever_comes_first(monkeypatch: pytest.Monkey
         for step in range(2):
             sums = TreeSum(len(values))
             hooks = transport.start(sums, worker.rank)
-            assert list(hooks) == ([4, 3, 2] if step else [])
+            assert list(hooks) == ([4, 3, 2, 1, 0] if step else [])
             for index in sorted(hooks, reverse=worker.rank == 0):
                 hooks[index](values[index])
             sums.put(worker.rank, PartialSum([*values, torch.tensor([7.0])], [0.5]))
@@ -215,11 +214,11 @@ def test_a_bucket_with_a_gradient_that_does_not_come_waits_for_the_end(monkeypat
             assert [each.sum().item() for each in transport.total(sums).tensors] == [128.0] * 4
         return len(hooks)
 
-    assert in_threads(monkeypatch, 2, work)[0] == [3, 3]
+    assert in_threads(monkeypatch, 2, work)[0] == [4, 4]
 
 
-@given(data=st.data(), num_workers=st.integers(1, 5), num_more=st.integers(0, 6))
-@settings(max_examples=30)
+@given(data=st.data(), num_workers=st.integers(1, 4), num_more=st.integers(0, 20))
+@settings(max_examples=50)
 def test_what_is_before_the_last_tower_completes_its_total(
     data: st.DataObject, num_workers: int, num_more: int
 ) -> None:
@@ -300,7 +299,7 @@ def fail_half_way() -> tuple[str, float]:
 def test_an_error_half_way_ends_the_run_of_all(run_workers: Callable[..., list[Any]]) -> None:
     (_, of_peer), (said, _) = run_workers(fail_half_way, 2)
     assert "An error has cut the exchange of an earlier step short" in said
-    assert of_peer < 2.0
+    assert of_peer < 10.0, "the timeout of the group is minutes"
 
 
 def test_a_step_after_an_error_that_was_caught_half_way_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
