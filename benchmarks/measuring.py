@@ -183,8 +183,10 @@ def show(line: Line) -> None:
     ours, theirs, threads = f"{line['ours_ms']:8.3f} ms", f"{line.get('theirs_ms', 0.0):8.3f} ms", line["threads"]
     text = f"{line['comparison']:50} {threads} {'thread ' if threads == 1 else 'threads'} {ours}"
     if "ratio" in line:
-        low, high = line["ratio_low"], line["ratio_high"]
-        text += f" / {theirs} = {line['ratio']:.2f} (rounds {low:.2f} to {high:.2f})"
+        ratio, low, high = (
+            f"{line[name]:{'.2f' if line[name] > 0.1 else '.1g'}}" for name in ("ratio", "ratio_low", "ratio_high")
+        )
+        text += f" / {theirs} = {ratio} (rounds {low} to {high})"
     print(text)
 
 

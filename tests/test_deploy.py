@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from lockstep.cli.main import parse
 from lockstep.parallel.launch import PREEMPTED, WRONG_INPUT
 
 ROOT = Path(__file__).parent.parent
@@ -67,7 +68,7 @@ def wait_for_file(path: Path, job: subprocess.Popen[str]) -> str:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(("num_nodes", "to"), [("1", 1)])
+@pytest.mark.parametrize(("num_nodes", "to"), [("1", 1), ("2", 1)])
 def test_a_signal_to_one_task_has_the_whole_job_saved_and_requeued(
     tmp_path: Path, cluster: dict[str, str], num_nodes: str, to: int
 ) -> None:
@@ -104,6 +105,21 @@ def test_the_manifest_names_the_pods_that_the_service_resolves() -> None:
     assert pod["subdomain"] == service["metadata"]["name"]
     chief = next(word for word in pod["containers"][0]["args"] if word.startswith("--chief="))
     assert chief == f"--chief={name}-0.{service['metadata']['name']}:29500"
+
+
+def test_the_manifest_starts_as_many_hosts_as_it_says() -> None:
+    spec = manifest()[1]["spec"]
+    container = spec["template"]["spec"]["containers"][0]
+    words = container["command"] + container["args"]
+    assert words[0] == "lockstep"
+    arguments = parse([word.replace("$(JOB_COMPLETION_INDEX)", "1") for word in words[1:]])
+    assert spec["completions"] == spec["parallelism"] == arguments.hosts
+    assert arguments.host_rank == 1
+    assert arguments.requeue
+    assert arguments.grace < spec["template"]["spec"]["terminationGracePeriodSeconds"]
+    (key,) = container["env"]
+    assert key["name"] == "LOCKSTEP_KEY"
+    assert key["valueFrom"]["secretKeyRef"]["key"] == "key"
 
 
 def test_the_manifest_counts_no_preemption_as_a_failure_and_repeats_no_wrong_input() -> None:

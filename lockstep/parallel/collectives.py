@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from itertools import pairwise
@@ -32,6 +32,13 @@ Backend = Literal["gloo", "nccl"]
 Result = TypeVar("Result")
 
 _LOOK_EVERY = timedelta(seconds=1)
+_MAKING_SECONDS: Mapping[Backend, float] = {"gloo": 12.0, "nccl": TIMEOUT_SECONDS}
+"""Until a group is made, once all workers have come for it; gloo waits for a connection five times as long."""
+_HINTS: Mapping[Backend, str] = {
+    "gloo": "set GLOO_SOCKET_IFNAME to the network interface that leads to the other hosts, and let them connect to "
+    "every port of each other",
+    "nccl": "set NCCL_DEBUG=INFO to see what NCCL does, and NCCL_SOCKET_IFNAME to choose the network",
+}
 _NAN_BYTE = 0xFF
 """Of which a NaN of any float type may be made."""
 _open: dict[str, Collectives] = {}
@@ -147,7 +154,7 @@ class Collectives:
         self._group = None  # gloo closes its connections when nobody holds them
 
     def _make_group(self) -> dist.ProcessGroup:
-        worker, timeout = self._worker, timedelta(seconds=TIMEOUT_SECONDS)
+        worker, timeout = self._worker, timedelta(seconds=_MAKING_SECONDS[self._backend])
         device = worker.device if self._backend == "nccl" else None
         if device is not None:
             # Otherwise torch ends the process when NCCL notices an error, without a word of ours.
@@ -239,12 +246,13 @@ class Collectives:
         is_of_store = isinstance(error, (dist.DistStoreError, dist.DistNetworkError))
         if says_peer_is_lost(text) or is_of_store or self._is_aborted:
             return self._lost(said)
-        if isinstance(error, dist.DistBackendError):
+        if isinstance(error, dist.DistBackendError) or "connectFullMesh failed" in said:
+            self._worker.group.check_peers()  # who could not connect may have said so
             return WorkerError(
                 f"The exchange over {self._backend} has failed on {self._worker.name}.",
                 given=said,
                 expected="devices and a network that can be used",
-                hint="set NCCL_DEBUG=INFO to see what NCCL does, and NCCL_SOCKET_IFNAME to choose the network",
+                hint=_HINTS[self._backend],
             )
         return error
 

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from logging import ERROR, WARNING
 from typing import Any
 
@@ -154,7 +155,8 @@ class _Launcher:
             return _conclusion_of(error)
 
     def _supervise(self, hosts: Sequence[LocalHost | RemoteHost], num_workers: list[int], limits: Limits) -> Conclusion:
-        outcome = Supervisor(hosts, num_workers, limits, self._requests).finish()
+        ranks = [range(*ends) for ends in pairwise(accumulate(num_workers, initial=0))]
+        outcome = Supervisor(hosts, ranks, limits, self._requests).finish()
         if outcome.aborted:
             return Conclusion(ABORTED, WARNING, "aborted, without a checkpoint")
         if outcome.failures:

@@ -6,6 +6,7 @@ A host that does not fit is refused with the reason, on its screen and on that o
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import math
 import queue
@@ -34,7 +35,11 @@ from lockstep.workers.store_server import CALLS_STORE, StoreServer
 
 START_SECONDS = 300.0
 """Until all hosts have come."""
+RESOLVE_SECONDS = 30.0
+"""Until the name of the chief's host resolves there."""
 _CALLS_CHIEF = b"L"
+_ELSEWHERE = "192.0.2.1"
+"""An address that no host has (RFC 5737): the way there is that to other networks."""
 _TELL_SECONDS = 10.0
 _SEND_SECONDS = 2
 _CLOCKS_SECONDS = 5.0
@@ -264,7 +269,7 @@ def meet_chief(
         InputError: the chief's host has another key, or its name does not resolve.
         WorkerError: it cannot be reached.
     """
-    began = told = time.monotonic()
+    began, told = time.monotonic(), -math.inf
     patience = START_SECONDS if failed is None else HANDSHAKE_SECONDS
     while True:
         try:
@@ -272,7 +277,7 @@ def meet_chief(
             break
         except OSError as error:
             said, waited = error.strerror or str(error), time.monotonic() - began
-            if isinstance(error, OtherKeyError | socket.gaierror) or waited > patience:
+            if isinstance(error, OtherKeyError) or waited > patience:
                 if failed is not None:
                     return None
                 raise _unreachable(seat, error, waited) from None
@@ -327,14 +332,15 @@ def network_towards(address: str, port: int) -> dict[str, str]:
 
 def _own_address(seat: Seat) -> str:
     """The address of the chief's host that its launcher listens on."""
-    try:
-        found = [str(where[0]) for *_, where in socket.getaddrinfo(seat.chief, seat.port, type=socket.SOCK_STREAM)]
-    except socket.gaierror as error:
-        raise _unreachable(seat, error, 0.0) from None
+    found = _resolved(seat)
     own = [address for address in found if interface_of(address) is not None]
-    is_name = not any(seat.chief in (address, "localhost") for address in found)
-    if is_name:  # Debian has /etc/hosts lead a host's own name to 127.0.1.1
+    if not any(seat.chief in (address, "localhost") for address in found):
         own = [address for address in own if not ipaddress.ip_address(address.partition("%")[0]).is_loopback]
+        # Debian has /etc/hosts lead a host's own name to 127.0.1.1; the others know it by another address.
+        if not own and all(ipaddress.ip_address(address).is_loopback for address in found):
+            with contextlib.suppress(OSError):
+                own = [address_towards(_ELSEWHERE, 1)]
+                log.info("%s is %s here; listening on %s (%s)", seat.chief, found[0], own[0], interface_of(own[0]))
     if not own:
         raise InputError(
             "The chief's host is to listen on an address that others cannot reach, or that it does not have.",
@@ -343,6 +349,22 @@ def _own_address(seat: Seat) -> str:
             hint="give the address itself: --chief 10.0.0.1:29500 (ip -brief address lists those of a host)",
         )
     return own[0]
+
+
+def _resolved(seat: Seat) -> list[str]:
+    """The addresses of the chief's host; the name of a pod that has just begun takes some seconds to resolve."""
+    began = time.monotonic()
+    while True:
+        try:
+            found = socket.getaddrinfo(seat.chief, seat.port, type=socket.SOCK_STREAM)
+            return [str(where[0]) for *_, where in found]
+        except socket.gaierror as error:
+            waited = time.monotonic() - began
+            if waited > RESOLVE_SECONDS:
+                raise _unreachable(seat, error, waited) from None
+        if waited < TICK_SECONDS:
+            log.info("%s does not resolve here; trying again for %.0f s", seat.chief, RESOLVE_SECONDS)
+        time.sleep(5 * TICK_SECONDS)
 
 
 def _channel(connection: socket.socket) -> Channel:

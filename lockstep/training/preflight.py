@@ -6,9 +6,10 @@ import hashlib
 import os
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,22 +29,22 @@ from lockstep.training.saved_state import EXTRA, extra_state
 from lockstep.training.state import TrainState
 from lockstep.training.trained_with import threads_matter
 from lockstep.version import __version__
-from lockstep.workers.devices import unusable_gpu, unused_kind
+from lockstep.workers.devices import describe_accelerator, describe_cpu, unusable_gpu, unused_kind
 from lockstep.workers.environment import chosen_waits, short_waits_here
 from lockstep.workers.rank import Worker
 
 
 def check_start(state: TrainState, worker: Worker) -> None:
-    """Refuse parameters without values, and any that differ between workers."""
+    """Refuse parameters without values, and any that differ between workers; all of them tell which worker has them."""
     parameters: dict[str, Tensor] = dict(state.model.named_parameters())
     buffers = dict(state.model.named_buffers())
     tensors = {**parameters, **buffers}
-    for name, tensor in tensors.items():
-        _check_value(name, tensor, worker, is_trained=name in state.parameters)
+    if worker.num_workers > 1:
+        worker.group.agree("versions", _versions(worker))
+    _check_values(tensors, state.parameters, worker)
     check_saveable({**state.sections(), EXTRA: extra_state(state.model).tensors})
     if worker.num_workers == 1:
         return
-    worker.group.agree("versions", _versions(worker))
     shapes = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors.items()]
     worker.group.agree("the parameters of the model", shapes)
     worker.group.agree("the values of the model", {name: digest(tensor) for name, tensor in tensors.items()})
@@ -101,8 +102,11 @@ def check_fit(state: TrainState, towers: Towers, exchange: Exchange) -> None:
         )
 
 
-def check_threads(exchange: Exchange, worker: Worker) -> None:
-    """Where the exchange is exact, compare and tell the number of threads of each worker, on which its bits depend."""
+def check_exact(exchange: Exchange, worker: Worker) -> None:
+    """Where the exchange is exact, compare what its bits depend on between the workers, and tell their threads."""
+    if is_exact(exchange):
+        machine = {"cpu": describe_cpu(), **describe_accelerator(worker.device)}
+        worker.group.agree("the machine, on which exact bits depend", machine)
     if threads_matter(exchange, worker):
         num_threads = torch.get_num_threads()
         worker.group.agree("the number of threads", num_threads)
@@ -147,16 +151,31 @@ def _check_embeddings(state: TrainState) -> None:
         )
 
 
-def _check_value(name: str, tensor: Tensor, worker: Worker, *, is_trained: bool) -> None:
-    given, expected = None, f"{'finite values' if is_trained else 'values other than NaN'} on {worker.device}"
+def _check_values(tensors: Mapping[str, Tensor], trained: Collection[str], worker: Worker) -> None:
+    """Refuse tensors without values to train with; the others are told of the first one of each worker."""
+    found = ((name, _fault(tensor, worker, is_trained=name in trained)) for name, tensor in tensors.items())
+    of_all: list[Any] = worker.group.gather(next(([name, *fault] for name, fault in found if fault), None))
+    first = next(filter(None, of_all), None)
+    if first is not None:
+        name, given, hint = first
+        alike = [worker.group.names[rank] for rank, each in enumerate(of_all) if each == first]
+        raise InputError(
+            f"{name!r} cannot be trained.",
+            given=given if len(alike) == len(of_all) else f"{given}, on {', '.join(alike)}",
+            expected=f"{'finite values' if name in trained else 'values other than NaN'} on {worker.device}",
+            hint=hint,
+        )
+
+
+def _fault(tensor: Tensor, worker: Worker, *, is_trained: bool) -> tuple[str, str] | None:
+    """What is wrong with the values of a tensor, and a hint."""
     if tensor.is_meta:
-        given, hint = "on the meta device", "build the model on a real device, or load its weights"
-    elif tensor.device != worker.device:
-        given, hint = f"on {tensor.device}", "move the model with .to(ls.join().device) before TrainState"
-    elif tensor.is_floating_point() and not _is_good(tensor if tensor.itemsize > 1 else tensor.float(), is_trained):
-        given, hint = "not finite", "look at its initialiser, or at the weights it was loaded from"
-    if given is not None:
-        raise InputError(f"{name!r} cannot be trained.", given=given, expected=expected, hint=hint)
+        return "on the meta device", "build the model on a real device, or load its weights"
+    if tensor.device != worker.device:
+        return f"on {tensor.device}", "move the model with .to(ls.join().device) before TrainState"
+    if tensor.is_floating_point() and not _is_good(tensor if tensor.itemsize > 1 else tensor.float(), is_trained):
+        return "not finite", "look at its initialiser, or at the weights it was loaded from"
+    return None
 
 
 def _is_good(tensor: Tensor, is_trained: bool) -> bool:

@@ -30,10 +30,10 @@ from lockstep.training.missing_gradients import MissingGradients
 from lockstep.training.nonfinite import handle
 from lockstep.training.preflight import (
     check_buffers,
+    check_exact,
     check_fit,
     check_parameters,
     check_start,
-    check_threads,
     check_training_mode,
     tell_idle_threads,
     tell_start,
@@ -116,7 +116,7 @@ class BoundStep:
     def __init__(self, state: TrainState, towers: Towers, exchange: Exchange, worker: Worker) -> None:
         check_start(state, worker)
         check_fit(state, towers, exchange)
-        check_threads(exchange, worker)
+        check_exact(exchange, worker)
         tell_idle_threads(worker)
         state.trained_with |= describe_step(towers, exchange, worker)
         if worker.is_chief:
@@ -258,7 +258,7 @@ class BoundStep:
         batch, inputs, sums, proposal, *_, began = begun
         found = proposal.read(self.worker.group.check_peers)
         extras = self._extras.read(found, batch.position)
-        bad = self._gather_bad(batch) if extras.num_bad else ()
+        bad = self._extras.gather_bad(batch) if extras.num_bad else ()
         outcome = self._state.decide(proposal, found)
         nonfinite = None
         if outcome.skipped:
@@ -380,14 +380,6 @@ class BoundStep:
             others,
             withheld,
         )
-
-    def _gather_bad(self, batch: Batch) -> tuple[BadExample, ...]:
-        """Gather the examples that could not be read on any worker, and count them: a DataError beyond their budget."""
-        found = self.worker.group.gather([list(example) for example in batch.bad])
-        bad = tuple(sorted(BadExample(*example) for examples in found for example in examples))
-        if batch.loader is not None:
-            batch.loader.add_bad(bad)
-        return bad
 
 
 def _versions_of(batch: Batch) -> list[int]:

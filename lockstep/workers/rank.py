@@ -17,17 +17,20 @@ import torch
 # The stores are torch.distributed's, by the name under which they have types.
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistError
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from lockstep.checks import PositiveInt, check_value
-from lockstep.errors import InputError, LockstepError, WorkerError
+from lockstep.errors import InputError, LockstepError, PeerLostError, WorkerError
 from lockstep.screen import log
 from lockstep.workers import pulse as pulses
 from lockstep.workers.cluster import WorkerEnvironment
+from lockstep.workers.connections import address_towards
 from lockstep.workers.devices import check_devices, choose_device, identity
 from lockstep.workers.group import TIMEOUT_SECONDS, Group, timeout_seconds
 from lockstep.workers.network import choose_network
-from lockstep.workers.peers import Peers
+from lockstep.workers.peers import Peers, have_watched
 from lockstep.workers.pulse import Pulse
+from lockstep.workers.roll_call import Location, call_roll
 from lockstep.workers.socket_store import SocketStore
 from lockstep.workers.store_server import LAUNCHED, inherited
 
@@ -112,7 +115,19 @@ def leave() -> None:
     global _joined
     worker, _joined = _joined, None
     if worker is not None:
-        worker.group.leave(getattr(sys, "last_value", None))
+        error = getattr(sys, "last_value", None)
+        worker.group.leave(error)
+        if error is not None and worker.group.peers is not None:
+            _record_for_torchrun(error)
+
+
+def _record_for_torchrun(error: BaseException) -> None:
+    """Write an error that is this worker's own into the file of which torchrun shows the first one."""
+    if "TORCHELASTIC_ERROR_FILE" in os.environ and not isinstance(error, PeerLostError):
+        try:
+            raise error
+        except BaseException as raised:
+            get_error_handler().record_exception(raised)
 
 
 def _join(device: str | None, workers_per_device: int, environment: Mapping[str, str]) -> Worker:
@@ -123,11 +138,8 @@ def _join(device: str | None, workers_per_device: int, environment: Mapping[str,
         return Worker(0, 1, 0, 1, chosen, Group.alone(), pulse, workers_per_device, host=here)
     group = Group.alone()
     if env.num_workers > 1:
-        store = _store_of_launcher(env) if env.launched else _connect(env)
-        peers = None if env.launched else Peers(store, env.rank, env.num_workers, pulse, store_rank=env.store_rank)
-        group = Group(store, env.rank, env.num_workers, timeout_seconds(pulse), peers)
-        if peers:
-            peers.start()
+        store, peers = (_store_of_launcher(env), None) if env.launched else _find_each_other(env, pulse)
+        group = Group(store, env.rank, env.num_workers, timeout_seconds(pulse), peers, pulse)
     try:
         local_rank, num_local = env.local or _count_hosts(group, env.rank)
         chosen = choose_device(device, local_rank, num_local, workers_per_device)
@@ -184,6 +196,15 @@ def _store_of_launcher(env: WorkerEnvironment) -> Store:
             hint=f"unset RANK, WORLD_SIZE and {LAUNCHED} in what a worker starts: it is then alone",
         )
     return SocketStore(connection)
+
+
+def _find_each_other(env: WorkerEnvironment, pulse: Pulse) -> tuple[Store, Peers]:
+    """Wait for the other workers that another launcher has started; returns the store of them alone, and the peers."""
+    store = _connect(env)
+    address = address_towards(env.address, env.port)
+    roll = call_roll(store, env.rank, env.num_workers, Location.here(address))
+    store = PrefixStore(roll.start, store)
+    return store, have_watched(store, env.rank, roll, pulse, holds_store=env.rank == env.store_rank)
 
 
 def _connect(env: WorkerEnvironment) -> Store:

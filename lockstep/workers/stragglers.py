@@ -13,6 +13,8 @@ from statistics import median
 _PHASES = {"data": "input", "compute": "compute", "loop body": "the loop body", "save": "checkpoints"}
 """The phases in which a worker is busy by itself, in the words of messages."""
 _LEAST_SHARE = 0.1
+LEAST_SECONDS = 10.0
+"""In less time, who is the slowest is chance."""
 _FIRST_SECONDS, _LONGEST_SECONDS = 60.0, 3600.0
 
 Seconds = Mapping[str, float]
@@ -53,8 +55,9 @@ def find_straggler(of_workers: Sequence[Seconds], num_steps: int) -> Straggler |
     slowest, others = of_workers[rank], [each for other, each in enumerate(of_workers) if other != rank]
     if not others or not num_steps:
         return None
-    share = (busy[rank] - median(busy[:rank] + busy[rank + 1 :])) / max(busy[rank] + slowest.get("exchange", 0.0), 1e-9)
-    if share < _LEAST_SHARE:
+    total = busy[rank] + slowest.get("exchange", 0.0)
+    share = (busy[rank] - median(busy[:rank] + busy[rank + 1 :])) / max(total, 1e-9)
+    if share < _LEAST_SHARE or total < LEAST_SECONDS:
         return None
     usual = {phase: median(each.get(phase, 0.0) for each in others) for phase in _PHASES}
     phase = max(usual, key=lambda name: slowest.get(name, 0.0) - usual[name])

@@ -51,6 +51,10 @@ NO_MEMORY = NCCL.format(
     result="ncclUnhandledCudaError: Call to CUDA function failed.",
     last="Cuda failure 2 'out of memory'",
 )
+NO_ROUTE = (
+    "Gloo connectFullMesh failed with [../gloo/transport/tcp/pair.cc:152] timed out connecting: "
+    "SO_ERROR: Connection refused, remote=[172.17.0.1]:47523$0"
+)
 NO_NETWORK = NCCL.format(
     short="unhandled system error (run with NCCL_DEBUG=INFO for details)",
     result="ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.",
@@ -143,6 +147,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
         ("nccl", dist.DistBackendError(NO_NETWORK), WorkerError, "has failed on worker 0", "no socket interface"),
         ("gloo", RuntimeError("[pair.cc:553] Connection closed by peer"), PeerLostError, "worker 0 lost", "[pair.cc"),
         ("gloo", RuntimeError("[buffer.cc:78] Timed out waiting 8000ms for recv"), PeerLostError, "worker 0 lost", ""),
+        ("gloo", RuntimeError(NO_ROUTE), WorkerError, "over gloo has failed on worker 0", "172.17.0.1"),
         ("gloo", RuntimeError("No backend type associated with device type cuda"), RuntimeError, "device type", None),
     ],
 )
@@ -164,6 +169,18 @@ def test_errors_are_what_they_are(
     assert caught.value is error or caught.value.__cause__ is error
     assert not worker.pulse.waits
     assert group.num_aborts == (backend == "nccl" and kind is PeerLostError)
+
+
+def test_who_could_not_connect_is_named_by_a_worker_that_waited_for_the_connection(
+    worker: Worker, group: FakeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def say() -> None:
+        raise Lost().lost("it failed: the exchange over gloo has failed on worker 3")
+
+    failing(monkeypatch, RuntimeError("Gloo connectFullMesh failed with [pair.h:311] Connect timeout [none]"))
+    worker.group.watch(say)
+    with pytest.raises(PeerLostError, match="worker 0 lost worker 3"):
+        Collectives(worker, "gloo").all_reduce([torch.ones(1)])
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
@@ -336,9 +353,7 @@ def lose_a_worker(number: int, kind: str) -> tuple[str, str, float]:
 
 @pytest.mark.process
 @pytest.mark.parametrize("kind", ["all_reduce", "messages"])
-@pytest.mark.parametrize(
-    ("number", "seconds"), [(signal.SIGKILL, 9.0), pytest.param(signal.SIGSTOP, 45.0, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("number", "seconds"), [(signal.SIGKILL, 2.5), (signal.SIGSTOP, 5.0)])
 def test_all_workers_name_the_one_that_is_gone(
     number: signal.Signals, seconds: float, kind: str, run_workers: Callable[..., list[Any]]
 ) -> None:
@@ -346,13 +361,13 @@ def test_all_workers_name_the_one_that_is_gone(
     for rank in (0, 2, 3):
         what, given, waited = said[rank]
         assert what == f"worker {rank} lost worker 1."
-        assert given.endswith("at step 3 (phase exchange)")
+        assert "at step 3 (phase exchange)" in given
         assert waited < seconds
 
 
 def wait_for_a_late_worker() -> tuple[list[float], list[float]]:
     """Messages to a worker that comes later than the time in which the group had to be made."""
-    module.TIMEOUT_SECONDS = 0.5
+    module._MAKING_SECONDS = {"gloo": 0.5}
     here = ls.join("cpu")
     calls = collectives(here, "gloo")
     other, mine = 1 - here.rank, torch.full((2,), float(here.rank))
@@ -414,4 +429,5 @@ def test_scripts_of_a_bare_launcher_end_in_peace_or_with_the_words_of_the_one_th
         return
     assert said[1].endswith("ValueError: boom\n")
     assert "worker 0 lost worker 1.\n" in said[0]
-    assert "it failed at step 3 (phase loop body): ValueError: boom" in said[0]
+    assert "worker 1 failed at step 3 (phase loop body)\n" in said[0]
+    assert said[0].endswith("ValueError: boom\n")  # its traceback is here, too

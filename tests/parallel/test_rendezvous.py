@@ -262,20 +262,62 @@ def test_a_port_in_use_is_named(port: int, store: StoreServer) -> None:
 
 
 @pytest.mark.parametrize("chief", ["203.0.113.7", "nowhere.invalid"])
-def test_an_address_that_is_none_of_this_host_is_refused(chief: str, store: StoreServer) -> None:
+def test_an_address_that_is_none_of_this_host_is_refused(
+    chief: str, store: StoreServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous, "RESOLVE_SECONDS", 0.1)
     with pytest.raises(InputError, match="chief"):
         Rendezvous(Seat(2, 0, chief, 29500), KEY, store)
 
 
-def test_a_name_that_leads_to_the_loopback_interface_is_refused(
+def loopback(*arguments: object, **options: object) -> list[Any]:
+    """As on Debian, whose /etc/hosts has the host's own name at 127.0.1.1."""
+    return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 29500))]
+
+
+def test_a_name_that_leads_to_the_loopback_interface_is_taken_for_the_way_out(
+    store: StoreServer, monkeypatch: pytest.MonkeyPatch, port: int
+) -> None:
+    monkeypatch.setattr(rendezvous, "address_towards", lambda host, port: "127.0.0.1")
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "getaddrinfo", loopback)
+        chief = Rendezvous(Seat(2, 0, "node0", port), KEY, store)
+    with contextlib.closing(chief), connect("127.0.0.1", port, KEY):
+        pass
+
+
+def test_a_name_that_leads_to_the_loopback_interface_is_refused_where_no_way_leads_out(
     store: StoreServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on Debian, whose /etc/hosts has the host's own name at 127.0.1.1."""
-    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 29500))]
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *arguments, **options: found)
+    def nowhere(host: str, port: int) -> str:
+        raise OSError("Network is unreachable")
+
+    monkeypatch.setattr(rendezvous, "address_towards", nowhere)
+    monkeypatch.setattr(socket, "getaddrinfo", loopback)
     with pytest.raises(InputError, match="others cannot reach") as error:
         Rendezvous(Seat(2, 0, "node0", 29500), KEY, store)
-    assert "which is 127.0.0.1 here" in error.value.given
+    assert "which is 127.0.1.1 here" in error.value.given
+
+
+def test_a_name_that_resolves_later_is_waited_for(
+    port: int, store: StoreServer, come: Come, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As that of a pod which has just begun."""
+    caplog.set_level(logging.INFO)
+    tries: list[str] = []
+    found = socket.getaddrinfo
+
+    def later(host: str, *arguments: Any, **options: Any) -> Any:
+        tries.append(host)
+        if tries.count(host) < 3:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return found(host, *arguments, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", later)
+    with gathering(port, store, num_hosts=2) as gathered:
+        come(1, 2)
+        assert gathered.result(5)
+    assert "127.0.0.1 does not resolve here; trying again" in caplog.text
 
 
 def test_gloo_and_nccl_use_the_interface_between_the_hosts() -> None:

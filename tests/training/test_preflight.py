@@ -231,6 +231,20 @@ def test_workers_of_other_versions_are_refused_before_anything_else(monkeypatch:
         assert 'worker 2: python: "3.9.1" instead of "3.' in said
 
 
+def test_values_that_one_worker_cannot_train_with_are_told_by_all() -> None:
+    states = [ls.TrainState(make_model(), ls.optim.SGD(0.1)) for _ in range(3)]
+    with torch.no_grad():
+        next(states[1].model.parameters())[0] = torch.nan
+
+    def start(worker: Worker) -> str:
+        with pytest.raises(ls.InputError) as caught:
+            preflight.check_start(states[worker.rank], worker)
+        return str(caught.value)
+
+    for said in run_threads(start, 3):
+        assert said.startswith("'0.weight' cannot be trained.\n  given:    not finite, on worker 1\n")
+
+
 def test_hosts_compare_their_files_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     here, apart = thread_workers(2)[0], thread_workers(2, num_local_workers=1)[0]
     script = tmp_path / "mine.py"
@@ -242,3 +256,17 @@ def test_hosts_compare_their_files_too(monkeypatch: pytest.MonkeyPatch, tmp_path
     script.write_text("2")
     after = preflight._versions(apart)
     assert [name for name in before if before[name] != after[name]] == ["the file mine.py"]
+
+
+def test_workers_on_unlike_machines_are_not_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(worker: Worker) -> str:
+        preflight.check_exact(ls.AllReduce(), worker)
+        with pytest.raises(WorkerError) as caught:
+            preflight.check_exact(ls.AllReduce(exact=True), worker)
+        return str(caught.value)
+
+    kinds = iter(["x86_64 AVX512", "x86_64 AVX2", "x86_64 AVX512"])
+    monkeypatch.setattr(preflight, "describe_cpu", lambda: next(kinds))
+    for said in run_threads(start, 3):
+        assert "The workers do not agree on the machine, on which exact bits depend: worker" in said
+        assert 'cpu: "x86_64 AVX2" instead of "x86_64 AVX512"' in said

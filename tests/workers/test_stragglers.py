@@ -24,9 +24,12 @@ def test_a_chief_that_saves_is_a_straggler_of_its_checkpoints() -> None:
 
 
 def test_workers_that_are_alike_have_no_straggler() -> None:
-    assert find_straggler([{"compute": 9.0, "exchange": 1.0}, {"compute": 8.5, "exchange": 1.5}], 10) is None
-    assert find_straggler([{"compute": 9.0}], 10) is None
-    assert find_straggler([{"compute": 9.0}, {"compute": 1.0}], 0) is None
+    assert find_straggler([{"compute": 90.0, "exchange": 10.0}, {"compute": 85.0, "exchange": 15.0}], 10) is None
+    assert (
+        find_straggler([{"compute": 9.0, "exchange": 0.0}, {"compute": 1.0, "exchange": 8.0}], 10) is None
+    )  # too short
+    assert find_straggler([{"compute": 90.0}], 10) is None
+    assert find_straggler([{"compute": 90.0}, {"compute": 10.0}], 0) is None
     assert find_straggler([{}, {}], 10) is None
 
 

@@ -188,6 +188,8 @@ def test_a_failure_is_told_with_its_place_and_its_text_last() -> None:
 
 def test_wrong_input_is_told_by_its_text_alone() -> None:
     assert watchdog.raised(STATUS, "input", "Record 7 is damaged.\n").text == "Record 7 is damaged."
+    apart = watchdog.raised(replace(STATUS, host="node2"), "input", "Record 7 is damaged.\n")
+    assert apart.text == "Record 7 is damaged.\n  said by:  worker 1 on node2"
 
 
 @pytest.mark.parametrize(
@@ -199,7 +201,7 @@ def test_wrong_input_is_told_by_its_text_alone() -> None:
     ],
 )
 def test_a_death_is_told_with_its_signal_or_exit_code(status: int, text: str) -> None:
-    assert watchdog.died(STATUS, status) == Failure(text)
+    assert watchdog.died(STATUS, status) == Failure(text, who="worker 1")
 
 
 @pytest.mark.parametrize(
@@ -215,12 +217,12 @@ def test_a_death_is_told_with_its_signal_or_exit_code(status: int, text: str) ->
     ],
 )
 def test_a_kill_is_told_with_its_reason(reason: Literal["stopped", "silent", "stuck"], text: str) -> None:
-    assert watchdog.killed(STATUS, Verdict(1, "kill", reason, 2.1)) == Failure(text)
+    assert watchdog.killed(STATUS, Verdict(1, "kill", reason, 2.1)) == Failure(text, who="worker 1")
 
 
 def test_who_is_missed_is_told_with_its_place() -> None:
     said = "worker 1 (pid 123) ended with exit code 0 at step 57 (phase exchange), before the others, which needed it"
-    assert watchdog.left(STATUS) == Failure(said)
+    assert watchdog.left(STATUS) == Failure(said, who="worker 1")
 
 
 def test_the_cause_is_the_first_that_is_not_a_lost_peer() -> None:

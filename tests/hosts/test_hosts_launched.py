@@ -1,0 +1,161 @@
+"""Runs on several hosts by our launcher, `--hosts`: what they learn, and what each screen says when a host is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import exact_run
+import pytest
+from separate_hosts import Command, Hosts
+
+import lockstep as ls
+
+pytestmark = pytest.mark.process
+
+SCRIPT = Path(__file__).parent / "exact_run.py"
+KEY = "a key that nobody guesses"
+FAILED = 1
+GONE_SECONDS, SILENT_SECONDS, END_SECONDS = 0.1, 2.0, 3.0
+"""Until an end is noticed, until silence is, and until all have ended after that."""
+
+
+def start(hosts: Hosts, num_hosts: int, workdir: Path, steps: str, **environment: str) -> list[Command]:
+    """Start the same command on each host, with a workdir of its own: only the chief's is ever written to.
+
+    On the chief's host its name is that of the loopback, and yet the others find it.
+    """
+    words = ["-m", "lockstep", "run", "--hosts", str(num_hosts), "--chief", "host0:29500", "--workers", str(num_hosts)]
+    environment = {"LOCKSTEP_KEY": KEY, "PYTHONPATH": os.pathsep.join(sys.path), **environment}
+    return [
+        hosts.start(
+            host,
+            sys.executable,
+            *words,
+            "--host-rank",
+            str(host),
+            SCRIPT,
+            workdir / f"host{host}",
+            steps,
+            **environment,
+        )
+        for host in range(num_hosts)
+    ]
+
+
+def test_three_hosts_write_the_files_of_one_worker_which_goes_on_from_them(
+    make_hosts: Callable[[int], Hosts], tmp_path: Path
+) -> None:
+    hosts = make_hosts(3)
+    for command in start(hosts, 3, tmp_path, "3"):
+        assert command.wait(60) == 0, command.text
+    exact_run.train(tmp_path / "alone", 3)
+    assert exact_run.contents(tmp_path / "host0") == exact_run.contents(tmp_path / "alone")
+    assert len(exact_run.contents(tmp_path / "alone")) >= 3
+    assert not [*(tmp_path / "host1").glob("*"), *(tmp_path / "host2").glob("*")]  # the chief is the only writer
+    for folder in ("host0", "alone"):
+        ls.workers.rank.leave()
+        exact_run.train(tmp_path / folder, 5)
+    assert exact_run.contents(tmp_path / "host0") == exact_run.contents(tmp_path / "alone")
+    assert hosts.leftovers() == []
+
+
+# Each failure: seconds until the last screen has gone, its last lines, the exit codes, and that nothing is left -------
+
+
+@pytest.fixture
+def pair(make_hosts: Callable[[int], Hosts], tmp_path: Path) -> tuple[Hosts, Command, Command]:
+    """Two hosts in the middle of a run, and their commands."""
+    hosts = make_hosts(2)
+    chief, other = start(hosts, 2, tmp_path, "forever")
+    chief.wait_for("at step 3", 60)
+    return hosts, chief, other
+
+
+def ended(hosts: Hosts, commands: tuple[Command, ...], since: float) -> tuple[list[int], float]:
+    """The exit codes, and the seconds until the last command had ended; nothing is left on the hosts then."""
+    codes = [command.wait(30) for command in commands]
+    assert hosts.leftovers() == []
+    return codes, max(command.ended or 0.0 for command in commands) - since
+
+
+def worker_of(hosts: Hosts, host: int) -> int:
+    """The newest process of a host: that of its worker."""
+    return max(hosts.processes(host), key=lambda pid: int(Path(f"/proc/{pid}/stat").read_text().split()[21]))
+
+
+def test_a_cut_link_ends_the_run_on_both_sides_of_it(pair: tuple[Hosts, Command, Command]) -> None:
+    hosts, chief, other = pair
+    cut = time.monotonic()
+    hosts.cut(1)
+    codes, seconds = ended(hosts, (chief, other), cut)
+    assert codes == [FAILED, FAILED]
+    assert SILENT_SECONDS <= seconds < SILENT_SECONDS + END_SECONDS
+    assert "host1 gives no sign of life for 2." in chief.last_line
+    assert "lost with it: worker 1 at step " in chief.last_line
+    assert "Host 0, which decides for all of them, is gone." in other.text
+    assert "the workers of this host are ended: worker 1 at step " in other.last_line
+
+
+def test_a_host_that_is_killed_is_missed_at_once(pair: tuple[Hosts, Command, Command]) -> None:
+    hosts, chief, other = pair
+    killed = time.monotonic()
+    hosts.kill(1)
+    codes, seconds = ended(hosts, (chief, other), killed)
+    assert codes == [FAILED, -signal.SIGKILL]
+    assert seconds < GONE_SECONDS + END_SECONDS
+    assert "host1 is gone: its launcher has ended, or was killed; lost with it: worker 1 at step " in chief.last_line
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_is_named_on_both_screens(pair: tuple[Hosts, Command, Command]) -> None:
+    hosts, chief, other = pair
+    pid, killed = worker_of(hosts, 1), time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    codes, seconds = ended(hosts, (chief, other), killed)
+    assert codes == [FAILED, FAILED]
+    assert seconds < GONE_SECONDS + END_SECONDS
+    for command in (chief, other):
+        assert f"worker 1 (pid {pid} on host1) was killed by SIGKILL at step " in command.last_line
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_stopped_is_named_on_both_screens(pair: tuple[Hosts, Command, Command]) -> None:
+    hosts, chief, other = pair
+    pid, stopped = worker_of(hosts, 1), time.monotonic()
+    os.kill(pid, signal.SIGSTOP)
+    codes, seconds = ended(hosts, (chief, other), stopped)
+    assert codes == [FAILED, FAILED]
+    assert SILENT_SECONDS <= seconds < SILENT_SECONDS + END_SECONDS
+    for command in (chief, other):
+        assert f"worker 1 (pid {pid} on host1) was stopped (SIGSTOP) for 2.0 s at step " in command.last_line
+
+
+@pytest.mark.slow
+def test_the_host_of_the_chief_vanishes(pair: tuple[Hosts, Command, Command]) -> None:
+    hosts, chief, other = pair
+    vanished = time.monotonic()
+    hosts.vanish(0)
+    codes, seconds = ended(hosts, (chief, other), vanished)
+    assert codes == [-signal.SIGKILL, FAILED]
+    assert SILENT_SECONDS <= seconds < SILENT_SECONDS + END_SECONDS
+    assert "Host 0, which decides for all of them, is gone." in other.text
+
+
+@pytest.mark.slow
+def test_a_signal_on_any_host_stops_all_at_one_step_which_is_saved(
+    pair: tuple[Hosts, Command, Command], tmp_path: Path
+) -> None:
+    hosts, chief, other = pair
+    told = time.monotonic()
+    other.signal(signal.SIGTERM)
+    codes, _ = ended(hosts, (chief, other), told)
+    assert codes == [143, 143]
+    (checkpoint,) = (tmp_path / "host0/checkpoints").iterdir()
+    said = f"at step {int(checkpoint.name.removeprefix('step-'))}"
+    assert said in chief.text
+    assert said in other.text
