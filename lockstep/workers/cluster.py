@@ -128,7 +128,7 @@ def _slurm(environment: Environment) -> WorkerEnvironment | None:
         place = replace(place, rank=_number(environment, "SLURM_NODEID", range(num_nodes)), one_a_host=True)
     every = range(1 << 32)
     job, step = (_number(environment, name, every) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
-    chief = first_node(_variable(environment, "SLURM_STEP_NODELIST"))
+    chief = "127.0.0.1" if num_nodes == 1 else first_node(_variable(environment, "SLURM_STEP_NODELIST"))
     port = _JOB_PORTS[(job + 1009 * step) % len(_JOB_PORTS)]
     return _meeting(place, environment, chief, port, f"{job}.{step}")
 

@@ -6,6 +6,7 @@ import atexit
 import os
 import socket
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -33,6 +34,9 @@ from lockstep.workers.pulse import Pulse
 from lockstep.workers.roll_call import Location, call_roll
 from lockstep.workers.socket_store import SocketStore
 from lockstep.workers.store_server import LAUNCHED, inherited
+
+NAME_SECONDS = 30.0
+"""Until the name of the chief's host resolves."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,6 +212,7 @@ def _find_each_other(env: WorkerEnvironment, pulse: Pulse) -> tuple[Store, Peers
 
 
 def _connect(env: WorkerEnvironment) -> Store:
+    _wait_for_name(env)
     try:
         store = TCPStore(
             env.address,
@@ -226,3 +231,27 @@ def _connect(env: WorkerEnvironment) -> Store:
         expected="the store of the run to listen there",
         hint="check MASTER_ADDR and MASTER_PORT, and that worker 0 or the launcher is running",
     )
+
+
+def _wait_for_name(env: WorkerEnvironment) -> None:
+    """Wait until the name of the chief's host resolves: that of a pod which has just begun takes some seconds.
+
+    TCPStore would try again for two minutes, and log each time.
+    """
+    deadline, told = time.monotonic() + NAME_SECONDS, False
+    while True:
+        try:
+            socket.getaddrinfo(env.address, env.port)
+            return
+        except (OSError, UnicodeError) as error:
+            if time.monotonic() > deadline:
+                raise InputError(
+                    "The name of the chief's host does not resolve.",
+                    given=f"{env.address!r}, by {env.said}: {error}",
+                    expected="a name or an address that this host knows",
+                    hint=f"set MASTER_ADDR to an address of the host of worker {env.store_rank or 0}",
+                ) from None
+        if not told:
+            log.info("%s does not resolve here; trying again for %.0f s", env.address, NAME_SECONDS)
+            told = True
+        time.sleep(0.5)

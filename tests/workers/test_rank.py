@@ -138,6 +138,19 @@ def test_what_a_worker_starts_is_not_that_worker(monkeypatch: pytest.MonkeyPatch
     assert caught.value.hint == f"unset RANK, WORLD_SIZE and {LAUNCHED} in what a worker starts: it is then alone"
 
 
+def test_a_name_that_does_not_resolve_is_refused(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ranks, "NAME_SECONDS", 0.1)
+    for name, value in {**FULL, "MASTER_ADDR": "no-such-host.invalid"}.items():
+        monkeypatch.setenv(name, value)
+    with caplog.at_level("INFO"), pytest.raises(InputError) as caught:
+        join("cpu")
+    assert caught.value.what == "The name of the chief's host does not resolve."
+    assert str(caught.value.given).startswith("'no-such-host.invalid', by RANK=2 of WORLD_SIZE=4: ")
+    assert "no-such-host.invalid does not resolve here; trying again for 0 s" in caplog.text
+
+
 def test_a_store_out_of_reach_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "TIMEOUT_SECONDS", 0.05)
     with socket.socket() as unused:
