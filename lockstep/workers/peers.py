@@ -86,6 +86,8 @@ class Peers:
     ) -> None:
         self._watcher, self._rank, self._num_workers, self._pulse = watcher, rank, num_workers, pulse
         self._store, self._leaves_last = store, leaves_last
+        # torchrun's workers outlive it, where nothing else ends them; those of srun and mpirun do not.
+        self._launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0
         self._loss: tuple[str, str] | None = None
         """Who is lost, and why; what that worker has said may follow on lines of its own."""
         self._is_leaving = False
@@ -168,6 +170,8 @@ class Peers:
             pulses.beat(self._pulse, self._watcher)
             for message in self._watcher.receive(pulses.BEAT_SECONDS):
                 self._take(message)
+            if self._launcher and os.getppid() != self._launcher:
+                self._lose("its launcher", "torchrun has ended, or was killed, and nobody would end its workers")
         self._watcher.close()
         if not self._is_leaving:
             self._lose("the watcher of its host", "it has ended, or was killed: nobody would be missed without it")

@@ -21,7 +21,7 @@ from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from lockstep.checks import PositiveInt, check_value
-from lockstep.errors import InputError, LockstepError, PeerLostError, WorkerError
+from lockstep.errors import InputError, LockstepError, WorkerError
 from lockstep.screen import log
 from lockstep.workers import pulse as pulses
 from lockstep.workers.cluster import WorkerEnvironment
@@ -126,8 +126,8 @@ def leave() -> None:
 
 
 def _record_for_torchrun(error: BaseException) -> None:
-    """Write an error that is this worker's own into the file of which torchrun shows the first one."""
-    if "TORCHELASTIC_ERROR_FILE" in os.environ and not isinstance(error, PeerLostError):
+    """Write what ends this worker into the file that torchrun shows of the first one to fail on its host."""
+    if "TORCHELASTIC_ERROR_FILE" in os.environ:
         try:
             raise error
         except BaseException as raised:

@@ -159,3 +159,18 @@ def test_a_signal_on_any_host_stops_all_at_one_step_which_is_saved(
     said = f"at step {int(checkpoint.name.removeprefix('step-'))}"
     assert said in chief.text
     assert said in other.text
+
+
+@pytest.mark.slow
+def test_a_link_that_is_slow_or_down_for_a_second_ends_nothing(pair: tuple[Hosts, Command, Command]) -> None:
+    hosts, chief, other = pair
+    for host in range(2):
+        hosts.limit(host, "100kbit")
+    hosts.cut(1)
+    time.sleep(1)
+    hosts.restore(1)
+    step = int(chief.last_line.rpartition(" ")[2])
+    chief.wait_for(f"worker 0 on host0 at step {step + 5}", 60)
+    chief.signal(signal.SIGTERM)
+    codes, _ = ended(hosts, (chief, other), time.monotonic())
+    assert codes == [143, 143]

@@ -128,6 +128,15 @@ def test_a_watcher_that_is_gone_is_missed(worker: Watched) -> None:
     assert soon(worker.error).what == "worker 0 lost the watcher of its host."
 
 
+def test_a_worker_of_torchrun_ends_with_it(watched: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
+    worker = watched()
+    worker.heard("phase")
+    assert worker.error() is None
+    monkeypatch.setattr(os, "getppid", lambda: 1)  # as who loses its parent
+    assert soon(worker.error).what == "worker 0 lost its launcher."
+
+
 def test_the_stacks_of_a_worker_are_told_when_they_are_asked_for(worker: Watched) -> None:
     worker.watcher.send({"show": "stacks"})
     assert "test_the_stacks_of_a_worker_are_told" in worker.heard("stacks")["stacks"]
