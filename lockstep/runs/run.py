@@ -13,13 +13,13 @@ from typing import Any
 
 from lockstep.checkpoints.store import Store
 from lockstep.checks import check_type, wrong_type
+from lockstep.description import described
 from lockstep.errors import InputError, NonFiniteError
 from lockstep.evaluation.evaluate import Evaluation
 from lockstep.metrics.metric import NO_METRICS, Metric, check_metrics
 from lockstep.progress import Hours, Progress
 from lockstep.recipes.data import PathData
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.toml import to_toml
 from lockstep.reporting.throughput import InputTotals, Throughput
 from lockstep.runs.build import ReaderFunction
 from lockstep.runs.inputs import check_inputs, unused_classes
@@ -159,7 +159,7 @@ class Run:
         )
         workdir = Workdir(path) if path else None
         self._changed = workdir.check(recipe, accept_changes=accept_changes) if workdir else []
-        worker.group.agree("the recipe", to_toml(recipe).splitlines())
+        worker.group.agree("the recipe", described(recipe))
         self._located = located(recipe, path)
         if self._located is not recipe and worker.is_chief:
             log.info("the data is not in %s: it is read where the run has read it before", Path.cwd())

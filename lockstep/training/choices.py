@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -19,6 +18,7 @@ from lockstep.readers.reader import decoder_of
 from lockstep.screen import log
 from lockstep.training.state import TrainState
 from lockstep.version import __version__
+from lockstep.workers.devices import describe_cpu
 from lockstep.workers.rank import Worker
 
 
@@ -86,7 +86,7 @@ def resolve(
     return Choices(
         threads=saved.threads if saved else min(worker.group.gather(share)),
         device=worker.device.type,
-        cpu=f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        cpu=describe_cpu(),
         precision=towers.precision,
         memory_format="channels_last" if towers.channels_last else "contiguous",
         kernels=state.kernels,

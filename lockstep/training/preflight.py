@@ -29,7 +29,7 @@ from lockstep.training.saved_state import EXTRA, extra_state
 from lockstep.training.state import TrainState
 from lockstep.training.trained_with import threads_matter
 from lockstep.version import __version__
-from lockstep.workers.devices import unusable_gpu, unused_kind
+from lockstep.workers.devices import describe_accelerator, describe_cpu, unusable_gpu, unused_kind
 from lockstep.workers.environment import chosen_waits, short_waits_here
 from lockstep.workers.rank import Worker
 
@@ -102,8 +102,11 @@ def check_fit(state: TrainState, towers: Towers, exchange: Exchange) -> None:
         )
 
 
-def check_threads(exchange: Exchange, worker: Worker) -> None:
-    """Where the exchange is exact, compare and tell the number of threads of each worker, on which its bits depend."""
+def check_exact(exchange: Exchange, worker: Worker) -> None:
+    """Where the exchange is exact, compare what its bits depend on between the workers, and tell their threads."""
+    if is_exact(exchange):
+        machine = {"cpu": describe_cpu(), **describe_accelerator(worker.device)}
+        worker.group.agree("the machine, on which exact bits depend", machine)
     if threads_matter(exchange, worker):
         num_threads = torch.get_num_threads()
         worker.group.agree("the number of threads", num_threads)

@@ -12,7 +12,7 @@ from lockstep.checkpoints.background import wait_for_writers
 from lockstep.checkpoints.store import Checkpoint, Store
 from lockstep.checks import check_all
 from lockstep.data.loader import Loader
-from lockstep.errors import CheckpointError
+from lockstep.errors import CheckpointError, NotFoundError
 from lockstep.screen import log
 from lockstep.training.preflight import check_data
 from lockstep.training.saved_state import EXTRA, ExtraState, check_extra_state, set_extra_state
@@ -51,6 +51,7 @@ def resume(
 
     Raises:
         CheckpointError: there are checkpoints and none is intact, or it does not fit the states.
+        NotFoundError: a worker does not see the checkpoint that the chief reads.
         InputError: the loader reads other data, or with another seed; or something else differs from what the run was
             trained with. Towers and exchange are refused by the first step.
         WorkerError: the workers' loaders read different data.
@@ -76,7 +77,17 @@ def read_checkpoint(workdir: str | Path | Store, step: int | None = None) -> Che
     worker = join()
     found = store_of(workdir).read(step) if worker.is_chief else None
     newest = worker.group.broadcast(found.step if found else None)
-    return found if found or newest is None else store_of(workdir).read(int(newest))
+    if found or newest is None:
+        return found
+    store = store_of(workdir)
+    if not store.path(int(newest)).exists():
+        raise NotFoundError(
+            f"{worker.name} does not see the checkpoint that worker 0 goes on from.",
+            given=f"no {store.path(int(newest))}",
+            expected="a workdir that all workers see, under the path that each of them is given",
+            hint="put it on a file system that all hosts mount; only worker 0 writes, but all read when they resume",
+        )
+    return store.read(int(newest))
 
 
 def load_run(

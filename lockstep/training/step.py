@@ -30,10 +30,10 @@ from lockstep.training.missing_gradients import MissingGradients
 from lockstep.training.nonfinite import handle
 from lockstep.training.preflight import (
     check_buffers,
+    check_exact,
     check_fit,
     check_parameters,
     check_start,
-    check_threads,
     check_training_mode,
     tell_idle_threads,
     tell_start,
@@ -116,7 +116,7 @@ class BoundStep:
     def __init__(self, state: TrainState, towers: Towers, exchange: Exchange, worker: Worker) -> None:
         check_start(state, worker)
         check_fit(state, towers, exchange)
-        check_threads(exchange, worker)
+        check_exact(exchange, worker)
         tell_idle_threads(worker)
         state.trained_with |= describe_step(towers, exchange, worker)
         if worker.is_chief:

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from zlib import crc32
 
 from lockstep.errors import InputError
 from lockstep.workers.store_server import LAUNCHED
@@ -20,8 +21,8 @@ Environment = Mapping[str, str]
 
 DEFAULT_PORT = 29500
 """Where the chief listens if nobody says otherwise, as under torchrun."""
-_STEP_PORTS = range(15000, 30000)
-"""The ports for steps of Slurm: below those that a kernel hands out by itself."""
+_JOB_PORTS = range(15000, 29500)
+"""The ports for jobs that have a name, so that two on a host do not meet; below those that a kernel hands out."""
 _MPI_NAMES = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH and Intel MPI
@@ -112,7 +113,9 @@ def _mpi(environment: Environment) -> WorkerEnvironment | None:
             place = _counted(environment, rank, size, local_rank, local_size)
             on_one_host = place.local is not None and place.local[1] == place.num_workers
             address = "127.0.0.1" if on_one_host else _variable(environment, "MASTER_ADDR")
-            return _meeting(place, environment, address, DEFAULT_PORT)
+            job = environment.get("PMIX_NAMESPACE", "")  # set by Open MPI
+            port = _JOB_PORTS[crc32(job.encode()) % len(_JOB_PORTS)] if job else DEFAULT_PORT
+            return _meeting(place, environment, address, port, job)
     return None
 
 
@@ -127,8 +130,9 @@ def _slurm(environment: Environment) -> WorkerEnvironment | None:
         place = replace(place, rank=_number(environment, "SLURM_NODEID", range(num_nodes)), one_a_host=True)
     every = range(1 << 32)
     job, step = (_number(environment, name, every) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
-    port = _STEP_PORTS[(job + 1009 * step) % len(_STEP_PORTS)]
-    return _meeting(place, environment, first_node(_variable(environment, "SLURM_STEP_NODELIST")), port)
+    chief = first_node(_variable(environment, "SLURM_STEP_NODELIST"))
+    port = _JOB_PORTS[(job + 1009 * step) % len(_JOB_PORTS)]
+    return _meeting(place, environment, chief, port, f"{job}.{step}")
 
 
 def first_node(nodes: str) -> str:
@@ -206,11 +210,13 @@ def _counted(
     return WorkerEnvironment(number, num_workers, local, store_rank=0, said=said)
 
 
-def _meeting(place: WorkerEnvironment, environment: Environment, address: str, port: int) -> WorkerEnvironment:
-    """Set where all meet: at the address and port, or at those of MASTER_ADDR and MASTER_PORT where they are set."""
+def _meeting(
+    place: WorkerEnvironment, environment: Environment, address: str, port: int, job: str = ""
+) -> WorkerEnvironment:
+    """Set where the processes of a job meet: MASTER_ADDR and MASTER_PORT count before address and port."""
     if "MASTER_PORT" in environment:
         port = _number(environment, "MASTER_PORT", range(1, 1 << 16))
-    return replace(place, address=environment.get("MASTER_ADDR", address), port=port)
+    return replace(place, address=environment.get("MASTER_ADDR", address), port=port, prefix=f"lockstep/{job}")
 
 
 def _agreed(places: list[WorkerEnvironment]) -> WorkerEnvironment | None:

@@ -124,6 +124,11 @@ def _workers(ranks: Sequence[int]) -> str:
     return f"worker{'s' if len(ranks) > 1 else ''} {shorten(list(map(str, ranks)), 8)}"
 
 
+def describe_cpu() -> str:
+    """The kind of processor, and the instruction set that torch uses on it."""
+    return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+
+
 def describe_accelerator(device: torch.device) -> dict[str, str]:
     """The name of an accelerator, and the versions of the software that it runs; empty for the CPU."""
     if device.type == "cpu":

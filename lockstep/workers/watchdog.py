@@ -181,10 +181,11 @@ class Failure:
 
 
 def raised(worker: WorkerStatus, kind: FailureKind, text: str) -> Failure:
-    """The failure of a worker whose main function has raised; wrong input is not the worker's, and stands alone."""
+    """The failure of a worker whose main function has raised; wrong input may be so on its host alone."""
     on_host = f" on {worker.host}" if worker.host else ""
-    heading = "" if kind == "input" else f"worker {worker.rank}{on_host} failed {worker.where}:\n"
-    return Failure(f"{heading}{text.rstrip()}", kind)
+    if kind == "input":
+        return Failure(text.rstrip() + (f"\n  said by:  worker {worker.rank}{on_host}" if worker.host else ""), kind)
+    return Failure(f"worker {worker.rank}{on_host} failed {worker.where}:\n{text.rstrip()}", kind)
 
 
 def died(worker: WorkerStatus, exit_status: int) -> Failure:

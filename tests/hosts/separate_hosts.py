@@ -229,6 +229,7 @@ class Hosts:
                 _ip("-n", name, "address", "add", f"{address}/24", "dev", device)
             for device in ("lo", INTERFACE, WRONG_INTERFACE):
                 _ip("-n", name, "link", "set", device, "up")
+            _ip("-n", name, "route", "add", "default", "dev", INTERFACE)
 
     def _names_of_hosts(self, host: int) -> str:
         """What /etc/hosts of a host says."""

@@ -20,12 +20,16 @@ pytestmark = pytest.mark.process
 SCRIPT = Path(__file__).parent / "exact_run.py"
 KEY = "a key that nobody guesses"
 FAILED = 1
+GONE_SECONDS, SILENT_SECONDS, END_SECONDS = 0.1, 2.0, 3.0
+"""Until an end is noticed, until silence is, and until all have ended after that."""
 
 
 def start(hosts: Hosts, num_hosts: int, workdir: Path, steps: str, **environment: str) -> list[Command]:
-    """Start the same command on each host, with a workdir of its own: only the chief's is ever written to."""
-    words = ["-m", "lockstep", "run", "--hosts", str(num_hosts), "--chief", f"{hosts.address(0)}:29500"]
-    words += ["--workers", str(num_hosts)]
+    """Start the same command on each host, with a workdir of its own: only the chief's is ever written to.
+
+    On the chief's host its name is that of the loopback, and yet the others find it.
+    """
+    words = ["-m", "lockstep", "run", "--hosts", str(num_hosts), "--chief", "host0:29500", "--workers", str(num_hosts)]
     environment = {"LOCKSTEP_KEY": KEY, "PYTHONPATH": os.pathsep.join(sys.path), **environment}
     return [
         hosts.start(
@@ -96,7 +100,7 @@ def test_a_cut_link_ends_the_run_on_both_sides_of_it(pair: tuple[Hosts, Command,
     hosts.cut(1)
     codes, seconds = ended(hosts, (chief, other), cut)
     assert codes == [FAILED, FAILED]
-    assert 2 <= seconds < 2 + 3
+    assert SILENT_SECONDS <= seconds < SILENT_SECONDS + END_SECONDS
     assert "host1 gives no sign of life for 2." in chief.last_line
     assert "lost with it: worker 1 at step " in chief.last_line
     assert "Host 0, which decides for all of them, is gone." in other.text
@@ -109,7 +113,7 @@ def test_a_host_that_is_killed_is_missed_at_once(pair: tuple[Hosts, Command, Com
     hosts.kill(1)
     codes, seconds = ended(hosts, (chief, other), killed)
     assert codes == [FAILED, -signal.SIGKILL]
-    assert seconds < 1
+    assert seconds < GONE_SECONDS + END_SECONDS
     assert "host1 is gone: its launcher has ended, or was killed; lost with it: worker 1 at step " in chief.last_line
 
 
@@ -120,7 +124,7 @@ def test_a_worker_that_is_killed_is_named_on_both_screens(pair: tuple[Hosts, Com
     os.kill(pid, signal.SIGKILL)
     codes, seconds = ended(hosts, (chief, other), killed)
     assert codes == [FAILED, FAILED]
-    assert seconds < 1
+    assert seconds < GONE_SECONDS + END_SECONDS
     for command in (chief, other):
         assert f"worker 1 (pid {pid} on host1) was killed by SIGKILL at step " in command.last_line
 
@@ -132,7 +136,7 @@ def test_a_worker_that_is_stopped_is_named_on_both_screens(pair: tuple[Hosts, Co
     os.kill(pid, signal.SIGSTOP)
     codes, seconds = ended(hosts, (chief, other), stopped)
     assert codes == [FAILED, FAILED]
-    assert 2 <= seconds < 2 + 3
+    assert SILENT_SECONDS <= seconds < SILENT_SECONDS + END_SECONDS
     for command in (chief, other):
         assert f"worker 1 (pid {pid} on host1) was stopped (SIGSTOP) for 2.0 s at step " in command.last_line
 
@@ -144,7 +148,7 @@ def test_the_host_of_the_chief_vanishes(pair: tuple[Hosts, Command, Command]) ->
     hosts.vanish(0)
     codes, seconds = ended(hosts, (chief, other), vanished)
     assert codes == [-signal.SIGKILL, FAILED]
-    assert 2 <= seconds < 2 + 3
+    assert SILENT_SECONDS <= seconds < SILENT_SECONDS + END_SECONDS
     assert "Host 0, which decides for all of them, is gone." in other.text
 
 
@@ -161,12 +165,3 @@ def test_a_signal_on_any_host_stops_all_at_one_step_which_is_saved(
     said = f"at step {int(checkpoint.name.removeprefix('step-'))}"
     assert said in chief.text
     assert said in other.text
-
-
-def test_a_name_of_the_chief_that_is_its_loopback_is_refused(make_hosts: Callable[[int], Hosts]) -> None:
-    hosts = make_hosts(1)
-    words = ["-m", "lockstep", "run", "--hosts", "2", "--host-rank", "0", "--chief", "host0:29500", str(SCRIPT)]
-    command = hosts.start(0, sys.executable, *words, LOCKSTEP_KEY=KEY)
-    assert command.wait(30) == 2
-    assert "--chief host0:29500, which is 127.0.1.1 here" in command.text
-    assert hosts.leftovers() == []

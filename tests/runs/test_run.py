@@ -188,27 +188,33 @@ def on_two_workers(own: Recipe, counts: dict[str, list[int]]) -> str:
     off = {"checkpoints": ls.recipes.Checkpoints(ls.Interval(0))}
     watch = ls.recipes.Monitoring(ls.Interval(0), ls.Interval(0), ls.Interval(0))
     try:
-        return ls.run(replace(own, **off, watch=watch), None, reader=reader).reason
+        recipe = replace(own, **off, watch=watch, seed=counts["seed"][rank])
+        return ls.run(recipe, None, reader=reader).reason
     except ls.WorkerError as error:
         return f"{error.what} {error.given}"
 
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("differing", "said"),
+    ("differing", "what", "said"),
     [
-        ({"train": [8, 16]}, "to train on: 16 instead of 8"),
-        ({"validation": [4, 0]}, '{"to train on": 8} instead of {"to train on": 8, "validation": 4}'),
+        ({"train": [8, 16]}, "the numbers of examples", "to train on: 16 instead of 8"),
+        (
+            {"validation": [4, 0]},
+            "the numbers of examples",
+            '{"to train on": 8} instead of {"to train on": 8, "validation": 4}',
+        ),
+        ({"seed": [0, 3]}, "the recipe", "seed: 3 instead of 0"),
     ],
-    ids=["more of them", "none of them"],
+    ids=["more of them", "none of them", "another recipe"],
 )
-def test_workers_with_other_examples_are_refused(
-    own: Recipe, run_workers: Callable[..., list[Any]], differing: dict[str, list[int]], said: str
+def test_workers_with_other_examples_or_recipes_are_refused(
+    own: Recipe, run_workers: Callable[..., list[Any]], differing: dict[str, list[int]], what: str, said: str
 ) -> None:
     """They would wait for one another, or train on batches that do not belong together."""
-    counts = {"train": [8, 8], "validation": [4, 4], "test": [0, 0], **differing}
-    what = f"The workers do not agree on the numbers of examples: worker 1 differs. worker 1: {said}"
-    assert run_workers(on_two_workers, 2, own, counts) == [what] * 2
+    counts = {"train": [8, 8], "validation": [4, 4], "test": [0, 0], "seed": [0, 0], **differing}
+    told = f"The workers do not agree on {what}: worker 1 differs. worker 1: {said}"
+    assert run_workers(on_two_workers, 2, own, counts) == [told] * 2
 
 
 def test_best_checkpoints_need_examples_to_validate(tmp_path: Path, own: Recipe) -> None:

@@ -256,3 +256,17 @@ def test_hosts_compare_their_files_too(monkeypatch: pytest.MonkeyPatch, tmp_path
     script.write_text("2")
     after = preflight._versions(apart)
     assert [name for name in before if before[name] != after[name]] == ["the file mine.py"]
+
+
+def test_workers_on_unlike_machines_are_not_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(worker: Worker) -> str:
+        preflight.check_exact(ls.AllReduce(), worker)
+        with pytest.raises(WorkerError) as caught:
+            preflight.check_exact(ls.AllReduce(exact=True), worker)
+        return str(caught.value)
+
+    kinds = iter(["x86_64 AVX512", "x86_64 AVX2", "x86_64 AVX512"])
+    monkeypatch.setattr(preflight, "describe_cpu", lambda: next(kinds))
+    for said in run_threads(start, 3):
+        assert "The workers do not agree on the machine, on which exact bits depend: worker" in said
+        assert 'cpu: "x86_64 AVX2" instead of "x86_64 AVX512"' in said

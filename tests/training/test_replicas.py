@@ -125,3 +125,44 @@ def test_a_run_whose_workers_drift_apart_ends_on_all_of_them(
 def test_a_run_whose_workers_stay_together_is_left_alone_and_so_is_one_that_compares_nothing() -> None:
     assert run_workers(train_apart, 2, 7, 5, 2, None) == [(12, "")] * 2
     assert run_workers(train_apart, 2, 1, 5, 0, None) == [(12, "")] * 2
+
+
+class _Words(nn.Module):
+    """Batch norm, dropout, and an embedding with sparse gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(16, 4, sparse=True)
+        self.net = nn.Sequential(nn.Linear(7, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 1))
+
+    def forward(self, batch: ls.Batch) -> Tensor:
+        return self.net(torch.cat([batch["x"], self.words(batch["word"])], dim=1))
+
+
+def train_with(towers: ls.Towers, exchange: ls.AllReduce, **more: Any) -> int:
+    torch.manual_seed(0)
+    state = ls.TrainState(_Words(), {r"^words": ls.optim.SGD(0.1), r"^net": ls.optim.AdamW(0.01)}, **more)
+    state.compare_steps = 1
+    x = torch.randn(24, 3, generator=torch.Generator().manual_seed(1))
+    loader = Loader(Arrays({"x": x, "word": torch.arange(24) % 16}), batch_size=12)
+    for _ in ls.train_steps(
+        state, lambda m, b: {"square": m(b).square().mean()}, loader, towers, exchange, until=ls.Steps(4)
+    ):
+        pass
+    return state.step
+
+
+def train_in_many_ways() -> list[int]:
+    clip, average = [ls.optim.ClipGlobalNorm(0.1)], ls.optim.MovingAverage(0.9)
+    return [
+        train_with(ls.Towers(3, batch_norm="mean"), ls.AllReduce("gloo"), gradient_transforms=clip),
+        train_with(ls.Towers(6, batch_norm="sync"), ls.AllReduce("gloo"), average=average),
+        train_with(ls.Towers(3, batch_norm="sync"), ls.AllReduce()),
+        train_with(ls.Towers(6, batch_norm="last", precision="bf16"), ls.AllReduce(exact=True), average=average),
+        train_with(ls.Towers(3, batch_norm="none", precision="fp16"), ls.AllReduce("gloo", compression="bf16")),
+    ]
+
+
+@pytest.mark.process
+def test_whatever_is_trained_with_the_copies_stay_the_same() -> None:
+    assert run_workers(train_in_many_ways, 3) == [[4] * 5] * 3

@@ -13,6 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import lockstep as ls
+import lockstep.training.resume as resuming
+from lockstep.errors import NotFoundError
+from tests.thread_workers import thread_workers
 
 
 def write(folder: Path, *shards: int) -> Path:
@@ -106,3 +109,16 @@ def test_workers_with_copies_of_the_same_data_train(tmp_path: Path, run_workers:
     for rank in range(2):
         write(tmp_path / f"worker {rank}", 1, 2)
     assert run_workers(on_a_worker, 2, tmp_path, tmp_path / "run", "train") == ["", ""]
+
+
+def test_a_workdir_that_only_the_chief_sees_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on hosts that share no file system."""
+    worker = thread_workers(2)[1]
+    monkeypatch.setattr(worker.group, "broadcast", lambda value: 7)  # the step that the chief has found
+    monkeypatch.setattr(resuming, "join", lambda: worker)
+    with pytest.raises(
+        NotFoundError, match="worker 1 does not see the checkpoint that worker 0 goes on from"
+    ) as caught:
+        resuming.read_checkpoint(tmp_path)
+    assert caught.value.given == f"no {tmp_path}/checkpoints/step-00000007"
+    assert "all hosts mount" in caught.value.hint

@@ -118,36 +118,43 @@ def test_who_is_started_alone_is_alone(environment: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("environment", "worker"),
     [
-        (GPU_TASKS, WorkerEnvironment(11, 16, address="node03", port=29711, store_rank=0)),
-        ({**GPU_TASKS, "SLURM_STEP_ID": "1"}, WorkerEnvironment(11, 16, address="node03", port=15720, store_rank=0)),
-        ({**GPU_TASKS, "MASTER_ADDR": "ib3", "MASTER_PORT": "1"}, WorkerEnvironment(11, 16, None, False, "ib3", 1, 0)),
-        ({**GPU_TASKS, "PMI_RANK": "11", "PMI_SIZE": "16"}, WorkerEnvironment(11, 16, None, False, "node03", 29711, 0)),
-        ({**OPEN_MPI, "MASTER_ADDR": "a"}, WorkerEnvironment(5, 8, (1, 4), address="a", port=29500, store_rank=0)),
-        ({**INTEL_MPI, "MASTER_ADDR": "a"}, WorkerEnvironment(5, 8, (1, 4), address="a", port=29500, store_rank=0)),
+        (GPU_TASKS, (11, 16, None, "node03", 19211, "lockstep/1004711.0")),
+        ({**GPU_TASKS, "SLURM_STEP_ID": "1"}, (11, 16, None, "node03", 20220, "lockstep/1004711.1")),
         (
-            {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "8"},
-            WorkerEnvironment(5, 8, (1, 8), False, "127.0.0.1", 29500, 0),
+            {**GPU_TASKS, "MASTER_ADDR": "ib3", "MASTER_PORT": "1"},
+            (11, 16, None, "ib3", 1, "lockstep/1004711.0"),
         ),
+        (
+            {**GPU_TASKS, "PMI_RANK": "11", "PMI_SIZE": "16"},
+            (11, 16, None, "node03", 19211, "lockstep/1004711.0"),
+        ),
+        ({**OPEN_MPI, "MASTER_ADDR": "a"}, (5, 8, (1, 4), "a", 29500, "lockstep/")),
+        ({**OPEN_MPI, "MASTER_ADDR": "a", "PMIX_NAMESPACE": "b@1"}, (5, 8, (1, 4), "a", 22723, "lockstep/b@1")),
+        ({**INTEL_MPI, "MASTER_ADDR": "a"}, (5, 8, (1, 4), "a", 29500, "lockstep/")),
+        ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "8"}, (5, 8, (1, 8), "127.0.0.1", 29500, "lockstep/")),
     ],
-    ids=["srun", "second step", "address", "pmi of srun", "open mpi", "intel mpi", "one host"],
+    ids=["srun", "second step", "address", "pmi of srun", "open mpi", "named job", "intel mpi", "one host"],
 )
-def test_a_launcher_of_workers(environment: dict[str, str], worker: WorkerEnvironment) -> None:
-    assert WorkerEnvironment.read(environment) == worker
+def test_a_launcher_of_workers(environment: dict[str, str], worker: tuple[object, ...]) -> None:
+    place = WorkerEnvironment.read(environment)
+    assert place is not None
+    assert (place.rank, place.num_workers, place.local, place.address, place.port, place.prefix) == worker
+    assert (place.store_rank, place.launched) == (0, False)
     assert hosts_of_environment(environment) is None
 
 
 @pytest.mark.parametrize(
     ("environment", "hosts"),
     [
-        (STEP, (4, 2, "node03:29711")),
-        ({**STEP, "SLURM_PROCID": "3"}, (4, 2, "node03:29711")),  # the list of nodes says who is first
+        (STEP, (4, 2, "node03:19211")),
+        ({**STEP, "SLURM_PROCID": "3"}, (4, 2, "node03:19211")),  # the list of nodes says who is first
         (KUBEFLOW, (4, 2, "job-0.svc:29400")),
         ({"PET_NNODES": "2", "JOB_COMPLETION_INDEX": "1", "MASTER_ADDR": "job-0.svc"}, (2, 1, "job-0.svc:29500")),
         (tf_config(CLUSTER, type="worker", index=1), (3, 2, "one:2222")),
         (tf_config(CLUSTER, type="chief", index=0), (3, 0, "one:2222")),
         (tf_config({"master": ["m:1"], "worker": ["w:1"]}), (2, 0, "m:1")),
         (tf_config({"worker": ["v:1", "w:1"]}, type="worker", index="1"), (2, 1, "v:1")),
-        ({**STEP, **KUBEFLOW}, (4, 2, "node03:29711")),
+        ({**STEP, **KUBEFLOW}, (4, 2, "node03:19211")),
     ],
     ids=[
         "srun",

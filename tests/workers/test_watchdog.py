@@ -188,6 +188,8 @@ def test_a_failure_is_told_with_its_place_and_its_text_last() -> None:
 
 def test_wrong_input_is_told_by_its_text_alone() -> None:
     assert watchdog.raised(STATUS, "input", "Record 7 is damaged.\n").text == "Record 7 is damaged."
+    apart = watchdog.raised(replace(STATUS, host="node2"), "input", "Record 7 is damaged.\n")
+    assert apart.text == "Record 7 is damaged.\n  said by:  worker 1 on node2"
 
 
 @pytest.mark.parametrize(
