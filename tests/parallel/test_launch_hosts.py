@@ -246,6 +246,7 @@ def test_a_host_that_is_lost_may_come_again(start: Start) -> None:
     wait_until_all_stand_still(there)
     there.process.kill()
     here.read_until("all workers start again")
+    time.sleep(1.5)  # the others are back by then, and wait for this one
     back = start("again", hosts=[1])[2]
     assert back.end() == (0, [])
     assert here.end()[0] == 0
