@@ -106,5 +106,6 @@ def _run(argv: list[str]) -> int:
         return command.run(arguments, argv)
     except LockstepError as error:
         sys.last_value = error  # as where the interpreter shows it: a worker that leaves its run tells the others
-        log.error("%s", Lines(in_words_of_flags(str(error), command.flags)))
+        text = "\n".join([str(error), *getattr(error, "__notes__", ())])  # what a lost worker has said, for one
+        log.error("%s", Lines(in_words_of_flags(text, command.flags)))
         return 2 if isinstance(error, InputError) else 1

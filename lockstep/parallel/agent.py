@@ -13,7 +13,7 @@ from multiprocessing.connection import wait
 from typing import NamedTuple
 
 from lockstep.errors import WorkerError
-from lockstep.parallel.hosts import SILENT_SECONDS, TICK_SECONDS, LocalHost, Silence
+from lockstep.parallel.hosts import SILENT_SECONDS, TICK_SECONDS, Host, Silence
 from lockstep.workers.channel import Channel, Message
 
 
@@ -36,7 +36,7 @@ class Agent:
     """
 
     def __init__(
-        self, channel: Channel, host: LocalHost, requests: list[str], clock: Callable[[], float] = time.monotonic
+        self, channel: Channel, host: Host, requests: list[str], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._channel, self._host, self._requests = channel, host, requests
         self._places: dict[int, tuple[int, str]] = {}

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,6 +30,8 @@ if TYPE_CHECKING:
 BUCKET_BYTES = 25 << 20
 FIRST_BUCKET_BYTES = 1 << 20
 """The first bucket is smaller, so that the network has work soon."""
+SMALL_ELEMENTS = 2**14
+"""Up to here all floating-point tensors travel as float64, in one call: beginning another one costs more than bytes."""
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -60,8 +61,8 @@ class BucketedTransport:
         """Begin the last tower of this worker: hooks for its gradients, by their index.
 
         Where there are any, the tower is then put beside the sums over those before it, not added: `TreeSum.put`. There
-        are none in the first step, which lays the buckets out; nor where one bucket holds all gradients, since it would
-        be sent at the end in any case.
+        are none in the first step, which lays the buckets out; nor where no bucket holds gradients alone, since all is
+        sent at the end then.
 
         Raises:
             WorkerError: an earlier error, which the script has caught, has left the others without some buckets.
@@ -94,9 +95,9 @@ class BucketedTransport:
         else:
             for bucket in self._buckets:
                 bucket.fill(tensors)
-            self._collectives.all_reduce([bucket.wire for bucket in self._buckets])
+            self._collectives.all_reduce([bucket.flat for bucket in self._buckets])
         for bucket in self._buckets:
-            bucket.widen()
+            bucket.receive()
         views = self._views
         if self._collectives.are_enqueued:
             *views, num_workers = views
@@ -128,38 +129,44 @@ class BucketedTransport:
 
     def _send(self, bucket: _Bucket, tensors: Mapping[int, Tensor] | Sequence[Tensor]) -> None:
         bucket.fill(tensors, self._before)
-        self._works.append(self._collectives.begin_all_reduce(bucket.wire))
+        self._works.append(self._collectives.begin_all_reduce(bucket.flat))
 
     def _open(self, tensors: Sequence[Tensor], num_gradients: int) -> None:
         """Lay the buckets out, once for all steps."""
         order = [*reversed(range(num_gradients)), *range(num_gradients, len(tensors))]
-        layout = FlatLayout([tensors[index] for index in order])
-        compressed = [f"gradients compressed to {self._compression}"] if self._compression else []
-        self._worker.group.agree("the tensors to exchange", layout.describe() + compressed)
+        dtypes = self._dtypes_on_the_wire(tensors, num_gradients)
+        layout = FlatLayout([torch.empty_like(tensors[i], dtype=dtypes[i], device="meta") for i in order])
+        self._worker.group.agree("the tensors to exchange", layout.describe())
         block = torch.zeros(layout.num_bytes, dtype=torch.uint8, device=self._worker.device)
-        views = dict(zip(order, layout.views(block), strict=True))
-        self._views = [views[index] for index in range(len(tensors))]
-
-        def compressed_dtype(index: int) -> torch.dtype | None:
-            is_compressed = self._compression and index < num_gradients and tensors[index].dtype == torch.float32
-            return _DTYPES[self._compression] if self._compression and is_compressed else None
-
+        sent = dict(zip(order, layout.views(block), strict=True))
+        self._views = [
+            sent[index] if tensor.dtype == dtypes[index] else torch.empty_like(sent[index], dtype=tensor.dtype)
+            for index, tensor in enumerate(tensors)
+        ]
         for segment in layout.segments:
             rest = segment.of(block)
-            members = [index for index in order if tensors[index].dtype == segment.dtype]
-            for narrow, some in groupby(members, compressed_dtype):
-                for indices in _cut(some, self._views, is_first=not self._buckets):
-                    num_elements = sum(self._views[index].numel() for index in indices)
-                    flat, rest = rest[:num_elements], rest[num_elements:]
-                    wire = torch.empty_like(flat, dtype=narrow) if narrow else flat
-                    self._buckets.append(_Bucket({index: views[index] for index in indices}, flat, wire))
-        holding = [bucket for bucket in self._buckets if min(bucket.views) < num_gradients]
-        for number, bucket in enumerate(self._buckets[: self._buckets.index(holding[-1])] if holding else []):
-            early = [index for index in bucket.views if index < num_gradients]
-            self._hooks |= {index: partial(self._arrived, number, index) for index in early}
+            for indices in _cut([i for i in order if dtypes[i] == segment.dtype], sent, is_first=not self._buckets):
+                num_elements = sum(sent[index].numel() for index in indices)
+                flat, rest = rest[:num_elements], rest[num_elements:]
+                self._buckets.append(_Bucket(indices, self._views, sent, flat))
+        self._buckets.sort(key=lambda bucket: max(bucket.indices) >= num_gradients)  # those of gradients alone first
+        for number, bucket in enumerate(self._buckets):
+            if max(bucket.indices) < num_gradients:
+                self._hooks |= {index: partial(self._arrived, number, index) for index in bucket.indices}
+
+    def _dtypes_on_the_wire(self, tensors: Sequence[Tensor], num_gradients: int) -> list[torch.dtype]:
+        if self._compression:
+            short = _DTYPES[self._compression]
+            are_compressed = [t.dtype == torch.float32 and index < num_gradients for index, t in enumerate(tensors)]
+            return [
+                short if is_compressed else t.dtype for t, is_compressed in zip(tensors, are_compressed, strict=True)
+            ]
+        if sum(tensor.numel() for tensor in tensors) <= SMALL_ELEMENTS:
+            return [torch.float64 if tensor.is_floating_point() else tensor.dtype for tensor in tensors]
+        return [tensor.dtype for tensor in tensors]
 
 
-def _cut(indices: Iterable[int], tensors: Sequence[Tensor], *, is_first: bool) -> Iterator[list[int]]:
+def _cut(indices: Iterable[int], tensors: Mapping[int, Tensor], *, is_first: bool) -> Iterator[list[int]]:
     """Cut tensors of one dtype into buckets: each is full with the tensor that reaches its size."""
     some: list[int] = []
     num_bytes, limit = 0, FIRST_BUCKET_BYTES if is_first else BUCKET_BYTES
@@ -177,32 +184,35 @@ class _Bucket:
     """Tensors that are sent together.
 
     Args:
-        views: each of them in the bucket, by its index in an operand.
-        flat: all of them, one-dimensional.
-        wire: what is sent: the same memory, or a copy in 16 bits.
+        indices: which they are.
+        views: the memory of each tensor of an operand.
+        sent: the memory of each that is sent: the same, or a copy in another dtype.
+        flat: what is sent of this bucket, one-dimensional.
     """
 
-    def __init__(self, views: Mapping[int, Tensor], flat: Tensor, wire: Tensor) -> None:
-        self.views, self.flat, self.wire = views, flat, wire
+    def __init__(
+        self, indices: Sequence[int], views: Sequence[Tensor], sent: Mapping[int, Tensor], flat: Tensor
+    ) -> None:
+        self.indices, self.flat = indices, flat
+        self._views = [views[index] for index in indices]
+        self._copied = [views[index] for index in indices if views[index] is not sent[index]]
+        self._copies = [sent[index] for index in indices if views[index] is not sent[index]]
         self.arrived: dict[int, Tensor] = {}
         """The gradients that have come early, by their index."""
 
     @property
     def is_complete(self) -> bool:
         """Whether all it holds are gradients that have come."""
-        return len(self.arrived) == len(self.views)
+        return len(self.arrived) == len(self.indices)
 
     def fill(self, tensors: Mapping[int, Tensor] | Sequence[Tensor], before: Sequence[Sequence[Tensor]] = ()) -> None:
         """Write one operand, and add others to it in their order."""
-        views = list(self.views.values())
-        copy_all(views, [tensors[index] for index in self.views])
+        copy_all(self._views, [tensors[index] for index in self.indices])
         for others in before:
-            add_all_(views, [others[index] for index in self.views])
-        if self.wire is not self.flat:
-            self.wire.copy_(self.flat)
+            add_all_(self._views, [others[index] for index in self.indices])
+        copy_all(self._copies, self._copied)
         self.arrived.clear()
 
-    def widen(self) -> None:
-        """Give the tensors the values that have come in 16 bits."""
-        if self.wire is not self.flat:
-            self.flat.copy_(self.wire)
+    def receive(self) -> None:
+        """Give the tensors the values that have come in another dtype."""
+        copy_all(self._copied, self._copies)

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from logging import ERROR, WARNING
 from typing import Any
 
@@ -195,7 +196,8 @@ class _Launcher:
             hosts, num_workers = zip(*gather(), strict=True)
             if self._requests:
                 return self._stopped_early(has_begun=restarts.count > 0)
-            outcome = Supervisor(hosts, num_workers, limits, self._requests).finish()
+            ranks = [range(*ends) for ends in pairwise(accumulate(num_workers, initial=0))]
+            outcome = Supervisor(hosts, ranks, limits, self._requests).finish()
             failure = root_cause(outcome.failures) if outcome.failures else None
             if failure is None or failure.kind != "lost" or outcome.stopped_by or not restarts.may_start(outcome.step):
                 return self._conclude(outcome, failure)

@@ -6,7 +6,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 from typing import Literal
 
@@ -79,7 +79,7 @@ class Supervisor:
 
     Args:
         hosts: on which they run, that of the chief first.
-        num_workers: how many to start on each host.
+        ranks: of the workers on each host.
         limits: how long a worker may be silent, stuck, or take to stop.
         requests: names of the signals that have reached the launcher; taken out as they are handled.
         clock: seconds that only grow.
@@ -88,7 +88,7 @@ class Supervisor:
     def __init__(
         self,
         hosts: Sequence[Host],
-        num_workers: Sequence[int],
+        ranks: Sequence[Sequence[int]],
         limits: Limits,
         requests: list[str],
         clock: Callable[[], float] = time.monotonic,
@@ -100,9 +100,11 @@ class Supervisor:
         self._stopped_at = 0.0
         self._is_announced = False
         self._aborted = self._late = False
+        num_workers = sum(map(len, ranks))
         self._members: list[_Member] = []
-        for host, count in zip(hosts, num_workers, strict=True):
-            self._start(host, count, sum(num_workers))
+        for host, there in zip(hosts, ranks, strict=True):
+            self._start(host, there, num_workers)
+        self._members.sort(key=lambda member: member.rank)
         self._watchdog, self._stragglers = Watchdog(len(self._members), limits, clock()), Stragglers(clock())
 
     def finish(self) -> RunOutcome:
@@ -128,12 +130,11 @@ class Supervisor:
     def _run_has_ended(self) -> bool:
         return all(member.run_ended for member in self._members)
 
-    def _start(self, host: Host, count: int, num_workers: int) -> None:
+    def _start(self, host: Host, ranks: Sequence[int], num_workers: int) -> None:
         """Have the workers of a host forked."""
-        for local_rank in range(count):
-            rank = len(self._members)
-            ranks = {"RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": num_workers, "LOCAL_WORLD_SIZE": count}
-            host.start(rank, {name: str(number) for name, number in ranks.items()} | {LAUNCHED: "1"})
+        for local_rank, rank in enumerate(ranks):
+            seat = {"RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": num_workers, "LOCAL_WORLD_SIZE": len(ranks)}
+            host.start(rank, {name: str(number) for name, number in seat.items()} | {LAUNCHED: "1"})
             self._members.append(_Member(rank, host))
 
     def _listen(self) -> None:
@@ -169,6 +170,8 @@ class Supervisor:
             self._watchdog.forget(member.rank)
             if not message["exit_code"]:
                 member.state = "returned"
+        elif "hang_seconds" in message:
+            self._watchdog.limits = replace(self._limits, hang_seconds=message["hang_seconds"])
         elif "stacks" in message:
             self._warn(f"{member.status} is at:\n{message['stacks'].rstrip()}")
         else:
@@ -202,8 +205,12 @@ class Supervisor:
             self._add(failure)
 
     def _add(self, failure: Failure) -> None:
+        """Record a failure, and tell the workers: those that another launcher has started say it on their screens."""
         self._failures.append(failure)
         self._first_failure = self._first_failure or self._clock()
+        for member in self._members:
+            if member.state == "running" and failure.kind != "peer":
+                member.host.send(member.rank, {"lost": failure.who, "why": failure.text})
 
     def _handle_requests(self) -> None:
         """Stop the workers at the first signal; abort at a further Ctrl-C."""

@@ -160,6 +160,8 @@ class Run:
         workdir = Workdir(path) if path else None
         self._changed = workdir.check(recipe, accept_changes=accept_changes) if workdir else []
         worker.group.agree("the recipe", described(recipe))
+        if worker.group.peers is not None:
+            worker.group.peers.expect(recipe.watch.hang_seconds)
         self._located = located(recipe, path)
         if self._located is not recipe and worker.is_chief:
             log.info("the data is not in %s: it is read where the run has read it before", Path.cwd())

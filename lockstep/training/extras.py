@@ -9,6 +9,7 @@ from torch import Tensor
 from lockstep import readback
 from lockstep.errors import WorkerError
 from lockstep.training.replicas import Replicas
+from lockstep.types import BadExample
 
 if TYPE_CHECKING:
     from lockstep.training.attempt import Found
@@ -96,3 +97,15 @@ class ExtraSums:
             )
         self._replicas.check(extras.checksum, extras.squared_checksum)
         return extras
+
+    def gather_bad(self, batch: Batch) -> tuple[BadExample, ...]:
+        """Gather the examples that could not be read on any worker, and count them; all workers call it.
+
+        Raises:
+            DataError: there are more of them than the loader may replace.
+        """
+        found = self._worker.group.gather([list(example) for example in batch.bad])
+        bad = tuple(sorted(BadExample(*example) for examples in found for example in examples))
+        if batch.loader is not None:
+            batch.loader.add_bad(bad)
+        return bad

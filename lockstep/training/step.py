@@ -258,7 +258,7 @@ class BoundStep:
         batch, inputs, sums, proposal, *_, began = begun
         found = proposal.read(self.worker.group.check_peers)
         extras = self._extras.read(found, batch.position)
-        bad = self._gather_bad(batch) if extras.num_bad else ()
+        bad = self._extras.gather_bad(batch) if extras.num_bad else ()
         outcome = self._state.decide(proposal, found)
         nonfinite = None
         if outcome.skipped:
@@ -380,14 +380,6 @@ class BoundStep:
             others,
             withheld,
         )
-
-    def _gather_bad(self, batch: Batch) -> tuple[BadExample, ...]:
-        """Gather the examples that could not be read on any worker, and count them: a DataError beyond their budget."""
-        found = self.worker.group.gather([list(example) for example in batch.bad])
-        bad = tuple(sorted(BadExample(*example) for examples in found for example in examples))
-        if batch.loader is not None:
-            batch.loader.add_bad(bad)
-        return bad
 
 
 def _versions_of(batch: Batch) -> list[int]:

@@ -49,8 +49,8 @@ class WorkerEnvironment:
     """Address and port of the store under other launchers; none for a worker that is alone."""
     store_rank: int | None = None
     """The worker that holds the store; None where the launcher does."""
-    prefix: str = "lockstep//0"
-    """Keeps runs and restarts apart that use the same store."""
+    prefix: str = "lockstep/"
+    """Keeps runs apart that use the same store."""
     one_a_host: bool = False
     """It is the only process on its host: our own launcher may start the workers there."""
     said: str = field(default="", compare=False)
@@ -93,14 +93,12 @@ def _torch(environment: Environment) -> WorkerEnvironment | None:
         return replace(place, launched=True, store_rank=None)
     if place.num_workers == 1:
         return place
-    elastic, restart = (environment.get(f"TORCHELASTIC_{name}", "") for name in ("RUN_ID", "RESTART_COUNT"))
     return replace(
         place,
         address=_variable(environment, "MASTER_ADDR"),
         port=_number(environment, "MASTER_PORT", range(1, 1 << 16)),
         store_rank=None if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else 0,
-        # torchrun keeps its store over restarts: without the count, the addresses of the dead would be found there.
-        prefix=f"lockstep/{elastic}/{restart or 0}",
+        prefix=f"lockstep/{environment.get('TORCHELASTIC_RUN_ID', '')}",
     )
 
 
@@ -130,7 +128,7 @@ def _slurm(environment: Environment) -> WorkerEnvironment | None:
         place = replace(place, rank=_number(environment, "SLURM_NODEID", range(num_nodes)), one_a_host=True)
     every = range(1 << 32)
     job, step = (_number(environment, name, every) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
-    chief = first_node(_variable(environment, "SLURM_STEP_NODELIST"))
+    chief = "127.0.0.1" if num_nodes == 1 else first_node(_variable(environment, "SLURM_STEP_NODELIST"))
     port = _JOB_PORTS[(job + 1009 * step) % len(_JOB_PORTS)]
     return _meeting(place, environment, chief, port, f"{job}.{step}")
 

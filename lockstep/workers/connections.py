@@ -185,6 +185,11 @@ def address_towards(host: str, port: int) -> str:
     return address
 
 
+def leads_out(address: str) -> bool:
+    """Whether an address is one by which other hosts may reach this one: it is not of the loopback."""
+    return bool(address) and not ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
 def interface_of(address: str) -> str | None:
     """The name of the network interface ("eth0") that has an address of this host; None where there is none."""
     return _by_address().get(ipaddress.ip_address(address.partition("%")[0]))

@@ -55,6 +55,7 @@ class Group:
         num_workers: a worker that is alone waits for nobody, and sends itself its values.
         timeout_seconds: how long to wait for the others.
         peers: says meanwhile whether they live; nothing where our launcher does, or this worker is alone.
+        pulse: of this worker; that of this process by default.
     """
 
     def __init__(
@@ -64,8 +65,10 @@ class Group:
         num_workers: int,
         timeout_seconds: float = TIMEOUT_SECONDS,
         peers: Peers | None = None,
+        pulse: Pulse | None = None,
     ) -> None:
         self.store, self.peers = store, peers
+        self._pulse = pulse or of_this_process()
         self.names = [f"worker {each}" for each in range(num_workers)]
         """The workers in messages, by rank; once they know each other, with their hosts where there are several."""
         self._rank, self._num_workers = rank, num_workers
@@ -155,7 +158,7 @@ class Group:
         lost = ""
         try:
             self.store.set(keys[self._rank], payload)
-            with of_this_process().waiting():
+            with self._pulse.waiting():
                 self._wait(call, keys)
             arrived = [_parsed(*each) for each in zip(self.names, self.store.multi_get(keys), strict=True)]
             if self._turn:

@@ -6,14 +6,13 @@ loopback, and NCCL one by its name, which may be a bridge of containers. What th
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import socket
 from collections.abc import MutableMapping
 from typing import NamedTuple
 
 from lockstep.errors import InputError, WorkerError
-from lockstep.workers.connections import address_of, address_towards, interface_of, interfaces
+from lockstep.workers.connections import address_of, address_towards, interface_of, interfaces, leads_out
 from lockstep.workers.group import Group
 
 INTERFACE_OF_GLOO, INTERFACE_OF_NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
@@ -56,11 +55,11 @@ def choose_network(
     network = _chosen(environment)
     own = network.address if network else address_towards(*store) if store else ""
     told = group.gather([own, network is not None])
-    outside = [address for address, _ in told if _leads_out(address)]
+    outside = [address for address, _ in told if leads_out(address)]
     if not outside and not any(is_chosen for _, is_chosen in told):
         return None
     if network is None:
-        if outside and not _leads_out(own):
+        if outside and not leads_out(own):
             # The store is on this host, under a name that is also the loopback's: any other host shows the way out.
             own = address_towards(outside[0], 1)
         network = Network(interface_of(own) or "", own)
@@ -82,10 +81,6 @@ def _chosen(environment: MutableMapping[str, str]) -> Network | None:
             hint=f"unset {INTERFACE_OF_GLOO}: the interface that leads to the other hosts is then chosen",
         )
     return Network(interface, address) if address else None
-
-
-def _leads_out(address: str) -> bool:
-    return bool(address) and not ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def _try_connections(group: Group, rank: int, network: Network) -> None:

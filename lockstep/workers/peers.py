@@ -1,26 +1,40 @@
-"""The other workers where no launcher of ours watches them: who still lives, and who has left, and why.
+"""The other workers where another launcher has started them: who of them is gone, and why.
 
-Each worker beats: a thread counts up a key of its own in the store, with its step and phase. It looks at the beats of
-one other worker, so that the cost does not grow with their number, and tells all of them who is silent; a worker that
-fails tells them why. This ends their waiting for it. A timeout of torch.distributed could not: it does not know a dead
-worker from one that compiles for minutes.
+The first worker of each host starts a watcher there, a process that loads no torch (`lockstep.parallel.watcher`). Each
+worker is connected to that of its host by a socket which no other user can take part in: it sends its pulse, and why it
+leaves; it hears who is lost. This ends its waiting for others. A timeout of torch.distributed could not: it does not
+know a dead worker from one that compiles for minutes.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import json
+import os
+import secrets
+import signal
+import socket
+import struct
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
-from lockstep.errors import PeerLostError
+from lockstep.errors import LockstepError, PeerLostError, WorkerError
+from lockstep.tracebacks import short_traceback
+from lockstep.workers import pulse as pulses
+from lockstep.workers.channel import Channel, Message
+from lockstep.workers.connections import KEY, address_towards, leads_out
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from lockstep.workers.pulse import Pulse
+    from lockstep.workers.roll_call import RollCall
 
 # What torch.distributed says in a worker when another one is gone; it names no worker.
 _SAID_OF_LOST_PEERS = (
@@ -32,9 +46,15 @@ _SAID_OF_LOST_PEERS = (
     "application timeout caused pair closure",
     "ncclremoteerror",
 )
-_BRISK_PHASES = ("data", "compute", "exchange")
-_LONGEST_LOOK_SECONDS = 1.0
-"""Counted between two looks at most: a process that was itself paused looks much later than it meant to."""
+_VERDICT_SECONDS = 3.0
+"""In which the watchers find out whose end has broken a connection."""
+_LEAVE_SECONDS = 30.0
+"""That the chief waits at its end for the others to leave: with its host go the store, and the watcher that decides."""
+REACH_SECONDS = 30.0
+"""In which workers and watchers find each other."""
+_PAUSE_SECONDS = 0.02
+_CREDENTIALS = struct.Struct("3i")
+_WATCHER = "lockstep.parallel.watcher"
 
 
 def says_peer_is_lost(text: str) -> bool:
@@ -42,104 +62,57 @@ def says_peer_is_lost(text: str) -> bool:
     return any(said in text.lower() for said in _SAID_OF_LOST_PEERS)
 
 
-@dataclass(frozen=True)
-class PeerLimits:
-    """When a worker counts as lost."""
-
-    beat_seconds: float = 0.5
-    silent_seconds: float = 30.0
-    """Without a beat. A thread beats: only what keeps Python from running delays it, such as a library that loads, or a
-    file that does not come."""
-    slow_factor: float = 2.0
-    """By how much longer in the phases in which libraries load and kernels are compiled."""
-    suspect_seconds: float = 2.0
-    """Without a beat, once a connection has broken."""
-    join_seconds: float = 120.0
-    """Until its first beat."""
-    leave_seconds: float = 30.0
-    """That the worker which holds the store waits at its end for the others to end, too."""
-    ended_seconds: float = 5.0
-    """That others go on waiting for a worker which has ended in peace: its last sums may be on their way."""
-
-
-class Departure(NamedTuple):
-    """What has become of workers that are gone."""
-
-    who: str
-    why: str
-    in_peace: bool = False
-    """Ended without an error; nothing is wrong unless others wait for it."""
+def process_behind(connection: socket.socket) -> tuple[int, int]:
+    """Process id and user id at the other end of a Unix socket, as the system knows them."""
+    room = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, user, _ = _CREDENTIALS.unpack(room)
+    return pid, user
 
 
 class Peers:
-    """The other workers, as this one hears of them through the store.
+    """The other workers, as this one hears of them.
 
     Args:
-        store: where they meet; torch's stores have a lock each, so the thread takes a clone.
+        watcher: the connection to the watcher of this host.
         rank: of this worker.
-        num_workers: at least 2.
-        pulse: of this worker: its step and phase go with each beat.
-        limits: when a worker counts as lost.
-        store_rank: the worker that holds the store, which ends with it: it lets the others leave first. None where the
-            launcher does.
+        num_workers: of the run.
+        pulse: of this worker.
+        store: of these workers alone.
+        leaves_last: at its end this worker lets the others leave first.
     """
 
     def __init__(
-        self,
-        store: Store,
-        rank: int,
-        num_workers: int,
-        pulse: Pulse,
-        limits: PeerLimits | None = None,
-        *,
-        store_rank: int | None = None,
+        self, watcher: Channel, rank: int, num_workers: int, pulse: Pulse, store: Store, *, leaves_last: bool = False
     ) -> None:
-        clone = store.clone()  # type: ignore[attr-defined]  # of every store, and missing in torch's stubs
-        self._store: Store = clone
-        self._rank, self._num_workers, self._pulse = rank, num_workers, pulse
-        self._limits, self._store_rank = limits or PeerLimits(), store_rank
-        self._beats = 0
-        self._heard: dict[int, tuple[bytes, float]] = {}
-        """The newest beat of each worker that is looked at, and when it came."""
-        self._clock, self._waited = _Clock(), _Clock()
-        self._answered = (0, 0.0)
-        """The number of beats, and how long this worker had waited, when the store was last known to answer."""
-        self._departure: Departure | None = None
-        self._peace_since: float | None = None
-        self._suspects, self._decided, self._leaving = threading.Event(), threading.Event(), threading.Event()
-        self._goodbye: Departure | None = None
-        self._patience = 0.0
-        """Seconds for the others to leave before this worker."""
+        self._watcher, self._rank, self._num_workers, self._pulse = watcher, rank, num_workers, pulse
+        self._store, self._leaves_last = store, leaves_last
+        # torchrun's workers outlive it, where nothing else ends them; those of srun and mpirun do not.
+        self._launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0
+        self._loss: tuple[str, str] | None = None
+        """Who is lost, and why; what that worker has said may follow on lines of its own."""
+        self._is_leaving = False
+        self._watched, self._told = threading.Event(), threading.Event()
         self._at_loss: list[Callable[[], object]] = []
-        self._thread = threading.Thread(target=self._run, name="lockstep-peers", daemon=True)
+        self._thread = threading.Thread(target=self._keep_beating, name="lockstep-peers", daemon=True)
 
     def start(self) -> None:
-        """Begin to beat."""
+        """Begin to beat, and wait until the watchers of all hosts have come: from then on no loss goes unnoticed.
+
+        Raises:
+            PeerLostError: a watcher has not come.
+        """
         self._thread.start()
+        while not self._watched.wait(_PAUSE_SECONDS):
+            self.check()
 
     def at_loss(self, action: Callable[[], object]) -> None:
         """Call this, in the thread that beats, when a worker is lost: it ends what the main thread may wait in."""
         self._at_loss.append(action)
 
-    # For whoever waits ----------------------------------------------------------------------------------------------
-
     def check(self) -> None:
-        """Raise PeerLostError if a worker is gone; to be called now and then while others are waited for.
-
-        Costs a microsecond: the thread alone asks the store.
-        """
-        waited = self._waited.look(time.monotonic())
-        if self._answered[0] != self._beats:
-            self._answered = (self._beats, waited)
-        if self._departure is None and waited - self._answered[1] > self._limits.silent_seconds:
-            self._departure = self._without_store("does not answer")
-        if self._departure is None:
-            return
-        if self._departure.in_peace:
-            self._peace_since = waited if self._peace_since is None else self._peace_since
-            if waited - self._peace_since < self._limits.ended_seconds:
-                return
-        raise self._error(self._departure)
+        """Raise PeerLostError if a worker is gone; to be called now and then while others are waited for."""
+        if self._loss is not None:
+            raise self._error(*self._loss)
 
     def lost(self, said: str) -> PeerLostError:
         """The error to raise when a connection has broken; waits some seconds until it is known whose.
@@ -147,147 +120,184 @@ class Peers:
         Args:
             said: the words of torch.distributed.
         """
-        self._suspects.set()
-        self._decided.wait(2 * self._limits.suspect_seconds)
-        return self._error(self._departure or Departure("another worker", said))
+        self._told.wait(_VERDICT_SECONDS)
+        return self._error(*(self._loss or ("another worker", said)))
 
-    def _error(self, departure: Departure) -> PeerLostError:
-        return PeerLostError(
-            f"worker {self._rank} lost {departure.who}.",
-            given=departure.why,
+    def _error(self, who: str, why: str) -> PeerLostError:
+        given, _, rest = why.partition("\n")
+        error = PeerLostError(
+            f"worker {self._rank} lost {who}.",
+            given=given.rstrip(":"),
             expected="all workers to take part until the end",
             hint="read what that worker said last",
         )
+        if rest:
+            error.add_note(rest)
+        return error
+
+    def expect(self, hang_seconds: float) -> None:
+        """Tell the watchers how long a worker may stay at the same place; what the chief says counts."""
+        self._watcher.send({"hang_seconds": hang_seconds})
 
     def leave(self, error: BaseException | None) -> None:
-        """Beat no longer, and tell the others why; what is told of the first worker to leave is what counts.
+        """Tell the others that this worker leaves, and why; the one that leaves last waits for them."""
+        place = {"step": self._pulse.step, "phase": self._pulse.phase}
+        self._is_leaving = True
+        if error is not None:
+            # The user's mistake, too, is named with the worker: the others have not made it.
+            kind = "peer" if isinstance(error, PeerLostError) else "error"
+            text = str(error) if isinstance(error, LockstepError) else short_traceback(error)
+            self._watcher.send({"failed": text, "kind": kind, **place})
+            return
+        self._pulse.at(self._pulse.step, "end")
+        pulses.beat(self._pulse, self._watcher)
+        self._watcher.send({"leaves": "last" if self._leaves_last else "now"})
+        if self._loss is None:
+            # In a thread: a store whose host is gone may never answer.
+            leaving = threading.Thread(target=self._leave_store, daemon=True)
+            leaving.start()
+            leaving.join(_LEAVE_SECONDS if self._leaves_last else _VERDICT_SECONDS)
 
-        The worker that holds the store waits for the others to leave, as long as nothing is wrong.
-        """
-        who = f"worker {self._rank}"
-        if error is None:
-            self._goodbye = Departure(who, "it has ended before the others", in_peace=True)
-        elif not isinstance(error, PeerLostError):
-            said = str(error).partition("\n")[0]
-            self._goodbye = Departure(who, f"it failed {self._place()}: {type(error).__name__}: {said}")
-        if self._rank == self._store_rank:
-            is_peaceful = error is None and (self._departure is None or self._departure.in_peace)
-            self._patience = self._limits.leave_seconds if is_peaceful else 2 * self._limits.suspect_seconds
-        self._leaving.set()
-        # The store may never answer: its host may be gone.
-        self._thread.join(self._patience + self._limits.suspect_seconds)
+    def _leave_store(self) -> None:
+        with suppress(RuntimeError):  # torch's stores: it is gone
+            num_left = self._store.add("left", 1)
+            while self._leaves_last and num_left < self._num_workers and self._loss is None:
+                time.sleep(_PAUSE_SECONDS)
+                num_left = self._store.add("left", 0)
 
-    # In the thread --------------------------------------------------------------------------------------------------
+    def _keep_beating(self) -> None:
+        while not self._watcher.ended:
+            pulses.beat(self._pulse, self._watcher)
+            for message in self._watcher.receive(pulses.BEAT_SECONDS):
+                self._take(message)
+            if self._launcher and os.getppid() != self._launcher:
+                self._lose("its launcher", "torchrun has ended, or was killed, and nobody would end its workers")
+        self._watcher.close()
+        if not self._is_leaving:
+            self._lose("the watcher of its host", "it has ended, or was killed: nobody would be missed without it")
 
-    def _run(self) -> None:
+    def _take(self, message: Message) -> None:
+        if "lost" in message:
+            self._lose(str(message["lost"]), str(message["why"]))
+        elif "watched" in message:
+            self._watched.set()
+        elif "show" in message:
+            self._watcher.send({"stacks": pulses.stacks()})
+
+    def _lose(self, who: str, why: str) -> None:
+        if self._loss is None:
+            self._loss = who, why
+            self._told.set()
+            # After `check` raises: what the main thread reads is no longer to be trusted then.
+            for action in self._at_loss:
+                action()
+
+
+# The watcher ----------------------------------------------------------------------------------------------------------
+
+
+def have_watched(store: Store, rank: int, roll: RollCall, pulse: Pulse, *, holds_store: bool) -> Peers:
+    """Connect this worker to the watcher of its host, which the first worker there starts; it beats from now on.
+
+    Args:
+        store: of these workers alone.
+        rank: of this worker.
+        roll: all of them.
+        pulse: of this worker.
+        holds_store: the store ends with this worker.
+
+    Raises:
+        WorkerError: there is no watcher.
+    """
+    hosts = roll.hosts()
+    host = next(number for number, ranks in enumerate(hosts) if rank in ranks)
+    name = f"\0lockstep/{roll.start}/{host}"
+    task = None
+    if rank == hosts[host][0]:
+        task = _task(host, roll, store)
+        _start_watcher(name, len(hosts[host]))
+    watcher = Channel(_reach(name, roll.places[rank].host))
+    watcher.send({"rank": rank, "can_show": _show_stack_on_signal(), "task": task})
+    decides = rank == 0 and len(hosts) > 1
+    if task and decides:
+        _tell_where(task, watcher, store)
+    peers = Peers(watcher, rank, len(roll.places), pulse, store, leaves_last=holds_store or decides)
+    peers.start()
+    return peers
+
+
+def _show_stack_on_signal() -> bool:
+    """Have SIGUSR2 write this process's stack, unless the script has a use for it."""
+    if signal.getsignal(signal.SIGUSR2) != signal.SIG_DFL:
+        return False
+    faulthandler.register(signal.SIGUSR2, file=2)
+    return True
+
+
+def _task(host: int, roll: RollCall, store: Store) -> dict[str, Any]:
+    """What the watcher of a host is to know. That of the chief's host decides; the others find it by the store."""
+    hosts, key = roll.hosts(), os.environ.get(KEY)
+    task = {"host": host, "ranks": hosts, "names": roll.host_names()}
+    if len(hosts) == 1:
+        return task
+    if not host:
+        # Without a key from its user, one is drawn: it is as secret as the store is.
+        return {
+            **task,
+            "address": address_towards(roll.places[hosts[1][0]].address, 1),
+            "key": key or secrets.token_hex(16),
+        }
+    store.wait(["watcher"], timedelta(seconds=REACH_SECONDS))
+    address, port, drawn = json.loads(store.get("watcher"))
+    return {**task, "address": address, "port": port, "key": key or drawn}
+
+
+def _address_for_others(roll: RollCall) -> str:
+    """The address of the chief's host for the others; where the store is here, the way to it may be the loopback."""
+    outside = [place.address for place in roll.places if leads_out(place.address)]
+    own = roll.places[0].address
+    return own if own in outside or not outside else address_towards(outside[0], 1)
+
+
+def _tell_where(task: Mapping[str, Any], watcher: Channel, store: Store) -> None:
+    """Tell the other hosts where the watcher that decides listens."""
+    for answer in watcher.receive(REACH_SECONDS):
+        store.set("watcher", json.dumps([task["address"], answer["port"], "" if KEY in os.environ else task["key"]]))
+
+
+def _start_watcher(name: str, num_workers: int) -> None:
+    """Start the watcher of this host; it lives until the last worker of the run has ended."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(name)
+        listener.listen(num_workers)
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", _WATCHER, str(listener.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,  # stderr stays: it is the screen
+            pass_fds=[listener.fileno()],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            start_new_session=True,  # what ends a worker, and all that it has started, does not end its watcher
+        )
+    process.returncode = 0  # nobody waits for it
+
+
+def _reach(name: str, host: str) -> socket.socket:
+    """Connect to the watcher of this host, once its first worker has made the socket."""
+    deadline = time.monotonic() + REACH_SECONDS
+    why = f"nobody has come in {REACH_SECONDS:g} s"
+    while time.monotonic() < deadline:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            self.look(time.monotonic())
-            while not self._leaving.wait(self._limits.beat_seconds):
-                self.look(time.monotonic())
-            self._say_goodbye()
-        except RuntimeError as error:  # torch's stores
-            said = str(error).partition("\n")[0]
-            self._decide(self._without_store(f"is gone: {said}")._replace(in_peace=True))
-
-    def _say_goodbye(self) -> None:
-        if self._goodbye is not None:
-            self._tell(self._goodbye)
-        num_gone = self._store.add("gone", 1)
-        deadline = time.monotonic() + self._patience
-        while num_gone < self._num_workers and time.monotonic() < deadline:
-            time.sleep(self._limits.beat_seconds / 10)
-            self.look(time.monotonic())
-            num_gone = self._store.add("gone", 0)
-
-    def look(self, now: float) -> None:
-        """Beat once, and look at another worker; all of them if a connection has broken. `now` in seconds."""
-        clock = self._clock.look(now)
-        self._store.set(f"beat/{self._rank}", json.dumps([self._beats, self._pulse.step, self._pulse.phase]))
-        self._beats += 1
-        if self._departure is not None:
-            return
-        if self._store.check(["left"]):
-            self._tell(None)
-            return
-        num_watched = self._num_workers - 1 if self._suspects.is_set() else 1
-        watched = [(self._rank + 1 + index) % self._num_workers for index in range(num_watched)]
-        silent = [rank for rank in watched if self._is_lost(rank, clock)]
-        if silent:
-            self._tell(Departure(" and ".join(f"worker {rank}" for rank in silent), self._silence_of(silent, clock)))
-
-    def _is_lost(self, rank: int, clock: float) -> bool:
-        """Whether a worker has not beaten for too long."""
-        key = f"beat/{rank}"
-        beat = self._store.get(key) if self._store.check([key]) else b""
-        if rank not in self._heard or self._heard[rank][0] != beat:
-            self._heard[rank] = (beat, clock)
-        limit = self._limits.silent_seconds
-        if not beat:
-            limit = self._limits.join_seconds
-        elif self._suspects.is_set():
-            limit = self._limits.suspect_seconds
-        elif _place(beat)[1] not in _BRISK_PHASES:
-            limit *= self._limits.slow_factor
-        return clock - self._heard[rank][1] > limit
-
-    def _silence_of(self, ranks: Sequence[int], clock: float) -> str:
-        beat, heard = self._heard[ranks[0]]
-        if not beat:
-            return f"it has not joined within {clock - heard:.0f} s"
-        return "no sign of life for {:.1f} s at step {} (phase {})".format(clock - heard, *_place(beat))
-
-    def _tell(self, departure: Departure | None) -> None:
-        """Tell all workers of a departure, unless one was told of before; that one is then believed here, too."""
-        said = json.dumps(departure) if departure else ""
-        told = self._store.compare_set("left", "", said) if said else self._store.get("left")
-        self._decide(_departure(told))
-
-    def _decide(self, departure: Departure) -> None:
-        self._departure = self._departure or departure
-        self._decided.set()
-        # Later than `check` raises: what the main thread reads is no longer to be trusted then.
-        if departure.in_peace and self._leaving.wait(2 * self._limits.ended_seconds):
-            return
-        for action in self._at_loss:
-            action()
-
-    def _without_store(self, fault: str) -> Departure:
-        """What has become of the worker that holds the store, by what is wrong with the store."""
-        if self._store_rank in (None, self._rank):
-            return Departure("the store of the run", f"it {fault}")
-        return Departure(f"worker {self._store_rank}", f"the store of the run, which it holds, {fault}")
-
-    def _place(self) -> str:
-        return f"at step {self._pulse.step} (phase {self._pulse.phase})"
-
-
-class _Clock:
-    """Seconds that go on while somebody looks."""
-
-    def __init__(self) -> None:
-        self._seconds = 0.0
-        self._looked: float | None = None
-
-    def look(self, now: float) -> float:
-        """The seconds so far, of which the time since the last look counts in part if it was long."""
-        if self._looked is not None:
-            self._seconds += min(now - self._looked, _LONGEST_LOOK_SECONDS)
-        self._looked = now
-        return self._seconds
-
-
-def _place(beat: bytes) -> tuple[int, str]:
-    """Step and phase of a beat; others may write to the store, too."""
-    try:
-        _, step, phase = json.loads(beat)
-        return int(step), str(phase)
-    except (ValueError, TypeError):
-        return 0, "unknown"
-
-
-def _departure(told: bytes) -> Departure:
-    try:
-        who, why, in_peace = json.loads(told)
-        return Departure(str(who), str(why), in_peace is True)
-    except (ValueError, TypeError):
-        return Departure("another worker", f"{told[:80]!r}")
+            connection.connect(name)
+            if process_behind(connection)[1] == os.geteuid():
+                return connection
+            why = "it belongs to another user"
+        except ConnectionRefusedError:  # nobody has made it yet
+            time.sleep(_PAUSE_SECONDS)
+        connection.close()
+    raise WorkerError(
+        f"The watcher of host {host} cannot be reached.",
+        given=why,
+        expected="a watcher, which the first worker of each host starts",
+        hint="read what the first worker of that host said last; start the workers of a host as one user",
+    )

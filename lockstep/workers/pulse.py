@@ -113,13 +113,13 @@ def _keep_beating(pulse: Pulse, channel: Channel) -> None:
         for message in channel.receive(BEAT_SECONDS):
             if "stop" in message:
                 pulse.stop_requested = message["stop"]
-            else:
-                channel.send({"stacks": _stacks()})
+            elif "show" in message:
+                channel.send({"stacks": stacks()})
         if channel.ended:
             os._exit(1)
 
 
-def _stacks() -> str:
+def stacks() -> str:
     """The stacks of this process's threads, the main thread last, without this one."""
     frames = sys._current_frames()
     threads = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]

@@ -6,6 +6,7 @@ import atexit
 import os
 import socket
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,19 +18,25 @@ import torch
 # The stores are torch.distributed's, by the name under which they have types.
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistError
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from lockstep.checks import PositiveInt, check_value
 from lockstep.errors import InputError, LockstepError, WorkerError
 from lockstep.screen import log
 from lockstep.workers import pulse as pulses
 from lockstep.workers.cluster import WorkerEnvironment
+from lockstep.workers.connections import address_towards
 from lockstep.workers.devices import check_devices, choose_device, identity
 from lockstep.workers.group import TIMEOUT_SECONDS, Group, timeout_seconds
 from lockstep.workers.network import choose_network
-from lockstep.workers.peers import Peers
+from lockstep.workers.peers import Peers, have_watched
 from lockstep.workers.pulse import Pulse
+from lockstep.workers.roll_call import Location, call_roll
 from lockstep.workers.socket_store import SocketStore
 from lockstep.workers.store_server import LAUNCHED, inherited
+
+NAME_SECONDS = 30.0
+"""Until the name of the chief's host resolves."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +119,19 @@ def leave() -> None:
     global _joined
     worker, _joined = _joined, None
     if worker is not None:
-        worker.group.leave(getattr(sys, "last_value", None))
+        error = getattr(sys, "last_value", None)
+        worker.group.leave(error)
+        if error is not None and worker.group.peers is not None:
+            _record_for_torchrun(error)
+
+
+def _record_for_torchrun(error: BaseException) -> None:
+    """Write what ends this worker into the file that torchrun shows of the first one to fail on its host."""
+    if "TORCHELASTIC_ERROR_FILE" in os.environ:
+        try:
+            raise error
+        except BaseException as raised:
+            get_error_handler().record_exception(raised)
 
 
 def _join(device: str | None, workers_per_device: int, environment: Mapping[str, str]) -> Worker:
@@ -123,11 +142,8 @@ def _join(device: str | None, workers_per_device: int, environment: Mapping[str,
         return Worker(0, 1, 0, 1, chosen, Group.alone(), pulse, workers_per_device, host=here)
     group = Group.alone()
     if env.num_workers > 1:
-        store = _store_of_launcher(env) if env.launched else _connect(env)
-        peers = None if env.launched else Peers(store, env.rank, env.num_workers, pulse, store_rank=env.store_rank)
-        group = Group(store, env.rank, env.num_workers, timeout_seconds(pulse), peers)
-        if peers:
-            peers.start()
+        store, peers = (_store_of_launcher(env), None) if env.launched else _find_each_other(env, pulse)
+        group = Group(store, env.rank, env.num_workers, timeout_seconds(pulse), peers, pulse)
     try:
         local_rank, num_local = env.local or _count_hosts(group, env.rank)
         chosen = choose_device(device, local_rank, num_local, workers_per_device)
@@ -186,7 +202,17 @@ def _store_of_launcher(env: WorkerEnvironment) -> Store:
     return SocketStore(connection)
 
 
+def _find_each_other(env: WorkerEnvironment, pulse: Pulse) -> tuple[Store, Peers]:
+    """Wait for the other workers that another launcher has started; returns the store of them alone, and the peers."""
+    store = _connect(env)
+    address = address_towards(env.address, env.port)
+    roll = call_roll(store, env.rank, env.num_workers, Location.here(address))
+    store = PrefixStore(roll.start, store)
+    return store, have_watched(store, env.rank, roll, pulse, holds_store=env.rank == env.store_rank)
+
+
 def _connect(env: WorkerEnvironment) -> Store:
+    _wait_for_name(env)
     try:
         store = TCPStore(
             env.address,
@@ -199,9 +225,40 @@ def _connect(env: WorkerEnvironment) -> Store:
         return PrefixStore(env.prefix, store)
     except DistError as error:
         said = str(error).splitlines()[0]
+    if "EADDRINUSE" in said:
+        raise WorkerError(
+            f"worker {env.rank} cannot open the store of the run: its port is in use on this host.",
+            given=f"port {env.port}, by {env.said}",
+            expected="a port that no other program, and no other run, listens on",
+            hint="give all workers another one: MASTER_PORT",
+        )
     raise WorkerError(
         f"worker {env.rank} cannot reach the other workers.",
         given=f"{env.address}:{env.port}: {said}",
         expected="the store of the run to listen there",
         hint="check MASTER_ADDR and MASTER_PORT, and that worker 0 or the launcher is running",
     )
+
+
+def _wait_for_name(env: WorkerEnvironment) -> None:
+    """Wait until the name of the chief's host resolves: that of a pod which has just begun takes some seconds.
+
+    TCPStore would try again for two minutes, and log each time.
+    """
+    deadline, told = time.monotonic() + NAME_SECONDS, False
+    while True:
+        try:
+            socket.getaddrinfo(env.address, env.port)
+            return
+        except (OSError, UnicodeError) as error:
+            if time.monotonic() > deadline:
+                raise InputError(
+                    "The name of the chief's host does not resolve.",
+                    given=f"{env.address!r}, by {env.said}: {error}",
+                    expected="a name or an address that this host knows",
+                    hint=f"set MASTER_ADDR to an address of the host of worker {env.store_rank or 0}",
+                ) from None
+        if not told:
+            log.info("%s does not resolve here; trying again for %.0f s", env.address, NAME_SECONDS)
+            told = True
+        time.sleep(0.5)

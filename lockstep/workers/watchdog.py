@@ -75,7 +75,7 @@ class Watchdog:
     """Decides which workers have been silent or stuck for too long, on a clock of its own. Knows no processes."""
 
     def __init__(self, num_workers: int, limits: Limits, now: float) -> None:
-        self._limits = limits
+        self.limits = limits
         self._clock, self._polled = 0.0, now
         self._workers = {rank: _Record(heard=0.0, since=0.0) for rank in range(num_workers)}
         self._longest: dict[str, float] = {}
@@ -125,7 +125,7 @@ class Watchdog:
                 worker.since = self._clock
 
     def _judge(self, rank: int, worker: _Record, is_stopped: Callable[[int], bool]) -> Verdict | None:
-        limits = self._limits
+        limits = self.limits
         factor = _PHASE_FACTORS.get(worker.phase, 1.0)
         silent, still = self._clock - worker.heard, self._clock - worker.since
         if worker.phase == "script":  # the script's own code may take its time, until others wait for this worker
@@ -162,6 +162,11 @@ class WorkerStatus:
         return f"worker {self.rank} (pid {self.pid}{on_host})"
 
     @property
+    def name(self) -> str:
+        """Its name in messages: "worker 1", or "worker 1 on host2"."""
+        return f"worker {self.rank}" + (f" on {self.host}" if self.host else "")
+
+    @property
     def where(self) -> str:
         """The place in the run, in words."""
         return f"at step {self.step} (phase {self.phase})"
@@ -178,21 +183,23 @@ class Failure:
     kind: FailureKind = "error"
     """`input`: the user gave what cannot be used; `peer`: a worker misses another one, so this is never the cause;
     `lost`: the worker's process or host is gone, and it need not be by the fault of what it ran."""
+    who: str = "another worker"
+    """The name of the worker or host that the others lose by it."""
 
 
 def raised(worker: WorkerStatus, kind: FailureKind, text: str) -> Failure:
     """The failure of a worker whose main function has raised; wrong input may be so on its host alone."""
-    on_host = f" on {worker.host}" if worker.host else ""
     if kind == "input":
-        return Failure(text.rstrip() + (f"\n  said by:  worker {worker.rank}{on_host}" if worker.host else ""), kind)
-    return Failure(f"worker {worker.rank}{on_host} failed {worker.where}:\n{text.rstrip()}", kind)
+        return Failure(text.rstrip() + (f"\n  said by:  {worker.name}" if worker.host else ""), kind, worker.name)
+    return Failure(f"{worker.name} failed {worker.where}:\n{text.rstrip()}", kind, worker.name)
 
 
 def died(worker: WorkerStatus, exit_status: int) -> Failure:
     """The failure of a worker that has ended without a word."""
     if exit_status >= 0:
-        return Failure(f"{worker} ended with exit code {exit_status} {worker.where}")
-    return Failure(f"{worker} was killed by {signal.Signals(-exit_status).name} {worker.where}", "lost")
+        return Failure(f"{worker} ended with exit code {exit_status} {worker.where}", who=worker.name)
+    name = signal.Signals(-exit_status).name
+    return Failure(f"{worker} was killed by {name} {worker.where}", "lost", worker.name)
 
 
 def killed(worker: WorkerStatus, verdict: Verdict) -> Failure:
@@ -202,20 +209,22 @@ def killed(worker: WorkerStatus, verdict: Verdict) -> Failure:
             f"{worker} has been {worker.where} for {verdict.seconds:.0f} s, and was killed; its stack is shown above."
             " Where this may take so long, raise watch.hang_seconds in the recipe, or --hang-seconds (0: no limit)",
             "lost",
+            worker.name,
         )
     why = "was stopped (SIGSTOP)" if verdict.reason == "stopped" else "gave no sign of life"
-    return Failure(f"{worker} {why} for {verdict.seconds:.1f} s {worker.where}, and was killed", "lost")
+    return Failure(f"{worker} {why} for {verdict.seconds:.1f} s {worker.where}, and was killed", "lost", worker.name)
 
 
 def left(worker: WorkerStatus) -> Failure:
     """The failure of a worker that has ended without an error while the others wait for it."""
-    return Failure(f"{worker} ended with exit code 0 {worker.where}, before the others, which needed it")
+    text = f"{worker} ended with exit code 0 {worker.where}, before the others, which needed it"
+    return Failure(text, who=worker.name)
 
 
 def lost_host(name: str, fault: str, workers: Sequence[WorkerStatus]) -> Failure:
     """The failure of a host that is gone, with its workers."""
     places = ", ".join(f"worker {worker.rank} {worker.where}" for worker in workers)
-    return Failure(f"host {name} {fault}; lost with it: {places}", "lost")
+    return Failure(f"host {name} {fault}; lost with it: {places}", "lost", f"host {name}")
 
 
 def root_cause(failures: Sequence[Failure]) -> Failure:

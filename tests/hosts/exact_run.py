@@ -51,5 +51,11 @@ def train(workdir: Path, num_steps: int | None) -> None:
         (workdir / "scores.json").write_text(json.dumps(sums))
 
 
+def contents(workdir: Path) -> dict[str, bytes]:
+    """Every byte that a run has written but those of its manifests, which hold the time of saving."""
+    files = [path for path in workdir.rglob("*") if path.is_file() and path.name != "manifest.json"]
+    return {str(path.relative_to(workdir)): path.read_bytes() for path in files}
+
+
 if __name__ == "__main__":
     train(Path(sys.argv[1]), None if sys.argv[2] == "forever" else int(sys.argv[2]))

@@ -47,12 +47,6 @@ def start(hosts: Hosts, num_hosts: int, workdir: Path, steps: str, **environment
     ]
 
 
-def contents(workdir: Path) -> dict[str, bytes]:
-    """Every byte that a run has written but those of its manifests, which hold the time of saving."""
-    files = [path for path in workdir.rglob("*") if path.is_file() and path.name != "manifest.json"]
-    return {str(path.relative_to(workdir)): path.read_bytes() for path in files}
-
-
 def test_three_hosts_write_the_files_of_one_worker_which_goes_on_from_them(
     make_hosts: Callable[[int], Hosts], tmp_path: Path
 ) -> None:
@@ -60,13 +54,13 @@ def test_three_hosts_write_the_files_of_one_worker_which_goes_on_from_them(
     for command in start(hosts, 3, tmp_path, "3"):
         assert command.wait(60) == 0, command.text
     exact_run.train(tmp_path / "alone", 3)
-    assert contents(tmp_path / "host0") == contents(tmp_path / "alone")
-    assert len(contents(tmp_path / "alone")) >= 3
+    assert exact_run.contents(tmp_path / "host0") == exact_run.contents(tmp_path / "alone")
+    assert len(exact_run.contents(tmp_path / "alone")) >= 3
     assert not [*(tmp_path / "host1").glob("*"), *(tmp_path / "host2").glob("*")]  # the chief is the only writer
     for folder in ("host0", "alone"):
         ls.workers.rank.leave()
         exact_run.train(tmp_path / folder, 5)
-    assert contents(tmp_path / "host0") == contents(tmp_path / "alone")
+    assert exact_run.contents(tmp_path / "host0") == exact_run.contents(tmp_path / "alone")
     assert hosts.leftovers() == []
 
 
@@ -165,3 +159,18 @@ def test_a_signal_on_any_host_stops_all_at_one_step_which_is_saved(
     said = f"at step {int(checkpoint.name.removeprefix('step-'))}"
     assert said in chief.text
     assert said in other.text
+
+
+@pytest.mark.slow
+def test_a_link_that_is_slow_or_down_for_a_second_ends_nothing(pair: tuple[Hosts, Command, Command]) -> None:
+    hosts, chief, other = pair
+    for host in range(2):
+        hosts.limit(host, "100kbit")
+    hosts.cut(1)
+    time.sleep(1)
+    hosts.restore(1)
+    step = int(chief.last_line.rpartition(" ")[2])
+    chief.wait_for(f"worker 0 on host0 at step {step + 5}", 60)
+    chief.signal(signal.SIGTERM)
+    codes, _ = ended(hosts, (chief, other), time.monotonic())
+    assert codes == [143, 143]

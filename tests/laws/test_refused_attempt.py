@@ -83,7 +83,10 @@ def test_on_two_workers(run_workers: Callable[..., list[Any]]) -> None:
 
 
 def refusing_over_gloo() -> tuple[list[Any], int, list[str]]:
-    bucketed.FIRST_BUCKET_BYTES = 64  # of this process alone: the gradients are sent as they come
+    bucketed.SMALL_ELEMENTS, bucketed.FIRST_BUCKET_BYTES = (
+        0,
+        64,
+    )  # of this process alone: the gradients are sent as they come
     state, found = make_state(), []
     for report in ls.train_steps(
         state, losses, make_loader(), ls.Towers(2), ls.AllReduce("gloo"), until=ls.Steps(STEPS)

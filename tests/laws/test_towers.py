@@ -133,7 +133,10 @@ def test_all_reduce_over_gloo_agrees_within_rounding(run_workers: Callable[..., 
 
 
 def train_overlapped(num_towers: int, exchange: Any) -> tuple[str, dict[str, Array]]:
-    bucketed.FIRST_BUCKET_BYTES = 64  # of this process alone; else all would be one bucket, which is sent at the end
+    bucketed.SMALL_ELEMENTS, bucketed.FIRST_BUCKET_BYTES = (
+        0,
+        64,
+    )  # of this process alone; else all would be one bucket, which is sent at the end
     return train_some(num_towers, exchange, coupled=True)
 
 

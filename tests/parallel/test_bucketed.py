@@ -33,7 +33,8 @@ class Calls:
 
     def __init__(self, num_workers: int) -> None:
         self.begun: list[list[Tensor]] = [[] for _ in range(num_workers)]
-        self.num_early = 0
+        self.num_early = self.num_calls = 0
+        self.dtypes: set[torch.dtype] = set()
         self._barrier = Barrier(num_workers, self._sum)
 
     def of(self, rank: int) -> Any:
@@ -58,6 +59,8 @@ class Calls:
             total = sum(tensors[1:], start=tensors[0].clone())
             for each in tensors:
                 each.copy_(total)
+        self.num_calls += sum(map(len, self.begun))
+        self.dtypes |= {tensor.dtype for tensor in self.begun[0]}
         for begun in self.begun:
             begun.clear()
 
@@ -66,6 +69,7 @@ class Calls:
 def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bucketed, "FIRST_BUCKET_BYTES", 16)
     monkeypatch.setattr(bucketed, "BUCKET_BYTES", 200)
+    monkeypatch.setattr(bucketed, "SMALL_ELEMENTS", 0)
 
 
 def in_threads(monkeypatch: pytest.MonkeyPatch, num_workers: int, work: Callable[[Worker], Any]) -> tuple[Any, Calls]:
@@ -84,11 +88,10 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(9, 6, sparse=True)
+        self.never, self.sometimes = nn.Linear(6, 6), nn.Linear(6, 6)
         self.norm = nn.BatchNorm1d(6)
+        self.embedding = nn.Embedding(9, 6, sparse=True)
         self.hidden = nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
-        self.sometimes = nn.Linear(6, 6)
-        self.never = nn.Linear(6, 6)
         self.shared = self.hidden[0].weight
         self.head = nn.Linear(6, 3).to(torch.float64)
         generator = torch.Generator().manual_seed(0)  # the threads share the global one
@@ -132,7 +135,7 @@ def same(some: PartialSum, others: PartialSum) -> bool:
     return some.numbers == others.numbers and all(map(torch.equal, some.tensors, others.tensors))
 
 
-@pytest.mark.parametrize(("num_towers", "num_workers"), [(2, 2), (4, 2), (8, 3), (6, 4)])
+@pytest.mark.parametrize(("num_towers", "num_workers"), [(2, 2), (4, 2), (12, 2), (8, 3), (6, 4)])
 def test_gradients_that_are_sent_as_they_come_have_the_bits_of_those_sent_at_the_end(
     num_towers: int, num_workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,6 +160,21 @@ def test_two_workers_have_the_bits_of_one(monkeypatch: pytest.MonkeyPatch) -> No
             assert all(map(torch.equal, one.tensors[:num_gradients], two.tensors))
 
 
+@pytest.mark.parametrize("num_towers", [2, 6])
+def test_little_is_sent_in_one_call_and_has_the_same_bits(num_towers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sum of two numbers of float32 is rounded once, whether or not it is rounded to float64 before."""
+    many, calls = in_threads(monkeypatch, 2, lambda worker: sums_of(worker, num_towers, overlapped=True))
+    assert calls.num_early > 0
+    monkeypatch.setattr(bucketed, "SMALL_ELEMENTS", 1000)
+    monkeypatch.setattr(bucketed, "FIRST_BUCKET_BYTES", 8 * 1000)
+    one, calls = in_threads(monkeypatch, 2, lambda worker: sums_of(worker, num_towers, overlapped=True))
+    assert calls.dtypes == {torch.float64, torch.int64}, "int64 counts the batches of batch norm"
+    assert calls.num_calls == 2 * 3 * 2
+    assert calls.num_early == 0
+    for some, others in zip(one, many, strict=True):
+        assert all(map(same, some, others))
+
+
 def test_buckets_go_in_one_order_whatever_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reverse order of the parameters, a small bucket first, and what is known last in the last ones."""
     monkeypatch.setattr(bucketed, "BUCKET_BYTES", 32)
@@ -167,14 +185,14 @@ def test_buckets_go_in_one_order_whatever_comes_first(monkeypatch: pytest.Monkey
         for step in range(2):
             sums = TreeSum(len(values))
             hooks = transport.start(sums, worker.rank)
-            assert list(hooks) == ([4, 3, 2] if step else [])
+            assert list(hooks) == ([4, 3, 2, 1, 0] if step else [])
             for index in sorted(hooks, reverse=worker.rank == 0):
                 hooks[index](values[index])
             sums.put(worker.rank, PartialSum([*values, torch.tensor([7.0])], [0.5]))
             total = transport.total(sums)
             assert [each[0].item() for each in total.tensors] == [0.0, 3.0, 6.0, 9.0, 12.0, 21.0]
             assert total.numbers == [1.5]
-        return [list(bucket.views) for bucket in transport._buckets]
+        return [list(bucket.indices) for bucket in transport._buckets]
 
     orders, _ = in_threads(monkeypatch, 3, work)
     assert orders == [[[4], [3, 2], [1, 0], [5], [6]]] * 3
@@ -196,11 +214,11 @@ def test_a_bucket_with_a_gradient_that_does_not_come_waits_for_the_end(monkeypat
             assert [each.sum().item() for each in transport.total(sums).tensors] == [128.0] * 4
         return len(hooks)
 
-    assert in_threads(monkeypatch, 2, work)[0] == [3, 3]
+    assert in_threads(monkeypatch, 2, work)[0] == [4, 4]
 
 
-@given(data=st.data(), num_workers=st.integers(1, 5), num_more=st.integers(0, 6))
-@settings(max_examples=30)
+@given(data=st.data(), num_workers=st.integers(1, 4), num_more=st.integers(0, 20))
+@settings(max_examples=50)
 def test_what_is_before_the_last_tower_completes_its_total(
     data: st.DataObject, num_workers: int, num_more: int
 ) -> None:
@@ -252,7 +270,7 @@ class Fails(torch.autograd.Function):
 
 def fail_half_way() -> tuple[str, float]:
     """The backward pass of worker 1 fails once it has sent the gradients of the last layers; its script goes on."""
-    bucketed.FIRST_BUCKET_BYTES = bucketed.BUCKET_BYTES = 64
+    bucketed.SMALL_ELEMENTS, bucketed.FIRST_BUCKET_BYTES, bucketed.BUCKET_BYTES = 0, 64, 64
     worker = ls.join("cpu")
     first, last = nn.Linear(4, 4), nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
     state = ls.TrainState(nn.ModuleList([first, last]), ls.optim.SGD(0.1))
@@ -281,7 +299,7 @@ def fail_half_way() -> tuple[str, float]:
 def test_an_error_half_way_ends_the_run_of_all(run_workers: Callable[..., list[Any]]) -> None:
     (_, of_peer), (said, _) = run_workers(fail_half_way, 2)
     assert "An error has cut the exchange of an earlier step short" in said
-    assert of_peer < 2.0
+    assert of_peer < 10.0, "the timeout of the group is minutes"
 
 
 def test_a_step_after_an_error_that_was_caught_half_way_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,7 +333,7 @@ def test_workers_with_other_compressions_are_refused(monkeypatch: pytest.MonkeyP
             transport.total(sums)
         return str(raised.value.given)
 
-    assert "compressed to bf16" in in_threads(monkeypatch, 2, work)[0][0]
+    assert "torch.bfloat16" in in_threads(monkeypatch, 2, work)[0][0]
 
 
 # Compression ----------------------------------------------------------------------------------------------------------

@@ -353,9 +353,7 @@ def lose_a_worker(number: int, kind: str) -> tuple[str, str, float]:
 
 @pytest.mark.process
 @pytest.mark.parametrize("kind", ["all_reduce", "messages"])
-@pytest.mark.parametrize(
-    ("number", "seconds"), [(signal.SIGKILL, 9.0), pytest.param(signal.SIGSTOP, 45.0, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("number", "seconds"), [(signal.SIGKILL, 2.5), (signal.SIGSTOP, 5.0)])
 def test_all_workers_name_the_one_that_is_gone(
     number: signal.Signals, seconds: float, kind: str, run_workers: Callable[..., list[Any]]
 ) -> None:
@@ -363,7 +361,7 @@ def test_all_workers_name_the_one_that_is_gone(
     for rank in (0, 2, 3):
         what, given, waited = said[rank]
         assert what == f"worker {rank} lost worker 1."
-        assert given.endswith("at step 3 (phase exchange)")
+        assert "at step 3 (phase exchange)" in given
         assert waited < seconds
 
 
@@ -431,4 +429,5 @@ def test_scripts_of_a_bare_launcher_end_in_peace_or_with_the_words_of_the_one_th
         return
     assert said[1].endswith("ValueError: boom\n")
     assert "worker 0 lost worker 1.\n" in said[0]
-    assert "it failed at step 3 (phase loop body): ValueError: boom" in said[0]
+    assert "worker 1 failed at step 3 (phase loop body)\n" in said[0]
+    assert said[0].endswith("ValueError: boom\n")  # its traceback is here, too

@@ -18,7 +18,7 @@ from lockstep.parallel import hosts, supervisor
 from lockstep.parallel.forkserver import Event, ForkServer
 from lockstep.parallel.hosts import LocalHost
 from lockstep.parallel.supervisor import STOPPED_EARLY, RunOutcome, Supervisor
-from lockstep.workers.channel import Channel
+from lockstep.workers.channel import Channel, Message
 from lockstep.workers.watchdog import Limits
 
 FIRST_PID = 9_000_001  # no process has such a number
@@ -36,6 +36,8 @@ class FakeWorker:
     signals: list[str] = field(default_factory=list)
     """Those that it was sent."""
     stop: str | None = None
+    told: list[Message] = field(default_factory=list)
+    """What it was told of the others."""
 
     def beat(self, step: int = 1, phase: str = "compute", count: int = 1, **more: Any) -> None:
         usual = {"waits": False, "stop": self.stop, "ended": False, "seconds": {}}
@@ -78,7 +80,9 @@ class FakeServer:
         self.now += seconds
         next(self.turns, None)
         for worker in self.workers:
-            worker.stop = next((said["stop"] for said in worker.channel.receive() if "stop" in said), worker.stop)
+            messages = worker.channel.receive()
+            worker.stop = next((said["stop"] for said in messages if "stop" in said), worker.stop)
+            worker.told += [said for said in messages if "lost" in said]
 
     def events(self, timeout_seconds: float) -> list[Event]:
         events, self.pending = self.pending, []
@@ -97,7 +101,7 @@ def supervise(script: Script, num_workers: int = 2, **limits: Any) -> tuple[RunO
     host = LocalHost(cast(ForkServer, server), {}, lambda: Pipe()[0])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(supervisor, "wait", lambda hosts, timeout_seconds: server.play(timeout_seconds))
-        run = Supervisor([host], [num_workers], Limits(**limits), requests, lambda: server.now)
+        run = Supervisor([host], [range(num_workers)], Limits(**limits), requests, lambda: server.now)
         server.turns = script(server, requests)
         outcome = run.finish()
     host.close()
@@ -151,6 +155,33 @@ def test_a_failure_ends_the_others_after_the_time_of_grace() -> None:
     assert texts(outcome) == ["worker 1 failed at step 3 (phase compute):\nTraceback\nValueError: bad"]
     assert server.workers[0].signals[0] == "SIGKILL"
     assert times["killed"] - times["failed"] == pytest.approx(1.2, abs=0.15)
+
+
+def test_the_others_are_told_of_a_failure_and_not_of_what_survivors_say() -> None:
+    def script(server: FakeServer, requests: list[str]) -> Iterator[None]:
+        first, second, third = server.workers
+        yield
+        first.fail("worker 0 lost another worker.", "peer")
+        yield
+        second.fail("ValueError: bad")
+        yield from beat_for(server, 2)
+        for worker in (first, second, third):
+            server.end(worker, 1)
+
+    _, server = supervise(script, 3, grace_seconds=5.0)
+    why = "worker 1 failed at step 3 (phase compute):\nValueError: bad"
+    assert [worker.told for worker in server.workers] == [[], [], [{"lost": "worker 1", "why": why}]]
+
+
+def test_a_worker_may_say_how_long_one_may_stand_still() -> None:
+    def script(server: FakeServer, requests: list[str]) -> Iterator[None]:
+        server.workers[0].channel.send({"hang_seconds": 20.0})
+        yield from beat_for(server, 30)
+        for worker in server.workers:
+            server.end(worker)
+
+    outcome, _ = supervise(script, 1)
+    assert "has been at step 1 (phase compute) for 20 s, and was killed" in texts(outcome)[0]
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,10 @@ SHAPES: list[tuple[int, ...]] = [(7, 5), (33,), (), (0, 3), (130,)]
 
 
 class Mail:
-    """The messages of several workers, which are threads."""
+    """The messages of several workers, which are threads; those of one may be lost."""
 
-    def __init__(self, num_workers: int) -> None:
-        ranks = range(num_workers)
+    def __init__(self, num_workers: int, lost: int | None = None) -> None:
+        ranks, self.lost = range(num_workers), lost
         self.queues = {(a, b): SimpleQueue[Tensor]() for a in ranks for b in ranks}
         self.num_bytes = [0] * num_workers
 
@@ -48,6 +48,9 @@ class MailBox:
             self.mail.num_bytes[self.rank] += tensor.nbytes
             self.mail.queues[self.rank, rank].put(tensor.clone())
         for rank, tensor in messages.receives:
+            if rank == self.mail.lost:
+                tensor.fill_(0xFF)
+                continue
             tensor.copy_(self.mail.queues[rank, self.rank].get(timeout=TIMEOUT_SECONDS))
 
 
@@ -109,6 +112,16 @@ def test_it_sends_as_much_as_all_reduce_where_each_worker_has_one_node(
     totals_of(num_towers, num_workers, [((size // 4 - 32,), torch.float32)], 1, mail)
     ring = 2 * (num_workers - 1) / num_workers * size
     assert [num / ring for num in mail.num_bytes] == pytest.approx([(n + 1) / 2 for n in rows], rel=1e-3)
+
+
+@pytest.mark.parametrize("one_round_bytes", [0, 1 << 16])
+def test_a_sum_is_nan_where_the_messages_of_a_worker_have_not_come(one_round_bytes: int) -> None:
+    """NCCL only enqueues them: the device must make no update of what is left."""
+    layout = [((130,), torch.float32), ((7, 5), torch.bfloat16)]
+    *others, _ = totals_of(8, 3, layout, 1, Mail(3, lost=2), one_round_bytes)
+    for (total,) in others:
+        assert torch.tensor(total.numbers).isnan().all()
+        assert all(tensor.isnan().all() for tensor in total.tensors)
 
 
 def test_workers_with_other_tensors_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

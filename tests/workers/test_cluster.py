@@ -26,11 +26,11 @@ def test_our_launcher_needs_no_address() -> None:
     )
 
 
-def test_a_restart_of_torchrun_has_a_prefix_of_its_own() -> None:
+def test_a_run_of_torchrun_has_a_prefix_of_its_own() -> None:
     elastic = {"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": "3", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     env = WorkerEnvironment.read({**FULL, "RANK": "0", **elastic})
     assert env is not None
-    assert (env.prefix, env.store_rank) == ("lockstep/job/3", None)
+    assert (env.prefix, env.store_rank) == ("lockstep/job", None)
 
 
 @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"])
@@ -119,6 +119,7 @@ def test_who_is_started_alone_is_alone(environment: dict[str, str]) -> None:
     ("environment", "worker"),
     [
         (GPU_TASKS, (11, 16, None, "node03", 19211, "lockstep/1004711.0")),
+        ({**GPU_TASKS, "SLURM_STEP_NUM_NODES": "1"}, (11, 16, None, "127.0.0.1", 19211, "lockstep/1004711.0")),
         ({**GPU_TASKS, "SLURM_STEP_ID": "1"}, (11, 16, None, "node03", 20220, "lockstep/1004711.1")),
         (
             {**GPU_TASKS, "MASTER_ADDR": "ib3", "MASTER_PORT": "1"},
@@ -133,7 +134,7 @@ def test_who_is_started_alone_is_alone(environment: dict[str, str]) -> None:
         ({**INTEL_MPI, "MASTER_ADDR": "a"}, (5, 8, (1, 4), "a", 29500, "lockstep/")),
         ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "8"}, (5, 8, (1, 8), "127.0.0.1", 29500, "lockstep/")),
     ],
-    ids=["srun", "second step", "address", "pmi of srun", "open mpi", "named job", "intel mpi", "one host"],
+    ids=["srun", "one node", "second step", "address", "pmi of srun", "open mpi", "named job", "intel mpi", "one host"],
 )
 def test_a_launcher_of_workers(environment: dict[str, str], worker: tuple[object, ...]) -> None:
     place = WorkerEnvironment.read(environment)

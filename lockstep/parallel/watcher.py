@@ -1,0 +1,261 @@
+"""The watcher of a host whose workers another launcher has started: torchrun, srun or Kubernetes.
+
+A process of its own that loads no torch. That of the chief's host supervises the workers of all hosts, as our launcher
+does; those of the other hosts serve it. Workers join by connections over a Unix socket (`lockstep.workers.peers` is
+their end), and the system says which process is at the other end, and when it ends. All workers are told who is lost,
+and why; to start others is their launcher's affair.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Collection, Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from lockstep.errors import WorkerError
+from lockstep.owner import process_fields
+from lockstep.parallel.agent import Agent
+from lockstep.parallel.hosts import TICK_SECONDS, RemoteHost, Said
+from lockstep.parallel.supervisor import Supervisor
+from lockstep.screen import Lines, log, show_log
+from lockstep.workers.channel import Channel, Message
+from lockstep.workers.connections import Listener, connect
+from lockstep.workers.peers import REACH_SECONDS, process_behind
+from lockstep.workers.signals import NOTICES
+from lockstep.workers.watchdog import Limits
+
+_LIMITS = Limits(grace_seconds=10.0)
+"""When one has failed the others raise at once; then their interpreters end, which takes seconds on a busy host."""
+_HELLO_SECONDS = 1.0
+_ENDED = -1
+_WAIT_STATUS = 49
+"""Its place among the fields of a process, from the state on."""
+
+
+@dataclass
+class _Process:
+    """The process of a worker that has joined, and what it says in words for the supervisor."""
+
+    channel: Channel
+    pid: int
+    descriptor: int
+    """A pidfd: readable when the process has ended; or `_ENDED`."""
+    can_show: bool
+    """SIGUSR2 makes it write its stack."""
+    unread: list[Message]
+    """What has come with its first message."""
+    step: int = 0
+    phase: str = "start"
+    has_left: bool = False
+    """It has told the others that it ends."""
+    has_ended: bool = False
+
+    def receive(self) -> list[Message]:
+        """What the worker has said since the last call."""
+        arrived, self.unread = self.unread + self.channel.receive(), []
+        said: list[Message] = []
+        for message in arrived:
+            self.has_left |= "leaves" in message or "failed" in message
+            if "phase" in message:
+                self.step, self.phase = message["step"], message["phase"]
+            if "leaves" not in message:
+                # What a worker is asked for by a signal reaches the others with the sums.
+                said.append({**message, "stop": None} if "stop" in message else message)
+            elif message["leaves"] == "last":  # it lives as long as the others, but will not take part any more
+                said.append({"pid": self.pid, "status": 0})
+        return said
+
+    def end(self) -> list[Message]:
+        """What is to be said of its end. Its launcher, whose child it is, may have been told the exit status first."""
+        self.has_ended = True
+        if self.descriptor != _ENDED:
+            os.close(self.descriptor)
+        fields = process_fields(self.pid)
+        status = os.waitstatus_to_exitcode(int(fields[_WAIT_STATUS])) if fields[:1] == ["Z"] else None
+        if self.has_left:  # it is not judged by how its interpreter ends
+            status = max(status or 0, 0)
+        if status is not None:
+            return [{"pid": self.pid, "status": status}]
+        return _vanished(self.pid, "its process has ended without a word", self.step, self.phase)
+
+
+def _vanished(pid: int, text: str, step: int = 0, phase: str = "start") -> list[Message]:
+    return [{"failed": text, "kind": "error", "step": step, "phase": phase}, {"pid": pid, "status": 1}]
+
+
+class JoinedHost:
+    """The host of this watcher, with the workers that join.
+
+    Args:
+        listener: the Unix socket by which they do.
+        name: of the host; "" where the run has no other.
+        ranks: of the workers that are to join.
+    """
+
+    def __init__(self, listener: socket.socket, name: str, ranks: Collection[int]) -> None:
+        self.name = name
+        self._listener, self._expected = listener, set(ranks)
+        self._deadline = time.monotonic() + REACH_SECONDS
+        self._processes: dict[int, _Process] = {}
+        self._watched: set[int] = set()
+        self._told: Said = []
+        """What the next call of `receive` is to return first."""
+        self._events = select.epoll()
+        self._events.register(listener, select.EPOLLIN)
+
+    def join(self, channel: Channel, pid: int, hello: Message, unread: list[Message]) -> None:
+        """Take in a worker, which has said who it is; `pid` as the system knows it."""
+        rank = hello.get("rank")
+        if rank not in self._expected:
+            channel.close()
+            return
+        self._expected.remove(rank)
+        try:
+            descriptor = os.pidfd_open(pid)
+            self._events.register(descriptor, select.EPOLLIN)
+        except ProcessLookupError:  # it has ended since
+            descriptor = _ENDED
+        self._processes[rank] = _Process(channel, pid, descriptor, hello.get("can_show") is True, unread)
+        self._told.append((rank, {"pid": pid, "status": None}))
+        if rank in self._watched:
+            channel.send({"watched": True})
+
+    def start(self, rank: int, environment: Mapping[str, str]) -> None:
+        """Tell a worker, which another launcher has started, that it is watched from now on."""
+        self._watched.add(rank)
+        self.send(rank, {"watched": True})
+
+    def send(self, rank: int, message: Mapping[str, object]) -> None:
+        """Send a message to a worker."""
+        if rank in self._processes:
+            self._processes[rank].channel.send(message)
+
+    def kill(self, rank: int, number: signal.Signals) -> None:
+        """Send a signal to a worker, if it is still there."""
+        process = self._processes.get(rank)
+        if process and not process.has_ended and (process.can_show or number != signal.SIGUSR2):
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(process.descriptor, number)
+
+    def receive(self) -> Said:
+        """What workers and their processes have said since the last call."""
+        ready = {descriptor for descriptor, _ in self._events.poll(0)}
+        if self._listener.fileno() in ready:
+            self.join(*_accept(self._listener))
+        if self._expected and time.monotonic() > self._deadline:
+            for rank in self._expected:
+                self._told += [(rank, each) for each in _vanished(0, "it has never come to its watcher")]
+            self._expected.clear()
+        said, self._told = self._told, []
+        # After the poll: what a worker has said before its end is there by now.
+        for rank, process in self._processes.items():
+            said += [(rank, message) for message in process.receive()]
+            if not process.has_ended and (process.descriptor in ready or process.descriptor == _ENDED):
+                said += [(rank, message) for message in process.end()]
+        return said
+
+    def is_stopped(self, rank: int) -> bool:
+        """Whether the system has stopped a worker's process."""
+        return rank in self._processes and process_fields(self._processes[rank].pid)[:1] == ["T"]
+
+    def log(self, level: int, text: str) -> None:
+        """Show lines on the screen of this host's first worker."""
+        log.log(level, "%s", Lines(text))
+
+    def fileno(self) -> int:
+        """What becomes readable when a worker comes, or its process has ended."""
+        return self._events.fileno()
+
+    def close(self) -> None:
+        """Close the channels; workers that are left go on unwatched."""
+        for process in self._processes.values():
+            process.channel.close()
+            if not process.has_ended:
+                process.end()
+        self._events.close()
+
+
+def watch() -> None:
+    """Watch the workers that join by the Unix socket whose descriptor is the argument; the first says what to do."""
+    # A scheduler may send its notices to all processes of a job: they are meant for the workers.
+    for number in (signal.SIGINT, signal.SIGUSR2, *NOTICES):
+        signal.signal(number, signal.SIG_IGN)
+    show_log()
+    with socket.socket(fileno=int(sys.argv[1])) as listener:
+        listener.settimeout(REACH_SECONDS)
+        arrived = [_accept(listener)]
+        while not (task := arrived[-1][2].get("task")):  # another worker may be quicker than the first
+            arrived.append(_accept(listener))
+        names = task["names"] if len(task["names"]) > 1 else [""]
+        here = JoinedHost(listener, names[task["host"]], task["ranks"][task["host"]])
+        for each in arrived:
+            here.join(*each)
+        if task["host"]:
+            _serve(here, task)
+        else:
+            others = _others(task, arrived[-1][0])
+            Supervisor([here, *others], task["ranks"], _LIMITS, []).finish()
+            for other in others:
+                other.end(0, logging.INFO, "")
+
+
+def _accept(listener: socket.socket) -> tuple[Channel, int, Message, list[Message]]:
+    """Accept a connection: it, the process at its other end, its first message, and the messages that came with it."""
+    connection = listener.accept()[0]
+    pid, user = process_behind(connection)
+    channel = Channel(connection)
+    hello, *unread = (channel.receive(_HELLO_SECONDS) if user == os.geteuid() else []) or [{}]
+    return channel, pid, hello, unread
+
+
+def _others(task: Mapping[str, Any], asked_by: Channel) -> list[RemoteHost]:
+    """Wait for the watchers of the other hosts, whom the chief tells where; one that does not come is gone."""
+    come: queue.SimpleQueue[Channel] = queue.SimpleQueue()
+    names, ranks = task["names"], task["ranks"]
+    others: dict[int, RemoteHost] = {}
+    if len(names) == 1:
+        return []
+    listener = Listener(
+        task["address"], 0, task["key"].encode(), lambda connection, address: come.put(Channel(connection))
+    )
+    with closing(listener):
+        asked_by.send({"port": listener.port})
+        deadline = time.monotonic() + REACH_SECONDS
+        while len(others) < len(names) - 1 and time.monotonic() < deadline:
+            for other in others.values():
+                other.tick()
+            with suppress(queue.Empty):
+                channel = come.get(timeout=TICK_SECONDS)
+                for hello in channel.receive(_HELLO_SECONDS):
+                    index = hello["host"]
+                    others[index] = RemoteHost(channel, names[index], len(ranks[index]))
+    for index in set(range(1, len(names))) - others.keys():
+        nobody, gone = socket.socketpair()
+        gone.close()
+        others[index] = RemoteHost(Channel(nobody), names[index], len(ranks[index]))
+    return [others[index] for index in sorted(others)]
+
+
+def _serve(here: JoinedHost, task: Mapping[str, Any]) -> None:
+    """Serve the watcher that decides; where it is gone, tell the workers here."""
+    try:
+        channel = Channel(connect(task["address"], task["port"], task["key"].encode(), REACH_SECONDS))
+        channel.send({"host": task["host"]})
+        Agent(channel, here, []).serve()
+    except (WorkerError, OSError) as error:
+        why = error.given if isinstance(error, WorkerError) else f"its watcher cannot be reached: {error}"
+        for rank in task["ranks"][task["host"]]:
+            here.send(rank, {"lost": f"host {task['names'][0]}", "why": why})
+
+
+if __name__ == "__main__":
+    watch()

@@ -1,0 +1,98 @@
+"""Workers on two hosts that another launcher has started: a fault of one is noticed in seconds, and named by all."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+from separate_hosts import Command, Hosts
+
+pytestmark = pytest.mark.process
+
+SCRIPT = """
+import os, signal, sys, time
+import torch
+import lockstep as ls
+from lockstep.parallel.collectives import collectives
+
+here = ls.join("cpu")
+calls = collectives(here, "gloo")
+for step in range(10_000):
+    here.pulse.at(step, "exchange")
+    calls.all_reduce([torch.ones(3)])
+    if step == 0:
+        print("begins", flush=True)
+    time.sleep(0.01)
+    if step == 30 and here.rank == 1:
+        print("now", flush=True)
+        exec(sys.argv[1])
+"""
+EXCHANGE = "(phase exchange)"
+
+
+def started(hosts: Hosts, deed: str = "") -> list[Command]:
+    """A worker on each host that exchanges with the other one, after 30 steps with a deed of worker 1."""
+    places = {"WORLD_SIZE": "2", "MASTER_ADDR": "host0", "MASTER_PORT": "29400"}
+    commands = [hosts.start(host, sys.executable, "-c", SCRIPT, deed, RANK=str(host), **places) for host in range(2)]
+    for command in commands:
+        command.wait_for("begins", 60)
+    return commands
+
+
+def given(command: Command) -> str:
+    """Why a worker says that it has lost another one."""
+    assert "PeerLostError: worker" in command.text
+    return next(line.text for line in command.lines if "  given:" in line.text).partition("given:")[2].strip()
+
+
+@pytest.mark.parametrize(
+    ("deed", "code", "why", "last", "seconds"),
+    [
+        ("raise ValueError('boom')", 1, "worker 1 on host1 failed at step 30", "ValueError: boom", 2.0),
+        pytest.param(
+            "os.kill(os.getpid(), 9)", -9, "was killed by SIGKILL at step", "hint:", 2.0, marks=pytest.mark.slow
+        ),
+        ("os.kill(os.getpid(), signal.SIGSTOP)", -9, "was stopped (SIGSTOP) for 2.", "hint:", 4.0),
+    ],
+)
+def test_what_becomes_of_a_worker_is_told_on_the_other_host(
+    make_hosts: Callable[[int], Hosts], deed: str, code: int, why: str, last: str, seconds: float
+) -> None:
+    hosts = make_hosts(2)
+    chief, other = started(hosts, deed)
+    start = other.wait_for("now", 20).seconds
+    lost = chief.wait_for("PeerLostError: worker 0 lost worker 1 on host1.", 10)
+    assert lost.seconds - start < seconds
+    assert why in given(chief)
+    assert last in chief.last_line
+    assert [chief.wait(10), other.wait(10)] == [1, code]
+    assert "lost" not in other.text
+    assert hosts.leftovers() == []
+
+
+def test_a_cut_link_is_noticed_on_both_sides(make_hosts: Callable[[int], Hosts]) -> None:
+    hosts = make_hosts(2)
+    chief, other = started(hosts)
+    hosts.cut(1)
+    start = time.monotonic()
+    told = [each.wait_for(f"PeerLostError: worker {rank} lost", 10) for rank, each in enumerate((chief, other))]
+    assert all(1.5 < line.seconds - start < 4 for line in told)
+    assert given(chief).startswith("host host1 gives no sign of life for 2.")
+    assert given(chief).endswith("or its network is; lost with it: worker 1 " + given(chief).partition("worker 1 ")[2])
+    assert given(other).startswith("no sign of life for 2.")
+    assert "lost host host0." in other.text
+    assert [chief.wait(10), other.wait(10)] == [1, 1]
+    assert hosts.leftovers() == []
+
+
+def test_the_end_of_a_whole_host_is_noticed_and_that_of_the_chief_too(make_hosts: Callable[[int], Hosts]) -> None:
+    hosts = make_hosts(2)
+    chief, other = started(hosts)
+    hosts.vanish(0)
+    start = time.monotonic()
+    assert other.wait_for("PeerLostError: worker 1 lost host host0.", 10).seconds - start < 4
+    assert [chief.wait(10), other.wait(10)] == [-signal.SIGKILL, 1]
+    assert hosts.leftovers() == []
