@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.checks import NonNegativeFloat, check_value
+from lockstep.checks import NonNegativeFloat, NonNegativeInt, check_value
 from lockstep.cli.shared import (
     ENVIRONMENT,
     Command,
@@ -35,6 +35,13 @@ def _add_arguments(run: argparse.ArgumentParser) -> None:
         default=600.0,
         metavar="N",
         help="end workers that stay at one step for longer (default: 600; 0 never)",
+    )
+    run.add_argument(
+        "--restarts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="start the script again when workers are lost, up to N times without progress; it resumes by itself",
     )
     run.add_argument(
         "--full-traceback", action="store_true", help="show errors with the frames of Lockstep and torch, too"
@@ -63,11 +70,13 @@ def _plan(argv: list[str]) -> dict[str, Any]:
 
     arguments = parse(argv)
     check_value("--hang-seconds", arguments.hang_seconds, NonNegativeFloat)
+    check_value("--restarts", arguments.restarts, NonNegativeInt)
     seat = given_seat(arguments, os.environ)
     workers = choose_num_workers(arguments.workers, arguments.device, None, arguments.workers_per_device, seat)
     return {
         "workers": workers,
         "hang_seconds": arguments.hang_seconds,
+        "restarts": arguments.restarts,
         "whole_traceback": arguments.full_traceback,
     }
 

@@ -36,7 +36,9 @@ def plan_training(argv: list[str]) -> dict[str, Any]:
     check_given(arguments, run)
     workers = choose_workers(run.recipe, given_seat(arguments, os.environ))
     _log_idle_devices(run.recipe, workers)
-    return {"workers": workers, "hang_seconds": run.recipe.watch.hang_seconds}
+    watch = run.recipe.watch
+    restarts = watch.restarts if run.path and not arguments.rehearse else 0  # else there is nothing to go on from
+    return {"workers": workers, "hang_seconds": watch.hang_seconds, "restarts": restarts}
 
 
 def check_given(arguments: argparse.Namespace, run: GivenRun) -> None:

@@ -101,6 +101,8 @@ class LocalHost:
             connections.append(self._connect_store())
         task = {**self._task, "environment": {**environment, **self._network}}
         self._server.fork(f"worker {rank}", task, connections)
+        if rank in self._channels:  # of a worker that is gone
+            self._channels[rank].close()
         self._channels[rank] = Channel(ours)
 
     def send(self, rank: int, message: Mapping[str, object]) -> None:
@@ -197,6 +199,11 @@ class RemoteHost:
         """Return the names of signals that have reached the agent since the last call."""
         requests, self._requests = self._requests, []
         return requests
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a fault has been found."""
+        return bool(self._fault)
 
     def fault(self) -> str | None:
         """Return what is wrong with the host, where it is lost; to be called after each `receive`."""

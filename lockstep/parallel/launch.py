@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -27,7 +28,7 @@ from lockstep.parallel.entry import reference
 from lockstep.parallel.forkserver import ForkServer
 from lockstep.parallel.hosts import TICK_SECONDS, LocalHost, RemoteHost
 from lockstep.parallel.rendezvous import Rendezvous, Seat, meet_chief, network_towards
-from lockstep.parallel.supervisor import STOPPED_EARLY, Supervisor
+from lockstep.parallel.supervisor import STOPPED_EARLY, RunOutcome, Supervisor
 from lockstep.screen import Lines, log
 from lockstep.terminal import outlive_terminal
 from lockstep.workers.channel import Channel
@@ -35,7 +36,7 @@ from lockstep.workers.cluster import WorkerEnvironment
 from lockstep.workers.connections import run_key
 from lockstep.workers.signals import notices
 from lockstep.workers.store_server import StoreServer
-from lockstep.workers.watchdog import Limits, root_cause
+from lockstep.workers.watchdog import Failure, Limits, root_cause
 
 Plan = Callable[[list[str]], Mapping[str, Any]]
 Main = Callable[[list[str]], int | None]
@@ -74,10 +75,11 @@ def launch(
 
     Args:
         argv: the arguments of both functions.
-        plan: returns `{"workers": 2}`, with `"threads"` (intra-op threads of a worker, 1 by default) and
-            `"hang_seconds"` (in place of that of the limits) where wanted, and `"whole_traceback"`: errors are shown
-            with the frames of all packages, not of the user's code alone. An error that it raises is shown, and no
-            worker is started. A function at the top level of a module.
+        plan: returns `{"workers": 2}`, and where wanted `"threads"` (intra-op threads of a worker, 1 by default),
+            `"hang_seconds"` (in place of that of the limits), `"restarts"` (how often all workers start again when some
+            are lost: killed, stopped, silent, or their host gone; 0 by default), and `"whole_traceback"`: errors are
+            shown with the frames of all packages, not of the user's code alone. An error that it raises is shown, and
+            no worker is started. A function at the top level of a module.
         main: what each worker runs; None or 0 is success. A function at the top level of a module.
         preload: modules imported once for all workers; importing them must start no thread and touch no device.
         limits: how long a worker may be silent, stuck, or take to stop.
@@ -107,6 +109,34 @@ def launch(
     return conclusion.code
 
 
+class Restarts:
+    """How often workers start again after some were lost; progress makes good for what went before.
+
+    Args:
+        most: in a row, without a step beyond the furthest so far.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._furthest = most, 0
+        self.count = 0
+        """Of the losses in a row."""
+
+    def may_start(self, step: int) -> bool:
+        """Count one more loss, at this step: whether the workers may start again."""
+        if step > self._furthest:
+            self.count, self._furthest = 0, step
+        self.count += 1
+        return self.count <= self._most
+
+    @property
+    def pause_seconds(self) -> float:
+        """Before the next start: 1, 2, 4 seconds and so on, up to a minute."""
+        return float(min(2 ** (self.count - 1), 60))
+
+    def __str__(self) -> str:
+        return f"in {self.pause_seconds:.0f} s (restart {self.count} of {self._most} without progress)"
+
+
 class _Launcher:
     """The launcher of one host, while its fork server lives."""
 
@@ -134,36 +164,66 @@ class _Launcher:
     def lead(self, seat: Seat | None, key: bytes, plan: Mapping[str, Any], main: Main, limits: Limits) -> Conclusion:
         """Supervise the workers of all hosts, of which this is the only one, or that of the chief."""
         limits = replace(limits, hang_seconds=plan.get("hang_seconds", limits.hang_seconds))
-        task, num_workers = self._worker_task(plan, main), plan["workers"]
+        task, restarts = self._worker_task(plan, main), Restarts(plan.get("restarts", 0))
         with closing(StoreServer()) as store:
             if seat is None:
-                return self._supervise([LocalHost(self._server, task, store.connect)], [num_workers], limits)
+                here = LocalHost(self._server, task, store.connect)
+                return self._supervise(lambda: [(here, plan["workers"])], store, limits, restarts)
             with closing(Rendezvous(seat, key, store)) as rendezvous:
                 here = LocalHost(self._server, task, store.connect, rendezvous.network, socket.gethostname())
-                conclusion = self._lead_hosts(rendezvous, here, num_workers, limits)
+
+                def hosts() -> Sequence[tuple[LocalHost | RemoteHost, int]]:
+                    others = rendezvous.gather(self._requests)
+                    return [(here, plan["workers"]), *((host, host.num_workers) for host in others)]
+
+                try:
+                    conclusion = self._supervise(hosts, store, limits, restarts)
+                except (WorkerError, InputError) as error:
+                    conclusion = _conclusion_of(error)
                 for host in rendezvous.hosts.values():
                     host.end(*conclusion)
                 return conclusion
 
-    def _lead_hosts(self, rendezvous: Rendezvous, here: LocalHost, num_workers: int, limits: Limits) -> Conclusion:
-        try:
-            if not rendezvous.gather(self._requests):
-                return self._stopped_early()
-            others = [host for _, host in sorted(rendezvous.hosts.items())]
-            return self._supervise([here, *others], [num_workers, *(host.num_workers for host in others)], limits)
-        except (WorkerError, InputError) as error:
-            return _conclusion_of(error)
+    def _supervise(
+        self,
+        gather: Callable[[], Sequence[tuple[LocalHost | RemoteHost, int]]],
+        store: StoreServer,
+        limits: Limits,
+        restarts: Restarts,
+    ) -> Conclusion:
+        """Supervise workers on all hosts, and others in their place where some are lost, to the end of the run."""
+        while True:
+            hosts, num_workers = zip(*gather(), strict=True)
+            if self._requests:
+                return self._stopped_early(has_begun=restarts.count > 0)
+            ranks = [range(*ends) for ends in pairwise(accumulate(num_workers, initial=0))]
+            outcome = Supervisor(hosts, ranks, limits, self._requests).finish()
+            failure = root_cause(outcome.failures) if outcome.failures else None
+            if failure is None or failure.kind != "lost" or outcome.stopped_by or not restarts.may_start(outcome.step):
+                return self._conclude(outcome, failure)
+            for host in hosts:
+                host.log(WARNING, f"{failure.text}\nall workers start again, from the last checkpoint: {restarts}")
+            self._pause(restarts.pause_seconds, [host for host in hosts if isinstance(host, RemoteHost)])
+            store.clear()
 
-    def _supervise(self, hosts: Sequence[LocalHost | RemoteHost], num_workers: list[int], limits: Limits) -> Conclusion:
-        ranks = [range(*ends) for ends in pairwise(accumulate(num_workers, initial=0))]
-        outcome = Supervisor(hosts, ranks, limits, self._requests).finish()
+    def _conclude(self, outcome: RunOutcome, failure: Failure | None) -> Conclusion:
+        """Why the run has ended, if not by itself."""
         if outcome.aborted:
             return Conclusion(ABORTED, WARNING, "aborted, without a checkpoint")
-        if outcome.failures:
-            failure = root_cause(outcome.failures)
+        if failure:
             return Conclusion(WRONG_INPUT if failure.kind == "input" else FAILED, ERROR, failure.text)
         code = exit_code_of_stop(outcome.stopped_by, requeue=self._requeue) if outcome.stopped_by else 0
         return Conclusion(code, ERROR, TOO_LATE if outcome.late else "")
+
+    def _pause(self, seconds: float, others: Sequence[RemoteHost]) -> None:
+        """Wait, unless a signal asks for a stop; the launchers of other hosts hear meanwhile that this one lives."""
+        ends = time.monotonic() + seconds
+        while not self._requests and time.monotonic() < ends:
+            time.sleep(TICK_SECONDS)
+            for host in others:
+                host.tick()
+                host.receive()
+                self._requests += host.take_requests()
 
     def follow(self, seat: Seat, key: bytes, plan: Mapping[str, Any] | Conclusion, main: Main) -> Conclusion:
         """Serve the supervisor on the chief's host; it is told, too, where this host has nothing to run."""
@@ -185,8 +245,11 @@ class _Launcher:
         from_plan = {name: plan.get(name) for name in ("threads", "whole_traceback")}
         return {**self._task, **from_plan, "kind": "worker", "function": reference(main)}
 
-    def _stopped_early(self) -> Conclusion:
-        return Conclusion(exit_code_of_stop(self._requests[0], requeue=self._requeue), WARNING, STOPPED_EARLY)
+    def _stopped_early(self, *, has_begun: bool = False) -> Conclusion:
+        text = (
+            "stopped before the workers had started again; the last checkpoint stands" if has_begun else STOPPED_EARLY
+        )
+        return Conclusion(exit_code_of_stop(self._requests[0], requeue=self._requeue), WARNING, text)
 
 
 def _conclusion_of(error: LockstepError) -> Conclusion:

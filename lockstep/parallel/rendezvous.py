@@ -104,7 +104,6 @@ class Rendezvous:
     def __init__(self, seat: Seat, key: bytes, store: StoreServer) -> None:
         self._seat, self._store = seat, store
         self._callers: queue.SimpleQueue[Channel] = queue.SimpleQueue()
-        self._has_begun = False
         self.hosts: dict[int, RemoteHost] = {}
         """The other hosts that have come, by rank."""
         address = _own_address(seat)
@@ -135,13 +134,13 @@ class Rendezvous:
             self._store.serve(Connection(connection.detach()))
         elif purpose == _CALLS_CHIEF:
             self._callers.put(_channel(connection))
-            if self._has_begun:
+            if self._is_complete:
                 self._refuse_late()
         else:
             connection.close()
 
-    def gather(self, requests: Sequence[str]) -> bool:
-        """Wait until all other hosts are among `hosts`; returns whether they are before a signal asks for a stop.
+    def gather(self, requests: Sequence[str]) -> list[RemoteHost]:
+        """Wait until all other hosts are here, or a signal asks for a stop; returns them in order.
 
         Raises:
             InputError: a host has another version, or another number of hosts.
@@ -149,10 +148,10 @@ class Rendezvous:
         """
         callers: list[Channel] = []
         began = told = time.monotonic()
-        log.info("%s at %s:%d", self._who_has_come(), self._seat.chief, self._seat.port)
-        while len(self.hosts) < self._seat.num_hosts - 1:
-            if requests:
-                return False
+        self._forget_lost()
+        if not self._is_complete:
+            log.info("%s at %s:%d", self._who_has_come(), self._seat.chief, self._seat.port)
+        while not self._is_complete and not requests:
             time.sleep(TICK_SECONDS)
             while not self._callers.empty():
                 callers.append(self._callers.get())
@@ -166,9 +165,13 @@ class Rendezvous:
             if now - told > _TELL_SECONDS:
                 told = now
                 log.info("%s; %.0f s of %.0f", self._who_has_come(), now - began, START_SECONDS)
-        self._has_begun = True
         self._refuse_late()
-        return True
+        return [host for _, host in sorted(self.hosts.items())]
+
+    @property
+    def _is_complete(self) -> bool:
+        """Whether all hosts are here."""
+        return len(self.hosts) == self._seat.num_hosts - 1 and not any(host.is_lost for host in self.hosts.values())
 
     def _refuse_late(self) -> None:
         while not self._callers.empty():

@@ -30,6 +30,8 @@ class RunOutcome:
     """In the order in which they were noticed."""
     stopped_by: str | None
     """The signal that asked for a stop ("SIGTERM") before the run had reached its end."""
+    step: int = 0
+    """The last one that a worker was at."""
     aborted: bool = False
     late: bool = False
     """Workers had to be killed, since they took too long to save and end."""
@@ -121,7 +123,9 @@ class Supervisor:
         if failures and all(failure.kind == "peer" for failure in failures):
             # A worker that has ended without an error is missed by the others, and says nothing itself.
             failures = [watchdog.left(each.status) for each in self._members if each.has_returned] + failures
-        return RunOutcome(failures, None if self._run_has_ended() else self._stopped_by, self._aborted, self._late)
+        stopped_by = None if self._run_has_ended() else self._stopped_by
+        step = max((member.step for member in self._members), default=0)
+        return RunOutcome(failures, stopped_by, step, self._aborted, self._late)
 
     def _run_has_ended(self) -> bool:
         return all(member.run_ended for member in self._members)

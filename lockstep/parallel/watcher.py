@@ -274,7 +274,7 @@ def _others(task: Mapping[str, Any], chief: Channel) -> list[RemoteHost]:
                 other.tick()
             with suppress(queue.Empty):
                 channel = come.get(timeout=TICK_SECONDS)
-                for hello in channel.receive(_HELLO_SECONDS):
+                for hello in channel.receive(_HELLO_SECONDS, most=1):
                     index = hello["host"]
                     others[index] = RemoteHost(channel, names[index], len(ranks[index]))
     for index in set(range(1, len(names))) - others.keys():

@@ -139,6 +139,9 @@ class Monitoring(Checked):
     hang_seconds: NonNegativeFloat = 600.0
     """A worker that stays longer at one step and phase is ended (six times as long in slow phases), and so is a loader
     process that reads longer at one example; 0: never."""
+    restarts: NonNegativeInt64 = 3
+    """How often in a row all start again, from the last checkpoint, when some are lost: killed, stopped or silent,
+    or their host gone. A step beyond the furthest so far begins a new row. An error ends the run."""
     compare_steps: NonNegativeInt64 = 100
     """Updates between two comparisons of the model and the optimizer's slots on all workers, by a checksum that travels
     with the gradients: a run whose workers come to differ ends, and names the first tensor; 0: never."""

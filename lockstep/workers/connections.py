@@ -145,7 +145,10 @@ def _prove(connection: socket.socket, key: bytes, *, is_listener: bool) -> None:
     proofs = [hmac.digest(key, role + both, "sha256") for role in (b"listener", b"caller")]
     if is_listener:
         connection.sendall(proofs[0])
-        _check(connection, proofs[1])
+        try:
+            _check(connection, proofs[1])
+        except ConnectionResetError:
+            raise OtherKeyError("the other end does not take this key") from None
         connection.sendall(b"+")
     else:
         _check(connection, proofs[0])
@@ -164,7 +167,7 @@ def _receive(connection: socket.socket, num_bytes: int) -> bytes:
     while len(received) < num_bytes:
         arrived = connection.recv(num_bytes - len(received))
         if not arrived:
-            raise OtherKeyError("the other end has ended the connection before it was made")
+            raise ConnectionResetError("the other end has ended the connection before it was made")
         received += arrived
     return received
 

@@ -225,6 +225,13 @@ def _connect(env: WorkerEnvironment) -> Store:
         return PrefixStore(env.prefix, store)
     except DistError as error:
         said = str(error).splitlines()[0]
+    if "EADDRINUSE" in said:
+        raise WorkerError(
+            f"worker {env.rank} cannot open the store of the run: its port is in use on this host.",
+            given=f"port {env.port}, by {env.said}",
+            expected="a port that no other program, and no other run, listens on",
+            hint="give all workers another one: MASTER_PORT",
+        )
     raise WorkerError(
         f"worker {env.rank} cannot reach the other workers.",
         given=f"{env.address}:{env.port}: {said}",

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from multiprocessing import Pipe, reduction
@@ -67,6 +68,7 @@ class StoreServer:
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
         self._files: dict[str, int] = {}
+        self._connections: set[Connection] = set()
         self._changed = threading.Condition()
         self._operations: dict[str, Callable[..., None]] = {
             "add": self._add,
@@ -89,6 +91,14 @@ class StoreServer:
         self.serve(ours)
         return theirs
 
+    def clear(self) -> None:
+        """Forget all values and files, and end all connections: whoever has them is no worker of the run any more."""
+        with self._changed:
+            self._values.clear()
+            for connection in self._connections:
+                _shut_down(connection)
+        self.close()
+
     def close(self) -> None:
         """Close the files that are still shared; connections end with the workers."""
         with self._changed:
@@ -101,10 +111,14 @@ class StoreServer:
 
     def _answer_all(self, connection: Connection) -> None:
         """Answer requests until the other end is gone, or sends anything else."""
+        with self._changed:
+            self._connections.add(connection)
         with connection, contextlib.suppress(EOFError, OSError, ValueError, TypeError, LookupError):
             while True:
                 operation, *arguments = json.loads(connection.recv_bytes(MAX_VALUE_BYTES))
                 self._operations[operation](connection, *arguments)
+        with self._changed:
+            self._connections.discard(connection)
 
     def _set(self, connection: Connection, key: str) -> None:
         self._update(connection, key, lambda _, new: new)
@@ -185,6 +199,11 @@ class StoreServer:
     def _await(self, held: dict[str, Any], keys: Sequence[str], timeout_seconds: float) -> bool:
         limit = min(timeout_seconds, threading.TIMEOUT_MAX)
         return self._changed.wait_for(lambda: all(key in held for key in keys), limit)
+
+
+def _shut_down(connection: Connection) -> None:
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as ended:
+        ended.shutdown(socket.SHUT_RDWR)
 
 
 def _receive(connection: Connection) -> bytes:

@@ -172,7 +172,7 @@ class WorkerStatus:
         return f"at step {self.step} (phase {self.phase})"
 
 
-FailureKind = Literal["error", "input", "peer"]
+FailureKind = Literal["error", "input", "peer", "lost"]
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,8 @@ class Failure:
 
     text: str
     kind: FailureKind = "error"
-    """`input`: the user gave what cannot be used; `peer`: a worker misses another one, so this is never the cause."""
+    """`input`: the user gave what cannot be used; `peer`: a worker misses another one, so this is never the cause;
+    `lost`: the worker's process or host is gone, and it need not be by the fault of what it ran."""
     who: str = "another worker"
     """The name of the worker or host that the others lose by it."""
 
@@ -197,7 +198,8 @@ def died(worker: WorkerStatus, exit_status: int) -> Failure:
     """The failure of a worker that has ended without a word."""
     if exit_status >= 0:
         return Failure(f"{worker} ended with exit code {exit_status} {worker.where}", who=worker.name)
-    return Failure(f"{worker} was killed by {signal.Signals(-exit_status).name} {worker.where}", who=worker.name)
+    name = signal.Signals(-exit_status).name
+    return Failure(f"{worker} was killed by {name} {worker.where}", "lost", worker.name)
 
 
 def killed(worker: WorkerStatus, verdict: Verdict) -> Failure:
@@ -206,10 +208,11 @@ def killed(worker: WorkerStatus, verdict: Verdict) -> Failure:
         return Failure(
             f"{worker} has been {worker.where} for {verdict.seconds:.0f} s, and was killed; its stack is shown above."
             " Where this may take so long, raise watch.hang_seconds in the recipe, or --hang-seconds (0: no limit)",
-            who=worker.name,
+            "lost",
+            worker.name,
         )
     why = "was stopped (SIGSTOP)" if verdict.reason == "stopped" else "gave no sign of life"
-    return Failure(f"{worker} {why} for {verdict.seconds:.1f} s {worker.where}, and was killed", who=worker.name)
+    return Failure(f"{worker} {why} for {verdict.seconds:.1f} s {worker.where}, and was killed", "lost", worker.name)
 
 
 def left(worker: WorkerStatus) -> Failure:
@@ -221,7 +224,7 @@ def left(worker: WorkerStatus) -> Failure:
 def lost_host(name: str, fault: str, workers: Sequence[WorkerStatus]) -> Failure:
     """The failure of a host that is gone, with its workers."""
     places = ", ".join(f"worker {worker.rank} {worker.where}" for worker in workers)
-    return Failure(f"host {name} {fault}; lost with it: {places}", who=f"host {name}")
+    return Failure(f"host {name} {fault}; lost with it: {places}", "lost", f"host {name}")
 
 
 def root_cause(failures: Sequence[Failure]) -> Failure:

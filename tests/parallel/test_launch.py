@@ -21,10 +21,10 @@ from lockstep.errors import InputError
 from lockstep.parallel import launch as launching
 from lockstep.parallel.agent import Conclusion
 from lockstep.parallel.forkserver import Event
-from lockstep.parallel.launch import exit_code_of_stop, is_worker
+from lockstep.parallel.launch import Restarts, exit_code_of_stop, is_worker
 from lockstep.parallel.supervisor import STOPPED_EARLY, RunOutcome
 from lockstep.workers.channel import Channel
-from lockstep.workers.watchdog import Failure, Limits
+from lockstep.workers.watchdog import Failure, root_cause
 
 pytestmark = pytest.mark.process
 
@@ -43,6 +43,7 @@ from lockstep.errors import DataError, InputError, PeerLostError
 from lockstep.workers.pulse import of_this_process
 
 RANK = os.environ.get("RANK")
+DIED = Path(__file__).parent / "died"
 keep = []
 
 
@@ -52,7 +53,7 @@ def plan(argv):
     if argv[0] == "linger":
         say("planning", os.getpid())
         wait()
-    return {"workers": 1 if argv[0] in ("alone", "here") else 2}
+    return {"workers": 1 if argv[0] in ("alone", "here") else 2, "restarts": int(argv[0].startswith("again"))}
 
 
 def say(*words):
@@ -122,6 +123,25 @@ def die(second):
     if second:
         os.kill(os.getpid(), signal.SIGKILL)
     wait()
+
+
+def again(second):
+    if second:
+        if not DIED.exists():
+            DIED.mkdir()
+            os.kill(os.getpid(), signal.SIGKILL)
+    elif not DIED.exists():
+        wait()
+
+
+def again_and_again(second):
+    if second:
+        os.kill(os.getpid(), signal.SIGKILL)
+    wait()
+
+
+def again_not_for_errors(second):
+    fail(second)
 
 
 def freeze(second):
@@ -390,6 +410,39 @@ def test_a_killed_worker_is_named_with_the_signal(launch: Launch) -> None:
     assert code == 1
     assert len(told) == 1
     assert told[0].startswith(f"worker 1 (pid {pid}) was killed by SIGKILL at step ")
+
+
+def test_workers_start_again_when_one_is_killed(launch: Launch) -> None:
+    code, said, told = launch("again").end()
+    assert code == 0
+    assert [line.rpartition(" ")[0] for line in said].count("worker 1") == 2
+    assert len(told) == 2
+    assert "was killed by SIGKILL" in told[0]
+    assert told[1] == ("all workers start again, from the last checkpoint: in 1 s (restart 1 of 1 without progress)")
+
+
+def test_workers_that_are_killed_again_and_again_end_the_run(launch: Launch) -> None:
+    code, said, told = launch("again_and_again").end()
+    assert code == 1
+    assert [line.rpartition(" ")[0] for line in said].count("worker 1") == 2
+    assert "was killed by SIGKILL" in told[-1]
+
+
+def test_an_error_of_a_worker_is_not_tried_again(launch: Launch) -> None:
+    code, said, told = launch("again_not_for_errors").end()
+    assert code == 1
+    assert [line.rpartition(" ")[0] for line in said].count("worker 1") == 1
+    assert told[-1] == "ValueError: this is the real cause"
+
+
+def test_a_stop_between_two_starts_ends_at_once(launch: Launch) -> None:
+    running = launch("again")
+    assert running.process.stderr is not None
+    assert "was killed" in running.process.stderr.readline()
+    running.process.send_signal(signal.SIGTERM)
+    code, _, told = running.end()
+    assert code == 143
+    assert told[-1] == "stopped before the workers had started again; the last checkpoint stands"
 
 
 def test_a_stopped_worker_is_killed_and_named(launch: Launch) -> None:
@@ -772,19 +825,10 @@ BAD, INPUT, LOST = Failure("it is bad"), Failure("wrong input", "input"), Failur
         ),
     ],
 )
-def test_the_end_of_a_run_has_a_code_and_a_word(
-    outcome: RunOutcome, code: int, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Ended:
-        def __init__(self, *arguments: object) -> None:
-            pass
-
-        def finish(self) -> RunOutcome:
-            return outcome
-
-    monkeypatch.setattr(launching, "Supervisor", Ended)
+def test_the_end_of_a_run_has_a_code_and_a_word(outcome: RunOutcome, code: int, said: str) -> None:
     server: Any = None
-    conclusion = launching._Launcher(server, [], [], requeue=True)._supervise([], [], Limits())
+    failure = root_cause(outcome.failures) if outcome.failures else None
+    conclusion = launching._Launcher(server, [], [], requeue=True)._conclude(outcome, failure)
     assert (conclusion.code, conclusion.text) == (code, said)
 
 
@@ -828,6 +872,18 @@ def test_a_plan_or_the_end_of_a_run_without_one(
 
 def never_called(argv: list[str]) -> dict[str, Any]:
     raise AssertionError("the fake server plans nothing")
+
+
+def test_a_row_of_restarts_ends_and_progress_begins_a_new_one() -> None:
+    restarts = Restarts(3)
+    assert [restarts.may_start(step) for step in (0, 0, 0, 0)] == [True, True, True, False]
+    restarts = Restarts(2)
+    assert [restarts.may_start(step) for step in (5, 5, 6, 2, 6)] == [True, True, True, True, False]
+    restarts, pauses = Restarts(9), []
+    while restarts.may_start(0):
+        pauses.append(restarts.pause_seconds)
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    assert not Restarts(0).may_start(7)
 
 
 def test_signals_are_collected_and_the_handlers_put_back() -> None:

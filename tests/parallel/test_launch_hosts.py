@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.process
 WORKERS = """
 import os
 import sys
-import threading
 import time
+from pathlib import Path
 
 from lockstep.errors import InputError
 from lockstep.parallel.launch import launch
@@ -35,7 +35,7 @@ HOST = int(sys.argv[2])
 def plan(argv):
     if argv[0] == "refuse" and HOST == 1:
         raise InputError("There is no folder photos.", given="photos", expected="a folder", hint="make it")
-    return {"workers": 1 + (HOST == 0)}
+    return {"workers": 1 + (HOST == 0), "restarts": int(argv[0] == "again")}
 
 
 def main(argv):
@@ -47,12 +47,17 @@ def main(argv):
     os.write(1, f"worker {os.environ['RANK']} of {os.environ['WORLD_SIZE']}, {os.environ['LOCAL_RANK']} of "
         f"{os.environ['LOCAL_WORLD_SIZE']} here, {type(way).__name__}, {'LOCKSTEP_KEY' in os.environ}, "
         f"{os.environ['GLOO_SOCKET_IFNAME']}, {os.getpid()}\\n".encode())
+    (Path(__file__).parent / f"said-{os.environ['RANK']}").mkdir(exist_ok=True)
     if argv[0] == "fail" and os.environ["RANK"] == "2":
         pulse.at(57, "compute")
         raise ValueError("this is the real cause")
-    while argv[0] in ("wait", "fail"):
+    first = Path(__file__).parent / f"first-{os.environ['RANK']}"
+    while argv[0] in ("wait", "fail") or (argv[0] == "again" and not first.exists()):
         pulse.at(57, "exchange")
         time.sleep(0.02)
+        if argv[0] == "again" and all((first.parent / f"said-{rank}").exists() for rank in range(3)):
+            first.mkdir()
+            time.sleep(60)
         if pulse.stop_requested:
             return 0
     return 0
@@ -88,7 +93,7 @@ class Launcher:
         return self.process.wait(10), shown
 
 
-Start = Callable[[str], list[Launcher]]
+Start = Callable[..., list[Launcher]]
 
 
 @pytest.fixture
@@ -101,8 +106,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
     root = str(Path(__file__).parents[2])
     started: list[Launcher] = []
 
-    def start(mode: str, keys: tuple[str, str] = ("k" * 32, "k" * 32)) -> list[Launcher]:
-        for host, key in enumerate(keys):
+    def start(mode: str, keys: Sequence[str] = ("k" * 32, "k" * 32), hosts: Sequence[int] = (0, 1)) -> list[Launcher]:
+        for host in hosts:
+            key = keys[host]
             command = [sys.executable, tmp_path / "toy.py", mode, str(host), str(port)]
             environment = {**os.environ, "PYTHONPATH": root, "LOCKSTEP_KEY": key}
             pipe = subprocess.PIPE
@@ -220,3 +226,35 @@ def test_a_stop_before_all_hosts_have_come_is_one_line(start: Start) -> None:
     code, shown = here.end()
     assert code == 130
     assert shown[-1] == "warning: stopped before the first step"
+
+
+def test_all_start_again_when_a_worker_of_another_host_is_killed(start: Start) -> None:
+    here, there = start("again")
+    pid = pid_of(there.read_until("worker 2"))
+    wait_until_all_stand_still(there)
+    os.kill(pid, signal.SIGKILL)
+    code, shown = here.end()
+    assert (code, len(shown)) == (0, 2)
+    assert f"worker 2 (pid {pid} on {socket.gethostname()} (host 1)) was killed by SIGKILL" in shown[0]
+    assert shown[1].startswith("all workers start again, from the last checkpoint")
+    assert there.end() == (0, shown)
+
+
+def test_a_host_that_is_lost_may_come_again(start: Start) -> None:
+    here, there = start("again")
+    there.read_until("worker 2")
+    wait_until_all_stand_still(there)
+    there.process.kill()
+    here.read_until("all workers start again")
+    time.sleep(1.5)  # the others are back by then, and wait for this one
+    back = start("again", hosts=[1])[2]
+    assert back.end() == (0, [])
+    assert here.end()[0] == 0
+
+
+def wait_until_all_stand_still(launcher: Launcher) -> None:
+    folder = Path(str(launcher.process.args[1])).parent  # type: ignore[index]
+    deadline = time.monotonic() + 10
+    while len(list(folder.glob("first-*"))) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

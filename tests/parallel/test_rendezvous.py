@@ -56,12 +56,7 @@ def gathering(port: int, store: StoreServer, num_hosts: int = 3) -> Iterator[Fut
         ThreadPoolExecutor(1) as pool,
         contextlib.closing(Rendezvous(Seat(num_hosts, 0, "127.0.0.1", port), KEY, store)) as chief,
     ):
-
-        def gather() -> list[RemoteHost]:
-            chief.gather(requests)
-            return [host for _, host in sorted(chief.hosts.items())]
-
-        gathered = pool.submit(gather)
+        gathered = pool.submit(chief.gather, requests)
         yield gathered
         requests.append("SIGTERM")
         error = gathered.exception()
@@ -235,7 +230,7 @@ def test_a_host_that_cannot_take_part_says_why(port: int, store: StoreServer, co
 
 def test_a_signal_ends_the_wait(port: int, store: StoreServer) -> None:
     with contextlib.closing(Rendezvous(Seat(2, 0, "localhost", port), KEY, store)) as chief:
-        assert not chief.gather(["SIGINT"])
+        assert chief.gather(["SIGINT"]) == []
     assert meet_chief(Seat(2, 1, "127.0.0.1", port), KEY, 1, ["SIGINT"]) is None
 
 

@@ -151,6 +151,17 @@ def test_a_name_that_does_not_resolve_is_refused(
     assert "no-such-host.invalid does not resolve here; trying again for 0 s" in caplog.text
 
 
+def test_a_port_in_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        for name, value in {**FULL, "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(WorkerError) as caught:
+            join("cpu")
+    assert caught.value.what == "worker 0 cannot open the store of the run: its port is in use on this host."
+    assert caught.value.given == f"port {port}, by RANK=0 of WORLD_SIZE=4"
+
+
 def test_a_store_out_of_reach_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "TIMEOUT_SECONDS", 0.05)
     with socket.socket() as unused:

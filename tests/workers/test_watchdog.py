@@ -201,7 +201,7 @@ def test_wrong_input_is_told_by_its_text_alone() -> None:
     ],
 )
 def test_a_death_is_told_with_its_signal_or_exit_code(status: int, text: str) -> None:
-    assert watchdog.died(STATUS, status) == Failure(text, who="worker 1")
+    assert watchdog.died(STATUS, status) == Failure(text, "lost" if status < 0 else "error", "worker 1")
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_a_death_is_told_with_its_signal_or_exit_code(status: int, text: str) ->
     ],
 )
 def test_a_kill_is_told_with_its_reason(reason: Literal["stopped", "silent", "stuck"], text: str) -> None:
-    assert watchdog.killed(STATUS, Verdict(1, "kill", reason, 2.1)) == Failure(text, who="worker 1")
+    assert watchdog.killed(STATUS, Verdict(1, "kill", reason, 2.1)) == Failure(text, "lost", "worker 1")
 
 
 def test_who_is_missed_is_told_with_its_place() -> None:
