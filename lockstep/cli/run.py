@@ -50,7 +50,7 @@ def _add_arguments(run: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
-    from lockstep.parallel.launch import is_worker, launch
+    from lockstep.launcher.launch import is_worker, launch
 
     if not Path(arguments.script).is_file():
         raise InputError(

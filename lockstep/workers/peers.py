@@ -1,6 +1,6 @@
 """The other workers where another launcher has started them: who of them is gone, and why.
 
-The first worker of each host starts a watcher there, a process that loads no torch (`lockstep.parallel.watcher`). Each
+The first worker of each host starts a watcher there, a process that loads no torch (`lockstep.launcher.watcher`). Each
 worker is connected to that of its host by a socket which no other user can take part in: it sends its pulse, and why it
 leaves; it hears who is lost. This ends its waiting for others. A timeout of torch.distributed could not: it does not
 know a dead worker from one that compiles for minutes.
@@ -54,7 +54,7 @@ REACH_SECONDS = 30.0
 """In which workers and watchers find each other."""
 _PAUSE_SECONDS = 0.02
 _CREDENTIALS = struct.Struct("3i")
-_WATCHER = "lockstep.parallel.watcher"
+_WATCHER = "lockstep.launcher.watcher"
 
 
 def says_peer_is_lost(text: str) -> bool:

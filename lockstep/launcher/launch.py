@@ -23,12 +23,12 @@ from logging import ERROR, WARNING
 from typing import Any
 
 from lockstep.errors import InputError, LockstepError, WorkerError
-from lockstep.parallel.agent import Agent, Conclusion
-from lockstep.parallel.entry import reference
-from lockstep.parallel.forkserver import ForkServer
-from lockstep.parallel.hosts import TICK_SECONDS, LocalHost, RemoteHost
-from lockstep.parallel.rendezvous import Rendezvous, Seat, meet_chief, network_towards
-from lockstep.parallel.supervisor import STOPPED_EARLY, RunOutcome, Supervisor
+from lockstep.launcher.agent import Agent, Conclusion
+from lockstep.launcher.entry import reference
+from lockstep.launcher.forkserver import ForkServer
+from lockstep.launcher.hosts import TICK_SECONDS, LocalHost, RemoteHost
+from lockstep.launcher.rendezvous import Rendezvous, Seat, meet_chief, network_towards
+from lockstep.launcher.supervisor import STOPPED_EARLY, RunOutcome, Supervisor
 from lockstep.screen import Lines, log
 from lockstep.terminal import outlive_terminal
 from lockstep.workers.channel import Channel

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from lockstep.parallel import watcher as module
-from lockstep.parallel.hosts import Said
-from lockstep.parallel.watcher import JoinedHost
+from lockstep.launcher import watcher as module
+from lockstep.launcher.hosts import Said
+from lockstep.launcher.watcher import JoinedHost
 
 pytestmark = pytest.mark.process
 
@@ -238,7 +238,7 @@ def test_another_user_is_not_taken_in(watching: Callable[[int], Watching]) -> No
 
 
 def test_a_watcher_loads_no_torch() -> None:
-    code = "import sys, lockstep.parallel.watcher; sys.exit('torch' in sys.modules)"
+    code = "import sys, lockstep.launcher.watcher; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
@@ -246,7 +246,7 @@ def test_a_watcher_whose_worker_never_comes_ends_in_silence() -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(f"\0lockstep-test/{os.getpid()}/{time.monotonic_ns()}")
         listener.listen()
-        code = "import sys; from lockstep.parallel import watcher; watcher.REACH_SECONDS = 0.1; watcher.watch()"
+        code = "import sys; from lockstep.launcher import watcher; watcher.REACH_SECONDS = 0.1; watcher.watch()"
         command = [sys.executable, "-c", code, str(listener.fileno())]
         ended = subprocess.run(command, pass_fds=[listener.fileno()], capture_output=True, timeout=20)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")

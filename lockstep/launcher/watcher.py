@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.errors import WorkerError
+from lockstep.launcher.agent import Agent
+from lockstep.launcher.hosts import TICK_SECONDS, RemoteHost, Said
+from lockstep.launcher.supervisor import Supervisor
 from lockstep.owner import process_fields
-from lockstep.parallel.agent import Agent
-from lockstep.parallel.hosts import TICK_SECONDS, RemoteHost, Said
-from lockstep.parallel.supervisor import Supervisor
 from lockstep.screen import Lines, log, show_log
 from lockstep.workers.channel import Channel, Message
 from lockstep.workers.connections import Listener, connect

@@ -16,8 +16,8 @@ from multiprocessing.connection import Connection
 from types import MappingProxyType
 from typing import Protocol
 
+from lockstep.launcher.forkserver import Event, ForkServer
 from lockstep.owner import process_fields
-from lockstep.parallel.forkserver import Event, ForkServer
 from lockstep.screen import Lines, log
 from lockstep.workers.channel import Channel, Message
 
@@ -144,7 +144,7 @@ class LocalHost:
 
 
 class RemoteHost:
-    """Another host, through the channel to the agent there; see `lockstep.parallel.agent` for the other end.
+    """Another host, through the channel to the agent there; see `lockstep.launcher.agent` for the other end.
 
     Args:
         channel: to the agent.

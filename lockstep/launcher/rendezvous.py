@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 
 from lockstep.errors import InputError, WorkerError
-from lockstep.parallel.hosts import TICK_SECONDS, RemoteHost
+from lockstep.launcher.hosts import TICK_SECONDS, RemoteHost
 from lockstep.screen import log
 from lockstep.version import __version__
 from lockstep.workers.channel import Channel
