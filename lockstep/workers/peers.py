@@ -216,12 +216,12 @@ def have_watched(store: Store, rank: int, roll: RollCall, pulse: Pulse, *, holds
     if rank == hosts[host][0]:
         task = _task(host, roll, store)
         _start_watcher(name, len(hosts[host]))
-    watcher = Channel(_reach(name, roll.places[rank].host))
+    watcher = Channel(_reach(name, roll.locations[rank].host))
     watcher.send({"rank": rank, "can_show": _show_stack_on_signal(), "task": task})
     decides = rank == 0 and len(hosts) > 1
     if task and decides:
         _tell_where(task, watcher, store)
-    peers = Peers(watcher, rank, len(roll.places), pulse, store, leaves_last=holds_store or decides)
+    peers = Peers(watcher, rank, len(roll.locations), pulse, store, leaves_last=holds_store or decides)
     peers.start()
     return peers
 
@@ -242,11 +242,7 @@ def _task(host: int, roll: RollCall, store: Store) -> dict[str, Any]:
         return task
     if not host:
         # Without a key from its user, one is drawn: it is as secret as the store is.
-        return {
-            **task,
-            "address": address_towards(roll.places[hosts[1][0]].address, 1),
-            "key": key or secrets.token_hex(16),
-        }
+        return {**task, "address": _address_for_others(roll), "key": key or secrets.token_hex(16)}
     store.wait(["watcher"], timedelta(seconds=REACH_SECONDS))
     address, port, drawn = json.loads(store.get("watcher"))
     return {**task, "address": address, "port": port, "key": key or drawn}
@@ -254,8 +250,8 @@ def _task(host: int, roll: RollCall, store: Store) -> dict[str, Any]:
 
 def _address_for_others(roll: RollCall) -> str:
     """The address of the chief's host for the others; where the store is here, the way to it may be the loopback."""
-    outside = [place.address for place in roll.places if leads_out(place.address)]
-    own = roll.places[0].address
+    outside = [each.address for each in roll.locations if leads_out(each.address)]
+    own = roll.locations[0].address
     return own if own in outside or not outside else address_towards(outside[0], 1)
 
 
