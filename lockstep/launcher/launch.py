@@ -88,7 +88,7 @@ def launch(
             environment holds the run's key.
     """
     if sys.platform != "linux":
-        return _run_here(list(argv), plan, main)
+        return _run_here(list(argv), plan, main, num_hosts=seat.num_hosts if seat else 1)
     outlive_terminal()
     try:
         key = run_key(os.environ) if seat else b""
@@ -278,14 +278,14 @@ def _wait_for_exit(server: ForkServer, requests: list[str]) -> int | None:
     return None
 
 
-def _run_here(argv: list[str], plan: Plan, main: Main) -> int:
+def _run_here(argv: list[str], plan: Plan, main: Main, num_hosts: int) -> int:
     """Run one worker in this very process, where processes cannot be forked and watched."""
     try:
         num_workers = plan(argv)["workers"]
-        if num_workers > 1:
+        if num_workers > 1 or num_hosts > 1:
             raise InputError(
                 "Several workers need Linux.",
-                given=f"{num_workers} workers on {sys.platform}",
+                given=(f"{num_workers} workers" if num_hosts == 1 else f"{num_hosts} hosts") + f" on {sys.platform}",
                 expected="1 worker",
                 hint="ask for 1 worker: it runs the towers in turn, and gives the same result",
             )
