@@ -90,15 +90,15 @@ class Counting(nn.Module):
         return result
 
 
-UNUSUAL = [torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2]
+UNUSUAL = [torch.int16, torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2]
 
 
-def train_counting(dtype: torch.dtype, folder: Path | None = None) -> list[list[float]]:
+def train_counting(dtype: torch.dtype, folder: Path | None = None, transport: Any = None) -> list[list[float]]:
     """The buffers after two steps of three towers; with a folder, saved and taken up in it by another state."""
     torch.manual_seed(0)
     state = ls.TrainState(Counting(dtype), ls.optim.SGD(0.1), average=ls.optim.MovingAverage(0.9, statistics=True))
     loader = ls.data.Loader(ls.data.Arrays({"x": torch.ones(12, 3)}), batch_size=6)
-    ls.train(state, losses, loader, ls.Towers(3), until=ls.Steps(2))
+    ls.train(state, losses, loader, ls.Towers(3), ls.AllReduce(transport), until=ls.Steps(2))
     if folder:
         ls.save(state, loader, folder)
         state = ls.TrainState(Counting(dtype), ls.optim.SGD(0.1), average=ls.optim.MovingAverage(0.9, statistics=True))
@@ -115,6 +115,8 @@ def test_buffers_of_unusual_kinds_come_from_the_first_tower(
     assert train_counting(dtype) == train_counting(dtype, tmp_path) == expected
     if dtype in (torch.uint16, torch.float8_e5m2):
         assert run_workers(train_counting, 2, dtype) == [expected] * 2
+    if dtype in (torch.int16, torch.float8_e5m2):
+        assert run_workers(train_counting, 2, dtype, None, "gloo") == [expected] * 2
 
 
 def test_a_buffer_of_a_kind_that_cannot_be_saved_is_refused_before_the_first_step() -> None:
