@@ -75,6 +75,17 @@ def test_what_no_tower_changes_keeps_its_bits(num_towers: int) -> None:
     torch.testing.assert_close(model.mean, 0.1 * batch["x"].mean(0))
 
 
+def test_an_expanded_buffer_is_saved_and_taken_up_again(tmp_path: Path) -> None:
+    loader = ls.data.Loader(ls.data.Arrays({"x": torch.ones(12, 3)}), batch_size=6)
+    saved, resumed, next_stage = (ls.TrainState(Kept(), ls.optim.SGD(0.1)) for _ in range(3))
+    with torch.no_grad():
+        saved.model.wide[0] = 2.0
+    ls.save(saved, loader, tmp_path)
+    ls.resume(resumed, loader, tmp_path)
+    next_stage.continue_from(resumed)
+    assert resumed.model.wide.tolist() == next_stage.model.wide.tolist() == [2.0] * 4
+
+
 class Counting(nn.Module):
     """Counts its passes in a buffer of some kind, in which every bit counts."""
 
