@@ -29,6 +29,18 @@ def gradients(total: Tensor, parameters: tuple[Tensor, ...], seed: Tensor) -> tu
     return found
 
 
+def watched_gradients(
+    total: Tensor, parameters: tuple[Tensor, ...], seed: Tensor
+) -> tuple[tuple[Tensor | None, ...], bool]:
+    """Gradients; and whether the pass has run others inside it, which have added to the `grad` of a parameter.
+
+    The backward of an `autograd.Function` may, as in a reversible net. What they have added is in no gradient here, nor
+    is it left in the parameters: `reentrant_gradients` adds all up.
+    """
+    with _grads_put_aside(parameters):
+        return gradients(total, parameters, seed), any(parameter.grad is not None for parameter in parameters)
+
+
 def own_gradients(
     total: Tensor, parameters: tuple[Tensor, ...], seed: Tensor
 ) -> tuple[tuple[Tensor | None, ...], bool]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lockstep.errors import InputError, WorkerError
+from lockstep.errors import InputError
 from lockstep.parallel.collectives import Backend, collectives
 from lockstep.parallel.transports import FlatLayout, pack, unpack
 from lockstep.parallel.tree import PartialSum, TreeSum
@@ -23,8 +23,6 @@ from lockstep.tensor_lists import add_all_, copy_all
 from lockstep.workers.rank import Worker
 
 if TYPE_CHECKING:
-    import torch.distributed as dist
-
     from lockstep.parallel.exchange import Compression, GradientHook
 
 BUCKET_BYTES = 25 << 20
@@ -53,8 +51,8 @@ class BucketedTransport:
         self._hooks: dict[int, GradientHook] = {}
         self._before: list[list[Tensor]] = []
         """What is added to the tensors of the last tower, where its gradients come early."""
-        self._works: list[dist.Work | None] = []
-        """Of the buckets that are sent."""
+        self._num_sent = 0
+        """Buckets of the present step that are sent."""
         self._zero, self._one = torch.arange(2, dtype=torch.float64, device=worker.device).unbind()
 
     def start(self, sums: TreeSum, last: int) -> Mapping[int, GradientHook]:
@@ -65,15 +63,10 @@ class BucketedTransport:
         sent at the end then.
 
         Raises:
-            WorkerError: an earlier error, which the script has caught, has left the others without some buckets.
+            WorkerError: an error in a step of this state or another, which the script has caught, has left the others
+                without some buckets.
         """
-        if self._works:
-            raise WorkerError(
-                "An error has cut the exchange of an earlier step short.",
-                given=f"one more step on {self._worker.name}, after the error was caught",
-                expected="an error in the backward pass to end the run",
-                hint="let it end the script, and resume from the last checkpoint",
-            )
+        self._collectives.check_finished()
         for bucket in self._buckets:
             bucket.arrived.clear()
         self._before = [self._packed(operand, self._zero) for operand in sums.before(last)] if self._hooks else []
@@ -84,14 +77,14 @@ class BucketedTransport:
 
         Where the host does not wait for it, the numbers are NaN if the sum was cut short, since a worker was lost.
         """
-        tensors = self._packed(sums.nodes[-1][1] if self._works else sums.total(), self._one)
+        tensors = self._packed(sums.nodes[-1][1] if self._num_sent else sums.total(), self._one)
         if not self._buckets:
             self._open(tensors, sums.num_gradients)
-        if self._works:
-            for bucket in self._buckets[len(self._works) :]:
+        if self._num_sent:
+            for bucket in self._buckets[self._num_sent :]:
                 self._send(bucket, tensors)
-            works, self._works, self._before = self._works, [], []
-            self._collectives.finish(works)
+            self._collectives.finish()
+            self._num_sent, self._before = 0, []
         else:
             for bucket in self._buckets:
                 bucket.fill(tensors)
@@ -116,7 +109,7 @@ class BucketedTransport:
         """Take a gradient of the last tower for the bucket of that number, and send what is complete with it."""
         if gradient.layout != torch.strided:
             return  # it travels dense, with marks of its rows, which are made at the end
-        if number < len(self._works):
+        if number < self._num_sent:
             raise InputError(
                 "The gradient of a parameter has come a second time in one backward pass, and the first was sent.",
                 given="an autograd.Function whose backward runs a backward pass of its own",
@@ -124,12 +117,13 @@ class BucketedTransport:
                 hint="call torch.autograd.grad in it, not backward()",
             )
         self._buckets[number].arrived[index] = gradient
-        while (bucket := self._buckets[len(self._works)]).is_complete:
+        while (bucket := self._buckets[self._num_sent]).is_complete:
             self._send(bucket, bucket.arrived)
 
     def _send(self, bucket: _Bucket, tensors: Mapping[int, Tensor] | Sequence[Tensor]) -> None:
         bucket.fill(tensors, self._before)
-        self._works.append(self._collectives.begin_all_reduce(bucket.flat))
+        self._collectives.begin_all_reduce(bucket.flat)
+        self._num_sent += 1
 
     def _open(self, tensors: Sequence[Tensor], num_gradients: int) -> None:
         """Lay the buckets out, once for all steps."""

@@ -79,6 +79,8 @@ class Collectives:
         self._group: dist.ProcessGroup | None = None
         self._timeout = timedelta(seconds=timeout_seconds(worker.pulse))
         self._is_aborted = False
+        self._begun: list[dist.Work | None] = []
+        """Calls that nobody has waited for yet."""
         self._lock = threading.Lock()
         # Whoever is late is waited for here, by the store, which knows whether it lives.
         worker.group.barrier(f"a process group over {backend}")
@@ -104,15 +106,30 @@ class Collectives:
         """Sum each tensor over all workers, in place."""
         self._run(lambda each, asynchronous: dist.all_reduce(each, group=self._group, async_op=asynchronous), tensors)
 
-    def begin_all_reduce(self, tensor: Tensor) -> dist.Work | None:
+    def begin_all_reduce(self, tensor: Tensor) -> None:
         """Begin to sum a tensor over all workers, in place, beside what this worker computes; `finish` ends it."""
-        work: dist.Work | None = self._call(lambda: dist.all_reduce(tensor, group=self._group, async_op=True))
-        return work
+        self._begun.append(self._call(lambda: dist.all_reduce(tensor, group=self._group, async_op=True)))
 
-    def finish(self, works: Sequence[dist.Work | None]) -> None:
+    def finish(self) -> None:
         """Wait for calls that were begun; what is enqueued waits on the device."""
         with self._worker.pulse.waiting():
-            self._call(lambda: self._wait(works))
+            self._call(lambda: self._wait(self._begun))
+        self._begun = []
+
+    def check_finished(self) -> None:
+        """Refuse more calls where an error, which the script has caught, came between those begun and `finish`.
+
+        Raises:
+            WorkerError: the others still wait for calls of that step.
+        """
+        if self._begun:
+            self._worker.group.check_peers()  # if one of them is lost, that is why
+            raise WorkerError(
+                "An error has cut the exchange of an earlier step short.",
+                given=f"one more step on {self._worker.name}, after the error was caught",
+                expected="an error in the backward pass to end the run",
+                hint="let it end the script, and resume from the last checkpoint",
+            )
 
     def all_gather(self, rows: Sequence[Tensor], mine: Tensor) -> None:
         """Fill the rows, one for each worker, with what each of them gives."""
@@ -123,6 +140,7 @@ class Collectives:
 
         What is only enqueued, and then does not come since a worker is lost, is NaN.
         """
+        self.check_finished()
         begin = self._enqueue if self.are_enqueued else self._pass
         with self._worker.pulse.waiting():
             self._call(lambda: begin(messages))
@@ -151,7 +169,7 @@ class Collectives:
         # A script may have destroyed it already.
         with suppress(ValueError):
             dist.destroy_process_group(self._group)
-        self._group = None  # gloo closes its connections when nobody holds them
+        self._group, self._begun = None, []  # gloo closes its connections when nobody holds them
 
     def _make_group(self) -> dist.ProcessGroup:
         worker, timeout = self._worker, timedelta(seconds=_MAKING_SECONDS[self._backend])
@@ -178,6 +196,7 @@ class Collectives:
 
     def _run(self, begin: Callable[[Tensor, bool], dist.Work | None], tensors: Iterable[Tensor]) -> None:
         """Begin a call for each tensor, then wait for all of them."""
+        self.check_finished()
         with self._worker.pulse.waiting():
             self._call(lambda: self._wait([begin(tensor, not self.are_enqueued) for tensor in tensors]))
 

@@ -24,6 +24,7 @@ from lockstep.parallel.backward import (
     is_reentrant,
     own_gradients,
     reentrant_gradients,
+    watched_gradients,
 )
 from lockstep.parallel.batch_norm import around_towers
 from lockstep.parallel.diagnosis import Finding, first_nonfinite
@@ -125,10 +126,12 @@ class TowerHost:
         # elsewhere is copied: to look for that costs more than it saves where there is little to use up.
         num_elements = sum(p.numel() for p in self._parameters)
         self._owns = hosted == towers.count and num_elements >= OWNING_PAYS_FROM_ELEMENTS
-        self._rank, self._num_workers = worker.rank, worker.num_workers
+        self._rank = worker.rank
+        # Else the others have what joined towers have sent.
+        self._can_run_again = not self._is_joined or worker.num_workers == 1
         self._is_reentrant: bool | None = None
-        """Whether parts of the model are under reentrant checkpointing. Looked up in the graph of the first tower, and
-        again where a gradient is missing or cannot be had: that tower runs again, since its graph is used up."""
+        """Whether the backward pass runs others inside it, as reentrant checkpointing does. Found in the first tower,
+        and again where a gradient is missing or cannot be had: that tower runs again, since its graph is used up."""
         self._seed_gradients: dict[tuple[torch.dtype, float], Tensor] = {}
 
     def run(
@@ -263,7 +266,8 @@ class TowerHost:
         if seed is None:
             seed = torch.full_like(total, start, requires_grad=False)
             self._seed_gradients[total.dtype, start] = seed
-        if self._is_reentrant is None:
+        is_first = self._is_reentrant is None
+        if is_first:
             self._is_reentrant = is_reentrant(total)
         if self._is_reentrant:
             return reentrant_gradients(total, self._parameters, seed), False
@@ -272,6 +276,11 @@ class TowerHost:
                 return hooked_gradients(total, self._parameters, seed, hooks), False
             if self._owns:
                 return own_gradients(total, self._parameters, seed)
+            if is_first and self._can_run_again:
+                found, has_run_others = watched_gradients(total, self._parameters, seed)
+                if has_run_others:
+                    raise _NowReentrant
+                return found, False
             return gradients(total, self._parameters, seed), False
         except RuntimeError:  # torch refuses what is reentrant and lies on the way to a parameter
             if is_reentrant(total):
@@ -280,8 +289,7 @@ class TowerHost:
 
     def _expect_reentrant(self, *, is_waited_for: bool) -> None:
         """From now on compute gradients as reentrant checkpointing, which began after the first tower, needs it."""
-        # The other workers have what this one has sent: of joined towers, or of gradients as they came.
-        if is_waited_for or (self._is_joined and self._num_workers > 1):
+        if is_waited_for or not self._can_run_again:
             raise InputError(
                 "Reentrant checkpointing begins after the first step.",
                 given="torch.utils.checkpoint.checkpoint(..., use_reentrant=True)",

@@ -149,5 +149,8 @@ def _ids(held: Sequence[Mapping[str, Tensor | None]]) -> list[int]:
 
 
 def _as_numbers(values: Tensor) -> Tensor:
-    """The values as they are, or as bytes where torch does not add values of their kind (float8, uint16 to uint64)."""
-    return values if values.dtype in addable() else values.view(torch.uint8)
+    """The values as they are, or as bytes where nobody adds values of their kind.
+
+    Torch does not add float8 and uint16 to uint64; gloo and NCCL do not add int16.
+    """
+    return values if values.dtype in addable() - {torch.int16} else values.view(torch.uint8)

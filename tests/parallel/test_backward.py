@@ -126,13 +126,57 @@ def losses(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
 
 
 def trained(num_towers: int, *, stem: bool, use_reentrant: bool | None) -> dict[str, Tensor]:
-    model = Checkpointed(stem=stem, use_reentrant=use_reentrant)
+    return train(Checkpointed(stem=stem, use_reentrant=use_reentrant), num_towers)
+
+
+def train(model: nn.Module, num_towers: int) -> dict[str, Tensor]:
     x = torch.randn(24, 3, generator=torch.Generator().manual_seed(1))
     loader = ls.data.Loader(ls.data.Arrays({"x": x}), batch_size=12)
     state = ls.TrainState(model, ls.optim.SGD(0.1, momentum=0.9))
     ls.train(state, losses, loader, ls.Towers(num_towers), until=ls.Steps(3))
     assert all(parameter.grad is None for parameter in model.parameters())
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+class Reversible(torch.autograd.Function):
+    """What reversible nets do: the backward runs a part again, and a backward pass of its own through it."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor, part: nn.Module) -> Tensor:
+        context.part = part
+        context.save_for_backward(x)
+        output: Tensor = part(x)
+        return output
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, None]:
+        x = context.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            context.part(x).backward(gradients[0])
+        return x.grad, None
+
+
+class WithReversible(nn.Module):
+    """Two layers, of which the first is also used without the function."""
+
+    def __init__(self, *, is_reversible: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.both, self.inside, self.head = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 1)
+        self.is_reversible = is_reversible
+
+    def forward(self, x: Tensor) -> Tensor:
+        part = nn.Sequential(self.inside, self.both)
+        x = torch.tanh(self.both(x))
+        x = Reversible.apply(x, part) if self.is_reversible else part(x)  # type: ignore[no-untyped-call]
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("num_towers", [1, 3])
+def test_parts_that_run_a_backward_pass_of_their_own_are_trained_as_others_are(num_towers: int) -> None:
+    plain, found = (train(WithReversible(is_reversible=it), num_towers) for it in (False, True))
+    for name, parameter in plain.items():
+        torch.testing.assert_close(found[name], parameter, msg=name)
 
 
 @pytest.mark.parametrize("stem", [False, True])

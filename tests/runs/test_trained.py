@@ -41,6 +41,13 @@ def test_averaged_statistics_are_taken_where_there_are_some() -> None:
     assert [tensor.item() for tensor in model.state_dict().values()] == pytest.approx([0.2, 3, 0.4, 5, 6])
 
 
+def test_an_expanded_buffer_is_loaded() -> None:
+    model = nn.Module()
+    model.register_buffer("wide", torch.ones(2, 1).expand(2, 3))
+    take_weights(model, MemorySource({"wide": torch.tensor([[2.0] * 3, [5.0] * 3])}), average=False)
+    assert model.wide.tolist() == [[2.0] * 3, [5.0] * 3]
+
+
 def test_averages_that_a_run_does_not_keep(tmp_path: Path, mnist: Recipe) -> None:
     saved(tmp_path / "run", mnist)
     with pytest.raises(InputError, match="This run keeps no averages of its parameters"):

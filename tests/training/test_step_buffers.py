@@ -75,6 +75,17 @@ def test_what_no_tower_changes_keeps_its_bits(num_towers: int) -> None:
     torch.testing.assert_close(model.mean, 0.1 * batch["x"].mean(0))
 
 
+def test_an_expanded_buffer_is_saved_and_taken_up_again(tmp_path: Path) -> None:
+    loader = ls.data.Loader(ls.data.Arrays({"x": torch.ones(12, 3)}), batch_size=6)
+    saved, resumed, next_stage = (ls.TrainState(Kept(), ls.optim.SGD(0.1)) for _ in range(3))
+    with torch.no_grad():
+        saved.model.wide[0] = 2.0
+    ls.save(saved, loader, tmp_path)
+    ls.resume(resumed, loader, tmp_path)
+    next_stage.continue_from(resumed)
+    assert resumed.model.wide.tolist() == next_stage.model.wide.tolist() == [2.0] * 4
+
+
 class Counting(nn.Module):
     """Counts its passes in a buffer of some kind, in which every bit counts."""
 
@@ -90,15 +101,15 @@ class Counting(nn.Module):
         return result
 
 
-UNUSUAL = [torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2]
+UNUSUAL = [torch.int16, torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2]
 
 
-def train_counting(dtype: torch.dtype, folder: Path | None = None) -> list[list[float]]:
+def train_counting(dtype: torch.dtype, folder: Path | None = None, transport: Any = None) -> list[list[float]]:
     """The buffers after two steps of three towers; with a folder, saved and taken up in it by another state."""
     torch.manual_seed(0)
     state = ls.TrainState(Counting(dtype), ls.optim.SGD(0.1), average=ls.optim.MovingAverage(0.9, statistics=True))
     loader = ls.data.Loader(ls.data.Arrays({"x": torch.ones(12, 3)}), batch_size=6)
-    ls.train(state, losses, loader, ls.Towers(3), until=ls.Steps(2))
+    ls.train(state, losses, loader, ls.Towers(3), ls.AllReduce(transport), until=ls.Steps(2))
     if folder:
         ls.save(state, loader, folder)
         state = ls.TrainState(Counting(dtype), ls.optim.SGD(0.1), average=ls.optim.MovingAverage(0.9, statistics=True))
@@ -115,6 +126,8 @@ def test_buffers_of_unusual_kinds_come_from_the_first_tower(
     assert train_counting(dtype) == train_counting(dtype, tmp_path) == expected
     if dtype in (torch.uint16, torch.float8_e5m2):
         assert run_workers(train_counting, 2, dtype) == [expected] * 2
+    if dtype in (torch.int16, torch.float8_e5m2):
+        assert run_workers(train_counting, 2, dtype, None, "gloo") == [expected] * 2
 
 
 def test_a_buffer_of_a_kind_that_cannot_be_saved_is_refused_before_the_first_step() -> None:
