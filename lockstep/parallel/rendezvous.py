@@ -139,8 +139,11 @@ class Rendezvous:
         else:
             connection.close()
 
-    def gather(self, requests: Sequence[str]) -> list[RemoteHost]:
+    def gather(self, requests: list[str]) -> list[RemoteHost]:
         """Wait until all other hosts are here, or a signal asks for a stop; returns them in order.
+
+        Args:
+            requests: names of the signals that have reached this launcher; those of the other hosts are added.
 
         Raises:
             InputError: a host has another version, or another number of hosts.
@@ -159,6 +162,8 @@ class Rendezvous:
                 if self._is_introduced(channel):
                     callers.remove(channel)
             self._forget_lost()
+            for host in self.hosts.values():
+                requests += host.take_requests()
             now = time.monotonic()
             if now - began > START_SECONDS:
                 raise self._missing()
@@ -185,7 +190,8 @@ class Rendezvous:
             received = channel.receive()
             if not received and not channel.ended:
                 return False
-            caller = _Introduction(**received[0])
+            introduction, *unread = received
+            caller = _Introduction(**introduction)
             self._check(channel, caller)
         except (ValueError, TypeError, LookupError):
             channel.close()
@@ -205,7 +211,8 @@ class Rendezvous:
                 "ahead" if ahead > 0 else "behind",
             )
         is_taken = name in {socket.gethostname(), *(host.name for host in self.hosts.values())}
-        self.hosts[index] = RemoteHost(channel, f"{name} (host {index})" if is_taken else name, caller.num_workers)
+        shown = f"{name} (host {index})" if is_taken else name
+        self.hosts[index] = RemoteHost(channel, shown, caller.num_workers, unread)
         return True
 
     def _check(self, channel: Channel, caller: _Introduction) -> None:

@@ -235,9 +235,9 @@ def _others(task: Mapping[str, Any], asked_by: Channel) -> list[RemoteHost]:
                 other.tick()
             with suppress(queue.Empty):
                 channel = come.get(timeout=TICK_SECONDS)
-                for hello in channel.receive(_HELLO_SECONDS):
-                    index = hello["host"]
-                    others[index] = RemoteHost(channel, names[index], len(ranks[index]))
+                hello, *unread = channel.receive(_HELLO_SECONDS) or [{}]
+                if (index := hello.get("host", 0)) in range(1, len(names)):
+                    others[index] = RemoteHost(channel, names[index], len(ranks[index]), unread)
     for index in set(range(1, len(names))) - others.keys():
         nobody, gone = socket.socketpair()
         gone.close()

@@ -28,7 +28,7 @@ from lockstep.errors import LockstepError, PeerLostError, WorkerError
 from lockstep.tracebacks import short_traceback
 from lockstep.workers import pulse as pulses
 from lockstep.workers.channel import Channel, Message
-from lockstep.workers.connections import KEY, address_towards, leads_out
+from lockstep.workers.connections import KEY, address_towards
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -250,13 +250,6 @@ def _task(host: int, roll: RollCall, store: Store) -> dict[str, Any]:
     store.wait(["watcher"], timedelta(seconds=REACH_SECONDS))
     address, port, drawn = json.loads(store.get("watcher"))
     return {**task, "address": address, "port": port, "key": key or drawn}
-
-
-def _address_for_others(roll: RollCall) -> str:
-    """The address of the chief's host for the others; where the store is here, the way to it may be the loopback."""
-    outside = [place.address for place in roll.places if leads_out(place.address)]
-    own = roll.places[0].address
-    return own if own in outside or not outside else address_towards(outside[0], 1)
 
 
 def _tell_where(task: Mapping[str, Any], watcher: Channel, store: Store) -> None:

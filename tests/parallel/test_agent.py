@@ -54,7 +54,7 @@ class Hosts:
         self.local = LocalHost(cast(ForkServer, self.server), {"kind": "worker"}, None)
         self.requests: list[str] = []
         self.agent = Agent(theirs, self.local, self.requests, lambda: self.now)
-        self.remote = RemoteHost(ours, "node1", 2, lambda: self.now)
+        self.remote = RemoteHost(ours, "node1", 2, clock=lambda: self.now)
         self.ends = [ours, theirs]
 
     def exchange(self) -> hosts.Said:
