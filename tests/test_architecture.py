@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parent.parent / "lockstep"
 LAYERS = {
     0: {""},
     1: {"workers", "records", "images", "losses", "metrics", "optim"},
-    2: {"augmentations", "readers", "models", "parallel", "checkpoints", "weights", "reporting"},
+    2: {"augmentations", "readers", "models", "launcher", "parallel", "checkpoints", "weights", "reporting"},
     3: {"data", "convert", "detection"},
     4: {"training", "evaluation"},
     5: {"recipes"},

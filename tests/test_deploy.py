@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from lockstep.cli.main import parse
-from lockstep.parallel.launch import PREEMPTED, WRONG_INPUT
+from lockstep.launcher.launch import PREEMPTED, WRONG_INPUT
 
 ROOT = Path(__file__).parent.parent
 SLURM = ROOT / "deploy/slurm.sh"

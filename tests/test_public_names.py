@@ -98,7 +98,7 @@ before = dict(os.environ), list(logging.root.handlers), threading.active_count()
 stream = torch.get_rng_state()
 for name in lockstep.__all__: getattr(lockstep, name)
 for name in lockstep.recipes.__all__: getattr(lockstep.recipes, name)
-import lockstep.cli.main, lockstep.reporting.console, lockstep.recipes.shipped, lockstep.parallel.launch
+import lockstep.cli.main, lockstep.reporting.console, lockstep.recipes.shipped, lockstep.launcher.launch
 after = dict(os.environ), list(logging.root.handlers), threading.active_count(), signal.getsignal(signal.SIGINT)
 assert before == after, (before, after)
 assert not logging.getLogger("lockstep").handlers

@@ -66,7 +66,7 @@ def _add_arguments(evaluate: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
-    from lockstep.parallel.launch import is_worker, launch
+    from lockstep.launcher.launch import is_worker, launch
 
     if is_worker():
         return _work(list(argv))

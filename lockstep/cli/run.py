@@ -50,7 +50,7 @@ def _add_arguments(run: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
-    from lockstep.parallel.launch import is_worker, launch
+    from lockstep.launcher.launch import is_worker, launch
 
     seat = given_seat(arguments, os.environ)
     if seat is None:  # of several hosts each refuses it in the plan, so that the others hear of it

@@ -22,7 +22,7 @@ from lockstep.screen import show_log
 from lockstep.workers.environment import SHORT_WAITS
 
 if TYPE_CHECKING:
-    from lockstep.parallel.rendezvous import Seat
+    from lockstep.launcher.rendezvous import Seat
     from lockstep.workers.rank import Worker
 
 EXIT_CODES = """exit codes:
@@ -89,7 +89,7 @@ def given_seat(arguments: argparse.Namespace, environment: Mapping[str, str]) ->
     Raises:
         InputError: a flag is missing or out of range.
     """
-    from lockstep.parallel.rendezvous import Seat
+    from lockstep.launcher.rendezvous import Seat
     from lockstep.workers.cluster import hosts_of_environment
 
     flags = {"--hosts": arguments.hosts, "--host-rank": arguments.host_rank, "--chief": arguments.chief}
@@ -250,7 +250,7 @@ def worker_exit_code(worker: Worker, *, requeue: bool = False) -> int:
     All workers call it, and get the code of the same signal, whichever of them it was sent to. As some launchers end
     all processes with the first one that ends, it waits for the chief, which may still be saving.
     """
-    from lockstep.parallel.launch import exit_code_of_stop
+    from lockstep.launcher.launch import exit_code_of_stop
 
     if worker.pulse.launched:
         return 0

@@ -81,7 +81,7 @@ def _add_arguments(train: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
-    from lockstep.parallel.launch import is_worker, launch
+    from lockstep.launcher.launch import is_worker, launch
     from lockstep.workers.watchdog import Limits
 
     if is_worker() and not arguments.print_recipe:

@@ -16,8 +16,8 @@ from lockstep.cli.main import parse
 from lockstep.cli.scoring import log_scores
 from lockstep.cli.shared import choose_num_workers, given_seat, join_workers, worker_exit_code
 from lockstep.errors import InputError
+from lockstep.launcher.rendezvous import Seat
 from lockstep.owner import scratch_folder
-from lockstep.parallel.rendezvous import Seat
 from lockstep.progress import Steps
 from lockstep.recipes.recipe import Recipe
 from lockstep.runs.run import Run

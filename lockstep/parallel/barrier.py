@@ -72,9 +72,12 @@ class SpinBarrier:
         gone = sorted(self._peers[descriptor] for descriptor, _ in self._poll.poll(0))
         missing = [rank for rank in gone if self._counts[rank] < self._arrivals]
         if missing:
+            names = ", ".join(f"worker {rank}" for rank in missing)
+            if self._group.peers is not None:  # the watcher of this host is about to know why
+                raise self._group.peers.lost(f"{names} has ended")
             raise PeerLostError(
                 f"{self._name} waits in the exchange for a worker that is gone.",
-                given=", ".join(f"worker {rank}" for rank in missing),
+                given=names,
                 expected="all workers to come to the barrier",
                 hint="read what that worker said last; its launcher reports the cause",
             )

@@ -149,7 +149,7 @@ class AllReduce:
                     "Nothing is compressed in shared memory.",
                     given=f"AllReduce(compression={self.compression!r}) with {worker.num_workers} workers on one host",
                     expected="workers that exchange over gloo or nccl",
-                    hint="leave the compression out, or choose transport='gloo'",
+                    hint="leave the compression out, or choose gloo: --set exchange.transport=gloo",
                 )
             return SharedMemoryTransport(worker, num_towers)
         if name == "nccl" and worker.backend != "nccl":

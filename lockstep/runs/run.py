@@ -234,9 +234,7 @@ class Run:
             LockstepError: the run could not begin, or its workers do not agree.
         """
         self._load()
-        parts, exchange = self._stages.parts, self._recipe.exchange
-        bind(parts.state, parts.towers, exchange)
-        return describe_topology(parts, exchange, self._worker)
+        return describe_topology(self._stages.parts, self._recipe.exchange, self._worker)
 
     def _load(self) -> tuple[Choices, Start, list[str]]:
         """Load the state to start from; returns the choices, too, and a line for each that has changed."""
@@ -248,6 +246,7 @@ class Run:
                 files.workdir.check_unstarted()
         store, accept = files.store if files else None, self._accept_data_change
         started = start(stages, store, self._recipe, self._fork_from, worker, accept_data_change=accept)
+        bind(stages.parts.state, stages.parts.towers, self._recipe.exchange)  # refuses what does not fit
         return choices, started, changed
 
     def _start(self) -> tuple[str, dict[str, Any]]:

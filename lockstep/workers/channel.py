@@ -39,8 +39,11 @@ class Channel:
         """The descriptor of the connection, to wait for several."""
         return self._connection.fileno()
 
-    def receive(self, timeout_seconds: float = 0.0) -> list[Message]:
-        """The messages that have arrived; waits for the first bytes of one. ValueError for what is no message."""
+    def receive(self, timeout_seconds: float = 0.0, most: int = -1) -> list[Message]:
+        """The messages that have arrived; waits for the first bytes of one. ValueError for what is no message.
+
+        Of more than `most` the others are for the next call.
+        """
         while not self.ended and self._poll.poll(timeout_seconds * 1000):
             arrived = self._read()
             self.ended = not arrived
@@ -48,7 +51,7 @@ class Channel:
             if len(self._rest) > _LONGEST_LINE_BYTES:
                 raise ValueError(f"a message of more than {_LONGEST_LINE_BYTES:,} bytes")
             timeout_seconds = 0.0
-        *lines, self._rest = self._rest.split(b"\n")
+        *lines, self._rest = self._rest.split(b"\n", most)
         return [json.loads(line) for line in lines]
 
     def _read(self) -> bytes:

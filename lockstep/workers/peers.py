@@ -1,6 +1,6 @@
 """The other workers where another launcher has started them: who of them is gone, and why.
 
-The first worker of each host starts a watcher there, a process that loads no torch (`lockstep.parallel.watcher`). Each
+The first worker of each host starts a watcher there, a process that loads no torch (`lockstep.launcher.watcher`). Each
 worker is connected to that of its host by a socket which no other user can take part in: it sends its pulse, and why it
 leaves; it hears who is lost. This ends its waiting for others. A timeout of torch.distributed could not: it does not
 know a dead worker from one that compiles for minutes.
@@ -28,7 +28,7 @@ from lockstep.errors import LockstepError, PeerLostError, WorkerError
 from lockstep.tracebacks import short_traceback
 from lockstep.workers import pulse as pulses
 from lockstep.workers.channel import Channel, Message
-from lockstep.workers.connections import KEY, address_towards
+from lockstep.workers.connections import KEY, address_towards, leads_out
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -54,7 +54,7 @@ REACH_SECONDS = 30.0
 """In which workers and watchers find each other."""
 _PAUSE_SECONDS = 0.02
 _CREDENTIALS = struct.Struct("3i")
-_WATCHER = "lockstep.parallel.watcher"
+_WATCHER = "lockstep.launcher.watcher"
 
 
 def says_peer_is_lost(text: str) -> bool:
@@ -216,12 +216,12 @@ def have_watched(store: Store, rank: int, roll: RollCall, pulse: Pulse, *, holds
     if rank == hosts[host][0]:
         task = _task(host, roll, store)
         _start_watcher(name, len(hosts[host]))
-    watcher = Channel(_reach(name, roll.places[rank].host))
+    watcher = Channel(_reach(name, roll.locations[rank].host))
     watcher.send({"rank": rank, "can_show": _show_stack_on_signal(), "task": task})
     decides = rank == 0 and len(hosts) > 1
     if task and decides:
         _tell_where(task, watcher, store)
-    peers = Peers(watcher, rank, len(roll.places), pulse, store, leaves_last=holds_store or decides)
+    peers = Peers(watcher, rank, len(roll.locations), pulse, store, leaves_last=holds_store or decides)
     peers.start()
     return peers
 
@@ -242,14 +242,17 @@ def _task(host: int, roll: RollCall, store: Store) -> dict[str, Any]:
         return task
     if not host:
         # Without a key from its user, one is drawn: it is as secret as the store is.
-        return {
-            **task,
-            "address": address_towards(roll.places[hosts[1][0]].address, 1),
-            "key": key or secrets.token_hex(16),
-        }
+        return {**task, "address": _address_for_others(roll), "key": key or secrets.token_hex(16)}
     store.wait(["watcher"], timedelta(seconds=REACH_SECONDS))
     address, port, drawn = json.loads(store.get("watcher"))
     return {**task, "address": address, "port": port, "key": key or drawn}
+
+
+def _address_for_others(roll: RollCall) -> str:
+    """The address of the chief's host for the others; where the store is here, the way to it may be the loopback."""
+    outside = [each.address for each in roll.locations if leads_out(each.address)]
+    own = roll.locations[0].address
+    return own if own in outside or not outside else address_towards(outside[0], 1)
 
 
 def _tell_where(task: Mapping[str, Any], watcher: Channel, store: Store) -> None:

@@ -6,18 +6,19 @@ import atexit
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import accumulate
+from queue import Empty, SimpleQueue
 from typing import Literal
 
 import torch
 
 # The stores are torch.distributed's, by the name under which they have types.
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
-from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from lockstep.checks import PositiveInt, check_value
@@ -37,6 +38,8 @@ from lockstep.workers.store_server import LAUNCHED, inherited
 
 NAME_SECONDS = 30.0
 """Until the name of the chief's host resolves."""
+_ANSWER_SECONDS = 10.0
+"""Until the store has answered, after its port had to be open."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,18 +216,16 @@ def _find_each_other(env: WorkerEnvironment, pulse: Pulse) -> tuple[Store, Peers
 
 def _connect(env: WorkerEnvironment) -> Store:
     _wait_for_name(env)
+    made: SimpleQueue[TCPStore | RuntimeError] = SimpleQueue()
+    # In a thread: what listens there may be another program, for whose answer TCPStore waits without end.
+    threading.Thread(target=lambda: made.put(_store(env)), name="lockstep-connect", daemon=True).start()
     try:
-        store = TCPStore(
-            env.address,
-            env.port,
-            is_master=env.rank == env.store_rank,
-            timeout=timedelta(seconds=TIMEOUT_SECONDS),
-            wait_for_workers=False,
-            multi_tenant=True,
-        )
+        store = made.get(timeout=TIMEOUT_SECONDS + _ANSWER_SECONDS)
+    except Empty:
+        store = RuntimeError("what listens there does not answer as a store of torch.distributed does")
+    if isinstance(store, TCPStore):
         return PrefixStore(env.prefix, store)
-    except DistError as error:
-        said = str(error).splitlines()[0]
+    said = str(store).splitlines()[0]
     if "EADDRINUSE" in said:
         raise WorkerError(
             f"worker {env.rank} cannot open the store of the run: its port is in use on this host.",
@@ -238,6 +239,20 @@ def _connect(env: WorkerEnvironment) -> Store:
         expected="the store of the run to listen there",
         hint="check MASTER_ADDR and MASTER_PORT, and that worker 0 or the launcher is running",
     )
+
+
+def _store(env: WorkerEnvironment) -> TCPStore | RuntimeError:
+    try:
+        return TCPStore(
+            env.address,
+            env.port,
+            is_master=env.rank == env.store_rank,
+            timeout=timedelta(seconds=TIMEOUT_SECONDS),
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
+    except RuntimeError as error:  # DistError, as a rule
+        return error
 
 
 def _wait_for_name(env: WorkerEnvironment) -> None:

@@ -11,7 +11,7 @@ import json
 import secrets
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 START_SECONDS = 300.0
 """Until all workers have come."""
 _TELL_SECONDS = 10.0
-_PAUSE_SECONDS = 0.02
+_LONGEST_PAUSE_SECONDS = 0.2
+"""Between two looks into the store, which answers all workers."""
 
 
 @dataclass(frozen=True)
@@ -56,19 +57,19 @@ class RollCall:
 
     start: str
     """Its name: what these workers store begins with it."""
-    places: Sequence[Location]
+    locations: Sequence[Location]
     """By rank."""
 
     def hosts(self) -> list[list[int]]:
         """The ranks on each host; the chief's host is the first."""
         ranks: dict[str, list[int]] = {}
-        for rank, place in enumerate(self.places):
-            ranks.setdefault(place.system, []).append(rank)
+        for rank, location in enumerate(self.locations):
+            ranks.setdefault(location.system, []).append(rank)
         return list(ranks.values())
 
     def host_names(self) -> list[str]:
         """The name of each host; with its number where several have the same name."""
-        names = [self.places[ranks[0]].host for ranks in self.hosts()]
+        names = [self.locations[ranks[0]].host for ranks in self.hosts()]
         return [f"{name} (host {host})" if names.count(name) > 1 else name for host, name in enumerate(names)]
 
 
@@ -102,8 +103,10 @@ def _call(store: Store, start: str, entry: str, num_workers: int, deadline: floa
     keys = [f"{start}/{rank}" for rank in range(num_workers)]
     store.set(keys[0], entry)
     store.set("start", start)
-    while not store.check(keys) and time.monotonic() < deadline:
-        time.sleep(_PAUSE_SECONDS)
+    for pause in _pauses(deadline):
+        if store.check(keys):
+            break
+        time.sleep(pause)
     said = [store.get(key).decode() if store.check([key]) else None for key in keys]
     store.set(f"{start}/roll", json.dumps(said))
     for key in keys:
@@ -114,14 +117,22 @@ def _call(store: Store, start: str, entry: str, num_workers: int, deadline: floa
 def _answer(store: Store, rank: int, entry: str, deadline: float) -> str:
     """Wait for the roll on which this very worker is, and return the start's name; "" where none has come in time."""
     start = ""
-    while time.monotonic() < deadline + _TELL_SECONDS:
+    for pause in _pauses(deadline + _TELL_SECONDS):
         if store.check(["start"]) and (named := store.get("start").decode()) != start:
             start = named
             store.set(f"{start}/{rank}", entry)
         if start and store.check([f"{start}/roll"]) and entry in json.loads(store.get(f"{start}/roll")):
             return start
-        time.sleep(_PAUSE_SECONDS)
+        time.sleep(pause)
     return ""
+
+
+def _pauses(deadline: float) -> Iterator[float]:
+    """Yield pauses that grow, in seconds, until the deadline."""
+    pause = 0.005
+    while time.monotonic() < deadline:
+        yield pause
+        pause = min(1.5 * pause, _LONGEST_PAUSE_SECONDS)
 
 
 def _roll(store: Store, start: str) -> list[Location | None]:

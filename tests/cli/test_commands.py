@@ -185,9 +185,19 @@ class Started:
         assert self.process.stdout is not None
         self._lines = self.process.stdout
         self._said: list[str] = []
-        while not self._said or not self._said[-1].startswith("step 3 "):
+        self.read_until("step 3 ")
+
+    def read_until(self, start: str) -> str:
+        """Wait for a line; returns all that it has said."""
+        while not self._said or not self._said[-1].startswith(start):
             self._said.append(self._lines.readline())
             assert self._said[-1], "".join(self._said)
+        return "".join(self._said)
+
+    def processes(self) -> tuple[list[str], list[str]]:
+        """The processes that its launcher has started, and their workers."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return children, Path(f"/proc/{children[0]}/task/{children[0]}/children").read_text().split()
 
     def end(self, code: int) -> str:
         """All that it said; it must end with the code."""
@@ -228,13 +238,25 @@ def test_a_signal_ends_it_with_a_checkpoint(start: Start, tmp_path: Path, number
 
 
 def test_a_killed_worker_ends_the_run_at_once_and_is_named(start: Start, tmp_path: Path) -> None:
-    started = start(tmp_path / "run", "--towers", "2", "--workers", "2")
-    children = Path(f"/proc/{started.process.pid}/task/{started.process.pid}/children").read_text().split()
-    workers = Path(f"/proc/{children[0]}/task/{children[0]}/children").read_text().split()
+    started = start(tmp_path / "run", "--towers", "2", "--workers", "2", "--set", "watch.restarts=0")
+    children, workers = started.processes()
     os.kill(int(workers[-1]), signal.SIGKILL)
     said = started.end(1)
     assert f"(pid {workers[-1]}) was killed by SIGKILL at step " in said.splitlines()[-1]
     assert not any(Path(f"/proc/{pid}").exists() for pid in [*children, *workers])
+
+
+def test_a_run_goes_on_by_itself_when_a_worker_was_killed(start: Start, tmp_path: Path) -> None:
+    started = start(tmp_path / "run", "--towers", "2", "--workers", "2")
+    _, workers = started.processes()
+    os.kill(int(workers[-1]), signal.SIGKILL)
+    said = started.read_until("resumed at step ")
+    started.process.send_signal(signal.SIGTERM)
+    started.end(143)
+    assert f"(pid {workers[-1]}) was killed by SIGKILL at step " in said
+    assert "all workers start again, from the last checkpoint: in 1 s (restart 1 of 3 without progress)" in said
+    steps = steps_in(tmp_path / "run")
+    assert steps == list(range(1, len(steps) + 1))
 
 
 def test_a_worker_of_another_launcher_says_by_its_exit_code_that_it_was_stopped(start: Start, tmp_path: Path) -> None:

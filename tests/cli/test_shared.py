@@ -11,7 +11,7 @@ import pytest
 from lockstep.cli.main import main
 from lockstep.cli.shared import check_target, in_words_of_flags
 from lockstep.errors import InputError, LockstepError
-from lockstep.parallel.rendezvous import Seat
+from lockstep.launcher.rendezvous import Seat
 
 WHAT = "Plans are drawn as one PNG or as a page."
 ENDINGS = (".png", ".html")
@@ -78,7 +78,7 @@ def test_what_one_host_alone_refuses_is_refused_as_it_plans(words: list[str], mo
         plans.append((argv, plan))
         return 0
 
-    monkeypatch.setattr("lockstep.parallel.launch.launch", launch)
+    monkeypatch.setattr("lockstep.launcher.launch.launch", launch)
     assert main([*words, "--hosts", "2", "--host-rank", "1", "--chief", "node0:29500"]) == 0
     [(argv, plan)] = plans
     with pytest.raises(LockstepError, match=words[-1]):

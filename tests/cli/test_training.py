@@ -75,7 +75,7 @@ def test_a_misspelt_field_is_guessed() -> None:
 
 
 def test_without_a_workdir_nothing_else_has_to_be_said() -> None:
-    planned = {"workers": 1, "hang_seconds": 600.0}
+    planned = {"workers": 1, "hang_seconds": 600.0, "restarts": 0}  # there would be nothing to go on from
     assert plan("mnist", "--workdir", "none", "--workers", "1") == planned
     assert plan("mnist", "--workdir", "none", "--workers", "1", "--set", "watch.metrics=0") == planned
 
@@ -284,6 +284,16 @@ def test_the_plan_says_how_long_a_worker_may_hang() -> None:
     assert plan("mnist")["hang_seconds"] == 600.0
     assert plan("mnist", "--set", "watch.hang_seconds=30")["hang_seconds"] == 30.0
     assert cli_run._plan(["run", "--hang-seconds", "0", "script.py"])["hang_seconds"] == 0.0
+
+
+def test_a_run_with_a_workdir_starts_its_workers_again_and_a_script_where_it_is_asked_to() -> None:
+    assert plan("mnist")["restarts"] == 3
+    assert plan("mnist", "--set", "watch.restarts=0")["restarts"] == 0
+    assert plan("mnist", "--rehearse")["restarts"] == 0
+    assert cli_run._plan(["run", "script.py"])["restarts"] == 0
+    assert cli_run._plan(["run", "--restarts", "2", "script.py"])["restarts"] == 2
+    with pytest.raises(ls.InputError, match="--restarts"):
+        cli_run._plan(["run", "--restarts", "-1", "script.py"])
     with pytest.raises(ls.InputError, match="--hang-seconds is out of range"):
         cli_run._plan(["run", "--hang-seconds", "-1", "script.py"])
 

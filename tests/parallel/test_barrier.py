@@ -49,7 +49,9 @@ def test_each_worker_counts_in_a_cache_line_of_its_own() -> None:
 def waiting_for(*peers: object, check_peers: Callable[[], None] = lambda: None) -> tuple[SpinBarrier, torch.Tensor]:
     """The barrier of worker 0, and its block; the others say that they are these processes."""
     pids = [os.getpid(), *peers]
-    worker = thread_workers(len(pids), group=SimpleNamespace(gather=lambda _: pids, check_peers=check_peers))[0]
+    names = [f"worker {rank}" for rank in range(len(pids))]
+    group = SimpleNamespace(gather=lambda _: pids, check_peers=check_peers, names=names, peers=None)
+    worker = thread_workers(len(pids), group=group)[0]
     block = torch.zeros(SpinBarrier.num_bytes(len(pids)), dtype=torch.uint8)
     return SpinBarrier(block, worker), block
 
@@ -70,6 +72,22 @@ def test_a_dead_worker_that_has_not_come_is_named(dead: int, monkeypatch: pytest
     with pytest.raises(PeerLostError, match="worker 0 waits in the exchange for a worker that is gone") as raised:
         barrier.wait()
     assert raised.value.given == "worker 2"
+
+
+@pytest.mark.process
+def test_what_the_watcher_of_the_host_knows_of_a_dead_worker_is_told(
+    dead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(barriers, "_CHECK_EVERY", 1)
+    barrier, _ = waiting_for(os.getpid(), dead)
+
+    def lost(said: str) -> PeerLostError:
+        assert said == "worker 2 has ended"
+        return PeerLostError("worker 0 lost worker 2.", given="killed by SIGKILL", expected="", hint="")
+
+    barrier._group.peers = SimpleNamespace(lost=lost)  # type: ignore[assignment]
+    with pytest.raises(PeerLostError, match="worker 0 lost worker 2"):
+        barrier.wait()
 
 
 @pytest.mark.process

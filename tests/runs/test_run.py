@@ -250,6 +250,14 @@ def test_what_cannot_be_run(tmp_path: Path, own: Recipe, wrong: dict[str, Any], 
     assert message in str(raised.value)
 
 
+def test_an_exchange_that_does_not_fit_is_refused_before_the_run_is_written(tmp_path: Path, own: Recipe) -> None:
+    synchronised = replace(own, towers=ls.Towers(batch_norm="sync"), exchange=ls.AllReduce(exact=True))
+    with pytest.raises(ls.InputError, match="Synchronised batch norm cannot be exact"):
+        ls.run(synchronised, tmp_path, reader=stripes)
+    assert not (tmp_path / "recipe.toml").exists()
+    assert not (tmp_path / "history.jsonl").exists()
+
+
 class _SlowOnWorker1(ls.data.Arrays):
     def read_batch(self, indices: Any) -> Any:
         time.sleep(0.03 * ls.join().rank)

@@ -37,6 +37,14 @@ def test_half_a_message_waits_for_its_other_half(sockets: tuple[socket.socket, s
     assert channel.receive() == [{"step": 2}]
 
 
+def test_messages_that_came_with_the_first_are_left_for_the_next_call(pair: tuple[Channel, Channel]) -> None:
+    ours, theirs = pair
+    for step in range(3):
+        theirs.send({"step": step})
+    assert ours.receive(1.0, most=1) == [{"step": 0}]
+    assert ours.receive() == [{"step": 1}, {"step": 2}]
+
+
 def test_what_was_sent_before_the_end_is_received(pair: tuple[Channel, Channel]) -> None:
     ours, theirs = pair
     theirs.send({"failed": "why"})

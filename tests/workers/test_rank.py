@@ -162,6 +162,19 @@ def test_a_port_in_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert caught.value.given == f"port {port}, by RANK=0 of WORLD_SIZE=4"
 
 
+def test_another_program_on_the_port_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(ranks, "_ANSWER_SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        for name, value in {**FULL, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(WorkerError) as caught:
+            join("cpu")
+    assert caught.value.what == "worker 2 cannot reach the other workers."
+    assert str(caught.value.given).startswith(f"127.0.0.1:{port}: ")
+
+
 def test_a_store_out_of_reach_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "TIMEOUT_SECONDS", 0.05)
     with socket.socket() as unused:

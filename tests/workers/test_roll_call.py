@@ -36,7 +36,7 @@ def called(store: dist.Store, num_workers: int, ranks: list[int] | None = None, 
 def test_all_learn_where_all_are() -> None:
     rolls = called(dist.HashStore(), 3)
     assert rolls == [rolls[0]] * 3
-    assert rolls[0].places == [place(rank) for rank in range(3)]
+    assert rolls[0].locations == [place(rank) for rank in range(3)]
 
 
 def test_who_is_missing_is_named_to_all_who_have_come(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +75,7 @@ def test_workers_that_are_quicker_than_their_chief_wait_for_it_and_not_for_the_l
 def test_a_restart_may_have_fewer_workers() -> None:
     store = dist.HashStore()
     called(store, 3)
-    assert [len(roll.places) for roll in called(store, 2)] == [2, 2]
+    assert [len(roll.locations) for roll in called(store, 2)] == [2, 2]
 
 
 def test_hosts_have_the_workers_that_see_each_other() -> None:
@@ -102,4 +102,4 @@ def test_what_is_no_roll_does_no_harm(said: list[str | None]) -> None:
         roll = call_roll(Forged(), 0, 1, place(0))
     except (WorkerError, PeerLostError):
         return
-    assert all(isinstance(each, Location) for each in roll.places)
+    assert all(isinstance(each, Location) for each in roll.locations)

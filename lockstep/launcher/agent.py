@@ -1,6 +1,6 @@
 """The launcher of a host that is not the chief's: it starts, signals and hears its workers for the supervisor.
 
-The supervisor on the chief's host decides; see `lockstep.parallel.hosts.RemoteHost` for its end of the channel. This
+The supervisor on the chief's host decides; see `lockstep.launcher.hosts.RemoteHost` for its end of the channel. This
 end decides one thing alone: where the supervisor is gone, the run is, and no worker stays behind.
 """
 
@@ -13,7 +13,7 @@ from multiprocessing.connection import wait
 from typing import NamedTuple
 
 from lockstep.errors import WorkerError
-from lockstep.parallel.hosts import SILENT_SECONDS, TICK_SECONDS, Host, Silence
+from lockstep.launcher.hosts import SILENT_SECONDS, TICK_SECONDS, Host, Silence
 from lockstep.workers.channel import Channel, Message
 
 

@@ -23,12 +23,12 @@ from logging import ERROR, WARNING
 from typing import Any
 
 from lockstep.errors import InputError, LockstepError, WorkerError
-from lockstep.parallel.agent import Agent, Conclusion
-from lockstep.parallel.entry import reference
-from lockstep.parallel.forkserver import ForkServer
-from lockstep.parallel.hosts import TICK_SECONDS, LocalHost, RemoteHost
-from lockstep.parallel.rendezvous import Rendezvous, Seat, meet_chief, network_towards
-from lockstep.parallel.supervisor import STOPPED_EARLY, RunOutcome, Supervisor
+from lockstep.launcher.agent import Agent, Conclusion
+from lockstep.launcher.entry import reference
+from lockstep.launcher.forkserver import ForkServer
+from lockstep.launcher.hosts import TICK_SECONDS, LocalHost, RemoteHost
+from lockstep.launcher.rendezvous import Rendezvous, Seat, meet_chief, network_towards
+from lockstep.launcher.supervisor import STOPPED_EARLY, RunOutcome, Supervisor
 from lockstep.screen import Lines, log
 from lockstep.terminal import outlive_terminal
 from lockstep.workers.channel import Channel
@@ -88,7 +88,7 @@ def launch(
             environment holds the run's key.
     """
     if sys.platform != "linux":
-        return _run_here(list(argv), plan, main)
+        return _run_here(list(argv), plan, main, num_hosts=seat.num_hosts if seat else 1)
     outlive_terminal()
     try:
         key = run_key(os.environ) if seat else b""
@@ -278,14 +278,14 @@ def _wait_for_exit(server: ForkServer, requests: list[str]) -> int | None:
     return None
 
 
-def _run_here(argv: list[str], plan: Plan, main: Main) -> int:
+def _run_here(argv: list[str], plan: Plan, main: Main, num_hosts: int) -> int:
     """Run one worker in this very process, where processes cannot be forked and watched."""
     try:
         num_workers = plan(argv)["workers"]
-        if num_workers > 1:
+        if num_workers > 1 or num_hosts > 1:
             raise InputError(
                 "Several workers need Linux.",
-                given=f"{num_workers} workers on {sys.platform}",
+                given=(f"{num_workers} workers" if num_hosts == 1 else f"{num_hosts} hosts") + f" on {sys.platform}",
                 expected="1 worker",
                 hint="ask for 1 worker: it runs the towers in turn, and gives the same result",
             )

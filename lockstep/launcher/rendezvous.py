@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 
 from lockstep.errors import InputError, WorkerError
-from lockstep.parallel.hosts import TICK_SECONDS, RemoteHost
+from lockstep.launcher.hosts import TICK_SECONDS, RemoteHost
 from lockstep.screen import log
 from lockstep.version import __version__
 from lockstep.workers.channel import Channel
@@ -187,11 +187,10 @@ class Rendezvous:
     def _is_introduced(self, channel: Channel) -> bool:
         """Whether a caller has said who it is, or will not: it is then among the hosts, or refused."""
         try:
-            received = channel.receive()
+            received = channel.receive(most=1)
             if not received and not channel.ended:
                 return False
-            introduction, *unread = received
-            caller = _Introduction(**introduction)
+            caller = _Introduction(**received[0])
             self._check(channel, caller)
         except (ValueError, TypeError, LookupError):
             channel.close()
@@ -211,8 +210,7 @@ class Rendezvous:
                 "ahead" if ahead > 0 else "behind",
             )
         is_taken = name in {socket.gethostname(), *(host.name for host in self.hosts.values())}
-        shown = f"{name} (host {index})" if is_taken else name
-        self.hosts[index] = RemoteHost(channel, shown, caller.num_workers, unread)
+        self.hosts[index] = RemoteHost(channel, f"{name} (host {index})" if is_taken else name, caller.num_workers)
         return True
 
     def _check(self, channel: Channel, caller: _Introduction) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -16,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from lockstep.parallel import watcher as module
-from lockstep.parallel.hosts import Said
-from lockstep.parallel.watcher import JoinedHost
+from lockstep.launcher import watcher as module
+from lockstep.launcher.hosts import Said
+from lockstep.launcher.watcher import JoinedHost
 from lockstep.workers.channel import Channel
 from lockstep.workers.connections import connect
 
@@ -124,6 +125,22 @@ def test_the_end_of_a_process_is_noticed_at_once(watching: Callable[[int], Watch
     assert select.select([here.host.fileno()], [], [], 0)[0] == []  # it is told once
 
 
+def test_on_an_old_kernel_the_end_of_a_process_is_noticed_by_looking(
+    watching: Callable[[int], Watching], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_descriptor(pid: int) -> int:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", no_descriptor)
+    here = watching(1)
+    process = here.start("time.sleep(60)")
+    here.wait_for("phase")
+    assert here.host.receive() == []
+    here.host.kill(0, signal.SIGKILL)
+    zombie_of(process)
+    assert here.wait_for("pid")[1]["status"] == -9
+
+
 def test_of_a_process_whose_exit_status_its_launcher_has_taken_the_place_is_told(
     watching: Callable[[int], Watching],
 ) -> None:
@@ -191,7 +208,7 @@ def test_messages_reach_a_worker(watching: Callable[[int], Watching]) -> None:
 def test_a_worker_that_never_comes_is_told_of(
     watching: Callable[[int], Watching], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "REACH_SECONDS", 0.1)
+    monkeypatch.setattr(module, "REACH_SECONDS", 1.5)
     here = watching(2)
     here.start("time.sleep(60)")
     assert here.wait_for("failed")[0] == 1
@@ -238,5 +255,15 @@ def test_what_the_watcher_of_another_host_says_at_once_is_heard() -> None:
 
 
 def test_a_watcher_loads_no_torch() -> None:
-    code = "import sys, lockstep.parallel.watcher; sys.exit('torch' in sys.modules)"
+    code = "import sys, lockstep.launcher.watcher; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_watcher_whose_worker_never_comes_ends_in_silence() -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(f"\0lockstep-test/{os.getpid()}/{time.monotonic_ns()}")
+        listener.listen()
+        code = "import sys; from lockstep.launcher import watcher; watcher.REACH_SECONDS = 0.1; watcher.watch()"
+        command = [sys.executable, "-c", code, str(listener.fileno())]
+        ended = subprocess.run(command, pass_fds=[listener.fileno()], capture_output=True, timeout=20)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")

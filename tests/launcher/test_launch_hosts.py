@@ -24,8 +24,8 @@ import time
 from pathlib import Path
 
 from lockstep.errors import InputError
-from lockstep.parallel.launch import launch
-from lockstep.parallel.rendezvous import Seat
+from lockstep.launcher.launch import launch
+from lockstep.launcher.rendezvous import Seat
 from lockstep.workers.pulse import of_this_process
 from lockstep.workers.store_server import StoreAddress, inherited
 

@@ -14,11 +14,11 @@ from typing import Any, cast
 import pytest
 
 from lockstep.errors import WorkerError
-from lockstep.parallel import agent as agents
-from lockstep.parallel import hosts
-from lockstep.parallel.agent import Agent, Conclusion
-from lockstep.parallel.forkserver import Event, ForkServer
-from lockstep.parallel.hosts import LocalHost, RemoteHost
+from lockstep.launcher import agent as agents
+from lockstep.launcher import hosts
+from lockstep.launcher.agent import Agent, Conclusion
+from lockstep.launcher.forkserver import Event, ForkServer
+from lockstep.launcher.hosts import LocalHost, RemoteHost
 from lockstep.workers.channel import Channel
 
 
@@ -54,7 +54,7 @@ class Hosts:
         self.local = LocalHost(cast(ForkServer, self.server), {"kind": "worker"}, None)
         self.requests: list[str] = []
         self.agent = Agent(theirs, self.local, self.requests, lambda: self.now)
-        self.remote = RemoteHost(ours, "node1", 2, clock=lambda: self.now)
+        self.remote = RemoteHost(ours, "node1", 2, lambda: self.now)
         self.ends = [ours, theirs]
 
     def exchange(self) -> hosts.Said:

@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.errors import WorkerError
+from lockstep.launcher import entry
 from lockstep.owner import process_fields
-from lockstep.parallel import entry
 from lockstep.workers.connections import KEY
 from lockstep.workers.environment import worker_environment
 from lockstep.workers.signals import NOTICES
@@ -61,7 +61,7 @@ class ForkServer:
         self._poll.register(self._control, select.POLLIN)
         path = [str(each) for each in sys.path]
         code = (
-            f"import sys; sys.path[:] = {path!r}; from lockstep.parallel import forkserver; "
+            f"import sys; sys.path[:] = {path!r}; from lockstep.launcher import forkserver; "
             f"forkserver.serve({theirs.fileno()}, {os.getpid()}, {list(preload)!r})"
         )
         # Blocked until the server ignores them: a Ctrl-C during its first instants must not end it with a traceback.

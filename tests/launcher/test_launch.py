@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 from lockstep.errors import InputError
-from lockstep.parallel import launch as launching
-from lockstep.parallel.agent import Conclusion
-from lockstep.parallel.forkserver import Event
-from lockstep.parallel.launch import Restarts, exit_code_of_stop, is_worker
-from lockstep.parallel.supervisor import STOPPED_EARLY, RunOutcome
+from lockstep.launcher import launch as launching
+from lockstep.launcher.agent import Conclusion
+from lockstep.launcher.forkserver import Event
+from lockstep.launcher.launch import Restarts, exit_code_of_stop, is_worker
+from lockstep.launcher.supervisor import STOPPED_EARLY, RunOutcome
 from lockstep.workers.channel import Channel
 from lockstep.workers.watchdog import Failure, root_cause
 
@@ -266,8 +266,8 @@ SCRIPT = """
 import sys
 
 import toy
-from lockstep.parallel import forkserver
-from lockstep.parallel.launch import launch
+from lockstep.launcher import forkserver
+from lockstep.launcher.launch import launch
 from lockstep.workers.watchdog import Limits
 
 if __name__ == "__main__":
@@ -731,14 +731,14 @@ def test_launched_workers_join_through_the_store(launch: Launch, monkeypatch: py
 
 
 def test_importing_the_launcher_loads_no_torch() -> None:
-    code = "import sys, lockstep.parallel.launch; sys.exit('torch' in sys.modules)"
+    code = "import sys, lockstep.launcher.launch; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 ELSEWHERE = """
 import sys
 sys.platform = "darwin"
-from lockstep.parallel.launch import launch
+from lockstep.launcher.launch import launch
 import toy
 sys.exit(launch(sys.argv[1:], plan=toy.plan, main=toy.main))
 """

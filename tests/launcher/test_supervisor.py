@@ -14,10 +14,10 @@ from typing import Any, cast
 
 import pytest
 
-from lockstep.parallel import hosts, supervisor
-from lockstep.parallel.forkserver import Event, ForkServer
-from lockstep.parallel.hosts import LocalHost
-from lockstep.parallel.supervisor import STOPPED_EARLY, RunOutcome, Supervisor
+from lockstep.launcher import hosts, supervisor
+from lockstep.launcher.forkserver import Event, ForkServer
+from lockstep.launcher.hosts import LocalHost
+from lockstep.launcher.supervisor import STOPPED_EARLY, RunOutcome, Supervisor
 from lockstep.workers.channel import Channel, Message
 from lockstep.workers.watchdog import Limits
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from lockstep.errors import DataError, InputError, PeerLostError
-from lockstep.parallel import entry
-from lockstep.parallel.entry import reference
+from lockstep.launcher import entry
+from lockstep.launcher.entry import reference
 from lockstep.workers.channel import Channel, Message
 
 LOST = PeerLostError("worker lost a peer.", given="a", expected="b", hint="c")

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from lockstep.errors import InputError, WorkerError
-from lockstep.parallel import rendezvous
-from lockstep.parallel.hosts import RemoteHost
-from lockstep.parallel.rendezvous import Rendezvous, Seat, meet_chief, network_environment
+from lockstep.launcher import rendezvous
+from lockstep.launcher.hosts import RemoteHost
+from lockstep.launcher.rendezvous import Rendezvous, Seat, meet_chief, network_environment
 from lockstep.workers.channel import Channel
 from lockstep.workers.connections import Listener, connect
 from lockstep.workers.socket_store import SocketStore

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.errors import WorkerError
+from lockstep.launcher.agent import Agent
+from lockstep.launcher.hosts import TICK_SECONDS, RemoteHost, Said
+from lockstep.launcher.supervisor import Supervisor
 from lockstep.owner import process_fields
-from lockstep.parallel.agent import Agent
-from lockstep.parallel.hosts import TICK_SECONDS, RemoteHost, Said
-from lockstep.parallel.supervisor import Supervisor
 from lockstep.screen import Lines, log, show_log
 from lockstep.workers.channel import Channel, Message
 from lockstep.workers.connections import Listener, connect
@@ -36,9 +36,12 @@ from lockstep.workers.watchdog import Limits
 _LIMITS = Limits(grace_seconds=10.0)
 """When one has failed the others raise at once; then their interpreters end, which takes seconds on a busy host."""
 _HELLO_SECONDS = 1.0
-_ENDED = -1
+_NONE = -1
 _WAIT_STATUS = 49
 """Its place among the fields of a process, from the state on."""
+
+_Arrival = tuple[Channel, int, Message, list[Message]]
+"""A connection, the process at its other end as the system knows it, its first message, and those that came with it."""
 
 
 @dataclass
@@ -48,7 +51,7 @@ class _Process:
     channel: Channel
     pid: int
     descriptor: int
-    """A pidfd: readable when the process has ended; or `_ENDED`."""
+    """A pidfd: readable when the process has ended; `_NONE` where the kernel has none (before Linux 5.3)."""
     can_show: bool
     """SIGUSR2 makes it write its stack."""
     unread: list[Message]
@@ -74,11 +77,17 @@ class _Process:
                 said.append({"pid": self.pid, "status": 0})
         return said
 
+    def ends_now(self, ready: Collection[int]) -> bool:
+        """Whether its process has ended since the last call, by the descriptors that are readable."""
+        if self.has_ended:
+            return False
+        if self.descriptor == _NONE:
+            return process_fields(self.pid)[:1] in ([], ["Z"])
+        return self.descriptor in ready
+
     def end(self) -> list[Message]:
         """What is to be said of its end. Its launcher, whose child it is, may have been told the exit status first."""
-        self.has_ended = True
-        if self.descriptor != _ENDED:
-            os.close(self.descriptor)
+        self.close()
         fields = process_fields(self.pid)
         status = os.waitstatus_to_exitcode(int(fields[_WAIT_STATUS])) if fields[:1] == ["Z"] else None
         if self.has_left:  # it is not judged by how its interpreter ends
@@ -86,6 +95,22 @@ class _Process:
         if status is not None:
             return [{"pid": self.pid, "status": status}]
         return _vanished(self.pid, "its process has ended without a word", self.step, self.phase)
+
+    def kill(self, number: signal.Signals) -> None:
+        """Send a signal to the process, if it is still there and has a use for it."""
+        if self.has_ended or (number == signal.SIGUSR2 and not self.can_show):
+            return
+        with suppress(ProcessLookupError):
+            if self.descriptor == _NONE:
+                os.kill(self.pid, number)
+            else:
+                signal.pidfd_send_signal(self.descriptor, number)
+
+    def close(self) -> None:
+        """Look after the process no longer."""
+        if not self.has_ended and self.descriptor != _NONE:
+            os.close(self.descriptor)
+        self.has_ended = True
 
 
 def _vanished(pid: int, text: str, step: int = 0, phase: str = "start") -> list[Message]:
@@ -122,8 +147,8 @@ class JoinedHost:
         try:
             descriptor = os.pidfd_open(pid)
             self._events.register(descriptor, select.EPOLLIN)
-        except ProcessLookupError:  # it has ended since
-            descriptor = _ENDED
+        except OSError:  # it has ended since, or the kernel has no such descriptors
+            descriptor = _NONE
         self._processes[rank] = _Process(channel, pid, descriptor, hello.get("can_show") is True, unread)
         self._told.append((rank, {"pid": pid, "status": None}))
         if rank in self._watched:
@@ -141,10 +166,8 @@ class JoinedHost:
 
     def kill(self, rank: int, number: signal.Signals) -> None:
         """Send a signal to a worker, if it is still there."""
-        process = self._processes.get(rank)
-        if process and not process.has_ended and (process.can_show or number != signal.SIGUSR2):
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(process.descriptor, number)
+        if rank in self._processes:
+            self._processes[rank].kill(number)
 
     def receive(self) -> Said:
         """What workers and their processes have said since the last call."""
@@ -159,7 +182,7 @@ class JoinedHost:
         # After the poll: what a worker has said before its end is there by now.
         for rank, process in self._processes.items():
             said += [(rank, message) for message in process.receive()]
-            if not process.has_ended and (process.descriptor in ready or process.descriptor == _ENDED):
+            if process.ends_now(ready):
                 said += [(rank, message) for message in process.end()]
         return said
 
@@ -179,8 +202,7 @@ class JoinedHost:
         """Close the channels; workers that are left go on unwatched."""
         for process in self._processes.values():
             process.channel.close()
-            if not process.has_ended:
-                process.end()
+            process.close()
         self._events.close()
 
 
@@ -192,24 +214,41 @@ def watch() -> None:
     show_log()
     with socket.socket(fileno=int(sys.argv[1])) as listener:
         listener.settimeout(REACH_SECONDS)
-        arrived = [_accept(listener)]
-        while not (task := arrived[-1][2].get("task")):  # another worker may be quicker than the first
-            arrived.append(_accept(listener))
+        arrivals = _first_arrivals(listener)
+        if not arrivals:  # the worker that has started this process has ended since
+            return
+        chief, _, hello, _ = arrivals[-1]
+        task = hello["task"]
         names = task["names"] if len(task["names"]) > 1 else [""]
-        here = JoinedHost(listener, names[task["host"]], task["ranks"][task["host"]])
-        for each in arrived:
-            here.join(*each)
-        if task["host"]:
-            _serve(here, task)
-        else:
-            others = _others(task, arrived[-1][0])
-            Supervisor([here, *others], task["ranks"], _LIMITS, []).finish()
-            for other in others:
-                other.end(0, logging.INFO, "")
+        with closing(JoinedHost(listener, names[task["host"]], task["ranks"][task["host"]])) as here:
+            for arrival in arrivals:
+                here.join(*arrival)
+            if task["host"]:
+                _serve(here, task)
+            else:
+                _supervise(here, task, chief)
 
 
-def _accept(listener: socket.socket) -> tuple[Channel, int, Message, list[Message]]:
-    """Accept a connection: it, the process at its other end, its first message, and the messages that came with it."""
+def _supervise(here: JoinedHost, task: Mapping[str, Any], chief: Channel) -> None:
+    """Supervise the workers of all hosts until the last one has ended."""
+    others = _others(task, chief)
+    Supervisor([here, *others], task["ranks"], _LIMITS, []).finish()
+    for other in others:
+        other.end(0, logging.INFO, "")
+
+
+def _first_arrivals(listener: socket.socket) -> list[_Arrival]:
+    """Accept workers until one says what to do; others may be quicker than that."""
+    arrivals: list[_Arrival] = []
+    with suppress(TimeoutError):
+        while True:
+            arrivals.append(_accept(listener))
+            if arrivals[-1][2].get("task"):
+                return arrivals
+    return []
+
+
+def _accept(listener: socket.socket) -> _Arrival:
     connection = listener.accept()[0]
     pid, user = process_behind(connection)
     channel = Channel(connection)
@@ -217,7 +256,7 @@ def _accept(listener: socket.socket) -> tuple[Channel, int, Message, list[Messag
     return channel, pid, hello, unread
 
 
-def _others(task: Mapping[str, Any], asked_by: Channel) -> list[RemoteHost]:
+def _others(task: Mapping[str, Any], chief: Channel) -> list[RemoteHost]:
     """Wait for the watchers of the other hosts, whom the chief tells where; one that does not come is gone."""
     come: queue.SimpleQueue[Channel] = queue.SimpleQueue()
     names, ranks = task["names"], task["ranks"]
@@ -228,16 +267,16 @@ def _others(task: Mapping[str, Any], asked_by: Channel) -> list[RemoteHost]:
         task["address"], 0, task["key"].encode(), lambda connection, address: come.put(Channel(connection))
     )
     with closing(listener):
-        asked_by.send({"port": listener.port})
+        chief.send({"port": listener.port})
         deadline = time.monotonic() + REACH_SECONDS
         while len(others) < len(names) - 1 and time.monotonic() < deadline:
             for other in others.values():
                 other.tick()
             with suppress(queue.Empty):
                 channel = come.get(timeout=TICK_SECONDS)
-                hello, *unread = channel.receive(_HELLO_SECONDS) or [{}]
-                if (index := hello.get("host", 0)) in range(1, len(names)):
-                    others[index] = RemoteHost(channel, names[index], len(ranks[index]), unread)
+                for hello in channel.receive(_HELLO_SECONDS, most=1):
+                    index = hello["host"]
+                    others[index] = RemoteHost(channel, names[index], len(ranks[index]))
     for index in set(range(1, len(names))) - others.keys():
         nobody, gone = socket.socketpair()
         gone.close()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 from typing import Literal
 
-from lockstep.parallel.hosts import TICK_SECONDS, Host, RemoteHost
+from lockstep.launcher.hosts import TICK_SECONDS, Host, RemoteHost
 from lockstep.workers import watchdog
 from lockstep.workers.channel import Message
 from lockstep.workers.store_server import LAUNCHED

@@ -11,13 +11,13 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from types import MappingProxyType
 from typing import Protocol
 
+from lockstep.launcher.forkserver import Event, ForkServer
 from lockstep.owner import process_fields
-from lockstep.parallel.forkserver import Event, ForkServer
 from lockstep.screen import Lines, log
 from lockstep.workers.channel import Channel, Message
 
@@ -144,26 +144,20 @@ class LocalHost:
 
 
 class RemoteHost:
-    """Another host, through the channel to the agent there; see `lockstep.parallel.agent` for the other end.
+    """Another host, through the channel to the agent there; see `lockstep.launcher.agent` for the other end.
 
     Args:
         channel: to the agent.
         name: of the host.
         num_workers: that it is to have.
-        unread: messages that have come with the one by which it has introduced itself.
         clock: seconds that only grow.
     """
 
     def __init__(
-        self,
-        channel: Channel,
-        name: str,
-        num_workers: int,
-        unread: Sequence[Message] = (),
-        clock: Callable[[], float] = time.monotonic,
+        self, channel: Channel, name: str, num_workers: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.name, self.num_workers = name, num_workers
-        self._channel, self._unread = channel, [*unread]
+        self._channel = channel
         self._ranks: set[int] = set()
         """Of its workers: it speaks for no others."""
         self._stopped: frozenset[int] = frozenset()
@@ -188,8 +182,7 @@ class RemoteHost:
         """What workers and their processes have said since the last call."""
         said: Said = []
         try:
-            arrived, self._unread = self._unread + self._channel.receive(), []
-            for message in arrived:
+            for message in self._channel.receive():
                 self._silence.end()
                 self._stopped = frozenset(message.get("stopped", ()))
                 self._requests += [str(name) for name in message.get("requests", ()) if hasattr(signal, str(name))]
