@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import math
+import os
 import queue
 import socket
 import struct
@@ -112,7 +113,7 @@ class Rendezvous:
         except OSError as error:
             raise InputError(
                 f"The launcher cannot listen on port {seat.port} of {address}.",
-                given=f"--chief {seat.chief}:{seat.port}: {error.strerror}",
+                given=f"--chief {seat.chief}:{seat.port}: {os.strerror(error.errno or 0).lower()}",
                 expected="a port that is free on the first host, and the same on all hosts",
                 hint="choose another port, above 1024; a run that is still ending may hold this one",
             ) from None

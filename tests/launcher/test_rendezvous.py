@@ -266,7 +266,7 @@ def test_a_chief_with_another_key_is_no_chief(port: int) -> None:
 def test_a_port_in_use_is_named(port: int, store: StoreServer) -> None:
     with socket.create_server(("127.0.0.1", port)), pytest.raises(InputError) as error:
         Rendezvous(Seat(2, 0, "127.0.0.1", port), KEY, store)
-    assert "in use" in error.value.given
+    assert error.value.given == f"--chief 127.0.0.1:{port}: address already in use"
 
 
 @pytest.mark.parametrize("chief", ["203.0.113.7", "nowhere.invalid"])
