@@ -70,10 +70,11 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
 
     if is_worker():
         return _work(list(argv))
-    scored_run(arguments)  # what is wrong is refused here, before there is any other process, and without torch
-    return launch(
-        argv, plan=_plan, main=_work, preload=("torch", "lockstep.cli.scoring"), seat=given_seat(arguments, os.environ)
-    )
+    seat = given_seat(arguments, os.environ)
+    if seat is None:  # of several hosts each refuses it in the plan, so that the others hear of it
+        # What can be refused without torch is refused here, before there is any other process.
+        scored_run(arguments)
+    return launch(argv, plan=_plan, main=_work, preload=("torch", "lockstep.cli.scoring"), seat=seat)
 
 
 def _plan(argv: list[str]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lockstep.checks import check_together
+from lockstep.cli.shared import given_seat
 from lockstep.errors import InputError, RecipeError, WorkdirError
 from lockstep.listing import hint_for_path, what_is_there
 from lockstep.progress import End, Epochs, Hours, Steps
@@ -134,8 +135,11 @@ def check_without_torch(arguments: argparse.Namespace, run: GivenRun) -> None:
     path = None if arguments.rehearse else run.path
     options = {"accept_changes": arguments.accept_changes, "fork_from": arguments.fork_from}
     checks = [partial(check_inputs, run.recipe, path, **options), partial(check_files_wanted, arguments, run)]
-    # Not in check_inputs: a worker is there before the chief has given up the folder of a run just ended.
-    check_together(checks + ([Workdir(path).check_free] if path else []))
+    # Not in check_inputs: a worker is there before the chief has given up the folder of a run just ended. Nor on other
+    # hosts, which do not see whether a worker of the chief's host, which may just be starting again, is dead.
+    seat = given_seat(arguments, os.environ)
+    is_chief = seat is None or seat.is_chief
+    check_together(checks + ([Workdir(path).check_free] if path and is_chief else []))
 
 
 def check_files_wanted(arguments: argparse.Namespace, run: GivenRun) -> None:

@@ -52,16 +52,22 @@ def _add_arguments(run: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     from lockstep.launcher.launch import is_worker, launch
 
-    if not Path(arguments.script).is_file():
+    seat = given_seat(arguments, os.environ)
+    if seat is None:  # of several hosts each refuses it in the plan, so that the others hear of it
+        _check_script(arguments.script)
+    if is_worker():
+        return _work(list(argv))
+    return launch(argv, plan=_plan, main=_work, seat=seat)
+
+
+def _check_script(script: str) -> None:
+    if not Path(script).is_file():
         raise InputError(
-            f"There is no script {arguments.script}.",
-            given=arguments.script,
+            f"There is no script {script}.",
+            given=script,
             expected="a Python file",
             hint="check the path: lockstep run my_script.py --workers 4",
         )
-    if is_worker():
-        return _work(list(argv))
-    return launch(argv, plan=_plan, main=_work, seat=given_seat(arguments, os.environ))
 
 
 def _plan(argv: list[str]) -> dict[str, Any]:
@@ -69,6 +75,7 @@ def _plan(argv: list[str]) -> dict[str, Any]:
     from lockstep.cli.main import parse
 
     arguments = parse(argv)
+    _check_script(arguments.script)
     check_value("--hang-seconds", arguments.hang_seconds, NonNegativeFloat)
     check_value("--restarts", arguments.restarts, NonNegativeInt)
     seat = given_seat(arguments, os.environ)

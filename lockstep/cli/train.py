@@ -86,7 +86,6 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
 
     if is_worker() and not arguments.print_recipe:
         return _work(list(argv))
-    # What can be refused without torch is refused here, before there is any other process.
     from lockstep.cli.given_run import check_without_torch, given_recipe, given_run
 
     if arguments.print_recipe:
@@ -94,7 +93,10 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
 
         sys.stdout.write(to_toml(given_recipe(arguments)))
         return 0
-    check_without_torch(arguments, given_run(arguments))
+    seat = given_seat(arguments, os.environ)
+    if seat is None:  # of several hosts each refuses it in the plan, so that the others hear of it
+        # What can be refused without torch is refused here, before there is any other process.
+        check_without_torch(arguments, given_run(arguments))
     if arguments.grace is not None:
         hint = Hint("give the seconds between the signal and the end of the machine")
         check_value("--grace", arguments.grace, Annotated[float, Range(gt=0, finite=False), hint])
@@ -105,7 +107,7 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
         preload=("torch", "lockstep.cli.training"),
         limits=Limits(stop_seconds=arguments.grace),
         requeue=arguments.requeue,
-        seat=given_seat(arguments, os.environ),
+        seat=seat,
     )
 
 

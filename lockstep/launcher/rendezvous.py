@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import math
+import os
 import queue
 import socket
 import struct
@@ -112,7 +113,7 @@ class Rendezvous:
         except OSError as error:
             raise InputError(
                 f"The launcher cannot listen on port {seat.port} of {address}.",
-                given=f"--chief {seat.chief}:{seat.port}: {error.strerror}",
+                given=f"--chief {seat.chief}:{seat.port}: {os.strerror(error.errno or 0).lower()}",
                 expected="a port that is free on the first host, and the same on all hosts",
                 hint="choose another port, above 1024; a run that is still ending may hold this one",
             ) from None
@@ -139,8 +140,11 @@ class Rendezvous:
         else:
             connection.close()
 
-    def gather(self, requests: Sequence[str]) -> list[RemoteHost]:
+    def gather(self, requests: list[str]) -> list[RemoteHost]:
         """Wait until all other hosts are here, or a signal asks for a stop; returns them in order.
+
+        Args:
+            requests: names of the signals that have reached this launcher; those of the other hosts are added.
 
         Raises:
             InputError: a host has another version, or another number of hosts.
@@ -159,6 +163,8 @@ class Rendezvous:
                 if self._is_introduced(channel):
                     callers.remove(channel)
             self._forget_lost()
+            for host in self.hosts.values():
+                requests += host.take_requests()
             now = time.monotonic()
             if now - began > START_SECONDS:
                 raise self._missing()
@@ -182,7 +188,7 @@ class Rendezvous:
     def _is_introduced(self, channel: Channel) -> bool:
         """Whether a caller has said who it is, or will not: it is then among the hosts, or refused."""
         try:
-            received = channel.receive()
+            received = channel.receive(most=1)
             if not received and not channel.ended:
                 return False
             caller = _Introduction(**received[0])

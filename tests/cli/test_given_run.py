@@ -11,6 +11,7 @@ import lockstep as ls
 from lockstep.cli import training
 from lockstep.cli.given_run import GivenRun, given_recipe, given_run
 from lockstep.cli.main import parse
+from lockstep.errors import WorkdirError
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.shipped import find, names
 from lockstep.recipes.toml import to_toml
@@ -68,6 +69,15 @@ def test_a_run_by_its_folder_has_no_other_workdir(run: Path) -> None:
         with pytest.raises(ls.WorkdirError) as caught:
             given(str(run), "--workdir", workdir)
         assert f"lockstep train {run}/recipe.toml --workdir {workdir}" in caught.value.hint
+
+
+def test_on_several_hosts_only_the_chiefs_minds_that_the_folder_is_held(run: Path) -> None:
+    # Another host cannot see whether a worker of the chief's host is dead.
+    words = ["train", str(run), "--hosts", "2", "--chief", "node0:29500", "--host-rank"]
+    with Workdir(run).held():
+        with pytest.raises(WorkdirError, match="going on"):
+            training.check_given(parse([*words, "0"]), given(str(run)))
+        training.check_given(parse([*words, "1"]), given(str(run)))
 
 
 def test_a_folder_that_is_no_run_is_told_with_what_is_there(run: Path, tmp_path: Path) -> None:

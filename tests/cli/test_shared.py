@@ -1,13 +1,17 @@
-"""The file that a command writes."""
+"""The file that a command writes, and what one of several hosts refuses."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from lockstep.cli.main import main
 from lockstep.cli.shared import check_target, in_words_of_flags
-from lockstep.errors import InputError
+from lockstep.errors import InputError, LockstepError
+from lockstep.launcher.rendezvous import Seat
 
 WHAT = "Plans are drawn as one PNG or as a page."
 ENDINGS = (".png", ".html")
@@ -60,3 +64,22 @@ def test_a_folder_is_never_overwritten(tmp_path: Path) -> None:
 )
 def test_errors_speak_of_flags(text: str, said: str) -> None:
     assert in_words_of_flags(text, {"size": "--size"}) == said
+
+
+@pytest.mark.parametrize(
+    "words", [["train", "mnist", "--fork-from", "nowhere"], ["evaluate", "nowhere"], ["run", "no.py"]]
+)
+def test_what_one_host_alone_refuses_is_refused_as_it_plans(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    # Else the others would wait for it.
+    plans = []
+
+    def launch(argv: list[str], *, plan: Callable[[list[str]], Any], seat: Seat | None, **options: Any) -> int:
+        assert seat
+        plans.append((argv, plan))
+        return 0
+
+    monkeypatch.setattr("lockstep.launcher.launch.launch", launch)
+    assert main([*words, "--hosts", "2", "--host-rank", "1", "--chief", "node0:29500"]) == 0
+    [(argv, plan)] = plans
+    with pytest.raises(LockstepError, match=words[-1]):
+        plan(argv)

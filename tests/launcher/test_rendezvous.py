@@ -234,6 +234,19 @@ def test_a_signal_ends_the_wait(port: int, store: StoreServer) -> None:
     assert meet_chief(Seat(2, 1, "127.0.0.1", port), KEY, 1, ["SIGINT"]) is None
 
 
+def test_a_signal_to_a_host_that_has_come_ends_the_wait_of_all(port: int, store: StoreServer, come: Come) -> None:
+    requests: list[str] = []
+    with (
+        ThreadPoolExecutor(1) as pool,
+        contextlib.closing(Rendezvous(Seat(3, 0, "127.0.0.1", port), KEY, store)) as chief,
+    ):
+        gathered = pool.submit(chief.gather, requests)
+        come(1).send({"requests": ["SIGINT"]})  # it may arrive together with the introduction
+        [host] = gathered.result(5)
+        host.close()
+    assert requests == ["SIGINT"]
+
+
 def test_a_chief_that_is_not_there_is_named(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "START_SECONDS", 0.1)
     with pytest.raises(WorkerError, match="Host 1 has not reached") as error:
@@ -253,7 +266,7 @@ def test_a_chief_with_another_key_is_no_chief(port: int) -> None:
 def test_a_port_in_use_is_named(port: int, store: StoreServer) -> None:
     with socket.create_server(("127.0.0.1", port)), pytest.raises(InputError) as error:
         Rendezvous(Seat(2, 0, "127.0.0.1", port), KEY, store)
-    assert "in use" in error.value.given
+    assert error.value.given == f"--chief 127.0.0.1:{port}: address already in use"
 
 
 @pytest.mark.parametrize("chief", ["203.0.113.7", "nowhere.invalid"])

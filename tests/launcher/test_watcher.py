@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from typing import Any
 
@@ -19,6 +20,8 @@ import pytest
 from lockstep.launcher import watcher as module
 from lockstep.launcher.hosts import Said
 from lockstep.launcher.watcher import JoinedHost
+from lockstep.workers.channel import Channel
+from lockstep.workers.connections import connect
 
 pytestmark = pytest.mark.process
 
@@ -205,7 +208,7 @@ def test_messages_reach_a_worker(watching: Callable[[int], Watching]) -> None:
 def test_a_worker_that_never_comes_is_told_of(
     watching: Callable[[int], Watching], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "REACH_SECONDS", 0.1)
+    monkeypatch.setattr(module, "REACH_SECONDS", 1.5)
     here = watching(2)
     here.start("time.sleep(60)")
     assert here.wait_for("failed")[0] == 1
@@ -235,6 +238,20 @@ def test_another_user_is_not_taken_in(watching: Callable[[int], Watching]) -> No
         os._exit(0)
     while os.waitpid(child, os.WNOHANG) == (0, 0):
         assert here.host.receive() == []
+
+
+def test_what_the_watcher_of_another_host_says_at_once_is_heard() -> None:
+    task: dict[str, Any] = {"address": "127.0.0.1", "key": "k" * 32, "names": ["node0", "node1"], "ranks": [[0], [1]]}
+    worker, asked_by = map(Channel, socket.socketpair())
+    with closing(worker), closing(asked_by), ThreadPoolExecutor(1) as pool:
+        others = pool.submit(module._others, task, asked_by)
+        [answer] = worker.receive(5)
+        with connect("127.0.0.1", answer["port"], task["key"].encode()) as connection:
+            connection.sendall(b'{"host": 1}\n{"said": [[1, {"step": 7}]]}\n')
+            [host] = others.result(5)
+            host.start(1, {})
+            assert (host.name, host.receive()) == ("node1", [(1, {"step": 7})])
+            host.close()
 
 
 def test_a_watcher_loads_no_torch() -> None:
