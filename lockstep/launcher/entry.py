@@ -78,6 +78,7 @@ def _worker(task: Mapping[str, Any], channel: Channel) -> NoReturn:
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR2)
     pulse = pulses.start_beating(channel)
+    pulse.earlier_seconds = task["earlier_seconds"]
     pass_on_notices(pulse)
     code, failure = 1, None
     try:

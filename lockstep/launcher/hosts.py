@@ -90,6 +90,8 @@ class LocalHost:
         self.name = name
         self._network = {name: value for name, value in network.items() if name not in os.environ}
         self._server, self._task, self._connect_store = server, task, connect_store
+        self.earlier_seconds = 0.0
+        """For which workers that were lost had been at work before those that are started now."""
         self._channels: dict[int, Channel] = {}
         self._pids: dict[int, int] = {}
 
@@ -99,7 +101,7 @@ class LocalHost:
         connections: list[socket.socket | Connection] = [theirs]
         if self._connect_store:
             connections.append(self._connect_store())
-        task = {**self._task, "environment": {**environment, **self._network}}
+        task = {**self._task, "environment": {**environment, **self._network}, "earlier_seconds": self.earlier_seconds}
         self._server.fork(f"worker {rank}", task, connections)
         if rank in self._channels:  # of a worker that is gone
             self._channels[rank].close()

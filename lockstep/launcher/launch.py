@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate, pairwise
 from logging import ERROR, WARNING
 from typing import Any
@@ -27,7 +28,7 @@ from lockstep.launcher.agent import Agent, Conclusion
 from lockstep.launcher.entry import reference
 from lockstep.launcher.forkserver import ForkServer
 from lockstep.launcher.hosts import TICK_SECONDS, LocalHost, RemoteHost
-from lockstep.launcher.rendezvous import Rendezvous, Seat, meet_chief, network_towards
+from lockstep.launcher.rendezvous import Rendezvous, Seat, meet_chief, network_towards, turn_away
 from lockstep.launcher.supervisor import STOPPED_EARLY, RunOutcome, Supervisor
 from lockstep.screen import Lines, log
 from lockstep.terminal import outlive_terminal
@@ -99,6 +100,10 @@ def launch(
                 conclusion = launcher.follow(seat, key, planned, main)
             elif isinstance(planned, Conclusion):
                 conclusion = planned
+                if seat and conclusion.text:
+                    log.log(conclusion.level, "%s", Lines(conclusion.text))
+                    turn_away(seat, key, conclusion.text)
+                    conclusion = conclusion._replace(text="")
             else:
                 conclusion = launcher.lead(seat, key, planned, main, limits or Limits())
     except (WorkerError, InputError) as error:
@@ -164,20 +169,15 @@ class _Launcher:
     def lead(self, seat: Seat | None, key: bytes, plan: Mapping[str, Any], main: Main, limits: Limits) -> Conclusion:
         """Supervise the workers of all hosts, of which this is the only one, or that of the chief."""
         limits = replace(limits, hang_seconds=plan.get("hang_seconds", limits.hang_seconds))
-        task, restarts = self._worker_task(plan, main), Restarts(plan.get("restarts", 0))
+        task = self._worker_task(plan, main)
         with closing(StoreServer()) as store:
             if seat is None:
-                here = LocalHost(self._server, task, store.connect)
-                return self._supervise(lambda: [(here, plan["workers"])], store, limits, restarts)
+                return self._supervise(LocalHost(self._server, task, store.connect), lambda: [], store, plan, limits)
             with closing(Rendezvous(seat, key, store)) as rendezvous:
                 here = LocalHost(self._server, task, store.connect, rendezvous.network, socket.gethostname())
-
-                def hosts() -> Sequence[tuple[LocalHost | RemoteHost, int]]:
-                    others = rendezvous.gather(self._requests)
-                    return [(here, plan["workers"]), *((host, host.num_workers) for host in others)]
-
                 try:
-                    conclusion = self._supervise(hosts, store, limits, restarts)
+                    others = partial(rendezvous.gather, self._requests)
+                    conclusion = self._supervise(here, others, store, plan, limits)
                 except (WorkerError, InputError) as error:
                     conclusion = _conclusion_of(error)
                 for host in rendezvous.hosts.values():
@@ -186,16 +186,20 @@ class _Launcher:
 
     def _supervise(
         self,
-        gather: Callable[[], Sequence[tuple[LocalHost | RemoteHost, int]]],
+        here: LocalHost,
+        gather_others: Callable[[], Sequence[RemoteHost]],
         store: StoreServer,
+        plan: Mapping[str, Any],
         limits: Limits,
-        restarts: Restarts,
     ) -> Conclusion:
         """Supervise workers on all hosts, and others in their place where some are lost, to the end of the run."""
+        began, restarts = time.monotonic(), Restarts(plan.get("restarts", 0))
         while True:
-            hosts, num_workers = zip(*gather(), strict=True)
+            others = gather_others()
             if self._requests:
                 return self._stopped_early(has_begun=restarts.count > 0)
+            hosts: list[LocalHost | RemoteHost] = [here, *others]
+            num_workers = [plan["workers"], *(host.num_workers for host in others)]
             ranks = [range(*ends) for ends in pairwise(accumulate(num_workers, initial=0))]
             outcome = Supervisor(hosts, ranks, limits, self._requests).finish()
             failure = root_cause(outcome.failures) if outcome.failures else None
@@ -203,8 +207,9 @@ class _Launcher:
                 return self._conclude(outcome, failure)
             for host in hosts:
                 host.log(WARNING, f"{failure.text}\nall workers start again, from the last checkpoint: {restarts}")
-            self._pause(restarts.pause_seconds, [host for host in hosts if isinstance(host, RemoteHost)])
+            self._pause(restarts.pause_seconds, others)
             store.clear()
+            here.earlier_seconds = time.monotonic() - began
 
     def _conclude(self, outcome: RunOutcome, failure: Failure | None) -> Conclusion:
         """Why the run has ended, if not by itself."""

@@ -6,7 +6,6 @@ A host that does not fit is refused with the reason, on its screen and on that o
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import math
 import os
@@ -15,6 +14,7 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 
@@ -36,6 +36,7 @@ from lockstep.workers.store_server import CALLS_STORE, StoreServer
 
 START_SECONDS = 300.0
 """Until all hosts have come."""
+_HAS_BEGUN = "The run has begun already, with all its hosts. Has this one been started twice?"
 RESOLVE_SECONDS = 30.0
 """Until the name of the chief's host resolves there."""
 _CALLS_CHIEF = b"L"
@@ -136,7 +137,7 @@ class Rendezvous:
         elif purpose == _CALLS_CHIEF:
             self._callers.put(_channel(connection))
             if self._is_complete:
-                self._refuse_late()
+                self.refuse_callers(_HAS_BEGUN)
         else:
             connection.close()
 
@@ -171,7 +172,7 @@ class Rendezvous:
             if now - told > _TELL_SECONDS:
                 told = now
                 log.info("%s; %.0f s of %.0f", self._who_has_come(), now - began, START_SECONDS)
-        self._refuse_late()
+        self.refuse_callers(_HAS_BEGUN)
         return [host for _, host in sorted(self.hosts.items())]
 
     @property
@@ -179,11 +180,10 @@ class Rendezvous:
         """Whether all hosts are here."""
         return len(self.hosts) == self._seat.num_hosts - 1 and not any(host.is_lost for host in self.hosts.values())
 
-    def _refuse_late(self) -> None:
+    def refuse_callers(self, why: str) -> None:
+        """Tell those who have come, and are not introduced, why they cannot take part."""
         while not self._callers.empty():
-            _refuse(
-                self._callers.get(), "The run has begun already, with all its hosts. Has this one been started twice?"
-            )
+            _refuse(self._callers.get(), why)
 
     def _is_introduced(self, channel: Channel) -> bool:
         """Whether a caller has said who it is, or will not: it is then among the hosts, or refused."""
@@ -258,6 +258,15 @@ class Rendezvous:
             hint=f"start the same command on each host, with --chief {self._seat.chief}:{self._seat.port}, the same "
             f"{KEY} and its own --host-rank; a firewall may keep them from this port",
         )
+
+
+def turn_away(seat: Seat, key: bytes, why: str) -> None:
+    """Tell the other hosts, as far as they come in some seconds, why the chief's host has nothing to run."""
+    with suppress(InputError), closing(Rendezvous(seat, key, StoreServer())) as rendezvous:
+        ends = time.monotonic() + HANDSHAKE_SECONDS
+        while time.monotonic() < ends:
+            time.sleep(TICK_SECONDS)
+            rendezvous.refuse_callers(why)
 
 
 def meet_chief(
@@ -347,7 +356,7 @@ def _own_address(seat: Seat) -> str:
         own = [address for address in own if not ipaddress.ip_address(address.partition("%")[0]).is_loopback]
         # Debian has /etc/hosts lead a host's own name to 127.0.1.1; the others know it by another address.
         if not own and all(ipaddress.ip_address(address).is_loopback for address in found):
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 own = [address_towards(_ELSEWHERE, 1)]
                 log.info("%s is %s here; listening on %s (%s)", seat.chief, found[0], own[0], interface_of(own[0]))
     if not own:

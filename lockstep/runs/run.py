@@ -197,6 +197,7 @@ class Run:
     def _train(self) -> tuple[Reason, Segment]:
         """Train segment by segment; returns why the run ends, and its last segment."""
         event, facts = self._start()
+        self._shorten_end(self._worker.pulse.earlier_seconds)
         has_gone_back, history = False, dict[int, float]()
         while True:
             began, step = time.perf_counter(), self.step

@@ -28,6 +28,7 @@ class Pulse:
     __slots__ = (
         "_since",
         "count",
+        "earlier_seconds",
         "ended",
         "launched",
         "phase",
@@ -54,6 +55,8 @@ class Pulse:
         """All workers have ended their loops after the same step, as one of them was asked to."""
         self.ended = False
         """The run has reached its end and is saved: a stop that is asked for now does not interrupt it."""
+        self.earlier_seconds = 0.0
+        """For which others had been at work in this run before the launcher started its workers again."""
         self.launched = launched
         """A launcher listens, and it handles Ctrl-C."""
 

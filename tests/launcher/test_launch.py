@@ -126,6 +126,7 @@ def die(second):
 
 
 def again(second):
+    say("earlier", of_this_process().earlier_seconds > 1.0)
     if second:
         if not DIED.exists():
             DIED.mkdir()
@@ -416,6 +417,7 @@ def test_workers_start_again_when_one_is_killed(launch: Launch) -> None:
     code, said, told = launch("again").end()
     assert code == 0
     assert [line.rpartition(" ")[0] for line in said].count("worker 1") == 2
+    assert sorted(line for line in said if line.startswith("earlier")) == ["earlier False"] * 2 + ["earlier True"] * 2
     assert len(told) == 2
     assert "was killed by SIGKILL" in told[0]
     assert told[1] == ("all workers start again, from the last checkpoint: in 1 s (restart 1 of 1 without progress)")

@@ -33,7 +33,7 @@ HOST = int(sys.argv[2])
 
 
 def plan(argv):
-    if argv[0] == "refuse" and HOST == 1:
+    if argv[0] == f"refuse on host {HOST}":
         raise InputError("There is no folder photos.", given="photos", expected="a folder", hint="make it")
     return {"workers": 1 + (HOST == 0), "restarts": int(argv[0] == "again")}
 
@@ -210,13 +210,20 @@ def test_a_signal_to_any_launcher_stops_all_hosts(start: Start, host: int, numbe
 
 
 def test_a_host_that_cannot_take_part_says_why_on_both_screens(start: Start) -> None:
-    here, there = start("refuse")
+    here, there = start("refuse on host 1")
     code, shown = there.end()
     assert (code, shown[0]) == (2, "error: There is no folder photos.")
     code, shown = here.end()
     assert code == 1
     assert shown[0] == f"error: Host 1 ({socket.gethostname()}) cannot take part."
     assert shown[1] == "  given:    There is no folder photos."
+
+
+def test_what_the_chiefs_host_refuses_is_said_on_both_screens(start: Start) -> None:
+    here, there = start("refuse on host 0")
+    code, shown = there.end()
+    assert (code, shown[0]) == (2, "error: There is no folder photos.")
+    assert here.end() == (code, shown)
 
 
 def test_a_stop_before_all_hosts_have_come_is_one_line(start: Start) -> None:

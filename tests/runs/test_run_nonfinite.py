@@ -218,6 +218,23 @@ def test_hours_go_on_whatever_is_taken_back(tmp_path: Path, monkeypatch: pytest.
     assert positions == [0, 4, 8, 12, 16, 12, 20]
 
 
+def test_hours_go_on_when_the_launcher_starts_the_workers_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now=0.0)
+    for module in ("training.step", "runs.run"):
+        monkeypatch.setattr(f"lockstep.{module}.time", SimpleNamespace(perf_counter=lambda: clock.now))
+    positions: list[int] = []
+
+    def ten_minutes(position: int) -> None:
+        positions.append(position)
+        clock.now += 600.0
+
+    monkeypatch.setattr(ls.join().pulse, "earlier_seconds", 3000.0)
+    run(tmp_path, make_recipe("rollback", "end.kind=hours", "end.count=1"), make_build([], attempted=ten_minutes))
+    assert positions == [0, 4]
+
+
 def test_a_rollback_needs_a_workdir() -> None:
     off = ["checkpoints.every=0", "watch.summaries=0", "watch.metrics=0"]
     with pytest.raises(ls.WorkdirError) as caught:
