@@ -37,7 +37,7 @@ def copy_all(to: list[Tensor], values: list[Tensor]) -> None:
                 tensor.copy_(value)
 
 
-def write(tensor: Tensor, values: Tensor) -> None:
+def write_values(tensor: Tensor, values: Tensor) -> None:
     """Copy values to a tensor; to one that is expanded, which torch refuses to write, what it repeats."""
     repeats = zip(tensor.shape, tensor.stride(), strict=True)
     first = tuple(slice(1) if size > 1 and stride == 0 else slice(None) for size, stride in repeats)

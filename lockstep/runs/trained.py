@@ -12,7 +12,7 @@ from lockstep.errors import InputError
 from lockstep.evaluation.scores import Weights
 from lockstep.recipes.recipe import Recipe
 from lockstep.runs.workdir import RECIPE, Workdir
-from lockstep.tensor_lists import write
+from lockstep.tensor_lists import write_values
 from lockstep.training.run_weights import RunWeights, open_weights
 from lockstep.weights.name_maps import AVERAGE
 from lockstep.weights.source import WeightSource
@@ -70,7 +70,7 @@ def take_weights(model: nn.Module, source: WeightSource, *, average: bool) -> No
     check_compatible({"model": own}, {"model": values})
     with torch.no_grad():
         for name, tensor in own.items():
-            write(tensor, values[name])
+            write_values(tensor, values[name])
 
 
 def no_averages(run: str) -> InputError:

@@ -21,7 +21,7 @@ from lockstep.optim.transforms import BoundTransform, BoundTransforms, GradientT
 from lockstep.parallel.statistics import changeable_buffers
 from lockstep.parallel.tower_outputs import sparse_parameters
 from lockstep.selection import Patterns
-from lockstep.tensor_lists import copy_all, write
+from lockstep.tensor_lists import copy_all, write_values
 from lockstep.training.attempt import (
     Attempt,
     Found,
@@ -365,7 +365,7 @@ class TrainState:
         present = {**old["parameters"], **old["buffers"]}
         with torch.no_grad():
             for name, tensor in {**new["parameters"], **new["buffers"]}.items():
-                write(tensor, present[name])
+                write_values(tensor, present[name])
             for name, average in new["average"].items():
                 average.copy_(old["average"].get(name, present[name]))
         set_extra_state(self.model, extra_state(before.model))
@@ -391,7 +391,7 @@ class TrainState:
         with torch.no_grad():
             for section in ("parameters", "buffers", "average"):
                 for name, tensor in own[section].items():
-                    write(tensor, sections[section][name])
+                    write_values(tensor, sections[section][name])
             self._optimizer.load(slots, values["optimizer"])
         self.step = int(values["step"])
         self.num_skipped = int(values["num_refused"])

@@ -16,7 +16,7 @@ from lockstep.detection.detector import DetectionModel
 from lockstep.errors import CheckpointError, InputError
 from lockstep.listing import shorten
 from lockstep.screen import log
-from lockstep.tensor_lists import write
+from lockstep.tensor_lists import write_values
 from lockstep.training.run_weights import RunWeights, open_weights
 from lockstep.training.state import TrainState
 from lockstep.weights.assignment import assign_tensors
@@ -89,7 +89,7 @@ def warm_start(
     own = {**dict(state.model.named_parameters()), **dict(state.model.named_buffers())}
     with torch.no_grad():
         for name, tensor in loaded.items():
-            write(own[name], tensor)
+            write_values(own[name], tensor)
         for name, average in state.averages().items():
             average.copy_(own[name])
     if join().is_chief:
