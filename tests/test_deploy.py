@@ -68,7 +68,7 @@ def wait_for_file(path: Path, job: subprocess.Popen[str]) -> str:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(("num_nodes", "to"), [("1", 1), ("2", 1)])
+@pytest.mark.parametrize(("num_nodes", "to"), [pytest.param("1", 1, marks=pytest.mark.slow), ("2", 1)])
 def test_a_signal_to_one_task_has_the_whole_job_saved_and_requeued(
     tmp_path: Path, cluster: dict[str, str], num_nodes: str, to: int
 ) -> None:

@@ -51,6 +51,8 @@ class _Member:
     to do; once its process is gone, `done` or `dead`."""
     run_ended: bool = False
     """Its part of the run has reached the end, and is saved; it may still score."""
+    has_left: bool = False
+    """It will not take part any more, though its process may live on."""
     phase_at_stop: str | None = None
     """Its phase when it was asked to stop."""
     is_awaited: bool = False
@@ -172,6 +174,8 @@ class Supervisor:
                 member.state = "returned"
         elif "hang_seconds" in message:
             self._watchdog.limits = replace(self._limits, hang_seconds=message["hang_seconds"])
+        elif "leaves" in message:
+            member.has_left = True
         elif "stacks" in message:
             self._warn(f"{member.status} is at:\n{message['stacks'].rstrip()}")
         else:
@@ -270,7 +274,7 @@ class Supervisor:
         """Blame workers that have ended, and so will never make the call in which the others wait for them."""
         if not self._failures and self._watchdog.longest_wait() > _WAIT_SECONDS:
             for member in self._members:
-                if member.state == "done":
+                if member.state == "done" or member.has_left:
                     self._add(watchdog.left(member.status))
 
     def _end_survivors(self) -> None:

@@ -75,6 +75,8 @@ class _Process:
                 said.append({**message, "stop": None} if "stop" in message else message)
             elif message["leaves"] == "last":  # it lives as long as the others, but will not take part any more
                 said.append({"pid": self.pid, "status": 0})
+            else:
+                said.append(message)
         return said
 
     def ends_now(self, ready: Collection[int]) -> bool:
