@@ -75,10 +75,11 @@ def _plan(argv: list[str]) -> dict[str, Any]:
     from lockstep.cli.main import parse
 
     arguments = parse(argv)
-    _check_script(arguments.script)
+    seat = given_seat(arguments, os.environ)
+    if seat is not None:
+        _check_script(arguments.script)
     check_value("--hang-seconds", arguments.hang_seconds, NonNegativeFloat)
     check_value("--restarts", arguments.restarts, NonNegativeInt)
-    seat = given_seat(arguments, os.environ)
     workers = choose_num_workers(arguments.workers, arguments.device, None, arguments.workers_per_device, seat)
     return {
         "workers": workers,

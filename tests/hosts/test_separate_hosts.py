@@ -88,6 +88,7 @@ def test_what_is_left_behind_is_named(make_hosts: Callable[[int], Hosts]) -> Non
     assert not Path("/dev/shm/forgotten").exists()
 
 
+@pytest.mark.slow
 def test_a_limited_host_sends_no_faster(make_hosts: Callable[[int], Hosts]) -> None:
     hosts = make_hosts(2)
     hosts.limit(1, "20mbit")

@@ -55,7 +55,14 @@ def given(command: Command) -> str:
         pytest.param(
             "os.kill(os.getpid(), 9)", -9, "was killed by SIGKILL at step", "hint:", 2.0, marks=pytest.mark.slow
         ),
-        ("os.kill(os.getpid(), signal.SIGSTOP)", -9, "was stopped (SIGSTOP) for 2.", "hint:", 4.0),
+        pytest.param(
+            "os.kill(os.getpid(), signal.SIGSTOP)",
+            -9,
+            "was stopped (SIGSTOP) for 2.",
+            "hint:",
+            4.0,
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_what_becomes_of_a_worker_is_told_on_the_other_host(
@@ -88,6 +95,7 @@ def test_a_cut_link_is_noticed_on_both_sides(make_hosts: Callable[[int], Hosts])
     assert hosts.leftovers() == []
 
 
+@pytest.mark.slow
 def test_the_end_of_a_whole_host_is_noticed_and_that_of_the_chief_too(make_hosts: Callable[[int], Hosts]) -> None:
     hosts = make_hosts(2)
     chief, other = started(hosts)

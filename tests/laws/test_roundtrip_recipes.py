@@ -354,7 +354,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
         loss=draw(st.builds(CrossEntropy, below_one, rates)),
         warm_start=draw(warm_starts),
         feed=draw(feeds),
-        batch_size=num_towers * draw(st.integers(1, 1000)),
+        batch_size=num_towers * draw(st.integers(2, 1000)),
         seed=draw(st.integers(0, 2**63 - 1)),
         frozen=draw(patterns),
         train_only=draw(patterns),
