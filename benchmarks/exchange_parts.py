@@ -93,7 +93,7 @@ def contests(rank: int, is_quick: bool) -> dict[str, Contest]:
     vectors = torch.randn(16, WIDTH, generator=generator) / WIDTH**0.5
     labels = torch.randint(1, WIDTH, (16,), generator=generator)
     squares = {
-        f"{number} MB": Contest(lambda number=number: matrices(number), {"image": vectors, "label": labels}, 6, False)
+        f"{number} MB": Contest(lambda number=number: Matrices(number), {"image": vectors, "label": labels}, 6, False)
         for number in megabytes
     }
     return {
@@ -103,12 +103,16 @@ def contests(rank: int, is_quick: bool) -> dict[str, Contest]:
     }
 
 
-def matrices(number: int) -> nn.Module:
-    """So many matrices one after another, which begin as the identity: what goes through stays as large as it is."""
-    layers = [nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(number)]
-    for layer in layers:
-        nn.init.eye_(layer.weight)
-    return nn.Sequential(*layers)
+class Matrices(nn.Module):
+    """The mean of so many matrices' products: a step moves it as little as one of them, however many there are."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(number))
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        outputs = [layer(vectors) for layer in self.layers]
+        return torch.stack(outputs).mean(0)
 
 
 class Photos(nn.Module):
