@@ -10,7 +10,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
@@ -110,7 +110,8 @@ def given_seat(arguments: argparse.Namespace, environment: Mapping[str, str]) ->
         )
     num_hosts, host_rank = int(given["--hosts"]), int(given["--host-rank"])
     name, _, port = str(given["--chief"]).rpartition(":")
-    if not 0 <= host_rank < num_hosts or not name or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+    is_place = _may_resolve(name) and port.isdecimal() and 0 < int(port) < 1 << 16
+    if not 0 <= host_rank < num_hosts or not is_place:
         raise InputError(
             "The place of this host among those of the run cannot be used.",
             given=told,
@@ -118,6 +119,13 @@ def given_seat(arguments: argparse.Namespace, environment: Mapping[str, str]) ->
             hint="--hosts 4 --host-rank 0 --chief node0:29500",
         )
     return Seat(num_hosts, host_rank, name.strip("[]"), int(port)) if num_hosts > 1 else None
+
+
+def _may_resolve(name: str) -> bool:
+    """Whether a text has the form of a host's name or address."""
+    with suppress(UnicodeError):
+        return bool(name.encode("idna"))
+    return False
 
 
 def check_target(path: Path, endings: Collection[str], what: str, *, overwrite: bool, flag: str = "--to") -> None:
@@ -196,6 +204,7 @@ def choose_num_workers(
     By default one for each accelerator, or as many as may share it; on a CPU one for each tower and at most one a core;
     never more than towers. Workers and towers are those of all hosts, of which each takes as even a share as can be.
     """
+    from lockstep.parallel.tree import assign_towers
     from lockstep.workers.devices import num_accelerators
 
     check_value("--workers-per-device", workers_per_device, PositiveInt | None)
@@ -208,7 +217,10 @@ def choose_num_workers(
                     expected=f"at least one of the {what} for each host",
                     hint=f"--{what} counts those of all hosts: --{what} {seat.num_hosts} or more; or fewer hosts",
                 )
-        wanted, num_towers = (number if number is None else seat.share(number) for number in (wanted, num_towers))
+        wanted, num_towers = (
+            number if number is None else len(assign_towers(number, seat.num_hosts)[seat.host_rank])
+            for number in (wanted, num_towers)
+        )
     most = 0 if device == "cpu" else num_accelerators() * (workers_per_device or 1)
     if wanted is None:
         return min(most or usable_cores(), num_towers or most or 1)

@@ -20,6 +20,7 @@ from lockstep.launcher.forkserver import Event, ForkServer
 from lockstep.owner import process_fields
 from lockstep.screen import Lines, log
 from lockstep.workers.channel import Channel, Message
+from lockstep.workers.connections import INTERFACE_OF_GLOO
 
 TICK_SECONDS = 0.1
 """How often launchers of several hosts say that they live, and look after their workers."""
@@ -28,7 +29,7 @@ SILENT_SECONDS = 2.0
 _LONGEST_POLL_SECONDS = 0.5
 """Counted between two looks at most: a launcher that was itself paused looks much later than it meant to."""
 
-LOOPBACK = MappingProxyType({"GLOO_SOCKET_IFNAME": "lo"})
+LOOPBACK = MappingProxyType({INTERFACE_OF_GLOO: "lo"})
 """The network between workers of one host."""
 
 Said = list[tuple[int, Message]]
@@ -226,8 +227,7 @@ class RemoteHost:
 
     def end(self, code: int, level: int, text: str) -> None:
         """End the agent, with the last lines and the exit code of the run."""
-        self._channel.send({"end": code, "level": level, "log": text})
-        self.close()
+        end_agent(self._channel, code, level, text)
 
     def close(self) -> None:
         """Close the channel: the agent ends by itself."""
@@ -236,6 +236,12 @@ class RemoteHost:
     def fileno(self) -> int:
         """What becomes readable when the agent has said something."""
         return self._channel.fileno()
+
+
+def end_agent(channel: Channel, code: int, level: int, text: str) -> None:
+    """End the agent at the other end of a channel, with its last lines and its exit code."""
+    channel.send({"end": code, "level": level, "log": text})
+    channel.close()
 
 
 class Silence:

@@ -7,6 +7,7 @@ A host that does not fit is refused with the reason, on its screen and on that o
 from __future__ import annotations
 
 import ipaddress
+import logging
 import math
 import os
 import queue
@@ -19,18 +20,21 @@ from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 
 from lockstep.errors import InputError, WorkerError
-from lockstep.launcher.hosts import TICK_SECONDS, RemoteHost
+from lockstep.launcher.hosts import TICK_SECONDS, RemoteHost, end_agent
 from lockstep.screen import log
 from lockstep.version import __version__
 from lockstep.workers.channel import Channel
 from lockstep.workers.connections import (
     HANDSHAKE_SECONDS,
+    INTERFACE_OF_GLOO,
+    INTERFACE_OF_NCCL,
     KEY,
     Listener,
     OtherKeyError,
     address_towards,
     connect,
     interface_of,
+    resolve,
 )
 from lockstep.workers.store_server import CALLS_STORE, StoreServer
 
@@ -62,11 +66,6 @@ class Seat:
     def is_chief(self) -> bool:
         """Whether the launcher of this host decides for all of them."""
         return self.host_rank == 0
-
-    def share(self, number: int) -> int:
-        """The share of this host where all hosts take as even a part of a number as can be, the first ones the rest."""
-        share, more = divmod(number, self.num_hosts)
-        return share + (self.host_rank < more)
 
 
 @dataclass(frozen=True)
@@ -340,7 +339,7 @@ def _unreachable(seat: Seat, error: OSError, waited: float) -> Exception:
 def network_environment(address: str) -> dict[str, str]:
     """The variables that have gloo and NCCL use the interface that has an address of this host."""
     interface = interface_of(address)
-    return {} if interface is None else {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+    return {} if interface is None else {INTERFACE_OF_GLOO: interface, INTERFACE_OF_NCCL: interface}
 
 
 def network_towards(address: str, port: int) -> dict[str, str]:
@@ -350,7 +349,10 @@ def network_towards(address: str, port: int) -> dict[str, str]:
 
 def _own_address(seat: Seat) -> str:
     """The address of the chief's host that its launcher listens on."""
-    found = _resolved(seat)
+    try:
+        found = resolve(seat.chief, seat.port, RESOLVE_SECONDS)
+    except socket.gaierror as error:
+        raise _unreachable(seat, error, RESOLVE_SECONDS) from None
     own = [address for address in found if interface_of(address) is not None]
     if not any(seat.chief in (address, "localhost") for address in found):
         own = [address for address in own if not ipaddress.ip_address(address.partition("%")[0]).is_loopback]
@@ -369,22 +371,6 @@ def _own_address(seat: Seat) -> str:
     return own[0]
 
 
-def _resolved(seat: Seat) -> list[str]:
-    """The addresses of the chief's host; the name of a pod that has just begun takes some seconds to resolve."""
-    began = time.monotonic()
-    while True:
-        try:
-            found = socket.getaddrinfo(seat.chief, seat.port, type=socket.SOCK_STREAM)
-            return [str(where[0]) for *_, where in found]
-        except socket.gaierror as error:
-            waited = time.monotonic() - began
-            if waited > RESOLVE_SECONDS:
-                raise _unreachable(seat, error, waited) from None
-        if waited < TICK_SECONDS:
-            log.info("%s does not resolve here; trying again for %.0f s", seat.chief, RESOLVE_SECONDS)
-        time.sleep(5 * TICK_SECONDS)
-
-
 def _channel(connection: socket.socket) -> Channel:
     # A host that vanishes takes nothing more: this end must not wait for it.
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_SECONDS, 0))
@@ -392,8 +378,7 @@ def _channel(connection: socket.socket) -> Channel:
 
 
 def _refuse(channel: Channel, text: str) -> None:
-    channel.send({"end": 2, "level": 40, "log": text})
-    channel.close()
+    end_agent(channel, 2, logging.ERROR, text)
 
 
 def _tell_stranger(address: str) -> None:

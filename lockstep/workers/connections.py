@@ -14,15 +14,20 @@ import secrets
 import socket
 import struct
 import threading
+import time
 from array import array
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from lockstep.errors import InputError
+from lockstep.screen import log
 
 KEY = "LOCKSTEP_KEY"
 """The variable of the environment that holds the run's key."""
 HANDSHAKE_SECONDS = 5.0
+INTERFACE_OF_GLOO, INTERFACE_OF_NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+"""The variables of the environment by which gloo and NCCL are told the network interface to use."""
+_PAUSE_SECONDS = 0.5
 _SHORTEST_KEY = 16
 _MAGIC = b"lockstep 1\n"
 _NONCE_BYTES = _PROOF_BYTES = 32
@@ -183,6 +188,25 @@ def address_towards(host: str, port: int) -> str:
         probe.connect(there)
         address: str = probe.getsockname()[0]
     return address
+
+
+def resolve(name: str, port: int, patience_seconds: float) -> list[str]:
+    """The addresses of a host; waited for, since the name of a pod that has just begun takes some seconds to resolve.
+
+    Raises:
+        OSError: it does not resolve in this time; UnicodeError where it never could.
+    """
+    deadline, told = time.monotonic() + patience_seconds, False
+    while True:
+        try:
+            return [str(where[0]) for *_, where in socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)]
+        except (OSError, UnicodeError):
+            if time.monotonic() > deadline:
+                raise
+        if not told:
+            log.info("%s does not resolve here; trying again for %.0f s", name, patience_seconds)
+            told = True
+        time.sleep(_PAUSE_SECONDS)
 
 
 def leads_out(address: str) -> bool:

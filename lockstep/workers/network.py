@@ -12,10 +12,17 @@ from collections.abc import MutableMapping
 from typing import NamedTuple
 
 from lockstep.errors import InputError, WorkerError
-from lockstep.workers.connections import address_of, address_towards, interface_of, interfaces, leads_out
+from lockstep.workers.connections import (
+    INTERFACE_OF_GLOO,
+    INTERFACE_OF_NCCL,
+    address_of,
+    address_towards,
+    interface_of,
+    interfaces,
+    leads_out,
+)
 from lockstep.workers.group import Group
 
-INTERFACE_OF_GLOO, INTERFACE_OF_NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 TRY_SECONDS = 5.0
 
 

@@ -7,7 +7,6 @@ import os
 import socket
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -26,7 +25,7 @@ from lockstep.errors import InputError, LockstepError, WorkerError
 from lockstep.screen import log
 from lockstep.workers import pulse as pulses
 from lockstep.workers.cluster import WorkerEnvironment
-from lockstep.workers.connections import address_towards
+from lockstep.workers.connections import address_towards, resolve
 from lockstep.workers.devices import check_devices, choose_device, identity
 from lockstep.workers.group import TIMEOUT_SECONDS, Group, timeout_seconds
 from lockstep.workers.network import choose_network
@@ -215,7 +214,15 @@ def _find_each_other(env: WorkerEnvironment, pulse: Pulse) -> tuple[Store, Peers
 
 
 def _connect(env: WorkerEnvironment) -> Store:
-    _wait_for_name(env)
+    try:  # TCPStore would try again for two minutes, and log each time
+        resolve(env.address, env.port, NAME_SECONDS)
+    except (OSError, UnicodeError) as error:
+        raise InputError(
+            "The name of the chief's host does not resolve.",
+            given=f"{env.address!r}, by {env.said}: {error}",
+            expected="a name or an address that this host knows",
+            hint=f"set MASTER_ADDR to an address of the host of worker {env.store_rank or 0}",
+        ) from None
     made: SimpleQueue[TCPStore | RuntimeError] = SimpleQueue()
     # In a thread: what listens there may be another program, for whose answer TCPStore waits without end.
     threading.Thread(target=lambda: made.put(_store(env)), name="lockstep-connect", daemon=True).start()
@@ -253,27 +260,3 @@ def _store(env: WorkerEnvironment) -> TCPStore | RuntimeError:
         )
     except RuntimeError as error:  # DistError, as a rule
         return error
-
-
-def _wait_for_name(env: WorkerEnvironment) -> None:
-    """Wait until the name of the chief's host resolves: that of a pod which has just begun takes some seconds.
-
-    TCPStore would try again for two minutes, and log each time.
-    """
-    deadline, told = time.monotonic() + NAME_SECONDS, False
-    while True:
-        try:
-            socket.getaddrinfo(env.address, env.port)
-            return
-        except (OSError, UnicodeError) as error:
-            if time.monotonic() > deadline:
-                raise InputError(
-                    "The name of the chief's host does not resolve.",
-                    given=f"{env.address!r}, by {env.said}: {error}",
-                    expected="a name or an address that this host knows",
-                    hint=f"set MASTER_ADDR to an address of the host of worker {env.store_rank or 0}",
-                ) from None
-        if not told:
-            log.info("%s does not resolve here; trying again for %.0f s", env.address, NAME_SECONDS)
-            told = True
-        time.sleep(0.5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from lockstep.cli.main import main
-from lockstep.cli.shared import check_target, in_words_of_flags
+from lockstep.cli.shared import check_target, choose_num_workers, given_seat, in_words_of_flags
 from lockstep.errors import InputError, LockstepError
 from lockstep.launcher.rendezvous import Seat
 
@@ -83,3 +84,25 @@ def test_what_one_host_alone_refuses_is_refused_as_it_plans(words: list[str], mo
     [(argv, plan)] = plans
     with pytest.raises(LockstepError, match=words[-1]):
         plan(argv)
+
+
+@pytest.mark.parametrize(("number", "shares"), [(8, [3, 3, 2]), (3, [1, 1, 1]), (9, [3, 3, 3])])
+def test_hosts_take_even_shares_of_the_workers(number: int, shares: list[int]) -> None:
+    seats = [Seat(3, rank, "node0", 29500) for rank in range(3)]
+    assert [choose_num_workers(number, "cpu", None, seat=seat) for seat in seats] == shares
+    with pytest.raises(InputError, match="fewer workers than hosts"):
+        choose_num_workers(2, "cpu", None, seat=seats[0])
+
+
+@pytest.mark.parametrize("chief", ["a..b:29500", f"{'n' * 64}:29500", ":29500", "node0:0", "node0"])
+def test_a_place_that_no_host_can_have_is_refused(chief: str) -> None:
+    with pytest.raises(InputError, match="cannot be used") as error:
+        given_seat(Namespace(hosts=2, host_rank=1, chief=chief), {})
+    assert error.value.given == f"--hosts 2 --host-rank 1 --chief {chief}"
+
+
+@pytest.mark.parametrize(
+    ("chief", "name"), [("[::1]:29500", "::1"), ("10.0.0.1:29500", "10.0.0.1"), ("n-0.x:29500", "n-0.x")]
+)
+def test_a_chief_may_be_a_name_or_an_address(chief: str, name: str) -> None:
+    assert given_seat(Namespace(hosts=2, host_rank=1, chief=chief), {}) == Seat(2, 1, name, 29500)

@@ -331,8 +331,3 @@ def test_a_name_that_resolves_later_is_waited_for(
 def test_gloo_and_nccl_use_the_interface_between_the_hosts() -> None:
     assert network_environment("127.0.0.1") == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     assert network_environment("203.0.113.7") == {}
-
-
-@pytest.mark.parametrize(("number", "shares"), [(8, [3, 3, 2]), (3, [1, 1, 1]), (9, [3, 3, 3]), (2, [1, 1, 0])])
-def test_hosts_take_even_shares(number: int, shares: list[int]) -> None:
-    assert [Seat(3, rank, "node0", 29500).share(number) for rank in range(3)] == shares

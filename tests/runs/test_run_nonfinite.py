@@ -199,7 +199,8 @@ def test_the_budget_ends_the_run(tmp_path: Path) -> None:
     assert (tmp_path / "refused/position-000000028/report.json").exists()
 
 
-def test_hours_go_on_whatever_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def slow_attempts(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], Callable[[int], None]]:
+    """Return the positions that will be attempted, and an observer for whom each attempt takes ten minutes."""
     clock = SimpleNamespace(now=0.0)
     for module in ("training.step", "runs.run"):
         monkeypatch.setattr(f"lockstep.{module}.time", SimpleNamespace(perf_counter=lambda: clock.now))
@@ -209,6 +210,11 @@ def test_hours_go_on_whatever_is_taken_back(tmp_path: Path, monkeypatch: pytest.
         positions.append(position)
         clock.now += 600.0
 
+    return positions, ten_minutes
+
+
+def test_hours_go_on_whatever_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    positions, ten_minutes = slow_attempts(monkeypatch)
     hour = ["end.kind=hours", "end.count=1"]
     run(tmp_path / "plain", make_recipe("rollback", *hour), make_build([], attempted=ten_minutes))
     assert positions == [0, 4, 8, 12, 16, 20, 24]
@@ -221,15 +227,7 @@ def test_hours_go_on_whatever_is_taken_back(tmp_path: Path, monkeypatch: pytest.
 def test_hours_go_on_when_the_launcher_starts_the_workers_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = SimpleNamespace(now=0.0)
-    for module in ("training.step", "runs.run"):
-        monkeypatch.setattr(f"lockstep.{module}.time", SimpleNamespace(perf_counter=lambda: clock.now))
-    positions: list[int] = []
-
-    def ten_minutes(position: int) -> None:
-        positions.append(position)
-        clock.now += 600.0
-
+    positions, ten_minutes = slow_attempts(monkeypatch)
     monkeypatch.setattr(ls.join().pulse, "earlier_seconds", 3000.0)
     run(tmp_path, make_recipe("rollback", "end.kind=hours", "end.count=1"), make_build([], attempted=ten_minutes))
     assert positions == [0, 4]
