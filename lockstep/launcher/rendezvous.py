@@ -34,7 +34,7 @@ from lockstep.workers.connections import (
     address_towards,
     connect,
     interface_of,
-    resolve,
+    resolve_name,
 )
 from lockstep.workers.store_server import CALLS_STORE, StoreServer
 
@@ -350,7 +350,7 @@ def network_towards(address: str, port: int) -> dict[str, str]:
 def _own_address(seat: Seat) -> str:
     """The address of the chief's host that its launcher listens on."""
     try:
-        found = resolve(seat.chief, seat.port, RESOLVE_SECONDS)
+        found = resolve_name(seat.chief, seat.port, RESOLVE_SECONDS)
     except socket.gaierror as error:
         raise _unreachable(seat, error, RESOLVE_SECONDS) from None
     own = [address for address in found if interface_of(address) is not None]

@@ -190,7 +190,7 @@ def address_towards(host: str, port: int) -> str:
     return address
 
 
-def resolve(name: str, port: int, patience_seconds: float) -> list[str]:
+def resolve_name(name: str, port: int, patience_seconds: float) -> list[str]:
     """The addresses of a host; waited for, since the name of a pod that has just begun takes some seconds to resolve.
 
     Raises:

@@ -25,7 +25,7 @@ from lockstep.errors import InputError, LockstepError, WorkerError
 from lockstep.screen import log
 from lockstep.workers import pulse as pulses
 from lockstep.workers.cluster import WorkerEnvironment
-from lockstep.workers.connections import address_towards, resolve
+from lockstep.workers.connections import address_towards, resolve_name
 from lockstep.workers.devices import check_devices, choose_device, identity
 from lockstep.workers.group import TIMEOUT_SECONDS, Group, timeout_seconds
 from lockstep.workers.network import choose_network
@@ -215,7 +215,7 @@ def _find_each_other(env: WorkerEnvironment, pulse: Pulse) -> tuple[Store, Peers
 
 def _connect(env: WorkerEnvironment) -> Store:
     try:  # TCPStore would try again for two minutes, and log each time
-        resolve(env.address, env.port, NAME_SECONDS)
+        resolve_name(env.address, env.port, NAME_SECONDS)
     except (OSError, UnicodeError) as error:
         raise InputError(
             "The name of the chief's host does not resolve.",
