@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -27,11 +28,29 @@ from lockstep.screen import log
 from lockstep.training.replicas import digest
 from lockstep.training.saved_state import EXTRA, extra_state
 from lockstep.training.state import TrainState
-from lockstep.training.trained_with import threads_matter
+from lockstep.training.trained_with import describe_step, threads_matter
 from lockstep.version import __version__
 from lockstep.workers.devices import describe_accelerator, describe_cpu, unusable_gpu, unused_kind
 from lockstep.workers.environment import chosen_waits, short_waits_here
 from lockstep.workers.rank import Worker
+
+
+_prepared: WeakSet[TrainState] = WeakSet()
+"""The states whose steps have been prepared."""
+
+
+def prepare(state: TrainState, towers: Towers, exchange: Exchange, worker: Worker) -> None:
+    """Check the parts of a step before the first one is made, tell how updates are made, and lay the state out so."""
+    check_start(state, worker)
+    check_fit(state, towers, exchange)
+    check_exact(exchange, worker)
+    tell_idle_threads(worker)
+    state.trained_with |= describe_step(towers, exchange, worker)
+    if worker.is_chief:
+        tell_start(state, towers, worker, is_first=not _prepared, is_new=state not in _prepared)
+    _prepared.add(state)
+    if towers.channels_last:
+        state.to_channels_last()
 
 
 def check_start(state: TrainState, worker: Worker) -> None:
