@@ -11,8 +11,8 @@ import torch
 
 import lockstep as ls
 from lockstep.errors import MissingFieldError
-from lockstep.ragged import Ragged
 from lockstep.progress import Progress
+from lockstep.ragged import Ragged
 from lockstep.types import BadExample, NonFiniteReport, StepReport
 
 BAD = [BadExample(9, "torn", "half a file", "whole")]
