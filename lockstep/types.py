@@ -176,6 +176,26 @@ class StepReport(NamedTuple):
     """Some worker was asked to stop: all of them see it at the same step."""
     arrivals: Arrivals | None = None
     """Of a served exchange (`Backups`, `Asynchronous`) with several workers: what became of the gradients so far."""
+    regroup_requested: bool = False
+    """Other workers are to join in the place of lost ones: a run by a recipe takes them in after this step."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report as JSON, without the batch of an attempt that was refused."""
+        facts = {name: dict(value) if isinstance(value, Mapping) else value for name, value in self._asdict().items()}
+        return facts | {"nonfinite": self.nonfinite and self.nonfinite._replace(batch=None)}
+
+    @classmethod
+    def from_json(cls, facts: Mapping[str, Any]) -> StepReport:
+        """Make the report of what `as_json` gave, as it is after having been text."""
+        nonfinite = facts["nonfinite"]
+        if nonfinite is not None:
+            position, reasons, culprits, _ = nonfinite
+            nonfinite = NonFiniteReport(position, tuple(reasons), tuple(culprits))
+        bad, arrivals = tuple(BadExample(*each) for each in facts["bad"]), facts["arrivals"]
+        if arrivals is not None:
+            arrivals = Arrivals(*({int(key): count for key, count in counts.items()} for counts in arrivals))
+        progress = Progress(*facts["progress"])
+        return cls(**{**facts, "progress": progress, "nonfinite": nonfinite, "bad": bad, "arrivals": arrivals})
 
     @property
     def step(self) -> int:

@@ -234,10 +234,10 @@ class ServedStep:
 
     def _words(self, gradient: Arrival, message: Mapping[str, Any], loader: Loader) -> str:
         size = loader.batch_size // self.num_needed
-        first = gradient.slice
+        first = gradient.lease.slice
         examples = shorten(loader.example_ids(first, size), MAX_EXAMPLES_NAMED)
         return (
-            f"tower {message['tower']} on {self.worker.group.names[gradient.worker]} (positions {first} to "
+            f"tower {message['tower']} on {self.worker.group.names[gradient.lease.worker]} (positions {first} to "
             f"{first + size - 1} of the stream): its losses or gradients are not finite; examples {examples}"
         )
 

@@ -89,10 +89,10 @@ def bind(state: TrainState, towers: Towers | None = None, exchange: Exchange | N
     check_type("towers", towers, (Towers, NoneType), expected="ls.Towers", hint="write ls.Towers(4) for four towers")
     worker = join()
     key = (towers or Towers(worker.num_workers), exchange or AllReduce())
-    steps = _steps.get(state, {})
     if state.resumed:
         compare_first_step(state, *key, worker)
-    if key not in steps:
+    steps = _steps.get(state, {})
+    if key not in steps or steps[key].worker is not worker:  # which another group has taken the place of
         steps[key] = BoundStep(state, *key, worker)
         _steps[state] = steps
     return steps[key]
@@ -172,6 +172,7 @@ class BoundStep:
         batch, inputs, _, proposal, *_ = begun
         assert proposal.unread is not None, "asked by can_enqueue"
         with uninterrupted(), torch.no_grad():
+            self._state.is_settled = False
             found_inf = self._state.found_inf(proposal)
             if found_inf is not None and proposal.attempt.statistics:
                 self._host.statistics.hold_back(found_inf)
@@ -242,6 +243,7 @@ class BoundStep:
         found = proposal.read(self.worker.group.check_peers)
         extras = self._extras.read(found, batch.position)
         bad = self._extras.gather_bad(batch) if extras.num_bad else ()
+        self._state.is_settled = False
         outcome = self._state.decide(proposal, found)
         nonfinite = None
         if outcome.skipped:
@@ -278,9 +280,11 @@ class BoundStep:
             queue_fill=batch.queue_fill,
             bad=bad,
             stop_requested=extras.num_stops > 0,
+            regroup_requested=extras.num_regroups > 0,
         )
         if batch.loader is not None:
             batch.loader.commit(batch, report)
+        self._state.is_settled = True
         self.worker.pulse.at(self._state.step, "loop body")
         return report
 
