@@ -19,7 +19,7 @@ from itertools import count, islice
 from typing import NamedTuple
 
 
-class Lease(NamedTuple):
+class SliceLease(NamedTuple):
     """A slice that a worker computes the gradient of, or has computed it of."""
 
     worker: int
@@ -59,7 +59,7 @@ class Leases:
         """Number of updates: those that were taken, the last of which may not be published yet."""
         self.workers = set(range(1, num_workers + 1))
         """Those that are there."""
-        self.held: dict[int, Lease] = {}
+        self.held: dict[int, SliceLease] = {}
         """Slices whose gradients have come and wait for an update, in the order in which they came."""
         self.used: Counter[int] = Counter()
         """Gradients that updates were made of, by worker."""
@@ -72,7 +72,7 @@ class Leases:
         self._fresh: dict[int, int] = {}
         """The next slices that were never leased, ascending, each with the worker that expects it."""
         self._returned: set[int] = set()
-        self._leases: dict[int, Lease] = {}
+        self._leases: dict[int, SliceLease] = {}
         """Those that may still give a gradient, by worker."""
         self._end: int | None = None
         """Where the last slice ends of those that were in updates."""
@@ -89,12 +89,12 @@ class Leases:
         if start is not None:
             self._returned.discard(start)
             self._fresh.pop(start, None)
-            self._leases[worker] = Lease(worker, start, self.version)
+            self._leases[worker] = SliceLease(worker, start, self.version)
         return start
 
     def arrive(self, worker: int, start: int, version: int) -> bool:
         """Say that a gradient has come, and return whether it is held for an update; else it is dropped."""
-        lease = Lease(worker, start, version)
+        lease = SliceLease(worker, start, version)
         if self._leases.get(worker) != lease:
             return False  # was dropped when its slice was leased anew, or put into an update
         if start in self.held:
@@ -120,7 +120,7 @@ class Leases:
         """Say that parameters of this version can be read: from now on slices are leased."""
         self._is_published = True
 
-    def take(self) -> list[Lease] | None:
+    def take(self) -> list[SliceLease] | None:
         """Return what the next update is made of, in the order of the stream; None until enough is there.
 
         The version is the next one then, and nothing is leased until `publish`. What remains in `held` can still be
@@ -161,7 +161,7 @@ class Leases:
 
     # The rule ---------------------------------------------------------------------------------------------------------
 
-    def _next_update(self) -> list[Lease]:
+    def _next_update(self) -> list[SliceLease]:
         """The gradients of the next update: the first that came, earlier epochs first; none if it has to wait."""
         update = sorted(self.held.values(), key=lambda lease: self._epoch(lease.slice))[: self.required]
         if len(update) < self.required:
@@ -210,7 +210,7 @@ class Leases:
     def _epoch(self, start: int) -> int:
         return start // self._epoch_size if self._epoch_size else 0
 
-    def _is_stale(self, lease: Lease) -> bool:
+    def _is_stale(self, lease: SliceLease) -> bool:
         return self.staleness is not None and self.version - lease.version > self.staleness
 
     def _give_up(self, worker: int) -> None:

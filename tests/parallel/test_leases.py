@@ -8,7 +8,7 @@ from itertools import count
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.parallel.leases import Lease, Leases
+from lockstep.parallel.leases import SliceLease, Leases
 
 
 def leases(
@@ -26,7 +26,7 @@ def leases(
     return made
 
 
-def slices(update: Iterable[Lease] | None) -> list[int] | None:
+def slices(update: Iterable[SliceLease] | None) -> list[int] | None:
     return None if update is None else [lease.slice for lease in update]
 
 
