@@ -8,7 +8,7 @@ from itertools import count
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.parallel.leases import SliceLease, Leases
+from lockstep.parallel.leases import Leases, SliceLease
 
 
 def leases(
