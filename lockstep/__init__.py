@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from lockstep.evaluation.precise_statistics import PreciseStatistics as PreciseStatistics
     from lockstep.parallel.exchange import AllReduce as AllReduce
     from lockstep.parallel.exchange import Alone as Alone
+    from lockstep.parallel.served import Asynchronous as Asynchronous
+    from lockstep.parallel.served import Backups as Backups
     from lockstep.parallel.towers import InTurn as InTurn
     from lockstep.parallel.towers import Towers as Towers
     from lockstep.progress import Epochs as Epochs
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
     from lockstep.training.state import TrainState as TrainState
     from lockstep.training.step import train_step as train_step
     from lockstep.training.warm_start import warm_start as warm_start
+    from lockstep.types import Arrivals as Arrivals
     from lockstep.types import BadExample as BadExample
     from lockstep.types import Batch as Batch
     from lockstep.types import NonFiniteReport as NonFiniteReport

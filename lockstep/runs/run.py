@@ -17,6 +17,7 @@ from lockstep.description import described
 from lockstep.errors import InputError, NonFiniteError
 from lockstep.evaluation.evaluate import Evaluation
 from lockstep.metrics.metric import NO_METRICS, Metric, check_metrics
+from lockstep.parallel.served import num_computing
 from lockstep.progress import Hours, Progress
 from lockstep.recipes.data import PathData
 from lockstep.recipes.recipe import Recipe
@@ -34,9 +35,9 @@ from lockstep.runs.validation import SPLIT, score_split
 from lockstep.runs.workdir import Best, Reason, Result, Workdir
 from lockstep.screen import log
 from lockstep.training.choices import Choices
+from lockstep.training.loop import bind_loop
 from lockstep.training.rollback import check_may_roll_back, go_back, last_checkpoint
 from lockstep.training.saving import Saver, save
-from lockstep.training.step import bind
 from lockstep.workers.rank import Worker, join
 from lockstep.workers.signals import stop_on_signals
 from lockstep.workers.stragglers import find_straggler, spent_since
@@ -87,8 +88,8 @@ def run(
     if reader is not None:
         recipe = _with_function(recipe, reader)
     saved = Workdir(path).recipe() if path else None
-    num_towers = recipe.num_towers or (saved.num_towers if saved else None) or worker.num_workers
-    recipe = replace(recipe, num_towers=num_towers)
+    num_towers = recipe.num_towers or (saved.num_towers if saved else None)
+    recipe = replace(recipe, num_towers=num_towers or num_computing(recipe.exchange, worker.num_workers))
     is_main = threading.current_thread() is threading.main_thread()
     with stop_on_signals(worker.pulse) if is_main else nullcontext():
         return Run(
@@ -247,7 +248,9 @@ class Run:
                 files.workdir.check_unstarted()
         store, accept = files.store if files else None, self._accept_data_change
         started = start(stages, store, self._recipe, self._fork_from, worker, accept_data_change=accept)
-        bind(stages.parts.state, stages.parts.towers, self._recipe.exchange)  # refuses what does not fit
+        parts = stages.parts
+        # It refuses what does not fit.
+        bind_loop(parts.state, parts.towers, self._recipe.exchange, parts.task.counts(parts.state.model))
         return choices, started, changed
 
     def _start(self) -> tuple[str, dict[str, Any]]:

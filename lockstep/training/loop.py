@@ -10,23 +10,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from types import NoneType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from lockstep.checks import check_type
 from lockstep.data.loader import Loader
-from lockstep.errors import InputError
 from lockstep.parallel.exchange import Exchange
+from lockstep.parallel.served import ServedExchange, is_served
 from lockstep.parallel.towers import Towers
-from lockstep.parallel.tree import assign_towers
 from lockstep.progress import End, Epochs, Hours, Interval, Progress, Steps
-from lockstep.screen import log
 from lockstep.training.attempt import Begun, Enqueued
+from lockstep.training.course import Course
 from lockstep.training.preflight import check_data
+from lockstep.training.served import bind_served, served_reports
+from lockstep.training.served_step import ServedStep
 from lockstep.training.state import TrainState
 from lockstep.training.step import BoundStep, bind
 from lockstep.types import Batch, StepReport
 from lockstep.workers.rank import join
-from lockstep.workers.signals import enter_body, log_stop, stop_on_interrupt, uninterrupted
+from lockstep.workers.signals import stop_on_interrupt, uninterrupted
 
 if TYPE_CHECKING:
     from lockstep.types import CountFunction, LossFunction
@@ -72,11 +73,28 @@ def train_steps(
     so does what is trained after that; the second raises KeyboardInterrupt. See `train_step` for where it is raised.
     """
     _check(loader, until)
-    step = bind(state, towers, exchange)
-    step.start()
+    now = Progress(state.step, loader.position, loader.epoch_size)
+    step = bind_loop(state, towers, exchange, counts)
     check_data(loader, join())
-    course = Course(loader, step.towers, until, Progress(state.step, loader.position, loader.epoch_size))
-    yield from _reports(step, losses, counts, course)
+    course = Course(loader, step.towers, until, now, owns_towers=isinstance(step, BoundStep))
+    if isinstance(step, ServedStep):
+        step.start(loader)
+        yield from served_reports(step, losses, counts, loader, course)
+    else:
+        step.start()
+        yield from _reports(step, losses, counts, course)
+
+
+def bind_loop(
+    state: TrainState,
+    towers: Towers | None = None,
+    exchange: Exchange | None = None,
+    counts: CountFunction | None = None,
+) -> BoundStep | ServedStep:
+    """Return the step that `train_steps` makes; it is made at the first call, by all workers together."""
+    if is_served(exchange) and join().num_workers > 1:
+        return bind_served(state, towers, cast(ServedExchange, exchange), counts)
+    return bind(state, towers, exchange)
 
 
 def train(

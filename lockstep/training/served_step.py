@@ -23,11 +23,12 @@ from lockstep.parallel.tower_outputs import ScalarNames
 from lockstep.parallel.towers import Towers
 from lockstep.parallel.tree import PartialSum, TreeSum
 from lockstep.progress import Progress
+from lockstep.screen import log
 from lockstep.tensor_lists import are_finite
 from lockstep.training.attempt import Attempt, Outcome
 from lockstep.training.missing_gradients import MissingGradients
 from lockstep.training.nonfinite import MAX_EXAMPLES_NAMED, NO_TOWER, act, check_finite
-from lockstep.training.preflight import check_parameters, check_training_mode, prepare
+from lockstep.training.preflight import check_buffers, check_parameters, check_training_mode, prepare
 from lockstep.training.state import TrainState
 from lockstep.types import Arrivals, BadExample, NonFiniteReport, StepReport
 from lockstep.workers.group import Group
@@ -79,12 +80,24 @@ class ServedStep:
         num_leaves = 1 if towers.joined else towers.count
         self._reducer = Reducer(Alone(), self._alone, num_leaves, range(num_leaves))
         self._missing = MissingGradients(state, num_leaves, is_chief=worker.is_chief)
-        self.started = self.resumed = time.perf_counter()
+        self._started = self._resumed = time.perf_counter()
 
-    def start(self) -> None:
-        """Begin a series of steps: its clock starts at 0."""
-        self.started = self.resumed = time.perf_counter()
+    def start(self, loader: Loader) -> None:
+        """Begin a series of steps on the stream of a loader: its clock starts at 0.
+
+        Raises:
+            InputError: the model has changed since the state was made.
+        """
+        self._started = self._resumed = time.perf_counter()
         check_parameters(self.state)
+        check_buffers(self.state)
+        for line in self.state.resolve(loader.epoch_size, loader.batch_size):
+            if self.worker.is_chief:
+                log.info("%s", line)
+
+    def resume(self) -> None:
+        """The loop body is over: the clock of the next step begins."""
+        self._resumed = time.perf_counter()
 
     def like_gradient(self) -> list[Tensor]:
         """Tensors of the shapes, strides and kinds of those that a worker sends."""
@@ -164,9 +177,9 @@ class ServedStep:
             outcome = state.decide(proposal, found)
         nonfinite = self._handle(outcome, gradients, messages, loader) if outcome.skipped else None
         now = time.perf_counter()
-        seconds = now - self.resumed
+        seconds = now - self._resumed
         return StepReport(
-            progress=Progress(state.step, position, loader.epoch_size, now - self.started),
+            progress=Progress(state.step, position, loader.epoch_size, now - self._started),
             losses=outcome.losses,
             smoothed=state.smoothed.now(),
             metrics=self._host.outputs.metrics(found.others),
@@ -253,7 +266,7 @@ def _check(state: TrainState, towers: Towers, exchange: ServedExchange) -> None:
         )
     if state.nonfinite == "rollback":
         raise InputError(
-            "A run that the chief serves cannot be rolled back: other slices are under way, so no batch can be left out.",
+            "A run that the chief serves cannot be rolled back: parts of other batches are under way.",
             given=f"{exchange}, nonfinite={state.nonfinite!r}",
             expected='nonfinite="stop", "skip" or "off"',
             hint="choose nonfinite=skip, which refuses the update alone",
@@ -264,7 +277,7 @@ def check_counts(exchange: ServedExchange, num_towers: int) -> None:
     """Refuse losses that are divided by counts over the batch, where no worker sees the whole batch."""
     if exchange.num_slices(num_towers) > 1:
         raise InputError(
-            "Backup workers cannot divide a loss by a count over the whole batch: none of them has the others' examples.",
+            "Backup workers cannot divide a loss by a count over the batch: none has the others' examples.",
             given=f"{exchange} with {num_towers} towers, and counts",
             expected="losses that are means over a tower's examples, or an exchange that counts",
             hint="use Asynchronous(), whose workers have whole batches, or AllReduce(); a detector has counts",
