@@ -57,7 +57,7 @@ class Frames:
             )
         self._send_all(_LENGTH.pack(len(text)) + text)
         if block is not None:
-            self._send_all(block.numpy())
+            self._send_all(_bytes_of(block))
 
     def receive(self) -> dict[str, Any]:
         """Wait for a message.
@@ -79,7 +79,7 @@ class Frames:
 
     def receive_into(self, block: Tensor) -> None:
         """Fill a block (uint8, one-dimensional, on the CPU) with the bytes behind the message that was received."""
-        room = memoryview(block.numpy())
+        room = _bytes_of(block)
         first = min(len(self._came), len(room))
         room[:first] = self._came[:first]
         del self._came[:first]
@@ -133,3 +133,8 @@ class Frames:
             return
         while not poll.poll(_LOOK_MILLISECONDS):
             self._check()
+
+
+def _bytes_of(block: Tensor) -> memoryview:
+    array: Any = block.numpy()
+    return memoryview(array)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lockstep.errors import LockstepError, WorkerError
 from lockstep.parallel.frames import Frames, NoMessageError
-from lockstep.parallel.leases import SliceLease, Leases
+from lockstep.parallel.leases import Leases, SliceLease
 from lockstep.parallel.served_connections import Reception, all_reached, lost
 from lockstep.parallel.served_memory import BlockUse, MemoryPlan, agreed_layouts
 from lockstep.parallel.tree import PartialSum
@@ -142,6 +142,8 @@ class Server:
                     self._answering.notify_all()
                 self._arriving.wait(_LOOK_SECONDS)
                 self._check()
+                if not self._leases.workers:
+                    raise lost(self._worker, "all workers that compute", self._said)
                 poll()
             self._taken = [self._held.pop(lease.slice) for lease in taken]
             for slice_ in self._held.keys() - self._leases.held.keys():  # they have become too old
@@ -186,8 +188,6 @@ class Server:
         self._worker.group.check_peers()
         if self._failed is not None:
             raise self._failed
-        if not self._leases.workers:
-            raise lost(self._worker, "all workers that compute", self._said)
 
     def _connect(self, descriptor: int, plan: MemoryPlan) -> dict[int, _Client]:
         worker = self._worker
@@ -266,7 +266,6 @@ class Server:
             if client.version != newest.version:
                 client.version, client.reads = newest.version, self._published.share(newest.block)
                 answer |= {"published": newest.block, "message": newest.message}
-            client.knows_end = bool(self._end)
         if client.is_here or client.reads is None:
             client.frames.send(answer)
         else:
@@ -274,12 +273,13 @@ class Server:
             with self.lock:
                 self._published.release(client.reads)
                 client.reads = None
-        if client.knows_end:
+        if answer["end"]:
             with self.lock:
+                client.knows_end = True
                 self._arriving.notify()
 
     def _wait_for_lease(self, client: _Client) -> tuple[_Newest, int | None]:
-        """The newest version, and a slice; none at the end, or when the server pauses at a version new to the worker."""
+        """The newest version, and a slice; none at the end, or where the server pauses at a version that is news."""
         while not self._is_closed:
             patience = None
             if self._newest is not None:

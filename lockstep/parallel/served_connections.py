@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from lockstep.errors import PeerLostError, WorkerError
 from lockstep.screen import log
 from lockstep.workers.connections import HANDSHAKE_SECONDS, INTERFACE_OF_GLOO, Listener, address_of, connect
+from lockstep.workers.group import JSON
 from lockstep.workers.peers import process_behind
 from lockstep.workers.rank import Worker
 
@@ -57,7 +58,7 @@ class Reception:
             address = address_of(os.environ.get(INTERFACE_OF_GLOO, "").partition(",")[0]) or "127.0.0.1"
             self._elsewhere = Listener(address, 0, key.encode(), self._welcome, self._refuse)
             port = self._elsewhere.port
-        self.place = {"host": hosts[0], "name": name, "address": address, "port": port, "key": key}
+        self.place: dict[str, JSON] = {"host": hosts[0], "name": name, "address": address, "port": port, "key": key}
         """What the other workers need to `reach` the chief."""
         threading.Thread(target=self._listen, name="lockstep-reception", daemon=True).start()
 

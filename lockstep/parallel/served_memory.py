@@ -59,7 +59,7 @@ class MemoryPlan:
         """
         check_memory(descriptor, self.num_bytes)
         memory = torch.frombuffer(mmap.mmap(descriptor, self.num_bytes), dtype=torch.uint8)
-        head, *parts = memory.split(self._sizes())
+        head, *parts = torch.split(memory, self._sizes())
         layouts = [self.published] * self.num_published + [self.gradients] * self.num_gradients
         blocks = [
             Block(part[: layout.num_bytes], layout.views(part)) for layout, part in zip(layouts, parts, strict=True)

@@ -99,6 +99,7 @@ def create_memory(num_bytes: int) -> int:
 
 
 def check_memory(descriptor: int, num_bytes: int) -> None:
+    """Refuse memory of another size, or of one that may change."""
     found = os.fstat(descriptor).st_size
     # Only a memfd has seals.
     if found != num_bytes or fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:

@@ -142,6 +142,11 @@ class Monitoring(Checked):
     restarts: NonNegativeInt64 = 3
     """How often in a row all start again, from the last checkpoint, when some are lost: killed, stopped or silent,
     or their host gone. A step beyond the furthest so far begins a new row. An error ends the run."""
+    on_loss: Literal["restart", "continue"] = "restart"
+    """What a loss of workers brings about: all start again; or those that are left go on from what they have in memory,
+    and others take the place of the lost where their hosts live (`lockstep train` and its own launcher alone)."""
+    min_workers: PositiveInt64 = 1
+    """With fewer workers than this left, the run does not go on without the lost, but starts again."""
     compare_steps: NonNegativeInt64 = 100
     """Updates between two comparisons of the model and the optimizer's slots on all workers, by a checksum that travels
     with the gradients: a run whose workers come to differ ends, and names the first tensor; 0: never."""

@@ -32,6 +32,7 @@ class Pulse:
         "ended",
         "launched",
         "phase",
+        "regroup_requested",
         "seconds",
         "step",
         "stop_requested",
@@ -51,6 +52,8 @@ class Pulse:
         """The worker waits for all others to make the same call."""
         self.stop_requested: str | None = None
         """The name of the signal ("SIGTERM") that asked for the run to end after this step."""
+        self.regroup_requested = False
+        """The launcher asks for `rank.regroup()` at a step boundary, which all workers agree on: others are to join."""
         self.stopped = False
         """All workers have ended their loops after the same step, as one of them was asked to."""
         self.ended = False

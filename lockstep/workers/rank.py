@@ -59,6 +59,9 @@ class Worker:
     """Whether workers of this run, these or others, do share one."""
     host: str = ""
     """The name of its host; with a number where several hosts of the run have the same name."""
+    is_newcomer: bool = False
+    """It has been started in the place of a lost worker, and is in a group of its own until it regroups: not the chief,
+    and one of as many workers as there were at the start."""
 
     @property
     def backend(self) -> Literal["gloo", "nccl"]:
@@ -111,6 +114,21 @@ def join(device: str | None = None, *, workers_per_device: int | None = None) ->
                 hint=f"give the {name} in the first call of join, before anything that needs a worker",
             )
     return _joined
+
+
+def regroup() -> Worker:
+    """Join the workers that go on after a loss, or with which newcomers are to go on; returns what this one is now.
+
+    Survivors call it once PeerLostError has told them of a loss, outside of the `except` block, whose traceback would
+    keep the old connections open; or all of them after the same step, when the pulse of one says `regroup_requested`.
+    A newcomer calls it when it has built all that it needs. The group of before, and what was connected by it, ends
+    here. The worker is the one that `join` returns from now on: its rank, and the number of workers, may be others;
+    its device and its name stay. If more are lost meanwhile, it joins those that are left then.
+
+    Raises:
+        PeerLostError: the others do not go on: the launcher ends them, perhaps to start all again.
+    """
+    raise NotImplementedError
 
 
 def leave() -> None:
