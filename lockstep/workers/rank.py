@@ -133,14 +133,7 @@ def regroup() -> Worker:
     """
     global _joined
     before = join()
-    generations = before.pulse.generations
-    if generations is None:
-        raise InputError(
-            "The workers of this run do not go on without one that is lost.",
-            given=f"a call of regroup on {before.name}",
-            expected="workers that `lockstep train` has started, with on_loss='continue'",
-            hint='set watch.on_loss="continue" in the recipe, and start it by `lockstep train`',
-        )
+    generations = generations_of(before)
     before.pulse.at(before.pulse.step, "regroup")
     _leave_generation(before, generations)
     worker = None
@@ -152,6 +145,23 @@ def regroup() -> Worker:
     _joined = worker
     generations.confirm()
     return worker
+
+
+def generations_of(worker: Worker) -> Generations:
+    """What this worker hears of losses, after which it goes on.
+
+    Raises:
+        InputError: it ends with those that are lost, as its launcher neither says who is left nor starts newcomers.
+    """
+    if worker.pulse.generations is None:
+        raise InputError(
+            "The workers of this run cannot go on when one is lost.",
+            given='watch.on_loss="continue", and '
+            + ("`lockstep run` without --on-loss" if worker.pulse.launched else "workers of another launcher"),
+            expected="Lockstep's own launcher, which says who is left, and starts others in the place of the lost",
+            hint="use `lockstep train`, or `lockstep run --on-loss continue`; or --set watch.on_loss=restart",
+        )
+    return worker.pulse.generations
 
 
 def _leave_generation(worker: Worker, generations: Generations) -> None:
