@@ -153,6 +153,23 @@ class StepReport(NamedTuple):
     """Examples of all workers that could not be read, and what was read in their place."""
     stop_requested: bool = False
     """Some worker was asked to stop: all of them see it at the same step."""
+    regroup_requested: bool = False
+    """Other workers are to join in the place of lost ones: a run by a recipe takes them in after this step."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report as JSON, without the batch of an attempt that was refused."""
+        facts = {name: dict(value) if isinstance(value, Mapping) else value for name, value in self._asdict().items()}
+        return facts | {"nonfinite": self.nonfinite and self.nonfinite._replace(batch=None)}
+
+    @classmethod
+    def from_json(cls, facts: Mapping[str, Any]) -> StepReport:
+        """Make the report of what `as_json` gave, as it is after having been text."""
+        nonfinite = facts["nonfinite"]
+        if nonfinite is not None:
+            position, reasons, culprits, _ = nonfinite
+            nonfinite = NonFiniteReport(position, tuple(reasons), tuple(culprits))
+        bad = tuple(BadExample(*each) for each in facts["bad"])
+        return cls(**{**facts, "progress": Progress(*facts["progress"]), "nonfinite": nonfinite, "bad": bad})
 
     @property
     def step(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from dataclasses import FrozenInstanceError
 
 import pytest
@@ -10,8 +11,9 @@ import torch
 
 import lockstep as ls
 from lockstep.errors import MissingFieldError
+from lockstep.progress import Progress
 from lockstep.ragged import Ragged
-from lockstep.types import BadExample
+from lockstep.types import BadExample, NonFiniteReport, StepReport
 
 BAD = [BadExample(9, "torn", "half a file", "whole")]
 
@@ -62,3 +64,14 @@ def test_a_field_that_is_not_there_is_named_with_those_that_are() -> None:
     assert "names" not in batch
     with pytest.raises(KeyError, match="no field 'zzz'"):
         batch.rows(slice(0, 2), range(2, 3))["zzz"]
+
+
+def test_a_report_comes_back_from_json() -> None:
+    refused = NonFiniteReport(8, ("a loss is not finite",), ("tower 1",))
+    report = StepReport(
+        Progress(3, 16, 80, 0.5), {"square": 1.5}, {"total": 1.25}, {}, 0.1, 2.0, 8, 0.01, 0.0,
+        skipped=True, learning_rates={"": 0.1}, nonfinite=refused, bad=tuple(BAD), stop_requested=True,
+    )  # fmt: skip
+    with_batch = report._replace(nonfinite=refused._replace(batch=make_batch()))
+    for each in (report, with_batch):
+        assert StepReport.from_json(json.loads(json.dumps(each.as_json()))) == report

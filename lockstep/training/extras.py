@@ -25,6 +25,8 @@ class Extras(NamedTuple):
     """On the chief's clock; the others add nothing."""
     num_stops: float
     """Workers that were asked to stop."""
+    num_regroups: float
+    """Workers that were asked to regroup, with others that are to join."""
     num_bad: float
     """Examples that could not be read."""
     position: float
@@ -60,6 +62,7 @@ class ExtraSums:
         extras = Extras(
             elapsed_seconds=began - self.started if worker.is_chief else 0.0,
             num_stops=float(worker.pulse.stop_requested is not None),
+            num_regroups=float(worker.pulse.regroup_requested),
             num_bad=float(len(batch.bad)),
             position=float(batch.position),
         )

@@ -101,7 +101,7 @@ def bind(state: TrainState, towers: Towers | None = None, exchange: Exchange | N
     if state.resumed:
         compare_first_step(state, *key, worker)
     steps = _steps.get(state, {})
-    if key not in steps:
+    if key not in steps or steps[key].worker is not worker:  # which another group has taken the place of
         steps[key] = BoundStep(state, *key, worker)
         _steps[state] = steps
     return steps[key]
@@ -189,6 +189,7 @@ class BoundStep:
         batch, inputs, _, proposal, *_ = begun
         assert proposal.unread is not None, "asked by can_enqueue"
         with uninterrupted(), torch.no_grad():
+            self._state.is_settled = False
             found_inf = self._state.found_inf(proposal)
             if found_inf is not None and proposal.attempt.statistics:
                 self._host.statistics.hold_back(found_inf)
@@ -259,6 +260,7 @@ class BoundStep:
         found = proposal.read(self.worker.group.check_peers)
         extras = self._extras.read(found, batch.position)
         bad = self._extras.gather_bad(batch) if extras.num_bad else ()
+        self._state.is_settled = False
         outcome = self._state.decide(proposal, found)
         nonfinite = None
         if outcome.skipped:
@@ -295,9 +297,11 @@ class BoundStep:
             queue_fill=batch.queue_fill,
             bad=bad,
             stop_requested=extras.num_stops > 0,
+            regroup_requested=extras.num_regroups > 0,
         )
         if batch.loader is not None:
             batch.loader.commit(batch, report)
+        self._state.is_settled = True
         self.worker.pulse.at(self._state.step, "loop body")
         return report
 
