@@ -39,7 +39,13 @@ def plan_training(argv: list[str]) -> dict[str, Any]:
     _log_idle_devices(run.recipe, workers)
     watch = run.recipe.watch
     restarts = watch.restarts if run.path and not arguments.rehearse else 0  # else there is nothing to go on from
-    return {"workers": workers, "hang_seconds": watch.hang_seconds, "restarts": restarts}
+    survival = {"min_workers": watch.min_workers, "replacements": watch.restarts}
+    return {
+        "workers": workers,
+        "hang_seconds": watch.hang_seconds,
+        "restarts": restarts,
+        "survival": survival if watch.on_loss == "continue" else None,
+    }
 
 
 def check_given(arguments: argparse.Namespace, run: GivenRun) -> None:

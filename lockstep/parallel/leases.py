@@ -82,6 +82,8 @@ class Leases:
 
     def begin(self, worker: int) -> int | None:
         """Lease a slice to a worker, which gives up what it had before; None: it has to wait."""
+        if worker not in self.workers:
+            return None
         self._give_up(worker)
         if not self._is_published or self._next_update():
             return None

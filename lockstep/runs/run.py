@@ -38,7 +38,7 @@ from lockstep.training.choices import Choices
 from lockstep.training.loop import bind_loop
 from lockstep.training.rollback import check_may_roll_back, go_back, last_checkpoint
 from lockstep.training.saving import Saver, save
-from lockstep.workers.rank import Worker, join
+from lockstep.workers.rank import Worker, generations_of, join
 from lockstep.workers.signals import stop_on_signals
 from lockstep.workers.stragglers import find_straggler, spent_since
 
@@ -158,6 +158,8 @@ class Run:
             fork_from=fork_from,
             metrics=metrics,
         )
+        if recipe.watch.on_loss == "continue" and worker.num_workers > 1:
+            generations_of(worker)
         workdir = Workdir(path) if path else None
         self._changed = workdir.check(recipe, accept_changes=accept_changes) if workdir else []
         worker.group.agree("the recipe", described(recipe))

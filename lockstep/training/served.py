@@ -9,8 +9,9 @@ these very parameters, and makes the same call.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
@@ -30,7 +31,7 @@ from lockstep.training.state import TrainState
 from lockstep.training.trained_with import compare_first_step
 from lockstep.types import Arrivals, NonFiniteReport, StepReport
 from lockstep.workers.group import JSON
-from lockstep.workers.rank import join
+from lockstep.workers.rank import Worker, join
 from lockstep.workers.signals import interruptible, stop_on_interrupt, uninterrupted
 
 if TYPE_CHECKING:
@@ -90,39 +91,44 @@ class _Chief:
             staleness=exchange.staleness if isinstance(exchange, Asynchronous) else 0,
         )
         self._delay = exchange.startup_delay_steps if isinstance(exchange, Asynchronous) else 0
+        if step.state.step < self._delay:
+            self._leases.workers = {1}
         self._num_used = course.now.position
         self._server = Server(step.worker, step.like_gradient(), step.published(), self._leases)
 
     def reports(self) -> Generator[StepReport, None, None]:
         """Make updates up to the end, and yield the report of each."""
         server, course, pulse = self._server, self._course, self._step.worker.pulse
-        try:
+        with ExitStack() as stack:
+            stack.callback(server.close)
             self._publish(None)
             while True:
                 pulse.at(course.now.step, "exchange")
-                with uninterrupted():
-                    report = self._update()
-                    self._publish(report)
+                try:
+                    with uninterrupted():
+                        report = self._update()
+                        self._publish(report)
+                except PeerLostError:
+                    raise
+                except LockstepError as error:
+                    server.end(_error_message(error))
+                    server.wait_for_end()
+                    raise
                 pulse.at(report.step, "loop body")
-                is_over = report.stop_requested or course.is_at_end(report.progress)
-                if is_over:
+                if report.stop_requested or course.is_at_end(report.progress):
                     server.end(None)
                 server.pause()
-                yield report
+                try:
+                    yield report
+                except GeneratorExit:  # the loop bodies of all workers leave their loops after this report
+                    stack.pop_all()
+                    _see_off(server, self._step.worker)
+                    raise
                 server.resume()
                 self._step.resume()
                 if course.ends_with(report.progress, is_stopped=report.stop_requested):
+                    server.wait_for_end()
                     return
-        except GeneratorExit:
-            server.end(None)  # the loop bodies of all workers leave their loops after this report
-            raise
-        except PeerLostError:
-            raise
-        except LockstepError as error:
-            server.end(_error_message(error))
-            raise
-        finally:
-            server.close()
 
     def _update(self) -> StepReport:
         with interruptible():
@@ -139,10 +145,11 @@ class _Chief:
 
     def _publish(self, report: StepReport | None) -> None:
         state, loader = self._step.state, self._loader
-        if state.step >= self._delay:
+        if 0 < self._delay <= state.step:
             with self._server.lock:
                 for rank in range(2, self._num_computing + 1):
                     self._leases.join(rank)
+            self._delay = 0
         self._server.publish(
             self._step.published(),
             {
@@ -152,6 +159,19 @@ class _Chief:
                 "report": None if report is None else report.as_json(),
             },
         )
+
+
+def _see_off(server: Server, worker: Worker) -> None:
+    """Let the other workers learn the end while the chief goes on, as they may wait for it elsewhere."""
+
+    def wait_and_close() -> None:
+        server.wait_for_end()
+        server.close()
+
+    server.end(None)
+    thread = threading.Thread(target=wait_and_close, name="lockstep-see-off", daemon=True)
+    thread.start()
+    worker.group.at_end(lambda error: thread.join() if error is None else None)
 
 
 class _Computing:
