@@ -61,7 +61,6 @@ if TYPE_CHECKING:
     from lockstep.training.state import TrainState as TrainState
     from lockstep.training.step import train_step as train_step
     from lockstep.training.warm_start import warm_start as warm_start
-    from lockstep.types import Arrivals as Arrivals
     from lockstep.types import BadExample as BadExample
     from lockstep.types import Batch as Batch
     from lockstep.types import NonFiniteReport as NonFiniteReport

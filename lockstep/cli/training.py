@@ -82,7 +82,7 @@ def choose_workers(recipe: Recipe, seat: Seat | None = None) -> int:
             hint=f"--workers {_largest_divisor(recipe.batch_size, computing) + workers - computing}; "
             "or --towers, at least one for each worker",
         )
-    recipe.towers_for(workers)  # which checks them
+    recipe.check_towers(workers)
     return here
 
 

@@ -219,14 +219,12 @@ class Recipe(Checked):
         return self.evaluate.precision or self.towers.precision
 
     def towers_for(self, num_workers: int) -> Towers:
-        """Return the towers with their count: that of the recipe, else one for each worker that computes.
+        """Return the towers with their count: that of the recipe, else one for each worker that computes."""
+        return replace(self.towers, count=self.num_towers or num_computing(self.exchange, num_workers))
 
-        Raises:
-            InputError: the batch cannot be split evenly over them, or some worker would have none.
-        """
-        towers = replace(self.towers, count=self.num_towers or num_computing(self.exchange, num_workers))
-        towers.check(self.batch_size, 1 if is_served(self.exchange) else num_workers)
-        return towers
+    def check_towers(self, num_workers: int) -> None:
+        """Refuse a batch that cannot be split evenly over the towers, and workers that would have none of their own."""
+        self.towers_for(num_workers).check(self.batch_size, 1 if is_served(self.exchange) else num_workers)
 
     def _check_name(self) -> None:
         if not re.fullmatch(r"\w[\w.+-]*", self.name):
@@ -246,7 +244,7 @@ class Recipe(Checked):
                 hint=f"set num_towers={self.towers.count}, and leave the count out of towers",
             )
         if self.num_towers is not None:
-            self.towers_for(self.num_workers or 1)  # which checks them
+            self.check_towers(self.num_workers or 1)
             self._check_auxiliary_head()
 
     def _check_auxiliary_head(self) -> None:

@@ -39,7 +39,7 @@ _prepared: WeakSet[TrainState] = WeakSet()
 """The states whose steps have been prepared."""
 
 
-def prepare(state: TrainState, towers: Towers, exchange: Exchange, worker: Worker) -> None:
+def prepare_steps(state: TrainState, towers: Towers, exchange: Exchange, worker: Worker) -> None:
     """Check the parts of a step before the first one is made, tell how updates are made, and lay the state out so."""
     check_start(state, worker)
     check_fit(state, towers, exchange)

@@ -28,7 +28,7 @@ from lockstep.tensor_lists import are_finite
 from lockstep.training.attempt import Attempt, Outcome
 from lockstep.training.missing_gradients import MissingGradients
 from lockstep.training.nonfinite import MAX_EXAMPLES_NAMED, NO_TOWER, act, check_finite
-from lockstep.training.preflight import check_buffers, check_parameters, check_training_mode, prepare
+from lockstep.training.preflight import check_buffers, check_parameters, check_training_mode, prepare_steps
 from lockstep.training.state import TrainState
 from lockstep.types import Arrivals, BadExample, NonFiniteReport, StepReport
 from lockstep.workers.group import Group
@@ -62,7 +62,7 @@ class ServedStep:
 
     def __init__(self, state: TrainState, towers: Towers, exchange: ServedExchange, worker: Worker) -> None:
         _check(state, towers, exchange)
-        prepare(state, towers, exchange, worker)
+        prepare_steps(state, towers, exchange, worker)
         self.state, self.towers, self.exchange, self.worker = state, towers, exchange, worker
         self.num_needed = exchange.num_slices(towers.count)
         """How many gradients make an update, and how many slices a batch has."""

@@ -28,7 +28,7 @@ from lockstep.training.attempt import Attempt, Begun, Enqueued, Found, Outcome
 from lockstep.training.extras import Extras, ExtraSums
 from lockstep.training.missing_gradients import MissingGradients
 from lockstep.training.nonfinite import handle
-from lockstep.training.preflight import check_buffers, check_parameters, check_training_mode, prepare
+from lockstep.training.preflight import check_buffers, check_parameters, check_training_mode, prepare_steps
 from lockstep.training.state import TrainState
 from lockstep.training.trained_with import compare_first_step
 from lockstep.types import BadExample, Batch, NonFiniteReport, StepReport
@@ -105,7 +105,7 @@ class BoundStep:
     """
 
     def __init__(self, state: TrainState, towers: Towers, exchange: Exchange, worker: Worker) -> None:
-        prepare(state, towers, exchange, worker)
+        prepare_steps(state, towers, exchange, worker)
         self.towers, self.worker = towers, worker
         self._mine = assign_towers(towers.count, worker.num_workers)[worker.rank]
         # The state keeps its steps; it is to be gone with its last name, not when cycles are collected.

@@ -13,6 +13,7 @@ from test_towers import losses, make_loader, make_state, train_some
 from torch import Tensor, nn
 
 import lockstep as ls
+from lockstep.types import Arrivals
 
 pytestmark = pytest.mark.process
 
@@ -89,7 +90,7 @@ def tallied(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
     return {"seen": -BATCH_SIZE * model(batch["index"]).mean()}
 
 
-def count_examples(exchange: Any) -> tuple[list[float], list[float], ls.Arrivals | None, list[int]]:
+def count_examples(exchange: Any) -> tuple[list[float], list[float], Arrivals | None, list[int]]:
     """How often each example counts in an epoch and in two; what became of the gradients; the steps that were seen."""
     loader = ls.data.Loader(ls.data.Arrays({"index": torch.arange(SIZE)}), batch_size=BATCH_SIZE)
     state = ls.TrainState(Tally(), ls.optim.SGD(1.0))
