@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.checks import NonNegativeFloat, NonNegativeInt, check_value
+from lockstep.checks import NonNegativeFloat, NonNegativeInt, PositiveInt, check_value
 from lockstep.cli.shared import (
     ENVIRONMENT,
     Command,
@@ -42,6 +42,15 @@ def _add_arguments(run: argparse.ArgumentParser) -> None:
         default=0,
         metavar="N",
         help="start the script again when workers are lost, up to N times without progress; it resumes by itself",
+    )
+    run.add_argument(
+        "--on-loss",
+        choices=("restart", "continue"),
+        default="restart",
+        help="continue: ls.run in the script goes on with the workers that are left, where its recipe says so, too",
+    )
+    run.add_argument(
+        "--min-workers", type=int, default=1, metavar="N", help="with fewer left, start again (default: 1)"
     )
     run.add_argument(
         "--full-traceback", action="store_true", help="show errors with the frames of Lockstep and torch, too"
@@ -80,11 +89,14 @@ def _plan(argv: list[str]) -> dict[str, Any]:
         _check_script(arguments.script)
     check_value("--hang-seconds", arguments.hang_seconds, NonNegativeFloat)
     check_value("--restarts", arguments.restarts, NonNegativeInt)
+    check_value("--min-workers", arguments.min_workers, PositiveInt)
     workers = choose_num_workers(arguments.workers, arguments.device, None, arguments.workers_per_device, seat)
+    survival = {"min_workers": arguments.min_workers, "replacements": arguments.restarts}
     return {
         "workers": workers,
         "hang_seconds": arguments.hang_seconds,
         "restarts": arguments.restarts,
+        "survival": survival if arguments.on_loss == "continue" else None,
         "whole_traceback": arguments.full_traceback,
     }
 

@@ -14,7 +14,7 @@ from lockstep.checks import check_together
 from lockstep.cli.given_run import GivenRun, check_without_torch, given_run
 from lockstep.cli.main import parse
 from lockstep.cli.scoring import log_scores
-from lockstep.cli.shared import choose_num_workers, given_seat, join_workers, worker_exit_code
+from lockstep.cli.shared import choose_num_workers, given_seat, join_workers, show_log_of, worker_exit_code
 from lockstep.errors import InputError
 from lockstep.launcher.rendezvous import Seat
 from lockstep.owner import scratch_folder
@@ -25,7 +25,7 @@ from lockstep.runs.start import check_sources
 from lockstep.runs.workdir import Result
 from lockstep.screen import log, show_log
 from lockstep.workers.devices import num_accelerators
-from lockstep.workers.rank import Worker
+from lockstep.workers.rank import Worker, join
 
 
 def plan_training(argv: list[str]) -> dict[str, Any]:
@@ -38,7 +38,13 @@ def plan_training(argv: list[str]) -> dict[str, Any]:
     _log_idle_devices(run.recipe, workers)
     watch = run.recipe.watch
     restarts = watch.restarts if run.path and not arguments.rehearse else 0  # else there is nothing to go on from
-    return {"workers": workers, "hang_seconds": watch.hang_seconds, "restarts": restarts}
+    survival = {"min_workers": watch.min_workers, "replacements": watch.restarts}
+    return {
+        "workers": workers,
+        "hang_seconds": watch.hang_seconds,
+        "restarts": restarts,
+        "survival": survival if watch.on_loss == "continue" else None,
+    }
 
 
 def check_given(arguments: argparse.Namespace, run: GivenRun) -> None:
@@ -101,6 +107,7 @@ def train_in_worker(argv: list[str]) -> int:
             accept_changes=arguments.accept_changes,
             accept_data_change=arguments.accept_data_change,
             fork_from=arguments.fork_from,
+            at_regroup=show_log_of,
         )
         if arguments.dry_run:
             lines = run.dry_run()
@@ -108,6 +115,7 @@ def train_in_worker(argv: list[str]) -> int:
                 print(*lines, sep="\n", flush=True)
             return 0
         result = run.run()
+        worker = join()  # which may have become the chief
         if result.reason == "stopped":
             if worker.is_chief:
                 saved = ", and saved: the same command goes on from there" if path else "; nothing was saved"

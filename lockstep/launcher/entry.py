@@ -20,6 +20,7 @@ from lockstep.terminal import outlive_terminal
 from lockstep.tracebacks import place_in_script, short_traceback
 from lockstep.workers import pulse as pulses
 from lockstep.workers.channel import Channel
+from lockstep.workers.generations import GENERATION, NEWCOMER, Generations
 from lockstep.workers.peers import says_peer_is_lost
 from lockstep.workers.signals import pass_on_notices
 from lockstep.workers.store_server import StoreAddress, inherit
@@ -77,7 +78,7 @@ def _worker(task: Mapping[str, Any], channel: Channel) -> NoReturn:
     outlive_terminal()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR2)
-    pulse = pulses.start_beating(channel)
+    pulse = pulses.start_beating(channel, _generations(task["environment"], channel))
     pulse.earlier_seconds = task["earlier_seconds"]
     pass_on_notices(pulse)
     code, failure = 1, None
@@ -106,6 +107,14 @@ def _worker(task: Mapping[str, Any], channel: Channel) -> NoReturn:
     pulses.beat(pulse, channel)
     channel.send({"exit_code": code})
     _exit_now(code)
+
+
+def _generations(environment: Mapping[str, str], channel: Channel) -> Generations | None:
+    """What this worker is to hear of losses; None where it ends with those that are lost."""
+    generation = environment.get(GENERATION)
+    if generation is None:
+        return None
+    return Generations(int(environment["RANK"]), channel.send, is_newcomer=generation == NEWCOMER)
 
 
 def _end_threads() -> None:

@@ -30,6 +30,7 @@ from lockstep.launcher.forkserver import ForkServer
 from lockstep.launcher.hosts import TICK_SECONDS, LocalHost, RemoteHost
 from lockstep.launcher.rendezvous import Rendezvous, Seat, meet_chief, network_towards, turn_away
 from lockstep.launcher.supervisor import STOPPED_EARLY, RunOutcome, Supervisor
+from lockstep.launcher.survival import Restarts, Survival
 from lockstep.screen import Lines, log
 from lockstep.terminal import outlive_terminal
 from lockstep.workers.channel import Channel
@@ -78,7 +79,8 @@ def launch(
         argv: the arguments of both functions.
         plan: returns `{"workers": 2}`, and where wanted `"threads"` (intra-op threads of a worker, 1 by default),
             `"hang_seconds"` (in place of that of the limits), `"restarts"` (how often all workers start again when some
-            are lost: killed, stopped, silent, or their host gone; 0 by default), and `"whole_traceback"`: errors are
+            are lost: killed, stopped, silent, or their host gone; 0 by default), `"survival"` (`"min_workers"` and
+            `"replacements"` of `Survival`: the others go on where they can), and `"whole_traceback"`: errors are
             shown with the frames of all packages, not of the user's code alone. An error that it raises is shown, and
             no worker is started. A function at the top level of a module.
         main: what each worker runs; None or 0 is success. A function at the top level of a module.
@@ -112,34 +114,6 @@ def launch(
     if conclusion.text:
         log.log(conclusion.level, "%s", Lines(conclusion.text))
     return conclusion.code
-
-
-class Restarts:
-    """How often workers start again after some were lost; progress makes good for what went before.
-
-    Args:
-        most: in a row, without a step beyond the furthest so far.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most, self._furthest = most, 0
-        self.count = 0
-        """Of the losses in a row."""
-
-    def may_start(self, step: int) -> bool:
-        """Count one more loss, at this step: whether the workers may start again."""
-        if step > self._furthest:
-            self.count, self._furthest = 0, step
-        self.count += 1
-        return self.count <= self._most
-
-    @property
-    def pause_seconds(self) -> float:
-        """Before the next start: 1, 2, 4 seconds and so on, up to a minute."""
-        return float(min(2 ** (self.count - 1), 60))
-
-    def __str__(self) -> str:
-        return f"in {self.pause_seconds:.0f} s (restart {self.count} of {self._most} without progress)"
 
 
 class _Launcher:
@@ -201,7 +175,8 @@ class _Launcher:
             hosts: list[LocalHost | RemoteHost] = [here, *others]
             num_workers = [plan["workers"], *(host.num_workers for host in others)]
             ranks = [range(*ends) for ends in pairwise(accumulate(num_workers, initial=0))]
-            outcome = Supervisor(hosts, ranks, limits, self._requests).finish()
+            survival = Survival(num_workers=sum(num_workers), **plan["survival"]) if plan.get("survival") else None
+            outcome = Supervisor(hosts, ranks, limits, self._requests, survival=survival).finish()
             failure = root_cause(outcome.failures) if outcome.failures else None
             if failure is None or failure.kind != "lost" or outcome.stopped_by or not restarts.may_start(outcome.step):
                 return self._conclude(outcome, failure)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 from typing import Literal
 
 from lockstep.launcher.hosts import TICK_SECONDS, Host, RemoteHost
+from lockstep.launcher.survival import Survival
 from lockstep.workers import watchdog
 from lockstep.workers.channel import Message
+from lockstep.workers.generations import GENERATION, NEWCOMER, Generation
 from lockstep.workers.store_server import LAUNCHED
 from lockstep.workers.stragglers import Stragglers
 from lockstep.workers.watchdog import Failure, Limits, Verdict, Watchdog, WorkerStatus
@@ -43,6 +45,7 @@ class _Member:
 
     rank: int
     host: Host
+    environment: Mapping[str, str]
     pid: int = 0
     step: int = 0
     phase: str = "start"
@@ -85,6 +88,7 @@ class Supervisor:
         limits: how long a worker may be silent, stuck, or take to stop.
         requests: names of the signals that have reached the launcher; taken out as they are handled.
         clock: seconds that only grow.
+        survival: who goes on when some are lost; None: all end then.
     """
 
     def __init__(
@@ -94,6 +98,7 @@ class Supervisor:
         limits: Limits,
         requests: list[str],
         clock: Callable[[], float] = time.monotonic,
+        survival: Survival | None = None,
     ) -> None:
         self._hosts, self._limits, self._requests, self._clock = list(hosts), limits, requests, clock
         self._failures: list[Failure] = []
@@ -102,11 +107,15 @@ class Supervisor:
         self._stopped_at = 0.0
         self._is_announced = False
         self._aborted = self._late = False
+        self._survival = survival
         num_workers = sum(map(len, ranks))
         self._members: list[_Member] = []
+        """By the number with which each worker was started: its rank, until others are lost."""
         for host, there in zip(hosts, ranks, strict=True):
             self._start(host, there, num_workers)
         self._members.sort(key=lambda member: member.rank)
+        self._part = list(self._members)
+        """Those that take part now."""
         self._watchdog, self._stragglers = Watchdog(len(self._members), limits, clock()), Stragglers(clock())
 
     def finish(self) -> RunOutcome:
@@ -114,6 +123,8 @@ class Supervisor:
         while any(member.has_process for member in self._members):
             self._listen()
             self._find_lost_hosts()
+            self._survive()
+            self._dismiss_newcomers()
             self._handle_requests()
             self._announce_stop()
             self._handle_verdicts()
@@ -130,14 +141,15 @@ class Supervisor:
         return RunOutcome(failures, stopped_by, step, self._aborted, self._late)
 
     def _run_has_ended(self) -> bool:
-        return all(member.run_ended for member in self._members)
+        return all(member.run_ended for member in self._part)
 
     def _start(self, host: Host, ranks: Sequence[int], num_workers: int) -> None:
         """Have the workers of a host forked."""
+        more = {LAUNCHED: "1"} | ({GENERATION: "0"} if self._survival else {})
         for local_rank, rank in enumerate(ranks):
             seat = {"RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": num_workers, "LOCAL_WORLD_SIZE": len(ranks)}
-            host.start(rank, {name: str(number) for name, number in seat.items()} | {LAUNCHED: "1"})
-            self._members.append(_Member(rank, host))
+            self._members.append(_Member(rank, host, {name: str(number) for name, number in seat.items()} | more))
+            host.start(rank, self._members[-1].environment)
 
     def _listen(self) -> None:
         """Handle what workers have said, and the ends of their processes."""
@@ -160,9 +172,9 @@ class Supervisor:
                 continue
             self._hosts.remove(host)
             lost = [member for member in self._members if member.host is host and member.has_process]
-            if any(member.state == "running" for member in lost):
-                self._add(watchdog.lost_host(host.name, fault, [member.status for member in lost]))
+            failure = watchdog.lost_host(host.name, fault, [member.status for member in lost])
             for member in lost:
+                self._blame(member, failure)
                 self._watchdog.forget(member.rank)
                 member.state, member.is_awaited = "dead", False
 
@@ -176,6 +188,8 @@ class Supervisor:
             self._watchdog.limits = replace(self._limits, hang_seconds=message["hang_seconds"])
         elif "leaves" in message:
             member.has_left = True
+        elif "ready" in message or "joined" in message:
+            self._take_word_of_generation(member, message)
         elif "stacks" in message:
             self._warn(f"{member.status} is at:\n{message['stacks'].rstrip()}")
         else:
@@ -191,6 +205,15 @@ class Supervisor:
                 if message["stop"] and not self._stopped_by:
                     self._requests.append(message["stop"])
 
+    def _take_word_of_generation(self, member: _Member, message: Message) -> None:
+        if self._survival is None:
+            return
+        if "ready" in message:
+            self._survival.record_ready(member.rank)
+            return
+        for rank in self._survival.record_joined(member.rank, message["joined"]):
+            self._hosts[0].log(logging.INFO, f"{self._members[rank].status} takes part from now on")
+
     def _take_event(self, member: _Member, pid: int, status: int | None) -> None:
         member.pid = pid
         if status is None:
@@ -204,17 +227,74 @@ class Supervisor:
             member.state = "dead"
 
     def _blame(self, member: _Member, failure: Failure) -> None:
-        if member.state == "running":
-            member.state = "failed"
+        if member.state != "running":
+            return
+        member.state = "failed"
+        if self._survival and (failure.kind == "lost" or self._survival.is_newcomer(member.rank)):
+            self._survival.lose(member.rank, failure)
+        elif failure not in self._failures:  # that of a host is of all its workers
             self._add(failure)
 
     def _add(self, failure: Failure) -> None:
-        """Record a failure, and tell the workers: those that another launcher has started say it on their screens."""
+        """Record a failure that ends all, and tell the workers: those that another launcher has started show it."""
+        if self._survival:
+            self._failures += self._survival.unsettled
+            self._survival = None
         self._failures.append(failure)
         self._first_failure = self._first_failure or self._clock()
         for member in self._members:
             if member.state == "running" and failure.kind != "peer":
                 member.host.send(member.rank, {"lost": failure.who, "why": failure.text})
+
+    def _survive(self) -> None:
+        """Let the others go on without those that are lost, once these are gone, and with newcomers that are ready."""
+        survival = self._survival
+        if survival is None or any(self._members[rank].has_process for rank in survival.losses):
+            return
+        if not survival.losses:
+            if self._stopped_by is None and (generation := survival.with_newcomers()):
+                self._begin(generation)
+            return
+        took_part = {rank: not survival.is_newcomer(rank) for rank in survival.losses}
+        why = "\n".join(dict.fromkeys(failure.text for failure in survival.losses.values()))
+        if why_not := survival.why_not(has_ended=any(member.has_returned for member in self._part)):
+            self._survival = None
+            for failure in survival.unsettled:
+                self._add(replace(failure, text=f"{failure.text}\n{why_not}"))
+            return
+        if generation := survival.without_lost():
+            self._begin(generation)
+        anew = [rank for rank in took_part if self._may_start_anew(rank, took_part=took_part[rank])]
+        self._warn(f"{why}\n{len(self._part)} of {len(self._members)} workers go on{_started_anew(anew)}")
+        for rank in anew:
+            self._start_anew(rank)
+
+    def _may_start_anew(self, rank: int, *, took_part: bool) -> bool:
+        if self._survival is None or self._stopped_by or self._members[rank].host not in self._hosts:
+            return False
+        return self._survival.may_replace(rank, max(member.step for member in self._part), took_part=took_part)
+
+    def _start_anew(self, rank: int) -> None:
+        """Have a newcomer forked in the place of a worker that is gone."""
+        host, environment = self._members[rank].host, self._members[rank].environment
+        self._members[rank] = _Member(rank, host, {**environment, GENERATION: NEWCOMER})
+        host.start(rank, self._members[rank].environment)
+        self._watchdog.watch(rank)
+
+    def _dismiss_newcomers(self) -> None:
+        """End newcomers when the run ends without them."""
+        if self._survival and any(member.has_returned or member.run_ended for member in self._part):
+            for rank in self._survival.dismiss_newcomers():
+                self._watchdog.forget(rank)
+                self._kill([self._members[rank]])
+            self._part = [self._members[rank] for rank in self._survival.generation.members]
+
+    def _begin(self, generation: Generation) -> None:
+        """Tell the members of a generation who they are."""
+        self._part = [self._members[rank] for rank in generation.members]
+        for member in self._part:
+            member.host.send(member.rank, generation.message())
+        self._stragglers.keep(generation.members)
 
     def _handle_requests(self) -> None:
         """Stop the workers at the first signal; abort at a further Ctrl-C."""
@@ -236,8 +316,8 @@ class Supervisor:
         if self._clock() - self._stopped_at < _ANSWER_SECONDS and any(member.is_awaited for member in self._members):
             return
         self._is_announced = True
-        phases = {member.interrupted_phase for member in self._members}
-        if phases == {"start"} or (phases == {"script"} and not any(member.step for member in self._members)):
+        phases = {member.interrupted_phase for member in self._part}
+        if phases == {"start"} or (phases == {"script"} and not any(member.step for member in self._part)):
             self._warn(STOPPED_EARLY)
             self._kill(self._members)
         else:
@@ -299,6 +379,11 @@ class Supervisor:
         """Show a warning on the screens of all hosts."""
         for host in self._hosts:
             host.log(logging.WARNING, text)
+
+
+def _started_anew(ranks: Sequence[int]) -> str:
+    names = " and ".join(f"worker {rank}" for rank in ranks)
+    return f"; {names} {'is' if len(ranks) == 1 else 'are'} started anew" if ranks else ""
 
 
 def _what_stops(phases: set[str], *, run_has_ended: bool) -> str:

@@ -17,7 +17,7 @@ from lockstep.workers.rank import Worker
 _LINE_BYTES = 64
 _SPINS = 200
 _PAUSE_SECONDS = 20e-6
-_CHECK_EVERY = 2_000
+_LOOK_EVERY, _CHECK_EVERY = 100, 2_000
 
 
 class SpinBarrier:
@@ -56,6 +56,8 @@ class SpinBarrier:
             waits += 1
             if waits > _SPINS:
                 time.sleep(_PAUSE_SECONDS)
+            if waits % _LOOK_EVERY == 0:
+                self._group.check_peers()
             if waits % _CHECK_EVERY == 0:
                 self._check_peers()
         self._fence()
@@ -72,8 +74,8 @@ class SpinBarrier:
         gone = sorted(self._peers[descriptor] for descriptor, _ in self._poll.poll(0))
         missing = [rank for rank in gone if self._counts[rank] < self._arrivals]
         if missing:
-            names = ", ".join(f"worker {rank}" for rank in missing)
-            if self._group.peers is not None:  # the watcher of this host is about to know why
+            names = ", ".join(self._group.names[rank] for rank in missing)
+            if self._group.peers is not None:  # the watcher of this host, or the launcher, is about to know why
                 raise self._group.peers.lost(f"{names} has ended")
             raise PeerLostError(
                 f"{self._name} waits in the exchange for a worker that is gone.",
@@ -81,7 +83,6 @@ class SpinBarrier:
                 expected="all workers to come to the barrier",
                 hint="read what that worker said last; its launcher reports the cause",
             )
-        self._group.check_peers()
 
     def close(self) -> None:
         """Close the descriptors of the peers; the end of the barrier's life does so too."""

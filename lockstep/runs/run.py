@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 
 import torch
 
-from lockstep.checkpoints.store import Store
 from lockstep.checks import check_type, wrong_type
 from lockstep.description import described
 from lockstep.errors import InputError, NonFiniteError, PeerLostError
@@ -37,9 +36,8 @@ from lockstep.runs.validation import SPLIT, score_split
 from lockstep.runs.workdir import Best, Reason, Result, Workdir
 from lockstep.screen import log
 from lockstep.training.rollback import check_may_roll_back, go_back, last_checkpoint
-from lockstep.training.saving import Saver
 from lockstep.types import StepReport
-from lockstep.workers.rank import Worker, join, regroup
+from lockstep.workers.rank import Worker, generations_of, join, regroup
 from lockstep.workers.signals import stop_on_signals
 from lockstep.workers.stragglers import find_straggler, spent_since
 
@@ -137,6 +135,7 @@ class Run:
         path: the workdir; None writes nothing.
         worker: this worker.
         accept_changes, accept_data_change, fork_from, reader, metrics: as in `run`.
+        at_regroup: called with what this worker has become, which may be the chief, after others were lost or joined.
     """
 
     def __init__(
@@ -150,8 +149,9 @@ class Run:
         fork_from: str | None = None,
         reader: ReaderFunction | None = None,
         metrics: Mapping[str, Metric] = NO_METRICS,
+        at_regroup: Callable[[Worker], object] = lambda worker: None,
     ) -> None:
-        self._recipe, self._worker = recipe, worker
+        self._recipe, self._worker, self._at_regroup = recipe, worker, at_regroup
         check_metrics(metrics, taken=recipe.task.score_names)
         check_inputs(
             recipe,
@@ -161,6 +161,8 @@ class Run:
             fork_from=fork_from,
             metrics=metrics,
         )
+        if recipe.watch.on_loss == "continue" and worker.num_workers > 1:
+            generations_of(worker)
         workdir = Workdir(path) if path else None
         changed = workdir.check(recipe, accept_changes=accept_changes) if workdir else []
         worker.group.agree("the recipe", described(recipe))
@@ -170,7 +172,7 @@ class Run:
         if at_its_data is not recipe and worker.is_chief:
             log.info("the data is not in %s: it is read where the run has read it before", Path.cwd())
         self._stages = Stages(at_its_data, worker, reader, metrics)
-        self._files = _files(workdir, recipe) if workdir else None
+        self._files = Files.of(workdir, recipe) if workdir else None
         self._beginning = Beginning(
             recipe,
             self._stages,
@@ -201,18 +203,14 @@ class Run:
         began = time.perf_counter()
         self._worker.pulse.ended = False  # of an earlier run of the same script
         with self._held:
-            begin: Begin = self._start
-            if self._worker.is_newcomer:
-                begin = self._regroup()
-            else:
-                self._preside()
+            begin: Begin = self._regroup() if self._worker.is_newcomer else self._start
             while True:
                 try:
                     return self._complete(begin, began, conclude=conclude)
                 except PeerLostError as error:
                     if not self._survives:
                         raise
-                    lost = str(error.given)
+                    lost = error.given or error.what
                 # Outside of the except block, whose traceback would keep connections open.
                 begin = self._regroup(lost)
 
@@ -277,6 +275,7 @@ class Run:
 
     def _start(self) -> tuple[str, dict[str, Any]]:
         """Start the run, or resume it from its last checkpoint; returns an event and facts for the history."""
+        self._preside()
         event, facts = self._beginning.begin(self._worker)
         self._shorten_end(self._worker.pulse.earlier_seconds)
         if self._survives:
@@ -294,6 +293,7 @@ class Run:
         began = time.perf_counter()
         self._worker = regroup()
         self._stages.move_to(self._worker)
+        self._at_regroup(self._worker)
         return partial(self._go_on, lost, began)
 
     def _preside(self) -> None:
@@ -319,15 +319,16 @@ class Run:
         worker.group.agree("the recipe", described(self._recipe))
         lost, threads = worker.group.broadcast([lost, torch.get_num_threads()])
         torch.set_num_threads(threads)
-        self._preside()
         if not any(worker.group.gather(self._has_begun)):
             return self._start()
+        self._preside()
         memory = recall(stages, worker, self._recipe.exchange, self._memory() if self._has_begun else None)
         if memory is None:
             source = load_last(stages, self._files.store if self._files else None)
         else:
             source = "memory"
             self._missed, self._history = memory.reports, memory.history
+            self._recent.extend(memory.reports)
             self._end = Hours(memory.hours) if memory.hours else self._end
         self._has_begun = True
         facts = {"from": source, "seconds": time.perf_counter() - began, **({"lost": lost} if lost else {})}
@@ -393,8 +394,3 @@ class Run:
             seconds=seconds,
             examples_per_second=self._pace.examples_per_second,
         )
-
-
-def _files(workdir: Workdir, recipe: Recipe) -> Files:
-    store = Store(workdir.path / "checkpoints", recipe.checkpoints.retention)
-    return Files(workdir, store, Saver(store))

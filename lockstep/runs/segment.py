@@ -32,6 +32,12 @@ class Files:
     store: Store
     saver: Saver
 
+    @classmethod
+    def of(cls, workdir: Workdir, recipe: Recipe) -> Files:
+        """Those of a run in this workdir."""
+        store = Store(workdir.path / "checkpoints", recipe.checkpoints.retention)
+        return cls(workdir, store, Saver(store))
+
 
 class Segment:
     """A segment of a run on one worker; every worker makes one, and runs it once.

@@ -10,8 +10,8 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from itertools import zip_longest
 from pathlib import Path
@@ -22,6 +22,7 @@ from torch._C._distributed_c10d import HashStore, Store
 from torch.distributed import DistNetworkError, DistStoreError
 
 from lockstep.errors import InputError, PeerLostError, WorkerError
+from lockstep.workers.generations import Generations
 from lockstep.workers.peers import Peers
 from lockstep.workers.pulse import Pulse, of_this_process
 from lockstep.workers.socket_store import SocketStore
@@ -54,7 +55,8 @@ class Group:
         rank: of this worker.
         num_workers: a worker that is alone waits for nobody, and sends itself its values.
         timeout_seconds: how long to wait for the others.
-        peers: says meanwhile whether they live; nothing where our launcher does, or this worker is alone.
+        peers: says meanwhile whether they live; nothing where this worker is alone, or our launcher watches them and
+            ends all when one is lost.
         pulse: of this worker; that of this process by default.
     """
 
@@ -64,7 +66,7 @@ class Group:
         rank: int,
         num_workers: int,
         timeout_seconds: float = TIMEOUT_SECONDS,
-        peers: Peers | None = None,
+        peers: Peers | Generations | None = None,
         pulse: Pulse | None = None,
     ) -> None:
         self.store, self.peers = store, peers
@@ -133,14 +135,15 @@ class Group:
         """Open the chief's memfd on every worker of this host; the others give None. All close what they get."""
         inherited = self.store if isinstance(self.store, SocketStore) else None
         key = f"memory/{self._turn}"
-        if inherited and descriptor is not None:
-            inherited.share(key, descriptor)
-        place = self._meet("share memory", [os.getpid(), descriptor])[0]
-        if descriptor is None:
-            descriptor = inherited.open(key, self._timeout) if inherited else _open_memory_of(place)
-        self.barrier("memory is shared")
-        if inherited:
-            inherited.delete_key(key)
+        with self._reaching_store("share memory"):
+            if inherited and descriptor is not None:
+                inherited.share(key, descriptor)
+            place = self._meet("share memory", [os.getpid(), descriptor])[0]
+            if descriptor is None:
+                descriptor = inherited.open(key, self._timeout) if inherited else _open_memory_of(place)
+            self.barrier("memory is shared")
+            if inherited:
+                inherited.delete_key(key)
         return descriptor
 
     def _meet(self, call: str, value: JSON) -> list[Any]:
@@ -155,26 +158,34 @@ class Group:
                 hint="pass a digest or a path instead of the data",
             )
         keys = [f"{self._turn}/{rank}" for rank in range(self._num_workers)]
-        lost = ""
-        try:
+        with self._reaching_store(call):
             self.store.set(keys[self._rank], payload)
             with self._pulse.waiting():
                 self._wait(call, keys)
             arrived = [_parsed(*each) for each in zip(self.names, self.store.multi_get(keys), strict=True)]
             if self._turn:
                 self.store.delete_key(f"{self._turn - 1}/{self._rank}")
+        self._turn += 1
+        _check_calls([each[0] for each in arrived], self.names)
+        return [each[1] for each in arrived]
+
+    @contextmanager
+    def _reaching_store(self, call: str) -> Iterator[None]:
+        """Raise PeerLostError where the store is lost in the block; it also ends its answers when a worker is lost."""
+        lost = ""
+        try:
+            yield
         except DistNetworkError as error:
             lost = str(error).splitlines()[0]
         if lost:
+            if self.peers is not None:
+                self.peers.check()
             raise PeerLostError(
                 f"{self.names[self._rank]} lost the store of its run ({call}).",
                 given=lost,
                 expected="a store that lives as long as the workers",
                 hint="read what the launcher, or the worker that holds the store, said last",
             )
-        self._turn += 1
-        _check_calls([each[0] for each in arrived], self.names)
-        return [each[1] for each in arrived]
 
     def _wait(self, call: str, keys: list[str]) -> None:
         if self._have_come(keys):
@@ -191,7 +202,7 @@ class Group:
 
     def _have_come(self, keys: list[str]) -> bool:
         """Wait for keys of the store, up to the timeout; meanwhile see whether the others live."""
-        if self.peers is None:
+        if self.peers is None or isinstance(self.store, SocketStore):  # whose answer ends when a worker is lost
             with suppress(DistStoreError):
                 self.store.wait(keys, self._timeout)
                 return True

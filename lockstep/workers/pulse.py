@@ -16,8 +16,21 @@ from time import perf_counter
 from typing import Literal, get_args
 
 from lockstep.workers.channel import Channel
+from lockstep.workers.generations import Generations
 
-Phase = Literal["start", "script", "data", "first step", "compute", "exchange", "loop body", "save", "evaluate", "end"]
+Phase = Literal[
+    "start",
+    "script",
+    "data",
+    "first step",
+    "compute",
+    "exchange",
+    "loop body",
+    "save",
+    "evaluate",
+    "regroup",
+    "end",
+]
 
 BEAT_SECONDS = 0.1
 
@@ -30,9 +43,9 @@ class Pulse:
         "count",
         "earlier_seconds",
         "ended",
+        "generations",
         "launched",
         "phase",
-        "regroup_requested",
         "seconds",
         "step",
         "stop_requested",
@@ -52,8 +65,6 @@ class Pulse:
         """The worker waits for all others to make the same call."""
         self.stop_requested: str | None = None
         """The name of the signal ("SIGTERM") that asked for the run to end after this step."""
-        self.regroup_requested = False
-        """The launcher asks for `rank.regroup()` at a step boundary, which all workers agree on: others are to join."""
         self.stopped = False
         """All workers have ended their loops after the same step, as one of them was asked to."""
         self.ended = False
@@ -62,6 +73,13 @@ class Pulse:
         """For which others had been at work in this run before the launcher started its workers again."""
         self.launched = launched
         """A launcher listens, and it handles Ctrl-C."""
+        self.generations: Generations | None = None
+        """What that launcher says of who takes part, where workers go on when others are lost."""
+
+    @property
+    def regroup_requested(self) -> bool:
+        """Whether newcomers wait for `rank.regroup()`, after a step that all workers agree on."""
+        return self.generations is not None and self.generations.regroup_requested
 
     def at(self, step: int, phase: Phase) -> None:
         """Report where the loop is; costs half a microsecond."""
@@ -98,10 +116,16 @@ def of_this_process() -> Pulse:
     return _launched or Pulse()
 
 
-def start_beating(channel: Channel) -> Pulse:
-    """Send this process's pulse over the channel from now on; the process ends when the other end goes away."""
+def start_beating(channel: Channel, generations: Generations | None = None) -> Pulse:
+    """Send this process's pulse over the channel from now on; the process ends when the other end goes away.
+
+    Args:
+        channel: to the launcher.
+        generations: are to hear of losses, where this worker goes on after them.
+    """
     global _launched
     _launched = Pulse(launched=True)
+    _launched.generations = generations
     threading.Thread(target=_keep_beating, args=(_launched, channel), name="lockstep-pulse", daemon=True).start()
     return _launched
 
@@ -121,6 +145,8 @@ def _keep_beating(pulse: Pulse, channel: Channel) -> None:
                 pulse.stop_requested = message["stop"]
             elif "show" in message:
                 channel.send({"stacks": stacks()})
+            elif "lost" in message and pulse.generations is not None:
+                pulse.generations.hear(message)
         if channel.ended:
             os._exit(1)
 

@@ -8,7 +8,8 @@ import socket
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import accumulate
 from queue import Empty, SimpleQueue
@@ -21,12 +22,13 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from lockstep.checks import PositiveInt, check_value
-from lockstep.errors import InputError, LockstepError, WorkerError
+from lockstep.errors import InputError, LockstepError, PeerLostError, WorkerError
 from lockstep.screen import log
 from lockstep.workers import pulse as pulses
 from lockstep.workers.cluster import WorkerEnvironment
 from lockstep.workers.connections import address_towards, resolve_name
 from lockstep.workers.devices import check_devices, choose_device, identity
+from lockstep.workers.generations import Generation, Generations
 from lockstep.workers.group import TIMEOUT_SECONDS, Group, timeout_seconds
 from lockstep.workers.network import choose_network
 from lockstep.workers.peers import Peers, have_watched
@@ -126,9 +128,78 @@ def regroup() -> Worker:
     its device and its name stay. If more are lost meanwhile, it joins those that are left then.
 
     Raises:
+        InputError: the workers do not go on without one that is lost: nobody starts newcomers, or says who is left.
         PeerLostError: the others do not go on: the launcher ends them, perhaps to start all again.
     """
-    raise NotImplementedError
+    global _joined
+    before = join()
+    generations = generations_of(before)
+    before.pulse.at(before.pulse.step, "regroup")
+    _leave_generation(before, generations)
+    worker = None
+    while worker is None:
+        with before.pulse.waiting():
+            generation = generations.next()
+        with suppress(PeerLostError):  # one more is lost: the launcher says who is left now
+            worker = _take_part(before, generations, generation)
+    _joined = worker
+    generations.confirm()
+    return worker
+
+
+def generations_of(worker: Worker) -> Generations:
+    """What this worker hears of losses, after which it goes on.
+
+    Raises:
+        InputError: it ends with those that are lost, as its launcher neither says who is left nor starts newcomers.
+    """
+    if worker.pulse.generations is None:
+        raise InputError(
+            "The workers of this run cannot go on when one is lost.",
+            given='watch.on_loss="continue", and '
+            + ("`lockstep run` without --on-loss" if worker.pulse.launched else "workers of another launcher"),
+            expected="Lockstep's own launcher, which says who is left, and starts others in the place of the lost",
+            hint="use `lockstep train`, or `lockstep run --on-loss continue`; or --set watch.on_loss=restart",
+        )
+    return worker.pulse.generations
+
+
+def _leave_generation(worker: Worker, generations: Generations) -> None:
+    """Close all that was connected by the group of a worker; where nobody is lost, once all have come for it."""
+    error: PeerLostError | None = None
+    try:
+        if generations.regroup_requested:
+            worker.group.barrier("a new generation")
+        generations.check()
+    except PeerLostError as lost:
+        error = lost.with_traceback(None)
+    worker.group.leave(error)
+
+
+def _take_part(before: Worker, generations: Generations, generation: Generation) -> Worker:
+    """Meet the other members of a generation; returns what this worker is among them."""
+    assert generations.store is not None, "this worker has joined"
+    rank, num_workers = generation.members.index(generations.number), len(generation.members)
+    store = generations.store.within(f"{generation.number}/")
+    group = Group(store, rank, num_workers, timeout_seconds(before.pulse), generations, before.pulse)
+    generations.at_loss(store.shut_down)
+    told = group.gather([generations.places, identity(before.device)])
+    # Newcomers do not know the others yet, and are never the first.
+    generations.places = [(name, host) for name, host in told[0][0]]
+    group.names = [generations.places[number][0] for number in generation.members]
+    hosts = [generations.places[number][1] for number in generation.members]
+    local = [each for each, host in enumerate(hosts) if host == hosts[rank]]
+    return replace(
+        before,
+        rank=rank,
+        num_workers=num_workers,
+        local_rank=local.index(rank),
+        num_local_workers=len(local),
+        group=group,
+        shares_device=check_devices([device for _, device in told], before.workers_per_device),
+        host=hosts[rank],
+        is_newcomer=False,
+    )
 
 
 def leave() -> None:
@@ -160,9 +231,11 @@ def _join(device: str | None, workers_per_device: int, environment: Mapping[str,
     if env is None:
         chosen, here = choose_device(device, 0, 1), socket.gethostname()
         return Worker(0, 1, 0, 1, chosen, Group.alone(), pulse, workers_per_device, host=here)
+    if pulse.generations is not None and pulse.generations.is_newcomer:
+        return _newcomer(env, pulse, device, workers_per_device)
     group = Group.alone()
     if env.num_workers > 1:
-        store, peers = (_store_of_launcher(env), None) if env.launched else _find_each_other(env, pulse)
+        store, peers = _meet_of_launcher(env, pulse) if env.launched else _find_each_other(env, pulse)
         group = Group(store, env.rank, env.num_workers, timeout_seconds(pulse), peers, pulse)
     try:
         local_rank, num_local = env.local or _count_hosts(group, env.rank)
@@ -175,6 +248,8 @@ def _join(device: str | None, workers_per_device: int, environment: Mapping[str,
             if network and local_rank == 0:
                 log.info("%s exchanges with the other hosts over %s", hosts[env.rank], network)
         shares = check_devices([name for *_, name in told], workers_per_device)
+        if pulse.generations is not None:
+            pulse.generations.places = list(zip(group.names, hosts, strict=True))
     except LockstepError as error:
         group.leave(error)
         raise
@@ -210,7 +285,30 @@ def _count_hosts(group: Group, rank: int) -> tuple[int, int]:
     return hosts[:rank].count(hosts[rank]), hosts.count(hosts[rank])
 
 
-def _store_of_launcher(env: WorkerEnvironment) -> Store:
+def _newcomer(env: WorkerEnvironment, pulse: Pulse, device: str | None, workers_per_device: int) -> Worker:
+    """A worker in the place of a lost one, before it knows the others: never the chief, who would write."""
+    assert pulse.generations is not None, "it is a newcomer"
+    assert env.local is not None, "our launcher has started it"
+    pulse.generations.store = _store_of_launcher(env)
+    chosen, group, rank = choose_device(device, *env.local, workers_per_device), Group.alone(), max(env.rank, 1)
+    group.names = [f"worker {env.rank if each == rank else each}" for each in range(env.num_workers)]
+    host = socket.gethostname()
+    return Worker(
+        rank, env.num_workers, *env.local, chosen, group, pulse, workers_per_device, host=host, is_newcomer=True
+    )
+
+
+def _meet_of_launcher(env: WorkerEnvironment, pulse: Pulse) -> tuple[Store, Generations | None]:
+    """The launcher's store, for the first generation where others may follow, and what says who is lost of it."""
+    store, generations = _store_of_launcher(env), pulse.generations
+    if generations is None:
+        return store, None
+    generations.store, first = store, store.within("0/")
+    generations.at_loss(first.shut_down)
+    return first, generations
+
+
+def _store_of_launcher(env: WorkerEnvironment) -> SocketStore:
     connection = inherited()
     if connection is None:
         raise InputError(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from multiprocessing import Pipe, reduction
 from multiprocessing.connection import Connection
@@ -27,13 +28,15 @@ class SocketStore(Store):
 
     Args:
         way: from `StoreServer.connect`, or the address to connect to.
+        prefix: of all its keys.
 
     Raises:
         DistNetworkError: nobody answers at the address.
     """
 
-    def __init__(self, way: Connection | StoreAddress) -> None:
+    def __init__(self, way: Connection | StoreAddress, prefix: str = "") -> None:
         super().__init__()
+        self._prefix = prefix
         self._address = way if isinstance(way, StoreAddress) else None
         with _reached():
             self._connection = way.connect() if isinstance(way, StoreAddress) else way
@@ -108,8 +111,19 @@ class SocketStore(Store):
     def clone(self) -> SocketStore:
         """The same store through a connection of its own."""
         # Torch holds only its own half of the object: without a name here, the Python half would be gone at once.
-        self._clones.append(SocketStore(self._address or self._further_connection()))
+        self._clones.append(self.within(""))
         return self._clones[-1]
+
+    def within(self, prefix: str) -> SocketStore:
+        """The same store through a connection of its own, for keys behind a further prefix."""
+        return SocketStore(self._address or self._further_connection(), self._prefix + prefix)
+
+    def shut_down(self) -> None:
+        """End requests that are under way, and all later ones, with DistNetworkError; from any thread."""
+        for clone in self._clones:
+            clone.shut_down()
+        with suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as connection:
+            connection.shutdown(socket.SHUT_RDWR)
 
     def _further_connection(self) -> Connection:
         ours, theirs = Pipe()
@@ -141,6 +155,12 @@ class SocketStore(Store):
     ) -> tuple[Any, list[bytes]]:
         if os.getpid() != self._owner:
             raise ValueError("a child that a worker has forked cannot use the worker's store")
+        if arguments:
+            keys, *rest = arguments
+            arguments = (
+                [self._prefix + key for key in keys] if isinstance(keys, list) else f"{self._prefix}{keys}",
+                *rest,
+            )
         brought = [value.encode() if isinstance(value, str) else value for value in values]
         if any(len(value) > MAX_VALUE_BYTES for value in brought):
             raise ValueError(

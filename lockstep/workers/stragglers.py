@@ -6,8 +6,8 @@ takes longer. Each pulse counts the seconds of its worker by phase. What counts 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 
 _PHASES = {"data": "input", "compute": "compute", "loop body": "the loop body", "save": "checkpoints"}
@@ -81,6 +81,11 @@ class Stragglers:
         """Record the step that a worker is at, and its seconds so far."""
         self._latest[rank] = step, seconds
 
+    def keep(self, ranks: Collection[int]) -> None:
+        """Forget all workers but these, which are compared from now on."""
+        self._before = {rank: latest for rank, latest in self._latest.items() if rank in ranks}
+        self._latest = {}
+
     def poll(self, now: float) -> Straggler | None:
         """Find the straggler since the last look, if it is time for one."""
         if now < self._due:
@@ -89,12 +94,11 @@ class Stragglers:
         self._due = now + self._pause
         before, self._before = self._before, dict(self._latest)
         ranks = sorted(self._latest)
-        if ranks != list(range(len(ranks))):
-            return None
         none: tuple[int, Seconds] = 0, {}
         num_steps = min((self._latest[rank][0] - before.get(rank, none)[0] for rank in ranks), default=0)
         found = [spent_since(before.get(rank, none)[1], self._latest[rank][1]) for rank in ranks]
-        return find_straggler(found, num_steps) if num_steps > 0 else None
+        straggler = find_straggler(found, num_steps) if num_steps > 0 else None
+        return straggler and replace(straggler, rank=ranks[straggler.rank])
 
 
 def spent_since(before: Seconds, now: Seconds) -> dict[str, float]:

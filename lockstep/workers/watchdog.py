@@ -28,6 +28,8 @@ class Limits:
     """The stack of a worker at the same place is not shown before this many times the longest such phase so far."""
     grace_seconds: float = 1.0
     """For the others to end by themselves when one has failed."""
+    regroup_seconds: float = 30.0
+    """For all of those that are left to find each other, once all of them have heard of a loss."""
     stop_seconds: float | None = None
     """For all of them to save and end when a signal has asked for it; None: as long as it takes."""
 
@@ -96,6 +98,10 @@ class Watchdog:
             self._longest[worker.phase] = max(self._longest.get(worker.phase, 0.0), self._clock - worker.since)
         self._workers[rank] = _Record(self._clock, self._clock, step, phase, count, waits, self._clock)
 
+    def watch(self, rank: int) -> None:
+        """Watch a worker that has been started in the place of one that was forgotten."""
+        self._workers[rank] = _Record(self._clock, self._clock)
+
     def forget(self, rank: int) -> None:
         """Watch a worker no longer: it has ended."""
         self._workers.pop(rank, None)
@@ -135,7 +141,8 @@ class Watchdog:
             return Verdict(rank, "kill", "stopped", silent)
         if silent >= limits.silent_seconds * factor:
             return Verdict(rank, "kill", "silent", silent)
-        if worker.shown and limits.hang_seconds and still >= limits.hang_seconds * factor:
+        hang_seconds = limits.regroup_seconds if worker.phase == "regroup" else limits.hang_seconds * factor
+        if worker.shown and hang_seconds and still >= hang_seconds:
             return Verdict(rank, "kill", "stuck", still)
         if worker.shown:
             return None

@@ -75,7 +75,8 @@ def test_a_misspelt_field_is_guessed() -> None:
 
 
 def test_without_a_workdir_nothing_else_has_to_be_said() -> None:
-    planned = {"workers": 1, "hang_seconds": 600.0, "restarts": 0}  # there would be nothing to go on from
+    # Without restarts: there would be nothing to go on from.
+    planned = {"workers": 1, "hang_seconds": 600.0, "restarts": 0, "survival": None}
     assert plan("mnist", "--workdir", "none", "--workers", "1") == planned
     assert plan("mnist", "--workdir", "none", "--workers", "1", "--set", "watch.metrics=0") == planned
 
@@ -294,6 +295,17 @@ def test_a_run_with_a_workdir_starts_its_workers_again_and_a_script_where_it_is_
     assert cli_run._plan(["run", "--restarts", "2", "script.py"])["restarts"] == 2
     with pytest.raises(ls.InputError, match="--restarts"):
         cli_run._plan(["run", "--restarts", "-1", "script.py"])
+
+
+def test_the_plan_says_whether_workers_go_on_when_some_are_lost() -> None:
+    assert plan("mnist")["survival"] is None
+    goes_on = plan("mnist", "--workdir", "none", "--set", "watch.on_loss=continue", "--set", "watch.min_workers=2")
+    assert (goes_on["survival"], goes_on["restarts"]) == ({"min_workers": 2, "replacements": 3}, 0)
+    assert cli_run._plan(["run", "script.py"])["survival"] is None
+    script = cli_run._plan(["run", "--on-loss", "continue", "--restarts", "2", "script.py"])
+    assert script["survival"] == {"min_workers": 1, "replacements": 2}
+    with pytest.raises(ls.InputError, match="--min-workers"):
+        cli_run._plan(["run", "--min-workers", "0", "script.py"])
     with pytest.raises(ls.InputError, match="--hang-seconds is out of range"):
         cli_run._plan(["run", "--hang-seconds", "-1", "script.py"])
 

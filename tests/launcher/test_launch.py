@@ -21,8 +21,9 @@ from lockstep.errors import InputError
 from lockstep.launcher import launch as launching
 from lockstep.launcher.agent import Conclusion
 from lockstep.launcher.forkserver import Event
-from lockstep.launcher.launch import Restarts, exit_code_of_stop, is_worker
+from lockstep.launcher.launch import exit_code_of_stop, is_worker
 from lockstep.launcher.supervisor import STOPPED_EARLY, RunOutcome
+from lockstep.launcher.survival import Restarts
 from lockstep.workers.channel import Channel
 from lockstep.workers.watchdog import Failure, root_cause
 

@@ -1,0 +1,162 @@
+"""Survival: who goes on when workers of a run are lost, and who takes their places. Decides, and tells nobody.
+
+Each change makes a new generation (`lockstep.workers.generations`). Who is lost is left out at once, and the others
+find each other anew; a newcomer, who has to load and build first, is taken in between two steps, when it is ready.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from lockstep.workers.generations import Generation
+from lockstep.workers.watchdog import Failure
+
+
+class Restarts:
+    """How often workers start again after some were lost; progress makes good for what went before.
+
+    Args:
+        most: in a row, without a step beyond the furthest so far.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._furthest = most, 0
+        self.count = 0
+        """Of the losses in a row."""
+
+    def may_start(self, step: int) -> bool:
+        """Count one more loss, at this step: whether the workers may start again."""
+        if step > self._furthest:
+            self.count, self._furthest = 0, step
+        self.count += 1
+        return self.count <= self._most
+
+    @property
+    def pause_seconds(self) -> float:
+        """Before the next start: 1, 2, 4 seconds and so on, up to a minute."""
+        return float(min(2 ** (self.count - 1), 60))
+
+    def __str__(self) -> str:
+        return f"in {self.pause_seconds:.0f} s (restart {self.count} of {self._most} without progress)"
+
+
+class Survival:
+    """The generations of a run.
+
+    Args:
+        min_workers: with fewer of them left the others do not go on.
+        replacements: how often in a row each worker is started anew, without progress of the run in which it took part.
+        num_workers: at the start.
+    """
+
+    def __init__(self, min_workers: int, replacements: int, num_workers: int) -> None:
+        self._min_workers, self._num_workers = min_workers, num_workers
+        self.generation = Generation(0, tuple(range(num_workers)))
+        """The newest."""
+        self.losses: dict[int, Failure] = {}
+        """By worker: those that the others have not been told of."""
+        self._told: list[Failure] = []
+        """Losses of which the others have been told, and have not found each other since."""
+        self._joined = dict.fromkeys(range(num_workers), 0)
+        """The newest generation that each worker is known to be in; a newcomer is in none."""
+        self._newcomers: dict[int, bool] = {}
+        """Those that have been started, and are in no generation; and whether they are ready."""
+        self._arriving: list[int] = []
+        """Those that are in the newest generation, whose members have not found each other."""
+        self._restarts = {number: Restarts(replacements) for number in range(num_workers)}
+
+    def lose(self, number: int, failure: Failure) -> None:
+        """Record that a worker is lost, or a newcomer has failed."""
+        self.losses[number] = failure
+        self._newcomers.pop(number, None)
+
+    def is_newcomer(self, number: int) -> bool:
+        """Whether a worker was started anew, and is not known to take part yet."""
+        return number not in self._joined
+
+    @property
+    def unsettled(self) -> list[Failure]:
+        """The losses after which the others have not found each other, in the order in which they were noticed."""
+        return list(dict.fromkeys([*self._told, *self.losses.values()]))
+
+    def why_not(self, *, has_ended: bool) -> str:
+        """Why the others do not go on without those that are lost; empty where they do.
+
+        Args:
+            has_ended: some have come to their end already, and cannot find the others anew.
+        """
+        if not any(number in self.generation.members for number in self.losses):
+            return ""
+        if has_ended:
+            return "the others cannot go on without it: some of them have come to their end"
+        left = sum(number not in self.losses and number in self._joined for number in self.generation.members)
+        if left >= self._min_workers:
+            return ""
+        return f"{left} of {self._num_workers} workers are left, fewer than {self._min_workers} (watch.min_workers)"
+
+    def without_lost(self) -> Generation | None:
+        """Begin the generation without those that are lost, and with newcomers that are ready.
+
+        None where only newcomers are lost that are in no generation.
+        """
+        lost = [number for number in self.losses if number in self.generation.members]
+        failures = list(dict.fromkeys(self.losses[number] for number in lost))
+        for number in self.losses:
+            self._joined.pop(number, None)
+        self._arriving = [number for number in self._arriving if number not in lost]
+        self.losses.clear()
+        if not lost:
+            return None
+        self._told += failures
+        members = [number for number in self.generation.members if number not in lost]
+        who, why = " and ".join(each.who for each in failures), "\n".join(each.text for each in failures)
+        return self._begin(members, who, why)
+
+    def with_newcomers(self) -> Generation | None:
+        """Begin the generation with newcomers, once all of them are ready and the others have found each other."""
+        if not self._newcomers or not all(self._newcomers.values()) or not self.is_formed:
+            return None
+        return self._begin(self.generation.members)
+
+    def _begin(self, members: Iterable[int], lost: str = "", why: str = "") -> Generation:
+        ready = sorted(number for number, is_ready in self._newcomers.items() if is_ready)
+        self._arriving += ready
+        for number in ready:
+            del self._newcomers[number]
+        self.generation = Generation(self.generation.number + 1, (*members, *ready), lost, why)
+        return self.generation
+
+    @property
+    def is_formed(self) -> bool:
+        """Whether all members of the newest generation have found each other."""
+        return all(self._joined.get(number, -1) == self.generation.number for number in self.generation.members)
+
+    def may_replace(self, number: int, step: int, *, took_part: bool) -> bool:
+        """Whether a lost worker is started anew; to be asked once for each loss, with the step of the run."""
+        if not self._restarts[number].may_start(step if took_part else 0):
+            return False
+        self._newcomers[number] = False
+        return True
+
+    def record_ready(self, number: int) -> None:
+        """Record that a newcomer has built all that it needs to take part."""
+        if number in self._newcomers:
+            self._newcomers[number] = True
+
+    def record_joined(self, number: int, generation: int) -> list[int]:
+        """Record that a worker is in a generation; returns the newcomers in it with the last of its members."""
+        self._joined[number] = generation
+        if not self.is_formed:
+            return []
+        self._told.clear()
+        arrived, self._arriving = self._arriving, []
+        return arrived
+
+    def dismiss_newcomers(self) -> list[int]:
+        """Take in no more newcomers: the run ends without those that are returned."""
+        inside = [number for number in self.generation.members if self.is_newcomer(number)]
+        members = tuple(number for number in self.generation.members if number not in inside)
+        self.generation = self.generation._replace(members=members)
+        dismissed = [*self._newcomers, *inside]
+        self._newcomers.clear()
+        return dismissed

@@ -1,0 +1,225 @@
+"""Which worker computes the gradient of which slice of the stream, and what becomes of a gradient that comes in.
+
+The rule of the served exchanges, without processes, sockets or tensors. A slice is a piece of the stream, named by its
+first position: a tower's part of a batch for backup workers, a whole batch for asynchronous updates. A slice is leased,
+not owned. The gradients of `required` slices make an update, and the version is the number of updates so far. A lease
+bears the version that its gradient is computed with; as soon as more than `staleness` updates were made since, its
+gradient cannot be used any more, and the slice goes to whoever asks next. So every slice is in one update, however slow
+a worker is, and whenever one dies.
+
+Epochs are kept apart: an update has slices of an epoch only if all slices of the epochs before are in it, or were in
+updates before. At the end of an epoch a slice may be leased to several workers, and the first gradient counts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import count, islice
+from typing import NamedTuple
+
+
+class SliceLease(NamedTuple):
+    """A slice that a worker computes the gradient of, or has computed it of."""
+
+    worker: int
+    slice: int
+    version: int
+    """Of the parameters that it computes with."""
+
+
+class Leases:
+    """Who computes what, in one session of a served exchange; all calls under one lock.
+
+    Args:
+        starts: first positions of the slices from where the session begins, ascending, without end.
+        slice_size: examples in a slice.
+        epoch_size: examples in an epoch; 0: there are none.
+        num_workers: those that compute, numbered from 1. Of the slices in `starts`, worker i expects those at places
+            i - 1, i - 1 + num_workers, ...: it gets them where that holds nobody up, so it can read them ahead.
+        required: slices whose gradients make an update.
+        staleness: the number of updates that a gradient may be behind; None: any. 0, and updates are synchronous.
+        version: of the parameters at the start.
+    """
+
+    def __init__(
+        self,
+        starts: Iterator[int],
+        *,
+        slice_size: int,
+        epoch_size: int,
+        num_workers: int,
+        required: int,
+        staleness: int | None,
+        version: int = 0,
+    ) -> None:
+        self.required = required
+        self.staleness = staleness
+        self.version = version
+        """Number of updates: those that were taken, the last of which may not be published yet."""
+        self.workers = set(range(1, num_workers + 1))
+        """Those that are there."""
+        self.held: dict[int, SliceLease] = {}
+        """Slices whose gradients have come and wait for an update, in the order in which they came."""
+        self.used: Counter[int] = Counter()
+        """Gradients that updates were made of, by worker."""
+        self.dropped: Counter[int] = Counter()
+        """Gradients that came too late, or were given up for lost, by worker."""
+        self.behind: Counter[int] = Counter()
+        """Gradients used, by the number of updates that were made since their parameters were read."""
+        self._starts = zip(starts, (place % num_workers + 1 for place in count()), strict=False)
+        self._slice_size, self._epoch_size = slice_size, epoch_size
+        self._fresh: dict[int, int] = {}
+        """The next slices that were never leased, ascending, each with the worker that expects it."""
+        self._returned: set[int] = set()
+        self._leases: dict[int, SliceLease] = {}
+        """Those that may still give a gradient, by worker."""
+        self._end: int | None = None
+        """Where the last slice ends of those that were in updates."""
+        self._is_published = False
+
+    # The workers ------------------------------------------------------------------------------------------------------
+
+    def begin(self, worker: int) -> int | None:
+        """Lease a slice to a worker, which gives up what it had before; None: it has to wait."""
+        self._give_up(worker)
+        if not self._is_published or self._next_update():
+            return None
+        start = self._next_slice(worker)
+        if start is not None:
+            self._returned.discard(start)
+            self._fresh.pop(start, None)
+            self._leases[worker] = SliceLease(worker, start, self.version)
+        return start
+
+    def arrive(self, worker: int, start: int, version: int) -> bool:
+        """Say that a gradient has come, and return whether it is held for an update; else it is dropped."""
+        lease = SliceLease(worker, start, version)
+        if self._leases.get(worker) != lease:
+            return False  # was dropped when its slice was leased anew, or put into an update
+        if start in self.held:
+            self._give_up(worker)
+            return False
+        self.held[start] = self._leases.pop(worker)
+        return True
+
+    def join(self, worker: int) -> None:
+        """Count a worker among those that are there."""
+        self.workers.add(worker)
+
+    def leave(self, worker: int) -> None:
+        """Take back what a worker had that is gone; gradients of it that have come are used."""
+        self.workers.discard(worker)
+        lease = self._leases.pop(worker, None)
+        if lease is not None:
+            self._put_back(lease.slice)
+
+    # The server -------------------------------------------------------------------------------------------------------
+
+    def publish(self) -> None:
+        """Say that parameters of this version can be read: from now on slices are leased."""
+        self._is_published = True
+
+    def take(self) -> list[SliceLease] | None:
+        """Return what the next update is made of, in the order of the stream; None until enough is there.
+
+        The version is the next one then, and nothing is leased until `publish`. What remains in `held` can still be
+        used; gradients that were held and are not there any more are dropped.
+        """
+        update = self._next_update()
+        if not update:
+            return None
+        for lease in update:
+            del self.held[lease.slice]
+            self.used[lease.worker] += 1
+            self.behind[self.version - lease.version] += 1
+            self._end = max(self._end or 0, lease.slice + self._slice_size)
+        self.version += 1
+        self._is_published = False
+        taken = {lease.slice for lease in update}
+        for lease in [*self._leases.values()]:
+            if lease.slice in taken or self._is_stale(lease):
+                del self._leases[lease.worker]
+                self.dropped[lease.worker] += 1
+                if lease.slice not in taken:
+                    self._put_back(lease.slice)
+        for lease in [*self.held.values()]:
+            if self._is_stale(lease):
+                del self.held[lease.slice]
+                self.dropped[lease.worker] += 1
+                self._put_back(lease.slice)
+        return sorted(update, key=lambda lease: lease.slice)
+
+    def unfinished(self) -> tuple[int | None, list[int]]:
+        """Where the last slice ends of those in updates, None where none was; and the slices before that were in none.
+
+        What is held is in no update yet.
+        """
+        if self._end is None:
+            return None, []
+        return self._end, sorted(start for start in self._open() if start < self._end)
+
+    # The rule ---------------------------------------------------------------------------------------------------------
+
+    def _next_update(self) -> list[SliceLease]:
+        """The gradients of the next update: the first that came, earlier epochs first; none if it has to wait."""
+        update = sorted(self.held.values(), key=lambda lease: self._epoch(lease.slice))[: self.required]
+        if len(update) < self.required:
+            return []
+        missing = min(self._open() - {lease.slice for lease in update}, default=None)
+        waits = missing is not None and self._epoch(missing) < self._epoch(update[-1].slice)
+        return [] if waits else update
+
+    def _next_slice(self, worker: int) -> int | None:
+        """The slice for a worker that asks: one that came back, then one it expects, then the next one."""
+        begun = len({*self.held, *(lease.slice for lease in self._leases.values())})
+        room = self._most_begun() - begun
+        if room <= 0 and len(self.held) < self.required:
+            return None
+        # Where enough gradients have come, the update waits for slices of an earlier epoch, and there must be room.
+        room = max(1, room)
+        self._fresh.update(islice(self._starts, max(0, room - len(self._fresh))))
+        fresh = [*self._fresh][:room]
+        expected = [start for start in fresh if self._fresh[start] == worker]
+        for start in (*sorted(self._returned), *expected, *fresh):
+            if self._fits(start):
+                return start
+        # Only slices of the next epoch are left, too early for them: the last ones of this epoch, a second time.
+        holders = Counter(lease.slice for lease in self._leases.values() if lease.slice not in self.held)
+        again = [start for start in holders if self._fits(start)]
+        return min(again, key=lambda start: (holders[start], start), default=None)
+
+    def _most_begun(self) -> int:
+        """The number of slices whose gradients may be under way: as many as SyncReplicasOptimizer has tokens.
+
+        Of asynchronous workers each has one, and another one is kept for it that it may read ahead.
+        """
+        return max(len(self.workers), self.required) if self.staleness == 0 else 2 * len(self.workers)
+
+    def _fits(self, start: int) -> bool:
+        """Whether a slice may be in the next update: fewer than that takes go before it."""
+        epoch = self._epoch(start)
+        before = {other for other in self._open() if self._epoch(other) < epoch}
+        before.update(other for other in self.held if self._epoch(other) == epoch)
+        return len(before) < self.required
+
+    def _open(self) -> set[int]:
+        """The slices up to the last fresh one that were in no update."""
+        return {*self._fresh, *self._returned, *self.held, *(lease.slice for lease in self._leases.values())}
+
+    def _epoch(self, start: int) -> int:
+        return start // self._epoch_size if self._epoch_size else 0
+
+    def _is_stale(self, lease: SliceLease) -> bool:
+        return self.staleness is not None and self.version - lease.version > self.staleness
+
+    def _give_up(self, worker: int) -> None:
+        lease = self._leases.pop(worker, None)
+        if lease is not None:
+            self.dropped[worker] += 1
+            self._put_back(lease.slice)
+
+    def _put_back(self, start: int) -> None:
+        """Let a slice be leased again, unless somebody else has it, or its gradient has come."""
+        if start not in self.held and all(lease.slice != start for lease in self._leases.values()):
+            self._returned.add(start)

@@ -1,0 +1,209 @@
+"""The rule of the served exchanges, by hand and over random orders of everything that can happen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import count
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lockstep.parallel.leases import Leases, SliceLease
+
+
+def leases(
+    num_workers: int, required: int, staleness: int | None = 0, *, epoch_size: int = 0, slice_size: int = 2
+) -> Leases:
+    made = Leases(
+        count(0, slice_size),
+        slice_size=slice_size,
+        epoch_size=epoch_size,
+        num_workers=num_workers,
+        required=required,
+        staleness=staleness,
+    )
+    made.publish()
+    return made
+
+
+def slices(update: Iterable[SliceLease] | None) -> list[int] | None:
+    return None if update is None else [lease.slice for lease in update]
+
+
+# By hand --------------------------------------------------------------------------------------------------------------
+
+
+def test_where_all_are_required_an_update_is_a_batch_whoever_asks_first():
+    rule = leases(3, 3)
+    for version, order in enumerate([(2, 3, 1), (1, 2, 3), (3, 1, 2)]):
+        starts = {worker: rule.begin(worker) for worker in order}
+        assert starts == {worker: 6 * version + 2 * (worker - 1) for worker in order}
+        for worker in reversed(order):
+            assert rule.take() is None
+            assert rule.arrive(worker, starts[worker], version)
+            assert rule.begin(worker) is None
+        assert slices(rule.take()) == [6 * version, 6 * version + 2, 6 * version + 4]
+        assert rule.begin(1) is None, "the parameters of the new version are not published yet"
+        rule.publish()
+
+
+def test_a_late_gradient_is_dropped_and_its_slice_goes_to_whoever_asks_next():
+    rule = leases(3, 2)
+    assert [rule.begin(worker) for worker in (1, 2, 3)] == [0, 2, 4]
+    assert rule.arrive(1, 0, 0)
+    assert rule.arrive(3, 4, 0)
+    assert slices(rule.take()) == [0, 4]
+    assert rule.unfinished() == (6, [2])
+    rule.publish()
+    assert rule.begin(3) == 2
+    assert not rule.arrive(2, 2, 0)
+    assert rule.dropped == {2: 1}
+    assert rule.used == {1: 1, 3: 1}
+
+
+def test_few_workers_compute_several_slices_an_update():
+    rule = leases(1, 3)
+    for start in (0, 2, 4):
+        assert rule.begin(1) == start
+        assert rule.arrive(1, start, 0)
+    assert rule.begin(1) is None
+    assert slices(rule.take()) == [0, 2, 4]
+
+
+def test_what_a_dead_worker_had_is_computed_by_those_who_are_left():
+    rule = leases(2, 2)
+    rule.begin(1), rule.begin(2)
+    rule.leave(2)
+    assert rule.arrive(1, 0, 0)
+    assert rule.begin(1) == 2
+    assert rule.arrive(1, 2, 0)
+    assert slices(rule.take()) == [0, 2]
+
+
+def test_an_asynchronous_gradient_may_be_behind_but_not_too_far():
+    rule = leases(2, 1, staleness=1)
+    assert (rule.begin(1), rule.begin(2)) == (0, 2)
+    for version in range(2):
+        start = rule.begin(1) if version else 0
+        assert rule.arrive(1, start, version)
+        assert rule.begin(1) is None, "it waits until its own gradient is in the parameters"
+        rule.take()
+        rule.publish()
+    assert rule.behind == {0: 2}
+    assert not rule.arrive(2, 2, 0)
+    assert rule.begin(1) == 2
+
+
+def test_the_last_slice_of_an_epoch_is_leased_again_before_the_next_epoch_begins():
+    rule = leases(2, 1, staleness=None, epoch_size=4)
+    assert (rule.begin(1), rule.begin(2)) == (0, 2)
+    assert rule.arrive(1, 0, 0)
+    rule.take()
+    rule.publish()
+    assert rule.begin(1) == 2
+    assert rule.arrive(1, 2, 1)
+    assert not rule.arrive(2, 2, 0)
+    assert slices(rule.take()) == [2]
+    rule.publish()
+    assert rule.begin(2) == 6
+    assert rule.begin(1) == 4
+
+
+# Over random orders ---------------------------------------------------------------------------------------------------
+
+
+class Simulation:
+    """Workers that ask, finish, die and come back, and a server that takes updates and publishes."""
+
+    def __init__(self, num_workers: int, required: int, staleness: int | None, epoch_size: int, slice_size: int):
+        self.rule = leases(num_workers, required, staleness, epoch_size=epoch_size, slice_size=slice_size)
+        self.epoch_size, self.slice_size = epoch_size, slice_size
+        self.computing: dict[int, tuple[int, int]] = {}
+        self.workers = range(1, num_workers + 1)
+        self.done: list[int] = []
+        self.sent = 0
+
+    def act(self, worker: int) -> None:
+        rule = self.rule
+        if worker not in rule.workers:
+            rule.join(worker)
+        elif worker in self.computing:
+            start, version = self.computing.pop(worker)
+            self.sent += 1
+            held = rule.arrive(worker, start, version)
+            assert not held or rule.staleness is None or rule.version - version <= rule.staleness
+        else:
+            start = rule.begin(worker)
+            if start is not None:
+                assert start not in self.done
+                self.computing[worker] = (start, rule.version)
+
+    def die(self, worker: int) -> None:
+        self.computing.pop(worker, None)
+        self.rule.leave(worker)
+
+    def serve(self) -> None:
+        version = self.rule.version
+        update = self.rule.take()
+        if update is None:
+            return
+        assert len(update) == self.rule.required
+        for lease in update:
+            assert self.rule.staleness is None or version - lease.version <= self.rule.staleness
+            assert lease.slice not in self.done
+        self.done += [lease.slice for lease in update]
+        if self.epoch_size:
+            self._assert_epochs_are_kept_apart()
+        self._assert_unfinished()
+
+    def _assert_epochs_are_kept_apart(self) -> None:
+        epochs = {start // self.epoch_size for start in self.done}
+        before = range(0, max(epochs) * self.epoch_size, self.slice_size)
+        assert set(before) <= set(self.done)
+
+    def _assert_unfinished(self) -> None:
+        end, unfinished = self.rule.unfinished()
+        assert end == max(self.done) + self.slice_size
+        assert sorted([*self.done, *unfinished]) == list(range(0, end, self.slice_size))
+
+
+@st.composite
+def simulations(draw: st.DrawFn) -> Simulation:
+    num_workers = draw(st.integers(1, 6))
+    staleness = draw(st.sampled_from([0, 0, None, 1, 3]))
+    required = draw(st.integers(1, 5)) if staleness == 0 else 1
+    return Simulation(num_workers, required, staleness, draw(st.integers(0, 25)), draw(st.integers(1, 4)))
+
+
+EVENTS = st.lists(
+    st.tuples(st.sampled_from(["act", "act", "act", "die", "take", "publish"]), st.integers(0, 5)), max_size=120
+)
+
+
+@settings(max_examples=300)
+@given(simulations(), EVENTS, st.data())
+def test_every_slice_is_in_one_update_and_nothing_comes_to_a_halt(simulation, events, data):
+    rule = simulation.rule
+    for kind, number in events:
+        worker = number % len(simulation.workers) + 1
+        if kind == "act":
+            simulation.act(worker)
+        elif kind == "die":
+            simulation.die(worker)
+        elif kind == "take":
+            simulation.serve()
+        else:
+            rule.publish()
+    # From here on some do not answer any more, as many as the rule can do without; the others go on in turn.
+    for worker in simulation.workers:
+        rule.join(worker)
+    spare = len(simulation.workers) - (rule.required if rule.staleness == 0 else 1)
+    stuck = data.draw(st.sets(st.sampled_from(simulation.workers), max_size=max(0, spare)))
+    before = len(simulation.done)
+    for _ in range(40):
+        for worker in simulation.workers:
+            if worker not in stuck:
+                simulation.act(worker)
+        simulation.serve()
+        rule.publish()
+    assert len(simulation.done) >= before + 4 * rule.required
