@@ -132,9 +132,8 @@ def take(folder: Path, *, known_dead: Owner | None = None) -> Lease:
         last = _newest(folder)
         before = _read(last) if last else None
         dead = before.owner if before and not before.owner.released else None
-        if before and dead:
-            if dead != known_dead:
-                _check_dead(before, folder)
+        if before and dead and dead != known_dead:
+            _check_dead(before, folder)
             log.warning("the run in %s was held by %s, which is dead: going on in its place", folder, dead)
         mine = folder / f".lease-{_number(last) + 1:06d}"
         if _create(mine, owner):

@@ -248,17 +248,12 @@ def join_workers(
 
     worker = join(device, workers_per_device=workers_per_device)
     if shows_log:
-        show_log_of(worker)
+        show_log(None if worker.is_chief else worker.name, level=logging.INFO if worker.is_chief else logging.WARNING)
     if worker.pulse.launched:
         yield worker
     else:
         with stop_on_signals(worker.pulse):
             yield worker
-
-
-def show_log_of(worker: Worker) -> None:
-    """Show the log of the chief, and of another worker its warnings, below its name."""
-    show_log(None if worker.is_chief else worker.name, level=logging.INFO if worker.is_chief else logging.WARNING)
 
 
 def worker_exit_code(worker: Worker, *, requeue: bool = False) -> int:

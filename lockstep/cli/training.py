@@ -14,7 +14,7 @@ from lockstep.checks import check_together
 from lockstep.cli.given_run import GivenRun, check_without_torch, given_run
 from lockstep.cli.main import parse
 from lockstep.cli.scoring import log_scores
-from lockstep.cli.shared import choose_num_workers, given_seat, join_workers, show_log_of, worker_exit_code
+from lockstep.cli.shared import choose_num_workers, given_seat, join_workers, worker_exit_code
 from lockstep.errors import InputError
 from lockstep.launcher.rendezvous import Seat
 from lockstep.owner import scratch_folder
@@ -107,7 +107,6 @@ def train_in_worker(argv: list[str]) -> int:
             accept_changes=arguments.accept_changes,
             accept_data_change=arguments.accept_data_change,
             fork_from=arguments.fork_from,
-            at_regroup=show_log_of,
         )
         if arguments.dry_run:
             lines = run.dry_run()

@@ -135,7 +135,6 @@ class Run:
         path: the workdir; None writes nothing.
         worker: this worker.
         accept_changes, accept_data_change, fork_from, reader, metrics: as in `run`.
-        at_regroup: called with what this worker has become, which may be the chief, after others were lost or joined.
     """
 
     def __init__(
@@ -149,9 +148,8 @@ class Run:
         fork_from: str | None = None,
         reader: ReaderFunction | None = None,
         metrics: Mapping[str, Metric] = NO_METRICS,
-        at_regroup: Callable[[Worker], object] = lambda worker: None,
     ) -> None:
-        self._recipe, self._worker, self._at_regroup = recipe, worker, at_regroup
+        self._recipe, self._worker = recipe, worker
         check_metrics(metrics, taken=recipe.task.score_names)
         check_inputs(
             recipe,
@@ -210,7 +208,7 @@ class Run:
                 except PeerLostError as error:
                     if not self._survives:
                         raise
-                    lost = error.given or error.what
+                    lost = str(error.given)
                 # Outside of the except block, whose traceback would keep connections open.
                 begin = self._regroup(lost)
 
@@ -293,7 +291,7 @@ class Run:
         began = time.perf_counter()
         self._worker = regroup()
         self._stages.move_to(self._worker)
-        self._at_regroup(self._worker)
+        log.speak_as(None if self._worker.is_chief else self._worker.name)
         return partial(self._go_on, lost, began)
 
     def _preside(self) -> None:
