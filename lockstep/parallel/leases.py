@@ -83,7 +83,7 @@ class Leases:
     def begin(self, worker: int) -> int | None:
         """Lease a slice to a worker, which gives up what it had before; None: it has to wait."""
         self._give_up(worker)
-        if not self._is_published or self._next_update():
+        if not self._is_published:
             return None
         start = self._next_slice(worker)
         if start is not None:
