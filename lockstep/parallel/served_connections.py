@@ -23,7 +23,6 @@ from lockstep.workers.peers import process_behind
 from lockstep.workers.rank import Worker
 
 _RANK = struct.Struct("<I")
-_SOCKET_BUFFER_BYTES = 4 << 20
 _LOOK_SECONDS = 0.1
 
 
@@ -115,8 +114,6 @@ def reach(worker: Worker, place: Mapping[str, Any]) -> Reached:
     """
     if worker.host != place["host"]:
         connection = connect(place["address"], place["port"], place["key"].encode())
-        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-            connection.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BUFFER_BYTES)
         connection.sendall(_RANK.pack(worker.rank))
         return Reached(connection, None)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -95,6 +95,19 @@ def test_an_asynchronous_gradient_may_be_behind_but_not_too_far():
     assert rule.begin(1) == 2
 
 
+def test_an_asynchronous_worker_waits_for_no_gradient_but_its_own():
+    rule = leases(3, 1, staleness=None)
+    assert (rule.begin(1), rule.begin(2)) == (0, 2)
+    assert rule.arrive(1, 0, 0)
+    assert rule.begin(3) == 4
+    rule.take()
+    assert rule.arrive(2, 2, 0)
+    assert [rule.begin(worker) for worker in (1, 2)] == [None, None]
+    rule.publish()
+    assert rule.begin(1) == 6
+    assert rule.begin(2) is None
+
+
 def test_the_last_slice_of_an_epoch_is_leased_again_before_the_next_epoch_begins():
     rule = leases(2, 1, staleness=None, epoch_size=4)
     assert (rule.begin(1), rule.begin(2)) == (0, 2)
