@@ -15,7 +15,7 @@ LAYERS = {
     3: {"data", "convert", "detection"},
     4: {"training", "evaluation"},
     5: {"recipes"},
-    6: {"runs"},
+    6: {"runs", "chaos"},
     7: {"cli"},
 }
 LAYER_OF = {package: layer for layer, packages in LAYERS.items() for package in packages}

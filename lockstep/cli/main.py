@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NoReturn, TextIO
 
 from lockstep import __version__
-from lockstep.cli import benchmark, convert, evaluate, export, importing, inspect, predict, run, show, train
+from lockstep.cli import benchmark, chaos, convert, evaluate, export, importing, inspect, predict, run, show, train
 from lockstep.cli.shared import EXIT_CODES, INTERRUPTED, in_words_of_flags
 from lockstep.errors import InputError, LockstepError
 from lockstep.lazy import import_lazily
@@ -24,6 +24,7 @@ EXAMPLES = """examples:
   lockstep run my_script.py --workers 4                   your own script on four workers
   lockstep convert images photos --to shards              sharded records of folders of images
   lockstep benchmark input mnist                          what limits the run, and what to change
+  lockstep chaos mnist --minutes 5                        kill its workers, fill its disk, and see that nothing is lost
   lockstep show photos --augment crop --to page.html      examples, before and after they are augmented
   lockstep inspect runs/mnist                             what is in a checkpoint or a record file, and what is damaged
   lockstep import checkpoint net.ckpt --to net.safetensors    weights of another system, TensorFlow's among them
@@ -37,6 +38,7 @@ COMMANDS = {
     "run": run.COMMAND,
     "convert": convert.COMMAND,
     "benchmark": benchmark.COMMAND,
+    "chaos": chaos.COMMAND,
     "show": show.COMMAND,
     "inspect": inspect.COMMAND,
     "import": importing.COMMAND,

@@ -76,6 +76,16 @@ class IterableLoader(Loader):
             self._start_anew()
         return super().batches(*args, **kwargs)
 
+    def slices(self, size: int, num_towers: int) -> NoReturn:
+        """Raise InputError: an iterable dataset cannot be read in another order than its own."""
+        raise InputError(
+            "An iterable dataset cannot be leased to workers in slices: it gives its items in turn.",
+            given=f"an IterableLoader of {type(self._dataset).__name__} with Backups or Asynchronous",
+            expected="a Loader of examples that have an index",
+            hint="give a map-style dataset: ls.data.Loader(ls.data.TorchDataset(dataset), batch_size=...); "
+            "or use AllReduce()",
+        )
+
     def evaluation_batches(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raise InputError: an iterable dataset cannot be evaluated."""
         raise InputError(

@@ -21,8 +21,10 @@ from lockstep.data.device_copies import copied_ahead
 from lockstep.data.loader_processes import read_in_processes
 from lockstep.data.loader_threads import read_in_threads
 from lockstep.data.order import Int64s, Order, order_of
+from lockstep.data.places import Places, read_ranges, saved_ranges, without_first
 from lockstep.data.prefetch import LoaderPool, StallTimeout, TimedResult, run_timed
 from lockstep.data.rows import BatchRequest, EvaluationRows, RowsOf, TrainingRows, offsets_of
+from lockstep.data.slices import Slices
 from lockstep.description import described
 from lockstep.errors import DataError, InputError
 from lockstep.images.augment import Augment
@@ -107,6 +109,9 @@ class Loader:
         """How often `load_state` was called: batches asked for before are not the next ones any more."""
         self.position = 0
         """The next example to train on: all before it were attempted, however many were prefetched."""
+        self.returned: list[range] = []
+        """Places in the stream, ascending, whose examples come next, as no update was made from them; see `slices`."""
+        self._places = Places()
         self.last_report: StepReport | None = None
         """The report given with the last commit."""
         self.skipped: list[int] = []
@@ -138,6 +143,7 @@ class Loader:
         return {
             "seed": self.seed,
             "position": self.position,
+            **({"returned": saved_ranges(self.returned)} if self.returned else {}),
             "num_examples": len(self.reader),
             "epoch_size": self.epoch_size,
             "data": self.fingerprint,
@@ -156,7 +162,9 @@ class Loader:
             What has changed in the examples, a line each.
         """
         changed = _check_same_stream(state, self.state(), accept_data_change=accept_data_change)
+        self.returned = read_ranges(state)
         self.position = state["position"]
+        self._places = self._places_from_here()
         self.last_report = None
         self.num_loads += 1
         self.skipped = sorted({*self.skipped, *state.get("skipped", ())})
@@ -187,19 +195,26 @@ class Loader:
         Raises:
             WorkerError: a loader process or thread hangs, or a loader process died.
         """
-        offsets = offsets_of(self.batch_size, towers, num_towers)
-        rows_of = TrainingRows(self.order, len(self.reader), self.seed, self.batch_size, offsets)
-        source = self._source(
-            rows_of,
-            ReplaceBad(self.order, len(self.reader), self.seed),
-            self._starts(),
-            workers_on_host or -(-num_towers // len(towers)),
-        )
+        self._places = self._places_from_here()
+        read = self._training_reader(self.batch_size, offsets_of(self.batch_size, towers, num_towers))
+        requests = map(BatchRequest, self._starts())
+        source = self._read_ahead(read, requests, workers_on_host or -(-num_towers // len(towers)))
         positions = self._starts()
         if stop is not None:
             positions = takewhile(lambda position: not stop(position), positions)
         delivered = _delivered(source, positions, device, partial(self._training_batch, towers))
         return self._while_current(delivered)
+
+    def slices(self, size: int, num_towers: int) -> Slices:
+        """Cut the stream from `position` on into slices, to be leased to workers and read in any order.
+
+        Args:
+            size: examples in a slice: those of one tower of a batch, or of several.
+            num_towers: all towers of the run.
+        """
+        self._places = self._places_from_here()
+        read = self._training_reader(size, np.arange(size))
+        return Slices(self, size, num_towers, self._places, read, self._read_ahead, self._training_batch)
 
     def _while_current(self, batches: Generator[Batch, None, None]) -> Generator[Batch, None, None]:
         """Yield the batches as long as `load_state` is not called: then they are no longer the next ones."""
@@ -234,15 +249,16 @@ class Loader:
         size = len(self.reader)
         end = size // micro_batch * micro_batch if drop_last else size
         starts = range(rank * micro_batch, end, num_workers * micro_batch)
-        source = self._source(EvaluationRows(micro_batch, size), DropBad(size), iter(starts), num_workers)
+        read = self._batch_reader(EvaluationRows(micro_batch, size), DropBad(size))
+        source = self._read_ahead(read, map(BatchRequest, starts), num_workers)
         return _delivered(source, starts, device, partial(self._evaluation_batch, micro_batch))
 
     def example_ids(self, position: int, count: int, bad: Sequence[BadExample] = ()) -> list[str]:
         """Name the `count` examples from `position` of the stream on; for those in `bad`, what was read instead."""
         instead = {example.position: example.replaced_by for example in bad if not example.partner_of}
-        indices = self._indices(np.arange(position, position + count)).tolist()
-        names = enumerate(map(self.reader.example_id, indices), position)
-        return [instead.get(place, name) for place, name in names]
+        places = self._places.of(np.arange(position, position + count))
+        names = map(self.reader.example_id, self._indices(places).tolist())
+        return [instead.get(place, name) for place, name in zip(places.tolist(), names, strict=True)]
 
     def add_bad(self, bad: Sequence[BadExample]) -> None:
         """Count examples of a batch that could not be read, on any worker; raises DataError beyond the budget."""
@@ -258,8 +274,12 @@ class Loader:
             report: of the step made from it, kept as `last_report`; None where no step was made.
         """
         self.add_bad(batch.bad)
-        self.position = batch.position + batch.batch_size
-        self.last_report = report
+        end = batch.position + batch.batch_size
+        self.return_to(end, without_first(self.returned, end - self.position), report)
+
+    def return_to(self, position: int, returned: list[range], report: StepReport | None) -> None:
+        """Set the position, the places whose examples come next, and the report of the last step."""
+        self.position, self.returned, self.last_report = position, returned, report
 
     def _indices(self, positions: Int64s) -> Int64s:
         return self.order.indices(positions, len(self.reader), self.seed)
@@ -294,21 +314,35 @@ class Loader:
 
     def _bad_example(self, found: BadRow) -> BadExample:
         name, instead = map(self.reader.example_id, (found.index, found.read_instead))
-        partner_of = "" if found.partner_of is None else self.example_ids(found.partner_of, 1)[0]
+        partner_of = "" if found.partner_of is None else self._name(found.partner_of)
         return BadExample(found.position, name, found.reason, instead, partner_of)
+
+    def _name(self, place: int) -> str:
+        return self.reader.example_id(int(self._indices(np.array([place]))[0]))
+
+    def _places_from_here(self) -> Places:
+        return Places(self.position, tuple(self.returned))
 
     def _starts(self) -> Iterator[int]:
         """Yield the positions of all batches from now on."""
-        return filterfalse(frozenset(self.skipped).__contains__, count(self.position, self.batch_size))
+        skipped = {position for position in self.skipped if position >= self._places.end}
+        return filterfalse(skipped.__contains__, count(self.position, self.batch_size))
 
-    def _source(
-        self, rows_of: RowsOf, choose: ChooseRows, starts: Iterator[int], num_workers: int
-    ) -> Generator[TimedResult[ReadRows], None, None]:
-        """Read the batches that start at these positions; prefetch them if the reader has to decode."""
-        quarantine, pool = self.quarantine, self.pool
+    def _training_reader(self, stride: int, offsets: Int64s) -> BatchReader:
+        """Return what reads the rows at some offsets from a position; positions are multiples of a stride apart."""
+        rows_of = TrainingRows(self.order, len(self.reader), self.seed, stride, offsets, self._places)
+        return self._batch_reader(rows_of, ReplaceBad(self.order, len(self.reader), self.seed))
+
+    def _batch_reader(self, rows_of: RowsOf, choose: ChooseRows) -> BatchReader:
+        quarantine = self.quarantine
         skip_bad = SkipBad(choose, quarantine.budget, {*quarantine.reasons}) if quarantine.policy == "skip" else None
-        read = BatchReader(self.reader, self.augment, self.seed, rows_of, skip_bad)
-        requests = map(BatchRequest, starts)
+        return BatchReader(self.reader, self.augment, self.seed, rows_of, skip_bad)
+
+    def _read_ahead(
+        self, read: BatchReader, requests: Iterator[BatchRequest], num_workers: int
+    ) -> Generator[TimedResult[ReadRows], None, None]:
+        """Read what is requested; prefetch it if the reader has to decode."""
+        pool = self.pool
         size = pool.size(num_workers) if self.reader.cost == "decode" else 0
         if not size:
             return (run_timed(read, request) for request in requests)

@@ -10,6 +10,7 @@ import numpy as np
 
 from lockstep.checks import check_even_split
 from lockstep.data.order import Int64s, Order
+from lockstep.data.places import Places
 from lockstep.errors import InputError
 from lockstep.randomness import Draws
 
@@ -83,11 +84,15 @@ class TrainingRows:
         size: number of examples.
         seed: of the stream.
         batch_size: examples of a batch, over all towers.
-        offsets: places of this worker's rows within a batch, see `offsets_of`.
+        offsets: of this worker's rows within a batch, see `offsets_of`.
+        places: where the examples of the stream stand.
     """
 
-    def __init__(self, order: Order, size: int, seed: int, batch_size: int, offsets: Int64s) -> None:
+    def __init__(
+        self, order: Order, size: int, seed: int, batch_size: int, offsets: Int64s, places: Places | None = None
+    ) -> None:
         self._order, self._size, self._seed = order, size, seed
+        self._places = places or Places()
         self._offsets = offsets
         self._next_starts = batch_size * np.arange(max(1, _ROWS_AT_ONCE // len(offsets)))
         self._known: dict[int, Rows] = {}
@@ -97,7 +102,7 @@ class TrainingRows:
         rows = self._known.get(request.start)
         if rows is None:
             starts = request.start + self._next_starts
-            positions = starts[:, None] + self._offsets
+            positions = self._places.of(starts[:, None] + self._offsets)
             indices = self._order.indices(positions.ravel(), self._size, self._seed).reshape(positions.shape)
             known = dict(zip(starts.tolist(), map(Rows, positions, indices), strict=True))
             self._known, rows = known, known[request.start]

@@ -76,20 +76,23 @@ class Leases:
         """Those that may still give a gradient, by worker."""
         self._end: int | None = None
         """Where the last slice ends of those that were in updates."""
-        self._is_published = False
+        self._published: int | None = None
+        """The version that can be read."""
+        self._unpublished: set[int] = set()
+        """Workers whose gradients are in the update that is not published yet."""
 
     # The workers ------------------------------------------------------------------------------------------------------
 
     def begin(self, worker: int) -> int | None:
         """Lease a slice to a worker, which gives up what it had before; None: it has to wait."""
         self._give_up(worker)
-        if not self._is_published or self._next_update():
+        if self._published is None or self._waits_for_update(worker):
             return None
         start = self._next_slice(worker)
         if start is not None:
             self._returned.discard(start)
             self._fresh.pop(start, None)
-            self._leases[worker] = SliceLease(worker, start, self.version)
+            self._leases[worker] = SliceLease(worker, start, self._published)
         return start
 
     def arrive(self, worker: int, start: int, version: int) -> bool:
@@ -118,13 +121,14 @@ class Leases:
 
     def publish(self) -> None:
         """Say that parameters of this version can be read: from now on slices are leased."""
-        self._is_published = True
+        self._published, self._unpublished = self.version, set()
 
     def take(self) -> list[SliceLease] | None:
         """Return what the next update is made of, in the order of the stream; None until enough is there.
 
-        The version is the next one then, and nothing is leased until `publish`. What remains in `held` can still be
-        used; gradients that were held and are not there any more are dropped.
+        The version is the next one then; until `publish`, workers whose gradients are in it get no lease, and of
+        synchronous ones none. What remains in `held` can still be used; gradients that were held and are not there any
+        more are dropped.
         """
         update = self._next_update()
         if not update:
@@ -135,7 +139,7 @@ class Leases:
             self.behind[self.version - lease.version] += 1
             self._end = max(self._end or 0, lease.slice + self._slice_size)
         self.version += 1
-        self._is_published = False
+        self._unpublished = {lease.worker for lease in update}
         taken = {lease.slice for lease in update}
         for lease in [*self._leases.values()]:
             if lease.slice in taken or self._is_stale(lease):
@@ -160,6 +164,15 @@ class Leases:
         return self._end, sorted(start for start in self._open() if start < self._end)
 
     # The rule ---------------------------------------------------------------------------------------------------------
+
+    def _waits_for_update(self, worker: int) -> bool:
+        """Whether a worker is to compute with parameters that are still to be made.
+
+        An asynchronous worker waits for its own gradient alone, so one that is alone computes as if it updated itself.
+        """
+        if self.staleness == 0:
+            return self._published != self.version or bool(self._next_update())
+        return worker in self._unpublished or any(lease.worker == worker for lease in self.held.values())
 
     def _next_update(self) -> list[SliceLease]:
         """The gradients of the next update: the first that came, earlier epochs first; none if it has to wait."""

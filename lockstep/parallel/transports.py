@@ -82,15 +82,15 @@ class SharedMemoryTransport:
 
 def _map_together(worker: Worker, num_bytes: int) -> Tensor:
     """Map one block of zeros in all workers: a file without a name, so nothing is left behind whoever is killed."""
-    descriptor = worker.group.share_memory(_create_memory(num_bytes) if worker.is_chief else None)
+    descriptor = worker.group.share_memory(create_memory(num_bytes) if worker.is_chief else None)
     try:
-        _check_memory(descriptor, num_bytes)
+        check_memory(descriptor, num_bytes)
         return torch.frombuffer(mmap.mmap(descriptor, num_bytes), dtype=torch.uint8)
     finally:
         os.close(descriptor)
 
 
-def _create_memory(num_bytes: int) -> int:
+def create_memory(num_bytes: int) -> int:
     """A memfd of zeros whose size nobody can change: touching a mapping that was cut off kills the process."""
     descriptor = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, num_bytes)
@@ -98,7 +98,8 @@ def _create_memory(num_bytes: int) -> int:
     return descriptor
 
 
-def _check_memory(descriptor: int, num_bytes: int) -> None:
+def check_memory(descriptor: int, num_bytes: int) -> None:
+    """Refuse memory of another size, or of one that may change."""
     found = os.fstat(descriptor).st_size
     # Only a memfd has seals.
     if found != num_bytes or fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:

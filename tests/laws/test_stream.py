@@ -6,11 +6,13 @@ A new reader, order or augmentation is held to it by one more line in `CASES`.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from random import Random
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,6 +23,7 @@ from lockstep.data.loader import Loader
 from lockstep.data.order import BlockShuffled, Sequential, Shuffled
 from lockstep.data.weighted_orders import Balanced, Mixture, Weighted
 from lockstep.images.augment import RandomShift
+from lockstep.parallel.leases import Leases
 from lockstep.randomness import Draws
 from lockstep.readers.combine import Concatenated, Subset, one_of, split
 
@@ -139,6 +142,52 @@ def assert_resumes_anywhere(make_loader: MakeLoader) -> None:
     assert whole.position == num_rows
 
 
+def leased_rows(loader: Loader, num_updates: int, seed: int) -> list[Row]:
+    """The rows of so many updates by three workers, two slices each; they answer in a random order, or never."""
+    chance = Random(seed)
+    slices = loader.slices(loader.batch_size // 2, 2)
+    rule = Leases(
+        slices.starts(),
+        slice_size=slices.size,
+        epoch_size=loader.epoch_size,
+        num_workers=3,
+        required=2,
+        staleness=0,
+    )
+    readers = {worker: slices.reader(worker - 1, 3, torch.device("cpu")) for worker in (1, 2, 3)}
+    rows: list[Row] = []
+    leased: dict[int, int] = {}
+    rows_of_slice: dict[int, list[Row]] = {}
+    rule.publish()
+    while rule.version < num_updates:
+        worker = chance.choice([1, 1, 2, 2, 3])
+        if worker in leased:
+            rule.arrive(worker, leased.pop(worker), rule.version)
+        elif (start := rule.begin(worker)) is not None:
+            leased[worker] = start
+            rows_of_slice[start] = rows_of(readers[worker].read(start))
+        if update := rule.take():
+            rows += [row for lease in update for row in rows_of_slice[lease.slice]]
+            slices.commit(*rule.unfinished())
+            rule.publish()
+    for reader in readers.values():
+        reader.close()
+    return rows
+
+
+def assert_leased_in_any_order(make_loader: MakeLoader) -> None:
+    """What is leased to workers, and goes on after a resume without leases, is the stream in another order."""
+    first, second, third = make_loader(), make_loader(), make_loader()
+    num_updates = first.epoch_size // first.batch_size + 2
+    rows = leased_rows(first, num_updates, seed=0)
+    second.load_state(json.loads(json.dumps(first.state())))
+    rows += leased_rows(second, num_updates, seed=1)
+    third.load_state(json.loads(json.dumps(second.state())))
+    assert third.position == len(rows)
+    rows += stream_of(third, sum(map(len, third.returned)) + 1)
+    assert Counter(rows) == Counter(stream_of(make_loader(), len(rows))[: len(rows)])
+
+
 def assert_stream_exact(make_loader: MakeLoader) -> None:
     """Hold a loader to the whole law; `make_loader(**changes)` makes it anew with some arguments changed."""
     if make_loader().order.is_exactly_once:
@@ -147,6 +196,7 @@ def assert_stream_exact(make_loader: MakeLoader) -> None:
     assert_same_for_any_number_of_processes(make_loader)
     assert_same_for_any_dealing_of_towers(make_loader)
     assert_resumes_anywhere(make_loader)
+    assert_leased_in_any_order(make_loader)
 
 
 class Pictures:
