@@ -1,6 +1,8 @@
 """The run of three stages, longer and on six towers, some of whose workers are lost at steps that the command names.
 
-lockstep run --workers 3 --on-loss continue tests/laws/survived_run.py WORKDIR [NUMBER:SIGNAL@STEP+MILLISECONDS ...]
+lockstep run --workers 3 --on-loss continue tests/laws/survived_run.py WORKDIR [NUMBER:FAULT@STEP+MILLISECONDS ...]
+
+A fault is a signal, or `drift`: the worker's copy of the model comes to differ.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Any
 
 import pytest
 import staged_run
+import torch
 from torch import nn
 
 import lockstep as ls
@@ -45,7 +48,7 @@ class Faults:
     """What is to befall this worker, by position of the batch: a signal, so many seconds after it has begun."""
 
     def __init__(self, texts: Sequence[str]) -> None:
-        self._of_position: dict[int, tuple[int, float]] = {}
+        self._of_position: dict[int, tuple[str, float]] = {}
         if ls.join("cpu").is_newcomer:
             return
         for text in texts:
@@ -53,16 +56,21 @@ class Faults:
             name, _, when = fault.partition("@")
             step, _, milliseconds = when.partition("+")
             if number == os.environ.get("RANK", "0"):
-                number_of_signal = int(getattr(signal, name))
-                self._of_position[int(step) * BATCH_SIZE] = number_of_signal, int(milliseconds or 0) / 1000
+                self._of_position[int(step) * BATCH_SIZE] = name, int(milliseconds or 0) / 1000
 
-    def begin(self, position: int) -> None:
+    def begin(self, position: int, model: nn.Module) -> None:
         if position in self._of_position:
-            threading.Thread(target=self._strike, args=self._of_position.pop(position), daemon=True).start()
+            name, seconds = self._of_position.pop(position)
+            if name == "drift":
+                with torch.no_grad():
+                    next(model.parameters()).add_(1e-3)
+            else:
+                threading.Thread(target=_strike, args=(getattr(signal, name), seconds), daemon=True).start()
 
-    def _strike(self, number: int, seconds: float) -> None:
-        time.sleep(seconds)
-        os.kill(os.getpid(), number)
+
+def _strike(number: int, seconds: float) -> None:
+    time.sleep(seconds)
+    os.kill(os.getpid(), number)
 
 
 def patch_parts(patch: pytest.MonkeyPatch, texts: Sequence[str] = ()) -> None:
@@ -77,7 +85,7 @@ def patch_parts(patch: pytest.MonkeyPatch, texts: Sequence[str] = ()) -> None:
         losses = parts.task.losses
 
         def with_faults(model: nn.Module, batch: ls.Batch) -> Any:
-            faults.begin(batch.position)
+            faults.begin(batch.position, model)
             time.sleep(pause)
             return losses(model, batch)
 

@@ -72,6 +72,16 @@ def test_a_worker_the_chief_and_a_stopped_one_are_lost(undisturbed: dict[str, by
 
 
 @pytest.mark.slow
+def test_where_memories_differ_the_last_checkpoint_is_gone_on_from(
+    undisturbed: dict[str, bytes], tmp_path: Path
+) -> None:
+    history, said = survive(tmp_path / "run", "1:drift@70", "2:SIGKILL@72")
+    assert contents(tmp_path / "run") == undisturbed
+    loss = next(line for line in history if line["event"] == "continue")
+    assert (loss["from"], loss["step"]) == ("the checkpoint of step 60", 60), said
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", [[], ["gloo"]], ids=["shared_memory", "gloo"])
 @pytest.mark.parametrize("seed", range(8))
 def test_lost_at_random_moments(undisturbed: dict[str, bytes], tmp_path: Path, seed: int, transport: list[str]) -> None:
