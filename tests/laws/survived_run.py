@@ -45,11 +45,12 @@ def make_recipe(exchange: ls.AllReduce) -> Recipe:
 
 
 class Faults:
-    """What is to befall this worker, by position of the batch: a signal, so many seconds after it has begun."""
+    """What is to befall this worker, by position of the batch: a signal, so many seconds after it has begun; once."""
 
-    def __init__(self, texts: Sequence[str]) -> None:
+    def __init__(self, texts: Sequence[str], folder: Path) -> None:
         self._of_position: dict[int, tuple[str, float]] = {}
-        if ls.join("cpu").is_newcomer:
+        self._struck = folder / f"struck-{os.environ.get('RANK', '0')}"
+        if self._struck.exists():  # it is a newcomer, or all have started again
             return
         for text in texts:
             number, _, fault = text.partition(":")
@@ -61,6 +62,7 @@ class Faults:
     def begin(self, position: int, model: nn.Module) -> None:
         if position in self._of_position:
             name, seconds = self._of_position.pop(position)
+            self._struck.touch()
             if name == "drift":
                 with torch.no_grad():
                     next(model.parameters()).add_(1e-3)
@@ -73,11 +75,11 @@ def _strike(number: int, seconds: float) -> None:
     os.kill(os.getpid(), number)
 
 
-def patch_parts(patch: pytest.MonkeyPatch, texts: Sequence[str] = ()) -> None:
+def patch_parts(patch: pytest.MonkeyPatch, folder: Path, texts: Sequence[str] = ()) -> None:
     """Have runs built of the parts of this one, on this worker, which faults may befall."""
     patch.setattr(staged_run, "BATCH_SIZE", BATCH_SIZE)
     patch.setattr(staged_run, "NUM_EXAMPLES", 60)
-    build, faults = staged_run.make_build(staged_run.NOTHING), Faults(texts)
+    build, faults = staged_run.make_build(staged_run.NOTHING), Faults(texts, folder)
     pause = STEP_SECONDS if ls.join().num_workers > 1 else 0.0
 
     def disturbed(given: Recipe, worker: Worker, *rest: object) -> Parts:
@@ -102,7 +104,7 @@ def run(workdir: Path, exchange: ls.AllReduce) -> Result:
 
 def main() -> None:
     transport = "gloo" if "gloo" in sys.argv else None
-    patch_parts(pytest.MonkeyPatch(), [each for each in sys.argv[2:] if ":" in each])
+    patch_parts(pytest.MonkeyPatch(), Path(sys.argv[1]).parent, [each for each in sys.argv[2:] if ":" in each])
     run(Path(sys.argv[1]), ls.AllReduce(transport, exact=True))
 
 

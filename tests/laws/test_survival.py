@@ -30,7 +30,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     workdir = tmp_path_factory.mktemp("undisturbed") / "run"
     ls.join("cpu")
     with pytest.MonkeyPatch.context() as patch:
-        survived_run.patch_parts(patch)
+        survived_run.patch_parts(patch, workdir.parent)
         survived_run.run(workdir, ls.AllReduce(exact=True))
     return contents(workdir)
 
