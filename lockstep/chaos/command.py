@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from lockstep.chaos.linked_data import LinkedData
 from lockstep.owner import process_fields
 
 POLL_SECONDS = 0.01
@@ -32,10 +33,11 @@ class TrainCommand:
     Args:
         words: of the command, its program first; the workdir is added.
         workdir: of its run.
+        data: that it trains on, where this may be damaged.
     """
 
-    def __init__(self, words: Sequence[str], workdir: Path) -> None:
-        self.workdir, self._mark = workdir, uuid.uuid4().hex
+    def __init__(self, words: Sequence[str], workdir: Path, data: LinkedData | None = None) -> None:
+        self.workdir, self.data, self._mark = workdir, data, uuid.uuid4().hex
         self._seen, self._step = 0, 0
         self._process = subprocess.Popen(
             [*words, "--workdir", str(workdir)],

@@ -100,6 +100,12 @@ def _damage_checkpoint(command: TrainCommand, choose: random.Random) -> str:
     return f"SIGKILL to all processes at once, and a bit of {newest.name}/{path.name} turned over"
 
 
+def _damage_data(command: TrainCommand, choose: random.Random) -> str:
+    command.kill_all()
+    assert command.data is not None, "it is possible"
+    return f"SIGKILL to all processes at once, and {command.data.damage(choose)}"
+
+
 def _checkpoints(command: TrainCommand) -> list[Path]:
     return sorted((command.workdir / "checkpoints").glob("step-*"))
 
@@ -118,6 +124,12 @@ FAULTS: Mapping[str, Fault] = {
         _damage_checkpoint,
         ends_command=True,
         is_possible=lambda command: command.chief() is not None and len(_checkpoints(command)) > 1,
+    ),
+    "records": Fault(
+        "all are killed, and files of the training data are cut short, until the command says so",
+        _damage_data,
+        ends_command=True,
+        is_possible=lambda command: command.chief() is not None and command.data is not None,
     ),
 }
 """By the names that `--faults` takes."""

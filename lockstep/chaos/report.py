@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -82,11 +82,15 @@ class Report:
     """All that was tried."""
 
     recipe: str
+    faults: Sequence[str]
+    """Those that were asked for."""
     seed: int
     steps: int
     undisturbed_seconds: float
     promised: bool
     """Whether the bits of a disturbed run are to be those of the undisturbed one."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Faults that cannot be injected here, and why."""
     rounds: list[Round] = field(default_factory=list)
 
     @property
@@ -108,16 +112,17 @@ class Report:
                 found.setdefault(injected.fault, []).append(injected)
         return found
 
-    def table(self, faults: Sequence[str]) -> Iterator[str]:
+    def table(self) -> Iterator[str]:
         """Lines of text: a fault each, those that did not come too, and the verdict."""
         of = self._by_fault()
         yield f"{'fault':<12}{'times':>6}{'seconds to the next new step':>30}{'longest':>9}{'steps again':>13}"
-        for name in faults:
+        for name in self.faults:
             seconds = [each.seconds for each in of.get(name, []) if each.seconds is not None]
             again = max((each.steps_again for each in of.get(name, [])), default=0)
             times = f"{statistics.median(seconds):>30.1f}{max(seconds):>9.1f}{again:>13}" if seconds else ""
             yield f"{name:<12}{len(of.get(name, [])):>6}{times}"
-        if missing := [name for name in faults if name not in of]:
+        yield from (f"{name} was left out: {why}" for name, why in self.left_out.items())
+        if missing := [name for name in self.faults if name not in of and name not in self.left_out]:
             yield f"did not come, for lack of time: {', '.join(missing)}; give more --minutes"
         good, what = sum(round_.ok for round_ in self.rounds), "bytes" if self.promised else "steps and examples"
         yield f"{good} of {len(self.rounds)} disturbed runs ended with the {what} of the undisturbed one"
@@ -131,6 +136,7 @@ class Report:
             "steps": self.steps,
             "undisturbed_seconds": round(self.undisturbed_seconds, 3),
             "bits_are_promised": self.promised,
+            "left_out": dict(self.left_out),
             "ok": self.ok,
             "rounds": [
                 {

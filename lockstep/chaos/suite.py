@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lockstep.chaos.command import POLL_SECONDS, TrainCommand, json_lines, newest_step
+from lockstep.chaos.linked_data import linked
 from lockstep.chaos.report import Report, Round, what_is_lost
 from lockstep.chaos.trial import Disturbed, Due
 from lockstep.errors import WorkerError
@@ -63,15 +64,22 @@ class Suite:
             WorkerError: the run does not reach its end even where it is left in peace.
         """
         ends = time.monotonic() + 60 * self.minutes
-        recipe = self.folder / "recipe.toml"
-        recipe.write_text(to_toml(self._tried()))
+        recipe, data, left_out = self._tried(), None, dict[str, str]()
+        if "records" in self.faults:
+            recipe, data = linked(recipe, self.folder)
+            left_out = {} if data else {"records": "the training data are not files that can be linked"}
+        path = self.folder / "recipe.toml"
+        path.write_text(to_toml(recipe))
         end = ["--steps", str(self.steps)] if self.steps else ["--hours", str(self.minutes / 60 / _UNDISTURBED_SHARE)]
-        words = [sys.executable, "-m", "lockstep", "train", str(recipe), *self.flags]
+        words = [sys.executable, "-m", "lockstep", "train", str(path), *self.flags]
         undisturbed, seconds = self.folder / "undisturbed", self._train_undisturbed([*words, *end])
         steps = newest_step(undisturbed)
-        report = Report(self.recipe.name, self.seed, steps, seconds, promised=self._promised(undisturbed))
+        promised = self._promised(undisturbed)
+        report = Report(self.recipe.name, self.faults, self.seed, steps, seconds, promised, left_out)
         log.info("undisturbed: %d steps in %s; %s", steps, format_duration(seconds), report.promise)
-        for number, dues in enumerate(self._rounds(steps), start=1):
+        for number, dues in enumerate(
+            self._rounds(steps, [name for name in self.faults if name not in left_out]), start=1
+        ):
             longest = max([seconds, *(round_.trial.seconds for round_ in report.rounds)])
             if number > (self.rounds or number) or (number > 1 and time.monotonic() + longest > ends):
                 break
@@ -82,6 +90,7 @@ class Suite:
                 dues,
                 random.Random(f"{self.seed} {number}"),
                 recovers=self.recipe.watch.restarts > 0,
+                data=data,
                 patience_seconds=max(_PATIENCE, 2 * seconds),
                 deadline=ends,
             ).run()
@@ -101,6 +110,7 @@ class Suite:
             detection = replace(detection, pictures=replace(detection.pictures, folder=str(self.folder / "pictures")))
         return replace(
             recipe,
+            feed=replace(recipe.feed, bad_examples="raise"),  # so that a run is told of those that are damaged here
             checkpoints=replace(recipe.checkpoints, every=self._saves()),
             watch=replace(
                 watch,
@@ -139,13 +149,13 @@ class Suite:
             )
         return time.monotonic() - began
 
-    def _rounds(self, steps: int) -> Iterator[list[Due]]:
+    def _rounds(self, steps: int, faults: Sequence[str]) -> Iterator[list[Due]]:
         """The faults of each round: every kind once before any comes again."""
         choose, waiting = random.Random(self.seed), list[str]()
         count = max(1, min(_MOST_FAULTS, steps // _STEPS_A_FAULT))
         while True:
             while len(waiting) < count:
-                waiting += choose.sample(self.faults, len(self.faults))
+                waiting += choose.sample(faults, len(faults))
             kinds, waiting = waiting[:count], waiting[count:]
             places = sorted(choose.randrange(1, max(2, steps)) for _ in kinds)
             yield [Due(step, kind) for step, kind in zip(places, kinds, strict=True)]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from lockstep.chaos.command import POLL_SECONDS, TrainCommand, json_lines
 from lockstep.chaos.faults import FAULTS
+from lockstep.chaos.linked_data import LinkedData
 from lockstep.screen import log
 
 _GONE_SECONDS = 20.0
@@ -67,6 +68,7 @@ class Disturbed:
         dues: the faults, by their steps.
         choose: whom they hit.
         recovers: whether the run is to survive the loss of workers without ending its command.
+        data: what is trained on, where this may be damaged.
         patience_seconds: how long it may make no new step.
         deadline: no fault comes after it, by `time.monotonic`.
     """
@@ -79,10 +81,12 @@ class Disturbed:
         choose: random.Random,
         *,
         recovers: bool,
+        data: LinkedData | None = None,
         patience_seconds: float,
         deadline: float,
     ) -> None:
         self._words, self._choose, self._recovers = words, choose, recovers
+        self._data = data
         self._patience_seconds, self._deadline = patience_seconds, deadline
         self._dues = sorted(dues, key=lambda due: due.step)
         self._trial = Trial(workdir)
@@ -113,12 +117,14 @@ class Disturbed:
             self._wait_until_gone(command)
         finally:
             command.kill_all()
+            if self._data:
+                self._data.mend()
         self._trial.seconds = time.monotonic() - began
         return self._trial
 
     def _start(self) -> TrainCommand:
         self._starts += 1
-        return TrainCommand(self._words, self._trial.workdir)
+        return TrainCommand(self._words, self._trial.workdir, self._data)
 
     def _look(self, command: TrainCommand) -> None:
         """See how far the run is."""
@@ -189,6 +195,8 @@ class Disturbed:
             self._problem(f"{fault.what}: {self._starts} starts in a row made no new step", command)
         else:
             self._wait_until_gone(command)
+            if self._data and code > 0:  # it has been noticed
+                self._data.mend()
         return self._start() if not self._trial.problems else command
 
     def _wait_until_gone(self, command: TrainCommand) -> None:

@@ -20,7 +20,7 @@ from lockstep.screen import log, write_lines
 if TYPE_CHECKING:
     from lockstep.recipes.recipe import Recipe
 
-_FAULTS = ("kill", "chief", "stop", "slow", "preempt", "launcher", "all", "disk", "checkpoint")
+_FAULTS = ("kill", "chief", "stop", "slow", "preempt", "launcher", "all", "disk", "checkpoint", "records")
 """The names in `lockstep.chaos.faults`, here for the help."""
 
 
@@ -79,7 +79,7 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
             rounds=arguments.rounds,
             flags=flags,
         ).run()
-    write_lines(report.table(faults))
+    write_lines(report.table())
     if arguments.report is not None:
         with atomic_write(arguments.report) as file:
             file.write(report.as_json().encode())

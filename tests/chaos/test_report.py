@@ -58,15 +58,17 @@ def test_files_half_written_are_named(undisturbed: Path, tmp_path: Path) -> None
 def report(*lost: str) -> Report:
     faults = [Injected("kill", "SIGKILL", 3, 0.0, seconds=1.5, steps_again=2), Injected("kill", "SIGKILL", 7, 0.0, 2.5)]
     rounds = [Round(Trial(Path("run"), faults, seconds=9.0), []), Round(Trial(Path("run")), lost)]
-    return Report("mnist", seed=4, steps=9, undisturbed_seconds=3.0, promised=True, rounds=rounds)
+    return Report("mnist", ["kill", "disk", "records"], 4, 9, 3.0, True, {"records": "no files"}, rounds)
 
 
 def test_the_table_has_each_fault_and_the_verdict() -> None:
-    assert [line.split() for line in report("a step").table(["kill", "disk"])][1:3] == [
+    assert [line.split() for line in report("a step").table()][1:4] == [
         ["kill", "2", "2.0", "2.5", "2"],
         ["disk", "0"],
+        ["records", "0"],
     ]
-    assert list(report("a step").table(["kill", "disk"]))[3:] == [
+    assert list(report("a step").table())[4:] == [
+        "records was left out: no files",
         "did not come, for lack of time: disk; give more --minutes",
         "1 of 2 disturbed runs ended with the bytes of the undisturbed one",
     ]

@@ -10,6 +10,7 @@ import pytest
 
 from lockstep.chaos import trial as trials
 from lockstep.chaos.faults import FAULTS
+from lockstep.chaos.linked_data import LinkedData
 from lockstep.chaos.report import what_is_lost
 from lockstep.chaos.trial import Disturbed, Due, Trial
 
@@ -20,13 +21,14 @@ TOY, STEPS = Path(__file__).parent / "toy_run.py", 60
 
 @pytest.fixture
 def disturb(tmp_path: Path) -> Callable[..., Trial]:
-    def run(*dues: Due, mistake: str = "none", patience_seconds: float = 20.0) -> Trial:
+    def run(*dues: Due, mistake: str = "none", patience_seconds: float = 20.0, data: LinkedData | None = None) -> Trial:
         return Disturbed(
             [sys.executable, str(TOY), mistake, "--steps", str(STEPS)],
             tmp_path / "run",
             dues,
             random.Random(0),
             recovers=True,
+            data=data,
             patience_seconds=patience_seconds,
             deadline=time.monotonic() + 60,
         ).run()
@@ -40,7 +42,7 @@ def undisturbed(disturb: Callable[..., Trial], tmp_path: Path) -> Path:
     return (tmp_path / "run").rename(tmp_path / "undisturbed")
 
 
-@pytest.mark.parametrize("fault", [name for name in FAULTS if name not in ("stop", "slow", "disk")])
+@pytest.mark.parametrize("fault", [name for name in FAULTS if name not in ("stop", "slow", "disk", "records")])
 def test_a_run_that_survives_is_found_equal(disturb: Callable[..., Trial], undisturbed: Path, fault: str) -> None:
     trial = disturb(Due(23, fault))
     assert not trial.problems
@@ -57,6 +59,17 @@ def test_faults_come_one_after_another(disturb: Callable[..., Trial], undisturbe
     trial = disturb(Due(40, "all"), Due(12, "chief"), Due(12, "kill"))
     assert [injected.fault for injected in trial.faults] == ["chief", "kill", "all"]
     assert [injected.exit_codes for injected in trial.faults] == [[], [], [-9]]
+    assert what_is_lost(undisturbed, trial.workdir, bits=True) == []
+
+
+def test_damaged_data_is_mended_once_the_command_has_said_so(
+    disturb: Callable[..., Trial], undisturbed: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "images.bin").write_bytes(b"images")
+    trial = disturb(Due(23, "records"), data=LinkedData(str(tmp_path / "images.bin"), tmp_path / "links"))
+    assert not trial.problems
+    (injected,) = trial.faults
+    assert (injected.exit_codes, injected.error) == ([-9, 1], "error: a file is cut short given:    half of it")
     assert what_is_lost(undisturbed, trial.workdir, bits=True) == []
 
 

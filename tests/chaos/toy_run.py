@@ -100,6 +100,8 @@ def end_with_parent(mistake: str) -> None:
 def main() -> None:
     mistake, steps, workdir = sys.argv[1], int(sys.argv[3]), Path(sys.argv[5])
     workdir.mkdir(exist_ok=True)
+    if any(not path.is_symlink() for path in (workdir.parent / "links").glob("*")):
+        sys.exit("error: a file is cut short\n  given:    half of it")
     server = os.fork()
     if not server:
         serve(workdir, steps, mistake)
