@@ -210,10 +210,11 @@ class Leases:
         return max(len(self.workers), self.required) if self.staleness == 0 else 2 * len(self.workers)
 
     def _fits(self, start: int) -> bool:
-        """Whether a slice may be in the next update: fewer than that takes go before it."""
+        """Whether a slice may be in the next update, or in one soon after: fewer than one takes go before it."""
         epoch = self._epoch(start)
         before = {other for other in self._open() if self._epoch(other) < epoch}
-        before.update(other for other in self.held if self._epoch(other) == epoch)
+        if self.staleness == 0:
+            before.update(other for other in self.held if self._epoch(other) == epoch)
         return len(before) < self.required
 
     def _open(self) -> set[int]:
