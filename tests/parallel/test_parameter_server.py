@@ -216,7 +216,7 @@ def test_a_worker_whose_server_is_gone_says_so(over_network: bool) -> None:
 
 def test_workers_that_wait_learn_of_a_version_at_which_the_server_pauses() -> None:
     """All workers may be needed there, as for an evaluation; the one without a lease must not wait for the end."""
-    knows = threading.Event()
+    both, knows = threading.Barrier(2), threading.Event()
 
     def work(worker: Worker) -> Any:
         parameters = new_parameters()
@@ -231,11 +231,14 @@ def test_workers_that_wait_learn_of_a_version_at_which_the_server_pauses() -> No
                 server.next_update()
                 server.publish(parameters, "third")
                 server.end(None)
+                server.wait_for_end()
             return None
         told = []
         with closing(Client(worker, GRADIENTS, parameters)) as client:
             while not told or not told[-1].is_over:
                 told.append(client.fetch(parameters))
+                if len(told) == 1:
+                    both.wait(10)
                 if told[-1].slice is not None:
                     client.send(told[-1].slice, told[-1].version, gradient(0))
                 elif not told[-1].is_over:
@@ -262,6 +265,7 @@ def test_a_worker_that_reads_nothing_holds_nobody_up() -> None:
                 server.publish(parameters, None)
                 done.set()
                 server.end(None)
+                server.wait_for_end()
             return None
         with closing(Client(worker, GRADIENTS, parameters)) as client:
             if worker.rank == 2:
