@@ -116,8 +116,12 @@ class Lease:
         )
 
 
-def take(folder: Path) -> Lease:
+def take(folder: Path, *, known_dead: Owner | None = None) -> Lease:
     """Take the lease of an existing folder.
+
+    Args:
+        folder: which may be held by a dead process, or have been given up.
+        known_dead: an owner that is known to be dead, though perhaps not to this system.
 
     Raises:
         WorkdirError: a process that is alive holds it.
@@ -128,7 +132,7 @@ def take(folder: Path) -> Lease:
         last = _newest(folder)
         before = _read(last) if last else None
         dead = before.owner if before and not before.owner.released else None
-        if before and dead:
+        if before and dead and dead != known_dead:
             _check_dead(before, folder)
             log.warning("the run in %s was held by %s, which is dead: going on in its place", folder, dead)
         mine = folder / f".lease-{_number(last) + 1:06d}"

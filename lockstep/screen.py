@@ -98,12 +98,15 @@ class Log(logging.LoggerAdapter[logging.Logger]):
     `logging.getLogger("lockstep").setLevel(...)` sets in either case what is seen.
     """
 
+    _is_known = False
+    _known_name: str | None = None
+
     def log(self, level: int, msg: object, *args: object, **options: Any) -> None:
         """Log a message; all other methods call this one.
 
         With `chief_only`, other workers log nothing: each of them would say the same, as of files that all read.
         """
-        if options.pop("chief_only", False) and _rank():
+        if options.pop("chief_only", False) and self._worker_name:
             return
         if self.logger.hasHandlers():
             self.logger.log(level, msg, *args, stacklevel=options.pop("stacklevel", 1) + 1, **options)
@@ -112,16 +115,33 @@ class Log(logging.LoggerAdapter[logging.Logger]):
             if self.logger.filter(record):
                 self._last_resort.handle(record)
 
+    def speak_as(self, worker_name: str | None) -> None:
+        """Show lines as those of this worker from now on, or as the chief's (None): after others were lost or joined.
+
+        What a script has configured stays as it is.
+        """
+        self._is_known, self._known_name = True, worker_name
+        self.__dict__.pop("_last_resort", None)
+        if any(isinstance(handler, LineHandler) for handler in self.logger.handlers):
+            show_log(worker_name, level=logging.WARNING if worker_name else logging.INFO)
+
+    @property
+    def _worker_name(self) -> str | None:
+        """The name below which lines are shown; None on the chief."""
+        if self._is_known:
+            return self._known_name
+        return f"worker {_rank()}" if _rank() else None
+
     @cached_property
     def _last_resort(self) -> LineHandler:
         """Made with the first line: only then is the worker's rank known."""
-        return LineHandler(worker_name=f"worker {_rank()}" if _rank() else None)
+        return LineHandler(worker_name=self._worker_name)
 
     def _least_level(self) -> int:
         """The level that was asked for; where the root logger has Python's default, INFO on the chief."""
         level = self.logger.getEffectiveLevel()
         is_default = level == logging.WARNING and not self.logger.level
-        return logging.INFO if is_default and not _rank() else level
+        return logging.INFO if is_default and not self._worker_name else level
 
 
 def _rank() -> int:

@@ -301,3 +301,11 @@ def test_what_all_workers_would_say_alike_the_chief_alone_says(monkeypatch: pyte
 def test_names_that_a_script_sees_stay_on_their_line() -> None:
     assert said(f"log.info('Not read: %s', {HOSTILE!r})") == f"Not read: {ESCAPED}\n"
     assert said("log.info('A handler was added'); assert not logger.handlers and not logging.root.handlers")
+
+
+@pytest.mark.process
+def test_a_worker_that_has_become_the_chief_speaks_as_the_chief() -> None:
+    lines = "from lockstep.screen import log; log.info('one'); log.speak_as(None); log.info('two')"
+    assert said(f"{lines}; log.speak_as('worker 2'); log.info('three'); log.warning('four')", RANK="1") == (
+        "two\n[worker 2] warning: four\n"
+    )

@@ -25,7 +25,7 @@ from lockstep.runs.start import check_sources
 from lockstep.runs.workdir import Result
 from lockstep.screen import log, show_log
 from lockstep.workers.devices import num_accelerators
-from lockstep.workers.rank import Worker
+from lockstep.workers.rank import Worker, join
 
 
 def plan_training(argv: list[str]) -> dict[str, Any]:
@@ -114,6 +114,7 @@ def train_in_worker(argv: list[str]) -> int:
                 print(*lines, sep="\n", flush=True)
             return 0
         result = run.run()
+        worker = join()  # which may have become the chief
         if result.reason == "stopped":
             if worker.is_chief:
                 saved = ", and saved: the same command goes on from there" if path else "; nothing was saved"

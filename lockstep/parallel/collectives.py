@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 # The stores are torch.distributed's, by the name under which they have types.
-from torch._C._distributed_c10d import ErrorType, PrefixStore
+from torch._C._distributed_c10d import ErrorType, HashStore, PrefixStore
 
 from lockstep.errors import InputError, PeerLostError, WorkerError
 from lockstep.workers.group import TIMEOUT_SECONDS, timeout_seconds
@@ -180,15 +180,18 @@ class Collectives:
         if dist.is_initialized():
             group: dist.ProcessGroup | None = dist.new_group(backend=self._backend, timeout=timeout, device_id=device)
         else:
-            store = PrefixStore("exchange", worker.group.store)
-            dist.init_process_group(
-                self._backend,
-                store=store,
-                rank=worker.rank,
-                world_size=worker.num_workers,
-                timeout=timeout,
-                device_id=device,
-            )
+            try:
+                dist.init_process_group(
+                    self._backend,
+                    store=PrefixStore("exchange", worker.group.store),
+                    rank=worker.rank,
+                    world_size=worker.num_workers,
+                    timeout=timeout,
+                    device_id=device,
+                )
+            finally:
+                if not dist.is_initialized():
+                    _number_groups_anew()
             group = dist.group.WORLD
         assert group is not None, "this worker is one of its members"
         group.set_timeout(self._timeout)
@@ -285,6 +288,16 @@ class Collectives:
             expected="all workers to take part",
             hint="read what the other workers said last; their launcher reports the cause",
         )
+
+
+def _number_groups_anew() -> None:
+    """Have torch number the groups of this process from 0 again, as it does when one is destroyed.
+
+    It does not where it has failed to make one, since a worker was lost meanwhile; but those with which this one will
+    make the next are to give it the same number, by which they find each other in the store.
+    """
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    dist.destroy_process_group()
 
 
 def _has_ended(work: dist.Work, timeout: timedelta) -> bool:

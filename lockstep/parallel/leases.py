@@ -171,8 +171,9 @@ class Leases:
         An asynchronous worker waits for its own gradient alone, so one that is alone computes as if it updated itself.
         """
         if self.staleness == 0:
-            return self._published != self.version or bool(self._next_update())
-        return worker in self._unpublished or any(lease.worker == worker for lease in self.held.values())
+            return self._published != self.version
+        is_held = any(lease.worker == worker for lease in self.held.values())
+        return worker in self._unpublished or (is_held and bool(self._next_update()))
 
     def _next_update(self) -> list[SliceLease]:
         """The gradients of the next update: the first that came, earlier epochs first; none if it has to wait."""
@@ -210,9 +211,15 @@ class Leases:
         return max(len(self.workers), self.required) if self.staleness == 0 else 2 * len(self.workers)
 
     def _fits(self, start: int) -> bool:
-        """Whether a slice may be in the next update: fewer than that takes go before it."""
+        """Whether it is of use to begin a slice now.
+
+        Of synchronous workers: it may be in the next update, since fewer go before it than that takes. Of asynchronous
+        ones: the gradients of all earlier epochs have come.
+        """
         epoch = self._epoch(start)
         before = {other for other in self._open() if self._epoch(other) < epoch}
+        if self.staleness != 0:
+            return before <= self.held.keys()
         before.update(other for other in self.held if self._epoch(other) == epoch)
         return len(before) < self.required
 

@@ -13,7 +13,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lockstep.errors import WorkdirError
 from lockstep.reporting.append import AppendOnly
@@ -33,11 +33,14 @@ class MetricsFile:
     def __init__(self, path: Path, *, from_position: int) -> None:
         self._file = AppendOnly(path)
         try:
-            size, self._num_lines, self._evaluated, self._evaluations = _kept(path, from_position)
-            self._file.cut(size)
+            kept = _kept(path, from_position)
+            self._file.cut(kept.size_bytes)
         except BaseException:
             self._file.close()
             raise
+        self._num_lines, self._evaluated, self._evaluations = kept.num_lines, kept.evaluated, kept.evaluations
+        self.last_position = kept.last_position
+        """Of the last attempt in the file, as it was opened; -1 where it has none."""
 
     def write(self, report: StepReport) -> None:
         """Append the facts of an attempt."""
@@ -107,9 +110,20 @@ _Evaluations = list[tuple[int, str, Mapping[str, float]]]
 """Step, name and scores of each."""
 
 
-def _kept(path: Path, from_position: int) -> tuple[int, int, set[tuple[int, str]], _Evaluations]:
-    """Bytes and lines up to a position; the evaluations in them after the last attempt, as (step, name), and all."""
-    size, num_lines, evaluated, is_kept = 0, 0, set[tuple[int, str]](), True
+class _Kept(NamedTuple):
+    """What of a file is kept."""
+
+    size_bytes: int
+    num_lines: int
+    last_position: int
+    evaluated: set[tuple[int, str]]
+    """Step and name of the evaluations after the last attempt."""
+    evaluations: _Evaluations
+
+
+def _kept(path: Path, from_position: int) -> _Kept:
+    """What of a file is up to a position."""
+    size, num_lines, last, evaluated, is_kept = 0, 0, -1, set[tuple[int, str]](), True
     evaluations: _Evaluations = []
     for end, facts in _lines(path):
         position = facts.get("position")
@@ -122,8 +136,9 @@ def _kept(path: Path, from_position: int) -> tuple[int, int, set[tuple[int, str]
             scores = {score: float(value) for score, value in facts["scores"].items()}
             evaluations.append((facts["step"], facts["evaluation"], scores))
         else:
+            last = position
             evaluated.clear()
-    return size, num_lines, evaluated, evaluations
+    return _Kept(size, num_lines, last, evaluated, evaluations)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

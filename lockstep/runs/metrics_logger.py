@@ -14,6 +14,7 @@ from lockstep.progress import Interval, Progress
 from lockstep.recipes.parts import Monitoring
 from lockstep.reporting.jsonl import MetricsFile
 from lockstep.reporting.summaries import Summaries
+from lockstep.reporting.throughput import moment_before
 from lockstep.training.loop import Hook, every
 from lockstep.training.observe import ActivationSource, GradientSource, Observer, Source, VariableSource
 from lockstep.training.state import TrainState
@@ -34,7 +35,18 @@ class MetricsLogger:
 
     def hooks(self) -> list[Hook]:
         """Make the hooks that write the metrics and summaries of each report."""
-        when_due = every(self._watch.metrics, self.metrics.write, start=self._start)
+        return [self._writer(self._start), self._summaries]
+
+    def write_missed(self, reports: Sequence[StepReport]) -> None:
+        """Write those of some reports, up to the start, that another chief has not written before it was lost."""
+        missed = [report for report in reports if report.progress.position > self.metrics.last_position]
+        if missed:
+            write = self._writer(moment_before(missed[0]))
+            for report in missed:
+                write(report)
+
+    def _writer(self, start: Progress) -> Hook:
+        when_due = every(self._watch.metrics, self.metrics.write, start=start)
 
         def write(report: StepReport) -> None:
             if report.skipped and self._watch.metrics.amount:
@@ -42,7 +54,7 @@ class MetricsLogger:
             else:
                 when_due(report)
 
-        return [write, self._summaries]
+        return write
 
     def observe(self, state: TrainState, towers: Towers, batch_size: int) -> Sequence[Hook]:
         """Make the hooks that write the histograms that the recipe asks for; compiled towers have no activations."""

@@ -4,42 +4,45 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from lockstep.checkpoints.store import Store
+import torch
+
 from lockstep.checks import check_type, wrong_type
 from lockstep.description import described
-from lockstep.errors import InputError, NonFiniteError
+from lockstep.errors import InputError, NonFiniteError, PeerLostError
 from lockstep.evaluation.evaluate import Evaluation
 from lockstep.metrics.metric import NO_METRICS, Metric, check_metrics
+from lockstep.owner import Owner
 from lockstep.progress import Hours, Progress
 from lockstep.recipes.data import PathData
 from lockstep.recipes.recipe import Recipe
 from lockstep.reporting.throughput import InputTotals, Throughput
 from lockstep.runs.build import ReaderFunction
-from lockstep.runs.inputs import check_inputs, unused_classes
-from lockstep.runs.known_data import KnownData, class_names, located
-from lockstep.runs.largest_batch import probe_largest_batch
+from lockstep.runs.inputs import check_inputs
+from lockstep.runs.known_data import located
 from lockstep.runs.objects import check_objects
+from lockstep.runs.regrouping import Memory, load_last, recall, recent_reports
 from lockstep.runs.segment import Files, Segment
 from lockstep.runs.stages import Stages
-from lockstep.runs.start import Start, resolve_choices, start
+from lockstep.runs.start import Beginning
 from lockstep.runs.topology import describe_topology
 from lockstep.runs.validation import SPLIT, score_split
 from lockstep.runs.workdir import Best, Reason, Result, Workdir
 from lockstep.screen import log
-from lockstep.training.choices import Choices
 from lockstep.training.rollback import check_may_roll_back, go_back, last_checkpoint
-from lockstep.training.saving import Saver, save
-from lockstep.training.step import bind
-from lockstep.workers.rank import Worker, generations_of, join
+from lockstep.types import StepReport
+from lockstep.workers.rank import Worker, generations_of, join, regroup
 from lockstep.workers.signals import stop_on_signals
 from lockstep.workers.stragglers import find_straggler, spent_since
+
+Begin: TypeAlias = Callable[[], tuple[str, dict[str, Any]]]
+"""Brings the parts of a run to where its next segment begins; returns an event and facts for the history."""
 
 
 def run(
@@ -146,8 +149,7 @@ class Run:
         reader: ReaderFunction | None = None,
         metrics: Mapping[str, Metric] = NO_METRICS,
     ) -> None:
-        self._recipe, self._worker, self._fork_from = recipe, worker, fork_from
-        self._accept_data_change = accept_data_change
+        self._recipe, self._worker = recipe, worker
         check_metrics(metrics, taken=recipe.task.score_names)
         check_inputs(
             recipe,
@@ -160,18 +162,34 @@ class Run:
         if recipe.watch.on_loss == "continue" and worker.num_workers > 1:
             generations_of(worker)
         workdir = Workdir(path) if path else None
-        self._changed = workdir.check(recipe, accept_changes=accept_changes) if workdir else []
+        changed = workdir.check(recipe, accept_changes=accept_changes) if workdir else []
         worker.group.agree("the recipe", described(recipe))
         if worker.group.peers is not None:
             worker.group.peers.expect(recipe.watch.hang_seconds)
-        self._located = located(recipe, path)
-        if self._located is not recipe and worker.is_chief:
+        at_its_data = located(recipe, path)
+        if at_its_data is not recipe and worker.is_chief:
             log.info("the data is not in %s: it is read where the run has read it before", Path.cwd())
-        self._stages = Stages(self._located, worker, reader, metrics)
-        self._objects = check_objects(self._stages.now.recipe, self._stages.parts) if worker.is_chief else None
+        self._stages = Stages(at_its_data, worker, reader, metrics)
+        self._files = Files.of(workdir, recipe) if workdir else None
+        self._beginning = Beginning(
+            recipe,
+            self._stages,
+            self._files,
+            changed,
+            objects=check_objects(self._stages.now.recipe, self._stages.parts) if worker.is_chief else None,
+            is_data_elsewhere=at_its_data is not recipe,
+            accept_data_change=accept_data_change,
+            fork_from=fork_from,
+        )
         self._end = self._stages.end
-        self._files = _files(workdir, recipe) if workdir else None
         self._input, self._pace = InputTotals(), Throughput()
+        self._has_begun, self._has_gone_back = False, False
+        self._history: Mapping[int, float] = {}
+        self._recent = recent_reports()
+        self._missed: Sequence[StepReport] = ()
+        self._segment_began = time.perf_counter()
+        self._held = ExitStack()
+        self._chief: Owner | None = None
 
     @property
     def step(self) -> int:
@@ -182,52 +200,66 @@ class Run:
         """Train to the end of the recipe, or until stopped; if `conclude`, score the weights and write the result."""
         began = time.perf_counter()
         self._worker.pulse.ended = False  # of an earlier run of the same script
-        with ExitStack() as stack:
-            if self._files and self._worker.is_chief:
-                stack.enter_context(self._files.workdir.held())
-            first, spent = self.step, dict(self._worker.pulse.seconds)
-            reason, last = self._train()
-            self._tell_straggler(first, spent)
-            if self._worker.is_chief and self._input.num_attempts:
-                log.info("%s", self._input)
-            scored = self._score(last) if conclude and reason != "stopped" else None
-            result = self._result(reason, scored, time.perf_counter() - began)
-            if conclude and self._files and self._worker.is_chief and result.is_complete:
-                self._files.workdir.write_result(result)
+        with self._held:
+            begin: Begin = self._regroup() if self._worker.is_newcomer else self._start
+            while True:
+                try:
+                    return self._complete(begin, began, conclude=conclude)
+                except PeerLostError as error:
+                    if not self._survives:
+                        raise
+                    lost = str(error.given)
+                # Outside of the except block, whose traceback would keep connections open.
+                begin = self._regroup(lost)
+
+    def _complete(self, begin: Begin, began: float, *, conclude: bool) -> Result:
+        """Train to the end, and score the weights."""
+        first, spent = self.step, dict(self._worker.pulse.seconds)
+        reason, last = self._train(begin)
+        self._tell_straggler(first, spent)
+        if self._worker.is_chief and self._input.num_attempts:
+            log.info("%s", self._input)
+        scored = self._score(last) if conclude and reason != "stopped" else None
+        result = self._result(reason, scored, time.perf_counter() - began)
+        if conclude and self._files and self._worker.is_chief and result.is_complete:
+            self._files.workdir.write_result(result)
         return result
 
-    def _train(self) -> tuple[Reason, Segment]:
+    def _train(self, begin: Begin) -> tuple[Reason, Segment]:
         """Train segment by segment; returns why the run ends, and its last segment."""
-        event, facts = self._start()
-        self._shorten_end(self._worker.pulse.earlier_seconds)
-        has_gone_back, history = False, dict[int, float]()
+        event, facts = begin()
         while True:
-            began, step = time.perf_counter(), self.step
-            segment = self._segment(has_gone_back, history)
+            self._segment_began, step = time.perf_counter(), self.step
+            segment = self._segment()
             try:
                 reason = segment.run(event, facts)
             except NonFiniteError as error:
-                event, facts, has_gone_back = "rollback", self._roll_back(error), True
+                event, facts, self._has_gone_back = "rollback", self._roll_back(error), True
             else:
                 if reason:
                     return reason, segment
                 # A rollback may have led to the very end of a stage.
-                has_gone_back = has_gone_back and self.step == step
-                history = segment.validation.history
+                self._has_gone_back = self._has_gone_back and self.step == step
+                if segment.must_regroup:
+                    event, facts = self._regroup()()
+                    continue
                 self._stages.enter_next()
                 event, facts = "stage", {"stage": self._stages.now.number}
-            self._shorten_end(time.perf_counter() - began)
+            finally:
+                self._history, self._missed = segment.history, ()
+            self._shorten_end(time.perf_counter() - self._segment_began)
 
-    def _segment(self, has_gone_back: bool, history: Mapping[int, float]) -> Segment:
+    def _segment(self) -> Segment:
         return Segment(
             self._recipe,
             self._stages,
             self._worker,
             self._files,
             end=self._end,
-            totals=[self._input.add, self._pace.add],
-            saves_first_step=has_gone_back,
-            history=history,
+            totals=[self._recent.append, self._input.add, self._pace.add],
+            saves_first_step=self._has_gone_back,
+            history=self._history,
+            missed=self._missed,
         )
 
     def dry_run(self) -> list[str]:
@@ -236,58 +268,80 @@ class Run:
         Raises:
             LockstepError: the run could not begin, or its workers do not agree.
         """
-        self._load()
+        self._beginning.load(self._worker)
         return describe_topology(self._stages.parts, self._recipe.exchange, self._worker)
 
-    def _load(self) -> tuple[Choices, Start, list[str]]:
-        """Load the state to start from; returns the choices, too, and a line for each that has changed."""
-        stages, worker, files = self._stages, self._worker, self._files
-        choices, changed = resolve_choices(self._recipe, stages.parts, worker, files.workdir if files else None)
-        if worker.is_chief:
-            self._log_changes(changed)
-            if files and not files.store.steps():
-                files.workdir.check_unstarted()
-        store, accept = files.store if files else None, self._accept_data_change
-        started = start(stages, store, self._recipe, self._fork_from, worker, accept_data_change=accept)
-        bind(stages.parts.state, stages.parts.towers, self._recipe.exchange)  # refuses what does not fit
-        return choices, started, changed
-
     def _start(self) -> tuple[str, dict[str, Any]]:
-        """Load the state to start from, write recipe and choices; returns an event and facts for the history."""
-        choices, started, changed = self._load()
-        stages, worker, files = self._stages, self._worker, self._files
-        facts: dict[str, Any] = {"changed": self._changed + changed}
-        largest = max((span.recipe for span in stages.spans), key=lambda each: each.data.image_size)
-        probe_largest_batch(largest, stages.parts, self._objects, worker)
-        if started.data_changed:
-            facts["data_changed"] = started.data_changed
-        if files and worker.is_chief:
-            files.workdir.write_start(self._recipe, choices, started.report)
-            self._write_known_data(files.workdir)
-        if files and started.is_forked:
-            # Saved before the history names its step: a fork that is killed begins again, or goes on from here.
-            save(stages.parts.state, stages.parts.loader, files.store)
-            facts["forked_from"] = self._fork_from
-        return "resume" if started.is_resumed else "start", facts
+        """Start the run, or resume it from its last checkpoint; returns an event and facts for the history."""
+        self._preside()
+        event, facts = self._beginning.begin(self._worker)
+        self._shorten_end(self._worker.pulse.earlier_seconds)
+        if self._survives:
+            self._worker.group.barrier("the run has begun")  # its chief has written what another one would not write
+        self._has_begun = True
+        return event, facts
 
-    def _write_known_data(self, workdir: Workdir) -> None:
-        before = KnownData.of(workdir)
-        folder = Path.cwd() if self._located is self._recipe else before.folder
-        names = class_names(self._stages.parts.loader.reader) or before.class_names
-        KnownData(folder, names).write(workdir)
+    @property
+    def _survives(self) -> bool:
+        """Whether it goes on when workers are lost."""
+        return self._recipe.watch.on_loss == "continue"
 
-    def _log_changes(self, choices: list[str]) -> None:
-        """Log learning rates that end elsewhere than the run, and changes of recipe and machine."""
+    def _regroup(self, lost: str = "") -> Begin:
+        """Join the workers that there are now; returns how the run goes on with them."""
+        began = time.perf_counter()
+        self._worker = regroup()
+        self._stages.move_to(self._worker)
+        log.speak_as(None if self._worker.is_chief else self._worker.name)
+        return partial(self._go_on, lost, began)
+
+    def _preside(self) -> None:
+        """Hold the workdir where this worker is the chief; those that may follow it are told who does."""
         if self._files is None:
-            log.info("without a workdir nothing is written: no checkpoints, metrics or summaries")
-        if unused := unused_classes(self._recipe, self._stages.parts.examples.trained_classes):
-            log.warning("%s", unused)
-        for line in self._stages.mismatches():
-            log.warning("%s", line)
-        for line in self._changed:
-            log.info("changed since the last start: %s", line)
-        for line in choices:
-            log.warning("changed since the first start, so the bits may differ: %s", line)
+            return
+        workdir = self._files.workdir
+        if self._worker.is_chief and workdir.owner is None:
+            self._held.enter_context(workdir.held(known_dead=self._chief))
+            self._held.enter_context(self._files.saver)
+        if self._survives:
+            owner = self._worker.group.broadcast(workdir.owner.encode().decode() if workdir.owner else None)
+            self._chief = Owner.decode(owner.encode())
+
+    def _go_on(self, lost: str, began: float) -> tuple[str, dict[str, Any]]:
+        """Go on from memory, or else from the last checkpoint; returns an event and facts for the history.
+
+        Args:
+            lost: who was lost, and why; empty where others join.
+            began: when this worker has begun to regroup, by `time.perf_counter`.
+        """
+        stages, worker = self._stages, self._worker
+        worker.group.agree("the recipe", described(self._recipe))
+        lost, threads = worker.group.broadcast([lost, torch.get_num_threads()])
+        torch.set_num_threads(threads)
+        if not any(worker.group.gather(self._has_begun)):
+            return self._start()
+        self._preside()
+        memory = recall(stages, worker, self._recipe.exchange, self._memory() if self._has_begun else None)
+        if memory is None:
+            source = load_last(stages, self._files.store if self._files else None)
+        else:
+            source = "memory"
+            self._missed, self._history = memory.reports, memory.history
+            self._recent.extend(memory.reports)
+            self._end = Hours(memory.hours) if memory.hours else self._end
+        self._has_begun = True
+        facts = {"from": source, "seconds": time.perf_counter() - began, **({"lost": lost} if lost else {})}
+        if worker.is_chief:
+            count = f"{worker.num_workers} worker{'s' if worker.num_workers > 1 else ''}"
+            log.info(
+                "%s go on from step %d, position %d, from %s", count, self.step, stages.parts.loader.position, source
+            )
+        return "continue" if lost else "join", facts
+
+    def _memory(self) -> Memory:
+        hours = None
+        if isinstance(self._end, Hours):
+            hours = max(self._end.count - (time.perf_counter() - self._segment_began) / 3600, 1e-9)
+        return Memory(list(self._recent), self._history, hours)
 
     def _tell_straggler(self, first_step: int, before: Mapping[str, float]) -> None:
         """Log for which worker the others have waited, if they have for a tenth of the time."""
@@ -338,8 +392,3 @@ class Run:
             seconds=seconds,
             examples_per_second=self._pace.examples_per_second,
         )
-
-
-def _files(workdir: Workdir, recipe: Recipe) -> Files:
-    store = Store(workdir.path / "checkpoints", recipe.checkpoints.retention)
-    return Files(workdir, store, Saver(store))

@@ -32,6 +32,12 @@ class Files:
     store: Store
     saver: Saver
 
+    @classmethod
+    def of(cls, workdir: Workdir, recipe: Recipe) -> Files:
+        """Those of a run in this workdir."""
+        store = Store(workdir.path / "checkpoints", recipe.checkpoints.retention)
+        return cls(workdir, store, Saver(store))
+
 
 class Segment:
     """A segment of a run on one worker; every worker makes one, and runs it once.
@@ -45,6 +51,7 @@ class Segment:
         totals: hooks that see each report before the others.
         saves_first_step: after a rollback: no checkpoint says yet which examples are skipped.
         history: of the segments before, by step: the score by which checkpoints are the best.
+        missed: reports that the chief before may not have written down.
     """
 
     def __init__(
@@ -58,12 +65,17 @@ class Segment:
         totals: Sequence[Hook],
         saves_first_step: bool,
         history: Mapping[int, float],
+        missed: Sequence[StepReport] = (),
     ) -> None:
         self._recipe, self._stages, self._worker, self._files = recipe, stages, worker, files
         self._end, self._totals, self._saves_first_step = end, totals, saves_first_step
         self._state, self._loader = stages.parts.state, stages.parts.loader
         self._latest = self._start = Progress(self._state.step, self._loader.position, self._loader.epoch_size)
-        self._history = history
+        self._missed = missed
+        self.history = history
+        """With the scores of this segment."""
+        self.must_regroup = False
+        """It has ended since others are to join."""
         self._saved: tuple[int, Mapping[str, float]] | None = None
         self._is_stopped = False
 
@@ -71,29 +83,28 @@ class Segment:
         """Train to the end of the stage, or of the run. Metrics and summaries of later steps are cut off first.
 
         Args:
-            event: what the segment begins with: "start", "resume", "rollback" or "stage".
+            event: what the segment begins with: "start", "resume", "rollback", "stage"; "continue" after workers were
+                lost, or "join" where others take their places.
             facts: further facts about it, for the history.
 
         Returns:
-            Why the run ends with this segment; None where another stage follows.
+            Why the run ends with this segment; None where another stage follows, or other workers join.
 
         Raises:
             NonFiniteError: an attempt has ended it; its batch is kept.
         """
         with ExitStack() as stack:
-            self._logger = self._open_logger(stack)
+            self._logger = self._open_logger(stack, event)
             stage = self._stages.now.recipe
-            self.validation = Validation(stage, self._stages.parts, self._worker, self._logger, self._history)
+            self.validation = Validation(stage, self._stages.parts, self._worker, self._logger, self.history)
+            self.history = self.validation.history
             self._mark(event, **facts, **self._lost_lines())
             if self._recipe.stages and self._worker.is_chief:
                 log.info("%s", self._stages.describe())
-            if self._files:
-                stack.enter_context(self._files.saver)
-            if event == "resume" and self.validation.is_overdue(self._start):
-                self._validate()
-            if event != "stage":  # the checkpoint of this step is that of the stage before
-                self._save()
+            self._make_up(event)
             self._train(self._hooks(stack))
+            if self.must_regroup:
+                return None
             reason = self._reason()
             if reason == "patience" and self._worker.is_chief:
                 log.info("the run ends at step %d: %s", self._state.step, self.validation.early_stop_reason())
@@ -104,6 +115,20 @@ class Segment:
                 self._mark("stop" if reason == "stopped" else "end", reason=reason)
         return reason
 
+    def _make_up(self, event: str) -> None:
+        """Score and save the state that the segment begins with, where that was left off or may have been."""
+        was_cut_off = event in ("resume", "continue")
+        if was_cut_off and self.validation.is_overdue(self._start, anew=event == "continue"):
+            self._validate()
+        # The checkpoint of the first step of a stage is that of the stage before.
+        is_due = self._recipe.checkpoints.every.passed(self._step_before(), self._start)
+        if event not in ("stage", "join", "continue") or (event == "continue" and is_due):
+            self._save()
+
+    def _step_before(self) -> Progress:
+        start = self._start
+        return start._replace(step=start.step - 1, position=start.position - self._loader.batch_size)
+
     def _train(self, hooks: Sequence[Hook]) -> None:
         """Make attempts, and call the hooks after each, until the segment is over."""
         parts, exchange = self._stages.parts, self._recipe.exchange
@@ -111,11 +136,12 @@ class Segment:
         steps = train_steps(self._state, losses, self._loader, parts.towers, exchange, counts=counts, until=self._end)
         try:
             with closing(steps):
-                while not self._is_over() and (report := next(steps, None)):
+                while not (self._is_over() or self.must_regroup) and (report := next(steps, None)):
                     self._latest = report.progress
                     self._is_stopped = report.stop_requested
                     for hook in hooks:
                         hook(report)
+                    self.must_regroup = report.regroup_requested and not (self._is_over() or self._is_at_end())
         except NonFiniteError as error:
             if error.nonfinite:
                 self._keep(error.nonfinite)
@@ -190,12 +216,15 @@ class Segment:
             if self._logger:
                 self._logger.mark("save", self._state.step)
 
-    def _open_logger(self, stack: ExitStack) -> MetricsLogger | None:
+    def _open_logger(self, stack: ExitStack, event: str) -> MetricsLogger | None:
         if self._files is None or not self._worker.is_chief:
             return None
         watch, step = self._recipe.watch, self._start.step
         logger = MetricsLogger(self._files.workdir.path, watch, self._start)
         stack.callback(logger.close)
+        logger.write_missed(self._missed)
+        if event in ("continue", "join"):
+            return logger
         logger.describe(to_toml(self._recipe), str(self._state.model), step)
         if watch.images:
             logger.show_images(self._loader, watch.images, step)

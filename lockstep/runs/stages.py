@@ -119,6 +119,14 @@ class Stages:
         self._enter(self.spans[self.now.number])
         self.parts.state.continue_from(before)
 
+    def enter(self, number: int) -> None:
+        """Build the parts of a stage, from 1 on, unless they are there."""
+        self._enter(self.spans[number - 1])
+
+    def move_to(self, worker: Worker) -> None:
+        """Have what comes built for this worker of another group; the parts that are there stay."""
+        self._worker = worker
+
     def describe(self) -> str:
         """Describe the present stage: `stage 2 of 2: steps 1001 to 1500, training 4 of 190 parameters`."""
         now, state = self.now, self.parts.state

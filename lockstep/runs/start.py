@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,9 +14,14 @@ from lockstep.checkpoints.store import Checkpoint, Store
 from lockstep.checks import check_together
 from lockstep.errors import NotFoundError
 from lockstep.parallel.exchange import is_exact
+from lockstep.readers.object_survey import ObjectSurvey
 from lockstep.readers.reader import NO_DECODER
 from lockstep.recipes.recipe import Recipe
 from lockstep.runs.build import Parts
+from lockstep.runs.inputs import unused_classes
+from lockstep.runs.known_data import KnownData, class_names
+from lockstep.runs.largest_batch import probe_largest_batch
+from lockstep.runs.segment import Files
 from lockstep.runs.stages import Stages
 from lockstep.runs.workdir import Workdir
 from lockstep.screen import log
@@ -24,7 +30,8 @@ from lockstep.training.choices import Choices
 from lockstep.training.preflight import check_data
 from lockstep.training.resume import read_checkpoint
 from lockstep.training.run_weights import open_weights, run_at_step
-from lockstep.training.saving import store_of
+from lockstep.training.saving import save, store_of
+from lockstep.training.step import bind
 from lockstep.training.warm_start import warm_start
 from lockstep.weights.warm_start import WarmStartReport
 from lockstep.workers.rank import Worker
@@ -41,6 +48,75 @@ class Start(NamedTuple):
     """Changes in the data since the checkpoint was saved, a line each."""
     report: WarmStartReport | None = None
     """Which tensors were loaded, where the run starts from weights in a file."""
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What comes before the first segment of a run: its state is loaded, its recipe and choices are written down."""
+
+    recipe: Recipe
+    """Of the run."""
+    stages: Stages
+    files: Files | None
+    changed: Sequence[str]
+    """Changes of the recipe since the last start, a line each."""
+    _: KW_ONLY
+    objects: ObjectSurvey | None
+    """What the chief knows of the objects of a detector's images."""
+    is_data_elsewhere: bool
+    """The data is read in the folder where an earlier start has read it, which is not this one."""
+    accept_data_change: bool
+    fork_from: str | None
+
+    def load(self, worker: Worker) -> tuple[Choices, Start, list[str]]:
+        """Load the state to start from; returns the choices, too, and a line for each that has changed."""
+        stages, files = self.stages, self.files
+        choices, changed = resolve_choices(self.recipe, stages.parts, worker, files.workdir if files else None)
+        if worker.is_chief:
+            self._log_changes(changed)
+            if files and not files.store.steps():
+                files.workdir.check_unstarted()
+        store, accept = files.store if files else None, self.accept_data_change
+        started = start(stages, store, self.recipe, self.fork_from, worker, accept_data_change=accept)
+        bind(stages.parts.state, stages.parts.towers, self.recipe.exchange)  # refuses what does not fit
+        return choices, started, changed
+
+    def begin(self, worker: Worker) -> tuple[str, dict[str, Any]]:
+        """Load the state, write recipe and choices; returns an event and facts for the history."""
+        choices, started, changed = self.load(worker)
+        stages, files = self.stages, self.files
+        facts: dict[str, Any] = {"changed": [*self.changed, *changed]}
+        largest = max((span.recipe for span in stages.spans), key=lambda each: each.data.image_size)
+        probe_largest_batch(largest, stages.parts, self.objects, worker)
+        if started.data_changed:
+            facts["data_changed"] = started.data_changed
+        if files and worker.is_chief:
+            files.workdir.write_start(self.recipe, choices, started.report)
+            self._write_known_data(files.workdir)
+        if files and started.is_forked:
+            # Saved before the history names its step: a fork that is killed begins again, or goes on from here.
+            save(stages.parts.state, stages.parts.loader, files.store)
+            facts["forked_from"] = self.fork_from
+        return "resume" if started.is_resumed else "start", facts
+
+    def _write_known_data(self, workdir: Workdir) -> None:
+        before = KnownData.of(workdir)
+        folder = before.folder if self.is_data_elsewhere else Path.cwd()
+        names = class_names(self.stages.parts.loader.reader) or before.class_names
+        KnownData(folder, names).write(workdir)
+
+    def _log_changes(self, choices: list[str]) -> None:
+        """Log learning rates that end elsewhere than the run, and changes of recipe and machine."""
+        if self.files is None:
+            log.info("without a workdir nothing is written: no checkpoints, metrics or summaries")
+        if unused := unused_classes(self.recipe, self.stages.parts.examples.trained_classes):
+            log.warning("%s", unused)
+        for line in self.stages.mismatches():
+            log.warning("%s", line)
+        for line in self.changed:
+            log.info("changed since the last start: %s", line)
+        for line in choices:
+            log.warning("changed since the first start, so the bits may differ: %s", line)
 
 
 def start(

@@ -138,13 +138,16 @@ class Validation:
     def _retention(self) -> Retention:
         return self._recipe.checkpoints.retention
 
-    def is_overdue(self, start: Progress) -> bool:
-        """Whether the evaluation that was due after the step before `start` was left off, since the run was stopped."""
+    def is_overdue(self, start: Progress, *, anew: bool = False) -> bool:
+        """Whether the evaluation that was due after the step before `start` was left off, since the run was stopped.
+
+        It is made `anew` though its scores are written down where a checkpoint with them may not be.
+        """
         before = start._replace(step=start.step - 1, position=start.position - self._recipe.batch_size)
         is_due = self._recipe.evaluate.every.passed(before, start)
         if not (start.step and is_due and self._parts.examples.has(SPLIT)):
             return False
-        is_made = self._logger is not None and self._logger.metrics.is_evaluated(start.step, SPLIT)
+        is_made = not anew and self._logger is not None and self._logger.metrics.is_evaluated(start.step, SPLIT)
         return not self._worker.group.broadcast(is_made)
 
 

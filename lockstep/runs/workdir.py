@@ -34,6 +34,7 @@ from lockstep.durable import atomic_write
 from lockstep.errors import WorkdirError
 from lockstep.lease import Lease, check_free, take
 from lockstep.listing import shorten
+from lockstep.owner import Owner
 from lockstep.recipes.recipe import Recipe, is_harmless, recipe_changes
 from lockstep.recipes.toml import load, to_toml
 from lockstep.reporting.append import append_line, no_folder
@@ -145,16 +146,24 @@ class Workdir:
             )
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Hold the folder, which is made if necessary, against a second start of the run."""
+    def held(self, *, known_dead: Owner | None = None) -> Iterator[None]:
+        """Hold the folder, which is made if necessary, against a second start of the run.
+
+        An owner that is `known_dead` has held it for this same start, as its chief before.
+        """
         with self._accessed():
             self.path.mkdir(parents=True, exist_ok=True)
-            lease = self._lease = take(self.path)
+            lease = self._lease = take(self.path, known_dead=known_dead)
         try:
             yield
         finally:
             self._lease = None
             lease.release()
+
+    @property
+    def owner(self) -> Owner | None:
+        """This process, if it holds the folder."""
+        return self._lease.owner if self._lease else None
 
     @property
     def holder(self) -> dict[str, Any]:

@@ -102,7 +102,8 @@ def bind(state: TrainState, towers: Towers | None = None, exchange: Exchange | N
         compare_first_step(state, *key, worker)
     steps = _steps.get(state, {})
     if key not in steps or steps[key].worker is not worker:  # which another group has taken the place of
-        steps[key] = BoundStep(state, *key, worker)
+        before = steps.get(key)
+        steps[key] = BoundStep(state, *key, worker, resolved_for=before.resolved_for if before else None)
         _steps[state] = steps
     return steps[key]
 
@@ -113,7 +114,14 @@ class BoundStep:
     An attempt in four parts: run this worker's towers, exchange their sums, apply the totals, report.
     """
 
-    def __init__(self, state: TrainState, towers: Towers, exchange: Exchange, worker: Worker) -> None:
+    def __init__(
+        self,
+        state: TrainState,
+        towers: Towers,
+        exchange: Exchange,
+        worker: Worker,
+        resolved_for: tuple[int, int] | None = None,
+    ) -> None:
         check_start(state, worker)
         check_fit(state, towers, exchange)
         check_exact(exchange, worker)
@@ -143,7 +151,8 @@ class BoundStep:
         self._extras = ExtraSums(self._state, worker)
         self._extras.started = self._resumed = time.perf_counter()
         self._num_runs = 0
-        self._resolved_for: tuple[int, int] | None = None
+        self.resolved_for = resolved_for
+        """The sizes of epoch and batch for which the state has turned lengths in epochs into steps."""
         self.runs_ahead = readback.reading_waits(worker.device)
         """Updates may be enqueued before their attempts are read."""
         if reasons := state.reads_first():
@@ -313,11 +322,11 @@ class BoundStep:
         """Refuse a batch or a model that cannot be trained on; resolve lengths in epochs when the stream is new."""
         self._check_dealing(batch)
         stream = (batch.epoch_size, batch.batch_size)
-        if self._resolved_for != stream:
+        if self.resolved_for != stream:
             for line in self._state.resolve(*stream):
                 if self.worker.is_chief:
                     log.info("%s", line)
-            self._resolved_for = stream
+            self.resolved_for = stream
 
     def _check_dealing(self, batch: Batch) -> None:
         """Refuse a batch of other towers, or a model in evaluation mode."""

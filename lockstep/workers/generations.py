@@ -63,8 +63,8 @@ class Generations:
         """The number of the generation that this worker is in; -1 before the first one of a newcomer."""
         self.places: list[tuple[str, str]] = []
         """The name of each worker in messages, and of its host, by number."""
-        self.store: SocketStore | None = None
-        """In which all generations meet, each behind a prefix of its own."""
+        self.store: SocketStore
+        """In which all generations meet, each behind a prefix of its own; set when this worker joins."""
         self._tell = tell
         self._newest: Generation | None = None
         self._loss: tuple[str, str] | None = None
@@ -128,6 +128,10 @@ class Generations:
         """Raise PeerLostError if a worker of the present generation is lost."""
         if self._loss is not None:
             raise self._error()
+
+    def loss(self) -> PeerLostError | None:
+        """The error that `check` raises, if any."""
+        return None if self._loss is None else self._error()
 
     def lost(self, said: str) -> PeerLostError:
         """The error to raise when a connection has broken; waits some seconds until it is known whose.

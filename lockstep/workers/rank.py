@@ -135,14 +135,17 @@ def regroup() -> Worker:
     before = join()
     generations = generations_of(before)
     before.pulse.at(before.pulse.step, "regroup")
-    _leave_generation(before, generations)
-    worker = None
+    left, worker = generations.joined, None
+    before.group.leave(generations.loss())
     while worker is None:
         with before.pulse.waiting():
             generation = generations.next()
         with suppress(PeerLostError):  # one more is lost: the launcher says who is left now
             worker = _take_part(before, generations, generation)
     _joined = worker
+    if worker.is_chief:
+        for number in range(left, generations.joined):
+            generations.store.forget(f"{number}/")
     generations.confirm()
     return worker
 
@@ -164,21 +167,8 @@ def generations_of(worker: Worker) -> Generations:
     return worker.pulse.generations
 
 
-def _leave_generation(worker: Worker, generations: Generations) -> None:
-    """Close all that was connected by the group of a worker; where nobody is lost, once all have come for it."""
-    error: PeerLostError | None = None
-    try:
-        if generations.regroup_requested:
-            worker.group.barrier("a new generation")
-        generations.check()
-    except PeerLostError as lost:
-        error = lost.with_traceback(None)
-    worker.group.leave(error)
-
-
 def _take_part(before: Worker, generations: Generations, generation: Generation) -> Worker:
     """Meet the other members of a generation; returns what this worker is among them."""
-    assert generations.store is not None, "this worker has joined"
     rank, num_workers = generation.members.index(generations.number), len(generation.members)
     store = generations.store.within(f"{generation.number}/")
     group = Group(store, rank, num_workers, timeout_seconds(before.pulse), generations, before.pulse)

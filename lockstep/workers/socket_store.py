@@ -96,6 +96,10 @@ class SocketStore(Store):
         """Delete a key; returns whether it was there."""
         return bool(self._ask("delete", key)[0])
 
+    def forget(self, prefix: str) -> None:
+        """Delete all keys that begin so, and close the files that are shared under them."""
+        self._ask("forget", prefix)
+
     def num_keys(self) -> int:
         """How many keys there are."""
         return int(self._ask("count")[0])

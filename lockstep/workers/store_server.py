@@ -78,6 +78,7 @@ class StoreServer:
             "connect": self._connect,
             "count": self._count,
             "delete": self._delete,
+            "forget": self._forget,
             "get": self._get,
             "open": self._open,
             "set": self._set,
@@ -177,6 +178,14 @@ class StoreServer:
             if key in self._files:
                 os.close(self._files.pop(key))
         _answer(connection, was_there)
+
+    def _forget(self, connection: Connection, prefix: str) -> None:
+        with self._changed:
+            for key in [key for key in self._values if key.startswith(prefix)]:
+                del self._values[key]
+            for key in [key for key in self._files if key.startswith(prefix)]:
+                os.close(self._files.pop(key))
+        _answer(connection, None)
 
     def _connect(self, connection: Connection) -> None:
         self.serve(Connection(reduction.recv_handle(connection)))

@@ -1,0 +1,88 @@
+"""The law of survival: a run that goes on without lost workers ends with the bytes of one that lost none."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import survived_run
+from survived_run import STEPS
+
+import lockstep as ls
+
+pytestmark = pytest.mark.process
+
+SCRIPT = Path(__file__).parent / "survived_run.py"
+TIMEOUT_SECONDS = 120
+FINISHED = [f"step-{step:08d}" for step in (0, 20, 40, 50, 60, 80, 100, 110, 120, 140, 150, 160)]
+"""The run saves every 20 steps, at the end of each stage, and where the scores are among the best."""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """What the run comes to on one worker, which hosts all towers."""
+    workdir = tmp_path_factory.mktemp("undisturbed") / "run"
+    ls.join("cpu")
+    with pytest.MonkeyPatch.context() as patch:
+        survived_run.patch_parts(patch)
+        survived_run.run(workdir, ls.AllReduce(exact=True))
+    return contents(workdir)
+
+
+def contents(workdir: Path) -> dict[str, bytes]:
+    """Every byte that the run has learned, said and come to, but for times."""
+    result = json.loads((workdir / "result.json").read_text())
+    del result["times"]
+    newest = workdir / f"checkpoints/step-{STEPS:08d}"
+    files = [path for path in newest.iterdir() if path.name != "manifest.json"]
+    steps = sorted(path.name for path in (workdir / "checkpoints").iterdir())
+    found = {path.name: path.read_bytes() for path in [*files, workdir / "metrics.jsonl"]}
+    return {**found, "result.json": json.dumps(result).encode(), "steps": json.dumps(steps).encode()}
+
+
+def survive(workdir: Path, *faults: str, num_workers: int = 3) -> tuple[list[dict[str, Any]], str]:
+    """Run it to its end on several workers, some of which are lost; returns its history and what it has said."""
+    command = [sys.executable, "-m", "lockstep", "run", "--workers", str(num_workers), "--on-loss", "continue"]
+    ended = subprocess.run(
+        [*command, "--restarts", "20", str(SCRIPT), str(workdir), *faults],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_SECONDS,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert ended.returncode == 0, ended.stderr
+    return [json.loads(line) for line in (workdir / "history.jsonl").read_text().splitlines()], ended.stderr
+
+
+def test_a_worker_the_chief_and_a_stopped_one_are_lost(undisturbed: dict[str, bytes], tmp_path: Path) -> None:
+    history, said = survive(tmp_path / "run", "2:SIGKILL@20", "0:SIGKILL@55+3", "1:SIGSTOP@120")
+    assert contents(tmp_path / "run") == undisturbed
+    losses = [line for line in history if line["event"] == "continue"]
+    assert [line["from"] for line in losses] == ["memory"] * 3, said
+    assert [line["lost"].split()[1] for line in losses] == ["2", "0", "1"]
+    assert max(line["seconds"] for line in losses) < 2
+    assert any(line["event"] == "join" for line in history), said
+    assert history[-1]["event"] == "end"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", [[], ["gloo"]], ids=["shared_memory", "gloo"])
+@pytest.mark.parametrize("seed", range(8))
+def test_lost_at_random_moments(undisturbed: dict[str, bytes], tmp_path: Path, seed: int, transport: list[str]) -> None:
+    choose = random.Random(seed)
+    steps = sorted(choose.sample(range(STEPS), 3))
+    faults = [
+        f"{worker}:{choose.choice(['SIGKILL', 'SIGKILL', 'SIGSTOP'])}@{step}+{choose.randrange(20)}"
+        for worker, step in zip(choose.sample(range(3), 3), steps, strict=True)
+    ]
+    history, said = survive(tmp_path / "run", *transport, *faults)
+    found = contents(tmp_path / "run")
+    if transport:  # the name of the transport is in the values
+        found |= {"values.json": undisturbed["values.json"]}
+    assert found == undisturbed, (faults, history, said)
