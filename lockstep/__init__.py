@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from lockstep.evaluation.precise_statistics import PreciseStatistics as PreciseStatistics
     from lockstep.parallel.exchange import AllReduce as AllReduce
     from lockstep.parallel.exchange import Alone as Alone
+    from lockstep.parallel.served import Asynchronous as Asynchronous
+    from lockstep.parallel.served import Backups as Backups
     from lockstep.parallel.towers import InTurn as InTurn
     from lockstep.parallel.towers import Towers as Towers
     from lockstep.progress import Epochs as Epochs

@@ -122,6 +122,27 @@ class NonFiniteReport(NamedTuple):
     """The part of the batch that this worker's guilty towers had; None where it has none."""
 
 
+class Arrivals(NamedTuple):
+    """The gradients that have come to the chief of a served exchange since the loop began, by the rank of the worker.
+
+    With `Backups` a staleness of 0 alone is used; with `Asynchronous` it is about the number of workers that compute,
+    less one, where they are equally fast.
+    """
+
+    used: Mapping[int, int]
+    """How many are part of an update."""
+    dropped: Mapping[int, int]
+    """How many came too late; their examples were handed out again."""
+    staleness: Mapping[int, int]
+    """How many of the used ones were so many updates old."""
+
+    def __str__(self) -> str:
+        workers = sorted({*self.used, *self.dropped})
+        each = [f"worker {rank} {self.used.get(rank, 0)} ({self.dropped.get(rank, 0)} dropped)" for rank in workers]
+        ages = ", ".join(f"{age}: {count}" for age, count in sorted(self.staleness.items()))
+        return f"gradients used: {', '.join(each) or 'none'}; updates old: {ages or 'none'}"
+
+
 class StepReport(NamedTuple):
     """What one attempt did. Losses and metrics are means over all towers."""
 
@@ -153,6 +174,8 @@ class StepReport(NamedTuple):
     """Examples of all workers that could not be read, and what was read in their place."""
     stop_requested: bool = False
     """Some worker was asked to stop: all of them see it at the same step."""
+    arrivals: Arrivals | None = None
+    """Of a served exchange (`Backups`, `Asynchronous`) with several workers: what became of the gradients so far."""
     regroup_requested: bool = False
     """Other workers are to join in the place of lost ones: a run by a recipe takes them in after this step."""
 
@@ -168,8 +191,11 @@ class StepReport(NamedTuple):
         if nonfinite is not None:
             position, reasons, culprits, _ = nonfinite
             nonfinite = NonFiniteReport(position, tuple(reasons), tuple(culprits))
-        bad = tuple(BadExample(*each) for each in facts["bad"])
-        return cls(**{**facts, "progress": Progress(*facts["progress"]), "nonfinite": nonfinite, "bad": bad})
+        bad, arrivals = tuple(BadExample(*each) for each in facts["bad"]), facts["arrivals"]
+        if arrivals is not None:
+            arrivals = Arrivals(*({int(key): count for key, count in counts.items()} for counts in arrivals))
+        progress = Progress(*facts["progress"])
+        return cls(**{**facts, "progress": progress, "nonfinite": nonfinite, "bad": bad, "arrivals": arrivals})
 
     @property
     def step(self) -> int:

@@ -198,11 +198,14 @@ def choose_num_workers(
     num_towers: int | None,
     workers_per_device: int | None = None,
     seat: Seat | None = None,
+    *,
+    num_servers: int = 0,
 ) -> int:
     """Return the number of workers to start on this host; a number wanted that is out of range is refused.
 
     By default one for each accelerator, or as many as may share it; on a CPU one for each tower and at most one a core;
     never more than towers. Workers and towers are those of all hosts, of which each takes as even a share as can be.
+    Workers that serve the others, and compute no tower, come on top of these on the first host.
     """
     from lockstep.parallel.tree import assign_towers
     from lockstep.workers.devices import num_accelerators
@@ -223,7 +226,9 @@ def choose_num_workers(
         )
     most = 0 if device == "cpu" else num_accelerators() * (workers_per_device or 1)
     if wanted is None:
-        return min(most or usable_cores(), num_towers or most or 1)
+        computing = min(most or usable_cores(), num_towers or most or 1)
+        serving = num_servers if seat is None or seat.host_rank == 0 else 0
+        return min(computing + serving, most or computing + serving)
     if wanted < 1 or 0 < most < wanted:
         raise InputError(
             "That many workers cannot be started here.",

@@ -18,6 +18,7 @@ from lockstep.cli.shared import choose_num_workers, given_seat, join_workers, wo
 from lockstep.errors import InputError
 from lockstep.launcher.rendezvous import Seat
 from lockstep.owner import scratch_folder
+from lockstep.parallel.served import is_served, num_computing
 from lockstep.progress import Steps
 from lockstep.recipes.recipe import Recipe
 from lockstep.runs.run import Run
@@ -61,18 +62,27 @@ def check_given(arguments: argparse.Namespace, run: GivenRun) -> None:
 
 def choose_workers(recipe: Recipe, seat: Seat | None = None) -> int:
     """Return the number of workers of a run on this host; one that does not fit the batch or the towers is refused."""
-    here = choose_num_workers(recipe.num_workers, recipe.device, recipe.num_towers, recipe.workers_per_device, seat)
+    here = choose_num_workers(
+        recipe.num_workers,
+        recipe.device,
+        recipe.num_towers,
+        recipe.workers_per_device,
+        seat,
+        num_servers=int(is_served(recipe.exchange)),
+    )
     if seat and recipe.num_workers is None:
         return here  # whether the batch fits the workers of all hosts is seen when they are there
     workers = recipe.num_workers or here
-    if recipe.num_towers is None and recipe.batch_size % workers:
+    computing = num_computing(recipe.exchange, workers)
+    if recipe.num_towers is None and recipe.batch_size % computing:
         raise InputError(
             "The batch cannot be split evenly over the workers.",
-            given=f"batch_size={recipe.batch_size} over {workers} workers, and no number of towers",
+            given=f"batch_size={recipe.batch_size} over {computing} workers, and no number of towers",
             expected="workers that divide the batch size, or towers that do",
-            hint=f"--workers {_largest_divisor(recipe.batch_size, workers)}; or --towers, at least one for each worker",
+            hint=f"--workers {_largest_divisor(recipe.batch_size, computing) + workers - computing}; "
+            "or --towers, at least one for each worker",
         )
-    recipe.towers_for(workers).check(recipe.batch_size, workers)
+    recipe.check_towers(workers)
     return here
 
 
@@ -97,7 +107,7 @@ def train_in_worker(argv: list[str]) -> int:
     arguments = parse(argv)
     recipe, path = given_run(arguments)
     with join_workers(recipe.device, recipe.workers_per_device) as worker:
-        recipe = replace(recipe, num_towers=recipe.num_towers or worker.num_workers)
+        recipe = replace(recipe, num_towers=recipe.towers_for(worker.num_workers).count)
         if arguments.rehearse:
             return _rehearse(recipe, worker)
         run = Run(

@@ -87,6 +87,7 @@ class TowerHost:
         transforms: of each tower's own gradients.
         still: batch norm that keeps its statistics.
         exact: with deterministic algorithms.
+        any_order: each tower is summed with others that are not known yet; see `Statistics`.
     """
 
     def __init__(
@@ -100,9 +101,10 @@ class TowerHost:
         still: Sequence[nn.Module] = (),
         *,
         exact: bool = False,
+        any_order: bool = False,
     ) -> None:
         self.outputs = TowerOutputs(model, parameters, is_alone=worker.num_workers == 1)
-        self.statistics = Statistics(model, towers.batch_norm, towers.count)
+        self.statistics = Statistics(model, towers.batch_norm, towers.count, any_order=any_order)
         self.absent: dict[int, int] = {}
         """By index of a parameter: how many of the towers just run had no gradient for it, where any had none."""
         self.values: dict[int, list[float] | Tensor] = {}

@@ -162,11 +162,19 @@ class Server:
         with self.lock:
             self._paused_at = None
 
-    def end(self, message: JSON, poll: Callable[[], object] = lambda: None) -> None:
-        """SliceLease nothing more, and wait until each worker knows that this is the end, and the newest version."""
-        with self._worker.pulse.waiting(), self.lock:
+    def end(self, message: JSON) -> None:
+        """Lease nothing more; each worker that asks is told that this is the end, and the newest version."""
+        with self.lock:
             self._end = [message]
             self._answering.notify_all()
+
+    def wait_for_end(self, poll: Callable[[], object] = lambda: None) -> None:
+        """Wait until each worker knows that this is the end, or is gone.
+
+        Raises:
+            PeerLostError: a worker is known to be gone.
+        """
+        with self.lock:
             while not all(client.knows_end for client in self._clients.values()):
                 self._arriving.wait(_LOOK_SECONDS)
                 self._check()

@@ -24,14 +24,22 @@ from lockstep.tensor_lists import addable, copy_all
 
 
 class Statistics:
-    """Saves and restores the buffers of a model, and combines what each tower changed in them."""
+    """Saves and restores the buffers of a model, and combines what each tower changed in them.
 
-    def __init__(self, model: nn.Module, policy: BatchNorm, num_towers: int) -> None:
+    Args:
+        model: whose buffers they are.
+        policy: what becomes of what the towers changed.
+        num_towers: of the sum.
+        any_order: nobody knows yet which towers are the first and last of a sum: each sends what one of them is to
+            give, and `leave_to_one` chooses.
+    """
+
+    def __init__(self, model: nn.Module, policy: BatchNorm, num_towers: int, *, any_order: bool = False) -> None:
         self._modules = dict(model.named_modules())
         self._held = [module._buffers for module in self._modules.values()]
         self._ids = _ids(self._held)
         self._policy = policy
-        self._last = num_towers - 1
+        self._last, self._any_order = num_towers - 1, any_order
         self._buffers = changeable_buffers(model)
         self._starts, self._values = _Block(self._buffers), _Block(self._buffers)
 
@@ -48,7 +56,7 @@ class Statistics:
 
         Nothing, where nothing is to be committed.
         """
-        if self._policy in ("none", "frozen"):
+        if not self.like_shares():
             return []
         copy_all(self._values.views, self._buffers)
         shares: list[Tensor] = []
@@ -57,11 +65,17 @@ class Statistics:
                 # Not the plain difference: a mask that holds infinities would become NaN.
                 change = (values - starts).masked_fill_(values == starts, 0.0)
                 shares.append(change.mul_(share) if share != 1.0 else change)
-            elif tower == (self._last if values.is_floating_point() and self._policy == "last" else 0):
+            elif self._any_order or tower == (self._last if self._is_of_last(values) else 0):
                 shares.append(values.clone())
             else:
                 shares.append(torch.zeros_like(values))
         return shares
+
+    def leave_to_one(self, shares: Sequence[Tensor], *, is_first: bool, is_last: bool) -> None:
+        """Set to 0, in the shares of a tower, what the first tower or the last one gives and it does not."""
+        for values in shares:
+            if not self._is_averaged(values) and not (is_last if self._is_of_last(values) else is_first):
+                values.zero_()
 
     def combined(self, sums: Sequence[Tensor]) -> list[Tensor]:
         """The new values of the buffers, from the sums over all towers; what no tower has changed keeps its bits.
@@ -111,6 +125,13 @@ class Statistics:
             hint="register it in __init__, and write its values: "
             f"self.{(new or ['buffer'])[0].rpartition('.')[2]}.copy_(...)",
         )
+
+    def like_shares(self) -> list[Tensor]:
+        """Tensors of the shapes and kinds that `shares` returns."""
+        return [] if self._policy in ("none", "frozen") else list(self._starts.segments)
+
+    def _is_of_last(self, values: Tensor) -> bool:
+        return values.is_floating_point() and self._policy == "last"
 
     def _is_averaged(self, values: Tensor) -> bool:
         return values.is_floating_point() and self._policy in ("mean", "sync")

@@ -83,6 +83,10 @@ class TowerOutputs:
         self._reading_waits = readback.reading_waits(self._device)
         self._none_absent = None if is_alone else torch.zeros(len(self._parameters), device=self._device)
 
+    def like_packed(self) -> list[Tensor]:
+        """Tensors of the shapes, strides and kinds that `packed` returns, for a worker that is alone."""
+        return [*self._parameters, *(self._parameters[i].new_empty(len(self._parameters[i])) for i in self._sparse)]
+
     def checked(self, returned: Any, factors: Mapping[str, float | Tensor]) -> tuple[Scalars, Scalars]:
         """The losses, each times its factor, and the metrics of a loss function, as scalar tensors."""
         losses, metrics = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, {})
@@ -158,8 +162,14 @@ class TowerOutputs:
             values = torch.stack(here).double()
             return values, torch.cat([values * share, extras])
 
-    def unpacked(self, total: PartialSum) -> Totals:
-        """The sum over all towers, taken apart."""
+    def unpacked(self, total: PartialSum, *, mean_over_rows_of: int | None = None) -> Totals:
+        """The sum over all towers, taken apart.
+
+        Args:
+            total: the sum of their shares of the mean.
+            mean_over_rows_of: so many towers; a row of a sparse gradient is then the mean over those that have it,
+                not over all.
+        """
         assert self.names is not None, "a tower ran"
         num_losses, num_gradients = len(self.names.losses), len(self._parameters)
         tensors = total.tensors
@@ -167,7 +177,10 @@ class TowerOutputs:
         rest = iter(tensors[num_gradients:])
         rows = {}
         for index, mark in zip(self._sparse, rest, strict=False):
-            rows[index], gradients[index] = rows_of(tensors[index], mark)
+            rows[index], values = rows_of(tensors[index], mark)
+            if mean_over_rows_of is not None:
+                values *= (mean_over_rows_of / mark[rows[index]])[:, None]
+            gradients[index] = values
         numbers: Any = total.numbers
         return Totals(
             gradients,

@@ -48,6 +48,7 @@ from lockstep.optim.optimizers import Optimizer
 from lockstep.optim.schedules import Constant, Schedule
 from lockstep.optim.transforms import GradientTransform
 from lockstep.parallel.exchange import AllReduce, Alone
+from lockstep.parallel.served import Asynchronous, Backups, is_served, num_computing
 from lockstep.parallel.towers import Precision, Towers
 from lockstep.progress import End
 from lockstep.recipes.data import ImageData, MnistData
@@ -147,7 +148,7 @@ class Recipe(Checked):
     """Workers that may share an accelerator, and then exchange over gloo; None: each has one of its own."""
     device: str | None = None
     """"cpu", or None for accelerators where there are any."""
-    exchange: AllReduce | Alone = field(default_factory=AllReduce)
+    exchange: AllReduce | Alone | Backups | Asynchronous = field(default_factory=AllReduce)
     """How the gradients of the towers become one update."""
     end: End | None = None
     """When the run ends; None: when it is stopped, or with its last stage."""
@@ -218,8 +219,12 @@ class Recipe(Checked):
         return self.evaluate.precision or self.towers.precision
 
     def towers_for(self, num_workers: int) -> Towers:
-        """Return the towers with their count: that of the recipe, else one for each worker."""
-        return replace(self.towers, count=self.num_towers or num_workers)
+        """Return the towers with their count: that of the recipe, else one for each worker that computes."""
+        return replace(self.towers, count=self.num_towers or num_computing(self.exchange, num_workers))
+
+    def check_towers(self, num_workers: int) -> None:
+        """Refuse a batch that cannot be split evenly over the towers, and workers that would have none of their own."""
+        self.towers_for(num_workers).check(self.batch_size, 1 if is_served(self.exchange) else num_workers)
 
     def _check_name(self) -> None:
         if not re.fullmatch(r"\w[\w.+-]*", self.name):
@@ -239,7 +244,7 @@ class Recipe(Checked):
                 hint=f"set num_towers={self.towers.count}, and leave the count out of towers",
             )
         if self.num_towers is not None:
-            self.towers_for(self.num_towers).check(self.batch_size, self.num_workers or 1)
+            self.check_towers(self.num_workers or 1)
             self._check_auxiliary_head()
 
     def _check_auxiliary_head(self) -> None:

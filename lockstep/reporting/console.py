@@ -61,6 +61,8 @@ class Console:
             self._bar.close()
         elif self._is_unseen:
             self._write_line(report)
+        if report.arrivals:
+            log.info("%s", report.arrivals)
 
     def _write_line(self, report: StepReport) -> None:
         parts = (self._place(report), *step_measures(report, self._pace), self._time(report))

@@ -59,6 +59,7 @@ class MetricsFile:
                 "gradient_norm": report.gradient_norm,
                 "refused": report.skipped,
                 **({"bad_examples": len(report.bad)} if report.bad else {}),
+                **({"arrivals": report.arrivals._asdict()} if report.arrivals else {}),
             }
         )
 

@@ -160,7 +160,7 @@ def build(
     if reader is None:
         recipe.data.check_complete()
     towers = recipe.towers_for(worker.num_workers)
-    towers.check(recipe.batch_size, worker.num_workers)
+    recipe.check_towers(worker.num_workers)
     examples = prepared(recipe, worker, reader)
     check_best(recipe, has_validation=examples.has("validation"), metrics=metrics)
     examples.check_held_out()

@@ -19,6 +19,7 @@ from lockstep.errors import InputError, NonFiniteError, PeerLostError
 from lockstep.evaluation.evaluate import Evaluation
 from lockstep.metrics.metric import NO_METRICS, Metric, check_metrics
 from lockstep.owner import Owner
+from lockstep.parallel.served import num_computing
 from lockstep.progress import Hours, Progress
 from lockstep.recipes.data import PathData
 from lockstep.recipes.recipe import Recipe
@@ -90,8 +91,8 @@ def run(
     if reader is not None:
         recipe = _with_function(recipe, reader)
     saved = Workdir(path).recipe() if path else None
-    num_towers = recipe.num_towers or (saved.num_towers if saved else None) or worker.num_workers
-    recipe = replace(recipe, num_towers=num_towers)
+    num_towers = recipe.num_towers or (saved.num_towers if saved else None)
+    recipe = replace(recipe, num_towers=num_towers or num_computing(recipe.exchange, worker.num_workers))
     is_main = threading.current_thread() is threading.main_thread()
     with stop_on_signals(worker.pulse) if is_main else nullcontext():
         return Run(

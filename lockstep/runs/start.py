@@ -27,11 +27,11 @@ from lockstep.runs.workdir import Workdir
 from lockstep.screen import log
 from lockstep.training import choices
 from lockstep.training.choices import Choices
+from lockstep.training.loop import bind_loop
 from lockstep.training.preflight import check_data
 from lockstep.training.resume import read_checkpoint
 from lockstep.training.run_weights import open_weights, run_at_step
 from lockstep.training.saving import save, store_of
-from lockstep.training.step import bind
 from lockstep.training.warm_start import warm_start
 from lockstep.weights.warm_start import WarmStartReport
 from lockstep.workers.rank import Worker
@@ -78,7 +78,9 @@ class Beginning:
                 files.workdir.check_unstarted()
         store, accept = files.store if files else None, self.accept_data_change
         started = start(stages, store, self.recipe, self.fork_from, worker, accept_data_change=accept)
-        bind(stages.parts.state, stages.parts.towers, self.recipe.exchange)  # refuses what does not fit
+        parts = stages.parts
+        # It refuses what does not fit.
+        bind_loop(parts.state, parts.towers, self.recipe.exchange, parts.task.counts(parts.state.model))
         return choices, started, changed
 
     def begin(self, worker: Worker) -> tuple[str, dict[str, Any]]:

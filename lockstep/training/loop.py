@@ -10,23 +10,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from types import NoneType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from lockstep.checks import check_type
 from lockstep.data.loader import Loader
-from lockstep.errors import InputError
 from lockstep.parallel.exchange import Exchange
+from lockstep.parallel.served import ServedExchange, is_served
 from lockstep.parallel.towers import Towers
-from lockstep.parallel.tree import assign_towers
 from lockstep.progress import End, Epochs, Hours, Interval, Progress, Steps
-from lockstep.screen import log
 from lockstep.training.attempt import Begun, Enqueued
+from lockstep.training.course import Course
 from lockstep.training.preflight import check_data
+from lockstep.training.served import bind_served, served_reports
+from lockstep.training.served_step import ServedStep
 from lockstep.training.state import TrainState
 from lockstep.training.step import BoundStep, bind
 from lockstep.types import Batch, StepReport
 from lockstep.workers.rank import join
-from lockstep.workers.signals import enter_body, log_stop, stop_on_interrupt, uninterrupted
+from lockstep.workers.signals import stop_on_interrupt, uninterrupted
 
 if TYPE_CHECKING:
     from lockstep.types import CountFunction, LossFunction
@@ -46,7 +47,7 @@ def batches(loader: Loader, towers: Towers | None = None, *, until: End | None =
     """
     _check(loader, until)
     now = Progress(loader.position // loader.batch_size, loader.position, loader.epoch_size)
-    return _batches(_Course(loader, towers, until, now), loader)
+    return _batches(Course(loader, towers, until, now), loader)
 
 
 def train_steps(
@@ -72,11 +73,28 @@ def train_steps(
     so does what is trained after that; the second raises KeyboardInterrupt. See `train_step` for where it is raised.
     """
     _check(loader, until)
-    step = bind(state, towers, exchange)
-    step.start()
+    now = Progress(state.step, loader.position, loader.epoch_size)
+    step = bind_loop(state, towers, exchange, counts)
     check_data(loader, join())
-    course = _Course(loader, step.towers, until, Progress(state.step, loader.position, loader.epoch_size))
-    yield from _reports(step, losses, counts, course)
+    course = Course(loader, step.towers, until, now, owns_towers=isinstance(step, BoundStep))
+    if isinstance(step, ServedStep):
+        step.start(loader)
+        yield from served_reports(step, losses, counts, loader, course)
+    else:
+        step.start()
+        yield from _reports(step, losses, counts, course)
+
+
+def bind_loop(
+    state: TrainState,
+    towers: Towers | None = None,
+    exchange: Exchange | None = None,
+    counts: CountFunction | None = None,
+) -> BoundStep | ServedStep:
+    """Return the step that `train_steps` makes; it is made at the first call, by all workers together."""
+    if is_served(exchange) and join().num_workers > 1:
+        return bind_served(state, towers, cast(ServedExchange, exchange), counts)
+    return bind(state, towers, exchange)
 
 
 def train(
@@ -98,64 +116,7 @@ def train(
     return report
 
 
-class _Course:
-    """How far a loop over a loader has come, and where it ends."""
-
-    def __init__(self, loader: Loader, towers: Towers | None, until: End | None, now: Progress) -> None:
-        self.worker = join()
-        self._loader, self._until, self.now = loader, until, now
-        self._towers = towers or Towers(self.worker.num_workers)
-        self._towers.check(loader.batch_size, self.worker.num_workers)
-        self._num_loads = loader.num_loads
-
-    def batches(self) -> Generator[Batch, None, None]:
-        """Yield this worker's part of every batch up to the end."""
-        worker, loader, until = self.worker, self._loader, self._until
-        if until and until.reached(self.now, loader.batch_size):
-            if not self.now.position:
-                raise _no_batch_fits(until, loader)
-            if worker.is_chief:
-                now = self.now
-                log.info(
-                    "nothing to do: the run is at step %d (epoch %.2f), its end is %s", now.step, now.epochs, until
-                )
-            return
-        mine = assign_towers(self._towers.count, worker.num_workers)[worker.rank]
-        worker.pulse.at(self.now.step, "data")
-        for batch in loader.batches(mine, self._towers.count, worker.device, stop=self._is_past_the_end):
-            worker.pulse.at(self.now.step, "loop body")
-            enter_body()
-            self._num_loads = loader.num_loads
-            yield batch
-            worker.pulse.at(self.now.step, "data")
-
-    def is_current(self) -> bool:
-        """Whether the stream is where it was at the last batch: no resume or rollback has set it to another place."""
-        return self._loader.num_loads == self._num_loads
-
-    def ends_with(self, now: Progress, *, is_stopped: bool) -> bool:
-        """Whether the loop is over at this moment, since it has reached its end or was asked to stop."""
-        self.now = now
-        is_at_end = self._until is not None and self._until.reached(now, self._loader.batch_size)
-        if is_stopped and not is_at_end:
-            log_stop(self.worker.pulse, now.step)
-        if is_stopped or is_at_end:
-            self.worker.pulse.at(now.step, "script")
-            self.worker.pulse.stopped = is_stopped
-        return is_stopped or is_at_end
-
-    def may_end_with(self, batch: Batch) -> bool:
-        """Whether the update from a batch that is not read yet may be the last one."""
-        then = self.now._replace(step=self.now.step + 1, position=batch.position + batch.batch_size)
-        return self._until is not None and self._until.reached(then, self._loader.batch_size)
-
-    def _is_past_the_end(self, position: int) -> bool:
-        # Asked for the next batch, which is not where the last one ended if some in between are skipped.
-        until = self._until
-        return until is not None and until.reached(self.now._replace(position=position), self._loader.batch_size)
-
-
-def _batches(course: _Course, loader: Loader) -> Generator[Batch, None, None]:
+def _batches(course: Course, loader: Loader) -> Generator[Batch, None, None]:
     with stop_on_interrupt(course.worker.pulse):
         for batch in course.batches():
             yield batch
@@ -173,7 +134,7 @@ def _batches(course: _Course, loader: Loader) -> Generator[Batch, None, None]:
 
 
 def _reports(
-    step: BoundStep, losses: LossFunction, counts: CountFunction | None, course: _Course
+    step: BoundStep, losses: LossFunction, counts: CountFunction | None, course: Course
 ) -> Generator[StepReport, None, None]:
     with stop_on_interrupt(course.worker.pulse):
         if step.runs_ahead:
@@ -187,7 +148,7 @@ def _reports(
 
 
 def _reports_read_late(
-    step: BoundStep, losses: LossFunction, counts: CountFunction | None, course: _Course
+    step: BoundStep, losses: LossFunction, counts: CountFunction | None, course: Course
 ) -> Generator[StepReport, None, None]:
     """Yield the report of each attempt while the one after it is computed.
 
@@ -243,7 +204,7 @@ def _reports_read_late(
             step.complete(ahead)
 
 
-def _batches_or_error(course: _Course) -> Iterator[Batch | Exception]:
+def _batches_or_error(course: Course) -> Iterator[Batch | Exception]:
     """Yield the batches, and in place of one the error with which they end."""
     try:
         yield from course.batches()
@@ -267,17 +228,6 @@ def _begin(
         if ahead is None:
             raise
         return error
-
-
-def _no_batch_fits(until: End, loader: Loader) -> InputError:
-    return InputError(
-        "The run would end before its first step: no full batch fits.",
-        given=f"an end after {until}, batches of {loader.batch_size}, {loader.epoch_size} examples in an epoch",
-        expected="an end that one batch reaches",
-        hint="raise the end, or lower the batch size"
-        if loader.epoch_size
-        else "give the loader an epoch_size, or an end in steps: its stream has no epochs",
-    )
 
 
 def _check(loader: Loader, until: End | None) -> None:

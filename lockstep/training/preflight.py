@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from lockstep.checkpoints.encoding import check_saveable
 from lockstep.data.loader import Loader
 from lockstep.errors import InputError
 from lockstep.parallel.exchange import Exchange, is_exact
+from lockstep.parallel.served import num_computing
 from lockstep.parallel.tower_outputs import sparse_parameters
 from lockstep.parallel.towers import Towers
 from lockstep.readers.fingerprint import lines_of
@@ -27,11 +29,28 @@ from lockstep.screen import log
 from lockstep.training.replicas import digest
 from lockstep.training.saved_state import EXTRA, extra_state
 from lockstep.training.state import TrainState
-from lockstep.training.trained_with import threads_matter
+from lockstep.training.trained_with import describe_step, threads_matter
 from lockstep.version import __version__
 from lockstep.workers.devices import describe_accelerator, describe_cpu, unusable_gpu, unused_kind
 from lockstep.workers.environment import chosen_waits, short_waits_here
 from lockstep.workers.rank import Worker
+
+_prepared: WeakSet[TrainState] = WeakSet()
+"""The states whose steps have been prepared."""
+
+
+def prepare_steps(state: TrainState, towers: Towers, exchange: Exchange, worker: Worker) -> None:
+    """Check the parts of a step before the first one is made, tell how updates are made, and lay the state out so."""
+    check_start(state, worker)
+    check_fit(state, towers, exchange)
+    check_exact(exchange, worker)
+    tell_idle_threads(worker)
+    state.trained_with |= describe_step(towers, exchange, worker)
+    if worker.is_chief:
+        tell_start(state, towers, exchange, worker, is_first=not _prepared, is_new=state not in _prepared)
+    _prepared.add(state)
+    if towers.channels_last:
+        state.to_channels_last()
 
 
 def check_start(state: TrainState, worker: Worker) -> None:
@@ -235,12 +254,16 @@ def _refuse_names(names: Sequence[str], what: str, expected: str, hint: str) -> 
         raise InputError(what, given=", ".join(names), expected=expected, hint=hint)
 
 
-def tell_start(state: TrainState, towers: Towers, worker: Worker, *, is_first: bool, is_new: bool) -> None:
+def tell_start(
+    state: TrainState, towers: Towers, exchange: Exchange, worker: Worker, *, is_first: bool, is_new: bool
+) -> None:
     """Log how updates are made, for the first of all states, and what the patterns of a new one have matched."""
     if is_first:
         threads = f", {_count(torch.get_num_threads(), 'thread')} each" if worker.device.type == "cpu" else ""
-        counts = _count(towers.count, "tower"), _count(worker.num_workers, "worker")
-        log.info("%s on %s (%s%s, %s)", *counts, worker.device.type, threads, towers.precision)
+        computing = num_computing(exchange, worker.num_workers)
+        served = ", which worker 0 serves" if computing < worker.num_workers else ""
+        counts = _count(towers.count, "tower"), _count(computing, "worker")
+        log.info("%s on %s (%s%s, %s)%s", *counts, worker.device.type, threads, towers.precision, served)
         if kind := unused_kind():
             log.info("no worker uses the accelerator here (%s): not every part of a step runs on it", kind)
         if reason := unusable_gpu():

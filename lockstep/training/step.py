@@ -28,18 +28,9 @@ from lockstep.training.attempt import Attempt, Begun, Enqueued, Found, Outcome
 from lockstep.training.extras import Extras, ExtraSums
 from lockstep.training.missing_gradients import MissingGradients
 from lockstep.training.nonfinite import handle
-from lockstep.training.preflight import (
-    check_buffers,
-    check_exact,
-    check_fit,
-    check_parameters,
-    check_start,
-    check_training_mode,
-    tell_idle_threads,
-    tell_start,
-)
+from lockstep.training.preflight import check_buffers, check_parameters, check_training_mode, prepare_steps
 from lockstep.training.state import TrainState
-from lockstep.training.trained_with import compare_first_step, describe_step
+from lockstep.training.trained_with import compare_first_step
 from lockstep.types import BadExample, Batch, NonFiniteReport, StepReport
 from lockstep.workers.rank import Worker, join
 from lockstep.workers.signals import interruptible, uninterrupted
@@ -122,15 +113,7 @@ class BoundStep:
         worker: Worker,
         resolved_for: tuple[int, int] | None = None,
     ) -> None:
-        check_start(state, worker)
-        check_fit(state, towers, exchange)
-        check_exact(exchange, worker)
-        tell_idle_threads(worker)
-        state.trained_with |= describe_step(towers, exchange, worker)
-        if worker.is_chief:
-            tell_start(state, towers, worker, is_first=not _steps, is_new=state not in _steps)
-        if towers.channels_last:
-            state.to_channels_last()
+        prepare_steps(state, towers, exchange, worker)
         self.towers, self.worker = towers, worker
         self._mine = assign_towers(towers.count, worker.num_workers)[worker.rank]
         # The state keeps its steps; it is to be gone with its last name, not when cycles are collected.

@@ -67,6 +67,7 @@ def serve(worker: Worker, leases: Leases, num_updates: int) -> list[list[tuple[i
             parameters[2] += 1
             server.publish(parameters, {"update": update})
         server.end("that is all")
+        server.wait_for_end()
     return updates
 
 

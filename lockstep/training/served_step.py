@@ -1,0 +1,315 @@
+"""The two halves of a step that the chief serves: a worker computes the gradient of a slice, the chief the update."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lockstep import readback
+from lockstep.errors import InputError
+from lockstep.listing import shorten
+from lockstep.parallel.exchange import Alone, Reducer
+from lockstep.parallel.hosting import StepInputs, TowerHost
+from lockstep.parallel.served import Backups, ServedExchange
+from lockstep.parallel.statistics import restored
+from lockstep.parallel.tower_outputs import ScalarNames
+from lockstep.parallel.towers import Towers
+from lockstep.parallel.tree import PartialSum, TreeSum
+from lockstep.progress import Progress
+from lockstep.screen import log
+from lockstep.tensor_lists import are_finite
+from lockstep.training.attempt import Attempt, Outcome
+from lockstep.training.missing_gradients import MissingGradients
+from lockstep.training.nonfinite import MAX_EXAMPLES_NAMED, NO_TOWER, act, check_finite
+from lockstep.training.preflight import check_buffers, check_parameters, check_training_mode, prepare_steps
+from lockstep.training.state import TrainState
+from lockstep.types import Arrivals, BadExample, NonFiniteReport, StepReport
+from lockstep.workers.group import Group
+from lockstep.workers.rank import Worker
+
+if TYPE_CHECKING:
+    from lockstep.data.loader import Loader
+    from lockstep.parallel.parameter_server import Arrival
+    from lockstep.types import Batch, CountFunction, LossFunction
+
+
+class Computed(NamedTuple):
+    """The gradient of a slice, and what the chief has to know of it, as JSON."""
+
+    partial: PartialSum
+    message: dict[str, Any]
+
+
+class ServedStep:
+    """The step of one state on one worker, whose exchange the chief serves; all workers make one together.
+
+    Args:
+        state: whose parameters, on a worker that computes, are copies of the chief's.
+        towers: how a batch is split.
+        exchange: says how many gradients make an update.
+        worker: this one, of several.
+
+    Raises:
+        InputError: parts contradict each other.
+    """
+
+    def __init__(self, state: TrainState, towers: Towers, exchange: ServedExchange, worker: Worker) -> None:
+        _check(state, towers, exchange)
+        prepare_steps(state, towers, exchange, worker)
+        self.state, self.towers, self.exchange, self.worker = state, towers, exchange, worker
+        self.num_needed = exchange.num_slices(towers.count)
+        """How many gradients make an update, and how many slices a batch has."""
+        self._alone = _alone(worker)
+        self._host = TowerHost(
+            state.model,
+            state.parameters,
+            towers,
+            self._alone,
+            state.name,
+            state.tower_transforms,
+            state.frozen.norms,
+            any_order=self.num_needed > 1,
+        )
+        num_leaves = 1 if towers.joined else towers.count
+        self._reducer = Reducer(Alone(), self._alone, num_leaves, range(num_leaves))
+        self._missing = MissingGradients(state, num_leaves, is_chief=worker.is_chief)
+        self._started = self._resumed = time.perf_counter()
+
+    def start(self, loader: Loader) -> None:
+        """Begin a series of steps on the stream of a loader: its clock starts at 0.
+
+        Raises:
+            InputError: the model has changed since the state was made.
+        """
+        self._started = self._resumed = time.perf_counter()
+        check_parameters(self.state)
+        check_buffers(self.state)
+        for line in self.state.resolve(loader.epoch_size, loader.batch_size):
+            if self.worker.is_chief:
+                log.info("%s", line)
+
+    def resume(self) -> None:
+        """The loop body is over: the clock of the next step begins."""
+        self._resumed = time.perf_counter()
+
+    def like_gradient(self) -> list[Tensor]:
+        """Tensors of the shapes, strides and kinds of those that a worker sends."""
+        return [*self._host.outputs.like_packed(), *self._host.statistics.like_shares()]
+
+    def published(self) -> list[Tensor]:
+        """The tensors of the state that the chief publishes, and the others take over."""
+        state = self.state
+        return [p.detach() for p in state.parameters.values()] + [*state.buffers.values(), *state.averages().values()]
+
+    def compute(
+        self, losses: LossFunction, batch: Batch, counts: CountFunction | None, loss_scale: float | None
+    ) -> Computed:
+        """Compute the gradient of a slice with the parameters as they are.
+
+        Raises:
+            InputError: as `train_step` does.
+        """
+        state, host, device = self.state, self._host, self.worker.device
+        check_training_mode(state)
+        parts = host.parts(batch)
+        counted = self._reducer.counted([counts(part) for _, _, part in parts]) if counts else {}
+        inputs = StepInputs(state.step, counted, loss_scale, readback.numbers_on(device, ()))
+        try:
+            others = state.other_buffers()
+            with restored(others) if others else nullcontext():
+                total = host.run(losses, parts, inputs).total()
+        except (RuntimeError, InputError):
+            check_parameters(state)
+            raise
+        return Computed(
+            total,
+            {
+                "position": batch.position,
+                "tower": batch.towers.start,
+                "names": [list(names) for names in host.outputs.names or ()],
+                "absent": list(host.absent.items()),
+                "bad": [list(example) for example in batch.bad],
+                "loss_scale": loss_scale,
+                "wait_seconds": batch.wait_seconds,
+                "stage_seconds": dict(batch.stage_seconds),
+                "queue_fill": batch.queue_fill,
+            },
+        )
+
+    @property
+    def has_run(self) -> bool:
+        """Whether this worker has computed before: the first time takes longer."""
+        return self._host.outputs.names is not None
+
+    @property
+    def loss_scale(self) -> float | None:
+        """The loss scale of the next gradients; None where losses are not scaled."""
+        return self.state.loss_scale.value if self.towers.precision == "fp16" else None
+
+    # The chief's half -------------------------------------------------------------------------------------------------
+
+    def update(self, gradients: Sequence[Arrival], loader: Loader, position: int, arrivals: Arrivals) -> StepReport:
+        """Make the update of these gradients, or refuse it, and report it.
+
+        Args:
+            gradients: in the order of their slices.
+            loader: of the examples; the caller moves its position.
+            position: how many examples of the stream are used with this attempt.
+            arrivals: what became of all gradients so far.
+
+        Raises:
+            DataError: more examples cannot be read than the loader may replace.
+            NonFiniteError: as the state's policy says.
+        """
+        state, messages = self.state, [_message(gradient) for gradient in gradients]
+        bad = tuple(sorted(BadExample(*example) for message in messages for example in message["bad"]))
+        loader.add_bad(bad)
+        with torch.no_grad():
+            proposal = state.propose(self._attempt(gradients, messages))
+            found = proposal.read(self.worker.group.check_peers)
+            outcome = state.decide(proposal, found)
+        nonfinite = self._handle(outcome, gradients, messages, loader) if outcome.skipped else None
+        now = time.perf_counter()
+        seconds = now - self._resumed
+        return StepReport(
+            progress=Progress(state.step, position, loader.epoch_size, now - self._started),
+            losses=outcome.losses,
+            smoothed=state.smoothed.now(),
+            metrics=self._host.outputs.metrics(found.others),
+            learning_rate=next(iter(outcome.learning_rates.values())),
+            gradient_norm=outcome.gradient_norm,
+            num_examples=loader.batch_size,
+            step_seconds=seconds,
+            wait_seconds=min(seconds, max(message["wait_seconds"] for message in messages)),
+            skipped=outcome.skipped,
+            learning_rates=outcome.learning_rates,
+            nonfinite=nonfinite,
+            stage_seconds=messages[0]["stage_seconds"],
+            queue_fill=messages[0]["queue_fill"],
+            bad=bad,
+            stop_requested=self.worker.pulse.stop_requested is not None or any(m["stops"] for m in messages),
+            arrivals=arrivals,
+        )
+
+    def _attempt(self, gradients: Sequence[Arrival], messages: Sequence[Mapping[str, Any]]) -> Attempt:
+        """The sum of the gradients by the tree, in the order of their slices; their tensors are used up for it."""
+        host, statistics = self._host, self._host.statistics
+        host.outputs.names = _same_names([message["names"] for message in messages], host.outputs.names)
+        sums, last = TreeSum(), len(gradients) - 1
+        for index, gradient in enumerate(gradients):
+            if last:
+                of_buffers = gradient.partial.tensors[len(host.outputs.like_packed()) :]
+                statistics.leave_to_one(of_buffers, is_first=index == 0, is_last=index == last)
+            sums.add(index, gradient.partial)
+        total = sums.total()
+        totals = host.outputs.unpacked(total, mean_over_rows_of=len(gradients) if last else None)
+        statistics.save()
+        absent = sum((Counter(dict(message["absent"])) for message in messages), Counter[int]())
+        return Attempt(
+            self._missing.left_out(totals, absent),
+            statistics.combined(totals.statistics),
+            totals.losses,
+            totals.rows,
+            messages[0]["loss_scale"],
+            total.owned,
+            statistics.check_sums(totals.statistics),
+            totals.others,
+        )
+
+    def _handle(
+        self, outcome: Outcome, gradients: Sequence[Arrival], messages: Sequence[Mapping[str, Any]], loader: Loader
+    ) -> NonFiniteReport:
+        """Say where an attempt that is not finite came from, and do what the state's policy says."""
+        report = NonFiniteReport(messages[0]["position"], outcome.nonfinite)
+        if not outcome.overflowed:
+            check_finite(self.state, self._alone)
+            guilty = [self._words(gradients[i], messages[i], loader) for i in self._culprits(gradients)]
+            report = report._replace(culprits=tuple(guilty) or (NO_TOWER,))
+        act(self.state, outcome, report, is_chief=True)
+        return report
+
+    def _culprits(self, gradients: Sequence[Arrival]) -> list[int]:
+        """The places of gradients that are not finite, as far as that can be seen once the tree has added them up."""
+        found: list[int] = []
+        for index in reversed(range(len(gradients))):
+            span = index & -index or len(gradients)  # those that may have been added to this one
+            partial = gradients[index].partial
+            if not set(found) & set(range(index, index + span)) and not _is_finite(partial):
+                found.append(index)
+        return sorted(found)
+
+    def _words(self, gradient: Arrival, message: Mapping[str, Any], loader: Loader) -> str:
+        size = loader.batch_size // self.num_needed
+        first = gradient.lease.slice
+        examples = shorten(loader.example_ids(first, size), MAX_EXAMPLES_NAMED)
+        return (
+            f"tower {message['tower']} on {self.worker.group.names[gradient.lease.worker]} (positions {first} to "
+            f"{first + size - 1} of the stream): its losses or gradients are not finite; examples {examples}"
+        )
+
+
+def _check(state: TrainState, towers: Towers, exchange: ServedExchange) -> None:
+    """Refuse what no chief can serve."""
+    if isinstance(exchange, Backups) and towers.joined:
+        raise InputError(
+            "Backup workers cannot share the statistics of a batch: nobody waits for all of them.",
+            given=f"{exchange}, batch_norm={towers.batch_norm!r}",
+            expected='batch_norm="mean", "first", "last", "none" or "frozen"',
+            hint="choose another batch_norm (--set towers.batch_norm=mean), or AllReduce()",
+        )
+    if state.nonfinite == "rollback":
+        raise InputError(
+            "A run that the chief serves cannot be rolled back: parts of other batches are under way.",
+            given=f"{exchange}, nonfinite={state.nonfinite!r}",
+            expected='nonfinite="stop", "skip" or "off"',
+            hint="choose nonfinite=skip, which refuses the update alone",
+        )
+
+
+def check_counts(exchange: ServedExchange, num_towers: int) -> None:
+    """Refuse losses that are divided by counts over the batch, where no worker sees the whole batch."""
+    if exchange.num_slices(num_towers) > 1:
+        raise InputError(
+            "Backup workers cannot divide a loss by a count over the batch: none has the others' examples.",
+            given=f"{exchange} with {num_towers} towers, and counts",
+            expected="losses that are means over a tower's examples, or an exchange that counts",
+            hint="use Asynchronous(), whose workers have whole batches, or AllReduce(); a detector has counts",
+        )
+
+
+def _alone(worker: Worker) -> Worker:
+    """The worker as one that is alone, with its name: it computes whole towers, and exchanges nothing with others."""
+    group = Group.alone()
+    group.names = [worker.name]
+    return replace(worker, rank=0, num_workers=1, local_rank=0, num_local_workers=1, group=group)
+
+
+def _message(gradient: Arrival) -> dict[str, Any]:
+    message: Any = gradient.message
+    return message  # type: ignore[no-any-return]
+
+
+def _same_names(given: Sequence[Sequence[Sequence[str]]], known: ScalarNames | None) -> ScalarNames:
+    """The names of losses and metrics, which all workers return alike."""
+    names = known or ScalarNames(*map(tuple, given[0]))
+    for each in given:
+        if ScalarNames(*map(tuple, each)) != names:
+            raise InputError(
+                "The workers' loss functions return different names.",
+                given=f"losses {each[0]}, metrics {each[1]}",
+                expected=f"losses {names.losses}, metrics {names.metrics}",
+                hint="return the same names for every batch on all workers",
+            )
+    return names
+
+
+def _is_finite(partial: PartialSum) -> bool:
+    numbers = torch.as_tensor(partial.numbers)
+    return bool(numbers.isfinite().all()) and all(are_finite([t for t in partial.tensors if t.is_floating_point()]))

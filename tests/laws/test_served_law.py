@@ -1,0 +1,124 @@
+"""The laws of served exchanges: backup workers have the bits of the exact all-reduce, and no example is lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_towers import losses, make_loader, make_state, train_some
+from torch import Tensor, nn
+
+import lockstep as ls
+from lockstep.types import Arrivals
+
+pytestmark = pytest.mark.process
+
+NUM_TOWERS = 4
+
+
+def train_all(policies: list[str]) -> list[str]:
+    """The digests of a run with backups for each policy of batch norm, then of an asynchronous one."""
+    found = [train_some(NUM_TOWERS, ls.Backups(), coupled=True, steps=6, batch_norm=policy)[0] for policy in policies]
+    if ls.join().num_workers == 2:
+        found.append(train_some(NUM_TOWERS, ls.Asynchronous(), coupled=True, steps=6)[0])
+    return found
+
+
+@pytest.mark.usefixtures("each_device")
+@pytest.mark.parametrize("num_computing", [1, 2, NUM_TOWERS])
+def test_where_no_gradient_is_dropped_the_bits_are_those_of_the_exact_all_reduce(
+    run_workers: Callable[..., list[Any]], num_computing: int
+) -> None:
+    policies = ["mean", "first", "last"] if num_computing == 2 else ["mean"]
+    alone = [
+        train_some(NUM_TOWERS, ls.AllReduce(exact=True), coupled=True, steps=6, batch_norm=policy)[0]
+        for policy in policies
+    ]
+    chief, *_ = run_workers(train_all, num_computing + 1, policies)
+    assert chief[: len(alone)] == alone
+    if num_computing == 1:
+        assert chief[-1] == alone[0], "one asynchronous worker is the plain loop"
+
+
+def train_and_resume(workdir: Path, exchange: Any) -> list[tuple[int, int, str]]:
+    """Two steps at a time, each from the checkpoint of those before: step, position and digest of the parameters."""
+    found = []
+    for steps in (2, 4, 6):
+        state, loader = make_state(coupled=True), make_loader()
+        ls.resume(state, loader, workdir)
+        ls.train(state, losses, loader, ls.Towers(NUM_TOWERS), exchange, until=ls.Steps(steps))
+        ls.save(state, loader, workdir)
+        ls.join().group.barrier("saved")
+        weights = torch.cat([p.detach().flatten() for p in state.model.parameters()])
+        found.append((state.step, loader.position, weights.numpy().tobytes().hex()))
+    return found
+
+
+def test_a_run_that_is_resumed_has_the_bits_of_one_that_is_not(
+    run_workers: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    alone = train_and_resume(tmp_path / "alone", ls.AllReduce(exact=True))
+    for each in run_workers(train_and_resume, 3, tmp_path / "backups", ls.Backups()):
+        assert each == alone, "the same on the chief and on the workers that compute"
+    for each in run_workers(train_and_resume, 2, tmp_path / "asynchronous", ls.Asynchronous()):
+        assert each == alone
+
+
+# No example is lost ---------------------------------------------------------------------------------------------------
+
+SIZE, BATCH_SIZE = 48, 8
+
+
+class Tally(nn.Module):
+    """A weight for each example: its gradient says how often the example was seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(SIZE))
+
+    def forward(self, index: Tensor) -> Tensor:
+        return self.weight[index]
+
+
+def tallied(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+    if ls.join().rank == 1:
+        time.sleep(0.02)  # the straggler
+    return {"seen": -BATCH_SIZE * model(batch["index"]).mean()}
+
+
+def count_examples(exchange: Any) -> tuple[list[float], list[float], Arrivals | None, list[int]]:
+    """How often each example counts in an epoch and in two; what became of the gradients; the steps that were seen."""
+    loader = ls.data.Loader(ls.data.Arrays({"index": torch.arange(SIZE)}), batch_size=BATCH_SIZE)
+    state = ls.TrainState(Tally(), ls.optim.SGD(1.0))
+    after: list[list[float]] = []
+    steps = []
+    report = None
+    for report in ls.train_steps(state, tallied, loader, ls.Towers(2), exchange, until=ls.Epochs(2)):
+        steps.append(report.step)
+        if report.step in (SIZE // BATCH_SIZE, 2 * SIZE // BATCH_SIZE):
+            ls.join().group.barrier("the chief waits: all workers are at this step")
+            after.append(state.model.weight.tolist())  # type: ignore[operator]
+    assert report is not None
+    return after[0], after[1], report.arrivals, steps
+
+
+@pytest.mark.parametrize("exchange", [ls.Backups(), ls.Asynchronous(), ls.Asynchronous(staleness=1)])
+def test_each_example_counts_once_an_epoch_beside_a_straggler(
+    run_workers: Callable[..., list[Any]], exchange: Any
+) -> None:
+    of_workers = run_workers(count_examples, 5, exchange)
+    for first, second, arrivals, steps in of_workers:
+        assert first == [1.0] * SIZE
+        assert second == [2.0] * SIZE
+        assert arrivals == of_workers[0][2]
+        assert steps == sorted(set(steps)), "each report once, in order"
+        assert steps[-1] == 12
+    used, _, staleness = of_workers[0][2]
+    assert sum(used.values()) == sum(staleness.values()) == 12 * (2 if exchange == ls.Backups() else 1)
+    most = exchange.staleness if isinstance(exchange, ls.Asynchronous) else 0
+    assert most is None or max(staleness) <= most
+    assert of_workers[0][3] == list(range(1, 13)), "the chief has every report"
