@@ -1,6 +1,6 @@
 """How well backup workers and asynchronous updates learn, beside synchronous ones: MNIST, the same recipe, three seeds.
 
-    python benchmarks/served_convergence.py [--data data/mnist] [--epochs 3] [--seeds 3] [--slow 4]
+    python benchmarks/served_convergence.py [--data data/mnist] [--epochs 3] [--seeds 3] [--momentum 0] [--slow 0.01]
 
 A net of one hidden layer, 3 towers and batches of 126. The synchronous run has one worker: with `exact` the number of
 workers does not show in any bit. Both others have 5 workers, of which worker 0 serves; one of the 4 that compute is
@@ -32,6 +32,8 @@ def main() -> int:
     parser.add_argument("--data", type=Path, default=Path("data/mnist"))
     parser.add_argument("--epochs", type=float, default=3)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--lr", type=float, default=0.2)
+    parser.add_argument("--momentum", type=float, default=0.0)
     parser.add_argument("--slow", type=float, default=0.01, help="seconds that one worker sleeps with each gradient")
     parser.add_argument("--worker", choices=EXCHANGES, help=argparse.SUPPRESS)
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
@@ -92,7 +94,8 @@ def train(arguments: argparse.Namespace, seed: int, exchange: Any) -> dict[str, 
     worker = ls.join()
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Flatten(), nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10))
-    state = ls.TrainState(model, ls.optim.SGD(ls.optim.Cosine(0.1, ls.Epochs(arguments.epochs)), momentum=0.9))
+    rate = ls.optim.Cosine(arguments.lr, ls.Epochs(arguments.epochs))
+    state = ls.TrainState(model, ls.optim.SGD(rate, momentum=arguments.momentum))
     loader = ls.data.Loader(mnist_reader("train", arguments.data), batch_size=BATCH_SIZE, seed=seed)
 
     def pixels(batch: ls.Batch) -> torch.Tensor:
