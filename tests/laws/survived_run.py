@@ -1,8 +1,9 @@
 """The run of three stages, longer and on six towers, some of whose workers are lost at steps that the command names.
 
-lockstep run --workers 3 --on-loss continue tests/laws/survived_run.py WORKDIR [NUMBER:FAULT@STEP+MILLISECONDS ...]
+lockstep run --workers 3 --on-loss continue tests/laws/survived_run.py WORKDIR [EXCHANGE] [FAULT ...]
 
-A fault is a signal, or `drift`: the worker's copy of the model comes to differ.
+A fault is `NUMBER:SIGKILL@STEP+MILLISECONDS`, or any other signal, or `drift`: the worker's copy of the model comes to
+differ.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ STEPS = sum(LENGTHS)
 BATCH_SIZE, NUM_TOWERS, STEP_SECONDS = 12, 6, 0.006
 
 
-def make_recipe(exchange: ls.AllReduce) -> Recipe:
+def make_recipe(exchange: ls.AllReduce | ls.Backups | ls.Asynchronous) -> Recipe:
     longer = tuple(replace(stage, length=ls.Steps(n)) for stage, n in zip(staged_run.STAGES, LENGTHS, strict=True))
     recipe = staged_run.make_recipe(
         20, stages=longer, batch_size=BATCH_SIZE, num_towers=NUM_TOWERS, exchange=exchange, device="cpu"
@@ -45,33 +46,37 @@ def make_recipe(exchange: ls.AllReduce) -> Recipe:
 
 
 class Faults:
-    """What is to befall this worker, by position of the batch: a signal, so many seconds after it has begun; once."""
+    """What is to befall this worker, once: signals so many seconds after a step, and a model that drifts."""
 
     def __init__(self, texts: Sequence[str], folder: Path) -> None:
-        self._of_position: dict[int, tuple[str, float]] = {}
-        self._struck = folder / f"struck-{os.environ.get('RANK', '0')}"
-        if self._struck.exists():  # it is a newcomer, or all have started again
+        self._drifts_at: int | None = None
+        number = os.environ.get("RANK", "0")
+        struck = folder / f"struck-{number}"
+        if struck.exists():  # it is a newcomer, or all have started again
             return
         for text in texts:
-            number, _, fault = text.partition(":")
-            name, _, when = fault.partition("@")
+            name, _, when = text.removeprefix(f"{number}:").partition("@")
             step, _, milliseconds = when.partition("+")
-            if number == os.environ.get("RANK", "0"):
-                self._of_position[int(step) * BATCH_SIZE] = name, int(milliseconds or 0) / 1000
+            if name == "drift":
+                self._drifts_at = int(step) * BATCH_SIZE
+            elif text.startswith(f"{number}:"):
+                arguments = struck, getattr(signal, name), int(step), int(milliseconds or 0) / 1000
+                threading.Thread(target=_strike, args=arguments, daemon=True).start()
 
     def begin(self, position: int, model: nn.Module) -> None:
-        if position in self._of_position:
-            name, seconds = self._of_position.pop(position)
-            self._struck.touch()
-            if name == "drift":
-                with torch.no_grad():
-                    next(model.parameters()).add_(1e-3)
-            else:
-                threading.Thread(target=_strike, args=(getattr(signal, name), seconds), daemon=True).start()
+        """Let the model drift if it is to."""
+        if position == self._drifts_at:
+            self._drifts_at = None
+            with torch.no_grad():
+                next(model.parameters()).add_(1e-3)
 
 
-def _strike(number: int, seconds: float) -> None:
+def _strike(struck: Path, number: int, step: int, seconds: float) -> None:
+    pulse = ls.join().pulse
+    while pulse.step < step:
+        time.sleep(0.001)
     time.sleep(seconds)
+    struck.touch()
     os.kill(os.getpid(), number)
 
 
@@ -97,15 +102,15 @@ def patch_parts(patch: pytest.MonkeyPatch, folder: Path, texts: Sequence[str] = 
     patch.setattr(stages, "build_state", staged_run.make_state)
 
 
-def run(workdir: Path, exchange: ls.AllReduce) -> Result:
+def run(workdir: Path, exchange: ls.AllReduce | ls.Backups | ls.Asynchronous) -> Result:
     """Run it on this worker, once the parts are patched."""
     return ls.run(make_recipe(exchange), workdir, reader=lambda split: None)
 
 
 def main() -> None:
-    transport = "gloo" if "gloo" in sys.argv else None
     patch_parts(pytest.MonkeyPatch(), Path(sys.argv[1]).parent, [each for each in sys.argv[2:] if ":" in each])
-    run(Path(sys.argv[1]), ls.AllReduce(transport, exact=True))
+    exchanges = {"gloo": ls.AllReduce("gloo", exact=True), "backups": ls.Backups(), "asynchronous": ls.Asynchronous()}
+    run(Path(sys.argv[1]), exchanges.get(sys.argv[2], ls.AllReduce(exact=True)))
 
 
 if __name__ == "__main__":
