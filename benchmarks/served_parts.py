@@ -85,7 +85,7 @@ class Steps:
         self._seconds = SECONDS * (SLOWER if is_slow else 1)
         self._towers, self._exchange = ls.Towers(contender.num_towers), contender.exchange
         self._state = ls.TrainState(nn.Linear(WIDTH, WIDTH), ls.optim.SGD(0.001))
-        data = ls.data.Arrays({"x": torch.randn(600, WIDTH)})
+        data = ls.data.Arrays({"x": torch.randn(6000, WIDTH)})
         self._loader = ls.data.Loader(data, batch_size=60)
         self._last: ls.StepReport | None = None
 
@@ -94,8 +94,8 @@ class Steps:
         ends = []
         until = ls.Steps(self._state.step + per_round + 1)
         reports = ls.train_steps(self._state, self._losses, self._loader, self._towers, self._exchange, until=until)
-        for report in reports:
-            self._last = report
+        for each in reports:
+            self._last = each
             ends.append(time.perf_counter())
         seconds = ends[-1] - ends[0]
         return seconds / max(1, len(ends) - 1) * 1000  # other workers may not hear of all steps
