@@ -16,6 +16,7 @@ Inject = Callable[[TrainCommand, random.Random], str]
 """Does it, and says in a few words what was done."""
 
 _SLOW_SECONDS, _STOPPED_SECONDS, _RUNNING_SECONDS = 4.0, 0.18, 0.02
+_APART_SECONDS = 0.3
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,16 @@ def _kill_chief(command: TrainCommand, choose: random.Random) -> str:
 def _killed(who: str, pid: int) -> str:
     send(pid, signal.SIGKILL)
     return f"SIGKILL to {who}, pid {pid}"
+
+
+def _kill_two(command: TrainCommand, choose: random.Random) -> str:
+    """The second one most likely while the others go on without the first."""
+    workers = command.workers()
+    victims = choose.sample(workers, min(2, len(workers)))
+    for pid in victims:
+        send(pid, signal.SIGKILL)
+        time.sleep(choose.random() * _APART_SECONDS)
+    return f"SIGKILL to {len(victims)} workers one after another, pids {', '.join(map(str, victims))}"
 
 
 def _kill_launcher(command: TrainCommand, choose: random.Random) -> str:
@@ -113,6 +124,7 @@ def _checkpoints(command: TrainCommand) -> list[Path]:
 FAULTS: Mapping[str, Fault] = {
     "kill": Fault("SIGKILL to a worker that is not the chief", _kill, ends_command=False),
     "chief": Fault("SIGKILL to the chief, which writes the files", _kill_chief, ends_command=False),
+    "two": Fault("SIGKILL to two workers, up to 0.3 s apart", _kill_two, ends_command=False),
     "stop": Fault("SIGSTOP to a worker, which never goes on", _stop, ends_command=False),
     "slow": Fault("a worker gets a tenth of its time, for some seconds", _slow, ends_command=False, ends_workers=False),
     "preempt": Fault("SIGTERM to the launcher: the run saves and ends", _preempt, ends_command=True),

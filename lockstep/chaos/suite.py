@@ -89,7 +89,7 @@ class Suite:
                 self.folder / f"round-{number}",
                 dues,
                 random.Random(f"{self.seed} {number}"),
-                recovers=self.recipe.watch.restarts > 0,
+                recovers=self.recipe.watch.restarts > 0 or self.recipe.watch.on_loss == "continue",
                 data=data,
                 patience_seconds=max(_PATIENCE, 2 * seconds),
                 deadline=ends,

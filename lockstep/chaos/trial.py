@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from lockstep.chaos.command import POLL_SECONDS, TrainCommand, json_lines
 from lockstep.chaos.faults import FAULTS
@@ -18,7 +19,7 @@ _GONE_SECONDS = 20.0
 """By then the workers of a launcher that was killed have ended by themselves."""
 _MOST_STARTS_IN_A_ROW = 3
 _LAST_LINES = 8
-_STARTING_EVENTS = ("start", "resume", "continue")
+_STARTING_EVENTS = ("start", "resume", "continue", "join")
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class Injected:
     """From the fault to the next step that the run had not made before, or to its end; None: it made none."""
     steps_again: int = 0
     """Steps that were computed again."""
+    went_on: list[str] = field(default_factory=list)
+    """How the run has begun again, or has gone on with other workers, each time."""
     exit_codes: list[int] = field(default_factory=list)
     """Of the command, each time it ended and was given again."""
     error: str | None = None
@@ -90,7 +93,7 @@ class Disturbed:
         self._patience_seconds, self._deadline = patience_seconds, deadline
         self._dues = sorted(dues, key=lambda due: due.step)
         self._trial = Trial(workdir)
-        self._furthest, self._starts, self._num_begun = 0, 0, 0
+        self._furthest, self._starts_in_a_row, self._num_begun = 0, 0, 0
         self._open: Injected | None = None
         """The last fault, until the run has made a step that it had not made before."""
 
@@ -123,21 +126,19 @@ class Disturbed:
         return self._trial
 
     def _start(self) -> TrainCommand:
-        self._starts += 1
+        self._starts_in_a_row += 1
         return TrainCommand(self._words, self._trial.workdir, self._data)
 
     def _look(self, command: TrainCommand) -> None:
         """See how far the run is."""
         # First whether it has begun again: a step in flight may be completed after the fault.
         fault = self._open
-        has_begun_again = (
-            fault is None or not FAULTS[fault.fault].ends_workers or len(self._starting_steps()) > self._num_begun
-        )
+        has_begun_again = fault is None or not FAULTS[fault.fault].ends_workers or len(self._starts()) > self._num_begun
         step = command.step()
         if step > self._furthest:
             if has_begun_again:
                 self._recovered()
-            self._furthest, self._progressed, self._starts = step, time.monotonic(), 1
+            self._furthest, self._progressed, self._starts_in_a_row = step, time.monotonic(), 1
 
     def _is_due(self) -> bool:
         if self._open or not self._dues or time.monotonic() > self._deadline:
@@ -150,7 +151,7 @@ class Disturbed:
         if not fault.is_possible(command):
             return
         time.sleep(self._choose.random() * 0.05)  # anywhere in a step, or in a save
-        num_begun, furthest = len(self._starting_steps()), max(self._furthest, command.step())
+        num_begun, furthest = len(self._starts()), max(self._furthest, command.step())
         with suppress(IndexError, ProcessLookupError):  # the run has just ended
             what = fault.inject(command, self._choose)
             del self._dues[0]
@@ -164,22 +165,19 @@ class Disturbed:
         if fault is None:
             return
         fault.seconds = time.monotonic() - fault.began
-        begun_again = self._starting_steps()[self._num_begun :]
-        fault.steps_again = max([0, *(self._furthest - step for step in begun_again)])
-        log.info(
-            "step %d: %s; a new step after %.1f s%s",
-            fault.step,
-            fault.what,
-            fault.seconds,
-            f", {fault.steps_again} computed again" if fault.steps_again else "",
-        )
+        events = self._starts()[self._num_begun :]
+        fault.steps_again = max([0, *(self._furthest - event["step"] for event in events)])
+        fault.went_on = [f"{event['event']} from {event.get('from', 'the last checkpoint')}" for event in events]
+        again = f", {fault.steps_again} computed again" if fault.steps_again else ""
+        went_on = f" ({'; '.join(fault.went_on)})" if fault.went_on else ""
+        log.info("step %d: %s; a new step after %.2f s%s%s", fault.step, fault.what, fault.seconds, again, went_on)
         if fault.error:
             log.info("  the command had ended with exit code %d: %s", fault.exit_codes[-1], fault.error)
 
-    def _starting_steps(self) -> list[int]:
-        """The steps at which the run has begun, each time that it has."""
+    def _starts(self) -> list[dict[str, Any]]:
+        """The lines of the history about each time that the run has begun, or has gone on with other workers."""
         events = json_lines(self._trial.workdir / "history.jsonl")
-        return [event["step"] for event in events if event.get("event") in _STARTING_EVENTS]
+        return [event for event in events if event.get("event") in _STARTING_EVENTS]
 
     def _start_again(self, command: TrainCommand, code: int) -> TrainCommand:
         """Give the same command again, if a fault has ended it, and all of its processes are gone."""
@@ -191,8 +189,8 @@ class Disturbed:
         fault.error = command.error() if code > 0 else None
         if self._recovers and not FAULTS[fault.fault].ends_command:
             self._problem(f"{fault.what}: the command ended with exit code {code}, and was to go on", command)
-        elif self._starts > _MOST_STARTS_IN_A_ROW:
-            self._problem(f"{fault.what}: {self._starts} starts in a row made no new step", command)
+        elif self._starts_in_a_row > _MOST_STARTS_IN_A_ROW:
+            self._problem(f"{fault.what}: {self._starts_in_a_row} starts in a row made no new step", command)
         else:
             self._wait_until_gone(command)
             if self._data and code > 0:  # it has been noticed

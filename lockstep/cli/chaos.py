@@ -20,7 +20,7 @@ from lockstep.screen import log, write_lines
 if TYPE_CHECKING:
     from lockstep.recipes.recipe import Recipe
 
-_FAULTS = ("kill", "chief", "stop", "slow", "preempt", "launcher", "all", "disk", "checkpoint", "records")
+_FAULTS = ("kill", "chief", "two", "stop", "slow", "preempt", "launcher", "all", "disk", "checkpoint", "records")
 """The names in `lockstep.chaos.faults`, here for the help."""
 
 

@@ -88,7 +88,7 @@ class Leases:
         if worker not in self.workers:
             return None
         self._give_up(worker)
-        if self._published is None or self._waits_for_update(worker):
+        if worker not in self.workers or self._published is None or self._waits_for_update(worker):
             return None
         start = self._next_slice(worker)
         if start is not None:
@@ -109,7 +109,7 @@ class Leases:
         return True
 
     def join(self, worker: int) -> None:
-        """Count a worker among those that are there."""
+        """Count a worker among those that are there: others get no lease."""
         self.workers.add(worker)
 
     def leave(self, worker: int) -> None:

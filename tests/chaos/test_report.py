@@ -83,6 +83,7 @@ def test_the_report_is_json() -> None:
         "step": 3,
         "seconds": 1.5,
         "steps_again": 2,
+        "went_on": [],
         "exit_codes": [],
         "error": None,
     }

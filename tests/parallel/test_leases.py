@@ -81,6 +81,14 @@ def test_what_a_dead_worker_had_is_computed_by_those_who_are_left():
     assert slices(rule.take()) == [0, 2]
 
 
+def test_a_worker_gets_its_first_lease_when_it_has_joined():
+    rule = leases(2, 1, staleness=None)
+    rule.leave(2)
+    assert (rule.begin(2), rule.begin(1)) == (None, 0)
+    rule.join(2)
+    assert rule.begin(2) == 2
+
+
 def test_an_asynchronous_gradient_may_be_behind_but_not_too_far():
     rule = leases(2, 1, staleness=1)
     assert (rule.begin(1), rule.begin(2)) == (0, 2)
