@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 
 from lockstep.launcher.hosts import TICK_SECONDS, Host, RemoteHost
-from lockstep.launcher.member import Member
 from lockstep.launcher.survival import Survival
+from lockstep.launcher.worker_record import WorkerRecord
 from lockstep.workers import watchdog
 from lockstep.workers.channel import Message
 from lockstep.workers.generations import GENERATION, NEWCOMER, Generation
@@ -69,7 +69,7 @@ class Supervisor:
         self._aborted = self._late = False
         self._survival = survival
         num_workers = sum(map(len, ranks))
-        self._members: list[Member] = []
+        self._members: list[WorkerRecord] = []
         """By the number with which each worker was started: its rank, until others are lost."""
         for host, there in zip(hosts, ranks, strict=True):
             self._start(host, there, num_workers)
@@ -108,7 +108,7 @@ class Supervisor:
         more = {LAUNCHED: "1"} | ({GENERATION: "0"} if self._survival else {})
         for local_rank, rank in enumerate(ranks):
             seat = {"RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": num_workers, "LOCAL_WORLD_SIZE": len(ranks)}
-            self._members.append(Member(rank, host, {name: str(number) for name, number in seat.items()} | more))
+            self._members.append(WorkerRecord(rank, host, {name: str(number) for name, number in seat.items()} | more))
             host.start(rank, self._members[-1].environment)
 
     def _listen(self) -> None:
@@ -138,7 +138,7 @@ class Supervisor:
                 self._watchdog.forget(member.rank)
                 member.state, member.is_awaited = "dead", False
 
-    def _take_message(self, member: Member, message: Message) -> None:
+    def _take_message(self, member: WorkerRecord, message: Message) -> None:
         member.is_awaited = False
         if "exit_code" in message:
             self._watchdog.forget(member.rank)
@@ -165,7 +165,7 @@ class Supervisor:
                 if message["stop"] and not self._stopped_by:
                     self._requests.append(message["stop"])
 
-    def _take_word_of_generation(self, member: Member, message: Message) -> None:
+    def _take_word_of_generation(self, member: WorkerRecord, message: Message) -> None:
         if self._survival is None:
             return
         if "ready" in message:
@@ -177,7 +177,7 @@ class Supervisor:
         for rank in self._survival.record_joined(member.rank, message["joined"]):
             self._hosts[0].log(logging.INFO, f"{self._members[rank].status} takes part from now on")
 
-    def _take_event(self, member: Member, pid: int, status: int | None) -> None:
+    def _take_event(self, member: WorkerRecord, pid: int, status: int | None) -> None:
         member.pid = pid
         if status is None:
             return
@@ -189,7 +189,7 @@ class Supervisor:
             self._blame(member, watchdog.died(member.status, status))
             member.state = "dead"
 
-    def _blame(self, member: Member, failure: Failure) -> None:
+    def _blame(self, member: WorkerRecord, failure: Failure) -> None:
         if member.state != "running":
             return
         member.state = "failed"
@@ -244,7 +244,7 @@ class Supervisor:
     def _start_anew(self, rank: int) -> None:
         """Have a newcomer forked in the place of a worker that is gone."""
         host, environment = self._members[rank].host, self._members[rank].environment
-        self._members[rank] = Member(rank, host, {**environment, GENERATION: NEWCOMER})
+        self._members[rank] = WorkerRecord(rank, host, {**environment, GENERATION: NEWCOMER})
         host.start(rank, self._members[rank].environment)
         self._watchdog.watch(rank)
 
@@ -303,7 +303,7 @@ class Supervisor:
     def _is_stopped(self, rank: int) -> bool:
         return self._members[rank].host.is_stopped(rank)
 
-    def _show(self, member: Member, verdict: Verdict) -> None:
+    def _show(self, member: WorkerRecord, verdict: Verdict) -> None:
         status, seconds = member.status, verdict.seconds
         if verdict.reason == "stuck":
             self._warn(f"{status} has been {status.where} for {seconds:.0f} s; its stack follows")
@@ -336,7 +336,7 @@ class Supervisor:
             self._late = True
             self._kill(self._members)
 
-    def _kill(self, members: Iterable[Member]) -> None:
+    def _kill(self, members: Iterable[WorkerRecord]) -> None:
         for member in members:
             if member.state == "running":
                 member.state = "failed"  # from here, so nothing is to be blamed for it

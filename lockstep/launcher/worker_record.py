@@ -11,7 +11,7 @@ from lockstep.workers.watchdog import WorkerStatus
 
 
 @dataclass
-class Member:
+class WorkerRecord:
     """One worker: where it was when last heard of, and how far its process has come."""
 
     rank: int
