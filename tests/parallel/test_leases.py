@@ -63,7 +63,7 @@ def test_a_late_gradient_is_dropped_and_its_slice_goes_to_whoever_asks_next():
 
 
 def test_a_worker_that_has_done_its_part_waits_for_others_but_not_for_one_that_was_late():
-    """Else it would be late for the next update, which waits for it then: two fast workers of three, and one is slow."""
+    """Else it would be late for the next update, which waits for it then."""
     rule = leases(3, 2)
     assert [rule.begin(worker) for worker in (1, 2)] == [0, 2]
     assert rule.arrive(1, 0, 0)
