@@ -57,13 +57,12 @@ def survive(workdir: Path, *faults: str, num_workers: int = 3) -> tuple[list[dic
     return [json.loads(line) for line in (workdir / "history.jsonl").read_text().splitlines()], ended.stderr
 
 
-def test_a_worker_the_chief_and_a_stopped_one_are_lost(undisturbed: dict[str, bytes], tmp_path: Path) -> None:
-    history, said = survive(tmp_path / "run", "2:SIGKILL@20", "0:SIGKILL@55+3", "1:SIGSTOP@120")
+def test_a_stopped_worker_and_the_chief_are_lost(undisturbed: dict[str, bytes], tmp_path: Path) -> None:
+    history, said = survive(tmp_path / "run", "2:SIGSTOP@20", "0:SIGKILL@55+3")
     assert contents(tmp_path / "run") == undisturbed
     losses = [line for line in history if line["event"] == "continue"]
-    assert [line["from"] for line in losses] == ["memory"] * 3, said
-    assert [line["lost"].split()[1] for line in losses] == ["2", "0", "1"]
-    assert max(line["seconds"] for line in losses) < 2
+    assert [line["from"] for line in losses] == ["memory"] * 2, said
+    assert [line["lost"].split()[1] for line in losses] == ["2", "0"]
     assert any(line["event"] == "join" for line in history), said
     assert history[-1]["event"] == "end"
 
