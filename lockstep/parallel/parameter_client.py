@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lockstep.parallel.frames import Frames
-from lockstep.parallel.served_connections import all_reached, lost, reach
+from lockstep.parallel.served_connections import lost, reach
 from lockstep.parallel.served_memory import Block, MemoryPlan, ServedMemory, agreed_layouts
 from lockstep.parallel.tree import PartialSum
 from lockstep.tensor_lists import copy_all
@@ -52,20 +52,15 @@ class Client:
         layouts = agreed_layouts(worker, gradients, published)
         worker.group.gather(worker.host)
         place = worker.group.broadcast(None)
-        reached, failed = None, ""
-        try:
-            reached = reach(worker, place)
-        except OSError as error:
-            failed = str(error.strerror or error).lower()
-        all_reached(worker, failed)
-        assert reached is not None, "else all workers have raised"
-        self._frames = Frames(reached.connection, worker.group.check_peers)
-        self._is_here = reached.memory is not None
+        connection, descriptor = reach(worker, place)
+        self._frames = Frames(connection, worker.group.check_peers)
+        self._is_here = descriptor is not None
         """On the chief's host: tensors pass through its memory, else through memory of this worker alone."""
-        if reached.memory is not None:
-            self._memory = _mapped(MemoryPlan(*layouts, *place["blocks"]), reached.memory)
-        else:
+        if descriptor is None:
             self._memory = ServedMemory(torch.zeros(1), *([Block.alone(layout)] for layout in layouts))
+        else:
+            self._memory = MemoryPlan(*layouts, *place["blocks"]).map(descriptor)
+            os.close(descriptor)
         self._room = 0
         """The block for the gradient of the last lease."""
 
@@ -132,10 +127,3 @@ class Client:
         except ConnectionError as error:
             said = str(error).lower()
         raise lost(self._worker, "the chief", said)
-
-
-def _mapped(plan: MemoryPlan, descriptor: int) -> ServedMemory:
-    try:
-        return plan.map(descriptor)
-    finally:
-        os.close(descriptor)

@@ -233,7 +233,8 @@ class Server:
             self._said = f"{self._worker.group.names[client.rank]}: {str(error).lower()}"
         except LockstepError as error:  # of what is to be sent
             self._failed = error
-        self._leave(client)
+        finally:
+            self._leave(client)
 
     def _handle(self, client: _Client, request: Mapping[str, Any]) -> None:
         match request:

@@ -31,7 +31,13 @@ class Reached(NamedTuple):
 
     connection: socket.socket
     memory: int | None
-    """A descriptor of the chief's memory, which the one that got it closes; None from another host."""
+    """A descriptor of the chief's memory; None from another host."""
+
+    def close(self) -> None:
+        """Give both back."""
+        self.connection.close()
+        if self.memory is not None:
+            os.close(self.memory)
 
 
 class Reception:
@@ -67,10 +73,13 @@ class Reception:
             while len(self._came) < self._worker.num_workers - 1:
                 self._coming.wait(_LOOK_SECONDS)
                 self._worker.group.check_peers()
-            return dict(self._came)
+            came, self._came = self._came, {}
+            return came
 
     def close(self) -> None:
-        """Take no more connections."""
+        """Take no more connections, and end those that nobody has waited for."""
+        for connection in self._came.values():
+            connection.close()
         with suppress(OSError):
             self._here.shutdown(socket.SHUT_RDWR)  # ends the thread's wait
         self._here.close()
@@ -107,15 +116,33 @@ class Reception:
 
 
 def reach(worker: Worker, place: Mapping[str, Any]) -> Reached:
-    """Connect to the chief, from another worker.
+    """Connect to the chief's `Reception`, from another worker.
 
     Raises:
-        OSError: it cannot be reached; its text says why.
+        WorkerError: a worker does not reach it.
     """
-    if worker.host != place["host"]:
-        connection = connect(place["address"], place["port"], place["key"].encode())
-        connection.sendall(_RANK.pack(worker.rank))
-        return Reached(connection, None)
+    reached, failed = None, ""
+    try:
+        reached = _connect_here(worker, place) if worker.host == place["host"] else _connect(worker, place)
+    except OSError as error:
+        failed = str(error.strerror or error).lower()
+    try:
+        all_reached(worker, failed)
+    except BaseException:
+        if reached is not None:
+            reached.close()
+        raise
+    assert reached is not None, "else it has said why"
+    return reached
+
+
+def _connect(worker: Worker, place: Mapping[str, Any]) -> Reached:
+    connection = connect(place["address"], place["port"], place["key"].encode())
+    connection.sendall(_RANK.pack(worker.rank))
+    return Reached(connection, None)
+
+
+def _connect_here(worker: Worker, place: Mapping[str, Any]) -> Reached:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.settimeout(HANDSHAKE_SECONDS)
@@ -126,10 +153,10 @@ def reach(worker: Worker, place: Mapping[str, Any]) -> Reached:
         _, descriptors, *_ = socket.recv_fds(connection, 1, 1)
         if not descriptors:
             raise ConnectionError("the chief has sent no memory")
-        return Reached(connection, descriptors[0])
     except OSError:
         connection.close()
         raise
+    return Reached(connection, descriptors[0])
 
 
 def all_reached(worker: Worker, failed: str) -> None:

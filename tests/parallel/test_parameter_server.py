@@ -1,24 +1,27 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from signal import SIGKILL
 from typing import Any
 
 import pytest
 import torch
 from thread_workers import run_threads
 from torch import Tensor
+from worker_processes import run_workers
 
 from lockstep.errors import PeerLostError, WorkerError
 from lockstep.parallel.leases import Leases
 from lockstep.parallel.parameter_client import Client, Published
 from lockstep.parallel.parameter_server import Server
 from lockstep.parallel.tree import PartialSum
-from lockstep.workers.rank import Worker
+from lockstep.workers.rank import Worker, join
 
 GRADIENTS = [torch.zeros(5, 3).t(), torch.zeros(4)]
 MAX_STEPS = 20
@@ -209,6 +212,131 @@ def test_a_worker_whose_server_is_gone_says_so(over_network: bool) -> None:
         client.close()
 
     run_threads(work, 2)
+
+
+def test_workers_that_wait_learn_of_a_version_at_which_the_server_pauses() -> None:
+    """All workers may be needed there, as for an evaluation; the one without a lease must not wait for the end."""
+    both, knows = threading.Barrier(2), threading.Event()
+
+    def work(worker: Worker) -> Any:
+        parameters = new_parameters()
+        if worker.is_chief:
+            with closing(Server(worker, GRADIENTS, parameters, leases_of(2, 1, staleness=None))) as server:
+                server.publish(parameters, "first")
+                server.next_update()
+                server.publish(parameters, "second")  # the gradient of the other worker waits, and so does the worker
+                server.pause()
+                assert knows.wait(10)
+                server.resume()
+                server.next_update()
+                server.publish(parameters, "third")
+                server.end(None)
+                server.wait_for_end()
+            return None
+        told = []
+        with closing(Client(worker, GRADIENTS, parameters)) as client:
+            while not told or not told[-1].is_over:
+                told.append(client.fetch(parameters))
+                if len(told) == 1:
+                    both.wait(10)
+                if told[-1].slice is not None:
+                    client.send(told[-1].slice, told[-1].version, gradient(0))
+                elif not told[-1].is_over:
+                    knows.set()
+        return [each.message for each in told if each.slice is None and not each.is_over]
+
+    _, *told = run_threads(work, 3)
+    assert sorted(told) == [[], ["second"]]
+
+
+def test_a_worker_that_reads_nothing_holds_nobody_up() -> None:
+    """What is sent to it is more than the system keeps: the server waits for it in a thread of its own."""
+    wide = [torch.zeros(5_000_000)]
+    done = threading.Event()
+
+    def work(worker: Worker) -> Any:
+        worker, parameters = placed(worker, over_network=True), [tensor.clone() for tensor in wide]
+        if worker.is_chief:
+            with closing(Server(worker, GRADIENTS, parameters, leases_of(2, 1))) as server:
+                for _ in range(6):
+                    server.publish(parameters, None)
+                    [arrival] = server.next_update()
+                    assert arrival.lease.worker == 1
+                server.publish(parameters, None)
+                done.set()
+                server.end(None)
+                server.wait_for_end()
+            return None
+        with closing(Client(worker, GRADIENTS, parameters)) as client:
+            if worker.rank == 2:
+                client._frames.send({"fetch": True})
+                assert done.wait(10)
+                client._frames.shut_down()
+                return None
+            while not (told := client.fetch(parameters)).is_over:
+                assert told.slice is not None
+                client.send(told.slice, told.version, gradient(told.slice))
+        return None
+
+    run_threads(work, 3)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"gradient": [0, 0, ["a"]], "message": None},
+        {"gradient": [10**30, 0, []], "message": None},
+        {"gradient": [0, 0, [1.0]]},
+        {"take": "everything"},
+    ],
+)
+def test_what_no_worker_sends_is_an_error_of_the_chief_that_names_the_sender(said: dict[str, Any]) -> None:
+    def work(worker: Worker) -> None:
+        parameters = new_parameters()
+        if not worker.is_chief:
+            with closing(Client(worker, GRADIENTS, parameters)) as client:
+                client.fetch(parameters)
+                client._frames.send(said)
+                with pytest.raises(PeerLostError):
+                    client.fetch(parameters)
+            return
+        with closing(Server(worker, GRADIENTS, parameters, leases_of(1, 1))) as server:
+            server.publish(parameters, None)
+            with pytest.raises(WorkerError, match="What worker 1 has sent to the chief cannot be read"):
+                server.next_update()
+
+    run_threads(work, 2)
+
+
+def train_until_killed(num_updates: int, victim: int) -> Any:
+    """In a process each: the victim ends by SIGKILL when it has work to do, or work of others to take."""
+    worker = join("cpu")
+    try:
+        if not worker.is_chief:
+            return compute(worker, lambda *_: os.kill(os.getpid(), SIGKILL) if worker.rank == victim else None)[0]
+        leases = leases_of(worker.num_workers - 1, 2)
+        if victim == 0:
+            with closing(Server(worker, GRADIENTS, new_parameters(), leases)) as server:
+                server.publish(new_parameters(), {"update": 0})
+                server.next_update()
+                os.kill(os.getpid(), SIGKILL)
+        return [[start for start, *_ in update] for update in serve(worker, leases, num_updates)]
+    except PeerLostError as error:
+        return str(error)
+
+
+@pytest.mark.process
+def test_where_nobody_watches_over_the_run_a_worker_that_is_killed_ends_it_for_all() -> None:
+    """Under our launcher it is the launcher that ends it, or lets the others go on."""
+    chief, _, other = run_workers(train_until_killed, 3, 10**6, 1, lost=[1])
+    assert chief.startswith("worker 0 lost worker 1")
+    assert other.startswith("worker 2 lost worker 1")
+
+
+@pytest.mark.process
+def test_workers_whose_chief_is_killed_say_so() -> None:
+    _, *said = run_workers(train_until_killed, 3, 5, 0, lost=[0])
+    assert all("lost" in text for text in said), said
 
 
 def test_workers_with_other_tensors_are_refused() -> None:
