@@ -85,8 +85,6 @@ class Leases:
 
     def begin(self, worker: int) -> int | None:
         """Lease a slice to a worker, which gives up what it had before; None: it has to wait."""
-        if worker not in self.workers:
-            return None
         self._give_up(worker)
         if worker not in self.workers or self._published is None or self._waits_for_update(worker):
             return None
