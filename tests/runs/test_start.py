@@ -175,9 +175,7 @@ def test_metrics_that_are_whole_are_told_of_by_nobody(
 def test_activations_are_refused_where_the_chief_runs_no_modules() -> None:
     watched = with_settings(find("mnist"), ["watch.activations='5 steps'", "exchange.kind=backups"])
     worker = replace(ls.join("cpu"), num_workers=3)
-    with pytest.raises(
-        ls.InputError, match=r"it sees no activations.\n.*Backups\(\), 3 workers"
-    ):
+    with pytest.raises(ls.InputError, match=r"it sees no activations.\n.*Backups\(\), 3 workers"):
         _check_activations(watched, worker)
     _check_activations(watched, ls.join("cpu"))
     _check_activations(replace(watched, exchange=ls.AllReduce()), worker)
