@@ -230,12 +230,12 @@ def test_the_others_go_on_when_workers_are_stopped_or_lost_at_once(tmp_path: Pat
     assert [words[2:4] for words in said if words[1] == "done"] == [[80, surviving_run.total_of(80)]] * 4
     fault = next(words for words in said if words[1] == "fault")
     goes_on = next(words for words in said if words[1] == "goes on")
-    assert 2.0 <= goes_on[-1] - fault[-1] < 4.0
+    assert 1.8 <= goes_on[-1] - fault[-1] < 4.0, "it beats ten times a second until then"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-def test_random_kills_also_of_those_that_regroup_lose_nothing(tmp_path: Path, seed: int) -> None:
+def test_many_kills_at_random_steps_lose_nothing(tmp_path: Path, seed: int) -> None:
     random = Random(seed)
     steps = sorted(random.sample(range(5, 90), 12))
     faults = [f"{random.randrange(4)}:SIGKILL@{step}" for step in steps]
