@@ -14,7 +14,7 @@ updates before. At the end of an epoch a slice may be leased to several workers,
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import count, islice
 from typing import NamedTuple
 
@@ -79,6 +79,8 @@ class Leases:
         """The version that can be read."""
         self._unpublished: set[int] = set()
         """Workers whose gradients are in the update that is not published yet."""
+        self._late: set[int] = set()
+        """Workers whose last gradient came too late, or would have."""
 
     # The workers ------------------------------------------------------------------------------------------------------
 
@@ -101,6 +103,7 @@ class Leases:
             self._give_up(worker)
             return False
         self.held[start] = self._leases.pop(worker)
+        self._late.discard(worker)
         return True
 
     def join(self, worker: int) -> None:
@@ -138,6 +141,7 @@ class Leases:
         for lease in [*self._leases.values()]:
             if lease.slice not in self._open or self._is_stale(lease):
                 self._give_up(lease.worker)
+                self._late.add(lease.worker)
         for lease in [*self.held.values()]:
             if self._is_stale(lease):
                 del self.held[lease.slice]
@@ -177,7 +181,7 @@ class Leases:
     def _next_slice(self, worker: int) -> int | None:
         """The slice for a worker that asks: of the next ones that nobody has, one that it expects, or the first."""
         begun = {*self.held, *(lease.slice for lease in self._leases.values())}
-        room = self._room(worker, len(begun))
+        room = self._room(worker, begun)
         if room <= 0:
             return None
         left = sorted(self._open.keys() - begun)
@@ -192,20 +196,26 @@ class Leases:
         again = [start for start in holders if self._fits(start)]
         return min(again, key=lambda start: (holders[start], start), default=None)
 
-    def _room(self, worker: int, num_begun: int) -> int:
+    def _room(self, worker: int, begun: Collection[int]) -> int:
         """How many slices, of which the worker is to have one, may be begun beside those that are.
 
-        Each synchronous worker begins one an update. It begins more where there are too few others: it would be late
-        for the next update with what the update does not need. Where enough gradients have come and the update waits
-        for slices of an earlier epoch, there is always room. Of asynchronous workers each has one, and another one is
-        kept for it that it may read ahead.
+        Of asynchronous workers each has one, and another one is kept for it that it may read ahead.
         """
         is_synchronous, num_workers = self.staleness == 0, len(self.workers)
-        room = (max(num_workers, self.required) if is_synchronous else 2 * num_workers) - num_begun
-        if len(self.held) >= self.required:
+        room = (max(num_workers, self.required) if is_synchronous else 2 * num_workers) - len(begun)
+        if len(self.held) >= self.required:  # the update waits for slices of an earlier epoch
             return max(1, room)
-        has_sent = any(lease.worker == worker for lease in self.held.values())
-        return 0 if is_synchronous and has_sent and num_begun >= self.required else room
+        return 0 if is_synchronous and self._is_provided_for(worker) else room
+
+    def _is_provided_for(self, worker: int) -> bool:
+        """Whether a synchronous worker that has done its part had better wait: others are about to do the rest.
+
+        What it began now would be too late as a rule, and the worker then late for the next update, too. Those that
+        were late themselves are not counted on.
+        """
+        under_way = {lease.slice for lease in self._leases.values() if lease.worker not in self._late}
+        has_done = any(lease.worker == worker for lease in self.held.values())
+        return has_done and len(under_way | self.held.keys()) >= self.required
 
     def _fits(self, start: int) -> bool:
         """Whether it is of use to begin a slice now.
