@@ -224,6 +224,8 @@ class Run:
         result = self._result(reason, scored, time.perf_counter() - began)
         if conclude and self._files and self._worker.is_chief and result.is_complete:
             self._files.workdir.write_result(result)
+        if self._survives:
+            self._worker.group.barrier("the run has ended")  # with a worker that has left nobody could make up for it
         return result
 
     def _train(self, begin: Begin) -> tuple[Reason, Segment]:
