@@ -80,13 +80,13 @@ class Leases:
         """The version that can be read."""
         self._unpublished: set[int] = set()
         """Workers whose gradients are in the update that is not published yet."""
+        self._late: set[int] = set()
+        """Workers whose last gradient came too late, or would have."""
 
     # The workers ------------------------------------------------------------------------------------------------------
 
     def begin(self, worker: int) -> int | None:
         """Lease a slice to a worker, which gives up what it had before; None: it has to wait."""
-        if worker not in self.workers:
-            return None
         self._give_up(worker)
         if worker not in self.workers or self._published is None or self._waits_for_update(worker):
             return None
@@ -106,6 +106,7 @@ class Leases:
             self._give_up(worker)
             return False
         self.held[start] = self._leases.pop(worker)
+        self._late.discard(worker)
         return True
 
     def join(self, worker: int) -> None:
@@ -147,6 +148,7 @@ class Leases:
             if lease.slice in taken or self._is_stale(lease):
                 del self._leases[lease.worker]
                 self.dropped[lease.worker] += 1
+                self._late.add(lease.worker)
                 if lease.slice not in taken:
                     self._put_back(lease.slice)
         for lease in [*self.held.values()]:
@@ -190,7 +192,7 @@ class Leases:
         """The slice for a worker that asks: one that came back, then one it expects, then the next one."""
         begun = len({*self.held, *(lease.slice for lease in self._leases.values())})
         room = self._most_begun() - begun
-        if room <= 0 and len(self.held) < self.required:
+        if len(self.held) < self.required and (room <= 0 or self._is_provided_for(worker)):
             return None
         # Where enough gradients have come, the update waits for slices of an earlier epoch, and there must be room.
         room = max(1, room)
@@ -204,6 +206,16 @@ class Leases:
         holders = Counter(lease.slice for lease in self._leases.values() if lease.slice not in self.held)
         again = [start for start in holders if self._fits(start)]
         return min(again, key=lambda start: (holders[start], start), default=None)
+
+    def _is_provided_for(self, worker: int) -> bool:
+        """Whether a synchronous worker that has done its part had better wait: others are about to do the rest.
+
+        What it began now would be too late as a rule, and the worker then late for the next update, too. Those that
+        were late themselves are not counted on.
+        """
+        under_way = {lease.slice for lease in self._leases.values() if lease.worker not in self._late}
+        has_done = any(lease.worker == worker for lease in self.held.values())
+        return self.staleness == 0 and has_done and len(under_way | self.held.keys()) >= self.required
 
     def _most_begun(self) -> int:
         """The number of slices whose gradients may be under way: as many as SyncReplicasOptimizer has tokens.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 from lockstep.checks import Checked, Hint, NonNegativeInt
 from lockstep.errors import InputError
 from lockstep.parallel.exchange import Alone, Connection
+from lockstep.parallel.tree import assign_towers
 
 if TYPE_CHECKING:
     from lockstep.workers.rank import Worker
@@ -73,6 +74,15 @@ def is_served(exchange: object) -> bool:
 def num_computing(exchange: object, num_workers: int) -> int:
     """How many of the workers compute: all of them, or all but the chief."""
     return num_workers - 1 if is_served(exchange) and num_workers > 1 else num_workers
+
+
+def towers_of(exchange: object, rank: int, num_workers: int, num_towers: int) -> range:
+    """The towers of a worker in its first batch; what the chief of a served exchange would compute, if it did."""
+    if isinstance(exchange, Backups | Asynchronous) and num_workers > 1:
+        size = num_towers // exchange.num_slices(num_towers)
+        first = max(0, rank - 1) * size % num_towers
+        return range(first, first + size)
+    return assign_towers(num_towers, num_workers)[rank]
 
 
 def _connect(exchange: Any, worker: Worker, num_towers: int) -> Connection:

@@ -66,7 +66,7 @@ class Statistics:
                 change = (values - starts).masked_fill_(values == starts, 0.0)
                 shares.append(change.mul_(share) if share != 1.0 else change)
             elif self._any_order or tower == (self._last if self._is_of_last(values) else 0):
-                shares.append(values.clone())
+                shares.append(values - starts if _is_counted(values) else values.clone())
             else:
                 shares.append(torch.zeros_like(values))
         return shares
@@ -85,7 +85,7 @@ class Statistics:
         if not sums:
             return []
         for values, starts, total in zip(self._values.segments, self._starts.segments, sums, strict=True):
-            if self._is_averaged(values):
+            if self._is_averaged(values) or _is_counted(values):
                 torch.add(starts, total, out=values)
             else:
                 values.copy_(total)
@@ -167,6 +167,11 @@ def changeable_buffers(model: nn.Module) -> list[Tensor]:
 
 def _ids(held: Sequence[Mapping[str, Tensor | None]]) -> list[int]:
     return list(map(id, chain.from_iterable([buffers.values() for buffers in held])))
+
+
+def _is_counted(values: Tensor) -> bool:
+    """Whether they are counters: a change that comes late is added to what they are by then."""
+    return values.dtype in (torch.int32, torch.int64)
 
 
 def _as_numbers(values: Tensor) -> Tensor:

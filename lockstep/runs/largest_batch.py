@@ -12,7 +12,7 @@ import torch
 from lockstep.augmentations.colours import ColourOption
 from lockstep.data.shared_memory import map_leaves
 from lockstep.images.augment import HorizontalFlip, num_partners
-from lockstep.parallel.tree import assign_towers
+from lockstep.parallel.served import towers_of
 from lockstep.ragged import Ragged
 from lockstep.readers.object_survey import ObjectSurvey
 from lockstep.recipes.detection import DetectionData
@@ -108,7 +108,7 @@ def probe_largest_batch(recipe: Recipe, parts: Parts, known: ObjectSurvey | None
     if not (isinstance(data, DetectionData) and recipe.watch.probe_memory):
         return
     most = Largest(*worker.group.broadcast(list(largest(data, known)) if known else None))
-    mine = assign_towers(towers.count, worker.num_workers)[worker.rank]
+    mine = towers_of(recipe.exchange, worker.rank, worker.num_workers, towers.count)
     num_images = recipe.batch_size // towers.count * len(mine)
     with lack_of_memory_told(f"{num_images} images of {most.height} x {most.width} pixels", _HINT):
         fields: Mapping[str, Any] = largest_batch(data, most, num_images, recipe.model.num_classes)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lockstep.parallel.exchange import AllReduce
+from lockstep.parallel.served import Asynchronous, Backups, is_served
 from lockstep.parallel.tree import assign_towers
 from lockstep.terminal import num_columns
 from lockstep.workers.devices import describe_accelerator
@@ -23,15 +24,14 @@ def describe_topology(parts: Parts, exchange: Exchange, worker: Worker) -> list[
     """Describe how a run would go on from where its parts stand, in lines; all workers call it, and get the same."""
     state, loader, count = parts.state, parts.loader, parts.towers.count
     size = loader.batch_size // count
-    mine = assign_towers(count, worker.num_workers)[worker.rank]
-    first = loader.position + mine.start * size
+    towers, positions = _part_of(worker, parts, exchange)
     here = {
         "host": worker.host,
         "worker": str(worker.rank),
         "device": " ".join([str(worker.device), describe_accelerator(worker.device).get("gpu", "")]).rstrip(),
         "threads": str(torch.get_num_threads()),
-        "towers": _range(mine.start, len(mine)),
-        "first positions": _range(first, len(mine) * size),
+        "towers": towers,
+        "first positions": positions,
     }
     workers: list[dict[str, str]] = worker.group.gather(here)
     return [
@@ -44,9 +44,27 @@ def describe_topology(parts: Parts, exchange: Exchange, worker: Worker) -> list[
     ]
 
 
+def _part_of(worker: Worker, parts: Parts, exchange: Exchange) -> tuple[str, str]:
+    """The towers of a worker, and the positions of the first examples that it reads."""
+    loader, count = parts.loader, parts.towers.count
+    if isinstance(exchange, Backups | Asynchronous) and worker.num_workers > 1:
+        if worker.is_chief:
+            return "serves", "none"
+        num_slices = exchange.num_slices(count)
+        size = loader.batch_size // num_slices
+        return "one at a time" if num_slices > 1 else "all in turn", _range(
+            loader.position + (worker.rank - 1) * size, size
+        )
+    mine = assign_towers(count, worker.num_workers)[worker.rank]
+    size = loader.batch_size // count
+    return _range(mine.start, len(mine)), _range(loader.position + mine.start * size, len(mine) * size)
+
+
 def _transport(exchange: Exchange, worker: Worker) -> str:
     if worker.num_workers == 1:
         return f"{exchange}, of one worker: nothing is sent"
+    if is_served(exchange):
+        return f"{exchange}, served by worker 0"
     name = exchange.resolve(worker) if isinstance(exchange, AllReduce) else "what it connects by itself"
     return f"{exchange} over {name.replace('_', ' ')}"
 

@@ -14,8 +14,8 @@ from lockstep.errors import InputError
 from lockstep.parallel.exchange import Exchange
 from lockstep.parallel.towers import Towers
 from lockstep.ragged import Ragged
+from lockstep.training.loop import bind_loop
 from lockstep.training.state import TrainState
-from lockstep.training.step import bind
 from lockstep.types import Batch
 from lockstep.workers.rank import join
 
@@ -55,7 +55,7 @@ def probe_memory(
     Raises:
         InputError: the memory is not enough.
     """
-    step, device = bind(state, towers, exchange), join().device
+    step, device = bind_loop(state, towers, exchange, counts), join().device
     if device.type != "cpu":
         torch.accelerator.reset_peak_memory_stats(device)
     with lack_of_memory_told(describe_batch(batch, step.towers), hint):

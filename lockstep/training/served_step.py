@@ -143,6 +143,11 @@ class ServedStep:
             },
         )
 
+    def rehearse(self, losses: LossFunction, batch: Batch, counts: CountFunction | None = None) -> None:
+        """Compute the gradient of a batch, and forget it; the chief, who computes none, does nothing."""
+        if not self.worker.is_chief:
+            self.compute(losses, batch, counts, self.loss_scale)
+
     @property
     def has_run(self) -> bool:
         """Whether this worker has computed before: the first time takes longer."""
@@ -195,6 +200,7 @@ class ServedStep:
             queue_fill=messages[0]["queue_fill"],
             bad=bad,
             stop_requested=self.worker.pulse.stop_requested is not None or any(m["stops"] for m in messages),
+            regroup_requested=self.worker.pulse.regroup_requested,
             arrivals=arrivals,
         )
 

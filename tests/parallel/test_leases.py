@@ -62,6 +62,24 @@ def test_a_late_gradient_is_dropped_and_its_slice_goes_to_whoever_asks_next():
     assert rule.used == {1: 1, 3: 1}
 
 
+def test_a_worker_that_has_done_its_part_waits_for_others_but_not_for_one_that_was_late():
+    """Else it would be late for the next update, which waits for it then."""
+    rule = leases(3, 2)
+    assert [rule.begin(worker) for worker in (1, 2)] == [0, 2]
+    assert rule.arrive(1, 0, 0)
+    assert rule.begin(1) is None, "worker 2 is about to make the update whole"
+    assert rule.begin(3) == 4, "which has done nothing yet"
+    assert rule.arrive(2, 2, 0)
+    assert slices(rule.take()) == [0, 2]
+    rule.publish()
+    assert rule.begin(3) == 4, "it was late"
+    assert rule.begin(1) == 6
+    assert rule.arrive(1, 6, 1)
+    assert rule.begin(1) == 8, "worker 3 may be late again"
+    assert rule.arrive(1, 8, 1)
+    assert slices(rule.take()) == [6, 8]
+
+
 def test_few_workers_compute_several_slices_an_update():
     rule = leases(1, 3)
     for start in (0, 2, 4):

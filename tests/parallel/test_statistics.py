@@ -103,3 +103,40 @@ def test_what_is_expanded_cannot_change() -> None:
     model = Buffers()
     changeable = set(map(id, changeable_buffers(model)))
     assert {name for name, buffer in model.named_buffers() if id(buffer) not in changeable} == {"wide"}
+
+
+def changes_of(model: Buffers, statistics: Statistics, tower: int) -> list[torch.Tensor]:
+    statistics.save()
+    model.mean += 1.0
+    model.count += 1
+    shares = statistics.shares(tower, 1.0)
+    statistics.restore()
+    return shares
+
+
+def test_a_change_that_comes_late_is_added_to_what_the_buffers_are_by_then() -> None:
+    here, there = Buffers(), Buffers()
+    late = changes_of(there, Statistics(there, "mean", 1), 0)
+    here.mean += 10.0
+    here.count += 10
+    statistics = Statistics(here, "mean", 1)
+    statistics.save()
+    combined = statistics.combined(late)
+    assert combined[0].tolist() == pytest.approx([12.0, 9.0, 11.1])
+    assert combined[1] == 7 + 10 + 1
+
+
+@pytest.mark.parametrize(("policy", "chosen"), [("first", 0), ("last", 2)])
+def test_of_towers_in_any_order_one_gives_what_is_not_averaged(policy: BatchNorm, chosen: int) -> None:
+    model = Buffers()
+    statistics = Statistics(model, policy, 4, any_order=True)
+    of_towers = [changes_of(model, statistics, tower) for tower in (3, 3, 1)]
+    for index, shares in enumerate(of_towers):
+        for values in shares:
+            if values.dtype == torch.float32:
+                values += index  # so that it shows whose they are
+        statistics.leave_to_one(shares, is_first=index == 0, is_last=index == 2)
+    total = [sum(values[1:], values[0]) for values in zip(*of_towers, strict=True)]
+    combined = statistics.combined(total)
+    assert combined[0].tolist() == pytest.approx([2.0 + chosen, -1.0 + chosen, 1.1 + chosen])
+    assert combined[1] == 8, "the counter of the first"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -61,6 +62,18 @@ def test_workers_of_two_hosts_and_their_state_are_described(monkeypatch: pytest.
         "1.running_var          4           float32",
         "1.num_batches_tracked  one number  int64",
     ]
+
+
+@pytest.mark.parametrize(
+    ("exchange", "towers", "second"), [(ls.Backups(), "one at a time", 14), (ls.Asynchronous(), "all in turn", 18)]
+)
+def test_the_chief_of_a_served_exchange_computes_no_towers(exchange: Any, towers: str, second: int) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        lines, *_ = pool.map(lambda worker: describe_topology(parts_at(12), exchange, worker), thread_workers(3))
+    assert lines[1] == f"exchange: {exchange}, served by worker 0"
+    rows = [re.split(r"  +", line)[-2:] for line in lines[4:7]]
+    assert [row[0] for row in rows] == ["serves", towers, towers]
+    assert [row[1].split()[0] for row in rows] == ["none", "12", str(second)]
 
 
 def test_a_run_that_is_tried_dry_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

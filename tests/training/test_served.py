@@ -1,0 +1,233 @@
+"""The loops of served exchanges: what they refuse, what all workers see, and how they end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import lockstep as ls
+from lockstep.errors import InputError, NonFiniteError
+
+pytestmark = pytest.mark.process
+
+SIZE, BATCH_SIZE = 32, 8
+RunWorkers = Callable[..., list[Any]]
+
+
+def make_loader() -> ls.data.Loader:
+    generator = torch.Generator().manual_seed(1)
+    fields = {"x": torch.randn(SIZE, 4, generator=generator), "index": torch.arange(SIZE)}
+    return ls.data.Loader(ls.data.Arrays(fields), batch_size=BATCH_SIZE, order="sequential")
+
+
+def make_state(**changes: Any) -> ls.TrainState:
+    torch.manual_seed(2)
+    return ls.TrainState(nn.Linear(4, 1), ls.optim.SGD(0.1), **changes)
+
+
+def losses(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+    return {"square": model(batch["x"]).square().mean()}
+
+
+def weights_of(state: ls.TrainState) -> list[float]:
+    return torch.cat([p.detach().flatten() for p in state.model.parameters()]).tolist()
+
+
+# What is refused ------------------------------------------------------------------------------------------------------
+
+
+def refusals() -> list[str]:
+    loader = make_loader()
+    batch = ls.Batch({"x": torch.randn(4, 4)}, position=0, batch_size=4, towers=range(1))
+    two = ls.Towers(2)
+
+    def said(function: Callable[[], object]) -> str:
+        with pytest.raises(InputError) as caught:
+            function()
+        return caught.value.what
+
+    return [
+        said(lambda: ls.train_step(make_state(), losses, batch, two, ls.Backups())),
+        said(lambda: ls.train(make_state(), losses, loader, ls.Towers(2, batch_norm="sync"), ls.Backups())),
+        said(lambda: ls.train(make_state(nonfinite="rollback"), losses, loader, two, ls.Asynchronous())),
+        said(lambda: ls.train(make_state(), losses, loader, two, ls.Backups(), counts=lambda batch: {"square": 8})),
+        said(lambda: ls.train(make_state(), losses, loader, ls.Towers(3), ls.Backups())),
+    ]
+
+
+def test_what_a_chief_cannot_serve_is_refused_on_all_workers(run_workers: RunWorkers) -> None:
+    expected = [
+        "Only ls.train and ls.train_steps serve several workers: in a loop of your own all make the same steps.",
+        "Backup workers cannot share the statistics of a batch: nobody waits for all of them.",
+        "A run that the chief serves cannot be rolled back: parts of other batches are under way.",
+        "Backup workers cannot divide a loss by a count over the batch: none has the others' examples.",
+        "The batch cannot be split evenly over the towers.",
+    ]
+    assert run_workers(refusals, 2) == [expected, expected]
+
+
+def test_a_worker_that_is_alone_makes_the_plain_steps() -> None:
+    found = []
+    for exchange in (ls.AllReduce(), ls.Backups(), ls.Asynchronous(startup_delay_steps=3)):
+        state = make_state()
+        report = ls.train(state, losses, make_loader(), ls.Towers(2), exchange, until=ls.Steps(3))
+        assert report is not None
+        assert report.arrivals is None
+        found.append(weights_of(state))
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("field", ["staleness", "startup_delay_steps"])
+def test_a_bound_below_zero_is_refused(field: str) -> None:
+    with pytest.raises(InputError, match=f"{field} is out of range"):
+        ls.Asynchronous(**{field: -1})
+
+
+# What all workers see -------------------------------------------------------------------------------------------------
+
+
+def bad_at(places: set[int]) -> Callable[[nn.Module, ls.Batch], dict[str, Tensor]]:
+    def found(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+        is_bad = bool(places & set(batch["index"].tolist()))
+        return {"square": losses(model, batch)["square"] * (math.nan if is_bad else 1.0)}
+
+    return found
+
+
+def skip_one() -> list[Any]:
+    state, loader = make_state(nonfinite="skip"), make_loader()
+    reports = list(ls.train_steps(state, bad_at({13}), loader, ls.Towers(2), ls.Backups(), until=ls.Epochs(1)))
+    skipped = [report for report in reports if report.skipped]
+    assert [report.progress.position for report in skipped] == [16]
+    assert skipped[0].nonfinite is not None
+    return [state.step, loader.position, weights_of(state), list(skipped[0].nonfinite.culprits)]
+
+
+def test_an_attempt_that_is_not_finite_is_skipped_by_all(run_workers: RunWorkers) -> None:
+    chief, *others = run_workers(skip_one, 2)
+    step, position, _, culprits = chief
+    assert (step, position) == (3, SIZE)
+    assert len(culprits) == 1
+    assert culprits[0].startswith("tower 1 on worker 1 (positions 12 to 15 of the stream)")
+    assert "examples 12, 13, 14, 15" in culprits[0]
+    assert others == [chief]
+
+
+def stop_at_one() -> tuple[str, tuple[int, float]]:
+    state = make_state()
+    with pytest.raises(NonFiniteError) as caught:
+        ls.train(state, bad_at({13}), make_loader(), ls.Towers(2), ls.Backups())
+    assert caught.value.nonfinite is not None
+    return str(caught.value), (caught.value.nonfinite.position, state.step)
+
+
+def test_an_attempt_that_is_not_finite_ends_the_loops_of_all(run_workers: RunWorkers) -> None:
+    found = run_workers(stop_at_one, 3)
+    assert found[0][1] == (8, 1)
+    assert found == [found[0]] * 3, "the same words, and the same report"
+
+
+def evaluate_often() -> list[Any]:
+    """Evaluations in the loop body, the end of the loop by its body, and a second loop that goes on from there."""
+    state, loader = make_state(average=ls.optim.MovingAverage(0.5)), make_loader()
+    found: list[Any] = []
+
+    def score(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+        return {"output": model(batch["x"]).flatten().double()}
+
+    for until in (5, 9):
+        for report in ls.train_steps(state, losses, loader, ls.Towers(2), ls.Asynchronous()):
+            if report.step % 2 == 0:
+                found.append([report.step, ls.evaluate(state, score, make_loader(), weights="average")["output"]])
+            if report.step >= until:
+                break
+        found.append([state.step, weights_of(state)])
+        ls.join().group.barrier("the loop is over on all workers")
+    return found
+
+
+def test_all_workers_come_to_the_evaluations_of_the_loop_body(run_workers: RunWorkers) -> None:
+    found = run_workers(evaluate_often, 4)
+    assert [step for step, _ in found[0]] == [2, 4, 5, 6, 8, 9]
+    assert found == [found[0]] * 4, "of the same weights, and their average"
+
+
+def be_stopped() -> tuple[int, bool]:
+    worker, state = ls.join(), make_state()
+    report = None
+    for report in ls.train_steps(state, losses, make_loader(), ls.Towers(2), ls.Backups(), until=ls.Steps(100_000)):
+        if report.step >= 5 and worker.rank == 1:
+            worker.pulse.stop_requested = "SIGTERM"
+    assert report is not None
+    return report.step, report.stop_requested
+
+
+def test_a_stop_that_one_worker_is_asked_for_ends_all_at_one_step(run_workers: RunWorkers) -> None:
+    found = run_workers(be_stopped, 3)
+    assert found == [found[0]] * 3
+    assert found[0][0] < 100_000
+    assert found[0][1]
+
+
+def begin_late() -> list[int]:
+    loader = make_loader()
+    exchange = ls.Asynchronous(startup_delay_steps=3)
+    for report in ls.train_steps(make_state(), losses, loader, ls.Towers(1), exchange, until=ls.Steps(40)):
+        assert report.arrivals is not None
+        if report.step <= 3:
+            assert dict(report.arrivals.used) == {1: report.step}
+    return sorted(report.arrivals.used)  # type: ignore[union-attr]
+
+
+def test_the_other_workers_begin_after_the_startup_delay(run_workers: RunWorkers) -> None:
+    chief, *_ = run_workers(begin_late, 4)
+    assert chief[0] == 1
+    assert len(chief) > 1, "others have begun"
+
+
+# Sparse gradients -----------------------------------------------------------------------------------------------------
+
+
+def sparse_update(exchange: Any) -> list[float]:
+    """One update of an embedding: tower 0 sees rows 0 and 1, tower 1 rows 1 and 2."""
+    model = nn.Embedding(4, 1, sparse=True)
+    nn.init.zeros_(model.weight)
+    state = ls.TrainState(model, ls.optim.SGD(1.0))
+    fields = {"index": torch.tensor([0, 1, 1, 2])}
+    loader = ls.data.Loader(ls.data.Arrays(fields), batch_size=4, order="sequential")
+
+    def seen(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+        return {"sum": -2 * model(batch["index"]).mean()}
+
+    ls.train(state, seen, loader, ls.Towers(2), exchange, until=ls.Steps(1))
+    return weights_of(state)
+
+
+def test_a_row_of_a_sparse_gradient_is_averaged_over_the_towers_that_have_it(run_workers: RunWorkers) -> None:
+    assert sparse_update(ls.AllReduce()) == [0.5, 1.0, 0.5, 0.0], "over all towers"
+    assert run_workers(sparse_update, 3, ls.Backups()) == [[1.0, 1.0, 1.0, 0.0]] * 3
+
+
+def count_objects() -> list[float]:
+    """A loss that is a sum, divided by a count over the batch."""
+    state, loader = make_state(), make_loader()
+
+    def summed(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+        return {"square": F.mse_loss(model(batch["x"]), torch.ones(len(batch["x"]), 1), reduction="sum")}
+
+    def counts(batch: ls.Batch) -> dict[str, float]:
+        return {"square": float(len(batch["x"]))}
+
+    ls.train(state, summed, loader, ls.Towers(2), ls.Asynchronous(), counts=counts, until=ls.Steps(3))
+    return weights_of(state)
+
+
+def test_an_asynchronous_worker_counts_over_its_batch(run_workers: RunWorkers) -> None:
+    alone = count_objects()
+    assert run_workers(count_objects, 2) == [alone, alone]
