@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -87,6 +88,29 @@ def test_a_worker_that_is_alone_makes_the_plain_steps() -> None:
 def test_a_bound_below_zero_is_refused(field: str) -> None:
     with pytest.raises(InputError, match=f"{field} is out of range"):
         ls.Asynchronous(**{field: -1})
+
+
+def go_on_otherwise(workdir: Path) -> list[Any]:
+    state, loader = ls.TrainState(nn.Linear(4, 1), ls.optim.SGD(0.1, momentum=0.9)), make_loader()
+    four = ls.Towers(4)
+    with torch.no_grad():
+        for parameter in state.model.parameters():
+            parameter.fill_(0.5)
+    ls.train(state, losses, loader, four, ls.Backups(), until=ls.Steps(2))
+    with pytest.raises(InputError) as caught:
+        ls.train(state, losses, loader, four, ls.AllReduce(), until=ls.Steps(4))
+    ls.train(state, losses, loader, four, ls.Backups(), until=ls.Steps(4))
+    ls.save(state, loader, workdir)
+    ls.join().group.barrier("saved")
+    ls.resume(state, loader, workdir, changed=("exchange",))
+    ls.train(state, losses, loader, four, ls.AllReduce(), until=ls.Steps(6))
+    return [caught.value.what, weights_of(state)]
+
+
+def test_workers_without_the_slots_make_no_steps_of_their_own(run_workers: RunWorkers, tmp_path: Path) -> None:
+    chief, other, another = run_workers(go_on_otherwise, 3, tmp_path)
+    assert chief[0].startswith("The chief alone has the optimizer's slots")
+    assert chief == other == another
 
 
 # What all workers see -------------------------------------------------------------------------------------------------
