@@ -1,6 +1,6 @@
 """How well backup workers and asynchronous updates learn, beside synchronous ones: MNIST, the same recipe, three seeds.
 
-    python benchmarks/served_convergence.py [--data data/mnist] [--epochs 3] [--seeds 3] [--momentum 0] [--slow 0.01]
+    python benchmarks/served_convergence.py [--data data/mnist] [--epochs 4] [--seeds 3] [--momentum 0] [--slow 0.01]
 
 A net of one hidden layer, 3 towers and batches of 126. The synchronous run has one worker: with `exact` the number of
 workers does not show in any bit. Both others have 5 workers, of which worker 0 serves; one of the 4 that compute is
@@ -30,9 +30,9 @@ def main() -> int:
     """Run all exchanges one after the other; 1 where one learns less than it should."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("data/mnist"))
-    parser.add_argument("--epochs", type=float, default=3)
+    parser.add_argument("--epochs", type=float, default=4)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--lr", type=float, default=0.2)
+    parser.add_argument("--lr", type=float, default=0.5)
     parser.add_argument("--momentum", type=float, default=0.0)
     parser.add_argument("--slow", type=float, default=0.01, help="seconds that one worker sleeps with each gradient")
     parser.add_argument("--worker", choices=EXCHANGES, help=argparse.SUPPRESS)

@@ -65,6 +65,15 @@ def test_it_names_its_owner_and_is_given_up(tmp_path: Path) -> None:
     again.release()
 
 
+def test_an_owner_that_is_known_to_be_dead_is_followed_at_once(tmp_path: Path) -> None:
+    leave(tmp_path, 1, ELSEWHERE)
+    with pytest.raises(WorkdirError, match="going on already"):
+        take(tmp_path, known_dead=replace(ELSEWHERE, token="another"))
+    lease = take(tmp_path, known_dead=ELSEWHERE)
+    assert lease.taken_from == ELSEWHERE
+    lease.release()
+
+
 def test_it_needs_no_flock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import fcntl
 

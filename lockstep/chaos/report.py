@@ -55,8 +55,17 @@ def _results(workdir: Path) -> dict[str, Any]:
 def _digests(workdir: Path) -> dict[str, str]:
     """Of every file in which a run has written what it has learned; the manifest alone holds the time of saving."""
     newest = max((workdir / "checkpoints").glob("step-*"))
-    files = [*(path for path in newest.iterdir() if path.name != "manifest.json"), workdir / _METRICS]
-    return {path.name: sha256(path.read_bytes()).hexdigest() for path in files}
+    found = {path.name: path.read_bytes() for path in newest.iterdir() if path.name != "manifest.json"}
+    found[_METRICS] = _without_arrivals(workdir / _METRICS)
+    return {name: sha256(content).hexdigest() for name, content in found.items()}
+
+
+def _without_arrivals(metrics: Path) -> bytes:
+    """The lines of metrics.jsonl without what is left to chance: whose gradients came first, where the chief serves."""
+    content = metrics.read_bytes()
+    if b'"arrivals"' not in content:
+        return content
+    return b"".join(json.dumps(line | {"arrivals": None}).encode() for line in json_lines(metrics))
 
 
 @dataclass(frozen=True)
@@ -123,7 +132,7 @@ class Report:
             yield f"{name:<12}{len(of.get(name, [])):>6}{times}"
         yield from (f"{name} was left out: {why}" for name, why in self.left_out.items())
         if missing := [name for name in self.faults if name not in of and name not in self.left_out]:
-            yield f"did not come, for lack of time: {', '.join(missing)}; give more --minutes"
+            yield f"did not come, for lack of time: {', '.join(missing)}; give more --minutes, or --steps"
         good, what = sum(round_.ok for round_ in self.rounds), "bytes" if self.promised else "steps and examples"
         yield f"{good} of {len(self.rounds)} disturbed runs ended with the {what} of the undisturbed one"
 

@@ -146,12 +146,14 @@ class _Launcher:
         task = self._worker_task(plan, main)
         with closing(StoreServer()) as store:
             if seat is None:
-                return self._supervise(LocalHost(self._server, task, store.connect), lambda: [], store, plan, limits)
+                with closing(LocalHost(self._server, task, store.connect)) as here:
+                    return self._supervise(here, lambda: [], store, plan, limits)
             with closing(Rendezvous(seat, key, store)) as rendezvous:
-                here = LocalHost(self._server, task, store.connect, rendezvous.network, socket.gethostname())
+                local = LocalHost(self._server, task, store.connect, rendezvous.network, socket.gethostname())
                 try:
-                    others = partial(rendezvous.gather, self._requests)
-                    conclusion = self._supervise(here, others, store, plan, limits)
+                    with closing(local) as here:
+                        others = partial(rendezvous.gather, self._requests)
+                        conclusion = self._supervise(here, others, store, plan, limits)
                 except (WorkerError, InputError) as error:
                     conclusion = _conclusion_of(error)
                 for host in rendezvous.hosts.values():

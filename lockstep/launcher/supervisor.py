@@ -5,19 +5,19 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
-from typing import Literal
 
 from lockstep.launcher.hosts import TICK_SECONDS, Host, RemoteHost
 from lockstep.launcher.survival import Survival
+from lockstep.launcher.worker_record import WorkerRecord
 from lockstep.workers import watchdog
 from lockstep.workers.channel import Message
 from lockstep.workers.generations import GENERATION, NEWCOMER, Generation
 from lockstep.workers.store_server import LAUNCHED
 from lockstep.workers.stragglers import Stragglers
-from lockstep.workers.watchdog import Failure, Limits, Verdict, Watchdog, WorkerStatus
+from lockstep.workers.watchdog import Failure, Limits, Verdict, Watchdog
 
 STOPPED_EARLY = "stopped before the first step"
 _ANSWER_SECONDS = 0.5
@@ -37,46 +37,6 @@ class RunOutcome:
     aborted: bool = False
     late: bool = False
     """Workers had to be killed, since they took too long to save and end."""
-
-
-@dataclass
-class _Member:
-    """One worker: where it was when last heard of, and how far its process has come."""
-
-    rank: int
-    host: Host
-    environment: Mapping[str, str]
-    pid: int = 0
-    step: int = 0
-    phase: str = "start"
-    state: Literal["running", "failed", "returned", "done", "dead"] = "running"
-    """`running` until it has `failed` (why is known, or it was killed from here) or `returned` 0 from all that it had
-    to do; once its process is gone, `done` or `dead`."""
-    run_ended: bool = False
-    """Its part of the run has reached the end, and is saved; it may still score."""
-    has_left: bool = False
-    """It will not take part any more, though its process may live on."""
-    phase_at_stop: str | None = None
-    """Its phase when it was asked to stop."""
-    is_awaited: bool = False
-    """It was asked to stop, and has not said since where it is."""
-
-    @property
-    def has_process(self) -> bool:
-        return self.state in ("running", "failed", "returned")
-
-    @property
-    def has_returned(self) -> bool:
-        return self.state in ("returned", "done")
-
-    @property
-    def status(self) -> WorkerStatus:
-        return WorkerStatus(self.rank, self.pid, self.step, self.phase, self.host.name)
-
-    @property
-    def interrupted_phase(self) -> str:
-        """The phase that a stop interrupts: a worker that was scoring, and has ended since, left its scoring off."""
-        return "evaluate" if (self.phase_at_stop, self.phase) == ("evaluate", "end") else self.phase
 
 
 class Supervisor:
@@ -109,7 +69,7 @@ class Supervisor:
         self._aborted = self._late = False
         self._survival = survival
         num_workers = sum(map(len, ranks))
-        self._members: list[_Member] = []
+        self._members: list[WorkerRecord] = []
         """By the number with which each worker was started: its rank, until others are lost."""
         for host, there in zip(hosts, ranks, strict=True):
             self._start(host, there, num_workers)
@@ -148,7 +108,7 @@ class Supervisor:
         more = {LAUNCHED: "1"} | ({GENERATION: "0"} if self._survival else {})
         for local_rank, rank in enumerate(ranks):
             seat = {"RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": num_workers, "LOCAL_WORLD_SIZE": len(ranks)}
-            self._members.append(_Member(rank, host, {name: str(number) for name, number in seat.items()} | more))
+            self._members.append(WorkerRecord(rank, host, {name: str(number) for name, number in seat.items()} | more))
             host.start(rank, self._members[-1].environment)
 
     def _listen(self) -> None:
@@ -178,7 +138,7 @@ class Supervisor:
                 self._watchdog.forget(member.rank)
                 member.state, member.is_awaited = "dead", False
 
-    def _take_message(self, member: _Member, message: Message) -> None:
+    def _take_message(self, member: WorkerRecord, message: Message) -> None:
         member.is_awaited = False
         if "exit_code" in message:
             self._watchdog.forget(member.rank)
@@ -188,7 +148,7 @@ class Supervisor:
             self._watchdog.limits = replace(self._limits, hang_seconds=message["hang_seconds"])
         elif "leaves" in message:
             member.has_left = True
-        elif "ready" in message or "joined" in message:
+        elif not message.keys().isdisjoint(("ready", "joined", "broken")):
             self._take_word_of_generation(member, message)
         elif "stacks" in message:
             self._warn(f"{member.status} is at:\n{message['stacks'].rstrip()}")
@@ -205,16 +165,19 @@ class Supervisor:
                 if message["stop"] and not self._stopped_by:
                     self._requests.append(message["stop"])
 
-    def _take_word_of_generation(self, member: _Member, message: Message) -> None:
+    def _take_word_of_generation(self, member: WorkerRecord, message: Message) -> None:
         if self._survival is None:
             return
         if "ready" in message:
             self._survival.record_ready(member.rank)
             return
+        if "broken" in message:
+            self._survival.record_broken(message["broken"], self._clock())
+            return
         for rank in self._survival.record_joined(member.rank, message["joined"]):
             self._hosts[0].log(logging.INFO, f"{self._members[rank].status} takes part from now on")
 
-    def _take_event(self, member: _Member, pid: int, status: int | None) -> None:
+    def _take_event(self, member: WorkerRecord, pid: int, status: int | None) -> None:
         member.pid = pid
         if status is None:
             return
@@ -226,7 +189,7 @@ class Supervisor:
             self._blame(member, watchdog.died(member.status, status))
             member.state = "dead"
 
-    def _blame(self, member: _Member, failure: Failure) -> None:
+    def _blame(self, member: WorkerRecord, failure: Failure) -> None:
         if member.state != "running":
             return
         member.state = "failed"
@@ -251,8 +214,12 @@ class Supervisor:
         survival = self._survival
         if survival is None or any(self._members[rank].has_process for rank in survival.losses):
             return
+        step = max(member.step for member in self._part)
         if not survival.losses:
-            if self._stopped_by is None and (generation := survival.with_newcomers()):
+            if generation := survival.reconnected(self._clock(), step):
+                self._begin(generation)
+                self._warn(f"{generation.why}: they go on")
+            elif self._stopped_by is None and (generation := survival.with_newcomers()):
                 self._begin(generation)
             return
         took_part = {rank: not survival.is_newcomer(rank) for rank in survival.losses}
@@ -277,7 +244,7 @@ class Supervisor:
     def _start_anew(self, rank: int) -> None:
         """Have a newcomer forked in the place of a worker that is gone."""
         host, environment = self._members[rank].host, self._members[rank].environment
-        self._members[rank] = _Member(rank, host, {**environment, GENERATION: NEWCOMER})
+        self._members[rank] = WorkerRecord(rank, host, {**environment, GENERATION: NEWCOMER})
         host.start(rank, self._members[rank].environment)
         self._watchdog.watch(rank)
 
@@ -336,7 +303,7 @@ class Supervisor:
     def _is_stopped(self, rank: int) -> bool:
         return self._members[rank].host.is_stopped(rank)
 
-    def _show(self, member: _Member, verdict: Verdict) -> None:
+    def _show(self, member: WorkerRecord, verdict: Verdict) -> None:
         status, seconds = member.status, verdict.seconds
         if verdict.reason == "stuck":
             self._warn(f"{status} has been {status.where} for {seconds:.0f} s; its stack follows")
@@ -369,7 +336,7 @@ class Supervisor:
             self._late = True
             self._kill(self._members)
 
-    def _kill(self, members: Iterable[_Member]) -> None:
+    def _kill(self, members: Iterable[WorkerRecord]) -> None:
         for member in members:
             if member.state == "running":
                 member.state = "failed"  # from here, so nothing is to be blamed for it

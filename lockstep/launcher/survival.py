@@ -11,6 +11,9 @@ from collections.abc import Iterable
 from lockstep.workers.generations import Generation
 from lockstep.workers.watchdog import Failure
 
+_VERDICT_SECONDS = 2.0
+"""In which it is found out who is lost, where a connection has broken."""
+
 
 class Restarts:
     """How often workers start again after some were lost; progress makes good for what went before.
@@ -63,6 +66,9 @@ class Survival:
         """Those that have been started, and are in no generation; and whether they are ready."""
         self._arriving: list[int] = []
         """Those that are in the newest generation, whose members have not found each other."""
+        self._broken_at: float | None = None
+        """When one of them has first said that a connection has broken, without a word of who is lost."""
+        self._reconnections = Restarts(replacements)
         self._restarts = {number: Restarts(replacements) for number in range(num_workers)}
 
     def lose(self, number: int, failure: Failure) -> None:
@@ -118,9 +124,25 @@ class Survival:
             return None
         return self._begin(self.generation.members)
 
+    def record_broken(self, generation: int, now: float) -> None:
+        """Record that a member of a generation waits for the next one, as a connection has broken."""
+        if generation == self.generation.number and self._broken_at is None:
+            self._broken_at = now
+
+    def reconnected(self, now: float, step: int) -> Generation | None:
+        """Begin a generation of the same members, once it is clear that a connection has broken, and nobody is lost."""
+        if self._broken_at is None or now - self._broken_at < _VERDICT_SECONDS:
+            return None
+        self._broken_at = None
+        if not self._reconnections.may_start(step):
+            return None  # they end by themselves
+        why = "a connection between workers has broken, though all of them live"
+        return self._begin(self.generation.members, "a connection", why)
+
     def _begin(self, members: Iterable[int], lost: str = "", why: str = "") -> Generation:
         ready = sorted(number for number, is_ready in self._newcomers.items() if is_ready)
         self._arriving += ready
+        self._broken_at = None
         for number in ready:
             del self._newcomers[number]
         self.generation = Generation(self.generation.number + 1, (*members, *ready), lost, why)

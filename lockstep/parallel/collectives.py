@@ -34,6 +34,8 @@ Result = TypeVar("Result")
 _LOOK_EVERY = timedelta(seconds=1)
 _MAKING_SECONDS: Mapping[Backend, float] = {"gloo": 12.0, "nccl": TIMEOUT_SECONDS}
 """Until a group is made, once all workers have come for it; gloo waits for a connection five times as long."""
+_MAKING_AGAIN_SECONDS = 3.0
+"""The same of gloo, where they try again in the next generation."""
 _HINTS: Mapping[Backend, str] = {
     "gloo": "set GLOO_SOCKET_IFNAME to the network interface that leads to the other hosts, and let them connect to "
     "every port of each other",
@@ -173,6 +175,9 @@ class Collectives:
 
     def _make_group(self) -> dist.ProcessGroup:
         worker, timeout = self._worker, timedelta(seconds=_MAKING_SECONDS[self._backend])
+        if worker.pulse.generations is not None and self._backend == "gloo":
+            # For a worker that is lost meanwhile gloo waits all the time; the others go on after that.
+            timeout = timedelta(seconds=_MAKING_AGAIN_SECONDS)
         device = worker.device if self._backend == "nccl" else None
         if device is not None:
             # Otherwise torch ends the process when NCCL notices an error, without a word of ours.

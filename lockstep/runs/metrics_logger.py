@@ -25,10 +25,17 @@ if TYPE_CHECKING:
 
 
 class MetricsLogger:
-    """Writes metrics.jsonl and the summaries of one segment; what an earlier one wrote after its start is cut off."""
+    """Writes metrics.jsonl and the summaries of one segment; what an earlier one wrote after its start is cut off.
 
-    def __init__(self, folder: Path, watch: Monitoring, start: Progress) -> None:
-        self._watch, self._start = watch, start
+    Args:
+        folder: of the run.
+        watch: which of them, and how often.
+        start: of the segment.
+        flushes_each_line: lines of metrics outlive the host of this worker, too, as another one may go on.
+    """
+
+    def __init__(self, folder: Path, watch: Monitoring, start: Progress, *, flushes_each_line: bool = False) -> None:
+        self._watch, self._start, self._flushes_each_line = watch, start, flushes_each_line
         self.metrics = MetricsFile(folder / "metrics.jsonl", from_position=start.position)
         self._summaries = Summaries(folder / "summaries", from_step=start.step, interval=watch.summaries)
         self._observers: list[Observer] = []
@@ -46,15 +53,20 @@ class MetricsLogger:
                 write(report)
 
     def _writer(self, start: Progress) -> Hook:
-        when_due = every(self._watch.metrics, self.metrics.write, start=start)
+        when_due = every(self._watch.metrics, self._write, start=start)
 
         def write(report: StepReport) -> None:
             if report.skipped and self._watch.metrics.amount:
-                self.metrics.write(report)  # a skipped attempt is at the step of the one before, and never due
+                self._write(report)  # a skipped attempt is at the step of the one before, and never due
             else:
                 when_due(report)
 
         return write
+
+    def _write(self, report: StepReport) -> None:
+        self.metrics.write(report)
+        if self._flushes_each_line:
+            self.metrics.flush()
 
     def observe(self, state: TrainState, towers: Towers, batch_size: int) -> Sequence[Hook]:
         """Make the hooks that write the histograms that the recipe asks for; compiled towers have no activations."""

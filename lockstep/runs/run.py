@@ -19,7 +19,7 @@ from lockstep.errors import InputError, NonFiniteError, PeerLostError
 from lockstep.evaluation.evaluate import Evaluation
 from lockstep.metrics.metric import NO_METRICS, Metric, check_metrics
 from lockstep.owner import Owner
-from lockstep.parallel.served import num_computing
+from lockstep.parallel.served import is_served, num_computing
 from lockstep.progress import Hours, Progress
 from lockstep.recipes.data import PathData
 from lockstep.recipes.recipe import Recipe
@@ -290,10 +290,13 @@ class Run:
     def _regroup(self, lost: str = "") -> Begin:
         """Join the workers that there are now; returns how the run goes on with them."""
         began = time.perf_counter()
+        # Of an exchange that the chief serves, it alone has the whole state.
+        has_state = self._worker.is_chief or not is_served(self._recipe.exchange)
+        own = self._memory() if self._has_begun and has_state else None
         self._worker = regroup()
         self._stages.move_to(self._worker)
         log.speak_as(None if self._worker.is_chief else self._worker.name)
-        return partial(self._go_on, lost, began)
+        return partial(self._go_on, lost, began, own)
 
     def _preside(self) -> None:
         """Hold the workdir where this worker is the chief; those that may follow it are told who does."""
@@ -307,12 +310,13 @@ class Run:
             owner = self._worker.group.broadcast(workdir.owner.encode().decode() if workdir.owner else None)
             self._chief = Owner.decode(owner.encode())
 
-    def _go_on(self, lost: str, began: float) -> tuple[str, dict[str, Any]]:
+    def _go_on(self, lost: str, began: float, own: Memory | None) -> tuple[str, dict[str, Any]]:
         """Go on from memory, or else from the last checkpoint; returns an event and facts for the history.
 
         Args:
             lost: who was lost, and why; empty where others join.
             began: when this worker has begun to regroup, by `time.perf_counter`.
+            own: what others can go on with; None where this worker does not have all of it.
         """
         stages, worker = self._stages, self._worker
         worker.group.agree("the recipe", described(self._recipe))
@@ -321,7 +325,7 @@ class Run:
         if not any(worker.group.gather(self._has_begun)):
             return self._start()
         self._preside()
-        memory = recall(stages, worker, self._recipe.exchange, self._memory() if self._has_begun else None)
+        memory = recall(stages, worker, self._recipe.exchange, own)
         if memory is None:
             source = load_last(stages, self._files.store if self._files else None)
         else:
@@ -332,17 +336,17 @@ class Run:
         self._has_begun = True
         facts = {"from": source, "seconds": time.perf_counter() - began, **({"lost": lost} if lost else {})}
         if worker.is_chief:
-            count = f"{worker.num_workers} worker{'s' if worker.num_workers > 1 else ''}"
-            log.info(
-                "%s go on from step %d, position %d, from %s", count, self.step, stages.parts.loader.position, source
-            )
+            log.info("going on from step %d, position %d, from %s", self.step, stages.parts.loader.position, source)
         return "continue" if lost else "join", facts
 
     def _memory(self) -> Memory:
         hours = None
         if isinstance(self._end, Hours):
             hours = max(self._end.count - (time.perf_counter() - self._segment_began) / 3600, 1e-9)
-        return Memory(list(self._recent), self._history, hours)
+        reports, last = list(self._recent), self._stages.parts.loader.last_report
+        if last and (not reports or reports[-1].progress.position < last.progress.position):
+            reports.append(last)  # lost before the loop body has seen it
+        return Memory(reports, self._history, hours)
 
     def _tell_straggler(self, first_step: int, before: Mapping[str, float]) -> None:
         """Log for which worker the others have waited, if they have for a tenth of the time."""

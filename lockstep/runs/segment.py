@@ -220,7 +220,13 @@ class Segment:
         if self._files is None or not self._worker.is_chief:
             return None
         watch, step = self._recipe.watch, self._start.step
-        logger = MetricsLogger(self._files.workdir.path, watch, self._start)
+        has_several_hosts = self._worker.num_local_workers < self._worker.num_workers
+        logger = MetricsLogger(
+            self._files.workdir.path,
+            watch,
+            self._start,
+            flushes_each_line=watch.on_loss == "continue" and has_several_hosts,
+        )
         stack.callback(logger.close)
         logger.write_missed(self._missed)
         if event in ("continue", "join"):

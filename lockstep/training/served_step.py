@@ -201,6 +201,7 @@ class ServedStep:
             queue_fill=messages[0]["queue_fill"],
             bad=bad,
             stop_requested=self.worker.pulse.stop_requested is not None or any(m["stops"] for m in messages),
+            regroup_requested=self.worker.pulse.regroup_requested,
             arrivals=arrivals,
         )
 

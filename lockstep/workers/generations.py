@@ -107,6 +107,8 @@ class Generations:
         """
         if self.is_newcomer:
             self._tell({"ready": True})
+        elif not self._knows_next():
+            self._tell({"broken": self.joined})
         with self._changed:
             # Who is lost of the present generation may not be known yet; a newcomer waits as long as it has to.
             self._changed.wait_for(self._knows_next, None if self.is_newcomer else _WORD_SECONDS)

@@ -34,6 +34,15 @@ def test_other_bytes_are_named_where_they_are_promised(undisturbed: Path, tmp_pa
     assert what_is_lost(undisturbed, run, bits=True) == ["parameters.safetensors has other bytes"]
 
 
+def test_whose_gradients_came_first_is_left_to_chance(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name) for name in ("undisturbed", "run", "other")]
+    for run, loss, used in zip(runs, (2.5, 2.5, 2.4), ({"1": 2}, {"2": 2}, {"1": 2}), strict=True):
+        line = {"step": 2, "position": 16, "losses": {"loss": loss}, "arrivals": {"used": used}}
+        (run / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    assert what_is_lost(runs[0], runs[1], bits=True) == []
+    assert what_is_lost(runs[0], runs[2], bits=True) == ["metrics.jsonl has other bytes"]
+
+
 def test_lost_and_repeated_attempts_are_named(undisturbed: Path, tmp_path: Path) -> None:
     assert what_is_lost(undisturbed, write_run(tmp_path / "short", positions=(8,)), bits=True) == [
         "last step: 1 in place of 2",
@@ -69,7 +78,7 @@ def test_the_table_has_each_fault_and_the_verdict() -> None:
     ]
     assert list(report("a step").table())[4:] == [
         "records was left out: no files",
-        "did not come, for lack of time: disk; give more --minutes",
+        "did not come, for lack of time: disk; give more --minutes, or --steps",
         "1 of 2 disturbed runs ended with the bytes of the undisturbed one",
     ]
 

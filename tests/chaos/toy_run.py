@@ -51,7 +51,9 @@ def train(workdir: Path, steps: int, mistake: str) -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: stops.append(number))
     (workdir / ".lease-000001").write_text(json.dumps({"pid": os.getpid(), "released": False}))
     step, metrics = saved_step(workdir), workdir / "metrics.jsonl"
-    if mistake != "repeats steps":
+    if mistake == "repeats steps":
+        step = max(0, step - SAVE_EVERY)
+    else:
         cut(metrics, step)
     append(workdir / "history.jsonl", event="resume" if step else "start", step=step, workers=NUM_WORKERS)
     step += 1 if step and mistake == "skips a step" else 0

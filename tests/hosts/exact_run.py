@@ -1,6 +1,7 @@
 """A small exact run with batch norm, dropout, an evaluation and a checkpoint: `python exact_run.py WORKDIR STEPS`.
 
-With "forever" for the number of steps it goes on until it is ended, and says at each step that it got there.
+With "forever" for the number of steps it goes on until it is ended, and says at each step that it got there. With
+"backups" behind that the chief serves the others; the bits are the same, with fewer of them than towers.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch.nn import functional as F
 import lockstep as ls
 
 NUM_TOWERS, BATCH_SIZE, NUM_EXAMPLES = 6, 24, 101
+EXACT = ls.AllReduce(exact=True)
 
 
 def losses(model: nn.Module, batch: ls.Batch) -> dict[str, torch.Tensor]:
@@ -28,7 +30,7 @@ def score(model: nn.Module, batch: ls.Batch) -> dict[str, torch.Tensor]:
     return {"cross_entropy": F.cross_entropy(model(batch["x"]), batch["y"], reduction="none")}
 
 
-def train(workdir: Path, num_steps: int | None) -> None:
+def train(workdir: Path, num_steps: int | None, exchange: ls.AllReduce | ls.Backups = EXACT) -> None:
     here = ls.join("cpu")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -37,7 +39,7 @@ def train(workdir: Path, num_steps: int | None) -> None:
     state = ls.TrainState(model, ls.optim.SGD(0.1, momentum=0.9))
     loader = ls.data.Loader(ls.data.Arrays(fields), batch_size=BATCH_SIZE, seed=1)
     ls.resume(state, loader, workdir)
-    towers, exchange = ls.Towers(NUM_TOWERS), ls.AllReduce(exact=True)
+    towers = ls.Towers(NUM_TOWERS)
     for report in ls.train_steps(state, losses, loader, towers, exchange):
         if report.step == num_steps:
             break
@@ -58,4 +60,5 @@ def contents(workdir: Path) -> dict[str, bytes]:
 
 
 if __name__ == "__main__":
-    train(Path(sys.argv[1]), None if sys.argv[2] == "forever" else int(sys.argv[2]))
+    folder, steps, *others = sys.argv[1:]
+    train(Path(folder), None if steps == "forever" else int(steps), ls.Backups() if others else EXACT)

@@ -24,7 +24,7 @@ GONE_SECONDS, SILENT_SECONDS, END_SECONDS = 0.1, 2.0, 3.0
 """Until an end is noticed, until silence is, and until all have ended after that."""
 
 
-def start(hosts: Hosts, num_hosts: int, workdir: Path, steps: str, **environment: str) -> list[Command]:
+def start(hosts: Hosts, num_hosts: int, workdir: Path, steps: str, *others: str, **environment: str) -> list[Command]:
     """Start the same command on each host, with a workdir of its own: only the chief's is ever written to.
 
     On the chief's host its name is that of the loopback, and yet the others find it.
@@ -41,6 +41,7 @@ def start(hosts: Hosts, num_hosts: int, workdir: Path, steps: str, **environment
             SCRIPT,
             workdir / f"host{host}",
             steps,
+            *others,
             **environment,
         )
         for host in range(num_hosts)
@@ -61,6 +62,19 @@ def test_three_hosts_write_the_files_of_one_worker_which_goes_on_from_them(
         ls.workers.rank.leave()
         exact_run.train(tmp_path / folder, 5)
     assert exact_run.contents(tmp_path / "host0") == exact_run.contents(tmp_path / "alone")
+    assert hosts.leftovers() == []
+
+
+@pytest.mark.slow
+def test_workers_on_other_hosts_than_the_chief_that_serves_them_learn_what_one_worker_does(
+    make_hosts: Callable[[int], Hosts], tmp_path: Path
+) -> None:
+    hosts = make_hosts(3)
+    for command in start(hosts, 3, tmp_path, "6", "backups"):
+        assert command.wait(60) == 0, command.text
+    exact_run.train(tmp_path / "alone", 6)
+    scores = [(tmp_path / folder / "scores.json").read_text() for folder in ("host0", "alone")]
+    assert scores[0] == scores[1]
     assert hosts.leftovers() == []
 
 
@@ -98,6 +112,20 @@ def test_a_cut_link_ends_the_run_on_both_sides_of_it(pair: tuple[Hosts, Command,
     assert "host1 gives no sign of life for 2." in chief.last_line
     assert "lost with it: worker 1 at step " in chief.last_line
     assert "Host 0, which decides for all of them, is gone." in other.text
+    assert "the workers of this host are ended: worker 1 at step " in other.last_line
+
+
+@pytest.mark.slow
+def test_a_cut_link_ends_what_the_chief_serves(make_hosts: Callable[[int], Hosts], tmp_path: Path) -> None:
+    hosts = make_hosts(2)
+    chief, other = start(hosts, 2, tmp_path, "forever", "backups")
+    chief.wait_for("at step 3", 60)
+    cut = time.monotonic()
+    hosts.cut(1)
+    codes, seconds = ended(hosts, (chief, other), cut)
+    assert codes == [FAILED, FAILED]
+    assert SILENT_SECONDS <= seconds < SILENT_SECONDS + END_SECONDS
+    assert "lost with it: worker 1 at step " in chief.last_line
     assert "the workers of this host are ended: worker 1 at step " in other.last_line
 
 

@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,11 +24,13 @@ def plan(argv: list[str]) -> dict[str, Any]:
 
 
 def main(argv: list[str]) -> int:
-    run = Run(Path(argv[0]), int(argv[2]), argv[3:])
+    run = Run(argv)
     while run.step < run.num_steps:
+        if run.regroups_as:
+            run.worker = regroup()
         try:
             if run.regroups_as:
-                run.regroup()
+                run.begin()
             run.train()
             continue
         except PeerLostError as error:
@@ -50,22 +52,38 @@ def gives(tower: int, step: int) -> float:
     return float((tower + 1) * (step + 1))
 
 
-class Run:
-    """One worker; its faults are as "2:SIGKILL@20": worker 2 gets a signal after step 20, unless it is a newcomer."""
+class Fault(NamedTuple):
+    number: int
+    name: str
+    step: int
 
-    def __init__(self, folder: Path, num_steps: int, faults: list[str]) -> None:
-        self.folder, self.num_steps = folder, num_steps
+
+def _parts(fault: str) -> tuple[str, str, str]:
+    number, _, rest = fault.partition(":")
+    name, _, step = rest.partition("@")
+    return number, name, step
+
+
+class Run:
+    """One worker; its faults are as "2:SIGKILL@20": worker 2 gets a signal after step 20, unless it is a newcomer.
+
+    Before each fault, and before the end, they wait until as many take part as there were at the start.
+    """
+
+    def __init__(self, argv: list[str]) -> None:
+        self.folder, self.num_steps = Path(argv[0]), int(argv[2])
+        self.full = plan(argv)["workers"] if plan(argv)["survival"]["replacements"] else 1
+        faults = [Fault(int(number), name, int(step)) for number, name, step in map(_parts, argv[3:])]
+        self.held = {fault.step for fault in faults} | {self.num_steps - 1}
         self.worker = join("cpu")
         self.number = int(os.environ["RANK"])
         self.step, self.total = 0, 0.0
-        self.faults = {}
         self.regroups_as = "joins" if self.worker.is_newcomer else ""
-        """What it does with its next `regroup`, which it is to call now; empty where it trains."""
+        """Why it is to call `regroup` now; empty where it trains."""
         if self.worker.is_newcomer:
             self.say("newcomer", self.worker.is_chief)
-        else:
-            mine = [fault.partition("@") for fault in faults if fault.startswith(f"{self.number}:")]
-            self.faults = {int(step): name.partition(":")[2] for name, _, step in mine}
+        mine = [fault for fault in faults if fault.number == self.number and not self.worker.is_newcomer]
+        self.faults = {fault.step: fault.name for fault in mine}
 
     def say(self, what: str, more: object = None) -> None:
         line = [self.number, what, self.step, self.total, more, time.monotonic()]
@@ -76,16 +94,18 @@ class Run:
         """Train to the end, or until others are to be taken in."""
         while self.step < self.num_steps:
             worker = self.worker
+            waits = self.step in self.held and worker.num_workers < self.full
+            if self.step in self.faults and not waits:
+                self.say("fault")
+                self.do(self.faults[self.step])
             own = range(worker.rank, NUM_TOWERS, worker.num_workers)
             mine = sum(gives(tower, self.step) for tower in own)
             numbers = torch.tensor([mine, float(worker.pulse.regroup_requested)])
             collectives(worker, "gloo").all_reduce([numbers])
-            self.total += float(numbers[0])
-            self.step += 1
-            worker.pulse.at(self.step, "compute")
-            if self.step in self.faults:
-                self.say("fault")
-                self.do(self.faults[self.step])
+            if not waits:
+                self.total += float(numbers[0])
+                self.step += 1
+                worker.pulse.at(self.step, "compute")
             if numbers[1]:
                 self.regroups_as = "takes others in"
                 return
@@ -96,8 +116,8 @@ class Run:
             raise ValueError("a mistake in the script")
         os.kill(os.getpid(), getattr(signal, fault))
 
-    def regroup(self) -> None:
-        self.worker = regroup()
+    def begin(self) -> None:
+        """Take the state of the worker that has come furthest."""
         self.step, self.total = max(map(tuple, self.worker.group.gather([self.step, self.total])))
         self.say(self.regroups_as, [self.worker.rank, self.worker.group.names])
         self.regroups_as = ""

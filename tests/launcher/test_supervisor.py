@@ -18,6 +18,7 @@ from lockstep.launcher import hosts, supervisor
 from lockstep.launcher.forkserver import Event, ForkServer
 from lockstep.launcher.hosts import LocalHost
 from lockstep.launcher.supervisor import STOPPED_EARLY, RunOutcome, Supervisor
+from lockstep.launcher.survival import Survival
 from lockstep.workers.channel import Channel, Message
 from lockstep.workers.watchdog import Limits
 
@@ -38,6 +39,8 @@ class FakeWorker:
     stop: str | None = None
     told: list[Message] = field(default_factory=list)
     """What it was told of the others."""
+    generation: list[int] = field(default_factory=list)
+    """The members of the newest one that it was told of."""
 
     def beat(self, step: int = 1, phase: str = "compute", count: int = 1, **more: Any) -> None:
         usual = {"waits": False, "stop": self.stop, "ended": False, "seconds": {}}
@@ -55,6 +58,8 @@ class FakeServer:
         self.now = 100.0
         self.turns: Iterator[None] = iter(())
         self.pending: list[Event] = []
+        self.forms = True
+        """Workers find each other as soon as they are told of a generation."""
 
     def fork(self, name: str, task: Mapping[str, Any], connections: Sequence[socket.socket | Connection]) -> None:
         channel = Channel(cast(socket.socket, connections[0]))
@@ -63,7 +68,7 @@ class FakeServer:
         connections[1].close()
 
     def kill(self, name: str, number: signal.Signals) -> None:
-        worker = next(worker for worker in self.workers if worker.name == name)
+        worker = [worker for worker in self.workers if worker.name == name][-1]
         worker.signals.append(number.name)
         if number is signal.SIGKILL:
             self.end(worker, -9)
@@ -82,7 +87,11 @@ class FakeServer:
         for worker in self.workers:
             messages = worker.channel.receive()
             worker.stop = next((said["stop"] for said in messages if "stop" in said), worker.stop)
-            worker.told += [said for said in messages if "lost" in said]
+            worker.told += [said for said in messages if "lost" in said and "generation" not in said]
+            worker.generation = next((said["members"] for said in messages if "members" in said), worker.generation)
+            for said in messages:
+                if self.forms and "generation" in said:
+                    worker.channel.send({"joined": said["generation"]})
 
     def events(self, timeout_seconds: float) -> list[Event]:
         events, self.pending = self.pending, []
@@ -95,13 +104,15 @@ class FakeServer:
 Script = Callable[[FakeServer, list[str]], Iterator[None]]
 
 
-def supervise(script: Script, num_workers: int = 2, **limits: Any) -> tuple[RunOutcome, FakeServer]:
+def supervise(
+    script: Script, num_workers: int = 2, survival: Survival | None = None, **limits: Any
+) -> tuple[RunOutcome, FakeServer]:
     """Supervise workers that follow a script, of one turn each tenth of a second; it ends when none is left."""
     server, requests = FakeServer(), list[str]()
     host = LocalHost(cast(ForkServer, server), {}, lambda: Pipe()[0])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(supervisor, "wait", lambda hosts, timeout_seconds: server.play(timeout_seconds))
-        run = Supervisor([host], [range(num_workers)], Limits(**limits), requests, lambda: server.now)
+        run = Supervisor([host], [range(num_workers)], Limits(**limits), requests, lambda: server.now, survival)
         server.turns = script(server, requests)
         outcome = run.finish()
     host.close()
@@ -470,3 +481,170 @@ def test_the_worker_that_the_others_wait_for_is_named_after_a_minute(caplog: pyt
         "worker 1 (pid 9000002) is the slowest: compute takes it 0.090 s a step, and the others 0.050 s; they wait for "
         "it 40% of the time"
     ]
+
+
+# Survival -------------------------------------------------------------------------------------------------------------
+
+
+def end_all(server: FakeServer) -> None:
+    for worker in server.workers:
+        server.end(worker, says=0)
+
+
+def test_the_others_go_on_without_a_lost_worker_and_take_a_newcomer_in(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="lockstep")
+
+    def script(server: FakeServer, requests: list[str]) -> Iterator[None]:
+        first, second, third = server.workers
+        yield from beat_for(server, 0.3)
+        server.end(first, -9)
+        yield from beat_for(server, 0.3)
+        assert (second.generation, third.generation) == ([1, 2], [1, 2])
+        newcomer = server.workers[3]
+        assert newcomer.environment == {**first.environment, "LOCKSTEP_GENERATION": "newcomer"}
+        assert newcomer.generation == [], "it is not ready"
+        newcomer.channel.send({"ready": True})
+        yield from beat_for(server, 0.3)
+        assert [each.generation for each in (second, third, newcomer)] == [[1, 2, 0]] * 3
+        yield from beat_for(server, 0.3)
+        end_all(server)
+
+    outcome, server = supervise(script, 3, Survival(1, 3, 3))
+    assert texts(outcome) == []
+    assert [worker.environment["LOCKSTEP_GENERATION"] for worker in server.workers[:3]] == ["0"] * 3
+    assert caplog.messages == [
+        "worker 0 (pid 9000001) was killed by SIGKILL at step 1 (phase compute)\n"
+        "2 of 3 workers go on; worker 0 is started anew",
+        "worker 0 (pid 9000004) takes part from now on",
+    ]
+
+
+def test_a_stopped_worker_is_dead_before_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosts, "process_fields", lambda pid: ["T" if pid == FIRST_PID + 1 else "S", "1"])
+    monkeypatch.setattr(FakeServer, "kill", lambda server, name, number: server.workers[1].signals.append(number.name))
+
+    def script(server: FakeServer, requests: list[str]) -> Iterator[None]:
+        first, second = server.workers
+        for _ in range(20):
+            first.beat()
+            yield
+        assert (second.signals, first.generation) == (["SIGKILL"], []), "it could still write"
+        server.end(second, -9)
+        yield from beat_for(server, 0.3)
+        assert first.generation == [0]
+        end_all(server)
+
+    outcome, server = supervise(script, 2, Survival(1, 0, 2), stopped_seconds=0.5)
+    assert texts(outcome) == []
+    assert len(server.workers) == 2, "it may not be started anew"
+
+
+def test_an_error_of_a_worker_ends_all() -> None:
+    def script(server: FakeServer, requests: list[str]) -> Iterator[None]:
+        yield
+        server.workers[1].fail("ValueError: bad")
+        server.end(server.workers[1], 1, says=1)
+        yield from beat_for(server, 2)
+
+    outcome, server = supervise(script, 2, Survival(1, 3, 2))
+    assert texts(outcome) == ["worker 1 failed at step 3 (phase compute):\nValueError: bad"]
+    assert server.workers[0].generation == []
+
+
+def test_where_the_others_cannot_go_on_the_loss_is_the_cause() -> None:
+    """They were in the middle of their start, say, and know nothing that they could go on from."""
+
+    def script(server: FakeServer, requests: list[str]) -> Iterator[None]:
+        server.forms = False
+        yield
+        server.end(server.workers[1], -9)
+        yield
+        server.workers[0].fail("worker 0 lost worker 1.", "peer")
+        server.end(server.workers[0], 1, says=1)
+        yield
+
+    outcome, server = supervise(script, 2, Survival(1, 3, 2))
+    assert texts(outcome)[0] == "worker 1 (pid 9000002) was killed by SIGKILL at step 0 (phase start)"
+    assert [failure.kind for failure in outcome.failures] == ["lost", "peer"]
+    assert not server.workers[2].alive, "the newcomer is ended with them"
+
+
+def test_with_too_few_workers_all_end() -> None:
+    def script(server: FakeServer, requests: list[str]) -> Iterator[None]:
+        yield
+        server.end(server.workers[1], -9)
+        yield from beat_for(server, 2)
+
+    outcome, server = supervise(script, 2, Survival(2, 3, 2))
+    assert texts(outcome) == [
+        "worker 1 (pid 9000002) was killed by SIGKILL at step 0 (phase start)\n"
+        "1 of 2 workers are left, fewer than 2 (watch.min_workers)"
+    ]
+    assert [told["lost"] for told in server.workers[0].told] == ["worker 1"]
+    assert len(server.workers) == 2
+
+
+def test_a_newcomer_that_fails_is_started_anew_and_ends_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    def script(server: FakeServer, requests: list[str]) -> Iterator[None]:
+        yield
+        server.end(server.workers[1], -9)
+        for _ in range(3):
+            yield from beat_for(server, 0.3)
+            server.workers[-1].fail("OSError: no such file")
+            server.end(server.workers[-1], 1, says=1)
+        yield from beat_for(server, 0.3)
+        end_all(server)
+
+    outcome, server = supervise(script, 2, Survival(1, 2, 2))
+    assert texts(outcome) == []
+    assert len(server.workers) == 4
+    assert [message.splitlines()[-1] for message in caplog.messages] == [
+        "1 of 2 workers go on; worker 1 is started anew",
+        "1 of 2 workers go on; worker 1 is started anew",
+        "1 of 2 workers go on",
+    ]
+
+
+@pytest.mark.parametrize("is_ready", [False, True])
+def test_newcomers_are_ended_when_the_run_is(is_ready: bool) -> None:
+    def script(server: FakeServer, requests: list[str]) -> Iterator[None]:
+        yield
+        server.end(server.workers[1], -9)
+        yield from beat_for(server, 0.3)
+        server.forms = False  # the first one never comes to another step
+        if is_ready:
+            server.workers[2].channel.send({"ready": True})
+            yield from beat_for(server, 0.3)
+        server.end(server.workers[0], says=0)
+        yield from beat_for(server, 0.5)
+        assert server.workers[2].signals == ["SIGKILL"]
+
+    outcome, _ = supervise(script, 2, Survival(1, 3, 2))
+    assert texts(outcome) == []
+
+
+def test_after_a_stop_nobody_is_started_anew() -> None:
+    def script(server: FakeServer, requests: list[str]) -> Iterator[None]:
+        yield from beat_for(server, 0.3, step=5)
+        requests.append("SIGTERM")
+        yield from beat_for(server, 0.3, step=5)
+        server.end(server.workers[1], -9)
+        yield from beat_for(server, 0.3, step=5)
+        assert server.workers[0].generation == [0]
+        end_all(server)
+
+    outcome, server = supervise(script, 2, Survival(1, 3, 2))
+    assert (texts(outcome), outcome.stopped_by) == ([], "SIGTERM")
+    assert len(server.workers) == 2
+
+
+def test_where_a_connection_has_broken_the_same_workers_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    def script(server: FakeServer, requests: list[str]) -> Iterator[None]:
+        yield
+        server.workers[1].channel.send({"broken": 0})
+        yield from beat_for(server, 3.0)
+        assert [worker.generation for worker in server.workers] == [[0, 1]] * 2
+        end_all(server)
+
+    assert texts(supervise(script, 2, Survival(1, 3, 2))[0]) == []
+    assert caplog.messages == ["a connection between workers has broken, though all of them live: they go on"]

@@ -1,6 +1,9 @@
 """The run of three stages, longer and on six towers, some of whose workers are lost at steps that the command names.
 
-lockstep run --workers 3 --on-loss continue tests/laws/survived_run.py WORKDIR [NUMBER:SIGNAL@STEP+MILLISECONDS ...]
+lockstep run --workers 3 --on-loss continue tests/laws/survived_run.py WORKDIR [EXCHANGE] [FAULT ...]
+
+A fault is `NUMBER:SIGKILL@STEP+MILLISECONDS`, or any other signal, or `drift`: the worker's copy of the model comes to
+differ.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from typing import Any
 
 import pytest
 import staged_run
+import torch
 from torch import nn
 
 import lockstep as ls
@@ -32,7 +36,7 @@ STEPS = sum(LENGTHS)
 BATCH_SIZE, NUM_TOWERS, STEP_SECONDS = 12, 6, 0.006
 
 
-def make_recipe(exchange: ls.AllReduce) -> Recipe:
+def make_recipe(exchange: ls.AllReduce | ls.Backups | ls.Asynchronous) -> Recipe:
     longer = tuple(replace(stage, length=ls.Steps(n)) for stage, n in zip(staged_run.STAGES, LENGTHS, strict=True))
     recipe = staged_run.make_recipe(
         20, stages=longer, batch_size=BATCH_SIZE, num_towers=NUM_TOWERS, exchange=exchange, device="cpu"
@@ -42,34 +46,45 @@ def make_recipe(exchange: ls.AllReduce) -> Recipe:
 
 
 class Faults:
-    """What is to befall this worker, by position of the batch: a signal, so many seconds after it has begun."""
+    """What is to befall this worker, once: signals so many seconds after a step, and a model that drifts."""
 
-    def __init__(self, texts: Sequence[str]) -> None:
-        self._of_position: dict[int, tuple[int, float]] = {}
-        if ls.join("cpu").is_newcomer:
+    def __init__(self, texts: Sequence[str], folder: Path) -> None:
+        self._drifts_at: int | None = None
+        number = os.environ.get("RANK", "0")
+        struck = folder / f"struck-{number}"
+        if struck.exists():  # it is a newcomer, or all have started again
             return
         for text in texts:
-            number, _, fault = text.partition(":")
-            name, _, when = fault.partition("@")
+            name, _, when = text.removeprefix(f"{number}:").partition("@")
             step, _, milliseconds = when.partition("+")
-            if number == os.environ.get("RANK", "0"):
-                number_of_signal = int(getattr(signal, name))
-                self._of_position[int(step) * BATCH_SIZE] = number_of_signal, int(milliseconds or 0) / 1000
+            if name == "drift":
+                self._drifts_at = int(step) * BATCH_SIZE
+            elif text.startswith(f"{number}:"):
+                arguments = struck, getattr(signal, name), int(step), int(milliseconds or 0) / 1000
+                threading.Thread(target=_strike, args=arguments, daemon=True).start()
 
-    def begin(self, position: int) -> None:
-        if position in self._of_position:
-            threading.Thread(target=self._strike, args=self._of_position.pop(position), daemon=True).start()
+    def begin(self, position: int, model: nn.Module) -> None:
+        """Let the model drift if it is to."""
+        if position == self._drifts_at:
+            self._drifts_at = None
+            with torch.no_grad():
+                next(model.parameters()).add_(1e-3)
 
-    def _strike(self, number: int, seconds: float) -> None:
-        time.sleep(seconds)
-        os.kill(os.getpid(), number)
+
+def _strike(struck: Path, number: int, step: int, seconds: float) -> None:
+    pulse = ls.join().pulse
+    while pulse.step < step:
+        time.sleep(0.001)
+    time.sleep(seconds)
+    struck.touch()
+    os.kill(os.getpid(), number)
 
 
-def patch_parts(patch: pytest.MonkeyPatch, texts: Sequence[str] = ()) -> None:
+def patch_parts(patch: pytest.MonkeyPatch, folder: Path, texts: Sequence[str] = ()) -> None:
     """Have runs built of the parts of this one, on this worker, which faults may befall."""
     patch.setattr(staged_run, "BATCH_SIZE", BATCH_SIZE)
     patch.setattr(staged_run, "NUM_EXAMPLES", 60)
-    build, faults = staged_run.make_build(staged_run.NOTHING), Faults(texts)
+    build, faults = staged_run.make_build(staged_run.NOTHING), Faults(texts, folder)
     pause = STEP_SECONDS if ls.join().num_workers > 1 else 0.0
 
     def disturbed(given: Recipe, worker: Worker, *rest: object) -> Parts:
@@ -77,7 +92,7 @@ def patch_parts(patch: pytest.MonkeyPatch, texts: Sequence[str] = ()) -> None:
         losses = parts.task.losses
 
         def with_faults(model: nn.Module, batch: ls.Batch) -> Any:
-            faults.begin(batch.position)
+            faults.begin(batch.position, model)
             time.sleep(pause)
             return losses(model, batch)
 
@@ -87,15 +102,15 @@ def patch_parts(patch: pytest.MonkeyPatch, texts: Sequence[str] = ()) -> None:
     patch.setattr(stages, "build_state", staged_run.make_state)
 
 
-def run(workdir: Path, exchange: ls.AllReduce) -> Result:
+def run(workdir: Path, exchange: ls.AllReduce | ls.Backups | ls.Asynchronous) -> Result:
     """Run it on this worker, once the parts are patched."""
     return ls.run(make_recipe(exchange), workdir, reader=lambda split: None)
 
 
 def main() -> None:
-    transport = "gloo" if "gloo" in sys.argv else None
-    patch_parts(pytest.MonkeyPatch(), [each for each in sys.argv[2:] if ":" in each])
-    run(Path(sys.argv[1]), ls.AllReduce(transport, exact=True))
+    patch_parts(pytest.MonkeyPatch(), Path(sys.argv[1]).parent, [each for each in sys.argv[2:] if ":" in each])
+    exchanges = {"gloo": ls.AllReduce("gloo", exact=True), "backups": ls.Backups(), "asynchronous": ls.Asynchronous()}
+    run(Path(sys.argv[1]), exchanges.get(sys.argv[2], ls.AllReduce(exact=True)))
 
 
 if __name__ == "__main__":

@@ -20,8 +20,6 @@ pytestmark = pytest.mark.process
 
 SCRIPT = Path(__file__).parent / "survived_run.py"
 TIMEOUT_SECONDS = 120
-FINISHED = [f"step-{step:08d}" for step in (0, 20, 40, 50, 60, 80, 100, 110, 120, 140, 150, 160)]
-"""The run saves every 20 steps, at the end of each stage, and where the scores are among the best."""
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +28,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     workdir = tmp_path_factory.mktemp("undisturbed") / "run"
     ls.join("cpu")
     with pytest.MonkeyPatch.context() as patch:
-        survived_run.patch_parts(patch)
+        survived_run.patch_parts(patch, workdir.parent)
         survived_run.run(workdir, ls.AllReduce(exact=True))
     return contents(workdir)
 
@@ -41,9 +39,8 @@ def contents(workdir: Path) -> dict[str, bytes]:
     del result["times"]
     newest = workdir / f"checkpoints/step-{STEPS:08d}"
     files = [path for path in newest.iterdir() if path.name != "manifest.json"]
-    steps = sorted(path.name for path in (workdir / "checkpoints").iterdir())
     found = {path.name: path.read_bytes() for path in [*files, workdir / "metrics.jsonl"]}
-    return {**found, "result.json": json.dumps(result).encode(), "steps": json.dumps(steps).encode()}
+    return {**found, "result.json": json.dumps(result).encode()}
 
 
 def survive(workdir: Path, *faults: str, num_workers: int = 3) -> tuple[list[dict[str, Any]], str]:
@@ -60,15 +57,47 @@ def survive(workdir: Path, *faults: str, num_workers: int = 3) -> tuple[list[dic
     return [json.loads(line) for line in (workdir / "history.jsonl").read_text().splitlines()], ended.stderr
 
 
-def test_a_worker_the_chief_and_a_stopped_one_are_lost(undisturbed: dict[str, bytes], tmp_path: Path) -> None:
-    history, said = survive(tmp_path / "run", "2:SIGKILL@20", "0:SIGKILL@55+3", "1:SIGSTOP@120")
+def test_a_stopped_worker_and_the_chief_are_lost(undisturbed: dict[str, bytes], tmp_path: Path) -> None:
+    history, said = survive(tmp_path / "run", "2:SIGSTOP@20", "0:SIGKILL@55+3")
     assert contents(tmp_path / "run") == undisturbed
     losses = [line for line in history if line["event"] == "continue"]
-    assert [line["from"] for line in losses] == ["memory"] * 3, said
-    assert [line["lost"].split()[1] for line in losses] == ["2", "0", "1"]
-    assert max(line["seconds"] for line in losses) < 2
+    assert [line["from"] for line in losses] == ["memory"] * 2, said
+    assert [line["lost"].split()[1] for line in losses] == ["2", "0"]
     assert any(line["event"] == "join" for line in history), said
     assert history[-1]["event"] == "end"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exchange", ["backups", "asynchronous"])
+def test_a_chief_that_serves_goes_on_without_those_that_compute(
+    undisturbed: dict[str, bytes], tmp_path: Path, exchange: str
+) -> None:
+    history, said = survive(tmp_path / "run", exchange, "2:SIGKILL@20", "1:SIGSTOP@90")
+    losses = [line for line in history if line["event"] == "continue"]
+    assert [line["from"] for line in losses] == ["memory"] * 2, said
+    found = contents(tmp_path / "run")
+    assert found.keys() == undisturbed.keys()
+    if exchange == "backups":  # with fewer that compute than towers, no gradient is dropped
+        others = {"values.json": b"", "metrics.jsonl": b""}  # which name the exchange, and count its gradients
+        assert found | others == undisturbed | others
+
+
+@pytest.mark.slow
+def test_without_the_chief_that_serves_the_last_checkpoint_is_gone_on_from(tmp_path: Path) -> None:
+    history, said = survive(tmp_path / "run", "backups", "0:SIGKILL@70")
+    loss = next(line for line in history if line["event"] == "continue")
+    assert (loss["from"], loss["step"]) == ("the checkpoint of step 60", 60), said
+    assert history[-1]["event"] == "end"
+
+
+@pytest.mark.slow
+def test_where_memories_differ_the_last_checkpoint_is_gone_on_from(
+    undisturbed: dict[str, bytes], tmp_path: Path
+) -> None:
+    history, said = survive(tmp_path / "run", "1:drift@70", "2:SIGKILL@72")
+    assert contents(tmp_path / "run") == undisturbed
+    loss = next(line for line in history if line["event"] == "continue")
+    assert (loss["from"], loss["step"]) == ("the checkpoint of step 60", 60), said
 
 
 @pytest.mark.slow

@@ -138,17 +138,18 @@ def test_asynchronous_workers_get_their_own_update_first(over_network: bool) -> 
 
 @transports
 def test_a_gradient_that_comes_too_late_is_dropped_and_its_slice_leased_anew(over_network: bool) -> None:
-    is_late = threading.Event()
+    has_begun, is_late = threading.Event(), threading.Event()
 
     def dawdle(client: Client, told: Published) -> None:
         if told.version == 0:
+            has_begun.set()
             while not client.is_late(0):
                 time.sleep(0.01)
             is_late.set()
 
     def outrun(_: Client, told: Published) -> None:
-        if told.version == 3:
-            assert is_late.wait(5)
+        if told.version in (0, 3):
+            assert (is_late if told.version else has_begun).wait(5)
 
     def work(worker: Worker) -> Any:
         worker = placed(worker, over_network)

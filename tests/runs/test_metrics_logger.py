@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from lockstep.images.drawing import COLOURS
 from lockstep.progress import Interval, Progress
 from lockstep.readers.reader import Cost
 from lockstep.recipes.parts import Monitoring
+from lockstep.reporting.jsonl import MetricsFile
 from lockstep.runs.metrics_logger import MetricsLogger
 
 BEGINNING = Progress(0, 0, 80)
@@ -47,6 +49,28 @@ def test_each_part_of_the_update_has_an_interval_of_its_own(tmp_path: Path) -> N
     events = EventAccumulator(str(tmp_path / "summaries"), size_guidance={"histograms": 0}).Reload()
     tags = ["gradients/0.weight", "variables/0.weight", "activations/1"]
     assert [[event.step for event in events.Histograms(tag)] for tag in tags] == [[2, 4, 6], [3, 6], [5]]
+
+
+def steps_in(path: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize(("interval", "last", "written"), [(1, 4, [4, 5, 6]), (1, 6, [6]), (3, 3, [3, 6]), (4, 4, [4])])
+def test_what_a_lost_chief_has_not_written_is_made_up_for(
+    tmp_path: Path, interval: int, last: int, written: list[int]
+) -> None:
+    state, reports = make_state(), []
+    for step in range(6):
+        batch = ls.Batch({"x": torch.ones(8, 3)}, position=8 * step, batch_size=8, towers=range(1), epoch_size=80)
+        reports.append(ls.train_step(state, squared, batch))
+    metrics = MetricsFile(tmp_path / "metrics.jsonl", from_position=0)
+    metrics.write(reports[last - 1])
+    metrics.close()
+    watch = Monitoring(summaries=Interval(0), metrics=Interval(interval))
+    logger = MetricsLogger(tmp_path, watch, reports[-1].progress)
+    logger.write_missed(reports[-2:])
+    logger.close()
+    assert steps_in(tmp_path / "metrics.jsonl") == written
 
 
 def test_nobody_looks_where_nothing_is_asked_for(tmp_path: Path) -> None:

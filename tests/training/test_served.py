@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lockstep as ls
-from lockstep.errors import InputError, NonFiniteError, PeerLostError
+from lockstep.errors import DataError, InputError, NonFiniteError, PeerLostError
 
 pytestmark = pytest.mark.process
 
@@ -242,6 +242,59 @@ def test_the_other_workers_begin_after_the_startup_delay(run_workers: RunWorkers
     chief, *_ = run_workers(begin_late, 4)
     assert chief[0] == 1
     assert len(chief) > 1, "others have begun"
+
+
+class Torn:
+    """Numbers, of which one cannot be read."""
+
+    cost = "memory"
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def read_batch(self, indices: Any) -> dict[str, Any]:
+        if 13 in indices:
+            raise DataError("example 13 is torn.", given="half", expected="a whole", hint="mend it")
+        return {"x": torch.from_numpy(indices).float().sin()[:, None].expand(-1, 4)}
+
+    def example_id(self, index: int) -> str:
+        return f"row-{index}"
+
+
+def read_torn(budget: int) -> list[Any]:
+    loader = ls.data.Loader(Torn(), batch_size=BATCH_SIZE, order="sequential", bad_examples="skip", bad_budget=budget)
+    state, bad = make_state(), []
+    try:
+        for report in ls.train_steps(state, losses, loader, ls.Towers(2), ls.Backups(), until=ls.Epochs(1)):
+            bad += [example.example_id for example in report.bad]
+    except DataError as error:
+        return [state.step, bad, error.what]
+    return [state.step, bad, loader.position, weights_of(state)]
+
+
+def test_examples_that_cannot_be_read_are_counted_by_the_chief(run_workers: RunWorkers) -> None:
+    found = run_workers(read_torn, 2, 1)
+    assert found[0][:3] == [4, ["row-13"], SIZE]
+    assert found == [found[0]] * 2
+    refused = run_workers(read_torn, 2, 0)
+    assert refused[0][:2] == [1, []], "the update with too many of them is not made"
+    assert refused == [refused[0]] * 2, "the same error on all workers"
+
+
+def leave_with_an_error() -> str:
+    """The loop body of the chief raises, while the others are at their own loop bodies."""
+    state = make_state()
+    try:
+        for report in ls.train_steps(state, losses, make_loader(), ls.Towers(2), ls.Backups(), until=ls.Steps(50)):
+            if ls.join().is_chief and report.step == 3:
+                raise ValueError("the chief's own")
+    except ValueError as error:
+        return str(error)
+    return f"ended at step {state.step}"
+
+
+def test_an_error_in_the_chiefs_loop_body_comes_out_at_once(run_workers: RunWorkers) -> None:
+    assert run_workers(leave_with_an_error, 3) == ["the chief's own", "ended at step 3", "ended at step 3"]
 
 
 # Sparse gradients -----------------------------------------------------------------------------------------------------

@@ -15,7 +15,10 @@ import torch
 
 from lockstep.errors import InputError, LockstepError, WorkerError
 from lockstep.workers import rank as ranks
-from lockstep.workers.rank import Worker, join, leave
+from lockstep.workers.generations import Generation, Generations
+from lockstep.workers.group import Group
+from lockstep.workers.pulse import Pulse
+from lockstep.workers.rank import Worker, join, leave, regroup
 from lockstep.workers.socket_store import SocketStore
 from lockstep.workers.store_server import LAUNCHED, StoreServer
 
@@ -127,6 +130,56 @@ def test_one_worker_of_a_launcher_needs_no_store(monkeypatch: pytest.MonkeyPatch
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(name, value)
     assert join("cpu").group.gather(1) == [1]
+
+
+def test_workers_of_another_launcher_do_not_go_on_when_one_is_lost() -> None:
+    join("cpu")
+    with pytest.raises(InputError, match=r"cannot go on when one is lost\.\n.*workers of another launcher"):
+        regroup()
+
+
+@pytest.mark.parametrize(("number", "rank"), [(0, 1), (2, 2)])
+def test_a_newcomer_is_not_the_chief_before_it_knows_the_others(
+    monkeypatch: pytest.MonkeyPatch, number: int, rank: int
+) -> None:
+    seat = {"RANK": str(number), "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", LAUNCHED: "1"}
+    for name, value in seat.items():
+        monkeypatch.setenv(name, value)
+    server, pulse = StoreServer(), Pulse(launched=True)
+    monkeypatch.setattr(ranks, "inherited", server.connect)
+    monkeypatch.setattr(ranks.pulses, "of_this_process", lambda: pulse)
+    pulse.generations = Generations(number, is_newcomer=True)
+    here = join("cpu")
+    assert (here.is_newcomer, here.rank, here.num_workers, here.is_chief) == (True, rank, 4, False)
+    assert (here.name, here.num_local_workers) == (f"worker {number}", 2)
+    assert here.group.gather("alone") == ["alone"]
+
+
+def run_generations(number: int, server: StoreServer, told: list[Generation], *, is_newcomer: bool = False) -> Worker:
+    """What a worker is after it has heard of generations, the last of which it joins."""
+    generations = Generations(number, is_newcomer=is_newcomer)
+    generations.store = SocketStore(server.connect())
+    generations.places = [] if is_newcomer else [(f"worker {each}", "here") for each in range(4)]
+    pulse = Pulse(launched=True)
+    pulse.generations = generations
+    before = Worker(max(number, 1), 4, 0, 4, torch.device("cpu"), Group.alone(), pulse, is_newcomer=is_newcomer)
+    for generation in told:
+        if number in generation.members:
+            generations.hear(generation.message())
+    return ranks._take_part(before, generations, generations.next())
+
+
+def test_ranks_are_the_places_in_a_generation_and_names_stay() -> None:
+    server = StoreServer()
+    told = [Generation(1, (1, 3), "worker 0", "killed"), Generation(2, (1, 3, 0))]
+    with ThreadPoolExecutor(3) as pool:
+        joined = [pool.submit(run_generations, number, server, told, is_newcomer=not number) for number in (1, 3, 0)]
+        workers = [each.result(10) for each in joined]
+    assert [worker.rank for worker in workers] == [0, 1, 2]
+    assert [worker.name for worker in workers] == ["worker 1", "worker 3", "worker 0"]
+    assert {(worker.num_workers, worker.num_local_workers, worker.is_newcomer) for worker in workers} == {(3, 3, False)}
+    assert [worker.local_rank for worker in workers] == [0, 1, 2]
+    assert [worker.host for worker in workers] == ["here"] * 3
 
 
 def test_what_a_worker_starts_is_not_that_worker(monkeypatch: pytest.MonkeyPatch) -> None:

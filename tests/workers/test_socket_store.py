@@ -160,3 +160,39 @@ def test_a_forked_child_does_not_mix_its_requests_with_those_of_its_parent(serve
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     assert not store.check(["a"])
+
+
+def test_stores_behind_other_prefixes_do_not_meet(server: StoreServer) -> None:
+    store = SocketStore(server.connect())
+    first, second = store.within("1/"), store.within("2/")
+    first.set("a", "x")
+    second.multi_set(["a", "b"], ["y", "z"])
+    assert (first.get("a"), second.multi_get(["a", "b"]), store.get("1/a")) == (b"x", [b"y", b"z"], b"x")
+    assert (first.check(["b"]), first.clone().get("a"), second.within("deep/").check(["a"])) == (False, b"x", False)
+    store.forget("2/")
+    assert (second.check(["a"]), second.check(["b"]), first.check(["a"])) == (False, False, True)
+
+
+def test_forgotten_files_are_closed(server: StoreServer) -> None:
+    store = SocketStore(server.connect())
+    ours, theirs = Pipe()
+    store.within("1/").share("memory", theirs.fileno())
+    theirs.close()
+    store.forget("1/")
+    with pytest.raises(EOFError):
+        ours.recv_bytes()
+
+
+def test_a_wait_ends_when_the_store_is_shut_down_and_others_go_on(server: StoreServer) -> None:
+    root = SocketStore(server.connect())
+    store = root.within("1/")
+    clone = store.clone()
+    with ThreadPoolExecutor(2) as pool:
+        waits = [pool.submit(each.get, "never") for each in (store, clone)]
+        store.shut_down()
+        for wait in waits:
+            with pytest.raises(dist.DistNetworkError):
+                wait.result(10)
+    with pytest.raises(dist.DistNetworkError):
+        store.set("a", "1")
+    root.set("a", "1")

@@ -70,3 +70,15 @@ def test_nobody_is_judged_before_all_have_been_heard_or_while_no_step_is_made() 
     assert stragglers.poll(60.0) is None
     stragglers.record(0, 10, {"compute": 1.0, "exchange": 8.0})
     assert stragglers.poll(180.0) is None
+
+
+def test_after_a_loss_those_that_are_left_are_compared_from_then_on() -> None:
+    stragglers = Stragglers(now=0.0)
+    for rank, slow in enumerate([1.0, 1.0, 9.0]):
+        stragglers.record(rank, 10, {"compute": 10 * slow, "exchange": 90.0 - 10 * slow})
+    stragglers.keep([0, 2])
+    stragglers.record(0, 20, {"compute": 10 + 80.0, "exchange": 80.0})
+    stragglers.record(2, 20, {"compute": 90 + 10.0, "exchange": 70.0})
+    found = stragglers.poll(60.0)
+    assert found is not None
+    assert (found.rank, found.step_seconds, found.usual_seconds) == (0, 8.0, 1.0)

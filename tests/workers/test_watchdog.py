@@ -229,3 +229,17 @@ def test_the_cause_is_the_first_that_is_not_a_lost_peer() -> None:
     lost, first, second = Failure("worker 0 lost worker 1", "peer"), Failure("bad", "input"), Failure("worse")
     assert watchdog.root_cause([lost, first, second]) is first
     assert watchdog.root_cause([lost]) is lost
+
+
+def test_those_that_cannot_find_each_other_after_a_loss_are_ended_soon() -> None:
+    watch = Watchdog(2, Limits(regroup_seconds=30.0), 0.0)
+    verdicts = beating(watch, 0.0, 40.0, [(0, "regroup", 1), (1, "regroup", 1)])
+    assert [(each.action, round(each.seconds)) for each in verdicts] == [("show", 10)] * 2 + [("kill", 30)] * 2
+
+
+def test_a_worker_that_is_started_anew_is_watched_from_then_on() -> None:
+    watch = Watchdog(1, Limits(), 0.0)
+    watch.forget(0)
+    assert looks(watch, 0.0, 100.0) == []
+    watch.watch(0)
+    assert [round(second) for second, _ in looks(watch, 100.0, 400.0)] == [60, 360], "it has the time of a start"
