@@ -224,6 +224,8 @@ class Run:
         result = self._result(reason, scored, time.perf_counter() - began)
         if conclude and self._files and self._worker.is_chief and result.is_complete:
             self._files.workdir.write_result(result)
+        if self._survives:
+            self._worker.group.barrier("the run has ended")  # with a worker that has left nobody could make up for it
         return result
 
     def _train(self, begin: Begin) -> tuple[Reason, Segment]:
@@ -340,9 +342,8 @@ class Run:
         return "continue" if lost else "join", facts
 
     def _memory(self) -> Memory:
-        hours = None
-        if isinstance(self._end, Hours):
-            hours = max(self._end.count - (time.perf_counter() - self._segment_began) / 3600, 1e-9)
+        spent = (time.perf_counter() - self._segment_began) / 3600
+        hours = max(self._end.count - spent, 1e-9) if isinstance(self._end, Hours) else None
         reports, last = list(self._recent), self._stages.parts.loader.last_report
         if last and (not reports or reports[-1].progress.position < last.progress.position):
             reports.append(last)  # lost before the loop body has seen it
@@ -350,10 +351,9 @@ class Run:
 
     def _tell_straggler(self, first_step: int, before: Mapping[str, float]) -> None:
         """Log for which worker the others have waited, if they have for a tenth of the time."""
-        worker = self._worker
-        of_all = worker.group.gather(spent_since(before, worker.pulse.seconds))
-        if (straggler := find_straggler(of_all, self.step - first_step)) and worker.is_chief:
-            log.info("%s", straggler.describe(worker.group.names[straggler.rank]))
+        of_all = self._worker.group.gather(spent_since(before, self._worker.pulse.seconds))
+        if (straggler := find_straggler(of_all, self.step - first_step)) and self._worker.is_chief:
+            log.info("%s", straggler.describe(self._worker.group.names[straggler.rank]))
 
     def _roll_back(self, error: NonFiniteError) -> dict[str, Any]:
         """Go back to the last checkpoint if that is the recipe's policy; returns facts for the history."""
