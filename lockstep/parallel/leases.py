@@ -4,7 +4,7 @@ The rule of the served exchanges, without processes, sockets or tensors. A slice
 first position: a tower's part of a batch for backup workers, a whole batch for asynchronous updates. A slice is leased,
 not owned. The gradients of `required` slices make an update, and the version is the number of updates so far. A lease
 bears the version that its gradient is computed with; as soon as more than `staleness` updates were made since, its
-gradient cannot be used any more, and the slice goes to whoever asks next. So every slice is in one update, however slow
+gradient cannot be used any more, and the slice is leased anew. So every slice is in one update, however slow
 a worker is, and whenever one dies.
 
 Epochs are kept apart: an update has slices of an epoch only if all slices of the epochs before are in it, or were in
@@ -14,7 +14,7 @@ updates before. At the end of an epoch a slice may be leased to several workers,
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import count, islice
 from typing import NamedTuple
 
@@ -69,9 +69,8 @@ class Leases:
         """Gradients used, by the number of updates that were made since their parameters were read."""
         self._starts = zip(starts, (place % num_workers + 1 for place in count()), strict=False)
         self._slice_size, self._epoch_size = slice_size, epoch_size
-        self._fresh: dict[int, int] = {}
-        """The next slices that were never leased, ascending, each with the worker that expects it."""
-        self._returned: set[int] = set()
+        self._open: dict[int, int] = {}
+        """The slices so far that were in no update, each with the worker that expects it."""
         self._leases: dict[int, SliceLease] = {}
         """Those that may still give a gradient, by worker."""
         self._end: int | None = None
@@ -92,8 +91,6 @@ class Leases:
             return None
         start = self._next_slice(worker)
         if start is not None:
-            self._returned.discard(start)
-            self._fresh.pop(start, None)
             self._leases[worker] = SliceLease(worker, start, self._published)
         return start
 
@@ -116,9 +113,7 @@ class Leases:
     def leave(self, worker: int) -> None:
         """Take back what a worker had that is gone; gradients of it that have come are used."""
         self.workers.discard(worker)
-        lease = self._leases.pop(worker, None)
-        if lease is not None:
-            self._put_back(lease.slice)
+        self._leases.pop(worker, None)
 
     # The server -------------------------------------------------------------------------------------------------------
 
@@ -137,25 +132,20 @@ class Leases:
         if not update:
             return None
         for lease in update:
-            del self.held[lease.slice]
+            del self.held[lease.slice], self._open[lease.slice]
             self.used[lease.worker] += 1
             self.behind[self.version - lease.version] += 1
             self._end = max(self._end or 0, lease.slice + self._slice_size)
         self.version += 1
         self._unpublished = {lease.worker for lease in update}
-        taken = {lease.slice for lease in update}
         for lease in [*self._leases.values()]:
-            if lease.slice in taken or self._is_stale(lease):
-                del self._leases[lease.worker]
-                self.dropped[lease.worker] += 1
+            if lease.slice not in self._open or self._is_stale(lease):
+                self._give_up(lease.worker)
                 self._late.add(lease.worker)
-                if lease.slice not in taken:
-                    self._put_back(lease.slice)
         for lease in [*self.held.values()]:
             if self._is_stale(lease):
                 del self.held[lease.slice]
                 self.dropped[lease.worker] += 1
-                self._put_back(lease.slice)
         return sorted(update, key=lambda lease: lease.slice)
 
     def unfinished(self) -> tuple[int | None, list[int]]:
@@ -165,7 +155,7 @@ class Leases:
         """
         if self._end is None:
             return None, []
-        return self._end, sorted(start for start in self._open() if start < self._end)
+        return self._end, sorted(start for start in self._open if start < self._end)
 
     # The rule ---------------------------------------------------------------------------------------------------------
 
@@ -184,28 +174,38 @@ class Leases:
         update = sorted(self.held.values(), key=lambda lease: self._epoch(lease.slice))[: self.required]
         if len(update) < self.required:
             return []
-        missing = min(self._open() - {lease.slice for lease in update}, default=None)
+        missing = min(self._open.keys() - {lease.slice for lease in update}, default=None)
         waits = missing is not None and self._epoch(missing) < self._epoch(update[-1].slice)
         return [] if waits else update
 
     def _next_slice(self, worker: int) -> int | None:
-        """The slice for a worker that asks: one that came back, then one it expects, then the next one."""
-        begun = len({*self.held, *(lease.slice for lease in self._leases.values())})
-        room = self._most_begun() - begun
-        if len(self.held) < self.required and (room <= 0 or self._is_provided_for(worker)):
+        """The slice for a worker that asks: of the next ones that nobody has, one that it expects, or the first."""
+        begun = {*self.held, *(lease.slice for lease in self._leases.values())}
+        room = self._room(worker, begun)
+        if room <= 0:
             return None
-        # Where enough gradients have come, the update waits for slices of an earlier epoch, and there must be room.
-        room = max(1, room)
-        self._fresh.update(islice(self._starts, max(0, room - len(self._fresh))))
-        fresh = [*self._fresh][:room]
-        expected = [start for start in fresh if self._fresh[start] == worker]
-        for start in (*sorted(self._returned), *expected, *fresh):
+        left = sorted(self._open.keys() - begun)
+        more = dict(islice(self._starts, max(0, room - len(left))))
+        self._open.update(more)
+        left = [*left, *more][:room]
+        for start in (*(start for start in left if self._open[start] == worker), *left):
             if self._fits(start):
                 return start
         # Only slices of the next epoch are left, too early for them: the last ones of this epoch, a second time.
         holders = Counter(lease.slice for lease in self._leases.values() if lease.slice not in self.held)
         again = [start for start in holders if self._fits(start)]
         return min(again, key=lambda start: (holders[start], start), default=None)
+
+    def _room(self, worker: int, begun: Collection[int]) -> int:
+        """How many slices, of which the worker is to have one, may be begun beside those that are.
+
+        Of asynchronous workers each has one, and another one is kept for it that it may read ahead.
+        """
+        is_synchronous, num_workers = self.staleness == 0, len(self.workers)
+        room = (max(num_workers, self.required) if is_synchronous else 2 * num_workers) - len(begun)
+        if len(self.held) >= self.required:  # the update waits for slices of an earlier epoch
+            return max(1, room)
+        return 0 if is_synchronous and self._is_provided_for(worker) else room
 
     def _is_provided_for(self, worker: int) -> bool:
         """Whether a synchronous worker that has done its part had better wait: others are about to do the rest.
@@ -215,14 +215,7 @@ class Leases:
         """
         under_way = {lease.slice for lease in self._leases.values() if lease.worker not in self._late}
         has_done = any(lease.worker == worker for lease in self.held.values())
-        return self.staleness == 0 and has_done and len(under_way | self.held.keys()) >= self.required
-
-    def _most_begun(self) -> int:
-        """The number of slices whose gradients may be under way: as many as SyncReplicasOptimizer has tokens.
-
-        Of asynchronous workers each has one, and another one is kept for it that it may read ahead.
-        """
-        return max(len(self.workers), self.required) if self.staleness == 0 else 2 * len(self.workers)
+        return has_done and len(under_way | self.held.keys()) >= self.required
 
     def _fits(self, start: int) -> bool:
         """Whether it is of use to begin a slice now.
@@ -231,15 +224,11 @@ class Leases:
         ones: the gradients of all earlier epochs have come.
         """
         epoch = self._epoch(start)
-        before = {other for other in self._open() if self._epoch(other) < epoch}
+        before = {other for other in self._open if self._epoch(other) < epoch}
         if self.staleness != 0:
             return before <= self.held.keys()
         before.update(other for other in self.held if self._epoch(other) == epoch)
         return len(before) < self.required
-
-    def _open(self) -> set[int]:
-        """The slices up to the last fresh one that were in no update."""
-        return {*self._fresh, *self._returned, *self.held, *(lease.slice for lease in self._leases.values())}
 
     def _epoch(self, start: int) -> int:
         return start // self._epoch_size if self._epoch_size else 0
@@ -248,12 +237,5 @@ class Leases:
         return self.staleness is not None and self.version - lease.version > self.staleness
 
     def _give_up(self, worker: int) -> None:
-        lease = self._leases.pop(worker, None)
-        if lease is not None:
+        if self._leases.pop(worker, None) is not None:
             self.dropped[worker] += 1
-            self._put_back(lease.slice)
-
-    def _put_back(self, start: int) -> None:
-        """Let a slice be leased again, unless somebody else has it, or its gradient has come."""
-        if start not in self.held and all(lease.slice != start for lease in self._leases.values()):
-            self._returned.add(start)

@@ -12,8 +12,9 @@ import torch
 
 from lockstep.checkpoints.store import Checkpoint, Store
 from lockstep.checks import check_together
-from lockstep.errors import NotFoundError
+from lockstep.errors import InputError, NotFoundError
 from lockstep.parallel.exchange import is_exact
+from lockstep.parallel.served import num_computing
 from lockstep.readers.object_survey import ObjectSurvey
 from lockstep.readers.reader import NO_DECODER
 from lockstep.recipes.recipe import Recipe
@@ -79,6 +80,7 @@ class Beginning:
         store, accept = files.store if files else None, self.accept_data_change
         started = start(stages, store, self.recipe, self.fork_from, worker, accept_data_change=accept)
         parts = stages.parts
+        _check_activations(self.recipe, worker)
         # It refuses what does not fit.
         bind_loop(parts.state, parts.towers, self.recipe.exchange, parts.task.counts(parts.state.model))
         return choices, started, changed
@@ -209,3 +211,15 @@ def resolve_choices(recipe: Recipe, parts: Parts, worker: Worker, workdir: Workd
         if parts.loader.reader.cost == "decode":
             log.info("%s", parts.loader.pool.describe(worker.num_local_workers))
     return before or now, changed
+
+
+def _check_activations(recipe: Recipe, worker: Worker) -> None:
+    """Refuse to show the outputs of modules on a chief that runs none."""
+    every, exchange = recipe.watch.activations, recipe.exchange
+    if every.amount and num_computing(exchange, worker.num_workers) < worker.num_workers:
+        raise InputError(
+            "The chief of this exchange computes no towers, so it sees no activations.",
+            given=f"watch.activations={str(every)!r}, {exchange}, {worker.num_workers} workers",
+            expected="no activations, another exchange, or one worker",
+            hint="leave out watch.activations (--set watch.activations=0)",
+        )

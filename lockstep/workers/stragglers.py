@@ -46,17 +46,23 @@ class Straggler:
 def find_straggler(of_workers: Sequence[Seconds], num_steps: int) -> Straggler | None:
     """Find the worker for which the others wait a tenth of the time or more; None where there is none.
 
+    A worker that computes nothing, as a chief that serves the others, is not one of them.
+
     Args:
         of_workers: the seconds of each worker, by rank, in the same time.
         num_steps: that were made in it.
     """
-    busy = [sum(seconds.get(phase, 0.0) for phase in _PHASES) for seconds in of_workers]
-    rank = busy.index(max(busy))
-    slowest, others = of_workers[rank], [each for other, each in enumerate(of_workers) if other != rank]
-    if not others or not num_steps:
+    busy = {
+        rank: sum(seconds.get(phase, 0.0) for phase in _PHASES)
+        for rank, seconds in enumerate(of_workers)
+        if seconds.get("data", 0.0) + seconds.get("compute", 0.0)
+    }
+    if len(busy) < 2 or not num_steps:
         return None
+    rank = max(busy, key=lambda each: busy[each])
+    slowest, others = of_workers[rank], [of_workers[other] for other in busy if other != rank]
     total = busy[rank] + slowest.get("exchange", 0.0)
-    share = (busy[rank] - median(busy[:rank] + busy[rank + 1 :])) / max(total, 1e-9)
+    share = (busy[rank] - median(busy[other] for other in busy if other != rank)) / max(total, 1e-9)
     if share < _LEAST_SHARE or total < LEAST_SECONDS:
         return None
     usual = {phase: median(each.get(phase, 0.0) for each in others) for phase in _PHASES}

@@ -318,3 +318,26 @@ def test_a_run_that_is_going_on_is_not_started(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == before
     lease.release()
     assert plan("mnist", "--workdir", str(tmp_path), "--workers", "1")["workers"] == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "workers"),
+    [
+        (["--towers", "2"], 2),
+        (["--towers", "2", "--set", "exchange.kind=backups"], 3),
+        (["--towers", "8", "--set", "exchange.kind=asynchronous"], 5),
+        (["--towers", "2", "--workers", "7", "--set", "exchange.kind=backups"], 7),
+    ],
+)
+def test_one_worker_more_serves_the_others(monkeypatch: pytest.MonkeyPatch, words: list[str], workers: int) -> None:
+    monkeypatch.setattr(shared, "usable_cores", lambda: 4)
+    assert plan("mnist", "--workdir", "none", "--device", "cpu", *words)["workers"] == workers
+
+
+def test_a_startup_delay_is_of_asynchronous_updates_alone() -> None:
+    for kind in ("all_reduce", "backups"):
+        with pytest.raises(ls.RecipeError, match=r"exchange\.startup_delay_steps in --set: there is no such field"):
+            plan("mnist", "--set", f"exchange.kind={kind}", "--set", "exchange.startup_delay_steps=5")
+    asynchronous = ["--set", "exchange.kind=asynchronous", "--set", "exchange.startup_delay_steps=5"]
+    recipe = given_recipe(parse(["train", "mnist", *asynchronous]))
+    assert recipe.exchange == ls.Asynchronous(startup_delay_steps=5)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,11 +59,10 @@ class Fault(NamedTuple):
     name: str
     step: int
 
-
-def _parts(fault: str) -> tuple[str, str, str]:
-    number, _, rest = fault.partition(":")
-    name, _, step = rest.partition("@")
-    return number, name, step
+    @classmethod
+    def of(cls, text: str) -> Fault:
+        number, name, step = re.split("[:@]", text)
+        return cls(int(number), name, int(step))
 
 
 class Run:
@@ -73,7 +74,7 @@ class Run:
     def __init__(self, argv: list[str]) -> None:
         self.folder, self.num_steps = Path(argv[0]), int(argv[2])
         self.full = plan(argv)["workers"] if plan(argv)["survival"]["replacements"] else 1
-        faults = [Fault(int(number), name, int(step)) for number, name, step in map(_parts, argv[3:])]
+        faults = [Fault.of(each) for each in argv[3:]]
         self.held = {fault.step for fault in faults} | {self.num_steps - 1}
         self.worker = join("cpu")
         self.number = int(os.environ["RANK"])
@@ -97,7 +98,7 @@ class Run:
             waits = self.step in self.held and worker.num_workers < self.full
             if self.step in self.faults and not waits:
                 self.say("fault")
-                self.do(self.faults[self.step])
+                os.kill(os.getpid(), getattr(signal, self.faults[self.step]))
             own = range(worker.rank, NUM_TOWERS, worker.num_workers)
             mine = sum(gives(tower, self.step) for tower in own)
             numbers = torch.tensor([mine, float(worker.pulse.regroup_requested)])
@@ -106,18 +107,19 @@ class Run:
                 self.total += float(numbers[0])
                 self.step += 1
                 worker.pulse.at(self.step, "compute")
+            if self.step == 5:
+                self.say("trains", os.getpid())
             if numbers[1]:
                 self.regroups_as = "takes others in"
                 return
             time.sleep(STEP_SECONDS)
-
-    def do(self, fault: str) -> None:
-        if fault == "raise":
-            raise ValueError("a mistake in the script")
-        os.kill(os.getpid(), getattr(signal, fault))
 
     def begin(self) -> None:
         """Take the state of the worker that has come furthest."""
         self.step, self.total = max(map(tuple, self.worker.group.gather([self.step, self.total])))
         self.say(self.regroups_as, [self.worker.rank, self.worker.group.names])
         self.regroups_as = ""
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -220,3 +221,24 @@ def test_the_others_go_on_when_workers_are_killed_the_chief_too_and_take_others_
     takes_part = r"worker {0} \(pid \d+\) takes part from now on"
     expected = [line.format(worker) for worker in (2, 0) for line in (killed, takes_part)]
     assert [re.fullmatch(*pair) is not None for pair in zip(expected, caplog.messages, strict=True)] == [True] * 4
+
+
+@pytest.mark.slow
+def test_the_others_go_on_when_workers_are_stopped_or_lost_at_once(tmp_path: Path) -> None:
+    code, said = run_with(tmp_path, 4, 80, "1:SIGSTOP@10", "0:SIGKILL@30", "3:SIGKILL@30", "2:SIGKILL@60")
+    assert code == 0
+    assert [words[2:4] for words in said if words[1] == "done"] == [[80, surviving_run.total_of(80)]] * 4
+    fault = next(words for words in said if words[1] == "fault")
+    goes_on = next(words for words in said if words[1] == "goes on")
+    assert 1.8 <= goes_on[-1] - fault[-1] < 4.0, "it beats ten times a second until then"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_many_kills_at_random_steps_lose_nothing(tmp_path: Path, seed: int) -> None:
+    random = Random(seed)
+    steps = sorted(random.sample(range(5, 90), 12))
+    faults = [f"{random.randrange(4)}:SIGKILL@{step}" for step in steps]
+    code, said = run_with(tmp_path, 4, 100, *faults, replacements=100)
+    assert code == 0
+    assert [words[2:4] for words in said if words[1] == "done"] == [[100, surviving_run.total_of(100)]] * 4

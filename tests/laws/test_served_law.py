@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import staged_run
 import torch
+from staged_run import BATCH_SIZE as BATCH_SIZE_OF_STAGES
+from staged_run import Disturbance, contents, make_build, make_recipe
 from test_towers import losses, make_loader, make_state, train_some
 from torch import Tensor, nn
 
 import lockstep as ls
+from lockstep.runs import stages
+from lockstep.runs.run import Run
 from lockstep.types import Arrivals
 
 pytestmark = pytest.mark.process
@@ -122,3 +128,41 @@ def test_each_example_counts_once_an_epoch_beside_a_straggler(
     most = exchange.staleness if isinstance(exchange, ls.Asynchronous) else 0
     assert most is None or max(staleness) <= most
     assert of_workers[0][3] == list(range(1, 13)), "the chief has every report"
+
+
+# A run by a recipe ----------------------------------------------------------------------------------------------------
+
+
+def run_by_recipe(workdir: Path) -> str:
+    """A run of three stages, which scores and saves as it goes; it is stopped in the second, and goes on."""
+    reasons = []
+    for is_first in (True, False):
+
+        def stop(position: int, is_first: bool = is_first) -> None:
+            if is_first and position == 3 * BATCH_SIZE_OF_STAGES:
+                ls.join().pulse.stop_requested = "SIGUSR1"
+
+        stages.build, stages.build_state = make_build(Disturbance(attempted=stop)), staged_run.make_state
+        worker = ls.join("cpu")
+        worker.pulse.stop_requested = None
+        given = make_recipe(exchange=ls.Backups())
+        reasons.append(Run(given, workdir, worker, reader=lambda split: None).run().reason)
+    return ", ".join(reasons)
+
+
+def learned_and_said(workdir: Path) -> dict[str, object]:
+    """The tensors, the scores, and the lines of metrics.jsonl but for what became of the gradients."""
+    found = contents(workdir)
+    lines = [json.loads(line) for line in found.pop("metrics.jsonl").splitlines()]
+    for line in lines:
+        line.pop("arrivals", None)
+    return {name: data for name, data in found.items() if not name.startswith("values")} | {"lines": lines}
+
+
+def test_a_run_by_a_recipe_that_is_stopped_has_the_bytes_of_the_exact_all_reduce(
+    run_workers: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    torch.set_num_threads(1)
+    staged_run.run(tmp_path / "alone", make_recipe())
+    assert run_workers(run_by_recipe, 3, tmp_path / "served") == ["stopped, end"] * 3
+    assert learned_and_said(tmp_path / "served") == learned_and_said(tmp_path / "alone")

@@ -80,6 +80,17 @@ def test_a_worker_that_has_done_its_part_waits_for_others_but_not_for_one_that_w
     assert slices(rule.take()) == [6, 8]
 
 
+def test_a_worker_that_has_done_its_part_begins_another_slice_where_others_have_gone():
+    rule = leases(4, 3)
+    assert [rule.begin(worker) for worker in (1, 2, 3)] == [0, 2, 4]
+    assert rule.arrive(1, 0, 0)
+    assert rule.begin(1) is None
+    assert rule.begin(4) == 6
+    rule.leave(2)
+    rule.leave(4)
+    assert rule.begin(1) == 2
+
+
 def test_few_workers_compute_several_slices_an_update():
     rule = leases(1, 3)
     for start in (0, 2, 4):
@@ -118,7 +129,8 @@ def test_an_asynchronous_gradient_may_be_behind_but_not_too_far():
         rule.publish()
     assert rule.behind == {0: 2}
     assert not rule.arrive(2, 2, 0)
-    assert rule.begin(1) == 2
+    assert rule.dropped == {2: 1}
+    assert rule.begin(2) == 2
 
 
 def test_an_asynchronous_worker_waits_for_no_gradient_but_its_own():
@@ -132,6 +144,24 @@ def test_an_asynchronous_worker_waits_for_no_gradient_but_its_own():
     rule.publish()
     assert rule.begin(1) == 6
     assert rule.begin(2) is None
+
+
+def test_an_asynchronous_worker_that_is_left_alone_finishes_the_epoch_before_its_own_gradient_is_used():
+    rule = leases(3, 1, staleness=1, epoch_size=6)
+    for worker, start in {1: 0, 2: 2, 3: 4}.items():
+        assert rule.begin(worker) == start
+        assert rule.arrive(worker, start, 0)
+    assert slices(rule.take()) == [0]
+    rule.publish()
+    assert rule.begin(1) == 6
+    assert rule.arrive(1, 6, 1)
+    assert slices(rule.take()) == [2]
+    rule.publish()
+    assert rule.dropped == {3: 1}, "it waited for two updates"
+    rule.leave(2)
+    rule.leave(3)
+    assert rule.take() is None
+    assert rule.begin(1) == 4
 
 
 def test_the_last_slice_of_an_epoch_is_leased_again_before_the_next_epoch_begins():

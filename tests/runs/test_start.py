@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from lockstep.recipes.shipped import find
 from lockstep.runs import stages
 from lockstep.runs.build import Parts
 from lockstep.runs.run import Run
+from lockstep.runs.start import _check_activations
 from lockstep.workers.rank import Worker
 
 
@@ -168,3 +170,12 @@ def test_metrics_that_are_whole_are_told_of_by_nobody(
     assert steps(tmp_path) == [1, 2, 3, 4, 5, 6]
     assert "metrics.jsonl has" not in caplog.text
     assert not any("lost_metrics_lines" in event for event in history(tmp_path))
+
+
+def test_activations_are_refused_where_the_chief_runs_no_modules() -> None:
+    watched = with_settings(find("mnist"), ["watch.activations='5 steps'", "exchange.kind=backups"])
+    worker = replace(ls.join("cpu"), num_workers=3)
+    with pytest.raises(ls.InputError, match=r"it sees no activations.\n.*Backups\(\), 3 workers"):
+        _check_activations(watched, worker)
+    _check_activations(watched, ls.join("cpu"))
+    _check_activations(replace(watched, exchange=ls.AllReduce()), worker)

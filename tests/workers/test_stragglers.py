@@ -33,6 +33,15 @@ def test_workers_that_are_alike_have_no_straggler() -> None:
     assert find_straggler([{}, {}], 10) is None
 
 
+def test_a_chief_that_serves_the_others_does_not_make_stragglers_of_them() -> None:
+    serves = {"exchange": 95.0, "loop body": 3.0, "save": 2.0}
+    assert find_straggler([serves, {"compute": 90.0, "exchange": 10.0}], 10) is None
+    assert find_straggler([serves, {"compute": 90.0}, {"compute": 88.0, "exchange": 2.0}], 10) is None
+    found = find_straggler([serves, {"compute": 90.0}, {"compute": 45.0, "exchange": 45.0}], 10)
+    assert found
+    assert found.rank == 1, "with as many workers as gradients the others do wait"
+
+
 times = st.dictionaries(st.sampled_from(["data", "compute", "exchange", "save", "script"]), st.floats(0, 1e6))
 
 

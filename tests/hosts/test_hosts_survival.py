@@ -1,0 +1,87 @@
+"""Survivors on several hosts: they go on when a host vanishes, and a lost worker is started anew on its own host."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from separate_hosts import Command, Hosts
+
+from tests.launcher import surviving_run
+
+pytestmark = pytest.mark.process
+
+NUM_STEPS = 500
+NOTICE_SECONDS = 4.0
+"""From the end of a host to the next step of the others."""
+
+
+def start(hosts: Hosts, num_hosts: int, folder: Path, *, replacements: int) -> list[Command]:
+    """Start a worker on each host, of a run of some seconds."""
+    folder.mkdir()
+    plan = json.dumps({"workers": num_hosts, "survival": {"replacements": replacements}})
+    words = ["-m", "lockstep", "run", "--hosts", str(num_hosts), "--chief", "host0:29500", "--workers", str(num_hosts)]
+    survives = ["--on-loss", "continue", "--restarts", str(replacements)]
+    script = [str(surviving_run.__file__), str(folder), plan, str(NUM_STEPS)]
+    environment = {"LOCKSTEP_KEY": "a key that nobody guesses", "PYTHONPATH": os.pathsep.join(sys.path)}
+    return [
+        hosts.start(host, sys.executable, *words, "--host-rank", str(host), *survives, *script, **environment)
+        for host in range(num_hosts)
+    ]
+
+
+def said(folder: Path, what: str) -> list[list[Any]]:
+    """What workers have said of themselves, in time."""
+    words = [json.loads(line) for file in folder.iterdir() for line in file.read_text().splitlines()]
+    return sorted((each for each in words if each[1] == what), key=lambda each: each[-1])
+
+
+def wait_until_all_train(folder: Path, num_hosts: int) -> dict[int, int]:
+    """Returns the process id of each worker."""
+    deadline = time.monotonic() + 60
+    while len(found := said(folder, "trains")) < num_hosts:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return {words[0]: words[4] for words in found}
+
+
+def test_the_others_go_on_when_a_host_vanishes(make_hosts: Callable[[int], Hosts], tmp_path: Path) -> None:
+    hosts, folder = make_hosts(3), tmp_path / "run"
+    commands = start(hosts, 3, folder, replacements=0)
+    wait_until_all_train(folder, 3)
+    vanished = time.monotonic()
+    hosts.vanish(1)
+    codes = [commands[host].wait(60) for host in (0, 2)]
+    assert codes == [0, 0], commands[0].text
+    goes_on = said(folder, "goes on")
+    assert [words[4] for words in sorted(goes_on)] == [
+        [rank, ["worker 0 on host0", "worker 2 on host2"]] for rank in (0, 1)
+    ]
+    assert goes_on[-1][-1] - vanished < NOTICE_SECONDS
+    assert [words[2:4] for words in said(folder, "done")] == [[NUM_STEPS, surviving_run.total_of(NUM_STEPS)]] * 2
+    for host in (0, 2):
+        assert "host host1 gives no sign of life for 2." in commands[host].text
+        assert "2 of 3 workers go on" in commands[host].text
+    assert hosts.leftovers() == []
+
+
+@pytest.mark.slow
+def test_a_lost_worker_is_started_anew_on_its_own_host(make_hosts: Callable[[int], Hosts], tmp_path: Path) -> None:
+    hosts, folder = make_hosts(2), tmp_path / "run"
+    commands = start(hosts, 2, folder, replacements=3)
+    pids = wait_until_all_train(folder, 2)
+    os.kill(pids[0], signal.SIGKILL)
+    assert [command.wait(60) for command in commands] == [0, 0], commands[0].text
+    (joins,) = said(folder, "joins")
+    assert (joins[0], joins[4]) == (0, [1, ["worker 1 on host1", "worker 0 on host0"]])
+    assert [words[2:4] for words in said(folder, "done")] == [[NUM_STEPS, surviving_run.total_of(NUM_STEPS)]] * 2
+    for command in commands:
+        assert "1 of 2 workers go on; worker 0 is started anew" in command.text
+    assert hosts.leftovers() == []
