@@ -118,7 +118,7 @@ def _folder(keep: Path | None) -> Iterator[Path]:
         with scratch_folder("lockstep-chaos-") as folder:
             yield folder
         return
-    check_output_folder(keep, overwrite=False)
+    check_output_folder(keep, overwrite=None, flag="--keep")
     keep.mkdir(parents=True, exist_ok=True)
     yield keep
     log.info("the runs are in %s", keep)

@@ -162,22 +162,29 @@ def check_target(path: Path, endings: Collection[str], what: str, *, overwrite: 
         )
 
 
-def check_output_folder(path: Path, *, overwrite: bool) -> None:
-    """Refuse a folder to write to that is a file, may not be written, or is not empty, before any work is done."""
+def check_output_folder(path: Path, *, overwrite: bool | None, flag: str = "--to") -> None:
+    """Refuse a folder to write to that is a file, may not be written, or is not empty, before any work is done.
+
+    Args:
+        path: of the folder.
+        overwrite: it may hold files (`--force`); None where the command never overwrites any.
+        flag: that gives it.
+    """
     above = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not above.is_dir() or not os.access(above, os.W_OK):
         raise InputError(
             f"The folder {path} cannot be written.",
-            given=f"--to {path}" + ("" if above == path else f", and {above}"),
+            given=f"{flag} {path}" + ("" if above == path else f", and {above}"),
             expected="a folder that may be written, or the name of a new one",
             hint="name another folder",
         )
     if path.is_dir() and any(path.iterdir()) and not overwrite:
         raise InputError(
             f"The folder {path} is not empty.",
-            given=f"--to {path}",
+            given=f"{flag} {path}",
             expected="an empty folder, or the name of a new one",
-            hint="give another name, or --force to overwrite what has the same name in it",
+            hint="give another name"
+            + ("" if overwrite is None else ", or --force to overwrite what has the same name in it"),
         )
 
 

@@ -102,7 +102,7 @@ def test_ended_by_sigterm_it_takes_all_along(tmp_path: Path) -> None:
         (["--steps", "1"], "--steps 1"),
         (["--seed", "-1"], "--seed -1"),
         (["--report", "report.txt"], "a file whose name ends in .json"),
-        (["--keep", "tests"], "The folder tests is not empty."),
+        (["--keep", "tests"], "given:    --keep tests\n"),
         (["--set", "batch_size=7"], "batch_size"),
     ],
 )
