@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
@@ -165,8 +165,8 @@ def _see_off(server: Server, worker: Worker) -> None:
     """Let the other workers learn the end while the chief goes on, as they may wait for it elsewhere."""
 
     def wait_and_close() -> None:
-        server.wait_for_end()
-        server.close()
+        with closing(server), suppress(LockstepError):  # of a worker that is lost: the chief hears of it where it is
+            server.wait_for_end()
 
     server.end(None)
     thread = threading.Thread(target=wait_and_close, name="lockstep-see-off", daemon=True)

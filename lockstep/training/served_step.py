@@ -214,7 +214,7 @@ class ServedStep:
                 of_buffers = gradient.partial.tensors[len(host.outputs.like_packed()) :]
                 statistics.leave_to_one(of_buffers, is_first=index == 0, is_last=index == last)
             sums.add(index, gradient.partial)
-        total = sums.total()
+        total = _on_device(sums.total(), self.worker.device)
         totals = host.outputs.unpacked(total, mean_over_rows_of=len(gradients) if last else None)
         statistics.save()
         absent = sum((Counter(dict(message["absent"])) for message in messages), Counter[int]())
@@ -316,6 +316,13 @@ def _same_names(given: Sequence[Sequence[Sequence[str]]], known: ScalarNames | N
     return names
 
 
+def _on_device(total: PartialSum, device: torch.device) -> PartialSum:
+    """The sum where the state is: the gradients have come to the host."""
+    numbers = total.numbers if isinstance(total.numbers, list) else total.numbers.tolist()
+    tensors = [tensor.to(device) for tensor in total.tensors]
+    return PartialSum(tensors, readback.numbers_on(device, numbers), owned=total.owned)
+
+
 def _is_finite(partial: PartialSum) -> bool:
-    numbers = torch.as_tensor(partial.numbers)
+    numbers = torch.as_tensor(partial.numbers, dtype=torch.float64)
     return bool(numbers.isfinite().all()) and all(are_finite([t for t in partial.tensors if t.is_floating_point()]))
