@@ -36,6 +36,8 @@ WIDTH = 512
 """Of a square matrix of 1 MB."""
 MEGABYTES = (1, 25)
 NUM_TENSORS = 8
+WARM_UP_UPDATES = 8
+"""In which the memory is touched for the first time."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ def update(rounds: int, is_quick: bool) -> None:
     computing = dist.new_group(range(1, here.num_workers))
     num_computing = here.num_workers - 1
     for megabytes in MEGABYTES[:1] if is_quick else MEGABYTES:
-        num_updates = 30 if megabytes == 1 else 8
+        num_updates = 50 if megabytes == 1 else 15
         contenders: dict[str, Callable[[], Turn]] = {
             "shared memory": partial(served, here, megabytes, num_updates, num_computing, 0),
             "network": partial(served, elsewhere(here), megabytes, num_updates, num_computing, 0),
@@ -176,9 +178,10 @@ def served(worker: Worker, megabytes: int, num_updates: int, required: int, stal
         count(), slice_size=1, epoch_size=0, num_workers=num_computing, required=required, staleness=staleness
     )
     server = Server(worker, gradients, parameters, leases)
-    began = time.perf_counter()
     server.publish(parameters, None)
-    for _ in range(num_updates):
+    for number in range(WARM_UP_UPDATES + num_updates):
+        if number == WARM_UP_UPDATES:
+            began = time.perf_counter()
         sums = TreeSum()
         for index, arrival in enumerate(server.next_update()):
             sums.add(index, arrival.partial)
@@ -195,9 +198,12 @@ def reduced(worker: Worker, megabytes: int, num_updates: int, computing: dist.Pr
     """The same updates on each of the workers that compute, by all-reduce; the chief waits for them."""
     parameters = [torch.zeros((megabytes << 18) // NUM_TENSORS) for _ in range(NUM_TENSORS)]
     gradient = torch.ones(megabytes << 18)
-    dist.barrier()
-    began = time.perf_counter()
-    for _ in range(0 if worker.is_chief else num_updates):
+    for number in range(WARM_UP_UPDATES + num_updates):
+        if number == WARM_UP_UPDATES:
+            dist.barrier()
+            began = time.perf_counter()
+        if worker.is_chief:
+            continue
         dist.all_reduce(gradient, group=computing)
         gradient.mul_(1 / computing.size())
         torch._foreach_add_(parameters, list(gradient.chunk(NUM_TENSORS)), alpha=-0.1)

@@ -113,16 +113,20 @@ class Segment:
                 self._files.saver.wait()
             if reason:
                 self._mark("stop" if reason == "stopped" else "end", reason=reason)
+            elif self._recipe.watch.on_loss == "continue":
+                # A worker in the next stage has no longer what a lost chief would have had to score and save here.
+                self._worker.group.barrier("the stage has ended")
         return reason
 
     def _make_up(self, event: str) -> None:
         """Score and save the state that the segment begins with, where that was left off or may have been."""
+        if self._stages.now.number > 1 and self._start.step == self._stages.now.first_step:
+            return  # the stage before has done it, and the checkpoint of this step is of that stage
         was_cut_off = event in ("resume", "continue")
         if was_cut_off and self.validation.is_overdue(self._start, anew=event == "continue"):
             self._validate()
-        # The checkpoint of the first step of a stage is that of the stage before.
-        is_due = self._recipe.checkpoints.every.passed(self._step_before(), self._start)
-        if event not in ("stage", "join", "continue") or (event == "continue" and is_due):
+        is_due = event == "continue" and self._recipe.checkpoints.every.passed(self._step_before(), self._start)
+        if is_due or event not in ("join", "continue"):
             self._save()
 
     def _step_before(self) -> Progress:

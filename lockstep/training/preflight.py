@@ -33,7 +33,7 @@ from lockstep.training.trained_with import describe_step, threads_matter
 from lockstep.version import __version__
 from lockstep.workers.devices import describe_accelerator, describe_cpu, unusable_gpu, unused_kind
 from lockstep.workers.environment import chosen_waits, short_waits_here
-from lockstep.workers.rank import Worker
+from lockstep.workers.rank import Worker, join
 
 _prepared: WeakSet[TrainState] = WeakSet()
 """The states whose steps have been prepared."""
@@ -44,7 +44,7 @@ def prepare_steps(state: TrainState, towers: Towers, exchange: Exchange, worker:
     check_start(state, worker)
     check_fit(state, towers, exchange)
     check_exact(exchange, worker)
-    tell_idle_threads(worker)
+    tell_idle_threads()
     state.trained_with |= describe_step(towers, exchange, worker)
     if worker.is_chief:
         tell_start(state, towers, exchange, worker, is_first=not _prepared, is_new=state not in _prepared)
@@ -137,9 +137,10 @@ def check_exact(exchange: Exchange, worker: Worker) -> None:
             )
 
 
-@cache
-def tell_idle_threads(worker: Worker) -> None:
+@cache  # without arguments: a worker that was kept here would keep the connections of its group open
+def tell_idle_threads() -> None:
     """Tell, once, how idle threads of the CPU wait; advise a script that was started without a word about it."""
+    worker = join()
     if not worker.is_chief or worker.device.type != "cpu" or torch.get_num_threads() == 1:
         return
     chosen = chosen_waits(os.environ)

@@ -165,7 +165,7 @@ def _see_off(server: Server, worker: Worker) -> None:
     """Let the other workers learn the end while the chief goes on, as they may wait for it elsewhere."""
 
     def wait_and_close() -> None:
-        with closing(server), suppress(LockstepError):  # of a worker that is lost: the chief hears of it where it is
+        with closing(server), suppress(LockstepError):  # of a worker that is lost the main thread hears by itself
             server.wait_for_end()
 
     server.end(None)

@@ -89,6 +89,7 @@ class ServedStep:
             InputError: the model has changed since the state was made.
         """
         self._started = self._resumed = time.perf_counter()
+        self.state.is_served = True
         check_parameters(self.state)
         check_buffers(self.state)
         for line in self.state.resolve(loader.epoch_size, loader.batch_size):

@@ -114,7 +114,7 @@ class TrainState:
         check_value("nonfinite_budget", nonfinite_budget, NonNegativeInt)
         self.trained_with = describe_arguments(locals())
         self.step = 0
-        self.is_settled = True  # no attempt is between its update and the commit of its batch
+        self.is_settled, self.is_served = True, False  # no attempt is half done; no chief alone has the whole state
         self.first_step = 0
         """The optimizer, and the schedule of its learning rate, count their steps from this one on."""
         self.model, self.name = model.train(), name
@@ -394,6 +394,7 @@ class TrainState:
                 for name, tensor in own[section].items():
                     write_values(tensor, sections[section][name])
             self._optimizer.load(slots, values["optimizer"])
-        self.step, self.num_skipped, self.is_settled = int(values["step"]), int(values["num_refused"]), True
+        self.step, self.num_skipped = int(values["step"]), int(values["num_refused"])
+        self.is_settled, self.is_served = True, False
         self.loss_scale = LossScale(**values["loss_scale"])
         self.smoothed.load(values["smoothed"])

@@ -84,11 +84,22 @@ def train_step(
 
 
 def bind(state: TrainState, towers: Towers | None = None, exchange: Exchange | None = None) -> BoundStep:
-    """Return the step of this state with these towers and this exchange; it is made at the first call."""
+    """Return the step of this state with these towers and this exchange; it is made at the first call.
+
+    Raises:
+        InputError: a part has the wrong type, or the state is one that only the chief has the whole of.
+    """
     check_type("state", state, TrainState, expected="a TrainState", hint="write ls.TrainState(model, optimizer)")
     check_type("towers", towers, (Towers, NoneType), expected="ls.Towers", hint="write ls.Towers(4) for four towers")
     worker = join()
     key = (towers or Towers(worker.num_workers), exchange or AllReduce())
+    if state.is_served and worker.num_workers > 1:
+        raise InputError(
+            "The chief alone has the optimizer's slots of this state: it has served the other workers.",
+            given=f"{key[1]} after Backups or Asynchronous",
+            expected="one kind of exchange for a state, or a resume in between",
+            hint='save it, and ls.resume(state, loader, DIR, changed=("exchange",)) on all workers',
+        )
     if state.resumed:
         compare_first_step(state, *key, worker)
     steps = _steps.get(state, {})

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 import lockstep as ls
 from lockstep.errors import WorkerError
 from lockstep.training import preflight
-from lockstep.workers.rank import Worker
+from lockstep.workers.rank import Worker, leave
 from tests.thread_workers import run_threads, thread_workers
 
 
@@ -167,6 +169,7 @@ def _no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if nobody had chosen how idle threads wait."""
     for name in ("GOMP_SPINCOUNT", "KMP_BLOCKTIME", "OMP_WAIT_POLICY"):
         monkeypatch.delenv(name, raising=False)
+    preflight.tell_idle_threads.cache_clear()
 
 
 @pytest.mark.usefixtures("_no_waits")
@@ -270,3 +273,11 @@ def test_workers_on_unlike_machines_are_not_exact(monkeypatch: pytest.MonkeyPatc
     for said in run_threads(start, 3):
         assert "The workers do not agree on the machine, on which exact bits depend: worker" in said
         assert 'cpu: "x86_64 AVX2" instead of "x86_64 AVX512"' in said
+
+
+def test_a_worker_that_has_left_is_not_kept() -> None:
+    group = weakref.ref(ls.join("cpu").group)
+    by_the_loop(ls.TrainState(make_model(), ls.optim.SGD(0.1)))
+    leave()
+    gc.collect()
+    assert group() is None, "its connections stay open"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lockstep as ls
-from lockstep.errors import DataError, InputError, NonFiniteError
+from lockstep.errors import DataError, InputError, NonFiniteError, PeerLostError
 
 pytestmark = pytest.mark.process
 
@@ -87,6 +90,29 @@ def test_a_worker_that_is_alone_makes_the_plain_steps() -> None:
 def test_a_bound_below_zero_is_refused(field: str) -> None:
     with pytest.raises(InputError, match=f"{field} is out of range"):
         ls.Asynchronous(**{field: -1})
+
+
+def go_on_otherwise(workdir: Path) -> list[Any]:
+    state, loader = ls.TrainState(nn.Linear(4, 1), ls.optim.SGD(0.1, momentum=0.9)), make_loader()
+    four = ls.Towers(4)
+    with torch.no_grad():
+        for parameter in state.model.parameters():
+            parameter.fill_(0.5)
+    ls.train(state, losses, loader, four, ls.Backups(), until=ls.Steps(2))
+    with pytest.raises(InputError) as caught:
+        ls.train(state, losses, loader, four, ls.AllReduce(), until=ls.Steps(4))
+    ls.train(state, losses, loader, four, ls.Backups(), until=ls.Steps(4))
+    ls.save(state, loader, workdir)
+    ls.join().group.barrier("saved")
+    ls.resume(state, loader, workdir, changed=("exchange",))
+    ls.train(state, losses, loader, four, ls.AllReduce(), until=ls.Steps(6))
+    return [caught.value.what, weights_of(state)]
+
+
+def test_workers_without_the_slots_make_no_steps_of_their_own(run_workers: RunWorkers, tmp_path: Path) -> None:
+    chief, other, another = run_workers(go_on_otherwise, 3, tmp_path)
+    assert chief[0].startswith("The chief alone has the optimizer's slots")
+    assert chief == other == another
 
 
 # What all workers see -------------------------------------------------------------------------------------------------
@@ -173,6 +199,33 @@ def test_a_stop_that_one_worker_is_asked_for_ends_all_at_one_step(run_workers: R
     assert found == [found[0]] * 3
     assert found[0][0] < 100_000
     assert found[0][1]
+
+
+def leave_while_one_is_lost() -> list[str]:
+    """What threads raise in a chief that leaves the loop and hears then that a worker is lost, which still computes."""
+    worker, raised = ls.join(), []
+    threading.excepthook = lambda found: raised.append(repr(found.exc_value))
+
+    def lose() -> None:
+        raise PeerLostError("worker 1 is lost", given="", expected="", hint="")
+
+    def slow(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+        time.sleep(0.3)
+        return losses(model, batch)
+
+    for report in ls.train_steps(make_state(), slow, make_loader(), ls.Towers(2), ls.Backups()):
+        if worker.is_chief and report.step == 2:
+            time.sleep(0.1)  # worker 1 has begun to compute by then
+            worker.group.watch(lose)
+            break
+    for thread in threading.enumerate():
+        if thread.name == "lockstep-see-off":
+            thread.join()
+    return raised
+
+
+def test_a_worker_that_is_lost_when_the_loop_is_over_is_no_error_of_a_thread(run_workers: RunWorkers) -> None:
+    assert run_workers(leave_while_one_is_lost, 2, lost=[1]) == [[], None]
 
 
 def begin_late() -> list[int]:
