@@ -106,7 +106,7 @@ class Disturbed:
                 self._look(command)
                 code = command.poll()
                 if code == 0:
-                    self._recovered()
+                    self._recovered(to="its end")
                     break
                 if code is not None:
                     command = self._start_again(command, code)
@@ -159,7 +159,7 @@ class Disturbed:
             self._open = Injected(due.fault, what, furthest, time.monotonic())
             self._trial.faults.append(self._open)
 
-    def _recovered(self) -> None:
+    def _recovered(self, to: str = "a new step") -> None:
         """The run has made a step that it had not made before, or has ended well."""
         fault, self._open = self._open, None
         if fault is None:
@@ -170,7 +170,7 @@ class Disturbed:
         fault.went_on = [f"{event['event']} from {event.get('from', 'the last checkpoint')}" for event in events]
         again = f", {fault.steps_again} computed again" if fault.steps_again else ""
         went_on = f" ({'; '.join(fault.went_on)})" if fault.went_on else ""
-        log.info("step %d: %s; a new step after %.2f s%s%s", fault.step, fault.what, fault.seconds, again, went_on)
+        log.info("step %d: %s; %s after %.2f s%s%s", fault.step, fault.what, to, fault.seconds, again, went_on)
         if fault.error:
             log.info("  the command had ended with exit code %d: %s", fault.exit_codes[-1], fault.error)
 

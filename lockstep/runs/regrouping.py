@@ -27,19 +27,17 @@ class Memory(NamedTuple):
     """The last ones."""
     history: Mapping[int, float] = {}
     """The scores by which checkpoints are the best, by step."""
-    hours: float | None = None
-    """Until the end of the run, where its end is one in hours."""
 
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON."""
         reports = [report.as_json() for report in self.reports]
-        return {"reports": reports, "history": list(self.history.items()), "hours": self.hours}
+        return {"reports": reports, "history": list(self.history.items())}
 
     @classmethod
     def from_json(cls, facts: Mapping[str, Any]) -> Memory:
         """Make what another worker has told."""
         reports = [StepReport.from_json(report) for report in facts["reports"]]
-        return cls(reports, dict(facts["history"]), facts["hours"])
+        return cls(reports, dict(facts["history"]))
 
 
 def recent_reports() -> deque[StepReport]:

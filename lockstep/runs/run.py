@@ -334,20 +334,18 @@ class Run:
             source = "memory"
             self._missed, self._history = memory.reports, memory.history
             self._recent.extend(memory.reports)
-            self._end = Hours(memory.hours) if memory.hours else self._end
-        self._has_begun = True
+        self._shorten_end(time.perf_counter() - self._segment_began)
+        self._has_begun, self._segment_began = True, time.perf_counter()
         facts = {"from": source, "seconds": time.perf_counter() - began, **({"lost": lost} if lost else {})}
         if worker.is_chief:
             log.info("going on from step %d, position %d, from %s", self.step, stages.parts.loader.position, source)
         return "continue" if lost else "join", facts
 
     def _memory(self) -> Memory:
-        spent = (time.perf_counter() - self._segment_began) / 3600
-        hours = max(self._end.count - spent, 1e-9) if isinstance(self._end, Hours) else None
         reports, last = list(self._recent), self._stages.parts.loader.last_report
         if last and (not reports or reports[-1].progress.position < last.progress.position):
             reports.append(last)  # lost before the loop body has seen it
-        return Memory(reports, self._history, hours)
+        return Memory(reports, self._history)
 
     def _tell_straggler(self, first_step: int, before: Mapping[str, float]) -> None:
         """Log for which worker the others have waited, if they have for a tenth of the time."""
@@ -369,8 +367,8 @@ class Run:
     def _shorten_end(self, seconds: float) -> None:
         """Take the time of a segment off an end in hours: each segment has a clock of its own."""
         if isinstance(self._end, Hours):
-            hours = self._worker.group.broadcast(seconds) / 3600
-            self._end = Hours(max(self._end.count - hours, 1e-9))
+            left = max(self._end.count - seconds / 3600, 1e-9)
+            self._end = Hours(self._worker.group.broadcast(left))  # one that joins has had no part in what is spent
 
     def _score(self, last: Segment) -> Evaluation | None:
         """Score the final weights; None where there are no examples for it, or the run is stopped first."""

@@ -51,6 +51,7 @@ def test_a_worker_is_killed_and_nothing_is_lost(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.process
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("end", [["--steps", "200"], []])
@@ -60,6 +61,21 @@ def test_nothing_is_lost_by_any_fault(tmp_path: Path, seed: int, end: list[str])
     assert main(["chaos", "mnist", "--workers", "3", "--set", "batch_size=24", "--set", "num_towers=4", *flags]) == 0
     facts = json.loads(path.read_text())
     assert {injected["fault"] for each in facts["rounds"] for injected in each["faults"]} == set(FAULTS)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.process
+@pytest.mark.parametrize("exchange", [["exact=true"], ["exact=true", "transport=gloo"], ["kind=backups"]])
+def test_survivors_go_on_with_the_same_bits(tmp_path: Path, exchange: list[str]) -> None:
+    path, fields = tmp_path / "report.json", ["watch.on_loss=continue", *(f"exchange.{field}" for field in exchange)]
+    words = ["--workers=4", "--towers=4", "--set=batch_size=24", *(f"--set={field}" for field in fields)]
+    flags = ["--steps", "80", "--rounds", "2", "--minutes", "10", "--faults", "kill,chief,two,stop,slow"]
+    assert main(["chaos", "mnist", *words, *flags, "--report", str(path)]) == 0
+    facts = json.loads(path.read_text())
+    assert facts["bits_are_promised"]
+    went_on = [how for each in facts["rounds"] for injected in each["faults"] for how in injected["went_on"]]
+    assert "continue from memory" in went_on
 
 
 @pytest.mark.process

@@ -170,15 +170,21 @@ def test_a_gradient_that_comes_too_late_is_dropped_and_its_slice_leased_anew(ove
 
 @transports
 def test_slices_of_a_worker_that_goes_are_computed_by_the_others(over_network: bool) -> None:
+    gone = threading.Event()
+
+    def stay(_: Client, told: Published) -> None:
+        assert gone.wait(10)
+
     def work(worker: Worker) -> Any:
         worker = placed(worker, over_network)
         if worker.is_chief:
             return serve(worker, leases_of(2, 2), 4)
         if worker.rank == 2:
-            return compute(worker)
+            return compute(worker, stay)
         client, parameters = Client(worker, GRADIENTS, new_parameters()), new_parameters()
         told = client.fetch(parameters)
         client.close()
+        gone.set()
         return told.slice
 
     updates, left, _ = run_threads(work, 3)
