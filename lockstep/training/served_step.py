@@ -254,10 +254,11 @@ class ServedStep:
 
     def _words(self, gradient: Arrival, message: Mapping[str, Any], loader: Loader) -> str:
         size = loader.batch_size // self.num_needed
-        first = gradient.lease.slice
+        first, count = gradient.lease.slice, self.towers.count // self.num_needed
+        who = f"tower {message['tower']}" if count == 1 else f"one of towers 0 to {count - 1}"
         examples = shorten(loader.example_ids(first, size), MAX_EXAMPLES_NAMED)
         return (
-            f"tower {message['tower']} on {self.worker.group.names[gradient.lease.worker]} (positions {first} to "
+            f"{who} on {self.worker.group.names[gradient.lease.worker]} (positions {first} to "
             f"{first + size - 1} of the stream): its losses or gradients are not finite; examples {examples}"
         )
 
