@@ -70,6 +70,8 @@ class Survival:
         """When one of them has first said that a connection has broken, without a word of who is lost."""
         self._reconnections = Restarts(replacements)
         self._restarts = {number: Restarts(replacements) for number in range(num_workers)}
+        self._run_has_ended = False
+        """Another one of the same script may follow; a newcomer, which begins with the script, would not be in it."""
 
     def lose(self, number: int, failure: Failure) -> None:
         """Record that a worker is lost, or a newcomer has failed."""
@@ -155,7 +157,7 @@ class Survival:
 
     def may_replace(self, number: int, step: int, *, took_part: bool) -> bool:
         """Whether a lost worker is started anew; to be asked once for each loss, with the step of the run."""
-        if not self._restarts[number].may_start(step if took_part else 0):
+        if self._run_has_ended or not self._restarts[number].may_start(step if took_part else 0):
             return False
         self._newcomers[number] = False
         return True
@@ -176,6 +178,7 @@ class Survival:
 
     def dismiss_newcomers(self) -> list[int]:
         """Take in no more newcomers: the run ends without those that are returned."""
+        self._run_has_ended = True
         inside = [number for number in self.generation.members if self.is_newcomer(number)]
         members = tuple(number for number in self.generation.members if number not in inside)
         self.generation = self.generation._replace(members=members)

@@ -623,6 +623,20 @@ def test_newcomers_are_ended_when_the_run_is(is_ready: bool) -> None:
     assert texts(outcome) == []
 
 
+def test_in_the_second_run_of_a_script_nobody_is_started_anew() -> None:
+    def script(server: FakeServer, requests: list[str]) -> Iterator[None]:
+        yield from beat_for(server, 0.3, step=5, ended=True)
+        yield from beat_for(server, 0.3, step=1)
+        server.end(server.workers[1], -9)
+        yield from beat_for(server, 0.3, step=1)
+        assert server.workers[0].generation == [0]
+        end_all(server)
+
+    outcome, server = supervise(script, 2, Survival(1, 3, 2))
+    assert texts(outcome) == []
+    assert len(server.workers) == 2, "a newcomer would be in the first run"
+
+
 def test_after_a_stop_nobody_is_started_anew() -> None:
     def script(server: FakeServer, requests: list[str]) -> Iterator[None]:
         yield from beat_for(server, 0.3, step=5)
