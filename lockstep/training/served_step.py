@@ -215,7 +215,7 @@ class ServedStep:
                 of_buffers = gradient.partial.tensors[len(host.outputs.like_packed()) :]
                 statistics.leave_to_one(of_buffers, is_first=index == 0, is_last=index == last)
             sums.add(index, gradient.partial)
-        total = sums.total()
+        total = _on_device(sums.total(), self.worker.device)
         totals = host.outputs.unpacked(total, mean_over_rows_of=len(gradients) if last else None)
         statistics.save()
         absent = sum((Counter(dict(message["absent"])) for message in messages), Counter[int]())
@@ -254,10 +254,11 @@ class ServedStep:
 
     def _words(self, gradient: Arrival, message: Mapping[str, Any], loader: Loader) -> str:
         size = loader.batch_size // self.num_needed
-        first = gradient.lease.slice
+        first, count = gradient.lease.slice, self.towers.count // self.num_needed
+        who = f"tower {message['tower']}" if count == 1 else f"one of towers 0 to {count - 1}"
         examples = shorten(loader.example_ids(first, size), MAX_EXAMPLES_NAMED)
         return (
-            f"tower {message['tower']} on {self.worker.group.names[gradient.lease.worker]} (positions {first} to "
+            f"{who} on {self.worker.group.names[gradient.lease.worker]} (positions {first} to "
             f"{first + size - 1} of the stream): its losses or gradients are not finite; examples {examples}"
         )
 
@@ -317,6 +318,13 @@ def _same_names(given: Sequence[Sequence[Sequence[str]]], known: ScalarNames | N
     return names
 
 
+def _on_device(total: PartialSum, device: torch.device) -> PartialSum:
+    """The sum where the state is: the gradients have come to the host."""
+    numbers = total.numbers if isinstance(total.numbers, list) else total.numbers.tolist()
+    tensors = [tensor.to(device) for tensor in total.tensors]
+    return PartialSum(tensors, readback.numbers_on(device, numbers), owned=total.owned)
+
+
 def _is_finite(partial: PartialSum) -> bool:
-    numbers = torch.as_tensor(partial.numbers)
+    numbers = torch.as_tensor(partial.numbers, dtype=torch.float64)
     return bool(numbers.isfinite().all()) and all(are_finite([t for t in partial.tensors if t.is_floating_point()]))

@@ -126,22 +126,29 @@ def bad_at(places: set[int]) -> Callable[[nn.Module, ls.Batch], dict[str, Tensor
     return found
 
 
-def skip_one() -> list[Any]:
+def skip_one(exchange: Any) -> list[Any]:
     state, loader = make_state(nonfinite="skip"), make_loader()
-    reports = list(ls.train_steps(state, bad_at({13}), loader, ls.Towers(2), ls.Backups(), until=ls.Epochs(1)))
+    reports = list(ls.train_steps(state, bad_at({13}), loader, ls.Towers(2), exchange, until=ls.Epochs(1)))
     skipped = [report for report in reports if report.skipped]
     assert [report.progress.position for report in skipped] == [16]
     assert skipped[0].nonfinite is not None
     return [state.step, loader.position, weights_of(state), list(skipped[0].nonfinite.culprits)]
 
 
-def test_an_attempt_that_is_not_finite_is_skipped_by_all(run_workers: RunWorkers) -> None:
-    chief, *others = run_workers(skip_one, 2)
+@pytest.mark.parametrize(
+    ("exchange", "culprit"),
+    [
+        (ls.Backups(), "tower 1 on worker 1 (positions 12 to 15 of the stream)"),
+        (ls.Asynchronous(), "one of towers 0 to 1 on worker 1 (positions 8 to 15 of the stream)"),
+    ],
+)
+def test_an_attempt_that_is_not_finite_is_skipped_by_all(run_workers: RunWorkers, exchange: Any, culprit: str) -> None:
+    chief, *others = run_workers(skip_one, 2, exchange)
     step, position, _, culprits = chief
     assert (step, position) == (3, SIZE)
     assert len(culprits) == 1
-    assert culprits[0].startswith("tower 1 on worker 1 (positions 12 to 15 of the stream)")
-    assert "examples 12, 13, 14, 15" in culprits[0]
+    assert culprits[0].startswith(culprit)
+    assert "12, 13, 14, 15" in culprits[0]
     assert others == [chief]
 
 
