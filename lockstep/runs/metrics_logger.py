@@ -46,7 +46,9 @@ class MetricsLogger:
 
     def write_missed(self, reports: Sequence[StepReport]) -> None:
         """Write those of some reports, up to the start, that another chief has not written before it was lost."""
-        missed = [report for report in reports if report.progress.position > self.metrics.last_position]
+        newest = {report.progress.position: report for report in reports}  # a rollback has some of them made again
+        last, start = self.metrics.last_position, self._start.position
+        missed = [report for position, report in newest.items() if last < position <= start]
         if missed:
             write = self._writer(moment_before(missed[0]))
             for report in missed:

@@ -55,14 +55,20 @@ def steps_in(path: Path) -> list[int]:
     return [json.loads(line)["step"] for line in path.read_text().splitlines()]
 
 
+def make_reports(count: int) -> list[ls.StepReport]:
+    state = make_state()
+    batches = [
+        ls.Batch({"x": torch.ones(8, 3)}, position=8 * step, batch_size=8, towers=range(1), epoch_size=80)
+        for step in range(count)
+    ]
+    return [ls.train_step(state, squared, batch) for batch in batches]
+
+
 @pytest.mark.parametrize(("interval", "last", "written"), [(1, 4, [4, 5, 6]), (1, 6, [6]), (3, 3, [3, 6]), (4, 4, [4])])
 def test_what_a_lost_chief_has_not_written_is_made_up_for(
     tmp_path: Path, interval: int, last: int, written: list[int]
 ) -> None:
-    state, reports = make_state(), []
-    for step in range(6):
-        batch = ls.Batch({"x": torch.ones(8, 3)}, position=8 * step, batch_size=8, towers=range(1), epoch_size=80)
-        reports.append(ls.train_step(state, squared, batch))
+    reports = make_reports(6)
     metrics = MetricsFile(tmp_path / "metrics.jsonl", from_position=0)
     metrics.write(reports[last - 1])
     metrics.close()
@@ -71,6 +77,14 @@ def test_what_a_lost_chief_has_not_written_is_made_up_for(
     logger.write_missed(reports[-2:])
     logger.close()
     assert steps_in(tmp_path / "metrics.jsonl") == written
+
+
+def test_missed_reports_from_before_a_rollback_are_not_written(tmp_path: Path) -> None:
+    stale, again = make_reports(3), make_reports(3)
+    logger = MetricsLogger(tmp_path, Monitoring(summaries=Interval(0), metrics=Interval(1)), again[1].progress)
+    logger.write_missed([stale[1], stale[2], again[1]])
+    logger.close()
+    assert steps_in(tmp_path / "metrics.jsonl") == [again[1].step]
 
 
 def test_nobody_looks_where_nothing_is_asked_for(tmp_path: Path) -> None:
