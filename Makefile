@@ -21,8 +21,8 @@ demo: $(SETUP) ## train the reference MNIST net on two towers, with progress on 
 demo-detection: $(SETUP) ## train a small detector of blood cells on two towers
 	$(BIN)/lockstep train bccd --workdir runs/bccd
 
-test: $(SETUP) ## run the tests, as many at once as there are cores
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
+test: $(SETUP) ## run the tests, one more at once than there are cores: many wait for processes
+	$(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --maxprocesses 8 --dist loadfile
 
 test-quick: $(SETUP) ## run the tests that start no process and train for no seconds
 	$(BIN)/python -m pytest -m "not slow and not process" -n auto --maxprocesses 8 --dist loadfile

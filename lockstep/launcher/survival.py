@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from lockstep.errors import InputError
 from lockstep.workers.generations import Generation
 from lockstep.workers.watchdog import Failure
 
@@ -50,9 +51,19 @@ class Survival:
         min_workers: with fewer of them left the others do not go on.
         replacements: how often in a row each worker is started anew, without progress of the run in which it took part.
         num_workers: at the start.
+
+    Raises:
+        InputError: there are fewer workers than are to be left.
     """
 
     def __init__(self, min_workers: int, replacements: int, num_workers: int) -> None:
+        if min_workers > num_workers:
+            raise InputError(
+                "The run begins with fewer workers than are to be left of it.",
+                given=f"{num_workers} workers, of which at least {min_workers} are to go on (watch.min_workers)",
+                expected=f"at most {num_workers}",
+                hint="start more workers, or lower watch.min_workers (--min-workers of lockstep run)",
+            )
         self._min_workers, self._num_workers = min_workers, num_workers
         self.generation = Generation(0, tuple(range(num_workers)))
         """The newest."""

@@ -73,9 +73,9 @@ def train_steps(
     so does what is trained after that; the second raises KeyboardInterrupt. See `train_step` for where it is raised.
     """
     _check(loader, until)
-    now = Progress(state.step, loader.position, loader.epoch_size)
     step = bind_loop(state, towers, exchange, counts)
     check_data(loader, join())
+    now = Progress(state.step, loader.position, loader.epoch_size)
     course = Course(loader, step.towers, until, now, owns_towers=isinstance(step, BoundStep))
     if isinstance(step, ServedStep):
         step.start(loader)

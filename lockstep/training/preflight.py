@@ -9,6 +9,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from types import NoneType
 from typing import Any
 from weakref import WeakSet
 
@@ -18,6 +19,7 @@ from torch import Tensor
 
 import lockstep
 from lockstep.checkpoints.encoding import check_saveable
+from lockstep.checks import check_type
 from lockstep.data.loader import Loader
 from lockstep.errors import InputError
 from lockstep.parallel.exchange import Exchange, is_exact
@@ -51,6 +53,12 @@ def prepare_steps(state: TrainState, towers: Towers, exchange: Exchange, worker:
     _prepared.add(state)
     if towers.channels_last:
         state.to_channels_last()
+
+
+def check_state_and_towers(state: object, towers: object) -> None:
+    """Refuse arguments of a step that are of another type."""
+    check_type("state", state, TrainState, expected="a TrainState", hint="write ls.TrainState(model, optimizer)")
+    check_type("towers", towers, (Towers, NoneType), expected="ls.Towers", hint="write ls.Towers(4) for four towers")
 
 
 def check_start(state: TrainState, worker: Worker) -> None:

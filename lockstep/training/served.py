@@ -26,6 +26,7 @@ from lockstep.parallel.parameter_server import Server
 from lockstep.parallel.served import Asynchronous, ServedExchange, num_computing
 from lockstep.parallel.towers import Towers
 from lockstep.training.course import Course
+from lockstep.training.preflight import check_state_and_towers
 from lockstep.training.served_step import ServedStep, check_counts
 from lockstep.training.state import TrainState
 from lockstep.training.trained_with import compare_first_step
@@ -50,6 +51,7 @@ def bind_served(
     Raises:
         InputError: the exchange cannot serve the state, or what is counted.
     """
+    check_state_and_towers(state, towers)
     worker = join()
     key = (towers or Towers(num_computing(exchange, worker.num_workers)), exchange)
     if counts is not None:

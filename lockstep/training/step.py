@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from types import NoneType
 from typing import TYPE_CHECKING, cast
 from weakref import WeakKeyDictionary
 
@@ -15,7 +14,6 @@ import torch
 from torch import Tensor
 
 from lockstep import readback
-from lockstep.checks import check_type
 from lockstep.errors import InputError
 from lockstep.parallel.exchange import AllReduce, Counts, Exchange, Reducer, is_exact
 from lockstep.parallel.hosting import StepInputs, TowerBatch, TowerHost
@@ -28,7 +26,13 @@ from lockstep.training.attempt import Attempt, Begun, Enqueued, Found, Outcome
 from lockstep.training.extras import Extras, ExtraSums
 from lockstep.training.missing_gradients import MissingGradients
 from lockstep.training.nonfinite import handle
-from lockstep.training.preflight import check_buffers, check_parameters, check_training_mode, prepare_steps
+from lockstep.training.preflight import (
+    check_buffers,
+    check_parameters,
+    check_state_and_towers,
+    check_training_mode,
+    prepare_steps,
+)
 from lockstep.training.state import TrainState
 from lockstep.training.trained_with import compare_first_step
 from lockstep.types import BadExample, Batch, NonFiniteReport, StepReport
@@ -89,8 +93,7 @@ def bind(state: TrainState, towers: Towers | None = None, exchange: Exchange | N
     Raises:
         InputError: a part has the wrong type, or the state is one that only the chief has the whole of.
     """
-    check_type("state", state, TrainState, expected="a TrainState", hint="write ls.TrainState(model, optimizer)")
-    check_type("towers", towers, (Towers, NoneType), expected="ls.Towers", hint="write ls.Towers(4) for four towers")
+    check_state_and_towers(state, towers)
     worker = join()
     key = (towers or Towers(worker.num_workers), exchange or AllReduce())
     if state.is_served and worker.num_workers > 1:

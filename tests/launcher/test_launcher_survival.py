@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lockstep.errors import InputError
 from lockstep.launcher.launch import launch
 from lockstep.launcher.survival import Survival
 from lockstep.workers.generations import Generation
@@ -92,6 +93,12 @@ def test_with_too_few_they_do_not_go_on() -> None:
     survival.lose(1, lost(1))
     assert survival.why_not(has_ended=False) == "1 of 3 workers are left, fewer than 2 (watch.min_workers)"
     assert survival.unsettled == [lost(0), lost(1)]
+
+
+def test_no_more_workers_are_left_than_there_are() -> None:
+    with pytest.raises(InputError, match="fewer workers than are to be left") as caught:
+        Survival(min_workers=4, replacements=3, num_workers=3)
+    assert caught.value.given == "3 workers, of which at least 4 are to go on (watch.min_workers)"
 
 
 def test_newcomers_alone_have_nothing_to_go_on_from() -> None:
