@@ -22,17 +22,17 @@ demo-detection: $(SETUP) ## train a small detector of blood cells on two towers
 	$(BIN)/lockstep train bccd --workdir runs/bccd
 
 test: $(SETUP) ## run the tests, one more at once than there are cores: many wait for processes
-	$(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --maxprocesses 8 --dist loadfile
 
 test-quick: $(SETUP) ## run the tests that start no process and train for no seconds
-	$(BIN)/python -m pytest -m "not slow and not process" -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "not slow and not process" -n auto --maxprocesses 8 --dist loadfile
 
 test-gpu: $(SETUP) ## run the tests that need a GPU, one after another
 	$(BIN)/python -m pytest -m gpu
 
 test-oldest: ## run the tests on the oldest torch that is supported, in a virtual environment of its own
 	scripts/setup .venv-oldest torch==$(TORCH_OLDEST)
-	.venv-oldest/bin/python -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+	.venv-oldest/bin/python -m pytest -n auto --maxprocesses 8 --dist loadfile
 
 check: $(SETUP) ## formatting, lint, types, spelling
 	$(BIN)/ruff format --check .

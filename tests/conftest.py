@@ -50,12 +50,6 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files first whose tests start processes: at the end the others, which are short, fill all cores."""
-    starting = {item.path for item in items if item.get_closest_marker("process")}
-    items.sort(key=lambda item: item.path not in starting)
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Note what a test costs, and refuse one that is slow, or starts a process, and is not marked so."""
