@@ -24,7 +24,7 @@ ALLOWED = {("evaluation", "training")}
 # The two doors: they name everything, and are imported by nobody (but for the version).
 DOORS = {"__init__.py", "__main__.py"}
 MODULES = sorted(PACKAGE.rglob("*.py"))
-MAX_MODULE_LINES, MAX_FUNCTION_LINES = 400, 45
+MAX_MODULE_LINES, MAX_FUNCTION_LINES = 600, 45
 TESTS = Path(__file__).parent
 # Tests of several modules at once, by what they are about.
 TOPICS = {
