@@ -80,7 +80,7 @@ def _classes(arguments: argparse.Namespace, run: ChosenRun) -> Predictions | Fou
 
     with show_progress("predicting") as show:
         predictions = predict(
-            _name(run), arguments.images, weights=run.weights, top=top, device=arguments.device, progress=show
+            run.name, arguments.images, weights=run.weights, top=top, device=arguments.device, progress=show
         )
     _write(predictions, arguments.to, arguments.show)
     return predictions
@@ -101,13 +101,9 @@ def _found_objects(arguments: argparse.Namespace, run: ChosenRun) -> Predictions
     from lockstep.runs.detect import detect
 
     with show_progress("detecting") as show:
-        found = detect(_name(run), arguments.images, weights=run.weights, device=arguments.device, progress=show)
+        found = detect(run.name, arguments.images, weights=run.weights, device=arguments.device, progress=show)
     _write_objects(found, arguments.to, arguments.show, how)
     return found
-
-
-def _name(run: ChosenRun) -> str:
-    return str(run.path) if run.step is None else f"{run.path}@{run.step}"
 
 
 def _not_for(what: str, flag: str, expected: str) -> InputError:

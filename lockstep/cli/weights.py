@@ -25,6 +25,11 @@ class ChosenRun(NamedTuple):
     """Of the checkpoint, which exists; None: the newest, or each new one."""
     weights: Weights
 
+    @property
+    def name(self) -> str:
+        """The run and the step as the library takes them: `WORKDIR@STEP`."""
+        return str(self.path) if self.step is None else f"{self.path}@{self.step}"
+
 
 # That of argparse has no public name.
 def add_weights_arguments(command: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:

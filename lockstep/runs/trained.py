@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Trained:
-    """The model of a run at one step, on the CPU and in evaluation mode."""
+    """The model of a run at one step, on the CPU, in evaluation mode, its parameters without gradients."""
 
     model: nn.Module
     recipe: Recipe
@@ -54,7 +54,7 @@ def trained_model(run: str, weights: Weights | None = None) -> Trained:
     take_weights(model, source, average=weights == "average")
     checkpoint = Store(source.path.parent).read(source.step) if recipe.stages else None
     at_stage = recipe_at(recipe, checkpoint) if checkpoint else recipe  # its images may have another size
-    return Trained(model.eval(), at_stage, source.step, weights, workdir)
+    return Trained(model.eval().requires_grad_(False), at_stage, source.step, weights, workdir)
 
 
 def take_weights(model: nn.Module, source: WeightSource, *, average: bool) -> None:

@@ -171,7 +171,7 @@ def test_a_program_takes_batches_of_any_size(tmp_path: Path, lrn: str) -> None:
     model = torch.export.load(path, extra_files=found).module()
     for num in (1, 3):
         images = torch.rand(num, 1, 28, 28) - 0.5
-        assert torch.equal(model(images), state.model(images))
+        assert np.array_equal(model(images).numpy(), state.model(images).detach().numpy())
     assert json.loads(found[METADATA]) == {"step": "7", "recipe": "mnist", "weights": "raw"}
     assert str(Path(ls.__file__).parent).encode() not in path.read_bytes()
 
