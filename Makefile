@@ -5,7 +5,7 @@ SETUP := $(VENV)/.installed
 TORCH_OLDEST := 2.11.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-detection test test-quick test-gpu test-oldest check bench clean
+.PHONY: help setup demo demo-detection test test-quick test-gpu test-gpu-trial test-oldest check bench clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -29,6 +29,9 @@ test-quick: $(SETUP) ## run the tests that start no process and train for no sec
 
 test-gpu: $(SETUP) ## run the tests that need a GPU, one after another
 	$(BIN)/python -m pytest -m gpu
+
+test-gpu-trial: $(SETUP) ## run the tests for a GPU on the CPU, whose tensors are then treated as a GPU's
+	CUDA_VISIBLE_DEVICES= LOCKSTEP_GPU_TESTS=cpu $(BIN)/python -m pytest -m gpu tests/gpu -n auto --maxprocesses 8 --dist loadfile
 
 test-oldest: ## run the tests on the oldest torch that is supported, in a virtual environment of its own
 	scripts/setup .venv-oldest torch==$(TORCH_OLDEST)

@@ -93,10 +93,13 @@ def accelerator() -> Iterator[None]:
 
 
 @contextmanager
-def counted() -> Iterator[DeviceCalls]:
-    """Count what the calls inside ask of the device; they may be those of several steps."""
+def counted(*, refuse_waits: bool = False) -> Iterator[DeviceCalls]:
+    """Count what the calls inside ask of the device; they may be those of several steps.
+
+    With `refuse_waits` what would wait raises a RuntimeError instead, as in torch's sync debug mode "error".
+    """
     calls = DeviceCalls()
-    host = _Host(calls)
+    host = _Host(calls, refuse_waits=refuse_waits)
     with _Operations(host), _Functions(host):
         yield calls
 
@@ -113,8 +116,8 @@ class _Memory:
 class _Host:
     """The memory of the host, and what it means to read from it, or from the device."""
 
-    def __init__(self, calls: DeviceCalls) -> None:
-        self.calls = calls
+    def __init__(self, calls: DeviceCalls, *, refuse_waits: bool = False) -> None:
+        self.calls, self._refuse_waits = calls, refuse_waits
         self.makes_own = False
         """Whether what is made now is the host's."""
         self._memory: dict[int, _Memory] = {}
@@ -142,6 +145,8 @@ class _Host:
 
     def note_wait(self, what: str) -> None:
         self.calls.waits.append(Call(what, _line()))
+        if self._refuse_waits:
+            raise RuntimeError(f"the host would wait: {what}, at {_line()}")
 
     def note_launches(self, what: str, count: int = 1) -> None:
         self.calls.launches[Call(what, _line())] += count

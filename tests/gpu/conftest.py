@@ -14,16 +14,20 @@ import torch
 from device_calls import accelerator
 
 IS_TRIAL = os.environ.get("LOCKSTEP_GPU_TESTS") == "cpu"
+NOTICES = ("Synchronization debug mode is a prototype feature", "TensorFloat32 tensor cores")
+"""How warnings of torch begin that tell of no fault: the sync debug mode's own, and inductor's for float32."""
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read once, when CUDA begins: exact steps ask for it
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all tests of this folder, and leave them out where there is no GPU for them."""
+    """Mark all tests of this folder, and leave them out where there is no GPU; torch's notices are no errors."""
     reason = "needs a GPU: make test-gpu on a machine that has one"
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.gpu)
             item.add_marker(pytest.mark.process)
+            for notice in NOTICES:
+                item.add_marker(pytest.mark.filterwarnings(f"ignore:{notice}"))
             item.add_marker(pytest.mark.skipif(not (IS_TRIAL or torch.cuda.is_available()), reason=reason))
 
 

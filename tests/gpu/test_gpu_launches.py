@@ -15,7 +15,9 @@ from torch.profiler import ProfilerActivity, profile
 import lockstep as ls
 from lockstep.tensor_lists import copy_all
 
-NUM_LAYERS, MORE_LAUNCHES = 50, 40
+NUM_LAYERS, MORE_LAUNCHES = 50, 80
+"""A step has 41 launches more than one by hand, as counted on a CPU. The rest is room for what a GPU alone counts:
+fills of memory, reductions of two kernels. One launch more for each layer would be 50, and so beyond it."""
 
 
 def num_launches(call: Callable[[], object]) -> int:
