@@ -29,7 +29,9 @@ from lockstep.workers.connections import (
     INTERFACE_OF_GLOO,
     INTERFACE_OF_NCCL,
     KEY,
+    START_SECONDS,
     Listener,
+    NotLetInError,
     OtherKeyError,
     address_towards,
     connect,
@@ -38,8 +40,6 @@ from lockstep.workers.connections import (
 )
 from lockstep.workers.store_server import CALLS_STORE, StoreServer
 
-START_SECONDS = 300.0
-"""Until all hosts have come."""
 _HAS_BEGUN = "The run has begun already, with all its hosts. Has this one been started twice?"
 RESOLVE_SECONDS = 30.0
 """Until the name of the chief's host resolves there."""
@@ -109,7 +109,7 @@ class Rendezvous:
         """The other hosts that have come, by rank."""
         address = _own_address(seat)
         try:
-            self._listener = Listener(address, seat.port, key, self._accept, _tell_stranger)
+            self._listener = Listener(address, seat.port, key, self._accept)
         except OSError as error:
             raise InputError(
                 f"The launcher cannot listen on port {seat.port} of {address}.",
@@ -328,6 +328,13 @@ def _unreachable(seat: Seat, error: OSError, waited: float) -> Exception:
             expected=f"the same {KEY} in the environment of all hosts",
             hint=f"copy the value of {KEY} from host 0; another run, or another program, may listen on this port",
         )
+    if isinstance(error, NotLetInError):
+        return WorkerError(
+            f"The chief's host did not let host {seat.host_rank} in.",
+            given=f"{seat.chief}:{seat.port}: {error}, for {waited:.0f} s",
+            expected="a port at which host 0 compares the keys of the run",
+            hint="read the screen of host 0: strangers may crowd its port; another program may listen on it",
+        )
     return WorkerError(
         f"Host {seat.host_rank} has not reached the chief's host.",
         given=f"{seat.chief}:{seat.port}: {error.strerror or error}, for {waited:.0f} s",
@@ -379,7 +386,3 @@ def _channel(connection: socket.socket) -> Channel:
 
 def _refuse(channel: Channel, text: str) -> None:
     end_agent(channel, 2, logging.ERROR, text)
-
-
-def _tell_stranger(address: str) -> None:
-    log.warning("somebody at %s has tried to join the run without its key, and was refused", address)

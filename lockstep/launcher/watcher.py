@@ -289,7 +289,8 @@ def _others(task: Mapping[str, Any], chief: Channel) -> list[RemoteHost]:
 def _serve(here: JoinedHost, task: Mapping[str, Any]) -> None:
     """Serve the watcher that decides; where it is gone, tell the workers here."""
     try:
-        channel = Channel(connect(task["address"], task["port"], task["key"].encode(), REACH_SECONDS))
+        where, key = (task["address"], task["port"]), task["key"].encode()
+        channel = Channel(connect(*where, key, REACH_SECONDS, patience_seconds=REACH_SECONDS))
         channel.send({"host": task["host"]})
         Agent(channel, here, []).serve()
     except (WorkerError, OSError) as error:

@@ -16,8 +16,14 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from lockstep.errors import PeerLostError, WorkerError
-from lockstep.screen import log
-from lockstep.workers.connections import HANDSHAKE_SECONDS, INTERFACE_OF_GLOO, Listener, address_of, connect
+from lockstep.workers.connections import (
+    HANDSHAKE_SECONDS,
+    INTERFACE_OF_GLOO,
+    START_SECONDS,
+    Listener,
+    address_of,
+    connect,
+)
 from lockstep.workers.group import JSON
 from lockstep.workers.peers import process_behind
 from lockstep.workers.rank import Worker
@@ -61,7 +67,7 @@ class Reception:
         address, port = "", 0
         if len(set(hosts)) > 1:
             address = address_of(os.environ.get(INTERFACE_OF_GLOO, "").partition(",")[0]) or "127.0.0.1"
-            self._elsewhere = Listener(address, 0, key.encode(), self._welcome, self._refuse)
+            self._elsewhere = Listener(address, 0, key.encode(), self._welcome)
             port = self._elsewhere.port
         self.place: dict[str, JSON] = {"host": hosts[0], "name": name, "address": address, "port": port, "key": key}
         """What the other workers need to `reach` the chief."""
@@ -111,9 +117,6 @@ class Reception:
         except (OSError, struct.error):
             connection.close()
 
-    def _refuse(self, address: str) -> None:
-        log.warning("%s has connected to the chief's port and does not know the key of these workers", address)
-
 
 def reach(worker: Worker, place: Mapping[str, Any]) -> Reached:
     """Connect to the chief's `Reception`, from another worker.
@@ -137,7 +140,7 @@ def reach(worker: Worker, place: Mapping[str, Any]) -> Reached:
 
 
 def _connect(worker: Worker, place: Mapping[str, Any]) -> Reached:
-    connection = connect(place["address"], place["port"], place["key"].encode())
+    connection = connect(place["address"], place["port"], place["key"].encode(), patience_seconds=START_SECONDS)
     connection.sendall(_RANK.pack(worker.rank))
     return Reached(connection, None)
 

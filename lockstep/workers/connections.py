@@ -10,12 +10,14 @@ import contextlib
 import fcntl
 import hmac
 import ipaddress
+import math
 import secrets
 import socket
 import struct
 import threading
 import time
 from array import array
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -24,7 +26,10 @@ from lockstep.screen import log
 
 KEY = "LOCKSTEP_KEY"
 """The variable of the environment that holds the run's key."""
+START_SECONDS = 300.0
+"""In which the hosts and workers of a run have to find each other."""
 HANDSHAKE_SECONDS = 5.0
+"""In which both ends of a connection have to prove that they know the key."""
 INTERFACE_OF_GLOO, INTERFACE_OF_NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 """The variables of the environment by which gloo and NCCL are told the network interface to use."""
 _PAUSE_SECONDS = 0.5
@@ -32,6 +37,8 @@ _SHORTEST_KEY = 16
 _MAGIC = b"lockstep 1\n"
 _NONCE_BYTES = _PROOF_BYTES = 32
 _MOST_HANDSHAKES = 64
+_TELL_SECONDS = 5.0
+"""Between two warnings about strangers, of whom there may be thousands a second."""
 _SIOCGIFCONF = 0x8912
 _INTERFACE = struct.Struct("16s H 2x 4s 16x")
 """struct ifreq: a name and a sockaddr_in."""
@@ -42,6 +49,10 @@ Accept = Callable[[socket.socket, str], None]
 
 class OtherKeyError(ConnectionError):
     """The other end does not know the key, or is no process of Lockstep."""
+
+
+class NotLetInError(ConnectionError):
+    """Somebody listens there, but has ended the connection, or not answered, before the keys were compared."""
 
 
 def run_key(environment: Mapping[str, str]) -> bytes:
@@ -64,24 +75,32 @@ def run_key(environment: Mapping[str, str]) -> bytes:
 class Listener:
     """Listens on a port, and hands over each connection whose other end has proved that it knows the key.
 
+    Whoever does not know it can keep nobody out. He has `HANDSHAKE_SECONDS` in all to prove it, however slowly he
+    sends; and where too many connections wait for a proof, the oldest one ends, of the address that has most of them.
+
     Args:
         address: where to listen; of one interface, so that no other network reaches it.
         port: 0 for one that is free.
         key: of the run.
         accept: called in a thread with each connection and the address of its other end.
-        refuse: called in a thread with the address of somebody who does not know the key.
 
     Raises:
         OSError: the port is in use, or the address is not of this host.
     """
 
-    def __init__(
-        self, address: str, port: int, key: bytes, accept: Accept, refuse: Callable[[str], None] = lambda address: None
-    ) -> None:
+    def __init__(self, address: str, port: int, key: bytes, accept: Accept) -> None:
         family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
         self._socket = socket.create_server((address, port), family=family, backlog=128)
-        self._key, self._accept, self._refuse = key, accept, refuse
-        self._handshakes = threading.BoundedSemaphore(_MOST_HANDSHAKES)
+        self._key, self._accept = key, accept
+        self._unproven: dict[socket.socket, str] = {}
+        """The address at the other end of each connection that waits for a proof, the oldest first."""
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._refused = _Warning("somebody at %s has tried to join the run without its key, and was refused")
+        self._crowded_out = _Warning(
+            f"port {self.port} is crowded with connections that do not prove that they know the run's key: the oldest "
+            "was ended to let others in, from %s"
+        )
         threading.Thread(target=self._listen, name="lockstep-listener", daemon=True).start()
 
     @property
@@ -92,46 +111,105 @@ class Listener:
 
     def close(self) -> None:
         """Listen no longer; connections that were handed over stay."""
+        self._is_closed = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # ends the thread's wait
         self._socket.close()
 
     def _listen(self) -> None:
-        with contextlib.suppress(OSError):  # closed
-            while True:
+        while not self._is_closed:
+            try:
                 connection, (address, *_) = self._socket.accept()
-                if self._handshakes.acquire(blocking=False):
-                    threading.Thread(target=self._welcome, args=(connection, address), daemon=True).start()
-                else:
-                    connection.close()
+            except OSError:  # closed; or the other end is gone again, or this process has too many files open
+                time.sleep(_PAUSE_SECONDS)
+                continue
+            self._make_room()
+            with self._lock:
+                self._unproven[connection] = address
+            threading.Thread(target=self._welcome, args=(connection, address), daemon=True).start()
+
+    def _make_room(self) -> None:
+        """End the oldest connection that waits for a proof where there are too many."""
+        with self._lock:
+            if len(self._unproven) < _MOST_HANDSHAKES:
+                return
+            num_from = Counter(self._unproven.values())
+            most = max(num_from.values())
+            oldest, address = next(each for each in self._unproven.items() if num_from[each[1]] == most)
+            del self._unproven[oldest]
+            with contextlib.suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)  # its thread closes it
+        self._crowded_out.tell(address)
 
     def _welcome(self, connection: socket.socket, address: str) -> None:
+        failure: OSError | None = None
         try:
             _prove(connection, self._key, is_listener=True)
         except OSError as error:
-            connection.close()
-            if isinstance(error, OtherKeyError):
-                self._refuse(address)
+            failure = error
+        with self._lock:
+            was_ended = self._unproven.pop(connection, None) is None
+        if failure is None and not was_ended:
+            self._accept(connection, address)
             return
-        finally:
-            self._handshakes.release()
-        self._accept(connection, address)
+        connection.close()
+        if isinstance(failure, OtherKeyError) and not was_ended:
+            self._refused.tell(address)
 
 
-def connect(address: str, port: int, key: bytes, timeout_seconds: float = HANDSHAKE_SECONDS) -> socket.socket:
+class _Warning:
+    """A warning about strangers, shown once in some seconds at most, with the number of times that it was due.
+
+    Args:
+        text: with a place for an address.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text, self._count, self._told = text, 0, -math.inf
+        self._lock = threading.Lock()
+
+    def tell(self, address: str) -> None:
+        """Show it, unless it was shown just now."""
+        with self._lock:
+            self._count += 1
+            count, now = self._count, time.monotonic()
+            if now - self._told < _TELL_SECONDS:
+                return
+            self._told = now
+        log.warning(f"{self._text}%s", address, f" ({count} times by now)" if count > 1 else "")
+
+
+def connect(
+    address: str, port: int, key: bytes, timeout_seconds: float = HANDSHAKE_SECONDS, patience_seconds: float = 0.0
+) -> socket.socket:
     """Connect to a `Listener`.
+
+    Args:
+        address: of the host that listens.
+        port: there.
+        key: of the run.
+        timeout_seconds: in which the system has to make a connection; the proofs have `HANDSHAKE_SECONDS`.
+        patience_seconds: for which it is tried again, where somebody listens and does not let this process in.
 
     Raises:
         OtherKeyError: it does not know the key, or is none.
+        NotLetInError: it has not let this process in.
         OSError: nobody listens there, or the address does not resolve.
     """
-    connection = socket.create_connection((address, port), timeout_seconds)
-    try:
-        _prove(connection, key, is_listener=False)
-    except OSError:
-        connection.close()
-        raise
-    return connection
+    ends = time.monotonic() + patience_seconds
+    while True:
+        connection = socket.create_connection((address, port), timeout_seconds)
+        try:
+            _prove(connection, key, is_listener=False)
+            return connection
+        except OSError as error:
+            connection.close()
+            if isinstance(error, OtherKeyError):
+                raise
+            if time.monotonic() >= ends:
+                said = str(error.strerror or error).lower()
+                raise NotLetInError(f"what listens there did not let this host in: {said}") from None
+        time.sleep(_PAUSE_SECONDS)
 
 
 def _prove(connection: socket.socket, key: bytes, *, is_listener: bool) -> None:
@@ -139,37 +217,42 @@ def _prove(connection: socket.socket, key: bytes, *, is_listener: bool) -> None:
 
     So somebody who only connects learns no proof of the other kind than that he would have to give.
     """
+    deadline = time.monotonic() + HANDSHAKE_SECONDS
     connection.settimeout(HANDSHAKE_SECONDS)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     mine = secrets.token_bytes(_NONCE_BYTES)
     connection.sendall(_MAGIC + mine)
-    if _receive(connection, len(_MAGIC)) != _MAGIC:
+    if _receive(connection, len(_MAGIC), deadline) != _MAGIC:
         raise OtherKeyError("what answers there is no process of Lockstep, or one of another version")
-    theirs = _receive(connection, _NONCE_BYTES)
+    theirs = _receive(connection, _NONCE_BYTES, deadline)
     both = theirs + mine if is_listener else mine + theirs
     proofs = [hmac.digest(key, role + both, "sha256") for role in (b"listener", b"caller")]
     if is_listener:
         connection.sendall(proofs[0])
         try:
-            _check(connection, proofs[1])
+            _check(connection, proofs[1], deadline)
         except ConnectionResetError:
             raise OtherKeyError("the other end does not take this key") from None
         connection.sendall(b"+")
     else:
-        _check(connection, proofs[0])
+        _check(connection, proofs[0], deadline)
         connection.sendall(proofs[1])
-        _receive(connection, 1)
+        _receive(connection, 1, deadline)
     connection.settimeout(None)
 
 
-def _check(connection: socket.socket, proof: bytes) -> None:
-    if not hmac.compare_digest(_receive(connection, _PROOF_BYTES), proof):
+def _check(connection: socket.socket, proof: bytes, deadline: float) -> None:
+    if not hmac.compare_digest(_receive(connection, _PROOF_BYTES, deadline), proof):
         raise OtherKeyError("the other end has another key")
 
 
-def _receive(connection: socket.socket, num_bytes: int) -> bytes:
+def _receive(connection: socket.socket, num_bytes: int, deadline: float) -> bytes:
     received = b""
     while len(received) < num_bytes:
+        seconds = deadline - time.monotonic()
+        if seconds <= 0:
+            raise TimeoutError("timed out")
+        connection.settimeout(seconds)
         arrived = connection.recv(num_bytes - len(received))
         if not arrived:
             raise ConnectionResetError("the other end has ended the connection before it was made")

@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.errors import PeerLostError, WorkerError
+from lockstep.workers.connections import START_SECONDS
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-START_SECONDS = 300.0
-"""Until all workers have come."""
 _TELL_SECONDS = 10.0
 _LONGEST_PAUSE_SECONDS = 0.2
 """Between two looks into the store, which answers all workers."""

@@ -17,6 +17,8 @@ from typing import Any
 from torch._C._distributed_c10d import Store
 from torch.distributed import DistNetworkError, DistStoreError
 
+from lockstep.errors import WorkerError
+from lockstep.workers.connections import NotLetInError
 from lockstep.workers.store_server import MAX_VALUE_BYTES, StoreAddress
 
 
@@ -32,6 +34,7 @@ class SocketStore(Store):
 
     Raises:
         DistNetworkError: nobody answers at the address.
+        WorkerError: somebody answers there, and does not let this process in.
     """
 
     def __init__(self, way: Connection | StoreAddress, prefix: str = "") -> None:
@@ -186,6 +189,13 @@ def _reached() -> Iterator[None]:
     """Raise as torch's stores do where nobody answers."""
     try:
         yield
+    except NotLetInError as error:
+        raise WorkerError(
+            "The launcher of the chief's host, which holds the store of the run, did not let this host in.",
+            given=str(error),
+            expected="a port at which it compares the keys of the run",
+            hint="read the screen of host 0: strangers may crowd its port",
+        ) from None
     except (EOFError, OSError) as error:
         raise DistNetworkError(f"the launcher, which holds the store, is gone ({error!r})") from None
 

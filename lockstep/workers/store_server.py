@@ -21,7 +21,7 @@ from multiprocessing import Pipe, reduction
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from lockstep.workers.connections import connect
+from lockstep.workers.connections import START_SECONDS, connect
 
 MAX_VALUE_BYTES = 8 << 20
 """The size of one value. TCPStore has the same limit: it closes the connection of a client that sends more."""
@@ -42,8 +42,8 @@ class StoreAddress(NamedTuple):
     """The run's key."""
 
     def connect(self) -> Connection:
-        """Make a new connection; raises OSError where the store is not reached."""
-        connection = connect(self.address, self.port, self.key.encode())
+        """Make a new connection; raises OSError where the store is not reached, or lets nobody in for minutes."""
+        connection = connect(self.address, self.port, self.key.encode(), patience_seconds=START_SECONDS)
         connection.sendall(CALLS_STORE)
         return Connection(connection.detach())
 

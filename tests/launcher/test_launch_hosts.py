@@ -7,8 +7,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -232,6 +234,43 @@ def test_a_stop_before_all_hosts_have_come_is_one_line(start: Start) -> None:
     code, shown = here.end()
     assert code == 130
     assert shown[-1] == "warning: stopped before the first step"
+
+
+def test_strangers_who_crowd_the_port_keep_no_host_out(start: Start) -> None:
+    """64 connections which send a byte now and then, and come again as soon as they are ended."""
+    here = start("done", hosts=[0])[0]
+    here.read_until("waiting for host 1")
+    port, is_over = int(str(here.process.args[4])), threading.Event()  # type: ignore[index]
+
+    def crowd() -> None:
+        strangers: dict[socket.socket, Iterator[int]] = {}
+        deadline = time.monotonic() + 60
+        while not is_over.wait(0.1) and time.monotonic() < deadline:
+            for stranger, said in [*strangers.items()]:
+                try:
+                    stranger.send(bytes([next(said, 0)]))
+                except OSError:
+                    stranger.close()
+                    del strangers[stranger]
+            with suppress(OSError):  # the run has ended
+                while len(strangers) < 64:
+                    stranger = socket.create_connection(("127.0.0.1", port), 5, ("127.0.0.2", 0))
+                    strangers[stranger] = iter(b"lockstep 1\n")
+        for stranger in strangers:
+            stranger.close()
+
+    crowding = threading.Thread(target=crowd)
+    crowding.start()
+    time.sleep(0.5)
+    there = start("done", hosts=[1])[1]
+    try:
+        assert there.end() == (0, [])
+    finally:
+        is_over.set()
+        crowding.join()
+    code, shown = here.end()
+    assert code == 0
+    assert shown[0].startswith(f"warning: port {port} is crowded with connections that do not prove")
 
 
 def test_all_start_again_when_a_worker_of_another_host_is_killed(start: Start) -> None:

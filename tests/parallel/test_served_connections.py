@@ -65,7 +65,7 @@ def test_who_does_not_know_the_key_is_kept_out_of_the_port(
         assert knock(reception, struct.pack("<I", 1)) == b"+"
         came = reception.wait()
     assert sorted(came) == [1, 2]
-    assert "127.0.0.1 has connected to the chief's port and does not know the key of these workers" in caplog.text
+    assert "somebody at 127.0.0.1 has tried to join the run without its key, and was refused" in caplog.text
     for connection in came.values():
         connection.close()
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -11,8 +12,10 @@ import pytest
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from lockstep.errors import WorkerError
+from lockstep.workers import store_server
 from lockstep.workers.socket_store import SocketStore
-from lockstep.workers.store_server import MAX_VALUE_BYTES, StoreServer
+from lockstep.workers.store_server import MAX_VALUE_BYTES, StoreAddress, StoreServer
 
 SOON = timedelta(milliseconds=20)
 
@@ -54,6 +57,16 @@ def outcomes(store: Store) -> list[object]:
         store.check(["a"]),
         store.wait(["b", "c"]),
     ]
+
+
+def test_who_is_not_let_in_says_so_and_not_that_the_launcher_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_server, "START_SECONDS", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+        pool.submit(lambda: server.accept()[0].close())
+        with pytest.raises(WorkerError, match="did not let this host in") as error:
+            SocketStore(StoreAddress(*server.getsockname(), key="of this test, and of nobody else"))
+    assert error.value.given.startswith("what listens there did not let this host in: ")
+    assert error.value.hint == "read the screen of host 0: strangers may crowd its port"
 
 
 @pytest.mark.parametrize("which", [0, 1])
