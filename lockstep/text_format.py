@@ -17,10 +17,12 @@ from typing import NamedTuple
 
 from lockstep.errors import DataError
 
+# Whatever the text, each character is looked at a few times at most: nothing is given back (`*+`), and a string
+# that is not closed is one token up to the end of its line.
 _TOKEN = re.compile(
-    r"""(?:[\s,;]|\#[^\n]*)*
-    (?:(?P<string>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')
-    |(?P<open>[{<\[])|(?P<close>[}>\]])|(?P<colon>:)|(?P<word>[\w.+-]+)|(?P<end>\Z)|(?P<other>.))""",
+    r"""(?:[\s,;]++|\#[^\n]*+)*+
+    (?:(?P<string>"(?:[^"\\\n]++|\\.)*+"|'(?:[^'\\\n]++|\\.)*+')|(?P<unclosed>["'][^\n]*+)
+    |(?P<open>[{<\[])|(?P<close>[}>\]])|(?P<colon>:)|(?P<word>[\w.+-]++)|(?P<end>\Z)|(?P<other>.))""",
     re.VERBOSE,
 )
 _CLOSING = {"{": "}", "<": ">", "[": "]"}
@@ -126,14 +128,13 @@ class _Tokens:
 
     def __init__(self, text: str, source: str) -> None:
         self._source = source
-        self._tokens = [_token(match) for match in _TOKEN.finditer(text)]
-        self._next = 0
+        self._tokens = map(_token, _TOKEN.finditer(text))
+        self._next = next(self._tokens)
         self._lines = [0, *(match.end() for match in re.finditer("\n", text))]
 
     def take(self) -> _Token:
         """Take the next token; the last one is the end of the text."""
-        token = self._tokens[self._next]
-        self._next += 1
+        token, self._next = self._next, next(self._tokens, self._next)
         return token
 
     def place(self, token: _Token) -> Place:
@@ -157,7 +158,7 @@ class _Tokens:
         if token.kind != "string":
             raise self.unexpected(token, "a value")
         texts = [token.text]
-        while joined and self._tokens[self._next].kind == "string":
+        while joined and self._next.kind == "string":
             texts.append(self.take().text)
         try:
             return b"".join(_unescaped(text[1:-1]) for text in texts).decode()
@@ -166,6 +167,8 @@ class _Tokens:
 
     def unexpected(self, token: _Token, expected: str) -> DataError:
         """Make the error for a token in a wrong place."""
+        if token.kind == "unclosed":
+            expected = f"a closing {token.text[0]} on the same line"
         return DataError(
             f"{self._source} is not in protocol buffers' text format: {self.place(token)} cannot be read.",
             given=token.text[:100] or "the end of the text",

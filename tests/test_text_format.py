@@ -103,7 +103,9 @@ def test_protobuf_reads_what_is_written_and_writes_what_is_read(text: str) -> No
         ("a { b: 1 >", Place(1, 10), ">", "the name of a field"),
         ("a: [1, 2", Place(1, 9), "the end of the text", "a value"),
         ("a: 1 }", Place(1, 6), "}", "the name of a field"),
-        ('a: "b\n"', Place(1, 4), '"', "a value"),
+        ('a: "b\n"', Place(1, 4), '"b', 'a closing " on the same line'),
+        ("a {\n  b: 'c\\\n'}", Place(2, 6), "'c\\", "a closing ' on the same line"),
+        ('a: "b" "c', Place(1, 8), '"c', 'a closing " on the same line'),
         ("a: $", Place(1, 4), "$", "a value"),
         (r'a: "\303"', Place(1, 4), r'"\303"', "a string of UTF-8"),
         (r'a: "\ud800"', Place(1, 4), r'"\ud800"', "a string of UTF-8"),
@@ -118,6 +120,25 @@ def test_another_format_is_refused_and_the_place_named(text: str, place: Place, 
     assert error.what == f"labels.pbtxt is not in protocol buffers' text format: {place} cannot be read."
     assert (error.given, error.expected) == (given_, expected)
     assert error.hint == "fix that line, or give a file of this format"
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "expected"),
+    [
+        ('a: "' + '\\"' * 2_000_000, 4, 'a closing " on the same line'),
+        ("a: '" + "\\'" * 2_000_000, 4, "a closing ' on the same line"),
+        ('a: "' + "b" * 4_000_000 + '\n"', 4, 'a closing " on the same line'),
+        ("a: #" + "b" * 4_000_000, 4_000_005, "a value"),
+        ("a: " + "$" * 4_000_000, 4, "a value"),
+    ],
+    ids=["escaped double quotes", "escaped single quotes", "a long line", "a comment", "no tokens"],
+)
+def test_megabytes_that_are_wrong_take_a_time_linear_in_them(text: str, column: int, expected: str) -> None:
+    # If each of these quotes were looked at as the beginning of a string, that would take hours.
+    with pytest.raises(DataError) as caught:
+        parse_text_format(text, "x")
+    assert f"line 1, column {column} cannot" in caught.value.what
+    assert caught.value.expected == expected
 
 
 def test_deep_nesting_is_read() -> None:
