@@ -101,6 +101,7 @@ def assign_tensors(
     missing, skipped = _by_reason({n: why_not(n) or refused.get(n) or _why_lacking(n, mapping) for n in rest})
     used = {pair.tensor for pair in taken.values()}
     unexpected, refused_tensors = _by_reason({p.tensor: why for p, why in reasons.items() if p.tensor not in used})
+    raw = [each.target for each in loaded if not each.averaged and targets[each.target].kind == "parameter"]
     report = WarmStartReport(
         origin=f"{source.path} ({source.kind})",
         loaded=loaded,
@@ -111,8 +112,10 @@ def assign_tensors(
         ignored=(*ignored, *refused_tensors),
         num_values=_num_values(targets, targets),
         num_values_loaded=_num_values(targets, [each.target for each in loaded]),
+        not_averaged=tuple(raw) if any(each.averaged for each in loaded) else (),
     )
-    unused = [pair for pair in reasons if pair.tensor in unexpected]
+    unused_tensors = {*unexpected}
+    unused = [pair for pair in reasons if pair.tensor in unused_tensors]
     if mapping.prefer_average:
         _check_averages(source, report, [pair.tensor for pair in unused if pair.is_average])
     hint = _hint(variables, report, taken, unused, mapping, pairs_by)

@@ -88,12 +88,16 @@ Places = Mapping[str, Sequence[Destination]]
 def apply_renames(places: Places, renames: Sequence[Rename]) -> tuple[dict[str, list[Destination]], list[Rename]]:
     """Apply renames in order; return the places, and the renames that matched nothing."""
     unmatched = []
+    renamed = {name: list(each) for name, each in places.items()}
     for rename in renames:
-        matched = [place.name for each in places.values() for place in each if rename.matches(place.name)]
-        if not matched:
+        # Most renames match few names of many: the loop over all of them does no more than to look.
+        is_match = re.compile(rename.pattern).search
+        found = [name for name, each in renamed.items() for place in each if is_match(place.name)]
+        if not found:
             unmatched.append(rename)
-        places = {name: [end for place in each for end in _ends(place, rename)] for name, each in places.items()}
-    return {name: list(each) for name, each in places.items()}, unmatched
+        for name in dict.fromkeys(found):
+            renamed[name] = [end for place in renamed[name] for end in _ends(place, rename)]
+    return renamed, unmatched
 
 
 def _ends(place: Destination, rename: Rename) -> list[Destination]:

@@ -37,6 +37,7 @@ KNOWN = (
 _NUMPY, _HDF5, _PICKLE = b"\x93NUMPY", b"\x89HDF\r\n\x1a\n", b"\x80"
 # A file of safetensors begins with the length of its header, which has a limit.
 _LENGTH_BYTES, _MOST_HEADER_BYTES = 8, 100_000_000
+_MOST_NAME_CHARACTERS = 1000
 
 
 class _Look(NamedTuple):
@@ -51,8 +52,23 @@ def open_weights_file(path: str | Path) -> WeightSource:
     """Open the weights of another system, told by the content of the file; its name and ending mean nothing.
 
     The folder of a TensorFlow checkpoint, its prefix and any of its files stand for the checkpoint.
+
+    Raises:
+        CheckpointError: there are no such weights, or they are damaged, or a tensor has a name that no trainer gives.
     """
-    path = Path(path)
+    source = _open_path(Path(path))
+    # Renames, patterns and prefixes are tried at every place of a name, which takes the square of its length.
+    if too_long := next((name for name in source.tensors if len(name) > _MOST_NAME_CHARACTERS), None):
+        raise CheckpointError(
+            f"A tensor of {source.path} has a name that is too long.",
+            given=f"{len(too_long):,} characters, which begin with {too_long[:40]!r}",
+            expected=f"at most {_MOST_NAME_CHARACTERS:,} characters",
+            hint="save the weights under the names of their parameters",
+        )
+    return source
+
+
+def _open_path(path: Path) -> WeightSource:
     if path.is_dir():
         if (path / STATE).is_file():
             return open_tensorflow(path)

@@ -186,6 +186,8 @@ class WarmStartReport:
     num_values_loaded: int
     nonfinite: tuple[NonFinite, ...] | None = None
     """None as long as nothing has been read."""
+    not_averaged: tuple[str, ...] = ()
+    """Parameters that get raw weights beside others that get averages: the file has no average of them."""
 
     def after(self, tensors: Mapping[str, Tensor]) -> WarmStartReport:
         """The report once these tensors have been read, by the names of their parameters and buffers."""
@@ -218,16 +220,21 @@ class WarmStartReport:
             "skipped": _by_reason(self.skipped),
             "unexpected": shorten(self.unexpected),
             "ignored": _by_reason(self.ignored),
+            "not averaged": shorten(self.not_averaged),
             "nonfinite": shorten([str(each) for each in self.nonfinite or ()]),
         }
         counts = self._counts()
-        rows = (f"  {name:10} {counts[name]:6,}  {lines[name]}".rstrip() for name in counts)
+        rows = (f"  {name:{max(map(len, counts))}} {counts[name]:6,}  {lines[name]}".rstrip() for name in counts)
         return "\n".join(map(one_line, [head, *rows]))
 
     def _counts(self) -> dict[str, int]:
         fields = ("loaded", "missing", "mismatched", "skipped", "unexpected", "ignored")
-        found = {field: getattr(self, field) for field in (*fields, "nonfinite")}
-        return {field: len(each) for field, each in found.items() if each is not None}
+        counts = {field: len(getattr(self, field)) for field in fields}
+        if self.not_averaged:
+            counts["not averaged"] = len(self.not_averaged)
+        if self.nonfinite is not None:
+            counts["nonfinite"] = len(self.nonfinite)
+        return counts
 
     def _how(self) -> str:
         ways = {

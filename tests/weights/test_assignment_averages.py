@@ -121,3 +121,17 @@ def test_nothing_changes_where_averages_are_not_preferred() -> None:
     found = assign_tensors(source, TARGETS)
     assert [value.item() for _, value in found.tensors(source)] == [RAW] * len(NAMES)
     assert set(found.report.unexpected) == {"n_averaged", *tensors(AVERAGED, "ema.module.")}
+
+
+def test_what_a_partial_file_of_averages_lacks_is_named(tmp_path: Path) -> None:
+    averaged = {
+        name: value for name, value in tensors(AVERAGED).items() if name not in ("conv.bias", "bn.running_mean")
+    }
+    torch.save({"state_dict": tensors(RAW), "ema": averaged}, tmp_path / "weights")
+    source = open_weights_file(tmp_path / "weights")
+    assert loaded(source) == [AVERAGED, RAW, AVERAGED, RAW]
+    report = assign_tensors(source, TARGETS, WarmStart(prefer_average=True)).report
+    assert report.not_averaged == ("conv.bias",)  # statistics are seldom averaged
+    assert "\n  not averaged      1  conv.bias" in str(report)
+    assert report.as_json()["counts"]["not averaged"] == 1
+    assert assign_tensors(source, TARGETS, WarmStart()).report.not_averaged == ()

@@ -72,6 +72,16 @@ def test_the_order_of_renames_matters() -> None:
     assert ends("a", second, first) == ["b"]
 
 
+def test_names_that_nothing_matches_cost_one_look_a_rename(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> bool:
+        raise AssertionError("a name that a look has ruled out is matched again")
+
+    monkeypatch.setattr(Rename, "matches", refuse)
+    places = {f"layers.{index}": [Destination(f"layers.{index}")] for index in range(100)}
+    renames = [Rename("^conv", "layer"), Rename("/weights$", ".weight")]
+    assert apply_renames(places, renames) == (places, renames)
+
+
 def test_one_tensor_may_go_to_several_places_and_on_from_there() -> None:
     shared = Rename(r"^shared/(\w+)$", (r"left.\1", r"right.\1"))
     assert ends("shared/weight", shared, Rename("^right", "wrong")) == ["left.weight", "wrong.weight"]

@@ -169,3 +169,14 @@ def test_a_damaged_file_is_called_damaged_by_its_kind(tmp_path: Path) -> None:
     (tmp_path / "model.index").write_bytes(index[:-3])
     with pytest.raises(CheckpointError, match=r"model.index"):
         open_weights_file(tmp_path / "model.index")
+
+
+def test_a_name_that_no_trainer_gives_is_refused_before_patterns_are_tried_on_it(tmp_path: Path) -> None:
+    save_file({"a" * 1000: torch.zeros(1)}, tmp_path / "long")
+    assert len(open_weights_file(tmp_path / "long").tensors) == 1
+    save_file({"layer": torch.zeros(1), "/" * 4_000_000: torch.zeros(1)}, tmp_path / "longer")
+    with pytest.raises(CheckpointError) as refusal:
+        open_weights_file(tmp_path / "longer")
+    assert refusal.value.what == f"A tensor of {tmp_path / 'longer'} has a name that is too long."
+    assert refusal.value.given == f"4,000,000 characters, which begin with {'/' * 40!r}"
+    assert refusal.value.expected == "at most 1,000 characters"
