@@ -192,9 +192,12 @@ def _follow(run: ScoredRun, polling: Polling, scoring: _Scoring, worker: Worker)
         return worker.pulse.stop_requested is not None
 
     checkpoints = follow(run.store, polling, is_over=run.is_over, stop=is_stopped)
-    for checkpoint in islice(checkpoints, run.recipe.evaluate.most_evaluations):
+    most = run.recipe.evaluate.most_evaluations
+    for count, checkpoint in enumerate(islice(checkpoints, most), 1):
         if not scoring.score(checkpoint):
             return False
+        if count == most and worker.is_chief:
+            log.info("no checkpoint is waited for any more, by %s", run.recipe.evaluate.limit)
     return not any(worker.group.gather(is_stopped()))
 
 

@@ -16,6 +16,7 @@ from lockstep.listing import shorten
 from lockstep.ragged import Ragged
 from lockstep.readers.classification import check_labels_offset
 from lockstep.readers.image_records import are_edges
+from lockstep.readers.label_map import UNKNOWN_LABEL
 from lockstep.readers.object_table import KnownObjects
 from lockstep.readers.reader import Int64s, Reader, ReaderWrapper
 
@@ -60,7 +61,7 @@ _EXPECTED = {
     "weights": "a finite number of 0 or more",
 }
 _IMAGE, _SIZE, _MASKS, _KEYPOINTS, _VISIBILITY = "image", "original_size", "masks", "keypoints", "keypoint_visibility"
-_VISIBLE = 2
+_TEXTS, _VISIBLE = "class_text", 2
 _TRUTH, _VERIFIED, _FLAGS = "truth_", "truth_verified_labels", ("is_crowd", "difficult", "group_of")
 
 
@@ -104,6 +105,7 @@ class DetectionReader(ReaderWrapper):
         max_number_of_boxes: of an image; the first ones are kept.
         num_keypoints: of each object, if the reader gives keypoints; 0: any number.
         bad_objects: "raise", or "drop" to leave them out.
+        label_map: the file that `classes` are from, for errors.
     """
 
     def __init__(
@@ -118,6 +120,7 @@ class DetectionReader(ReaderWrapper):
         max_number_of_boxes: int | None = None,
         num_keypoints: int = 0,
         bad_objects: BadObjects = "raise",
+        label_map: str | None = None,
     ) -> None:
         check_value("num_classes", num_classes, PositiveInt)
         check_value("max_number_of_boxes", max_number_of_boxes, PositiveInt | None)
@@ -141,6 +144,7 @@ class DetectionReader(ReaderWrapper):
         self._most = max_number_of_boxes
         self._num_keypoints = num_keypoints
         self._raises = bad_objects == "raise"
+        self._label_map = label_map
 
     def known_objects(self) -> KnownObjects | None:
         """Return what the reader knows of all images without reading one, with its labels numbered; None: nothing."""
@@ -159,7 +163,7 @@ class DetectionReader(ReaderWrapper):
         bad = _bad(batch, are_classes)
         is_bad = torch.stack([*bad.values()]).any(0)
         if self._raises and is_bad.any():
-            raise self._bad_object(bad, batch, indices)
+            raise self._bad_object(bad, batch, indices, fields.get(_TEXTS))
         boxes = batch["boxes"] = batch["boxes"].replaced(batch["boxes"].values.clamp(0, 1))
         usable = ~is_bad & (areas_of(boxes.values) > 0)
         chosen = usable.clone()
@@ -268,20 +272,31 @@ class DetectionReader(ReaderWrapper):
         truth = truth if usable.all() else {name: _kept(values, usable, boxes) for name, values in truth.items()}
         return truth | {_VERIFIED: verified.kept(are_verified)}
 
-    def _bad_object(self, bad: Mapping[str, Tensor], batch: Mapping[str, Any], indices: Int64s) -> DataError:
-        """Make the error for the first bad object, by field and mask."""
+    def _bad_object(
+        self, bad: Mapping[str, Tensor], batch: Mapping[str, Any], indices: Int64s, texts: Any = None
+    ) -> DataError:
+        """Make the error for the first bad object, by field and mask; texts are the names of the objects' classes."""
         name = next(name for name, mask in bad.items() if mask.any())
         column, place = batch[name], int(bad[name].nonzero()[0])
         row = int(column.owner[place])
         number = place - int(column.lengths[:row].sum())
         value = column.values[place].tolist()
         hint = 'repair the data; or leave such objects out: --set data.bad_objects="drop"'
+        text = texts[row][number] if texts is not None and texts[row] else ""
         if name == "labels":
             value += self._offset
+            if self._label_map is not None and value == UNKNOWN_LABEL:
+                return DataError(
+                    f"{self.example_id(int(indices[row]))}: object {number} is of a class that the label map lacks.",
+                    given=f"the class {text!r}, and {self._label_map}",
+                    expected=f"one of {shorten(list(self.classes.values()))}",
+                    hint="add the class to the label map, and to model.num_classes; or leave such objects out: "
+                    '--set data.bad_objects="drop"',
+                )
             hint = f"{hint}; or say what labels there are: model.num_classes, data.labels_offset, data.label_map"
         return DataError(
             f"{self.example_id(int(indices[row]))}: object {number} has {name} that cannot be used.",
-            given=f"{name}={value}",
+            given=f"{name}={value}" + (f", of the class {text!r}" if text and name == "labels" else ""),
             expected=_EXPECTED[name].format(
                 first=int(self._numbers[0]) + self._offset, last=int(self._numbers[-1]) + self._offset
             ),

@@ -22,6 +22,8 @@ from lockstep.records.shards import check_local
 from lockstep.text_format import Field, Word, parse_text_format, quoted
 
 BACKGROUND = "background"
+UNKNOWN_LABEL = -1
+"""The label of an object of a record whose class the label map lacks."""
 
 
 @dataclass(frozen=True)

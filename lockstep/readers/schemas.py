@@ -16,7 +16,7 @@ from lockstep.images.masks import DenseMasks, PngMasks, dense_masks
 from lockstep.images.objects import areas_of, select_objects
 from lockstep.ragged import Ragged
 from lockstep.readers.image_records import EDGES, ParsedExample, boxes_of, stored_boxes
-from lockstep.readers.label_map import LabelMap
+from lockstep.readers.label_map import UNKNOWN_LABEL, LabelMap
 from lockstep.records.example import Float32s
 
 MASKS = ("none", "numerical", "png", "any")
@@ -39,7 +39,6 @@ _KEYPOINT_Y, _KEYPOINT_X, _VISIBILITY = (f"{_OBJECT}keypoint/{part}" for part in
 _ADDITIONAL_CHANNELS = "image/additional_channels/encoded"
 _FLAGS = ("is_crowd", "difficult", "group_of")
 _MOST_OF_AN_OBJECT = 1 << 16  # keypoints, or channels
-_UNKNOWN = -1
 _VISIBLE = 2  # as COCO counts: 0 is not labelled, 1 is labelled and hidden
 
 
@@ -206,7 +205,7 @@ class DetectionSchema(Checked):
 
     def _labels_of_texts(self, texts: Sequence[str]) -> Tensor:
         ids = self.label_map.ids if self.label_map else {}
-        return torch.tensor([ids.get(text, _UNKNOWN) for text in texts], dtype=torch.int64)
+        return torch.tensor([ids.get(text, UNKNOWN_LABEL) for text in texts], dtype=torch.int64)
 
     def _keypoints(self, example: ParsedExample, count: int) -> tuple[Tensor, Tensor]:
         """Return the keypoints of each object, and how visible they are."""

@@ -220,7 +220,8 @@ class DetectionEvaluation(Checked):
     export_path: str | None = None
     """The file of detections, in COCO's format, of the last evaluation; None: they are not kept."""
     max_evaluations: NonNegativeInt = 0
-    """The most evaluations of a run, and of `lockstep evaluate --follow`; 0: no limit."""
+    """The most evaluations of a run, and of `lockstep evaluate --follow`; 0: no limit. With a limit no later checkpoint
+    of the run can be its best."""
     pictures: Pictures = field(default_factory=Pictures)
 
     def __post_init__(self) -> None:
@@ -287,3 +288,12 @@ class Evaluate(Checked):
     def most_evaluations(self) -> int | None:
         """The most evaluations; None: no limit."""
         return self.detection.most_evaluations if self.detection else None
+
+    @property
+    def limit(self) -> str:
+        """The setting that limits the evaluations: `evaluate.detection.max_evaluations=10`; "" where none does."""
+        if self.detection is None or self.most_evaluations is None:
+            return ""
+        is_once = self.detection.ignore_ground_truth
+        setting = "ignore_ground_truth=true" if is_once else f"max_evaluations={self.detection.max_evaluations}"
+        return f"evaluate.detection.{setting}"

@@ -311,7 +311,6 @@ def _evaluate(reader: MessageReader, told: _Told) -> Evaluate:
             per_category=given.include_metrics_per_category,
             ignore_ground_truth=given.ignore_groundtruth,
             export_path=given.export_path or None,
-            max_evaluations=given.max_evals,
             pictures=Pictures(
                 count=given.num_visualizations,
                 folder=given.visualization_export_dir or None,

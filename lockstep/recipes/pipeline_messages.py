@@ -162,7 +162,9 @@ class EvalConfig(Checked):
     num_examples: Annotated[NonNegativeInt | None, to("evaluate.examples")] = None
     """5000 in 2017, and all of them in 2018, if it is not set."""
     eval_interval_secs: Annotated[NonNegativeInt, to("evaluate.every")] = 300
-    max_evals: Annotated[NonNegativeInt, to("evaluate.detection.max_evaluations")] = 0
+    max_evals: Annotated[
+        NonNegativeInt, no_effect("it ends the reference's evaluation job; a run is scored until its end")
+    ] = 0
     use_moving_averages: Annotated[bool, to("evaluate.weights")] = False
     ignore_groundtruth: Annotated[bool, to("evaluate.detection.ignore_ground_truth")] = False
     include_metrics_per_category: Annotated[bool, to("evaluate.detection.per_category")] = False

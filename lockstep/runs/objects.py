@@ -18,6 +18,7 @@ from lockstep.readers.detection import DetectionReader
 from lockstep.readers.object_survey import ObjectSurvey, survey_objects
 from lockstep.recipes.detection import DetectionData
 from lockstep.recipes.recipe import Recipe
+from lockstep.runs.build import SCORED
 from lockstep.screen import log
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ def check_objects(recipe: Recipe, parts: Parts) -> ObjectSurvey | None:
     """Look at the objects to train on, and log what is odd about them; None where no detector is trained.
 
     Raises:
-        DataError: the detector's anchors match next to none of them, or an example cannot be read.
+        DataError: there are none, to train on or to score; the detector's anchors match next to none of them; or an
+            example cannot be read.
     """
     data, model, reader = recipe.data, parts.state.model, parts.loader.reader
     if not (isinstance(data, DetectionData) and isinstance(model, DetectionModel)):
@@ -47,6 +49,8 @@ def check_objects(recipe: Recipe, parts: Parts) -> ObjectSurvey | None:
         found = survey_objects(reader, skip_bad=recipe.feed.bad_examples != "raise")
     finally:
         streams.put_back()
+    _check_there_are_some(reader, found)
+    _check_scored(recipe, parts)
     if found.num_left_out:
         log.info(
             "%d objects on the first %d images are left out: without an area, bad, or more than max_number_of_boxes",
@@ -57,6 +61,39 @@ def check_objects(recipe: Recipe, parts: Parts) -> ObjectSurvey | None:
         log.warning("no object to train on is of these classes, which the detector cannot learn: %s", shorten(unseen))
     _check_anchors(model, data, found)
     return found
+
+
+def _check_there_are_some(reader: DetectionReader, found: ObjectSurvey) -> None:
+    """Refuse data without objects; where only its first images are known, and have none, warn."""
+    if found.labels and len(found.boxes.values):
+        return
+    if not found.is_complete or (found.labels and len(found.boxes) < len(reader)):
+        log.warning("no object to train on is on the first %d of %d images", len(found.boxes), len(reader))
+        return
+    left_out = f", {found.num_left_out} objects left out" if found.num_left_out else ""
+    raise DataError(
+        "There are no objects to train on.",
+        given=f"{len(reader)} images, and no object on any of them{left_out}",
+        expected="images with objects of the classes of the detector",
+        hint="check that data.train names the annotations of these images, and what data.crowd, data.difficult and "
+        "data.bad_objects leave out",
+    )
+
+
+def _check_scored(recipe: Recipe, parts: Parts) -> None:
+    """Refuse examples to score that are known to be without objects, as nothing that is found there could be right."""
+    how = recipe.evaluate.detection
+    for split in SCORED if how is None or not how.ignore_ground_truth else ():
+        reader = parts.examples.reader(split) if parts.examples.has(split) else None
+        known = reader.known_objects() if isinstance(reader, DetectionReader) else None
+        if known is not None and not len(known.labels):
+            raise DataError(
+                f"There are no objects on the {split} images to score the detector by.",
+                given=f"{len(known.sizes)} images, and no object on any of them",
+                expected="images with objects of the classes of the detector",
+                hint=f"check that data.{split} names the annotations of these images; to write detections alone, set "
+                "evaluate.detection.ignore_ground_truth=true and export_path",
+            )
 
 
 def _check_anchors(model: DetectionModel, data: DetectionData, found: ObjectSurvey) -> None:

@@ -65,6 +65,7 @@ class Validation:
         self.history: dict[int, float] = dict(history if written is None else written)
         """The scores by step, with those of this segment."""
         self._num_left = self._most_evaluations()
+        self._has_told = False
 
     def _most_evaluations(self) -> float:
         """Return how many evaluations the run may still make."""
@@ -85,9 +86,13 @@ class Validation:
     def run(self) -> bool:
         """Score the validation examples, and write the scores; False if left off because a worker is asked to stop.
 
-        After as many evaluations as a recipe allows, there are no others.
+        After as many evaluations as a recipe allows, there are no others: the first that is left off is told.
         """
         if not self._num_left:
+            if self._worker.is_chief and not self._has_told:
+                limit = self._recipe.evaluate.limit
+                log.warning("step %d: validation is left off from now on, by %s", self._parts.state.step, limit)
+            self._has_told = True
             return True
         result, step = score_split(self._recipe, self._parts, SPLIT), self._parts.state.step
         if result is None:

@@ -66,9 +66,11 @@ def test_detections_that_cannot_be_written_are_an_error() -> None:
         evaluate("--set", "evaluate.detection.export_path=file/found.json")
 
 
-def test_following_ends_after_as_many_evaluations_as_the_run_allows() -> None:
+def test_following_ends_after_as_many_evaluations_as_the_run_allows(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "lockstep")
     assert evaluate("--follow", "--timeout", "60", "--set", "evaluate.detection.max_evaluations=1") == 0
     assert len(Path("run/evaluations.jsonl").read_text().splitlines()) == 1
+    assert "no checkpoint is waited for any more, by evaluate.detection.max_evaluations=1" in caplog.text
 
 
 @pytest.mark.parametrize("flag", ["--confusion=a.csv", "--mistakes=a.png"])

@@ -25,7 +25,7 @@ from lockstep.metrics.detection_sets import DETECTION_METRICS
 from lockstep.optim import SGD, Cosine, Exponential, MovingAverage, PiecewiseConstant, RMSProp, ScaleGradients
 from lockstep.progress import Epochs, Interval, Steps
 from lockstep.recipes.detection import DetectionData
-from lockstep.recipes.messages import Row
+from lockstep.recipes.messages import Row, no_effect
 from lockstep.recipes.parts import DetectionEvaluation, DetectionMetrics, Pictures
 from lockstep.recipes.pipeline_config import Imported, import_pipeline
 from lockstep.recipes.recipe import recipe_changes
@@ -392,16 +392,20 @@ def test_metrics_that_there_are_not_are_reported() -> None:
 
 
 def test_evaluation_is_part_of_the_run() -> None:
-    recipe = imported(
+    made = imported(
         rest="""eval_config { eval_interval_secs: 60 max_evals: 5 num_visualizations: 3 batch_size: 2 num_examples: 50
         ignore_groundtruth: true export_path: 'out.json' skip_scores: true use_moving_averages: true
         visualization_export_dir: 'seen' include_metrics_per_category: true }"""
-    ).recipe
+    )
+    recipe = made.recipe
     assert (recipe.evaluate.every, recipe.evaluate.micro_batch) == (Interval(60, "seconds"), 2)
     assert (recipe.evaluate.examples, recipe.evaluate.weights) == (50, "average")
     pictures = Pictures(3, folder="seen", scores=False)
     assert recipe.evaluate.detection == DetectionEvaluation(
-        per_category=True, ignore_ground_truth=True, export_path="out.json", max_evaluations=5, pictures=pictures
+        per_category=True, ignore_ground_truth=True, export_path="out.json", pictures=pictures
+    )
+    assert row_of(made, "eval_config.max_evals").outcome == no_effect(
+        "it ends the reference's evaluation job; a run is scored until its end"
     )
 
 

@@ -22,6 +22,7 @@ from lockstep.errors import DataError, InputError
 from lockstep.images.augment import HorizontalFlip
 from lockstep.ragged import Ragged
 from lockstep.readers.coco import Coco
+from lockstep.readers.label_map import LabelMap, read_label_map, write_label_map
 from lockstep.recipes.detection import DetectionData
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
@@ -61,6 +62,21 @@ def test_the_80_classes_of_coco_are_numbered_from_1_to_80_for_a_model_of_80(reco
     assert batch_of(DetectionData(records, label_map=label_map))["labels"].values.max() == 80
     with pytest.raises(DataError, match="more classes than the detector"):
         DetectionData(COCO).reader("train", 20)
+
+
+def test_a_class_that_the_label_map_lacks_is_named(records: str, tmp_path: Path) -> None:
+    whole = read_label_map(Path(records).parent / "label_map.pbtxt")
+    lacking = whole.names[int(batch_of(DetectionData(records), 90)["labels"].values[0])]
+    write_label_map(tmp_path / "map.pbtxt", LabelMap(tuple(each for each in whole.labels if each.name != lacking)))
+    data = DetectionData(records, label_map=str(tmp_path / "map.pbtxt"))
+    with pytest.raises(DataError) as caught:
+        batch_of(data, 90)
+    error = caught.value
+    assert error.what.endswith("is of a class that the label map lacks.")
+    assert error.given == f"the class {lacking!r}, and {tmp_path / 'map.pbtxt'}"
+    assert error.expected.startswith("one of person, ")
+    assert error.hint.startswith("add the class to the label map, and to model.num_classes; or leave such objects out")
+    assert batch_of(replace(data, bad_objects="drop"), 90)["objects_left_out"].sum() > 0
 
 
 @pytest.mark.parametrize(

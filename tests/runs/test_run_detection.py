@@ -89,8 +89,11 @@ def test_no_more_evaluations_are_made_than_the_recipe_allows_and_none_ends_the_r
     train(replace(recipe, end=ls.Steps(3)), tmp_path / "run")
     assert sorted(evaluations(tmp_path / "run")) == [2]
     assert "the detections are not written down" in caplog.text
-    train(recipe, tmp_path / "run")
+    left_off = "validation is left off from now on, by evaluate.detection.max_evaluations=1"
+    assert left_off not in caplog.text, "none was due"
+    train(replace(recipe, end=ls.Steps(6)), tmp_path / "run")
     assert sorted(evaluations(tmp_path / "run")) == [2], "those of the run before count"
+    assert [line for line in caplog.messages if left_off in line] == [f"step 4: {left_off}"]
 
 
 def test_without_ground_truth_detections_are_written_once(annotations: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import lockstep as ls
 from lockstep.checkpoints.retention import Retention
 from lockstep.detection.detector import Detections
 from lockstep.detection.values import Fcos
-from lockstep.recipes.parts import Checkpoints
+from lockstep.recipes.parts import Checkpoints, DetectionEvaluation
 from lockstep.recipes.recipe import Recipe
 from lockstep.runs.run import Run
 from lockstep.workers.rank import leave
@@ -86,6 +86,63 @@ def test_a_class_that_is_never_seen_is_named(start: Start, tmp_path: Path, caplo
     rewritten(tmp_path, without_green)
     start()
     assert "no object to train on is of these classes, which the detector cannot learn: green" in caplog.text
+
+
+def without_objects(document: dict[str, Any]) -> None:
+    document["annotations"] = []
+
+
+def test_data_without_an_object_is_not_trained_on(start: Start, tmp_path: Path) -> None:
+    rewritten(tmp_path, without_objects)
+    with pytest.raises(ls.DataError) as caught:
+        start()
+    assert caught.value.what == "There are no objects to train on."
+    assert caught.value.given == "6 images, and no object on any of them"
+    assert "check that data.train names the annotations of these images" in caught.value.hint
+    assert not (tmp_path / "run").exists()
+
+
+def test_objects_that_are_all_left_out_are_none(start: Start) -> None:
+    class OfCrowds(Objects):
+        def read_batch(self, indices: Any) -> dict[str, Any]:
+            batch = super().read_batch(indices)
+            return {**batch, "is_crowd": [labels > 0 for labels in batch["labels"]]}
+
+    start(reader=lambda split: OfCrowds())
+    with pytest.raises(ls.DataError, match=r"There are no objects to train on\."):
+        start(lambda recipe: replace(recipe, data=replace(recipe.data, crowd=False)), lambda split: OfCrowds())
+
+
+def test_first_images_without_objects_are_told(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    class Late(Objects):
+        def read_batch(self, indices: Any) -> dict[str, Any]:
+            batch, is_late = super().read_batch(indices % 24), indices >= 256
+            names = ("boxes", "labels")
+            return batch | {
+                name: [each if late else each[:0] for each, late in zip(batch[name], is_late, strict=True)]
+                for name in names
+            }
+
+        def __len__(self) -> int:
+            return 300
+
+    start(reader=lambda split: Late())
+    assert "no object to train on is on the first 256 of 300 images" in caplog.text
+
+
+def test_data_without_an_object_is_not_scored_by(start: Start, tmp_path: Path) -> None:
+    empty = rewritten(tmp_path, without_objects, "empty.json")
+
+    def scored(recipe: Recipe, **how: Any) -> Recipe:
+        detection = DetectionEvaluation(**how)
+        data, evaluate = replace(recipe.data, validation=empty), replace(recipe.evaluate, detection=detection)
+        return replace(recipe, data=data, evaluate=evaluate)
+
+    with pytest.raises(ls.DataError) as caught:
+        start(scored)
+    assert caught.value.what == "There are no objects on the validation images to score the detector by."
+    assert "check that data.validation names" in caught.value.hint
+    start(lambda recipe: scored(recipe, ignore_ground_truth=True, export_path=str(tmp_path / "found.json")))
 
 
 def test_a_model_of_more_classes_than_the_data_is_told(
