@@ -12,6 +12,11 @@ def usable_cores() -> int:
     return max(1, int(min(cores, _cgroup_cores(Path("/")))))
 
 
+def share_of_cores(num_local_workers: int) -> int:
+    """Return the usable cores that each worker of this host has to itself, at least 1."""
+    return max(1, usable_cores() // num_local_workers)
+
+
 def _cgroup_cores(root: Path) -> float:
     """The least quota of this process's control groups, in cores, infinite without one (cgroup v1 and v2)."""
     membership = root / "proc/self/cgroup"

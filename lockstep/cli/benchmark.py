@@ -128,7 +128,9 @@ def _workload_of_recipe(recipe: Recipe, worker: Worker) -> _Workload:
         return _Workload(prepared(recipe, worker).training(), recipe.towers_for(1).count)
     parts = build(recipe, worker)
     exact = is_exact(recipe.exchange)
-    resolved = choices.resolve(parts.state, parts.towers, parts.loader, worker, exact=exact, saved=None)
+    resolved = choices.resolve(
+        parts.state, parts.towers, parts.loader, worker, exact=exact, saved=None, num_threads=recipe.num_threads
+    )
     torch.set_num_threads(resolved.threads)
     step, counts = bind(parts.state, parts.towers, recipe.exchange), parts.task.counts(parts.state.model)
     return _Workload(parts.loader, parts.towers.count, lambda batch: step(parts.task.losses, batch, counts))

@@ -52,7 +52,7 @@ def _add_arguments(chaos: argparse.ArgumentParser) -> None:
     chaos.add_argument(
         "--set", dest="settings", action="append", default=[], metavar="PATH=VALUE", help="change a field of the recipe"
     )
-    chaos.set_defaults(workers_per_device=None, forever=False, epochs=None, hours=None)
+    chaos.set_defaults(workers_per_device=None, threads=None, forever=False, epochs=None, hours=None)
 
 
 def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:

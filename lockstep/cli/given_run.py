@@ -96,6 +96,7 @@ def _changed(recipe: Recipe, arguments: argparse.Namespace) -> Recipe:
         "num_towers": arguments.towers,
         "num_workers": arguments.workers,
         "workers_per_device": arguments.workers_per_device,
+        "num_threads": arguments.threads,
         "device": arguments.device,
     }
     flags = {field: value for field, value in given.items() if value is not None}

@@ -90,6 +90,7 @@ def _plan(argv: list[str]) -> dict[str, Any]:
     check_value("--hang-seconds", arguments.hang_seconds, NonNegativeFloat)
     check_value("--restarts", arguments.restarts, NonNegativeInt)
     check_value("--min-workers", arguments.min_workers, PositiveInt)
+    check_value("--threads", arguments.threads, PositiveInt | None)
     workers = choose_num_workers(arguments.workers, arguments.device, None, arguments.workers_per_device, seat)
     survival = {"min_workers": arguments.min_workers, "replacements": arguments.restarts}
     return {
@@ -103,6 +104,8 @@ def _plan(argv: list[str]) -> dict[str, Any]:
 
 def _work(argv: list[str]) -> int:
     """Run the script in one worker, as if Python had been started with it."""
+    import torch
+
     from lockstep.cli.main import parse
 
     arguments = parse(argv)
@@ -110,6 +113,9 @@ def _work(argv: list[str]) -> int:
     sys.argv = [str(script), *arguments.arguments]
     sys.path.insert(0, str(script.parent))
     with join_workers(arguments.device, arguments.workers_per_device, shows_log=False) as worker:
+        if arguments.threads:
+            worker.pulse.named_threads = arguments.threads
+            torch.set_num_threads(arguments.threads)
         worker.pulse.at(0, "script")
         runpy.run_path(str(script), run_name="__main__")
         return worker_exit_code(worker) if worker.pulse.stopped else 0

@@ -75,6 +75,12 @@ def add_machine_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--workers-per-device", type=int, metavar="N", help="workers that share an accelerator, over gloo (default: 1)"
     )
+    command.add_argument(
+        "--threads",
+        type=int,
+        metavar="N",
+        help="torch's threads in each worker, on which exact bits depend (default: its share of the cores; exact: one)",
+    )
     command.add_argument("--device", choices=["cpu"], help="leave the accelerators alone")
     command.add_argument("--hosts", type=int, metavar="N", help="the same command runs on N hosts, as one run")
     command.add_argument("--host-rank", type=int, metavar="K", help="which of them this is, from 0, the chief's host")

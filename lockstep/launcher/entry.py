@@ -83,10 +83,11 @@ def _worker(task: Mapping[str, Any], channel: Channel) -> NoReturn:
     pass_on_notices(pulse)
     code, failure = 1, None
     try:
-        if task["threads"]:
+        pulse.shared_threads = task["shared_threads"]
+        if pulse.shared_threads and "torch" in sys.modules:
             import torch
 
-            torch.set_num_threads(task["threads"])
+            torch.set_num_threads(pulse.shared_threads)
         code = _load_function(task["function"])(task["argv"]) or 0
     except SystemExit as leaving:
         code = _exit_code(leaving)

@@ -23,6 +23,7 @@ from itertools import accumulate, pairwise
 from logging import ERROR, WARNING
 from typing import Any
 
+from lockstep.cores import share_of_cores
 from lockstep.errors import InputError, LockstepError, WorkerError
 from lockstep.launcher.agent import Agent, Conclusion
 from lockstep.launcher.entry import reference
@@ -77,12 +78,13 @@ def launch(
 
     Args:
         argv: the arguments of both functions.
-        plan: returns `{"workers": 2}`, and where wanted `"threads"` (intra-op threads of a worker, 1 by default),
-            `"hang_seconds"` (in place of that of the limits), `"restarts"` (how often all workers start again when some
-            are lost: killed, stopped, silent, or their host gone; 0 by default), `"survival"` (`"min_workers"` and
-            `"replacements"` of `Survival`: the others go on where they can), and `"whole_traceback"`: errors are
-            shown with the frames of all packages, not of the user's code alone. An error that it raises is shown, and
-            no worker is started. A function at the top level of a module.
+        plan: returns `{"workers": 2}`, and where wanted `"hang_seconds"` (in place of that of the limits),
+            `"restarts"` (how often all workers start again when some are lost: killed, stopped, silent, or their host
+            gone; 0 by default), `"survival"` (`"min_workers"` and `"replacements"` of `Survival`: the others go on
+            where they can), and `"whole_traceback"`: errors are shown with the frames of all packages, not of the
+            user's code alone. An error that it raises is shown, and no worker is started. A function at the top level
+            of a module. Torch has as many threads in each worker as OMP_NUM_THREADS says, without it the worker's
+            share of this host's usable cores.
         main: what each worker runs; None or 0 is success. A function at the top level of a module.
         preload: modules imported once for all workers; importing them must start no thread and touch no device.
         limits: how long a worker may be silent, stuck, or take to stop.
@@ -224,7 +226,8 @@ class _Launcher:
             return Agent(channel, here, self._requests).serve()
 
     def _worker_task(self, plan: Mapping[str, Any], main: Main) -> dict[str, object]:
-        from_plan = {name: plan.get(name) for name in ("threads", "whole_traceback")}
+        share = None if "OMP_NUM_THREADS" in os.environ else share_of_cores(plan["workers"])
+        from_plan = {"whole_traceback": plan.get("whole_traceback"), "shared_threads": share}
         return {**self._task, **from_plan, "kind": "worker", "function": reference(main)}
 
     def _stopped_early(self, *, has_begun: bool = False) -> Conclusion:

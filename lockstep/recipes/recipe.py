@@ -146,6 +146,9 @@ class Recipe(Checked):
     """Processes, one device each; None: one for each accelerator, on a CPU as many as towers and cores allow."""
     workers_per_device: PositiveInt64 | None = None
     """Workers that may share an accelerator, and then exchange over gloo; None: each has one of its own."""
+    num_threads: PositiveInt64 | None = None
+    """Torch's threads in each worker; None: its share of the host's cores, but one where the exchange is exact on a
+    CPU, as bits depend on it. The number of the first start stays."""
     device: str | None = None
     """"cpu", or None for accelerators where there are any."""
     exchange: AllReduce | Alone | Backups | Asynchronous = field(default_factory=AllReduce)
@@ -263,6 +266,7 @@ _HARMLESS = (
     "name",
     "num_workers",
     "workers_per_device",
+    "num_threads",
     "device",
     "end",
     "checkpoints",

@@ -198,9 +198,12 @@ def resolve_choices(recipe: Recipe, parts: Parts, worker: Worker, workdir: Workd
     exact = is_exact(recipe.exchange)
     saved = worker.group.broadcast(workdir.saved_choices() if workdir and worker.is_chief else None)
     before = Choices(**saved) if saved else None
-    now = choices.resolve(parts.state, parts.towers, parts.loader, worker, exact=exact, saved=before)
+    now = choices.resolve(
+        parts.state, parts.towers, parts.loader, worker, exact=exact, saved=before, num_threads=recipe.num_threads
+    )
     choices.compare(now, worker, exact=exact)
     torch.set_num_threads(now.threads)
+    worker.pulse.shared_threads = 1 if exact else now.threads  # for the next run of a script, if it has several
     changed = choices.differences(before, now) if before else []
     if exact:
         choices.refuse_changed(changed)

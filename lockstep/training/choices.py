@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from lockstep.cores import usable_cores
+from lockstep.cores import share_of_cores
 from lockstep.data.loader import Loader
 from lockstep.errors import WorkdirError
 from lockstep.images.jpeg import TURBO
@@ -75,16 +75,24 @@ def _is_right(name: str, value: object) -> bool:
 
 
 def resolve(
-    state: TrainState, towers: Towers, loader: Loader, worker: Worker, *, exact: bool, saved: Choices | None
+    state: TrainState,
+    towers: Towers,
+    loader: Loader,
+    worker: Worker,
+    *,
+    exact: bool,
+    saved: Choices | None,
+    num_threads: int | None = None,
 ) -> Choices:
     """The choices of this start of a run: those of its first start where they were saved, else what suits the machine.
 
-    One thread a worker on a CPU where exactness is asked for; else the cores that each worker has to itself, on the
-    host where these are fewest. All workers call it together.
+    A number of threads that the recipe or the command names goes before all. One thread a worker on a CPU where
+    exactness is asked for; else what the user has told OpenMP or torch, else the cores that each worker has to itself,
+    on the host where these are fewest. All workers call it together.
     """
-    share = 1 if exact and worker.device.type == "cpu" else max(1, usable_cores() // worker.num_local_workers)
+    fewest = min(worker.group.gather(1 if exact and worker.device.type == "cpu" else _threads_here(worker)))
     return Choices(
-        threads=saved.threads if saved else min(worker.group.gather(share)),
+        threads=num_threads or worker.pulse.named_threads or (saved.threads if saved else fewest),
         device=worker.device.type,
         cpu=describe_cpu(),
         precision=towers.precision,
@@ -96,6 +104,13 @@ def resolve(
         lockstep=__version__,
         accelerator=backends_of_steps(towers, worker.device, exact=exact).described(),
     )
+
+
+def _threads_here(worker: Worker) -> int:
+    """The threads that the user has set for this worker, by OMP_NUM_THREADS or in a script; else its share of cores."""
+    in_force = torch.get_num_threads()
+    is_set = worker.pulse.launched and in_force != worker.pulse.shared_threads
+    return in_force if is_set else share_of_cores(worker.num_local_workers)
 
 
 def compare(now: Choices, worker: Worker, *, exact: bool) -> None:

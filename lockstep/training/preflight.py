@@ -31,7 +31,7 @@ from lockstep.screen import log
 from lockstep.training.replicas import digest
 from lockstep.training.saved_state import EXTRA, extra_state
 from lockstep.training.state import TrainState
-from lockstep.training.trained_with import describe_step, threads_matter
+from lockstep.training.trained_with import describe_step, take_one_thread, threads_matter
 from lockstep.version import __version__
 from lockstep.workers.devices import describe_accelerator, describe_cpu, unusable_gpu, unused_kind
 from lockstep.workers.environment import chosen_waits, short_waits_here
@@ -46,10 +46,10 @@ def prepare_steps(state: TrainState, towers: Towers, exchange: Exchange, worker:
     check_start(state, worker)
     check_fit(state, towers, exchange)
     check_exact(exchange, worker)
-    tell_idle_threads()
     state.trained_with |= describe_step(towers, exchange, worker)
     if worker.is_chief:
         tell_start(state, towers, exchange, worker, is_first=not _prepared, is_new=state not in _prepared)
+    tell_idle_threads()
     _prepared.add(state)
     if towers.channels_last:
         state.to_channels_last()
@@ -135,12 +135,13 @@ def check_exact(exchange: Exchange, worker: Worker) -> None:
         machine = {"cpu": describe_cpu(), **describe_accelerator(worker.device)}
         worker.group.agree("the machine, on which exact bits depend", machine)
     if threads_matter(exchange, worker):
+        take_one_thread(worker)
         num_threads = torch.get_num_threads()
         worker.group.agree("the number of threads", num_threads)
         if num_threads > 1 and worker.is_chief:
             log.warning(
                 "exact: the bits depend on the %d threads of each worker, and a resume with others is refused; "
-                "`lockstep run` starts workers with one",
+                "`lockstep run` without --threads trains with one",
                 num_threads,
             )
 

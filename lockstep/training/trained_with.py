@@ -35,7 +35,7 @@ _OF_STATE = (
 _OF_STEP = ("towers", "exchange", "threads", "accelerator")
 """Known with the first step alone."""
 _HINTS = {
-    "threads": "torch.set_num_threads({}) before the first step",
+    "threads": "lockstep run --threads {0}, or torch.set_num_threads({0}) before the first step",
     "towers.count": "ls.Towers({}); without it there is a tower for each worker",
 }
 
@@ -101,6 +101,8 @@ def compare_first_step(state: TrainState, towers: Towers, exchange: Exchange, wo
     """
     assert state.resumed, "it is asked for after a resume"
     checkpoint, name, changed = state.resumed
+    if threads_matter(exchange, worker):
+        take_one_thread(worker)
     step = describe_step(towers, exchange, worker)
     found = _differences(_by_path(name, state.trained_with), _by_path(name, step))
     matters = {"threads": threads_matter(exchange, worker), "accelerator": is_exact(exchange)}
@@ -115,6 +117,19 @@ def compare_first_step(state: TrainState, towers: Towers, exchange: Exchange, wo
 def threads_matter(exchange: Exchange, worker: Worker) -> bool:
     """Whether exact bits are promised, and the number of CPU threads decides them."""
     return is_exact(exchange) and worker.device.type == "cpu"
+
+
+def take_one_thread(worker: Worker) -> None:
+    """Have an exact run compute with one thread where nobody has named a number, and the worker has a share of cores.
+
+    The share is another with another number of workers, and the bits are to be the same.
+    """
+    share = worker.pulse.shared_threads
+    if share in (None, 1) or share != torch.get_num_threads() or worker.pulse.named_threads:
+        return
+    torch.set_num_threads(1)
+    if worker.is_chief:
+        log.info("exact: one thread a worker, whose share is %d cores; --threads names more", share)
 
 
 def _by_path(name: str, parts: Mapping[str, Any]) -> dict[str, Any]:

@@ -45,8 +45,10 @@ class Pulse:
         "ended",
         "generations",
         "launched",
+        "named_threads",
         "phase",
         "seconds",
+        "shared_threads",
         "step",
         "stop_requested",
         "stopped",
@@ -73,6 +75,10 @@ class Pulse:
         """For which others had been at work in this run before the launcher started its workers again."""
         self.launched = launched
         """A launcher listens, and it handles Ctrl-C."""
+        self.named_threads: int | None = None
+        """Torch's threads in each worker, where the command that started it has named their number."""
+        self.shared_threads: int | None = None
+        """Those that the launcher gave this worker as its share of the cores, where nobody had named a number."""
         self.generations: Generations | None = None
         """What that launcher says of who takes part, where workers go on when others are lost."""
 

@@ -710,12 +710,13 @@ import lockstep
 
 
 def plan(argv):
-    return {"workers": 2, "threads": 2}
+    return {"workers": 2}
 
 
 def main(argv):
     here = lockstep.join("cpu")
-    gathered = here.group.gather([here.rank, here.num_local_workers, torch.get_num_threads(), here.pulse.launched])
+    has_share = torch.get_num_threads() == here.pulse.shared_threads
+    gathered = here.group.gather([here.rank, here.num_local_workers, has_share, here.pulse.launched])
     if here.is_chief:
         print(gathered, here.group.store.num_keys() > 0)
     here.group.agree("the seed", here.rank)
@@ -725,7 +726,7 @@ def main(argv):
 def test_launched_workers_join_through_the_store(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_DISPLAY_ENV", "verbose")
     code, said, told = launch(workers=JOINING, preload='"torch"').end()
-    assert said == ["[[0, 2, 2, True], [1, 2, 2, True]] True"]
+    assert said == ["[[0, 2, True, True], [1, 2, True, True]] True"]
     assert code == 1
     assert "The workers do not agree on the seed: worker 1 differs." in told
     # OpenMP itself says what it has read: by default in this launcher, whose script imports torch, then in the server.

@@ -24,7 +24,7 @@ TIMEOUT_SECONDS = 60
 
 
 def start(workdir: Path, num_workers: int, steps: int = STEPS, *kind: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "lockstep", "run", "--workers", str(num_workers), str(SCRIPT)]
+    command = [sys.executable, "-m", "lockstep", "run", "--threads", "1", "--workers", str(num_workers), str(SCRIPT)]
     with (workdir.parent / f"{workdir.name}.log").open("ab") as log:
         return subprocess.Popen(
             [*command, str(workdir), str(steps), *kind], stdout=log, stderr=log, start_new_session=True

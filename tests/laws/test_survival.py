@@ -45,9 +45,9 @@ def contents(workdir: Path) -> dict[str, bytes]:
 
 def survive(workdir: Path, *faults: str, num_workers: int = 3) -> tuple[list[dict[str, Any]], str]:
     """Run it to its end on several workers, some of which are lost; returns its history and what it has said."""
-    command = [sys.executable, "-m", "lockstep", "run", "--workers", str(num_workers), "--on-loss", "continue"]
+    command = [sys.executable, "-m", "lockstep", "run", "--threads", "1", "--workers", str(num_workers)]
     ended = subprocess.run(
-        [*command, "--restarts", "20", str(SCRIPT), str(workdir), *faults],
+        [*command, "--on-loss", "continue", "--restarts", "20", str(SCRIPT), str(workdir), *faults],
         capture_output=True,
         text=True,
         timeout=TIMEOUT_SECONDS,

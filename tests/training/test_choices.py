@@ -11,6 +11,7 @@ import lockstep as ls
 from lockstep.errors import WorkdirError, WorkerError
 from lockstep.parallel import backends
 from lockstep.training.choices import Choices, compare, differences, refuse_changed, resolve
+from lockstep.workers.pulse import Pulse
 from lockstep.workers.rank import Worker
 from tests.thread_workers import run_threads
 
@@ -95,6 +96,38 @@ def test_they_are_what_a_step_is_computed_with(monkeypatch: pytest.MonkeyPatch, 
         assert accelerator is not None
         assert {name: accelerator[name] for name in found} == found
         assert bool(accelerator) == bool(found)
+
+
+@pytest.mark.parametrize(
+    ("in_force", "shared", "exact", "saved", "named", "threads"),
+    [
+        (4, 4, False, None, None, 2),  # two workers share the four cores
+        (3, 4, False, None, None, 3),  # torch.set_num_threads(3)
+        (3, None, False, None, None, 3),  # OMP_NUM_THREADS=3
+        (3, None, True, None, None, 1),
+        (3, None, True, None, 2, 2),
+        (3, None, False, 4, None, 4),
+        (3, None, False, 4, 2, 2),
+    ],
+)
+def test_threads_are_those_named_or_saved_or_a_share_of_the_cores(
+    monkeypatch: pytest.MonkeyPatch,
+    in_force: int,
+    shared: int | None,
+    exact: bool,
+    saved: int | None,
+    named: int | None,
+    threads: int,
+) -> None:
+    monkeypatch.setattr("lockstep.cores.usable_cores", lambda: 4)
+    torch.set_num_threads(in_force)
+    worker = replace(ls.join("cpu"), num_local_workers=2, pulse=Pulse(launched=True))
+    worker.pulse.shared_threads = shared
+    state = ls.TrainState(torch.nn.Linear(1, 1), ls.optim.SGD(0.1))
+    loader = ls.data.Loader(ls.data.Arrays({"x": torch.ones(4, 1)}), batch_size=2)
+    before = None if saved is None else replace(CHOICES, threads=saved)
+    now = resolve(state, ls.Towers(), loader, worker, exact=exact, saved=before, num_threads=named)
+    assert now.threads == threads
 
 
 def test_exact_runs_refuse_them() -> None:

@@ -262,7 +262,7 @@ def test_an_exact_exchange_refuses_them(tmp_path: Path, caplog: pytest.LogCaptur
         train(state, loader, 3, None, ls.AllReduce(exact=True))
     assert caught.value.given == "threads: saved 1, given 2"
     assert caught.value.hint == (
-        "take the changes back (torch.set_num_threads(1) before the first step), "
+        "take the changes back (lockstep run --threads 1, or torch.set_num_threads(1) before the first step), "
         'or go on with them: ls.resume(..., changed=("threads",))'
     )
     torch.set_num_threads(1)
