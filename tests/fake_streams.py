@@ -14,6 +14,8 @@ from torch import Tensor
 
 DEVICE = torch.device("meta")
 """Where `FakeDevice` takes tensors to; they stay on the CPU."""
+FIRST_DEVICE = torch.device("meta", 0)
+"""Which a new thread is on until it sets another one."""
 _lock = threading.RLock()
 
 
@@ -60,6 +62,8 @@ class FakeDevice:
         """The stream that is current in each thread but for blocks of `stream`."""
         self.pinned_by: list[str] = []
         """The names of the threads that have pinned a tensor."""
+        self.contexts: set[torch.device] = set()
+        """The devices that threads have gone back to at the end of a block of `stream`: each would take memory."""
         self.recorded: list[tuple[int, FakeStream]] = []
         """Addresses of tensors, and the streams that the allocator was told of."""
         self._thread = threading.local()
@@ -79,11 +83,16 @@ class FakeDevice:
         current: FakeStream = getattr(self._thread, "current", self.compute)
         return current
 
+    def set_device(self, device: torch.device) -> None:
+        self._thread.device = device
+
     @contextmanager
     def stream(self, stream: FakeStream) -> Iterator[None]:
+        """As torch's, this goes back at its end to the stream, and so to the device, of before."""
         before, self._thread.current = self.current_stream(), stream
         yield
         self._thread.current = before
+        self.contexts.add(getattr(self._thread, "device", FIRST_DEVICE))
 
     def _pinned(self, tensor: Tensor) -> Tensor:
         self.pinned_by.append(threading.current_thread().name)

@@ -96,8 +96,9 @@ class Clones:
         self._made.record(self._module.current_stream(device))
 
     def on_host(self) -> dict[Place, Tensor]:
-        """Return copies of the clones on the CPU, once they have come; on any thread."""
+        """Return copies of the clones on the CPU, once they have come; on any thread, which is then on their device."""
         device = self._memory.device
+        self._module.set_device(device)  # a new thread is on the first one, where a context would take half a GB
         stream, come = _copy_stream(device), self._module.Event()
         stream.wait_event(self._made)
         memory = torch.empty(self._memory.shape, dtype=torch.uint8)

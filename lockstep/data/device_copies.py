@@ -47,7 +47,7 @@ def copied_ahead(
                 copy = _start_copy(read, device)
             ahead = None
             if copy.rows.next_is_ready():
-                thread = thread or stack.enter_context(_copying_thread())
+                thread = thread or stack.enter_context(_copying_thread(device))
                 ahead = thread.submit(_start_copy, next(source), device)
             yield copy.arrived(device)
 
@@ -96,10 +96,16 @@ def _copy_stream(device: torch.device) -> torch.Stream:
 
 
 @contextmanager
-def _copying_thread() -> Iterator[ThreadPoolExecutor]:
-    """Run a thread whose copies of the host take one core, so that the others are left to the loader."""
+def _copying_thread(device: torch.device) -> Iterator[ThreadPoolExecutor]:
+    """Run a thread on the device whose copies of the host take one core, so that the others are left to the loader."""
+
+    def begin() -> None:
+        # A new thread is on the first device: what it did there would take half a GB of it, for each worker.
+        torch.get_device_module(device).set_device(device)
+        torch.set_num_threads(1)
+
     num_threads = torch.get_num_threads()
-    with ThreadPoolExecutor(1, "lockstep-copy", initializer=torch.set_num_threads, initargs=(1,)) as thread:
+    with ThreadPoolExecutor(1, "lockstep-copy", initializer=begin) as thread:
         thread.submit(int).result()
         # torch applies the number that a thread sets for itself to threads that begin later, too.
         torch.set_num_threads(num_threads)

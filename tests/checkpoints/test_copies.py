@@ -79,6 +79,16 @@ def test_a_clone_is_made_between_the_kernels_before_and_after_it(monkeypatch: py
     assert_equal(found[0], state())
 
 
+def test_the_thread_that_writes_works_on_the_device_of_the_state_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A new thread is on the first one, where torch would make a context, of half a GB."""
+    device, writer = FakeDevice(monkeypatch), BackgroundWriter(Store(tmp_path))
+    writer.begin(3, sections_of(3), {"step": 3})
+    writer.wait()
+    assert device.contexts == {torch.device("cpu")}
+
+
 def test_tensors_of_one_dtype_and_dense_layout_are_cloned_together(monkeypatch: pytest.MonkeyPatch) -> None:
     lists: list[Any] = []
     monkeypatch.setattr(torch, "_foreach_copy_", lambda clones, tensors: lists.append((clones, tensors)))

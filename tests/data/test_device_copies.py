@@ -94,6 +94,14 @@ def test_the_next_one_is_copied_by_a_thread_while_the_one_before_is_used(device:
         assert device.pinned_by == ["MainThread", THREAD, THREAD]
 
 
+def test_the_thread_works_on_the_device_of_its_worker_alone(device: FakeDevice) -> None:
+    """A new thread is on the first one, where torch would make a context, of half a GB, for each worker of the host."""
+    device.set_device(DEVICE)
+    assert len([*copies(Source(3))]) == 3
+    assert THREAD in device.pinned_by
+    assert device.contexts == {DEVICE}
+
+
 def test_what_is_not_ready_is_taken_and_copied_when_it_is_due(device: FakeDevice) -> None:
     source = Source(3, is_ready=lambda number: False)
     for number, _ in enumerate(copies(source)):
