@@ -153,25 +153,24 @@ class Collectives:
             if self._is_aborted or self._group is None:
                 return
             self._is_aborted = True
-        if self._backend == "nccl":
-            self._group.abort()
-            return
-        # gloo has no abort, but a call ends when its connection does.
-        for name, descriptor in _sockets().items():
-            if self._sockets.get(name) == descriptor:
-                _shut_down(descriptor)
+            if self._backend == "nccl":
+                self._group.abort()
+                return
+            # gloo has no abort, but a call ends when its connection does.
+            for name, descriptor in _sockets().items():
+                if self._sockets.get(name) == descriptor:
+                    _shut_down(descriptor)
 
     def close(self, error: BaseException | None = None) -> None:
         """Leave the group: with the others, or at once where an error ends this worker."""
         _open.pop(self._backend, None)
         if error is not None:
             self.abort()
-        if self._backend == "nccl" and self._is_aborted:
-            return
-        # A script may have destroyed it already.
-        with suppress(ValueError):
-            dist.destroy_process_group(self._group)
-        self._group, self._begun = None, []  # gloo closes its connections when nobody holds them
+        # After an abort, too: torch would make the group of the next generation over the workers of this one.
+        with self._lock:
+            with suppress(ValueError):  # a script may have destroyed it already
+                dist.destroy_process_group(self._group)
+            self._group, self._begun = None, []  # gloo closes its connections when nobody holds them
 
     def _make_group(self) -> dist.ProcessGroup:
         worker, timeout = self._worker, timedelta(seconds=_MAKING_SECONDS[self._backend])

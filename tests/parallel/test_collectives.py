@@ -9,6 +9,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,13 +20,14 @@ import torch
 import torch.distributed as dist
 from thread_workers import thread_workers
 from torch import nn
-from torch._C._distributed_c10d import ErrorType
+from torch._C._distributed_c10d import ErrorType, PrefixStore
 from torch.nn import functional as F
 
 import lockstep as ls
 from lockstep.errors import InputError, PeerLostError, WorkerError
 from lockstep.parallel import collectives as module
 from lockstep.parallel.collectives import Collectives, Messages, collectives, useful_line
+from lockstep.workers.group import Group
 from lockstep.workers.rank import Worker, leave
 
 # Calls that fail, with a group that is none ---------------------------------------------------------------------------
@@ -324,6 +326,43 @@ def step_of_everything() -> tuple[int, list[str]]:
 @pytest.mark.process
 def test_a_worker_has_one_process_group_and_leaves_none(run_workers: Callable[..., list[Any]]) -> None:
     assert run_workers(step_of_everything, 2) == [(1, [])] * 2
+
+
+def go_on_with_a_newcomer(backends: list[Any]) -> list[list[float]]:
+    """Workers 0 and 1 exchange over NCCL, and 0 and 2 go on after a loss; gloo stands for NCCL, and has no abort.
+
+    Worker 2 has made no group before, and torch numbers those of a process: they must get the same number.
+    """
+    here, sums = ls.join("cpu"), []
+    make_first, make_next = dist.init_process_group, dist.new_group
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "init_process_group", lambda backend, **of: make_first("gloo", **{**of, "device_id": None}))
+        patch.setattr(dist, "new_group", lambda backend, **of: make_next(backend="gloo", **{**of, "device_id": None}))
+        patch.setattr(dist.ProcessGroup, "abort", lambda group: None)
+        for generation, members in enumerate(([0, 1], [0, 2])):
+            if here.rank not in members:
+                continue
+            group = Group(
+                PrefixStore(str(generation), here.group.store), rank := members.index(here.rank), len(members)
+            )
+            worker = replace(here, rank=rank, num_workers=len(members), group=group)
+            numbers = torch.ones(3)
+            for backend in backends:
+                collectives(worker, backend).all_reduce([numbers])
+            sums.append(numbers.tolist())
+            group.leave(Lost().lost("the beats"))
+            assert not dist.is_initialized()
+    return sums
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("backends", [["nccl"], ["gloo", "nccl"]])
+def test_after_a_loss_nothing_is_left_of_the_group_that_was_aborted(
+    backends: list[str], run_workers: Callable[..., list[Any]]
+) -> None:
+    """The next one would be made over its workers, the lost one among them, and wait for it in vain."""
+    summed = [2.0 ** len(backends)] * 3
+    assert run_workers(go_on_with_a_newcomer, 3, backends) == [[summed] * 2, [summed], [summed]]
 
 
 def begin_call(kind: str, here: Worker) -> Callable[[], None]:
