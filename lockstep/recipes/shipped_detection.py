@@ -20,7 +20,7 @@ from lockstep.optim import SGD, ClipGlobalNorm, Cosine, MovingAverage, Piecewise
 from lockstep.parallel.towers import Towers
 from lockstep.progress import Epochs, Interval
 from lockstep.recipes.detection import DetectionData
-from lockstep.recipes.parts import DetectionEvaluation, Evaluate, InitialWeights
+from lockstep.recipes.parts import Checkpoints, DetectionEvaluation, Evaluate, InitialWeights
 from lockstep.recipes.recipe import Recipe
 from lockstep.weights.warm_start import WarmStart
 
@@ -32,6 +32,8 @@ _WARMUP_STEPS = 1000
 _LARGE_IMAGES = DetectionData(
     crowd=False, resizer=KeepAspectRatioResizer(800, 1333, "antialiased"), augment=(HorizontalFlip(),)
 )
+_SAVED_OFTEN = Checkpoints(Interval(20, "seconds"))
+"""For runs of minutes, which lose no more than that by a kill on a processor of any speed."""
 _BOXES = Evaluate(micro_batch=8, detection=DetectionEvaluation(("coco_detection_metrics",)))
 
 
@@ -68,6 +70,7 @@ def _bccd() -> Recipe:
         num_towers=2,
         towers=Towers(channels_last=True),
         end=epochs,
+        checkpoints=_SAVED_OFTEN,
         evaluate=Evaluate(
             every=Interval(0, "steps"), weights="average", detection=DetectionEvaluation(per_category=True)
         ),

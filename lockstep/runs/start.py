@@ -13,6 +13,9 @@ import torch
 from lockstep.checkpoints.store import Checkpoint, Store
 from lockstep.checks import check_together
 from lockstep.errors import InputError, NotFoundError
+from lockstep.listing import shorten
+from lockstep.models.layers import FrozenBatchNorm2d
+from lockstep.parallel.batch_norm import keeps_batch_statistics
 from lockstep.parallel.exchange import is_exact
 from lockstep.parallel.served import num_computing
 from lockstep.readers.object_survey import ObjectSurvey
@@ -90,6 +93,8 @@ class Beginning:
         choices, started, changed = self.load(worker)
         stages, files = self.stages, self.files
         facts: dict[str, Any] = {"changed": [*self.changed, *changed]}
+        if worker.is_chief and not (started.is_resumed or started.is_forked):
+            _warn_of_fresh_norms(self.stages.now.recipe, stages.parts)
         largest = max((span.recipe for span in stages.spans), key=lambda each: each.data.image_size)
         probe_largest_batch(largest, stages.parts, self.objects, worker)
         if started.data_changed:
@@ -214,6 +219,48 @@ def resolve_choices(recipe: Recipe, parts: Parts, worker: Worker, workdir: Workd
         if parts.loader.reader.cost == "decode":
             log.info("%s", parts.loader.pool.describe(worker.num_local_workers))
     return before or now, changed
+
+
+def _warn_of_fresh_norms(recipe: Recipe, parts: Parts) -> None:
+    """Warn of batch norm that keeps the statistics of a fresh model, and so normalises nothing."""
+    model, is_frozen = parts.state.model, parts.towers.batch_norm == "frozen"
+    norms = {name: module for name, module in model.named_modules() if keeps_batch_statistics(module)}
+    kept = {
+        name: module
+        for name, module in norms.items()
+        if is_frozen
+        or not module.training
+        or isinstance(module, FrozenBatchNorm2d)
+        or any(module is still for still in parts.state.frozen.norms)
+    }
+    if not kept:
+        return
+    statistics: Any = [(module.running_mean, module.running_var) for module in kept.values()]
+    are_fresh = torch.stack([~mean.any() & (variance == 1).all() for mean, variance in statistics]).tolist()
+    if fresh := [name for name, each in zip(kept, are_fresh, strict=True) if each]:
+        thawing = " ".join(f"--set {setting}" for setting in _thawing(recipe))
+        log.warning(
+            "%d of %d batch norms keep their statistics, and have those of a fresh model: with mean 0 and variance 1 "
+            "nothing is normalised, and losses may be in the millions: %s. Start from trained weights "
+            "(--set warm_start.path=FILE), or let %s",
+            len(fresh),
+            len(norms),
+            shorten(fresh),
+            f"them learn: {thawing}" if thawing else "the model train them",
+        )
+
+
+def _thawing(recipe: Recipe) -> list[str]:
+    """Return the settings by which batch norm that is frozen would learn its statistics."""
+    model: Any = recipe.model
+    extractor = getattr(model, "feature_extractor", None)
+    frozen_by = {
+        "model.freeze_batchnorm=false": getattr(model, "freeze_batchnorm", False),
+        "model.feature_extractor.batch_norm_trainable=true": not getattr(extractor, "batch_norm_trainable", True),
+        "towers.batch_norm=mean": recipe.towers.batch_norm == "frozen",
+        "freeze_statistics=false": recipe.freeze_statistics,
+    }
+    return [setting for setting, is_frozen in frozen_by.items() if is_frozen]
 
 
 def _check_activations(recipe: Recipe, worker: Worker) -> None:

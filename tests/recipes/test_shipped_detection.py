@@ -11,7 +11,7 @@ import pytest
 from lockstep.errors import InputError, LockstepError
 from lockstep.optim import SGD, MovingAverage
 from lockstep.optim.resolution import resolve_schedule
-from lockstep.progress import Epochs
+from lockstep.progress import Epochs, Interval
 from lockstep.recipes.detection import DetectionData
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.shipped import find
@@ -73,6 +73,11 @@ def test_bccd_trains_on_two_lists_and_is_scored_on_the_third() -> None:
     assert (given.data.train_split, given.data.validation, given.data.test_split) == ("trainval", None, None)
     assert (given.num_towers, given.batch_size, given.end) == (2, 8, Epochs(15))
     assert (given.average, given.evaluate.weights) == (MovingAverage(0.98), "average")
+
+
+@pytest.mark.parametrize("name", ["bccd", "raccoon"])
+def test_runs_of_minutes_are_saved_every_20_seconds(name: str) -> None:
+    assert find(name).checkpoints.every == Interval(20, "seconds")
 
 
 def precision(recipe: Recipe, workdir: Path) -> float:

@@ -15,13 +15,15 @@ from torch import Tensor, nn
 
 import lockstep as ls
 from lockstep.errors import CheckpointError
+from lockstep.models.layers import FrozenBatchNorm2d
+from lockstep.recipes.pipeline_config import import_pipeline
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find
 from lockstep.runs import stages
 from lockstep.runs.build import Parts
 from lockstep.runs.run import Run
-from lockstep.runs.start import _check_activations
+from lockstep.runs.start import _check_activations, _thawing, _warn_of_fresh_norms
 from lockstep.workers.rank import Worker
 
 
@@ -179,3 +181,54 @@ def test_activations_are_refused_where_the_chief_runs_no_modules() -> None:
         _check_activations(watched, worker)
     _check_activations(watched, ls.join("cpu"))
     _check_activations(replace(watched, exchange=ls.AllReduce()), worker)
+
+
+def normed(given: Recipe, worker: Worker, reader: None, metrics: object) -> Parts:
+    made = tiny(given, worker, reader, metrics)
+    model = nn.Sequential(FrozenBatchNorm2d(2), nn.BatchNorm2d(2), nn.BatchNorm2d(2))
+    model[2].running_mean += 0.5  # of trained weights
+    return replace(made, state=ls.TrainState(model, ls.optim.SGD(0.05)))
+
+
+def test_batch_norm_that_keeps_fresh_statistics_is_told(monkeypatch: Any, caplog: Any) -> None:
+    def said(*settings: str) -> list[str]:
+        caplog.clear()
+        given = with_settings(find("mnist"), ["batch_size=4", "num_towers=1", *settings])
+        _warn_of_fresh_norms(given, normed(given, ls.join("cpu"), None, None))
+        return caplog.messages
+
+    (line,) = said()
+    assert line == (
+        "1 of 3 batch norms keep their statistics, and have those of a fresh model: with mean 0 and variance 1 "
+        "nothing is normalised, and losses may be in the millions: 0. Start from trained weights "
+        "(--set warm_start.path=FILE), or let the model train them"
+    )
+    (line,) = said("towers.batch_norm=frozen")
+    assert line.startswith("2 of 3 batch norms")
+    assert ": 0, 1. " in line
+    assert line.endswith("or let them learn: --set towers.batch_norm=mean")
+
+
+def test_fresh_statistics_are_told_before_the_first_step_and_not_on_a_resume(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def frozen(given: Recipe, worker: Worker, reader: None, metrics: object) -> Parts:
+        parts = tiny(given, worker, reader, metrics)
+        with torch.random.fork_rng():
+            model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+        return replace(parts, state=ls.TrainState(model, ls.optim.SGD(0.05)))
+
+    monkeypatch.setattr(stages, "build", frozen)
+    for count, expected in ((2, 1), (4, 0)):
+        caplog.clear()
+        run(tmp_path / "run", "towers.batch_norm=frozen", f"end.count={count}")
+        told = [line for line in caplog.messages if line.startswith("1 of 1 batch norms keep their statistics")]
+        assert len(told) == expected
+
+
+def test_the_settings_that_freeze_batch_norm_are_named() -> None:
+    assert _thawing(find("faster_rcnn_coco")) == ["model.freeze_batchnorm=false"]
+    imported = Path(__file__).parent.parent / "fixtures/odapi_configs/faster_rcnn_resnet101_atrous_coco.config"
+    made = import_pipeline(imported.read_text(), imported.name, imported.stem).recipe
+    assert _thawing(made) == ["model.feature_extractor.batch_norm_trainable=true"]
+    assert _thawing(find("ssdlite_coco")) == []
