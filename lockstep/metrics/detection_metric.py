@@ -13,6 +13,11 @@ from lockstep.metrics.pairs import Bools, Floats, Pairs
 from lockstep.metrics.scored_images import IMAGES, TRUTH, ScoredImages, named_categories
 from lockstep.ragged import Ragged
 
+_OPENED_WITH = {
+    f"{TRUTH}masks": "open the data with masks=True (data.masks=true in a recipe)",
+    f"{TRUTH}keypoints": "open the data with keypoints=True (data.num_keypoints in a recipe)",
+}
+
 
 class DetectionMetric:
     """A metric whose `prepare` matches the detections of some images to their objects.
@@ -45,7 +50,8 @@ class DetectionMetric:
                     f"A detection metric finds no {name!r} in the {'batch' if is_of_batch else 'detections'}.",
                     given=", ".join(map(repr, source)) or "no fields",
                     expected=", ".join(map(repr, self.fields)),
-                    hint=did_you_mean(name, source)
+                    hint=_OPENED_WITH.get(name)
+                    or did_you_mean(name, source)
                     or ("have the reader give it" if is_of_batch else "return a value for each detection"),
                 )
             columns.append(source[name])

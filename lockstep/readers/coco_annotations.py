@@ -38,6 +38,31 @@ _COLUMNS = np.dtype(
 _NUMBERS_OF_A_KEYPOINT = 3  # x, y, visibility
 _VISIBILITIES = (0, 1, 2)  # not labelled, labelled but hidden, labelled and visible
 
+_SIDE = f"a whole number of pixels, from 1 to {_MOST_PIXELS - 1}"
+_EXPECTED = {
+    "id": "a whole number of 64 bits, which nothing else in its list has",
+    "image_id": "the id of one of the images",
+    "category_id": "the id of one of the categories",
+    "bbox": "four finite numbers: x and y of the upper left corner, width and height, in pixels",
+    "area": "a finite number of square pixels, 0 or more; null or left out for that of the box",
+    "iscrowd": "0 or 1; null or left out for 0",
+    "segmentation": "a list of polygons, each of x and y of its corners; or runs, of as many pixels as their size has",
+    "keypoints": "finite numbers, x, y and visibility (0, 1 or 2) of each keypoint, equally many for all objects",
+    "height": _SIDE,
+    "width": _SIDE,
+    "file_name": "the path of the image's file, as text",
+    "name": "the name of the category, as text",
+}
+"""What each entry of an image, an annotation or a category is to be."""
+
+
+class EntryError(ValueError):
+    """An entry that cannot be used: its name, and what is wrong with it."""
+
+    def __init__(self, name: str, wrong: str) -> None:
+        super().__init__(wrong)
+        self.name = name
+
 
 class Outlines(NamedTuple):
     """The outlines of all objects, one after the other."""
@@ -97,7 +122,9 @@ def read_coco(path: Path, *, masks: bool = False, keypoints: bool = False) -> Co
         _list_in(document, name, path) for name in ("images", "annotations", "categories")
     )
     if loose := [(place, each) for place, each in enumerate(annotations) if not isinstance(each, _Packed)]:
-        raise _unusable(path, f"annotation number {loose[0][0]}, without image_id or bbox: {loose[0][1]!r:.80}")
+        place, found = loose[0]
+        lacking = "image_id" if isinstance(found, dict) and "image_id" not in found else "bbox"
+        raise _unusable(path, f"annotation number {place}, without image_id or bbox: {found!r:.80}", lacking)
     image_ids, file_names, sizes = _images(images, path)
     packed: list[_Packed] = annotations
     objects = np.frombuffer(b"".join(each.object for each in packed), _COLUMNS)
@@ -143,10 +170,10 @@ def _packed(found: dict[str, Any], path: Path, masks: bool, keypoints: bool) -> 
         return _Packed(
             _OBJECT.pack(*_numbers_of_object(found)),
             _keypoints(found["keypoints"]) if keypoints and found.get("keypoints") else b"",
-            packed_outline(value_in(found, "segmentation")).tobytes() if masks else b"",
+            _outline(value_in(found, "segmentation")) if masks else b"",
         )
-    except ValueError as error:
-        raise _unusable(path, f"{_named(found)}: {error}") from error
+    except EntryError as error:
+        raise _unusable(path, f"{_named(found)}: {error}", error.name) from error
 
 
 def _named(found: dict[str, Any]) -> str:
@@ -159,54 +186,61 @@ def _numbers_of_object(found: dict[str, Any]) -> tuple[float, ...]:
     given = found.get("area")
     area = max(0, width * height) if given is None else number_of(given, "area", _MOST_AREA)
     if area < 0:
-        raise ValueError(f"area {area:g}")
+        raise EntryError("area", f"area {area:g}")
     is_crowd = found.get("iscrowd") or 0
     if is_crowd not in (0, 1):
-        raise ValueError(f"iscrowd {is_crowd!r:.40}")
+        raise EntryError("iscrowd", f"iscrowd {is_crowd!r:.40}")
     return *ids, x, y, width, height, area, bool(is_crowd)
 
 
 def _keypoints(values: object) -> bytes:
     count = len(values) if isinstance(values, list) else 0
     if not count or count % _NUMBERS_OF_A_KEYPOINT:
-        raise ValueError(f"keypoints {values!r:.40}")
+        raise EntryError("keypoints", f"keypoints {values!r:.40}")
     numbers = np.array(numbers_of(values, "keypoints", count))
     if not np.isin(numbers[2::_NUMBERS_OF_A_KEYPOINT], _VISIBILITIES).all():
-        raise ValueError("keypoints with a visibility other than 0, 1 or 2")
+        raise EntryError("keypoints", "keypoints with a visibility other than 0, 1 or 2")
     return numbers.tobytes()
 
 
+def _outline(segmentation: object) -> bytes:
+    try:
+        return packed_outline(segmentation).tobytes()
+    except ValueError as error:
+        raise EntryError("segmentation", str(error)) from error
+
+
 def value_in(found: dict[str, Any], name: str) -> object:
-    """Return an entry's value; a ValueError says that there is none."""
+    """Return an entry's value; an EntryError says that there is none."""
     if name not in found:
-        raise ValueError(f"no {name}")
+        raise EntryError(name, f"no {name}")
     return found[name]
 
 
 def integer_in(found: dict[str, Any], name: str) -> int:
-    """Return an entry's value that has to be a whole number of 64 bits; else a ValueError says what it is."""
+    """Return an entry's value that has to be a whole number of 64 bits; else an EntryError says what it is."""
     value = value_in(found, name)
     if type(value) is not int or not -(2**63) <= value < 2**63:
-        raise ValueError(f"{name} {value!r:.40}")
+        raise EntryError(name, f"{name} {value!r:.40}")
     return value
 
 
 def number_of(value: Any, name: str, most: float) -> float:
-    """Return a value that has to be a number of a magnitude below `most`; else raise a ValueError."""
+    """Return a value that has to be a number of a magnitude below `most`; else raise an EntryError."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not -most < value < most:  # NaN is neither
-        raise ValueError(f"{name} {value!r:.40}")
+        raise EntryError(name, f"{name} {value!r:.40}")
     return float(value)
 
 
 def numbers_of(values: object, name: str, count: int, most: float = _MOST_PIXELS) -> array[float]:
-    """Return a list that has to be of `count` numbers, each of a magnitude below `most`; else raise a ValueError."""
+    """Return a list that has to be of `count` numbers, each of a magnitude below `most`; else raise an EntryError."""
     try:
         numbers = array("d", values if isinstance(values, list) else [])
     except (TypeError, OverflowError):
         numbers = array("d")
     if len(numbers) != count or not all(-most < number < most for number in numbers):  # NaN is neither
-        raise ValueError(f"{name} {values!r:.40}")
+        raise EntryError(name, f"{name} {values!r:.40}")
     return numbers
 
 
@@ -228,9 +262,9 @@ def _images(images: Sequence[Any], path: Path) -> tuple[Int64s, list[str], Int64
             rows[place] = [integer_in(image, name) for name in ("id", "height", "width")]
             names.append(_text(image, "file_name"))
             if not 0 < rows[place, 1:].min() <= rows[place, 1:].max() < _MOST_PIXELS:
-                raise ValueError(f"{rows[place, 2]} x {rows[place, 1]} pixels")
-        except (ValueError, TypeError) as error:
-            raise _unusable(path, f"image number {place}: {error}") from error
+                raise EntryError("height", f"{rows[place, 2]} x {rows[place, 1]} pixels")
+        except (EntryError, TypeError) as error:
+            raise _unusable(path, f"image number {place}: {error}", getattr(error, "name", "")) from error
     _check_unique(rows[:, 0], "image", path)
     return rows[:, 0].copy(), names, rows[:, 1:].copy()
 
@@ -241,21 +275,25 @@ def _categories(categories: Sequence[Any], objects: Column, path: Path) -> dict[
     for place, category in enumerate(categories):
         try:
             pairs.append((integer_in(category, "id"), _text(category, "name")))
-        except (ValueError, TypeError) as error:
-            raise _unusable(path, f"category number {place}: {error}") from error
+        except (EntryError, TypeError) as error:
+            raise _unusable(path, f"category number {place}: {error}", getattr(error, "name", "")) from error
     _check_unique(np.array([number for number, _ in pairs], np.int64), "category", path)
     unknown = np.flatnonzero(~np.isin(objects["category_id"], [number for number, _ in pairs]))
     if len(unknown):
         first = objects[unknown[0]]
-        raise _unusable(path, f"annotation {first['id']} is of category {first['category_id']}, which is not listed")
+        given = f"annotation {first['id']} is of category {first['category_id']}, which is not listed"
+        raise _unusable(path, given, "category_id")
     return dict(pairs)
 
 
 def _text(found: dict[str, Any], name: str) -> str:
     value = value_in(found, name)
     if not isinstance(value, str) or not value or "\0" in value:
-        raise ValueError(f"{name} {value!r:.40}")
-    value.encode(errors="surrogateescape")  # raises ValueError
+        raise EntryError(name, f"{name} {value!r:.40}")
+    try:
+        value.encode(errors="surrogateescape")
+    except UnicodeEncodeError as error:
+        raise EntryError(name, str(error)) from error
     return value
 
 
@@ -263,7 +301,7 @@ def _check_unique(ids: Int64s, what: str, path: Path) -> None:
     ordered = np.sort(ids)
     twice = ordered[1:][ordered[1:] == ordered[:-1]]
     if len(twice):
-        raise _unusable(path, f"the id {twice[0]} of more than one {what}")
+        raise _unusable(path, f"the id {twice[0]} of more than one {what}", "id")
 
 
 def _indices_of_images(objects: Column, image_ids: Int64s, path: Path) -> Int64s:
@@ -274,7 +312,8 @@ def _indices_of_images(objects: Column, image_ids: Int64s, path: Path) -> Int64s
     unknown = np.flatnonzero(image_ids[indices] != objects["image_id"])
     if len(unknown):
         first = objects[unknown[0]]
-        raise _unusable(path, f"annotation {first['id']} is of image {first['image_id']}, which is not listed")
+        given = f"annotation {first['id']} is of image {first['image_id']}, which is not listed"
+        raise _unusable(path, given, "image_id")
     return indices
 
 
@@ -282,11 +321,12 @@ def _all_keypoints(packed: Sequence[_Packed], ids: Int64s, path: Path) -> Float6
     lengths = np.array([len(each.keypoints) for each in packed], np.int64)
     having = np.flatnonzero(lengths)
     if not len(having):
-        raise _unusable(path, "no annotation with keypoints")
+        raise _unusable(path, "no annotation with keypoints", "keypoints")
     others = having[lengths[having] != lengths[having[0]]]
     numbers = np.frombuffer(b"".join(each.keypoints for each in packed), np.float64)
     if len(others):
-        raise _unusable(path, f"annotation {ids[others[0]]} has another number of keypoints than {ids[having[0]]}")
+        given = f"annotation {ids[others[0]]} has another number of keypoints than {ids[having[0]]}"
+        raise _unusable(path, given, "keypoints")
     keypoints = np.zeros((len(packed), len(numbers) // len(having)), np.float64)
     keypoints[having] = numbers.reshape(len(having), -1)
     return keypoints.reshape(len(packed), -1, _NUMBERS_OF_A_KEYPOINT)
@@ -298,10 +338,12 @@ def _all_outlines(packed: Sequence[_Packed]) -> Outlines:
     return Outlines(numbers, np.stack([np.concatenate([[0], ends])[:-1], ends], axis=1).astype(np.int64))
 
 
-def _unusable(path: Path, given: str) -> DataError:
+def _unusable(path: Path, given: str, entry: str = "") -> DataError:
+    """Make the error for an entry that cannot be used; without an entry it is the file that has another form."""
+    whole = "images, annotations (of instances or of keypoints) and categories, each with an id of its own"
     return DataError(
         f"{path} cannot be used as annotations in COCO's format.",
         given=given,
-        expected="images, annotations (of instances or of keypoints) and categories, each with an id of its own",
+        expected=f"as {entry}, {_EXPECTED[entry]}" if entry else whole,
         hint="repair the file, or leave out what is named",
     )

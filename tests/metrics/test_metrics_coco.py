@@ -351,3 +351,19 @@ def test_columns_are_picked_by_name() -> None:
         )
     with pytest.raises(ls.InputError, match="finds no 'labels' in the detections"):
         metric.columns(batch, {"boxes": 5, "scores": 6})
+
+
+@pytest.mark.parametrize(
+    ("measured", "hint"),
+    [
+        ("keypoints", "open the data with keypoints=True (data.num_keypoints in a recipe)"),
+        ("masks", "open the data with masks=True (data.masks=true in a recipe)"),
+    ],
+)
+def test_what_a_reader_was_not_asked_for_is_said(measured: Any, hint: str) -> None:
+    with pytest.raises(ls.InputError) as caught:
+        ls.metrics.CocoMetric(CATEGORIES, measured).columns(
+            {"source_id": [], "truth_ids": 1, "truth_boxes": 1}, {measured: 5, "scores": 6, "labels": 7}
+        )
+    assert caught.value.what == f"A detection metric finds no 'truth_{measured}' in the batch."
+    assert caught.value.hint == hint

@@ -401,6 +401,10 @@ def twice(name: str) -> Callable[[Document], object]:
 def test_a_file_that_does_not_fit_is_refused(
     tmp_path: Path, change: Callable[[Document], object], problem: str
 ) -> None:
+    refused(tmp_path, change, problem)
+
+
+def refused(tmp_path: Path, change: Callable[[Document], object], problem: str) -> str:
     whole = annotation(1, 10, [0, 0, 1, 1], segmentation=[], keypoints=[1, 2, 2])
     path, folder = written(tmp_path, document_of(whole))
     path.write_text(json.dumps(change(document_of(whole))))
@@ -408,8 +412,48 @@ def test_a_file_that_does_not_fit_is_refused(
         Coco(path, folder, masks=True, keypoints=True)
     assert caught.value.what == f"{path} cannot be used as annotations in COCO's format."
     assert str(caught.value.given).startswith(problem)
-    assert caught.value.expected == FORMAT
     assert caught.value.hint == "repair the file, or leave out what is named"
+    return caught.value.expected
+
+
+BOX = "as bbox, four finite numbers: x and y of the upper left corner, width and height, in pixels"
+ID = "as id, a whole number of 64 bits, which nothing else in its list has"
+POINTS = "as keypoints, finite numbers, x, y and visibility (0, 1 or 2) of each keypoint, equally many for all objects"
+SIDE = "a whole number of pixels, from 1 to 2147483647"
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda document: {"images": []}, FORMAT),
+        (lambda document: {**document, "images": [3]}, FORMAT),
+        (without("images", "id"), ID),
+        (changed("images", height=0), f"as height, {SIDE}"),
+        (without("images", "width"), f"as width, {SIDE}"),
+        (changed("images", file_name="\ud800"), "as file_name, the path of the image's file, as text"),
+        (without("annotations", "image_id"), "as image_id, the id of one of the images"),
+        (changed("annotations", image_id=11), "as image_id, the id of one of the images"),
+        (changed("annotations", category_id=8), "as category_id, the id of one of the categories"),
+        (without("annotations", "bbox"), BOX),
+        (changed("annotations", bbox=[1, 2, 3]), BOX),
+        (changed("annotations", bbox=[1, 2, 3, float("nan")]), BOX),
+        (
+            changed("annotations", area=-1),
+            "as area, a finite number of square pixels, 0 or more; null or left out for ",
+        ),
+        (changed("annotations", iscrowd=2), "as iscrowd, 0 or 1; null or left out for 0"),
+        (changed("annotations", segmentation=[[1]]), "as segmentation, a list of polygons, each of x and y of its "),
+        (without("annotations", "keypoints"), POINTS),
+        (changed("annotations", keypoints=[1, 2, 3]), POINTS),
+        (twice("annotations"), ID),
+        (without("categories", "name"), "as name, the name of the category, as text"),
+    ],
+    ids=range(19),
+)
+def test_what_is_expected_is_said_of_the_entry(
+    tmp_path: Path, change: Callable[[Document], object], expected: str
+) -> None:
+    assert refused(tmp_path, change, "").startswith(expected)
 
 
 @pytest.mark.parametrize(
