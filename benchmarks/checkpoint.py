@@ -5,7 +5,7 @@
 25 million parameters with momentum and a moving average, 300 MB. In each round each contender saves after a step, in
 turn; the same loop goes on with the same steps until the checkpoint is written. Its stall is the time that this took
 longer than as many steps take without a save, which each turn measures before and after. Held is the part of it in
-which the loop did nothing but wait: in the call, and before the update of a later step. Both are divided by the time of
+which the loop did nothing but wait, in the call. Both are divided by the time of
 the torch.save of the same round. Once with steps of a batch of 64, once with tiny ones of a single example; with one
 thread and with two. Then the same state is loaded. The result is printed and appended to
 benchmarks/results/checkpoint.jsonl. The folder decides which disk is measured; by default that of temporary files.
@@ -32,7 +32,6 @@ from torch import Tensor, nn
 
 import lockstep as ls
 from lockstep.checkpoints import Retention, Store
-from lockstep.checkpoints.background import BackgroundWriter
 from lockstep.training.saving import snapshot
 
 NUM_LAYERS, WIDTH = 24, 1024
@@ -148,18 +147,16 @@ class Turn:
 
     step: float
     """Of a step without a save."""
-    call: float
     held: float
-    """In which the loop did nothing: the call, and what a later step waited before its update."""
+    """In which the loop did nothing: the call."""
     stall: float
     """What the steps took longer, the call included, until the checkpoint was written."""
     written: float
     """From the call until the checkpoint was written; seen after whole steps."""
 
 
-def turn_of(contender: Contender, steps: Iterator[object], waits: list[float]) -> Turn:
+def turn_of(contender: Contender, steps: Iterator[object]) -> Turn:
     before = plain(steps)
-    waits.clear()
     began = time.perf_counter()
     contender.save()
     called = time.perf_counter()
@@ -169,10 +166,10 @@ def turn_of(contender: Contender, steps: Iterator[object], waits: list[float]) -
         num_steps += 1
         if not written and contender.is_written():
             written = time.perf_counter()
-    ended, held = time.perf_counter(), called - began + sum(waits)
+    ended = time.perf_counter()
     usual = (before + plain(steps)) / 2
     stall = ended - began - num_steps * usual
-    return Turn(*(1000 * each for each in (usual, called - began, held, stall, written - began)))
+    return Turn(*(1000 * each for each in (usual, called - began, stall, written - began)))
 
 
 def plain(steps: Iterator[object]) -> float:
@@ -185,28 +182,13 @@ def plain(steps: Iterator[object]) -> float:
     return statistics.median(times)
 
 
-def timed_waits() -> list[float]:
-    """A list that gets the seconds of each wait of a step for our copy, from now on."""
-    waits: list[float] = []
-    copied = BackgroundWriter.copied
-
-    def timed(writer: BackgroundWriter) -> None:
-        began = time.perf_counter()
-        copied(writer)
-        waits.append(time.perf_counter() - began)
-
-    BackgroundWriter.copied = timed  # type: ignore[method-assign]
-    return waits
-
-
 def measure_stalls(part: str, folder: Path, rounds: int) -> None:
     state, loader = run_of(BATCHES[part])
     steps, contenders = steps_of(state, loader), contenders_of(state, loader, folder)
-    waits = timed_waits()
     turns: dict[str, list[Turn]] = {name: [] for name in contenders}
     for number in range(rounds + 1):  # the first one warms up
         for name in list(contenders)[:: 1 if number % 2 else -1]:
-            turns[name].append(turn_of(contenders[name], steps, waits))
+            turns[name].append(turn_of(contenders[name], steps))
     kept = {name: each[1:] for name, each in turns.items()}
     for name, each in kept.items():
         report(f"{name}, batch of {BATCHES[part]}", stalled(each, kept[AGAINST], contenders[name].folder))
@@ -214,10 +196,10 @@ def measure_stalls(part: str, folder: Path, rounds: int) -> None:
 
 def stalled(turns: list[Turn], against: list[Turn], folder: Path) -> Line:
     line: Line = {"rounds": len(turns), "threads": torch.get_num_threads(), "bytes": bytes_in(folder)}
-    for name in ("step", "call", "held", "stall", "written"):
+    for name in ("step", "held", "stall", "written"):
         line[f"{name}_ms"] = statistics.median(getattr(turn, name) for turn in turns)
     for name in ("held", "stall"):
-        shares = sorted(getattr(turn, name) / other.call for turn, other in zip(turns, against, strict=True))
+        shares = sorted(getattr(turn, name) / other.held for turn, other in zip(turns, against, strict=True))
         line[f"{name}_share"], low, high = (
             statistics.median(shares),
             shares[len(shares) // 4],

@@ -1,25 +1,21 @@
 """Saving while the run goes on.
 
-A thread writes copies of the tensors. The run computes meanwhile, and waits only before it changes tensors that are not
-copied yet: whoever changes tensors calls `copied` before. On the CPU the thread copies them; forward and backward
-passes take longer than that, so the run rarely waits. On an accelerator it never does: there they are cloned at once. A
-writer has at most one checkpoint in flight: the next one waits for it.
+The tensors are copied at once, and a thread writes the copies. An error of the thread is raised by whoever asks next:
+the next save, or a step. A writer has at most one checkpoint in flight: the next one waits for it.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from copy import deepcopy
 
 from lockstep.checkpoints.copies import Copies
 from lockstep.checkpoints.encoding import JSON, Tensors, check_saveable
 from lockstep.checkpoints.store import Store
-from lockstep.errors import CheckpointError
 from lockstep.screen import log
 from lockstep.workers.pulse import of_this_process
-from lockstep.workers.signals import interruptible
 
 _in_flight: list[BackgroundWriter] = []
 """The writers of this process that have begun a checkpoint and have not been waited for: a read or another write of
@@ -32,7 +28,6 @@ class BackgroundWriter:
     def __init__(self, store: Store) -> None:
         self.store = store
         self._thread: threading.Thread | None = None
-        self._may_change = threading.Event()
         self._error: BaseException | None = None
         self._before_change: list[Callable[[], None]] | None = None
 
@@ -43,46 +38,38 @@ class BackgroundWriter:
         values: Mapping[str, JSON],
         scores: Mapping[str, float] | None = None,
         *,
-        at_once: Collection[str] = (),
         before_change: list[Callable[[], None]] | None = None,
     ) -> None:
-        """Have a checkpoint written; the tensors must stay as they are until `copied` has returned.
+        """Have a checkpoint written of the tensors as they are now; they may change once this has returned.
 
         Args:
             step: whose checkpoint it is.
             tensors: by section and name, as `Store.write` takes them.
             values: the rest, which is taken as it is now.
             scores: of the weights, by name, where they are known.
-            at_once: sections that are copied before this returns, since they may change at any time.
-            before_change: functions that are called before the tensors change; until the checkpoint has been waited
-                for, `copied` is among them.
+            before_change: functions that are called before a step changes anything; until the checkpoint has been
+                waited for, `check` is among them.
 
         Raises:
             CheckpointError: a tensor cannot be saved, or the checkpoint before this one could not be written.
         """
         self.wait()
         check_saveable(tensors)
-        copies = Copies(tensors, at_once)
+        copies = Copies(tensors)
         thread = threading.Thread(
             target=self._write,
             args=(step, copies, deepcopy(values), dict(scores or {})),
             name=f"checkpoint of step {step}",
         )
-        self._may_change.clear()
-        if not copies.later:
-            self._may_change.set()
         thread.start()
         self._thread = thread
         _in_flight.append(self)
         self._before_change = before_change
         if before_change is not None:
-            before_change.append(self.copied)
+            before_change.append(self.check)
 
-    def copied(self) -> None:
-        """Wait until everything is copied."""
-        if not self._may_change.is_set():
-            with _saving(), interruptible():  # nothing has changed yet
-                self._may_change.wait()
+    def check(self) -> None:
+        """Raise the error of the checkpoint in flight, if it could not be written."""
         if self._error is not None:
             self.wait()
 
@@ -95,7 +82,7 @@ class BackgroundWriter:
             self._thread = None
             _in_flight.remove(self)
             if self._before_change is not None:
-                self._before_change.remove(self.copied)
+                self._before_change.remove(self.check)
             error, self._error = self._error, None
             if error is not None:
                 raise error
@@ -108,16 +95,11 @@ class BackgroundWriter:
         scores: Mapping[str, float],
     ) -> None:
         try:
-            if not copies.take_later():
-                raise _changed(step)
-            self._may_change.set()
             self.store.write(step, copies.on_host(), values, scores)
         except BaseException as error:
             self._error = error
             # It is raised by whoever asks next; nobody may.
             log.error("the checkpoint of step %d is not written: %s", step, getattr(error, "what", error))
-        finally:
-            self._may_change.set()
 
 
 def wait_for_writers() -> None:
@@ -129,12 +111,3 @@ def wait_for_writers() -> None:
 def _saving() -> AbstractContextManager[None]:
     pulse = of_this_process()
     return pulse.during(pulse.step, "save")
-
-
-def _changed(step: int) -> CheckpointError:
-    return CheckpointError(
-        f"The checkpoint of step {step} was not written: what it holds changed while it was copied.",
-        given="parameters, slots or averages that were changed between a save and the next step",
-        expected="that only steps change them",
-        hint="call wait() on the saver before you change them yourself",
-    )

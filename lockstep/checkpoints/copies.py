@@ -1,15 +1,15 @@
-"""Copies of what a checkpoint holds, so that the run may go on before it is written.
+"""Copies of what a checkpoint holds, taken at once, so that the run may go on before it is written.
 
-Of tensors on the CPU, those that may change at any time are copied at once, and the others by the thread that writes:
-the run waits before it changes them. Tensors on an accelerator are cloned there at once, by a few kernels on the stream
-that computes. So the clone is what they are between two steps, and nobody waits: the thread brings it to the host,
-on a stream of its own.
+Tensors on the CPU are copied before anything else runs: what a loop body writes through `.data` or numpy right after a
+save is counted nowhere, so a copy that is made beside it could not be trusted. Tensors on an accelerator are cloned
+there, by a few kernels on the stream that computes. So the clone is what they are between two steps, and nobody waits:
+the thread that writes brings it to the host, on a stream of its own.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -28,14 +28,13 @@ _PINNED_BYTES = 1 << 26
 
 
 class Copies:
-    """Copies on the CPU of all tensors of a checkpoint; `later` is to stay as it is until `take_later` has returned.
+    """Copies of all tensors of a checkpoint as they are now: on the CPU, or on their accelerator until `on_host`.
 
     Args:
-        tensors: by section and name.
-        at_once: sections that may change at any time.
+        tensors: by section and name; they may change as soon as the copies are made.
     """
 
-    def __init__(self, tensors: Tensors, at_once: Collection[str]) -> None:
+    def __init__(self, tensors: Tensors) -> None:
         places = {(section, name): t.detach() for section, members in tensors.items() for name, t in members.items()}
         devices = {tensor.device for tensor in places.values() if readback.reading_waits(tensor.device)}
         self._names = {section: list(members) for section, members in tensors.items()}
@@ -45,26 +44,13 @@ class Copies:
             if clones := _cloned(there, device):
                 self._clones.append(clones)
                 places = {place: tensor for place, tensor in places.items() if place not in there}
-        # What is on the CPU beside a state on an accelerator is small.
-        now = [place for place in places if devices or place[0] in at_once]
-        self._copies = {place: _copied(places.pop(place)) for place in now}
-        self.later = places
-        """The tensors that are not copied yet, by section and name."""
-        self._versions = self._versions_now()
-
-    def take_later(self) -> bool:
-        """Copy what was left for later; false if it changed meanwhile, as far as torch counts changes in place."""
-        self._copies |= {place: _copied(tensor) for place, tensor in self.later.items()}
-        return self._versions_now() == self._versions
+        self._copies = {place: tensor.to("cpu", copy=True) for place, tensor in places.items()}
 
     def on_host(self) -> dict[str, dict[str, Tensor]]:
         """Return all copies by section and name, those of accelerators once they have come; called once."""
         while self._clones:
             self._copies |= self._clones.pop().on_host()
         return {section: {n: self._copies[section, n] for n in names} for section, names in self._names.items()}
-
-    def _versions_now(self) -> list[int]:
-        return [tensor._version for tensor in self.later.values()]  # torch's fused kernels do not count
 
 
 class Clones:
@@ -162,7 +148,3 @@ def _copy_stream(device: torch.device) -> torch.Stream:
     """Return the stream of the copies to the host, which are not to wait for those of batches to the device."""
     stream: torch.Stream = torch.get_device_module(device).Stream(device)
     return stream
-
-
-def _copied(tensor: Tensor) -> Tensor:
-    return tensor.to("cpu", copy=True)

@@ -20,8 +20,6 @@ from lockstep.version import __version__
 from lockstep.workers.rank import join
 
 States = TrainState | Mapping[str, TrainState]
-_CHANGING = ("buffers", EXTRA)
-"""Towers change buffers while they run, and restore them; extra state changes as its module likes."""
 
 
 def save(
@@ -52,10 +50,11 @@ def save(
 class Saver:
     """Writes the checkpoints of a run while it goes on; only the chief does, and on the others nothing happens.
 
-    `save` returns at once. The next step waits, before it changes anything, for what is not copied yet; on an
-    accelerator there is nothing to wait for, since the state is cloned there, as long as its memory has room for one.
-    Where a checkpoint cannot be written, a later step or `save` raises the error. At most one is in flight: the next
-    `save` waits for it. After `wait`, or at the end of a `with` statement, the last one is on the disk.
+    `save` returns once the state is copied, and a thread writes the copy: whatever the loop body changes afterwards, by
+    whatever means, is not in it. On an accelerator the copy is a clone there, for which nobody waits, as long as its
+    memory has room for one. Where a checkpoint cannot be written, a later step or `save` raises the error. At most one
+    is in flight: the next `save` waits for it. After `wait`, or at the end of a `with` statement, the last one is on
+    the disk.
 
     Args:
         workdir: the run's folder (checkpoints go to its `checkpoints/`), or a store with other rules of retention.
@@ -74,8 +73,7 @@ class Saver:
         if not join().is_chief:
             return
         step, tensors, values = snapshot(states, loader)
-        at_once = [section for section in tensors if section.rpartition(".")[2] in _CHANGING]
-        self._writer.begin(step, tensors, values, scores, at_once=at_once, before_change=before_change)
+        self._writer.begin(step, tensors, values, scores, before_change=before_change)
 
     def wait(self) -> None:
         """Wait until the last checkpoint is on the disk."""

@@ -42,8 +42,8 @@ _AVERAGE_HINT = "write average=ls.optim.MovingAverage(0.999), loss_average=ls.Lo
 _TRANSFORMS_HINT = "write a list: gradient_transforms=[ls.optim.ClipGlobalNorm(10.0)]"
 Transforms = Sequence[GradientTransform | BoundTransform]
 before_change: list[Callable[[], None]] = []
-"""Called before any state of this process changes a tensor: a saver that still copies waits there. It is one list for
-all states, since they may share memory in ways that no state knows of: a parameter, a view of one, a later state."""
+"""Called before any state of this process changes a tensor: a saver whose checkpoint could not be written raises its
+error there."""
 _states: WeakSet[TrainState] = WeakSet()
 """All states of this process: a loss function may use the model of another one, whose buffers are to stay."""
 
@@ -277,8 +277,8 @@ class TrainState:
         return TrainState._num_changes - self._num_own_changes
 
     def _prepare_change(self) -> None:
-        for wait in before_change.copy():
-            wait()
+        for check in before_change.copy():
+            check()
         TrainState._num_changes += 1
         self._num_own_changes += 1
 

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_helpers import Child, assert_consistent, sections_of, unfinished
-from torch import Tensor
 
-from lockstep.checkpoints import Retention, Store, background, copies
+from lockstep.checkpoints import Retention, Store, background
 from lockstep.checkpoints.background import BackgroundWriter, wait_for_writers
 from lockstep.errors import CheckpointError
 from lockstep.workers.pulse import Pulse
@@ -39,10 +38,8 @@ def gate(tmp_path: Path) -> Gate:
 def test_what_changes_after_the_copy_is_not_in_the_checkpoint(gate: Gate) -> None:
     writer, sections = BackgroundWriter(gate), sections_of(3)  # type: ignore[arg-type]
     values = {"step": 3, "more": [1]}
-    writer.begin(3, sections, values, at_once=["buffers"])
-    sections["buffers"]["num_batches"] += 1
+    writer.begin(3, sections, values)
     values["more"].append(2)  # type: ignore[union-attr]
-    writer.copied()
     for members in sections.values():
         for tensor in members.values():
             tensor.fill_(99)
@@ -58,7 +55,7 @@ def test_what_changes_after_the_copy_is_not_in_the_checkpoint(gate: Gate) -> Non
 def test_the_run_goes_on_while_it_is_written(gate: Gate) -> None:
     writer = BackgroundWriter(gate)  # type: ignore[arg-type]
     writer.begin(1, sections_of(1), {"step": 1})
-    writer.copied()
+    writer.check()
     assert gate.store.steps() == []
     gate.is_open.set()
     writer.wait()
@@ -68,7 +65,7 @@ def test_the_run_goes_on_while_it_is_written(gate: Gate) -> None:
 def test_what_changes_the_tensors_calls_the_writer_as_long_as_it_is_in_flight(gate: Gate) -> None:
     writer, hooks = BackgroundWriter(gate), [print]  # type: ignore[arg-type]
     writer.begin(1, sections_of(1), {"step": 1}, before_change=hooks)
-    assert hooks == [print, writer.copied]
+    assert hooks == [print, writer.check]
     gate.is_open.set()
     writer.wait()
     assert hooks == [print]
@@ -86,34 +83,12 @@ def test_the_next_one_waits_for_it(tmp_path: Path) -> None:
     assert unfinished(tmp_path) == []
 
 
-def test_a_change_while_it_is_copied_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    copied = copies._copied
-
-    def slow(tensor: Tensor) -> Tensor:
-        found = copied(tensor)
-        tensor.add_(1)
-        return found
-
-    monkeypatch.setattr(copies, "_copied", slow)
-    writer = BackgroundWriter(Store(tmp_path))
-    writer.begin(3, sections_of(3), {"step": 3})
-    with pytest.raises(CheckpointError) as caught:
-        writer.wait()
-    assert str(caught.value) == (
-        "The checkpoint of step 3 was not written: what it holds changed while it was copied.\n"
-        "  given:    parameters, slots or averages that were changed between a save and the next step\n"
-        "  expected: that only steps change them\n"
-        "  hint:     call wait() on the saver before you change them yourself"
-    )
-    assert Store(tmp_path).steps() == []
-
-
-@pytest.mark.parametrize("call", ["copied", "wait", "begin"])
+@pytest.mark.parametrize("call", ["check", "wait", "begin"])
 def test_an_error_of_the_thread_is_raised_once_by_the_next_call(tmp_path: Path, call: str) -> None:
     (tmp_path / "file").write_text("in the way")
     writer = BackgroundWriter(Store(tmp_path / "file"))
     writer.begin(1, sections_of(1), {"step": 1})
-    if call == "copied":
+    if call == "check":
         assert writer._thread is not None
         writer._thread.join()
     with pytest.raises(CheckpointError, match=r"The checkpoint of step 1 cannot be written"):
@@ -146,8 +121,7 @@ def save_for_ever(pipe: Connection, folder: Path, first: int) -> None:
     writer = BackgroundWriter(Store(folder, Retention(newest=2)))
     sections, step = sections_of(first, numel=100_000), first
     while True:
-        writer.begin(step, sections, {"step": step}, at_once=["buffers"])
-        writer.copied()
+        writer.begin(step, sections, {"step": step})
         step += 1
         for members in sections.values():
             for tensor in members.values():

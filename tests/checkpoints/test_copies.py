@@ -56,10 +56,8 @@ def assert_equal(found: dict[str, dict[str, Tensor]], expected: dict[str, dict[s
 
 def test_the_tensors_may_change_as_soon_as_they_are_cloned() -> None:
     tensors = state()
-    taken = Copies(tensors, at_once=["buffers"])
-    assert not taken.later
+    taken = Copies(tensors)
     overwrite(tensors)
-    assert taken.take_later()
     assert_equal(taken.on_host(), state())
 
 
@@ -69,7 +67,7 @@ def test_a_clone_is_made_between_the_kernels_before_and_after_it(monkeypatch: py
     device.compute.launch(
         lambda: [t.copy_(state()[s][n]) for s, members in tensors.items() for n, t in members.items()]
     )
-    taken = Copies(tensors, at_once=[])
+    taken = Copies(tensors)
     device.compute.launch(lambda: overwrite(tensors))
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(taken.on_host()))
@@ -92,7 +90,7 @@ def test_the_thread_that_writes_works_on_the_device_of_the_state_alone(
 def test_tensors_of_one_dtype_and_dense_layout_are_cloned_together(monkeypatch: pytest.MonkeyPatch) -> None:
     lists: list[Any] = []
     monkeypatch.setattr(torch, "_foreach_copy_", lambda clones, tensors: lists.append((clones, tensors)))
-    Copies(state(), at_once=[])
+    Copies(state())
     assert len(lists) == len({tensor.dtype for members in state().values() for tensor in members.values()})
     for clones, tensors in lists:
         assert len({tensor.dtype for tensor in (*clones, *tensors)}) == 1
@@ -121,7 +119,7 @@ def test_all_come_to_the_host_whatever_the_size_of_the_pieces(
     }
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(copies, "_PINNED_BYTES", piece)
-        found = Copies(tensors, at_once=[]).on_host()
+        found = Copies(tensors).on_host()
     for name, tensor in tensors["all"].items():
         assert found["all"][name].dtype == tensor.dtype
         assert found["all"][name].tolist() == tensor.tolist()
@@ -136,8 +134,7 @@ def test_what_the_device_has_no_room_to_clone_is_copied_to_the_host_at_once(
     monkeypatch.setattr(torch, "_foreach_copy_", full)
     for _ in range(2):
         tensors = state()
-        taken = Copies(tensors, at_once=[])
-        assert not taken.later
+        taken = Copies(tensors)
         overwrite(tensors)
         assert_equal(taken.on_host(), state())
     assert caplog.messages == [
@@ -146,11 +143,10 @@ def test_what_the_device_has_no_room_to_clone_is_copied_to_the_host_at_once(
 
 
 def test_a_run_does_not_wait_for_the_thread_that_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    may_begin, take_later = threading.Event(), Copies.take_later
-    monkeypatch.setattr(Copies, "take_later", lambda taken: may_begin.wait(30) and take_later(taken))
+    may_begin, on_host = threading.Event(), Copies.on_host
+    monkeypatch.setattr(Copies, "on_host", lambda taken: may_begin.wait() and on_host(taken))
     writer, tensors = BackgroundWriter(Store(tmp_path)), sections_of(3)
     writer.begin(3, tensors, {"step": 3})
-    writer.copied()
     overwrite(tensors)
     assert not may_begin.is_set()
     may_begin.set()
@@ -167,7 +163,7 @@ def test_memory_that_steps_have_needed_is_left_to_them(
     device.memory_reserved = lambda place: reserved
     device.max_memory_allocated = lambda place: 8_040
     for size, has_room in ((960, True), (961, False)):
-        taken = Copies({"parameters": {"bytes": torch.zeros(size, dtype=torch.uint8)}}, at_once=[])
+        taken = Copies({"parameters": {"bytes": torch.zeros(size, dtype=torch.uint8)}})
         assert bool(taken._clones) == has_room
 
 
@@ -186,7 +182,6 @@ def test_a_save_beside_the_updates_of_another_stream_is_whole(tmp_path: Path) ->
             busy = (busy @ busy).clamp(max=1)
             torch._foreach_add_(tensors, 1.0)
             writer.begin(step, sections, {"step": step})
-            writer.copied()
     writer.wait()
     for step in Store(tmp_path).steps():
         found = Store(tmp_path).read(step)

@@ -64,8 +64,8 @@ def test_a_save_on_an_accelerator_waits_for_nothing(tmp_path: Path) -> None:
             saver.wait()
             with counted() as calls:
                 saver.save(state, loader)
-                for wait in before_change.copy():
-                    wait()
+                for check in before_change.copy():
+                    check()
     assert calls.waits == calls.mixed == []
     assert calls.num_launches == 2  # float32, and int64 of the batch norm
 
@@ -141,50 +141,42 @@ def test_an_error_within_is_not_hidden_by_that_of_the_checkpoint(tmp_path: Path)
     assert caught.value.__notes__[0].startswith("Besides: The checkpoint of step 0 cannot be written")
 
 
-def test_a_step_of_any_state_waits_for_what_is_copied(tmp_path: Path) -> None:
-    """Of a state that shares parameters with the one that is saved, and of one that two savers save."""
-    head, pad = nn.Linear(5, 1), nn.Sequential(*[nn.Linear(1500, 1500) for _ in range(6)])
-
-    class Whole(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.pad, self.head = pad, head
-
-    whole = ls.TrainState(Whole(), ls.optim.SGD(0.1), frozen="^pad", name="whole")
-    part = ls.TrainState(head, ls.optim.SGD(0.1), name="part")
-    _, loader = make()
-
-    def square(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
-        return {"square": model(batch["x"]).square().mean()}
-
-    for number in range(4):
-        first, second = ls.Saver(tmp_path / f"a{number}"), ls.Saver(tmp_path / f"b{number}")
-        wanted = head.weight.detach().clone()
-        first.save({"whole": whole, "part": part}, loader)
-        second.save(part, loader)
-        ls.train(part, square, loader, until=ls.Steps(part.step + 1))
-        first.wait()
-        second.wait()
-        found = Store(tmp_path / f"a{number}/checkpoints").read()
-        assert found is not None
-        assert torch.equal(found.tensors["whole.parameters"]["head.weight"], wanted)
+def change_data(weight: Tensor) -> None:
+    weight.data.add_(1)
 
 
-@pytest.mark.parametrize("parameter", [lambda weight: weight, lambda weight: nn.Parameter(weight.detach().view(-1))])
-def test_a_step_of_a_state_made_after_the_save_waits_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parameter: Callable[[Tensor], nn.Parameter]
+def change_array(weight: Tensor) -> None:
+    weight.detach().numpy()[...] += 1
+
+
+def change_in_place(weight: Tensor) -> None:
+    weight.mul_(2)
+
+
+@pytest.mark.parametrize("change", [change_data, change_array, change_in_place])
+def test_what_the_loop_body_writes_after_a_save_is_not_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Tensor], None]
 ) -> None:
-    """It may share memory with the state that is saved: the parameter itself, or a view of it."""
-    (state, loader), waits = make(), list[int]()
-    copied = BackgroundWriter.copied
-    monkeypatch.setattr(BackgroundWriter, "copied", lambda writer: (waits.append(1), copied(writer)))
+    """However late the thread that writes gets to work."""
+    may_begin, write = threading.Event(), BackgroundWriter._write
+    monkeypatch.setattr(BackgroundWriter, "_write", lambda *arguments: may_begin.wait(60) and write(*arguments))
+    state, loader = make()
+    ls.train(state, losses, loader, until=ls.Steps(1))
+    wanted = {
+        section: {name: tensor.clone() for name, tensor in members.items()}
+        for section, members in state.sections().items()
+    }
     with ls.Saver(tmp_path) as saver:
         saver.save(state, loader)
-        shared = nn.Module()
-        shared.weight = parameter(state.model[0].weight)
-        later = ls.TrainState(shared, ls.optim.SGD(0.1), name="later")
-        ls.train(later, lambda model, _: {"square": model.weight.square().mean()}, loader, until=ls.Steps(1))
-    assert waits
+        for members in state.sections().values():
+            for tensor in members.values():
+                change(tensor)
+        may_begin.set()
+    found = Store(tmp_path / "checkpoints").read()
+    assert found is not None
+    for section, members in wanted.items():
+        for name, tensor in members.items():
+            assert torch.equal(found.tensors[section][name], tensor), f"{section}: {name}"
 
 
 def test_a_save_that_waits_may_follow_one_that_does_not(tmp_path: Path) -> None:
