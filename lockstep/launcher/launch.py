@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from functools import partial
 from itertools import accumulate, pairwise
 from logging import ERROR, WARNING
 from typing import Any
@@ -149,13 +148,12 @@ class _Launcher:
         with closing(StoreServer()) as store:
             if seat is None:
                 with closing(LocalHost(self._server, task, store.connect)) as here:
-                    return self._supervise(here, lambda: [], store, plan, limits)
+                    return self._supervise(here, None, store, plan, limits)
             with closing(Rendezvous(seat, key, store)) as rendezvous:
                 local = LocalHost(self._server, task, store.connect, rendezvous.network, socket.gethostname())
                 try:
                     with closing(local) as here:
-                        others = partial(rendezvous.gather, self._requests)
-                        conclusion = self._supervise(here, others, store, plan, limits)
+                        conclusion = self._supervise(here, rendezvous, store, plan, limits)
                 except (WorkerError, InputError) as error:
                     conclusion = _conclusion_of(error)
                 for host in rendezvous.hosts.values():
@@ -165,7 +163,7 @@ class _Launcher:
     def _supervise(
         self,
         here: LocalHost,
-        gather_others: Callable[[], Sequence[RemoteHost]],
+        rendezvous: Rendezvous | None,
         store: StoreServer,
         plan: Mapping[str, Any],
         limits: Limits,
@@ -173,20 +171,28 @@ class _Launcher:
         """Supervise workers on all hosts, and others in their place where some are lost, to the end of the run."""
         began, restarts = time.monotonic(), Restarts(plan.get("restarts", 0))
         while True:
-            others = gather_others()
+            others = rendezvous.gather(self._requests) if rendezvous else []
             if self._requests:
                 return self._stopped_early(has_begun=restarts.count > 0)
             hosts: list[LocalHost | RemoteHost] = [here, *others]
             num_workers = [plan["workers"], *(host.num_workers for host in others)]
             ranks = [range(*ends) for ends in pairwise(accumulate(num_workers, initial=0))]
             survival = Survival(num_workers=sum(num_workers), **plan["survival"]) if plan.get("survival") else None
-            outcome = Supervisor(hosts, ranks, limits, self._requests, survival=survival).finish()
+            supervisor = Supervisor(
+                hosts,
+                ranks,
+                limits,
+                self._requests,
+                survival=survival,
+                take_hosts=rendezvous.take_hosts if rendezvous else lambda: (),
+            )
+            outcome = supervisor.finish()
             failure = root_cause(outcome.failures) if outcome.failures else None
             if failure is None or failure.kind != "lost" or outcome.stopped_by or not restarts.may_start(outcome.step):
                 return self._conclude(outcome, failure)
-            for host in hosts:
+            for host in [here, *(rendezvous.hosts.values() if rendezvous else ())]:
                 host.log(WARNING, f"{failure.text}\nall workers start again, from the last checkpoint: {restarts}")
-            self._pause(restarts.pause_seconds, others)
+            self._pause(restarts.pause_seconds, rendezvous)
             store.clear()
             here.earlier_seconds = time.monotonic() - began
 
@@ -199,15 +205,13 @@ class _Launcher:
         code = exit_code_of_stop(outcome.stopped_by, requeue=self._requeue) if outcome.stopped_by else 0
         return Conclusion(code, ERROR, TOO_LATE if outcome.late else "")
 
-    def _pause(self, seconds: float, others: Sequence[RemoteHost]) -> None:
+    def _pause(self, seconds: float, rendezvous: Rendezvous | None) -> None:
         """Wait, unless a signal asks for a stop; the launchers of other hosts hear meanwhile that this one lives."""
         ends = time.monotonic() + seconds
         while not self._requests and time.monotonic() < ends:
             time.sleep(TICK_SECONDS)
-            for host in others:
-                host.tick()
-                host.receive()
-                self._requests += host.take_requests()
+            if rendezvous:
+                rendezvous.attend(self._requests)
 
     def follow(self, seat: Seat, key: bytes, plan: Mapping[str, Any] | Conclusion, main: Main) -> Conclusion:
         """Serve the supervisor on the chief's host; it is told, too, where this host has nothing to run."""

@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 
 from lockstep.errors import InputError, WorkerError
 from lockstep.launcher.hosts import TICK_SECONDS, RemoteHost, end_agent
-from lockstep.screen import log
+from lockstep.screen import Lines, log
 from lockstep.version import __version__
 from lockstep.workers.channel import Channel
 from lockstep.workers.connections import (
@@ -105,8 +105,10 @@ class Rendezvous:
     def __init__(self, seat: Seat, key: bytes, store: StoreServer) -> None:
         self._seat, self._store = seat, store
         self._callers: queue.SimpleQueue[Channel] = queue.SimpleQueue()
+        self._unknown: list[Channel] = []
+        """Callers that have not said who they are."""
         self.hosts: dict[int, RemoteHost] = {}
-        """The other hosts that have come, by rank."""
+        """The other hosts that have come, by rank; the last one where others have come in the place of lost ones."""
         address = _own_address(seat)
         try:
             self._listener = Listener(address, seat.port, key, self._accept)
@@ -150,21 +152,13 @@ class Rendezvous:
             InputError: a host has another version, or another number of hosts.
             WorkerError: hosts have not come in time, or cannot take part.
         """
-        callers: list[Channel] = []
         began = told = time.monotonic()
         self._forget_lost()
         if not self._is_complete:
             log.info("%s at %s:%d", self._who_has_come(), self._seat.chief, self._seat.port)
         while not self._is_complete and not requests:
             time.sleep(TICK_SECONDS)
-            while not self._callers.empty():
-                callers.append(self._callers.get())
-            for channel in [*callers]:
-                if self._is_introduced(channel):
-                    callers.remove(channel)
-            self._forget_lost()
-            for host in self.hosts.values():
-                requests += host.take_requests()
+            self.attend(requests)
             now = time.monotonic()
             if now - began > START_SECONDS:
                 raise self._missing()
@@ -173,6 +167,44 @@ class Rendezvous:
                 log.info("%s; %.0f s of %.0f", self._who_has_come(), now - began, START_SECONDS)
         self.refuse_callers(_HAS_BEGUN)
         return [host for _, host in sorted(self.hosts.items())]
+
+    def attend(self, requests: list[str]) -> None:
+        """Hear who comes, and tell those that are here that this host lives: ten times a second between two starts.
+
+        Raises:
+            InputError: as `gather`.
+            WorkerError: as `gather`.
+        """
+        self._forget_lost()
+        for channel in self._take_callers():
+            if not self._is_introduced(channel):
+                self._unknown.append(channel)
+        for host in self.hosts.values():
+            requests += host.take_requests()
+
+    def take_hosts(self) -> list[tuple[RemoteHost, RemoteHost]]:
+        """Return the hosts that have come in the place of lost ones while the others go on: the lost, and the new one.
+
+        Who does not fit is refused; that ends no run which is under way.
+        """
+        before, taken = dict(self.hosts), []
+        for channel in self._take_callers():
+            try:
+                if not self._is_introduced(channel):
+                    self._unknown.append(channel)
+            except (InputError, WorkerError) as error:
+                log.warning("%s", Lines(error))
+        for index, host in self.hosts.items():
+            if host is not before[index]:
+                before[index].close()
+                taken.append((before[index], host))
+        return taken
+
+    def _take_callers(self) -> list[Channel]:
+        callers, self._unknown = self._unknown, []
+        while not self._callers.empty():
+            callers.append(self._callers.get())
+        return callers
 
     @property
     def _is_complete(self) -> bool:
@@ -196,9 +228,15 @@ class Rendezvous:
             channel.close()
             return True
         index, name = caller.index, caller.name
-        if index in self.hosts:
-            taken = self.hosts[index].name
-            _refuse(channel, f"There is a host {index} already: {taken}. Each has a --host-rank of its own.")
+        lost = self.hosts.get(index)
+        if lost and not lost.is_lost:
+            _refuse(channel, f"There is a host {index} already: {lost.name}. Each has a --host-rank of its own.")
+            return True
+        if lost and lost.num_workers != caller.num_workers:
+            numbers = f"with {lost.num_workers} workers, not with {caller.num_workers}"
+            _refuse(
+                channel, f"The run goes on without host {index}, and takes it back {numbers}: give the same command."
+            )
             return True
         if abs(ahead := caller.time - time.time()) > _CLOCKS_SECONDS:
             log.warning(
@@ -209,7 +247,8 @@ class Rendezvous:
                 abs(ahead),
                 "ahead" if ahead > 0 else "behind",
             )
-        is_taken = name in {socket.gethostname(), *(host.name for host in self.hosts.values())}
+        others = {host.name for each, host in self.hosts.items() if each != index}
+        is_taken = name in {socket.gethostname(), *others}
         self.hosts[index] = RemoteHost(channel, f"{name} (host {index})" if is_taken else name, caller.num_workers)
         return True
 

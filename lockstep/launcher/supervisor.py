@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 
@@ -49,6 +49,8 @@ class Supervisor:
         requests: names of the signals that have reached the launcher; taken out as they are handled.
         clock: seconds that only grow.
         survival: who goes on when some are lost; None: all end then.
+        take_hosts: returns those that have come in the place of lost ones since the last call: the lost one, and the
+            one in its place.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Supervisor:
         requests: list[str],
         clock: Callable[[], float] = time.monotonic,
         survival: Survival | None = None,
+        take_hosts: Callable[[], Sequence[tuple[RemoteHost, RemoteHost]]] = lambda: (),
     ) -> None:
         self._hosts, self._limits, self._requests, self._clock = list(hosts), limits, requests, clock
         self._failures: list[Failure] = []
@@ -67,7 +70,9 @@ class Supervisor:
         self._stopped_at = 0.0
         self._is_announced = False
         self._aborted = self._late = False
-        self._survival = survival
+        self._survival, self._take_hosts = survival, take_hosts
+        self._due: dict[int, float] = {}
+        """By worker that is to be started anew: when, by the clock."""
         num_workers = sum(map(len, ranks))
         self._members: list[WorkerRecord] = []
         """By the number with which each worker was started: its rank, until others are lost."""
@@ -83,7 +88,9 @@ class Supervisor:
         while any(member.has_process for member in self._members):
             self._listen()
             self._find_lost_hosts()
+            self._take_hosts_back()
             self._survive()
+            self._start_newcomers()
             self._dismiss_newcomers()
             self._handle_requests()
             self._announce_stop()
@@ -95,7 +102,7 @@ class Supervisor:
         failures = self._failures
         if failures and all(failure.kind == "peer" for failure in failures):
             # A worker that has ended without an error is missed by the others, and says nothing itself.
-            failures = [watchdog.left(each.status) for each in self._members if each.has_returned] + failures
+            failures = self._those_who_left() + failures
         stopped_by = None if self._run_has_ended() else self._stopped_by
         step = max((member.step for member in self._members), default=0)
         return RunOutcome(failures, stopped_by, step, self._aborted, self._late)
@@ -137,6 +144,21 @@ class Supervisor:
                 self._blame(member, failure)
                 self._watchdog.forget(member.rank)
                 member.state, member.is_awaited = "dead", False
+
+    def _take_hosts_back(self) -> None:
+        """Have newcomers forked on hosts that were lost and have come again; all that come hear how the run ends."""
+        for gone, host in self._take_hosts():
+            self._hosts.append(host)
+            ranks = [member.rank for member in self._members if member.host is gone]
+            for rank in ranks:
+                self._members[rank].host = host
+            if self._survival is None or self._stopped_by:
+                continue
+            why_not = {rank: self._survival.why_not_back(rank) for rank in ranks}
+            anew = [rank for rank in ranks if not why_not[rank] and rank not in self._survival.losses]
+            self._due |= dict.fromkeys(anew, self._clock())
+            lines = [f"host {host.name} has come back{self._started_anew(anew)}", *_not_started_anew(why_not)]
+            self._warn("\n".join(lines))
 
     def _take_message(self, member: WorkerRecord, message: Message) -> None:
         member.is_awaited = False
@@ -231,26 +253,46 @@ class Supervisor:
             return
         if generation := survival.without_lost():
             self._begin(generation)
-        anew = [rank for rank in took_part if self._may_start_anew(rank, took_part=took_part[rank])]
-        self._warn(f"{why}\n{len(self._part)} of {len(self._members)} workers go on{_started_anew(anew)}")
-        for rank in anew:
-            self._start_anew(rank)
+        self._warn("\n".join([why, *self._replace(survival, took_part)]))
 
-    def _may_start_anew(self, rank: int, *, took_part: bool) -> bool:
-        if self._survival is None or self._stopped_by or self._members[rank].host not in self._hosts:
-            return False
-        return self._survival.may_replace(rank, max(member.step for member in self._part), took_part=took_part)
+    def _replace(self, survival: Survival, took_part: Mapping[int, bool]) -> list[str]:
+        """Have newcomers take the places of the lost; returns what the screen says of who goes on."""
+        why_not: dict[int, str] = {}
+        step = max(member.step for member in self._part)
+        for rank in took_part if not self._stopped_by else ():
+            if (host := self._members[rank].host) not in self._hosts:
+                why_not[rank] = f"its host is lost; give the same command on {host.name} again, and it takes part"
+            else:
+                why_not[rank] = survival.why_not_replaced(rank, step, took_part=took_part[rank])
+        anew = [rank for rank, reason in why_not.items() if not reason]
+        self._due |= {rank: self._clock() + survival.pause_seconds(rank) for rank in anew}
+        go_on = f"{len(self._part)} of {len(self._members)} workers go on{self._started_anew(anew)}"
+        return [go_on, *_not_started_anew(why_not)]
 
-    def _start_anew(self, rank: int) -> None:
-        """Have a newcomer forked in the place of a worker that is gone."""
-        host, environment = self._members[rank].host, self._members[rank].environment
-        self._members[rank] = WorkerRecord(rank, host, {**environment, GENERATION: NEWCOMER})
-        host.start(rank, self._members[rank].environment)
-        self._watchdog.watch(rank)
+    def _started_anew(self, ranks: Sequence[int]) -> str:
+        """What the screen says of workers that are started anew."""
+        seconds = max((self._due[rank] - self._clock() for rank in ranks), default=0.0)
+        when = f" in {seconds:.0f} s" if seconds > 0 else ""
+        return f"; {_names(ranks)} {'is' if len(ranks) == 1 else 'are'} started anew{when}" if ranks else ""
+
+    def _start_newcomers(self) -> None:
+        """Have newcomers forked, each in the place of a worker that is gone, once it is time."""
+        if self._survival is None or self._stopped_by:
+            self._due.clear()
+        for rank in [rank for rank, time_due in self._due.items() if time_due <= self._clock()]:
+            host, environment = self._members[rank].host, self._members[rank].environment
+            if host in self._hosts:
+                del self._due[rank]
+                self._members[rank] = WorkerRecord(rank, host, {**environment, GENERATION: NEWCOMER})
+                host.start(rank, self._members[rank].environment)
+                self._watchdog.watch(rank)
+                if self._survival:
+                    self._survival.record_started(rank)
 
     def _dismiss_newcomers(self) -> None:
         """End newcomers when the run ends without them."""
         if self._survival and any(member.has_returned or member.run_ended for member in self._part):
+            self._due.clear()
             for rank in self._survival.dismiss_newcomers():
                 self._watchdog.forget(rank)
                 self._kill([self._members[rank]])
@@ -319,10 +361,17 @@ class Supervisor:
 
     def _find_those_who_left(self) -> None:
         """Blame workers that have ended, and so will never make the call in which the others wait for them."""
-        if not self._failures and self._watchdog.longest_wait() > _WAIT_SECONDS:
-            for member in self._members:
-                if member.state == "done" or member.has_left:
-                    self._add(watchdog.left(member.status))
+        has_left = any(member.state == "done" or member.has_left for member in self._members)
+        if has_left and not self._failures and self._watchdog.longest_wait() > _WAIT_SECONDS:
+            for failure in self._those_who_left():
+                self._add(failure)
+
+    def _those_who_left(self) -> list[Failure]:
+        """What is to blame where some workers have ended without an error, and others need them."""
+        ended = [member for member in self._part if member.has_returned or member.has_left]
+        return watchdog.left(
+            [member.status for member in ended], [member.status for member in self._part if member not in ended]
+        )
 
     def _end_survivors(self) -> None:
         """End the others some time after a failure: till then they may notice it, and close their files."""
@@ -348,9 +397,17 @@ class Supervisor:
             host.log(logging.WARNING, text)
 
 
-def _started_anew(ranks: Sequence[int]) -> str:
-    names = " and ".join(f"worker {rank}" for rank in ranks)
-    return f"; {names} {'is' if len(ranks) == 1 else 'are'} started anew" if ranks else ""
+def _names(ranks: Iterable[int]) -> str:
+    return " and ".join(f"worker {rank}" for rank in ranks)
+
+
+def _not_started_anew(why_not: Mapping[int, str]) -> list[str]:
+    """What the screen says of workers that are not started anew; empty where nothing is against it."""
+    reasons = [reason for reason in dict.fromkeys(why_not.values()) if reason]
+    return [
+        f"nobody takes the place of {_names(rank for rank in why_not if why_not[rank] == reason)}: {reason}"
+        for reason in reasons
+    ]
 
 
 def _what_stops(phases: set[str], *, run_has_ended: bool) -> str:

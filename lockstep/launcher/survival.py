@@ -80,6 +80,7 @@ class Survival:
         self._broken_at: float | None = None
         """When one of them has first said that a connection has broken, without a word of who is lost."""
         self._reconnections = Restarts(replacements)
+        self._replacements = replacements
         self._restarts = {number: Restarts(replacements) for number in range(num_workers)}
         self._run_has_ended = False
         """Another one of the same script may follow; a newcomer, which begins with the script, would not be in it."""
@@ -166,12 +167,33 @@ class Survival:
         """Whether all members of the newest generation have found each other."""
         return all(self._joined.get(number, -1) == self.generation.number for number in self.generation.members)
 
-    def may_replace(self, number: int, step: int, *, took_part: bool) -> bool:
-        """Whether a lost worker is started anew; to be asked once for each loss, with the step of the run."""
-        if self._run_has_ended or not self._restarts[number].may_start(step if took_part else 0):
-            return False
+    def why_not_replaced(self, number: int, step: int, *, took_part: bool) -> str:
+        """Why nobody takes the place of a lost worker any more; empty where it is started anew.
+
+        To be asked once for each loss, with the step of the run.
+        """
+        if self._run_has_ended:
+            return "its run has ended"
+        if self._restarts[number].may_start(step if took_part else 0):
+            return ""
+        return (
+            f"watch.restarts (--restarts) allows {self._replacements} starts in a row without progress; mend what has "
+            "ended it, then stop the run, and start it again: it goes on with all workers"
+        )
+
+    def pause_seconds(self, number: int) -> float:
+        """Before a lost worker is started anew: none at first, then as long as between restarts of all."""
+        restarts = self._restarts[number]
+        return restarts.pause_seconds if restarts.count > 1 else 0.0
+
+    def why_not_back(self, number: int) -> str:
+        """Why a worker is not started on its host, which was lost and has come back; empty where it is."""
+        self._restarts[number] = Restarts(self._replacements)  # who has started the host again has mended it
+        return "its run has ended" if self._run_has_ended else ""
+
+    def record_started(self, number: int) -> None:
+        """Record that a process was started in the place of a lost worker."""
         self._newcomers[number] = False
-        return True
 
     def record_ready(self, number: int) -> None:
         """Record that a newcomer has built all that it needs to take part."""

@@ -62,8 +62,9 @@ def train_steps(
 ) -> Generator[StepReport, None, None]:
     """Train from where the state and the loader stand, yielding a report after each attempt.
 
-    Ends when `until` is reached (never, if None), or after the step at which some worker was asked to stop. Where
-    nothing is left to do, it says so and yields nothing. See `train_step` for the arguments and what is raised.
+    Ends when `until` is reached (never, if None; the same on all workers), or after the step at which some worker was
+    asked to stop. Where nothing is left to do, it says so and yields nothing. See `train_step` for the arguments and
+    what is raised.
 
     On an accelerator the loss function is called for the next batch before this generator yields the report of the last
     one. What the loop body changes in the model is noticed, and that batch is computed anew; a variable that the loss
@@ -75,6 +76,7 @@ def train_steps(
     _check(loader, until)
     step = bind_loop(state, towers, exchange, counts)
     check_data(loader, join())
+    join().group.agree("where the training ends (until)", None if until is None else repr(until))
     now = Progress(state.step, loader.position, loader.epoch_size)
     course = Course(loader, step.towers, until, now, owns_towers=isinstance(step, BoundStep))
     if isinstance(step, ServedStep):

@@ -222,10 +222,16 @@ def killed(worker: WorkerStatus, verdict: Verdict) -> Failure:
     return Failure(f"{worker} {why} for {verdict.seconds:.1f} s {worker.where}, and was killed", "lost", worker.name)
 
 
-def left(worker: WorkerStatus) -> Failure:
-    """The failure of a worker that has ended without an error while the others wait for it."""
-    text = f"{worker} ended with exit code 0 {worker.where}, before the others, which needed it"
-    return Failure(text, who=worker.name)
+def left(ended: Sequence[WorkerStatus], waiting: Sequence[WorkerStatus]) -> list[Failure]:
+    """The failures of workers that have ended without an error while others wait for them, or of those few others."""
+    same = "not end at the same step (until, or where a loop is left)"
+    if len(ended) > len(waiting) > 0:
+        names = " and ".join(worker.name for worker in ended)
+        said = f"where {names} have ended with exit code 0: its loop does {same}"
+        return [Failure(f"{worker} goes on {worker.where}, {said}", who=worker.name) for worker in waiting]
+    needed = " and ".join(f"{worker.name} {worker.where}" for worker in waiting)
+    said = f"before {needed}, which {'needs' if len(waiting) == 1 else 'need'} it: their loops do {same}"
+    return [Failure(f"{worker} ended with exit code 0 {worker.where}, {said}", who=worker.name) for worker in ended]
 
 
 def lost_host(name: str, fault: str, workers: Sequence[WorkerStatus]) -> Failure:

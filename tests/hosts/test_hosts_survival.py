@@ -23,9 +23,9 @@ NOTICE_SECONDS = 4.0
 """From the end of a host to the next step of the others."""
 
 
-def start(hosts: Hosts, num_hosts: int, folder: Path, *, replacements: int) -> list[Command]:
-    """Start a worker on each host, of a run of some seconds."""
-    folder.mkdir()
+def start(hosts: Hosts, num_hosts: int, folder: Path, *, replacements: int, only: int | None = None) -> list[Command]:
+    """Start a worker on each host, or on one alone, of a run of some seconds."""
+    folder.mkdir(exist_ok=True)
     plan = json.dumps({"workers": num_hosts, "survival": {"replacements": replacements}})
     words = ["-m", "lockstep", "run", "--hosts", str(num_hosts), "--chief", "host0:29500", "--workers", str(num_hosts)]
     survives = ["--on-loss", "continue", "--restarts", str(replacements)]
@@ -33,7 +33,7 @@ def start(hosts: Hosts, num_hosts: int, folder: Path, *, replacements: int) -> l
     environment = {"LOCKSTEP_KEY": "a key that nobody guesses", "PYTHONPATH": os.pathsep.join(sys.path)}
     return [
         hosts.start(host, sys.executable, *words, "--host-rank", str(host), *survives, *script, **environment)
-        for host in range(num_hosts)
+        for host in (range(num_hosts) if only is None else [only])
     ]
 
 
@@ -69,6 +69,28 @@ def test_the_others_go_on_when_a_host_vanishes(make_hosts: Callable[[int], Hosts
     for host in (0, 2):
         assert "host host1 gives no sign of life for 2." in commands[host].text
         assert "2 of 3 workers go on" in commands[host].text
+    assert hosts.leftovers() == []
+
+
+def test_a_host_that_was_lost_takes_part_when_it_is_started_again(
+    make_hosts: Callable[[int], Hosts], tmp_path: Path
+) -> None:
+    hosts, folder = make_hosts(2), tmp_path / "run"
+    chief, _ = start(hosts, 2, folder, replacements=1)
+    wait_until_all_train(folder, 2)
+    hosts.kill(1)
+    chief.wait_for("1 of 2 workers go on", 60)
+    back = start(hosts, 2, folder, replacements=1, only=1)[0]
+    assert [chief.wait(120), back.wait(120)] == [0, 0], f"{chief.text}\n{back.text}"
+    (joins,) = said(folder, "joins")
+    assert (joins[0], joins[4]) == (1, [1, ["worker 0 on host0", "worker 1 on host1"]])
+    assert [words[2:4] for words in said(folder, "done")] == [[NUM_STEPS, surviving_run.total_of(NUM_STEPS)]] * 2
+    assert (
+        "nobody takes the place of worker 1: its host is lost; give the same command on host1 again, and it takes part"
+    ) in chief.text
+    for command in (chief, back):
+        assert "host host1 has come back; worker 1 is started anew" in command.text
+    assert "takes part from now on" in chief.text
     assert hosts.leftovers() == []
 
 

@@ -31,6 +31,14 @@ def lose(survival: Survival, *numbers: int) -> Generation | None:
     return survival.without_lost()
 
 
+def replace(survival: Survival, number: int, step: int, *, took_part: bool) -> bool:
+    """Start a worker anew if it may be."""
+    if survival.why_not_replaced(number, step, took_part=took_part):
+        return False
+    survival.record_started(number)
+    return True
+
+
 def form(survival: Survival) -> list[int]:
     """All members of the newest generation find each other; returns those who are new."""
     arrived: list[int] = []
@@ -44,8 +52,8 @@ def test_those_that_are_left_keep_their_order_and_newcomers_come_last() -> None:
     assert lose(survival, 0, 2) == Generation(
         1, (1, 3), "worker 0 and worker 2", "worker 0 was killed\nworker 2 was killed"
     )
-    assert survival.may_replace(0, 5, took_part=True)
-    assert survival.may_replace(2, 5, took_part=True)
+    assert replace(survival, 0, 5, took_part=True)
+    assert replace(survival, 2, 5, took_part=True)
     assert form(survival) == []
     survival.record_ready(2)
     assert survival.with_newcomers() is None, "the other newcomer is not ready"
@@ -59,7 +67,7 @@ def test_those_that_are_left_keep_their_order_and_newcomers_come_last() -> None:
 def test_newcomers_that_are_ready_join_at_once_where_another_worker_is_lost() -> None:
     survival = Survival(1, 3, num_workers=3)
     lose(survival, 1)
-    survival.may_replace(1, 5, took_part=True)
+    replace(survival, 1, 5, took_part=True)
     form(survival)
     survival.record_ready(1)
     assert lose(survival, 0) == Generation(2, (2, 1), "worker 0", "worker 0 was killed")
@@ -68,7 +76,7 @@ def test_newcomers_that_are_ready_join_at_once_where_another_worker_is_lost() ->
 def test_newcomers_wait_until_the_others_have_found_each_other() -> None:
     survival = Survival(1, 3, num_workers=3)
     lose(survival, 1)
-    survival.may_replace(1, 5, took_part=True)
+    replace(survival, 1, 5, took_part=True)
     survival.record_ready(1)
     assert survival.with_newcomers() is None
     form(survival)
@@ -79,7 +87,7 @@ def test_a_newcomer_that_fails_before_it_takes_part_changes_nothing_for_the_othe
     survival = Survival(1, 3, num_workers=2)
     lose(survival, 1)
     form(survival)
-    survival.may_replace(1, 5, took_part=True)
+    replace(survival, 1, 5, took_part=True)
     survival.lose(1, lost(1))
     assert survival.why_not(has_ended=True) == ""
     assert survival.without_lost() is None
@@ -104,7 +112,7 @@ def test_no_more_workers_are_left_than_there_are() -> None:
 def test_newcomers_alone_have_nothing_to_go_on_from() -> None:
     survival = Survival(1, 3, num_workers=2)
     lose(survival, 0)
-    survival.may_replace(0, 5, took_part=True)
+    replace(survival, 0, 5, took_part=True)
     form(survival)
     survival.record_ready(0)
     survival.with_newcomers()
@@ -128,11 +136,32 @@ def test_a_loss_is_settled_when_the_others_have_found_each_other() -> None:
 
 def test_a_worker_is_started_anew_as_long_as_the_run_gets_on_with_it() -> None:
     survival = Survival(1, 2, num_workers=2)
-    assert [survival.may_replace(1, 5, took_part=True) for _ in range(3)] == [True, True, False]
-    assert survival.may_replace(1, 6, took_part=True)
-    assert survival.may_replace(1, 7, took_part=False), "the others got on without it"
-    assert not survival.may_replace(1, 8, took_part=False)
-    assert survival.may_replace(0, 5, took_part=True), "each worker counts by itself"
+    assert [replace(survival, 1, 5, took_part=True) for _ in range(3)] == [True, True, False]
+    assert replace(survival, 1, 6, took_part=True)
+    assert replace(survival, 1, 7, took_part=False), "the others got on without it"
+    assert not replace(survival, 1, 8, took_part=False)
+    assert replace(survival, 0, 5, took_part=True), "each worker counts by itself"
+
+
+def test_each_further_try_waits_twice_as_long() -> None:
+    survival, pauses = Survival(1, 4, num_workers=2), list[float]()
+    for _ in range(4):
+        assert survival.why_not_replaced(1, 5, took_part=False) == ""
+        pauses.append(survival.pause_seconds(1))
+    assert pauses == [0.0, 2.0, 4.0, 8.0]
+    assert survival.why_not_replaced(1, 5, took_part=False) == (
+        "watch.restarts (--restarts) allows 4 starts in a row without progress; mend what has ended it, then stop the "
+        "run, and start it again: it goes on with all workers"
+    )
+
+
+def test_a_host_that_has_come_back_counts_anew() -> None:
+    survival = Survival(1, 1, num_workers=2)
+    assert [replace(survival, 1, 5, took_part=False) for _ in range(2)] == [True, False]
+    assert survival.why_not_back(1) == ""
+    assert replace(survival, 1, 5, took_part=False)
+    survival.dismiss_newcomers()
+    assert survival.why_not_back(1) == "its run has ended"
 
 
 def test_a_broken_connection_makes_a_generation_of_the_same_workers() -> None:
@@ -152,12 +181,12 @@ def test_a_broken_connection_makes_a_generation_of_the_same_workers() -> None:
 def test_newcomers_are_dismissed_in_whatever_state_they_are() -> None:
     survival = Survival(1, 3, num_workers=3)
     lose(survival, 1)
-    survival.may_replace(1, 5, took_part=True)
+    replace(survival, 1, 5, took_part=True)
     form(survival)
     survival.record_ready(1)
     survival.with_newcomers()
     lose(survival, 2)
-    survival.may_replace(2, 5, took_part=True)
+    replace(survival, 2, 5, took_part=True)
     assert survival.generation.members == (0, 1)
     assert survival.dismiss_newcomers() == [2, 1]
     assert survival.generation.members == (0,)
@@ -178,7 +207,7 @@ def test_whatever_happens_the_first_of_a_generation_has_taken_part_before(events
             if survival.why_not(has_ended=False):
                 return
             survival.without_lost()
-            alive = alive - {number} | ({number} if survival.may_replace(number, 0, took_part=took_part) else set())
+            alive = alive - {number} | ({number} if replace(survival, number, 0, took_part=took_part) else set())
         elif event == "ready":
             survival.record_ready(number)
         elif event == "join" and number in survival.generation.members:

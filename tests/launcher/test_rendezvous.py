@@ -144,6 +144,72 @@ def test_who_comes_when_the_run_has_begun_is_told_so(port: int, store: StoreServ
         assert not channel.ended
 
 
+def lose(host: RemoteHost, channel: Channel) -> None:
+    channel.close()
+    deadline = time.monotonic() + 30
+    while not host.is_lost:
+        assert time.monotonic() < deadline
+        host.receive()
+        host.fault()
+
+
+def take(chief: Rendezvous) -> list[tuple[RemoteHost, RemoteHost]]:
+    """Hosts that have come in the place of lost ones, once there are some."""
+    deadline = time.monotonic() + 30
+    while not (taken := chief.take_hosts()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return taken
+
+
+def test_a_lost_host_that_comes_again_while_the_others_go_on_takes_its_place(
+    port: int, store: StoreServer, come: Come
+) -> None:
+    seat = Seat(2, 0, "127.0.0.1", port)
+    with ThreadPoolExecutor(1) as pool, contextlib.closing(Rendezvous(seat, KEY, store)) as chief:
+        gathered = pool.submit(chief.gather, [])
+        first = come(1, 2)
+        (lost,) = gathered.result(30)
+        assert chief.take_hosts() == []
+        lose(lost, first)
+        second = come(1, 2)
+        ((gone, back),) = take(chief)
+        assert (gone, back, back.name) == (lost, chief.hosts[1], lost.name)
+        back.log(logging.WARNING, "hello")
+        assert {"log": "hello", "level": logging.WARNING} in second.receive(5.0)
+        assert "has begun already" in end_of(come(1, 2))["log"]
+        back.close()
+
+
+def test_who_does_not_fit_is_refused_while_the_others_go_on_and_ends_nobody(
+    port: int, store: StoreServer, come: Come, caplog: pytest.LogCaptureFixture
+) -> None:
+    seat = Seat(2, 0, "127.0.0.1", port)
+    with ThreadPoolExecutor(1) as pool, contextlib.closing(Rendezvous(seat, KEY, store)) as chief:
+        gathered = pool.submit(chief.gather, [])
+        first = come(1, 2)
+        (lost,) = gathered.result(30)
+        lose(lost, first)
+        other = come(1, 3)
+        deadline = time.monotonic() + 30
+        while "--hosts 3" not in caplog.text:
+            assert time.monotonic() < deadline
+            assert chief.take_hosts() == []
+        assert "--hosts 3" in end_of(other)["log"]
+        with socket_to(port) as fewer:
+            fewer.send(INTRODUCTION | {"num_hosts": 2})
+            while not (said := [each for each in fewer.receive(0.05) if "end" in each]):
+                assert time.monotonic() < deadline
+                assert chief.take_hosts() == []
+        assert said[0]["log"] == (
+            "The run goes on without host 1, and takes it back with 2 workers, not with 1: give the same command."
+        )
+        back = come(1, 2)
+        ((_, host),) = take(chief)
+        assert not back.ended
+        host.close()
+
+
 @pytest.mark.parametrize("num_hosts", [2, 4])
 def test_another_number_of_hosts_ends_both_with_the_reason(
     port: int, store: StoreServer, come: Come, num_hosts: int

@@ -247,9 +247,23 @@ def test_a_worker_that_waits_for_one_that_has_ended_is_ended() -> None:
 
     outcome, server = supervise(script)
     assert texts(outcome) == [
-        "worker 1 (pid 9000002) ended with exit code 0 at step 0 (phase start), before the others, which needed it"
+        "worker 1 (pid 9000002) ended with exit code 0 at step 0 (phase start), before worker 0 at step 1 (phase "
+        "compute), which needs it: their loops do not end at the same step (until, or where a loop is left)"
     ]
     assert server.now - 100 == pytest.approx(3.5, abs=0.6), "two seconds of waiting, one of grace"
+
+
+def test_a_worker_that_goes_on_when_most_have_ended_is_the_cause() -> None:
+    def script(server: FakeServer, requests: list[str]) -> Iterator[None]:
+        yield from beat_for(server, 0.3, step=10)
+        for worker in server.workers[:2]:
+            server.end(worker, says=0)
+        yield from beat_for(server, 10, step=10, waits=True)
+
+    assert texts(supervise(script, 3)[0]) == [
+        "worker 2 (pid 9000003) goes on at step 10 (phase compute), where worker 0 and worker 1 have ended with exit "
+        "code 0: its loop does not end at the same step (until, or where a loop is left)"
+    ]
 
 
 def test_a_stuck_worker_shows_its_stack_and_is_killed(caplog: pytest.LogCaptureFixture) -> None:
@@ -584,25 +598,56 @@ def test_with_too_few_workers_all_end() -> None:
     assert len(server.workers) == 2
 
 
-def test_a_newcomer_that_fails_is_started_anew_and_ends_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_newcomer_that_fails_is_started_anew_after_a_pause_and_ends_nobody(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    started: list[int] = []
+
     def script(server: FakeServer, requests: list[str]) -> Iterator[None]:
         yield
         server.end(server.workers[1], -9)
-        for _ in range(3):
-            yield from beat_for(server, 0.3)
-            server.workers[-1].fail("OSError: no such file")
-            server.end(server.workers[-1], 1, says=1)
-        yield from beat_for(server, 0.3)
+        for seconds in (0.3, 1.8, 0.4, 3.8, 0.4):
+            yield from beat_for(server, seconds)
+            started.append(len(server.workers) - 2)
+            if seconds < 1:
+                server.workers[-1].fail("OSError: no such file")
+                server.end(server.workers[-1], 1, says=1)
+        yield from beat_for(server, 9)
         end_all(server)
 
-    outcome, server = supervise(script, 2, Survival(1, 2, 2))
+    outcome, server = supervise(script, 2, Survival(1, 3, 2))
     assert texts(outcome) == []
-    assert len(server.workers) == 4
-    assert [message.splitlines()[-1] for message in caplog.messages] == [
-        "1 of 2 workers go on; worker 1 is started anew",
-        "1 of 2 workers go on; worker 1 is started anew",
-        "1 of 2 workers go on",
+    assert started == [1, 1, 2, 2, 3]
+    assert len(server.workers) == 5, "no more tries are made"
+    assert [message.split("\n1 of 2 ")[1].splitlines() for message in caplog.messages if " go on" in message] == [
+        ["workers go on; worker 1 is started anew"],
+        ["workers go on; worker 1 is started anew in 2 s"],
+        ["workers go on; worker 1 is started anew in 4 s"],
+        [
+            "workers go on",
+            "nobody takes the place of worker 1: watch.restarts (--restarts) allows 3 starts in a row without progress;"
+            " mend what has ended it, then stop the run, and start it again: it goes on with all workers",
+        ],
     ]
+
+
+@pytest.mark.parametrize("how", ["a stop", "the end"])
+def test_who_is_to_be_started_after_a_pause_is_not_when_the_run_ends(how: str) -> None:
+    def script(server: FakeServer, requests: list[str]) -> Iterator[None]:
+        yield
+        server.end(server.workers[1], -9)
+        yield from beat_for(server, 0.3, step=5)
+        server.workers[2].fail("OSError: no such file")
+        server.end(server.workers[2], 1, says=1)
+        yield from beat_for(server, 0.3, step=5)
+        if how == "a stop":
+            requests.append("SIGTERM")
+        yield from beat_for(server, 5.0, step=5, ended=how == "the end")
+        end_all(server)
+
+    outcome, server = supervise(script, 2, Survival(1, 3, 2))
+    assert texts(outcome) == []
+    assert len(server.workers) == 3
 
 
 @pytest.mark.parametrize("is_ready", [False, True])

@@ -104,6 +104,35 @@ def test_a_worker_with_other_data_is_named(then: str, tmp_path: Path, run_worker
     assert said[0].count('"train-00001-of-00002: 4 records, ') == 2
 
 
+def until_another_step(folder: Path) -> str:
+    """What a worker says whose training ends later than that of the others."""
+    state, loader = make(folder / f"worker {ls.join().rank}")
+    try:
+        ls.train(state, losses, loader, ls.Towers(3), until=ls.Steps(15 if ls.join().rank == 1 else 10))
+    except ls.WorkerError as error:
+        return f"{error} at step {state.step}"
+    return ""
+
+
+@pytest.mark.process
+def test_a_worker_that_is_to_train_for_longer_is_named_before_the_first_step(
+    tmp_path: Path, run_workers: Callable[..., list[Any]]
+) -> None:
+    for rank in range(3):
+        write(tmp_path / f"worker {rank}", 1, 2)
+    said = run_workers(until_another_step, 3, tmp_path)
+    assert (
+        said
+        == [
+            "The workers do not agree on where the training ends (until): worker 1 differs.\n"
+            '  given:    worker 1: "Steps(count=15)" instead of "Steps(count=10)"\n'
+            "  expected: the same as on worker 0\n"
+            "  hint:     start all workers with the same code, arguments, seed, files and versions at step 0"
+        ]
+        * 3
+    )
+
+
 @pytest.mark.process
 def test_workers_with_copies_of_the_same_data_train(tmp_path: Path, run_workers: Callable[..., list[Any]]) -> None:
     for rank in range(2):

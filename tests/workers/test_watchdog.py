@@ -221,8 +221,11 @@ def test_a_kill_is_told_with_its_reason(reason: Literal["stopped", "silent", "st
 
 
 def test_who_is_missed_is_told_with_its_place() -> None:
-    said = "worker 1 (pid 123) ended with exit code 0 at step 57 (phase exchange), before the others, which needed it"
-    assert watchdog.left(STATUS) == Failure(said, who="worker 1")
+    said = (
+        "worker 1 (pid 123) ended with exit code 0 at step 57 (phase exchange), before worker 2 at step 57 (phase "
+        "compute), which needs it: their loops do not end at the same step (until, or where a loop is left)"
+    )
+    assert watchdog.left([STATUS], [replace(STATUS, rank=2, phase="compute")]) == [Failure(said, who="worker 1")]
 
 
 def test_the_cause_is_the_first_that_is_not_a_lost_peer() -> None:
