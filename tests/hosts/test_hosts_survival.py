@@ -94,6 +94,58 @@ def test_a_host_that_was_lost_takes_part_when_it_is_started_again(
     assert hosts.leftovers() == []
 
 
+def contents(workdir: Path) -> dict[str, bytes]:
+    """What the run has learned and said, byte for byte; its manifest holds times."""
+    newest = max((workdir / "checkpoints").glob("step-*"))
+    files = [path for path in newest.iterdir() if path.name != "manifest.json"]
+    return {path.name: path.read_bytes() for path in [*files, workdir / "metrics.jsonl"]}
+
+
+def test_a_run_in_which_a_host_was_lost_and_came_back_ends_with_the_bytes_of_one_without_losses(
+    make_hosts: Callable[[int], Hosts], tmp_path: Path
+) -> None:
+    hosts, script = make_hosts(2), Path(__file__).parents[1] / "laws" / "survived_run.py"
+    environment = {"LOCKSTEP_KEY": "a key that nobody guesses", "PYTHONPATH": os.pathsep.join(sys.path)}
+    words = [
+        "-m",
+        "lockstep",
+        "run",
+        "--hosts",
+        "2",
+        "--chief",
+        "host0:29500",
+        "--workers",
+        "2",
+        "--on-loss",
+        "continue",
+    ]
+    disturbed, slow = tmp_path / "disturbed" / "run", tmp_path / "disturbed" / "slow"
+    disturbed.mkdir(parents=True)
+    slow.touch()
+
+    def begin(host: int) -> Command:
+        return hosts.start(
+            host, sys.executable, *words, "--host-rank", str(host), script, disturbed, "gloo", **environment
+        )
+
+    chief, _ = begin(0), begin(1)
+    deadline = time.monotonic() + 120
+    while not (disturbed / "metrics.jsonl").exists():
+        assert time.monotonic() < deadline, chief.text
+        time.sleep(0.05)
+    hosts.kill(1)
+    chief.wait_for("going on from step", 60)
+    back = begin(1)
+    chief.wait_for("takes part from now on", 120)
+    slow.unlink()
+    assert [chief.wait(120), back.wait(120)] == [0, 0], f"{chief.text}\n{back.text}"
+    alone = hosts.start(0, sys.executable, script, tmp_path / "alone" / "run", "gloo", **environment)
+    assert alone.wait(120) == 0, alone.text
+    assert contents(disturbed) == contents(tmp_path / "alone" / "run")
+    events = [json.loads(line)["event"] for line in (disturbed / "history.jsonl").read_text().splitlines()]
+    assert [event for event in events if event in ("continue", "join")] == ["continue", "join"]
+
+
 @pytest.mark.slow
 def test_a_lost_worker_is_started_anew_on_its_own_host(make_hosts: Callable[[int], Hosts], tmp_path: Path) -> None:
     hosts, folder = make_hosts(2), tmp_path / "run"

@@ -34,6 +34,8 @@ from lockstep.workers.rank import Worker
 LENGTHS = (50, 60, 50)
 STEPS = sum(LENGTHS)
 BATCH_SIZE, NUM_TOWERS, STEP_SECONDS = 12, 6, 0.006
+SLOW_SECONDS = 0.2
+"""Of each tower while a file `slow` lies beside the workdir."""
 
 
 def make_recipe(exchange: ls.AllReduce | ls.Backups | ls.Asynchronous) -> Recipe:
@@ -93,7 +95,7 @@ def patch_parts(patch: pytest.MonkeyPatch, folder: Path, texts: Sequence[str] = 
 
         def with_faults(model: nn.Module, batch: ls.Batch) -> Any:
             faults.begin(batch.position, model)
-            time.sleep(pause)
+            time.sleep(SLOW_SECONDS if (folder / "slow").exists() else pause)
             return losses(model, batch)
 
         return replace(parts, task=SimpleNamespace(**{**vars(parts.task), "losses": with_faults}))  # type: ignore[arg-type]
