@@ -4,6 +4,7 @@ LockstepError
 ├── InputError            an argument, a field or a file that cannot be used as given
 │   ├── RecipeError       a recipe, or a --set of one
 │   ├── WorkdirError      a workdir that holds something else, or another run
+│   │   └── WorkdirLostError  a workdir that a run can write to no longer: trouble of the machine
 │   ├── DataError         a data file, a record, an example
 │   ├── NotFoundError     a checkpoint, weights or a tensor that are not there (a CheckpointError, too)
 │   ├── MissingFieldError a field that a batch does not have (a KeyError, too)
@@ -31,6 +32,9 @@ class LockstepError(Exception):
     Its text has a line for each: what in them is not printable, such as a line break in a file name, is escaped.
     """
 
+    exit_code = 1
+    """Of a command that it ends: 2 for wrong input, which no second try mends; 1 where a scheduler may try again."""
+
     def __init__(self, what: str, *, given: object, expected: object, hint: str) -> None:
         super().__init__(what, given, expected, hint)
         self.what, self.given, self.expected, self.hint = what, given, expected, hint
@@ -50,6 +54,8 @@ def _rebuild(kind: type[LockstepError], what: str, given: object, expected: obje
 class InputError(LockstepError):
     """An argument, a field or a file that cannot be used as given."""
 
+    exit_code = 2
+
 
 class RecipeError(InputError):
     """A recipe that cannot be read, or asks for what does not exist."""
@@ -57,6 +63,15 @@ class RecipeError(InputError):
 
 class WorkdirError(InputError):
     """A workdir that holds something else, or a run of another recipe."""
+
+
+class WorkdirLostError(WorkdirError):
+    """A workdir that a run has written to and can write to no longer: deleted, full, read-only.
+
+    Nothing was wrong with what was given, and the trouble may be over when the run is started again.
+    """
+
+    exit_code = 1
 
 
 class DataError(InputError):

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lockstep.durable import atomic_write
-from lockstep.errors import WorkdirError
+from lockstep.errors import WorkdirError, WorkdirLostError
 from lockstep.owner import Owner, this_process
 from lockstep.screen import log
 
@@ -69,7 +69,7 @@ class Lease:
         """Check that the folder is still this process's, and renew the lease.
 
         Raises:
-            WorkdirError: another process has taken it over, or the lease is deleted.
+            WorkdirError: another process has taken it over; a WorkdirLostError where the lease is deleted.
         """
         mine, newest = _read(self.path), _newest(self.path.parent)
         if mine is None or mine.owner != self.owner or newest != self.path:
@@ -108,7 +108,7 @@ class Lease:
             self._renewed = time.time()
 
     def _lost(self, by: _Entry | None) -> WorkdirError:
-        return WorkdirError(
+        return (WorkdirError if by else WorkdirLostError)(
             f"The run in {self.path.parent} is no longer this start's, which ends here.",
             given=f"taken over by {by.owner}" if by else f"{self.path.name} is gone",
             expected=f"held by {self.owner}, without a break of more than {EXPIRY_SECONDS:.0f} s",

@@ -152,7 +152,7 @@ class StepReport(NamedTuple):
     """Moving averages of the losses and of `total`, as the state's `loss_average` says."""
     metrics: Mapping[str, float]
     learning_rate: float
-    """The rate this update used; that of the first optimizer, where there are several."""
+    """The rate this update used; of several optimizers that of the first pattern, and all are in `learning_rates`."""
     gradient_norm: float
     """Global norm of the averaged gradients, before any transform."""
     num_examples: int

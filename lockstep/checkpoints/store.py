@@ -17,10 +17,10 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from lockstep.checkpoints.encoding import (
     FROZEN,
@@ -37,7 +37,7 @@ from lockstep.checkpoints.encoding import (
 from lockstep.checkpoints.manifest import MANIFEST, SUFFIX, VALUES, DamagedError, FileEntry, Manifest, damaged
 from lockstep.checkpoints.retention import PINNED, CheckpointRatings, Retention, set_scores
 from lockstep.durable import make_folder, sync_folder
-from lockstep.errors import CheckpointError, NotFoundError
+from lockstep.errors import CheckpointError, InputError, NotFoundError
 from lockstep.listing import shorten
 from lockstep.owner import host_name, start_ticks
 from lockstep.screen import log
@@ -63,6 +63,9 @@ class Checkpoint:
     path: Path
     tensors: dict[str, dict[str, Tensor]]
     values: dict[str, Any]
+
+
+Check: TypeAlias = "Callable[[Checkpoint], object]"
 
 
 class Store:
@@ -162,11 +165,16 @@ class Store:
             self._prune(step)
         return self.path(step)
 
-    def read(self, step: int | None = None) -> Checkpoint | None:
+    def read(self, step: int | None = None, check: Check | None = None) -> Checkpoint | None:
         """Load a checkpoint, verified: the newest that is intact, or the one of `step`.
 
         A damaged one is named in a warning, and so is one with values that are not finite, which older versions wrote;
         the one before it is read instead. Unless it was asked for.
+
+        Args:
+            step: the one that is asked for.
+            check: raises an InputError about values that no run has saved: a hash can be made anew, so it does not
+                tell. Such a checkpoint is damaged.
 
         Returns:
             The checkpoint, or None where no step was asked for and there is none at all.
@@ -175,14 +183,14 @@ class Store:
             CheckpointError: all are damaged, the one asked for is damaged or missing, or the format is unknown.
         """
         if step is not None:
-            return self._read_step(step)
+            return self._read_step(step, check)
         damages: list[DamagedError] = []
         for candidate in reversed(self.steps()):
             try:
-                return self._load_finite(candidate)
+                return self._load_finite(candidate, check)
             except DamagedError as damage:
                 if not self.path(candidate).exists():
-                    return self.read()  # deleted while it was read, so there is a newer one
+                    return self.read(check=check)  # deleted while it was read, so there is a newer one
                 log.warning(
                     "%s Given: %s; expected: %s. Trying the one before.", damage.what, damage.given, damage.expected
                 )
@@ -196,7 +204,7 @@ class Store:
             )
         return None
 
-    def _read_step(self, step: int) -> Checkpoint:
+    def _read_step(self, step: int, check: Check | None) -> Checkpoint:
         there = self.steps()
         expected = f"one of the steps there are: {', '.join(map(str, there)) or 'none'}"
         hint = "ask for one of these, or for no step to get the newest that is intact"
@@ -204,12 +212,12 @@ class Store:
             what = f"{self.folder} has no checkpoint of step {step}."
             raise NotFoundError(what, given=f"step {step}", expected=expected, hint=hint)
         try:
-            return self._load(step)
+            return self._load(step, check)
         except DamagedError as damage:
             given = f"step {step}: {damage.given}, not {damage.expected}"
             raise CheckpointError(damage.what, given=given, expected=expected, hint=hint) from damage
 
-    def _load(self, step: int) -> Checkpoint:
+    def _load(self, step: int, check: Check | None = None) -> Checkpoint:
         folder = self.path(step)
         manifest = Manifest.read(folder)
         if manifest.step != step:
@@ -224,12 +232,18 @@ class Store:
                     values = decode_values(data)
                 else:
                     tensors[name.removesuffix(SUFFIX)] = decode_tensors(data)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise damaged(folder / name, f"content that cannot be read ({error})", "what was written") from error
-        return Checkpoint(step, folder, tensors, values)
+        checkpoint = Checkpoint(step, folder, tensors, values)
+        if check:
+            try:
+                check(checkpoint)
+            except InputError as error:
+                raise damaged(folder / VALUES, error.given, error.expected) from error
+        return checkpoint
 
-    def _load_finite(self, step: int) -> Checkpoint:
-        checkpoint = self._load(step)
+    def _load_finite(self, step: int, check: Check | None) -> Checkpoint:
+        checkpoint = self._load(step, check)
         if bad := find_nonfinite(checkpoint.tensors, checkpoint.values.get(FROZEN, {})):
             raise damaged(checkpoint.path, f"values that are not finite: {shorten(bad)}", "finite ones")
         return checkpoint

@@ -10,7 +10,7 @@ from typing import NoReturn, TextIO
 from lockstep import __version__
 from lockstep.cli import benchmark, chaos, convert, evaluate, export, importing, inspect, predict, run, show, train
 from lockstep.cli.shared import EXIT_CODES, INTERRUPTED, in_words_of_flags
-from lockstep.errors import InputError, LockstepError
+from lockstep.errors import LockstepError
 from lockstep.lazy import import_lazily
 from lockstep.screen import Lines, log, one_line, show_log
 from lockstep.terminal import width_of, wrapped
@@ -110,4 +110,4 @@ def _run(argv: list[str]) -> int:
         sys.last_value = error  # as where the interpreter shows it: a worker that leaves its run tells the others
         text = "\n".join([str(error), *getattr(error, "__notes__", ())])  # what a lost worker has said, for one
         log.error("%s", Lines(in_words_of_flags(text, command.flags)))
-        return 2 if isinstance(error, InputError) else 1
+        return error.exit_code

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 EXIT_CODES = """exit codes:
   0    the run reached its end
-  1    a worker failed
+  1    a worker failed, or the machine did: a disk that is full, read-only or gone in mid-run
   2    wrong input: a flag, a recipe, a workdir or data that cannot be used
   75   preempted (SIGUSR1; with --requeue also SIGTERM), after a final checkpoint: to be started again
   130  stopped by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP, after a final checkpoint: the same command goes on

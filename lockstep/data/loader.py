@@ -21,7 +21,7 @@ from lockstep.data.device_copies import copied_ahead
 from lockstep.data.loader_processes import read_in_processes
 from lockstep.data.loader_threads import read_in_threads
 from lockstep.data.order import Int64s, Order, order_of
-from lockstep.data.places import Places, read_ranges, saved_ranges, without_first
+from lockstep.data.places import Places, check_stream, read_ranges, saved_ranges, without_first
 from lockstep.data.prefetch import LoaderPool, StallTimeout, TimedResult, run_timed
 from lockstep.data.rows import BatchRequest, EvaluationRows, RowsOf, TrainingRows, offsets_of
 from lockstep.data.slices import Slices
@@ -160,7 +160,11 @@ class Loader:
 
         Returns:
             What has changed in the examples, a line each.
+
+        Raises:
+            InputError: no loader has given this state, or one of another stream or other examples; nothing has changed.
         """
+        check_stream(state)
         changed = _check_same_stream(state, self.state(), accept_data_change=accept_data_change)
         self.returned = read_ranges(state)
         self.position = state["position"]

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
+from lockstep.checks import Hint, Range, check_all, check_type, check_value, wrong_type
 from lockstep.errors import InputError
 
 if TYPE_CHECKING:
@@ -84,6 +85,28 @@ def saved_ranges(returned: Sequence[range]) -> list[list[int]]:
     return [[each.start, each.stop] for each in returned]
 
 
+_HAND = "resume from another checkpoint: this one was changed by hand or by another program"
+_Place = Annotated[int, Range(ge=0, lt=1 << 62), Hint(_HAND)]
+
+
+def check_stream(state: Mapping[str, Any]) -> None:
+    """Refuse what no loader has given as its state; raises InputError. All but the position may be missing."""
+    check_type("state", state, Mapping, expected="what Loader.state() returned", hint=_HAND)
+    check_value("position", state.get("position"), _Place)
+    for name in ("seed", "num_examples", "epoch_size"):
+        check_value(name, state.get(name, 0), Annotated[int, Hint(_HAND)])
+    check_type("data", state.get("data", {}), Mapping, expected="a fingerprint of the examples", hint=_HAND)
+    skipped, bad = state.get("skipped", []), state.get("quarantine", {})
+    check_all("skipped", skipped, int, hint=_HAND)
+    for index, position in enumerate(skipped):
+        check_value(f"skipped[{index}]", position, _Place)
+    check_type("quarantine", bad, Mapping, expected="reasons by index", hint=_HAND)
+    for index, reason in bad.items():
+        if not (str(index).isdecimal() and isinstance(reason, str)):
+            raise wrong_type(f"quarantine[{index!r}]", reason, expected="the reason of an example's index", hint=_HAND)
+    read_ranges(state)
+
+
 def read_ranges(state: Mapping[str, Any]) -> list[range]:
     """Return the returned ranges of a loader's state; raises InputError where they cannot be."""
     saved = state.get("returned", [])
@@ -96,7 +119,7 @@ def read_ranges(state: Mapping[str, Any]) -> list[range]:
         "The saved stream has examples to come that it cannot have left out.",
         given=f'"returned": {str(saved)[:200]} at position {state["position"]}',
         expected="ascending pairs [start, stop] of places that were reached",
-        hint="resume from another checkpoint: this one was changed by hand or by another program",
+        hint=_HAND,
     )
 
 

@@ -15,7 +15,7 @@ from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
-from lockstep.errors import InputError, LockstepError, PeerLostError
+from lockstep.errors import LockstepError, PeerLostError
 from lockstep.terminal import outlive_terminal
 from lockstep.tracebacks import place_in_script, short_traceback
 from lockstep.workers import pulse as pulses
@@ -147,7 +147,7 @@ def _text(error: BaseException, *, whole: bool = False) -> str:
 def _kind(error: BaseException) -> FailureKind:
     if _is_lost_peer(error):
         return "peer"
-    return "input" if isinstance(error, InputError) else "error"
+    return "input" if isinstance(error, LockstepError) and error.exit_code == 2 else "error"
 
 
 def _is_lost_peer(error: BaseException | None) -> bool:

@@ -242,7 +242,7 @@ class _Launcher:
 
 
 def _conclusion_of(error: LockstepError) -> Conclusion:
-    return Conclusion(WRONG_INPUT if isinstance(error, InputError) else FAILED, ERROR, str(error))
+    return Conclusion(error.exit_code, ERROR, str(error))
 
 
 @contextmanager

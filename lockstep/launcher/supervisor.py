@@ -330,7 +330,8 @@ class Supervisor:
             self._warn(STOPPED_EARLY)
             self._kill(self._members)
         else:
-            self._warn(f"{_what_stops(phases, run_has_ended=self._run_has_ended())}; Ctrl-C again aborts")
+            again = "Ctrl-C again aborts" if self._stopped_by == "SIGINT" else "Ctrl-C aborts"
+            self._warn(f"{_what_stops(phases, run_has_ended=self._run_has_ended())}; {again}")
 
     def _handle_verdicts(self) -> None:
         """Show the stacks of workers that are silent or stuck, and end those that stay so."""

@@ -26,7 +26,7 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from lockstep.checks import check_one_of
+from lockstep.checks import check_one_of, wrong_type
 from lockstep.durable import atomic_write
 from lockstep.errors import DataError
 from lockstep.records.open_files import open_file
@@ -53,19 +53,38 @@ _GZIP_MAGIC = b"\x1f\x8b\x08"
 _DEFLATE, _WIDEST_WINDOW, _WITH_DICTIONARY = 8, 7, 32
 
 
+_ENCODE = "encode it, as text.encode() or example.SerializeToString() do"
+_HINTS: dict[type, str] = {
+    tuple: "take the second value of each pair of read_all: (payload for _, payload in read_all(path))",
+    bytearray: "write bytes(payload)",
+    memoryview: "write bytes(payload)",
+}
+
+
 def write_records(path: str | Path, payloads: Iterable[bytes], compression: Compression | None = None) -> int:
     """Write a file of records, whole or not at all, and return their number.
 
     The same payloads make the same bytes. TensorFlow reads a compressed file only if it is told so
     (`compression_type="GZIP"` or "ZLIB").
+
+    Raises:
+        InputError: the payloads are no bytes.
+        DataError: the file cannot be written.
     """
     check_local(path)
+    if isinstance(payloads, str | bytes | bytearray | memoryview) or not isinstance(payloads, Iterable):
+        hint = "write [payload] for a file of one record"
+        raise wrong_type("payloads", payloads, expected="bytes for each record, one after the other", hint=hint)
     if compression is not None:
         check_one_of("compression", compression, ("gzip", "zlib"))
     deflate, flush = deflating(compression)
     count = 0
     with atomic_write(Path(path), parents=True, failure=DataError) as file:
         for payload in payloads:
+            if not isinstance(payload, bytes):
+                raise wrong_type(
+                    f"payloads[{count}]", payload, expected="bytes", hint=_HINTS.get(type(payload), _ENCODE)
+                )
             file.write(deflate(frame(payload)))
             count += 1
         file.write(flush())

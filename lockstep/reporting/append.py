@@ -9,11 +9,11 @@ from contextlib import closing
 from pathlib import Path
 
 from lockstep.durable import sync_folder
-from lockstep.errors import WorkdirError
+from lockstep.errors import WorkdirError, WorkdirLostError
 
 
 class AppendOnly:
-    """A file open for appending; every method raises WorkdirError where the disk refuses.
+    """A file open for appending; opening raises WorkdirError where the disk refuses, and all else WorkdirLostError.
 
     A piece is a single call to the system with no buffer in between: what a killed process has written stays written.
     """
@@ -24,7 +24,7 @@ class AppendOnly:
             self._file = path.open("ab", buffering=0)
             self._size = os.fstat(self._file.fileno()).st_size
         except OSError as error:
-            raise _refused(path, error) from error
+            raise _refused(path, error, WorkdirError) from error
 
     def cut(self, size: int) -> None:
         """Shorten the file to `size` bytes: at any moment it has the old length or the new one."""
@@ -82,9 +82,9 @@ def append_line(path: Path, line: str) -> None:
         sync_folder(path.parent)
 
 
-def no_folder(folder: Path) -> WorkdirError:
+def no_folder(folder: Path) -> WorkdirLostError:
     """The error for a folder that is not there, or no longer, where a run writes to it."""
-    return WorkdirError(
+    return WorkdirLostError(
         f"The folder {folder} is not there.",
         given=f"no folder {folder}",
         expected="a folder that stays as long as a run writes to it",
@@ -93,10 +93,10 @@ def no_folder(folder: Path) -> WorkdirError:
     )
 
 
-def _refused(path: Path, error: OSError) -> WorkdirError:
+def _refused(path: Path, error: OSError, kind: type[WorkdirError] = WorkdirLostError) -> WorkdirError:
     if error.errno == errno.ENOENT and not path.parent.exists():
         return no_folder(path.parent)
-    return WorkdirError(
+    return kind(
         f"{path} cannot be written: {error.strerror}.",
         given=f"{path} ({error.strerror})",
         expected="a file that can be created and extended, on a disk with space left",

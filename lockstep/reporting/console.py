@@ -128,12 +128,18 @@ def format_losses(report: StepReport) -> str:
     return text if smoothed is None else f"{text} (smoothed {format_number(smoothed)})"
 
 
+def _rates(report: StepReport) -> str:
+    """The learning rate; of several optimizers with different rates the least and the most."""
+    rates = report.learning_rates.values() or [report.learning_rate]
+    return " to ".join(dict.fromkeys(map(format_number, (min(rates), max(rates)))))
+
+
 def step_measures(report: StepReport, pace: Throughput) -> list[str]:
     """What a step measured, and the pace since the last time it was shown."""
     refused = f"{pace.num_skipped} {'attempt' if pace.num_skipped == 1 else 'attempts'} refused"
     return [
         format_losses(report),
-        f"lr {format_number(report.learning_rate)}",
+        f"lr {_rates(report)}",
         f"{format_rate(pace.examples_per_second)} examples/s",
         f"data wait {100 * pace.wait_share:.0f} %",
         *([refused] if pace.num_skipped else []),

@@ -31,7 +31,7 @@ import torch
 
 from lockstep.checkpoints.manifest import Manifest
 from lockstep.durable import atomic_write
-from lockstep.errors import WorkdirError
+from lockstep.errors import WorkdirError, WorkdirLostError
 from lockstep.lease import Lease, check_free, take
 from lockstep.listing import shorten
 from lockstep.owner import Owner
@@ -188,11 +188,20 @@ class Workdir:
     def note(self, event: str, **facts: Any) -> None:
         """Add a line to the run's history."""
         line = json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "event": event, **facts})
-        append_line(self.path / HISTORY, line)
+        self._append(HISTORY, line)
 
     def note_save(self, step: int, position: int, metrics_lines: int) -> None:
         """Note how many lines metrics.jsonl has, just before a checkpoint is saved."""
-        append_line(self.path / SAVES, json.dumps({"step": step, "position": position, "metrics_lines": metrics_lines}))
+        self._append(SAVES, json.dumps({"step": step, "position": position, "metrics_lines": metrics_lines}))
+
+    def _append(self, name: str, line: str) -> None:
+        try:
+            append_line(self.path / name, line)
+        except WorkdirError as error:
+            if self._lease is None:
+                raise
+            # It could be written when this run took it.
+            raise WorkdirLostError(error.what, given=error.given, expected=error.expected, hint=error.hint) from error
 
     def metrics_lines(self, step: int, position: int) -> int | None:
         """Return how many lines metrics.jsonl had when a checkpoint was last saved there; None if not noted."""
@@ -231,13 +240,14 @@ class Workdir:
 
     @contextmanager
     def _accessed(self) -> Iterator[None]:
-        """Turn errors of the file system into a WorkdirError that says what to do."""
+        """Turn errors of the file system into a WorkdirError that says what to do; while it is held, a lost one."""
         try:
             yield
         except OSError as error:
             if self._lease and not self.path.exists():
                 raise no_folder(self.path) from error
-            raise WorkdirError(
+            kind = WorkdirLostError if self._lease else WorkdirError
+            raise kind(
                 f"The workdir {self.path} cannot be used: {error.strerror}.",
                 given=f"{error.filename or self.path} ({error.strerror})",
                 expected="a folder that can be read and written, on a disk with space left",

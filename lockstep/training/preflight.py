@@ -208,7 +208,9 @@ def _fault(tensor: Tensor, worker: Worker, *, is_trained: bool) -> tuple[str, st
 
 
 def _is_good(tensor: Tensor, is_trained: bool) -> bool:
-    """What is not trained, such as a mask, may hold infinities."""
+    """What is not trained, such as a mask, may hold infinities; what is not dense, `check_saveable` refuses."""
+    if tensor.layout is not torch.strided:
+        return True
     return bool((tensor.isfinite() if is_trained else ~tensor.isnan()).all())
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Annotated, Any
 
 from torch import Tensor
 
 from lockstep.checkpoints.background import wait_for_writers
 from lockstep.checkpoints.store import Checkpoint, Store
-from lockstep.checks import check_all
+from lockstep.checks import FiniteFloat, PositiveFloat, Range, check_all, check_type, check_value
 from lockstep.data.loader import Loader
-from lockstep.errors import CheckpointError, NotFoundError
+from lockstep.data.places import check_stream
+from lockstep.errors import CheckpointError, InputError, NotFoundError
 from lockstep.screen import log
 from lockstep.training.preflight import check_data
 from lockstep.training.saved_state import EXTRA, ExtraState, check_extra_state, set_extra_state
@@ -75,7 +77,7 @@ def read_checkpoint(workdir: str | Path | Store, step: int | None = None) -> Che
     """The same checkpoint on all workers: that of a step, or the newest that is intact; None where there is none."""
     wait_for_writers()
     worker = join()
-    found = store_of(workdir).read(step) if worker.is_chief else None
+    found = store_of(workdir).read(step, _check_values) if worker.is_chief else None
     newest = worker.group.broadcast(found.step if found else None)
     if found or newest is None:
         return found
@@ -87,7 +89,42 @@ def read_checkpoint(workdir: str | Path | Store, step: int | None = None) -> Che
             expected="a workdir that all workers see, under the path that each of them is given",
             hint="put it on a file system that all hosts mount; only worker 0 writes, but all read when they resume",
         )
-    return store.read(int(newest))
+    return store.read(int(newest), _check_values)
+
+
+_Count = Annotated[int, Range(ge=0, lt=1 << 62)]
+
+
+def _check_values(checkpoint: Checkpoint) -> None:
+    """Refuse values of a checkpoint that no run has saved at its step; raises InputError."""
+    states = _object(checkpoint.values, "states")
+    for name in states:
+        state = _object(states, name, "states.")
+        for count in ("step", "num_refused"):
+            check_value(f"{count} of states.{name}", state.get(count), _Count)
+        scale, smoothed = _object(state, "loss_scale"), _object(state, "smoothed")
+        check_value("value of loss_scale", scale.get("value"), PositiveFloat)
+        check_value("good_steps of loss_scale", scale.get("good_steps"), _Count)
+        check_value("weight of smoothed", smoothed.get("weight"), FiniteFloat)
+        for loss, average in _object(smoothed, "averages").items():
+            check_value(f"average of {loss!r}", average, FiniteFloat)
+        _object(state, "optimizer")
+    steps = [state["step"] for state in states.values()]
+    if max(steps, default=None) != checkpoint.step:
+        raise InputError(
+            "The values are those of another step.",
+            given=f"states at step {', '.join(map(str, steps)) or 'none'}",
+            expected=f"step {checkpoint.step}, as the folder's name and the manifest say",
+            hint="resume from another checkpoint",
+        )
+    check_stream(_object(checkpoint.values, "loader"))
+
+
+def _object(values: Mapping[str, Any], name: str, before: str = "") -> Mapping[str, Any]:
+    """The object of that name in an object of JSON."""
+    found = values.get(name)
+    check_type(f"{before}{name}", found, dict, expected="an object with values by name", hint="take another checkpoint")
+    return dict(found or {})
 
 
 def load_run(

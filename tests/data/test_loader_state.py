@@ -148,3 +148,35 @@ def test_an_iterable_dataset_says_what_it_is_made_of() -> None:
     with pytest.raises(InputError, match="source was 1, and is 2"):
         other.load_state(state)
     assert other.load_state(state, accept_data_change=True) == ["source was 1, and is 2"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "what", "given"),
+    [
+        ({"position": "x"}, "position is of the wrong type.", "position is str"),
+        ({"position": None}, "position is of the wrong type.", "position is NoneType"),
+        ({"position": 1.5}, "position is of the wrong type.", "position is float"),
+        ({"position": -5}, "position is out of range.", "position=-5"),
+        ({"position": 10**30}, "position is out of range.", f"position={10**30}"),
+        ({"seed": "x"}, "seed is of the wrong type.", "seed is str"),
+        ({"epoch_size": []}, "epoch_size is of the wrong type.", "epoch_size is list"),
+        ({"data": 3}, "data is of the wrong type.", "data is int"),
+        ({"skipped": 3}, "skipped is of the wrong type.", "skipped is int"),
+        ({"skipped": [-1]}, "skipped[0] is out of range.", "skipped[0]=-1"),
+        ({"quarantine": {"x": ""}}, "quarantine['x'] is of the wrong type.", "quarantine['x'] is str"),
+    ],
+)
+def test_what_no_loader_has_saved_is_refused_and_nothing_has_changed(
+    changed: dict[str, Any], what: str, given: str
+) -> None:
+    again = loader(1, 2, 3)
+    with pytest.raises(InputError) as refusal:
+        again.load_state(saved(loader(1, 2, 3)) | changed)
+    assert (refusal.value.what, refusal.value.given) == (what, given)
+    assert refusal.value.hint == "resume from another checkpoint: this one was changed by hand or by another program"
+    assert (again.position, again.skipped) == (0, [])
+
+
+def test_a_state_that_is_none_is_refused() -> None:
+    with pytest.raises(InputError, match="state is of the wrong type"):
+        loader(1).load_state([])  # type: ignore[arg-type]

@@ -5,10 +5,11 @@ import io
 import random
 import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lockstep.errors import DataError
+from lockstep.errors import DataError, InputError
 from lockstep.records.tfrecord import (
     Compression,
     Inflated,
@@ -17,6 +18,7 @@ from lockstep.records.tfrecord import (
     compression_of,
     frame,
     inflated_blocks,
+    write_records,
 )
 
 SOURCE = RecordSource(Path("x"))
@@ -81,3 +83,28 @@ def test_a_stream_that_needs_a_dictionary_is_refused() -> None:
     data = stream.compress(b"some words") + stream.flush()
     with pytest.raises(DataError, match="has no valid header"):
         compression_of(data[:12], SOURCE)
+
+
+@pytest.mark.parametrize(
+    ("payloads", "given", "hint"),
+    [
+        (b"abc", "payloads is bytes", "write [payload] for a file of one record"),
+        ("abc", "payloads is str", "write [payload] for a file of one record"),
+        (3, "payloads is int", "write [payload] for a file of one record"),
+        ([b"a", "b"], "payloads[1] is str", "encode it, as text.encode() or example.SerializeToString() do"),
+        ([1], "payloads[0] is int", "encode it, as text.encode() or example.SerializeToString() do"),
+        ([bytearray(b"a")], "payloads[0] is bytearray", "write bytes(payload)"),
+        (
+            [(1, b"a")],
+            "payloads[0] is tuple",
+            "take the second value of each pair of read_all: (payload for _, payload in read_all(path))",
+        ),
+    ],
+)
+def test_records_that_are_no_bytes_are_refused_and_nothing_is_left(
+    tmp_path: Path, payloads: Any, given: str, hint: str
+) -> None:
+    with pytest.raises(InputError) as refusal:
+        write_records(tmp_path / "new" / "records", payloads)
+    assert (refusal.value.given, refusal.value.hint) == (given, hint)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

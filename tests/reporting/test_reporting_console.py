@@ -50,6 +50,14 @@ def test_a_line_every_ten_steps(make_report) -> None:
     ]
 
 
+def test_of_several_optimizers_the_least_and_the_most_rate_are_shown(make_report) -> None:
+    apart = make_report(1, learning_rate=0.1, learning_rates={"head": 0.1, "bias$": 0.025, "body": 0.05})
+    alike = make_report(2, learning_rate=0.1, learning_rates={"head": 0.1, "body": 0.1})
+    first, second = lines_of(plain("1 steps"), [apart, alike])
+    assert "| lr 0.025 to 0.1 |" in first
+    assert "| lr 0.1 |" in second
+
+
 def test_rates_are_those_of_the_interval(make_report) -> None:
     slow = [make_report(step, step_seconds=1.0) for step in (1, 2)]
     mixed = [make_report(3, step_seconds=0.3), make_report(4, step_seconds=0.1)]

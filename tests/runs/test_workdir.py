@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.errors import WorkdirError
+from lockstep.errors import WorkdirError, WorkdirLostError
 from lockstep.owner import host_name, this_process
 from lockstep.recipes.recipe import Recipe
 from lockstep.runs.workdir import Workdir
@@ -138,6 +138,7 @@ def test_a_folder_that_is_gone_is_a_plain_error(tmp_path: Path) -> None:
     for caught in (checked, noted, written):
         assert caught.value.what == f"The folder {workdir.path} is not there."
         assert "what is not put back is lost" in caught.value.hint
+        assert caught.value.exit_code == 1  # nothing was wrong with what was given
     assert not workdir.path.exists()
 
 
@@ -150,6 +151,22 @@ def test_a_folder_that_cannot_be_written_is_a_plain_error(workdir: Workdir, monk
         pass
     assert caught.value.what == f"The workdir {workdir.path} cannot be used: Read-only file system."
     assert caught.value.given == f"{workdir.path / '.lease-000001'} (Read-only file system)"
+    assert caught.value.exit_code == 2
+
+
+def test_a_disk_that_is_read_only_in_mid_run_is_no_wrong_input(
+    workdir: Workdir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, mode: str = "r", **_: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    with workdir.held(), monkeypatch.context() as disk:
+        disk.setattr(Path, "open", refuse)
+        with pytest.raises(WorkdirLostError, match=r"history.jsonl cannot be written: Read-only file system") as noted:
+            workdir.note("end", step=3)
+        with pytest.raises(WorkdirLostError, match=r"cannot be used: Read-only file system") as written:
+            workdir.write("result.json", "{}")
+    assert noted.value.exit_code == written.value.exit_code == 1
 
 
 def test_a_folder_that_cannot_be_made_is_a_plain_error(tmp_path: Path) -> None:

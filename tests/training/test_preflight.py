@@ -281,3 +281,15 @@ def test_a_worker_that_has_left_is_not_kept() -> None:
     leave()
     gc.collect()
     assert group() is None, "its connections stay open"
+
+
+@in_every_loop
+def test_a_sparse_buffer_is_refused_by_name_before_the_first_step(train: Train) -> None:
+    model = make_model()
+    model.register_buffer("adjacency", torch.eye(3).to_sparse())
+    state = ls.TrainState(model, ls.optim.SGD(0.1))
+    with pytest.raises(ls.CheckpointError) as refusal:
+        train(state)
+    assert refusal.value.what == "The tensor 'adjacency' of 'buffers' is of a kind that cannot be saved."
+    assert refusal.value.given == "torch.float32, torch.sparse_coo, on cpu"
+    assert state.step == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -151,3 +153,61 @@ def test_a_workdir_that_only_the_chief_sees_is_named(tmp_path: Path, monkeypatch
         resuming.read_checkpoint(tmp_path)
     assert caught.value.given == f"no {tmp_path}/checkpoints/step-00000007"
     assert "all hosts mount" in caught.value.hint
+
+
+def forge(checkpoint: Path, text: str) -> None:
+    """Give a checkpoint other values, with the hashes that fit them."""
+    (checkpoint / "values.json").write_text(text)
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    del manifest["sha256"]
+    (entry,) = [file for file in manifest["files"] if file["name"] == "values.json"]
+    entry |= {"size_bytes": len(text), "sha256": hashlib.sha256(text.encode()).hexdigest()}
+    compact = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
+    manifest["sha256"] = hashlib.sha256(compact.encode()).hexdigest()
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+
+
+def with_value(place: str, value: Any) -> Callable[[dict[str, Any]], str]:
+    def changed(values: dict[str, Any]) -> str:
+        *outer, last = place.split("/")
+        inner = values
+        for name in outer:
+            inner = inner[name]
+        inner[last] = value
+        return json.dumps(values)
+
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("change", "given"),
+    [
+        *((with_value("loader/position", value), "position") for value in ("x", None, 1.5, -5, 1e30)),
+        *((with_value("states//step", value), "step") for value in (-1, 1e30, "x", True)),
+        (with_value("states//step", 1), "states at step 1"),
+        (with_value("states//num_refused", None), "num_refused of states. is NoneType"),
+        (with_value("states//loss_scale", {}), "value of loss_scale"),
+        (with_value("states//smoothed/averages", {"square": "x"}), "average of 'square'"),
+        (with_value("states", {}), "states at step none"),
+        (with_value("loader", []), "loader is list"),
+        (lambda values: json.dumps({"states": values["states"]}), "loader is NoneType"),
+        (lambda _: '{"a":' + "[" * 200_000 + "]" * 200_000 + "}", "content that cannot be read"),
+    ],
+)
+def test_values_that_no_run_has_saved_are_damage_whatever_their_hash(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, change: Callable[[dict[str, Any]], str], given: str
+) -> None:
+    data, workdir = write(tmp_path / "data", 1), tmp_path / "run"
+    start(data, workdir, 1)
+    start(data, workdir, 2)
+    forged = workdir / "checkpoints/step-00000002"
+    forge(forged, change(json.loads((forged / "values.json").read_text())))
+    caplog.clear()
+    state, loader = make(data)
+    assert ls.resume(state, loader, workdir) == 1
+    assert (state.step, loader.position) == (1, 4)
+    (warning,) = [each for each in caplog.messages if "damaged" in each]
+    assert warning.startswith(f"{forged / 'values.json'} is damaged. Given: ")
+    assert given in warning
+    with pytest.raises(ls.CheckpointError, match=r"values.json is damaged"):
+        resuming.read_checkpoint(workdir, 2)
