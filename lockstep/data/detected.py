@@ -110,6 +110,7 @@ def detection_marks(
     return Marks(
         _shares(found.boxes, size),
         [" ".join(words) for words in map(operator.add, named, scored)],
+        labels=found.labels.tolist(),
         masks=torch.stack(masks) if masks else None,
     )
 

@@ -257,10 +257,11 @@ def _marks(fields: Mapping[str, Any], row: int, classes: Mapping[int, str] = Map
         row: of the image.
         classes: the name of each class by its label, for objects whose batch does not name them.
     """
-    masks = fields["masks"][row] if "masks" in fields else None
+    masks, labels = (fields[name][row] if name in fields else None for name in ("masks", "labels"))
     return Marks(
         boxes=_places(fields, "boxes", row, 2, 4),
         names=_names(fields, row, classes),
+        labels=labels.tolist() if isinstance(labels, Tensor) and labels.ndim == 1 else (),
         masks=masks if masks is None or isinstance(masks, Tensor) else masks.decode(),
         keypoints=_places(fields, "keypoints", row, 3, 2),
     )

@@ -23,25 +23,23 @@ Colour = tuple[int, int, int]
 _Rectangle = tuple[int, int, int, int]  # left, top, right, bottom in pixels, all of them inside
 
 COLOURS: tuple[Colour, ...] = (
-    (255, 225, 25),
-    (230, 25, 75),
-    (70, 240, 240),
-    (60, 180, 75),
-    (245, 130, 48),
-    (0, 130, 200),
-    (240, 50, 230),
-    (210, 245, 60),
-    (145, 30, 180),
-    (250, 190, 212),
+    (240, 228, 66),
+    (0, 114, 178),
+    (213, 94, 0),
+    (86, 180, 233),
+    (0, 158, 115),
+    (204, 121, 167),
+    (230, 159, 0),
 )
-"""Red, green and blue of the objects on an image, in turn."""
-YELLOW, RED, GREEN, GREY = COLOURS[0], COLOURS[1], COLOURS[3], (170, 170, 170)
+"""Red, green and blue of the classes in turn: those of Okabe and Ito, which the colour-blind can tell apart."""
+YELLOW, RED, GREEN, GREY = COLOURS[0], COLOURS[2], COLOURS[4], (170, 170, 170)
 
 TEXT_PIXELS = 12
 """The size of names."""
 
 _BLACK, _WHITE = (0, 0, 0), (255, 255, 255)
-_BRIGHT = 140  # of 255: on what is brighter, black text is read more easily than white
+_LUMA = (0.299, 0.587, 0.114)
+_BRIGHT = 100  # of 255: on what is brighter to the eye, black text is read more easily than white
 _PIXELS_PER_LINE_WIDTH = 150  # of the image's short side
 _GAP = 4  # pixels between images
 _LINES_PER_DASH = 4  # a dash, and the gap behind it, are so many times as long as the line is wide
@@ -56,7 +54,9 @@ class Marks:
     names: Sequence[str] = ()
     """Of the objects; empty or missing ones are not drawn."""
     colours: Sequence[Colour] = ()
-    """Of the boxes; () gives each object one of its own."""
+    """Of the boxes; () gives them those of their classes."""
+    labels: Sequence[int] = ()
+    """Of the objects: those of one class have one colour, on all images; () gives each object one of its own."""
     dashed: Sequence[bool] = ()
     """Which boxes have broken lines; () none."""
     masks: Tensor | None = None
@@ -76,7 +76,7 @@ class _Outline(NamedTuple):
 
 
 def draw_marks(image: Tensor, marks: Marks) -> Tensor:
-    """Draw marks onto a copy of an image, each object in a colour of its own.
+    """Draw marks onto a copy of an image, each object in the colour of its class.
 
     Args:
         image: uint8 of shape (3, height, width).
@@ -93,14 +93,14 @@ def draw_marks(image: Tensor, marks: Marks) -> Tensor:
     numbers = map(str, count(1)) if marks.windows is not None and len(marks.windows) > 1 else repeat("")
     windows = list(_outlines(marks.windows, numbers, repeat(_WHITE), repeat(False), height, width))
     names, dashed = chain(marks.names, repeat("")), chain(marks.dashed, repeat(False))
-    outlines = [*_outlines(marks.boxes, names, marks.colours or cycle(COLOURS), dashed, height, width), *windows]
-    pixels = _overlaid(_darkened_around(windows, image), marks.masks)
+    outlines = [*_outlines(marks.boxes, names, marks.colours or _colours(marks), dashed, height, width), *windows]
+    pixels = _overlaid(_darkened_around(windows, image), marks)
     canvas = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
     pen = ImageDraw.Draw(canvas)
     line = max(1, min(height, width) // _PIXELS_PER_LINE_WIDTH)
     for outline in outlines:
         _draw_outline(pen, outline, line)
-    _draw_keypoints(pen, marks.keypoints, height, width, radius=line + 1)
+    _draw_keypoints(pen, marks, height, width, radius=line + 1)
     for outline in outlines:
         _draw_name(pen, outline, width)
     return torch.from_numpy(np.array(canvas)).permute(2, 0, 1)
@@ -125,6 +125,11 @@ def built_in_font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
 def printable(text: str) -> str:
     """Put a text on one line, with a question mark for each character that no font has."""
     return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def _colours(marks: Marks) -> Iterable[Colour]:
+    """Return the colours of the objects, or of more."""
+    return [COLOURS[(label - 1) % len(COLOURS)] for label in marks.labels] or cycle(COLOURS)
 
 
 def _outlines(
@@ -159,12 +164,13 @@ def _darkened_around(windows: Sequence[_Outline], image: Tensor) -> Tensor:
     return darkened
 
 
-def _overlaid(pixels: Tensor, masks: Tensor | None) -> Tensor:
+def _overlaid(pixels: Tensor, marks: Marks) -> Tensor:
     """Mix the image and the object's colour half and half, wherever an object is."""
+    masks = marks.masks
     if masks is None or not masks.numel():
         return pixels
     sized = interpolate(masks[:, None], pixels.shape[1:], mode="nearest")  # (n, 1, height, width)
-    for mask, colour in zip(sized, cycle(COLOURS), strict=False):
+    for mask, colour in zip(sized, _colours(marks), strict=False):
         half = torch.tensor(colour, dtype=torch.uint8)[:, None, None] // 2
         pixels = torch.where(mask > 0, pixels // 2 + half, pixels)
     return pixels
@@ -199,15 +205,13 @@ def _draw_name(pen: ImageDraw.ImageDraw, outline: _Outline, width: int) -> None:
     x = max(0, min(left, width - length))
     y = top - height if top >= height else top
     pen.rectangle((x, y, x + length - 1, y + height - 1), fill=outline.colour)
-    ink = _BLACK if sum(outline.colour) / 3 > _BRIGHT else _WHITE
+    ink = _BLACK if np.dot(_LUMA, outline.colour) > _BRIGHT else _WHITE
     pen.text((x + 2, y), outline.name, fill=ink, font=font)
 
 
-def _draw_keypoints(
-    pen: ImageDraw.ImageDraw, keypoints: Tensor | None, height: int, width: int, *, radius: int
-) -> None:
-    objects = [] if keypoints is None else (keypoints * torch.tensor([height, width])).tolist()
-    for points, colour in zip(objects, cycle(COLOURS), strict=False):
+def _draw_keypoints(pen: ImageDraw.ImageDraw, marks: Marks, height: int, width: int, *, radius: int) -> None:
+    objects = [] if marks.keypoints is None else (marks.keypoints * torch.tensor([height, width])).tolist()
+    for points, colour in zip(objects, _colours(marks), strict=False):
         for y, x in points:
             if 0 <= y <= height and 0 <= x <= width:  # NaN is not
                 pen.ellipse((x - radius, y - radius, x + radius, y + radius), fill=colour, outline=_BLACK)

@@ -394,7 +394,7 @@ def test_a_batch_is_drawn_with_its_boxes() -> None:
     boxes = [torch.tensor([[0.0, 0.0, 0.5, 0.5]]), torch.zeros(0, 4)]
     labels = [torch.tensor([3]), torch.zeros(0, dtype=torch.int64)]
     drawn = with_marks({"image": images, "boxes": boxes, "labels": labels}, 2)
-    assert torch.equal(drawn[0], draw_marks(images[0], Marks(boxes[0], ["3"])))
+    assert torch.equal(drawn[0], draw_marks(images[0], Marks(boxes[0], ["3"], labels=[3])))
     assert torch.equal(drawn[1], images[1])
     assert len(with_marks({"image": images, "boxes": boxes}, 1)) == 1
 
