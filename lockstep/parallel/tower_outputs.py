@@ -81,7 +81,9 @@ class TowerOutputs:
         self._sparse = [self._parameter_names.index(name) for name in sparse_parameters(model)]
         self._device = self._parameters[0].device
         self._reading_waits = readback.reading_waits(self._device)
-        self._none_absent = None if is_alone else torch.zeros(len(self._parameters), device=self._device)
+        self._marks = None if is_alone else torch.zeros(len(self._parameters), device=self._device)
+        self._marked: list[int] = []
+        """The parameters without a gradient that the marks are of: as a rule the same for each tower and step."""
 
     def like_packed(self) -> list[Tensor]:
         """Tensors of the shapes, strides and kinds that `packed` returns, for a worker that is alone."""
@@ -141,13 +143,11 @@ class TowerOutputs:
         values, numbers = self._numbers([*losses.values(), *metrics.values()], share, extras)
         absent = [index for index, gradient in enumerate(gradients) if gradient is None]
         tensors = self._laid_out(gradients)
-        if self._none_absent is not None:
-            marks = self._none_absent
-            if absent:
-                marks = marks.clone()
-                for index in absent:
-                    marks[index] = 1.0
-            tensors.append(marks)
+        if self._marks is not None:
+            if absent != self._marked:
+                sent = readback.numbers_on(self._device, [float(gradient is None) for gradient in gradients])
+                self._marks, self._marked = torch.as_tensor(sent, dtype=torch.float32), absent
+            tensors.append(self._marks)
         return Packed(tensors, numbers, values, absent)
 
     def _numbers(
@@ -185,7 +185,7 @@ class TowerOutputs:
         return Totals(
             gradients,
             rows,
-            None if self._none_absent is None else next(rest),
+            None if self._marks is None else next(rest),
             list(rest),
             dict(zip(self.names.losses, numbers[:num_losses], strict=True)),
             numbers[num_losses:],

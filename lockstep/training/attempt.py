@@ -52,6 +52,8 @@ class Attempt:
     """What else is to be read with the losses."""
     withheld: Tensor | None = None
     """Where it is not 0, an update is not made before the host has read the attempt."""
+    unexpected: Tensor | None = None
+    """Parameters of which it is wrong that no tower had a gradient, or that some had; None: it is right of all."""
 
     def is_finite(self) -> bool:
         """Whether gradients and losses are, before any regularization; checked tensor by tensor."""
@@ -69,6 +71,8 @@ class Found(NamedTuple):
     has_finite_statistics: bool
     """The towers' changes of the buffers are finite."""
     others: Sequence[float]
+    num_unexpected: float = 0.0
+    """`Attempt.unexpected`: if it is not 0, the attempt has to be made again."""
     norms: Sequence[float] = ()
     """Of each gradient that is not None, where they have been read with the rest."""
 
@@ -89,13 +93,17 @@ class Unread(NamedTuple):
     losses: tuple[str, ...]
     num_others: int
     copy: Readback
+    may_be_unexpected: bool = False
+    """The number of what was not expected is read, too."""
 
     def read(self, poll: Callable[[], None] | None = None) -> Found:
         """Wait until it has come; see `Readback.read`."""
         values = self.copy.read(poll)
         check, norm, *rest = values[len(self.losses) :]
+        num_unexpected = rest.pop(0) if self.may_be_unexpected else 0.0
         losses = dict(zip(self.losses, values, strict=False))
-        return Found(losses, norm, math.isfinite(check), rest[: self.num_others], rest[self.num_others :])
+        others, norms = rest[: self.num_others], rest[self.num_others :]
+        return Found(losses, norm, math.isfinite(check), others, num_unexpected, norms)
 
 
 class Proposal:
@@ -117,10 +125,11 @@ class Proposal:
             others = attempt.others
             no_norms = others.new_zeros(()), others.new_zeros(0)  # where no parameter has a gradient
             norm, norms = gradients.unread_norms() if gradients.reading_waits else no_norms
-            numbers = [*losses.values(), attempt.statistics_check, norm]
+            is_checked = [] if attempt.unexpected is None else [attempt.unexpected]
+            numbers = [*losses.values(), attempt.statistics_check, norm, *is_checked]
             self._checked = torch.stack([n if isinstance(n, torch.Tensor) else norm.new_full((), n) for n in numbers])
             copy = Readback(torch.cat([self._checked, others, norms]))
-            self.unread = Unread(tuple(losses), len(others), copy)
+            self.unread = Unread(tuple(losses), len(others), copy, bool(is_checked))
 
     def found_inf(self, refused: Literal["nonfinite", "overflow", "nothing"]) -> Tensor:
         """1 where the update must not be made, else 0: float32, on the device, without dimensions.

@@ -190,7 +190,7 @@ def _reports_read_late(
                     ahead = step.enqueue(begun)
                 del begun  # its gradients make room for the next ones
                 continue
-            report = step.finish(begun, losses)
+            report = step.finish(begun, losses, counts)
             del begun
             yield report
             if course.ends_with(report.progress, is_stopped=report.stop_requested):

@@ -180,9 +180,13 @@ class BoundStep:
         with uninterrupted():
             return self._begin(losses, batch, counts, self._state.step + is_after, is_kept=True)
 
-    def finish(self, begun: Begun, losses: LossFunction) -> StepReport:
-        """Read an attempt, and make its update or refuse it."""
+    def finish(self, begun: Begun, losses: LossFunction, counts: CountFunction | None = None) -> StepReport:
+        """Read an attempt, and make its update or refuse it; one that has to be made again is computed anew."""
         with uninterrupted():
+            if begun.proposal.attempt.unexpected is not None:
+                found = begun.proposal.read(self.worker.group.check_peers)
+                if self._is_unexpected(found):
+                    begun = self._begin(losses, begun.batch, counts, self._state.step)
             return self._finish(begun, losses)
 
     def can_enqueue(self, begun: Begun) -> bool:
@@ -208,7 +212,7 @@ class BoundStep:
         with uninterrupted(), torch.no_grad():
             found = unread.read(self.worker.group.check_peers)
             extras = self._extras.read(found, batch.position)
-            if extras.num_bad or self._state.refuses(found, inputs.loss_scale):
+            if self._is_unexpected(found) or extras.num_bad or self._state.refuses(found, inputs.loss_scale):
                 return None
             outcome = self._state.settle(found, inputs.loss_scale)
             return self._report(batch, outcome, found, extras, time.perf_counter() - self._resumed)
@@ -221,6 +225,14 @@ class BoundStep:
             return True
         loss_scale = None if inputs.loss_scale is None else state.loss_scale.value
         return (inputs.step, inputs.loss_scale, begun.versions) != (state.step, loss_scale, self._versions())
+
+    def _is_unexpected(self, found: Found) -> bool:
+        """Whether an attempt has other parameters without gradients than it was computed for."""
+        if not found.num_unexpected:
+            return False
+        if not self._missing.forget():
+            self._read_first("which parameters have no gradient changes too often")
+        return True
 
     def _read_first(self, why: str) -> None:
         """Make no attempt from now on that may have to be made again."""
@@ -255,7 +267,8 @@ class BoundStep:
             before = _versions_of(batch)
         inputs = self._inputs(batch, [counts(part) for _, _, part in parts] if counts else [], step, began)
         sums = self._run_towers(losses, parts, inputs)
-        proposal = self._state.propose(self._attempt(sums, inputs.loss_scale, batch.position))
+        is_late = is_kept and self.runs_ahead
+        proposal = self._state.propose(self._attempt(sums, inputs.loss_scale, batch.position, is_late=is_late))
         if is_kept and _versions_of(batch) != before:
             self._read_first("the loss function changes its batch in place")
         versions = self._versions() if is_kept else []
@@ -370,17 +383,20 @@ class BoundStep:
 
     # Between the workers --------------------------------------------------------------------------------------------
 
-    def _attempt(self, sums: TreeSum, loss_scale: float | None, position: int) -> Attempt:
-        """Sum over the towers of all workers."""
+    def _attempt(self, sums: TreeSum, loss_scale: float | None, position: int, *, is_late: bool) -> Attempt:
+        """Sum over the towers of all workers; `is_late` says that nothing may be read here."""
         with interruptible():
             total = self._reducer.total(sums)
         totals = self._host.outputs.unpacked(total)
         statistics = self._host.statistics
         others, withheld = totals.others, None
+        find = self._missing.expected if is_late else lambda *of: (self._missing.left_out(*of), None)
+        gradients, unexpected = find(totals, self._host.absent)
         if isinstance(others, Tensor) and self.worker.num_workers > 1:
             withheld = self._extras.withheld(others, position)
+            withheld = withheld if unexpected is None else withheld + unexpected
         return Attempt(
-            self._missing.left_out(totals, self._host.absent),
+            gradients,
             statistics.combined(totals.statistics),
             totals.losses,
             totals.rows,
@@ -389,6 +405,7 @@ class BoundStep:
             statistics.check_sums(totals.statistics),
             others,
             withheld,
+            unexpected,
         )
 
 

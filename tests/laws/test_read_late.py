@@ -9,6 +9,7 @@ import math
 import signal
 import weakref
 from collections.abc import Callable, Generator, Mapping
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -24,7 +25,7 @@ import lockstep as ls
 from lockstep.data.loader import Loader
 from lockstep.errors import WorkerError
 from lockstep.training.attempt import Attempt
-from lockstep.training.step import BoundStep
+from lockstep.training.step import BoundStep, bind
 
 BATCH_SIZE, NUM_BATCHES = 8, 16
 Options = Mapping[str, Any]
@@ -416,3 +417,46 @@ def test_workers_whose_bodies_change_different_things_are_told(run_workers: Call
     # The other one waits for the chief in its next exchange.
     told = run_workers(changed_on_the_chief_alone, 2, lost=[1])
     assert told[0] == ("The workers have not begun the same attempt.", 3)
+
+
+class Paths(nn.Module):
+    """Layers of which a step uses some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(192, 5) for _ in range(3))
+
+
+def train_on_paths(paths: str, *, is_late: bool) -> tuple[list[str], bool]:
+    """Train with the layer that each step's letter names, in every tower or, as a capital, in the first one alone.
+
+    Returns what was told, and whether steps came to wait.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)
+        state = ls.TrainState(Paths(), ls.optim.SGD(0.1, momentum=0.9, weight_decay=0.1))
+    loader, towers, exchange = make_loader(), ls.Towers(2), ls.AllReduce("gloo", exact=True)
+
+    def losses(model: Any, batch: ls.Batch) -> dict[str, Tensor]:
+        path = paths[batch.position // BATCH_SIZE]
+        layer = "abc".index(path.lower()) if path.islower() or batch.towers[0] == 0 else 0
+        return {"cross_entropy": F.cross_entropy(model.layers[layer](batch["image"].flatten(1)), batch["label"])}
+
+    end, told = ls.Steps(len(paths)), []
+    batches = ls.batches(loader, towers, until=end)
+    at_once = (ls.train_step(state, losses, batch, towers, exchange) for batch in batches)
+    late = ls.train_steps(state, losses, loader, towers, exchange, until=end)
+    for report in late if is_late else at_once:
+        told += [facts(report), learned(state, loader)]
+    return told, is_late and not bind(state, towers, exchange).runs_ahead
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("paths", ["aaaabbbbaacaa", "aaBBBBaabbcCC", "abcabcabcabcabca"])
+def test_whichever_parameters_have_no_gradient(paths: str, run_workers: Callable[..., list[Any]]) -> None:
+    """Those that no tower of any worker had a gradient for stay as they are, also where that changes in the run."""
+    late, at_once = (run_workers(partial(train_on_paths, paths, is_late=is_late), 2) for is_late in (True, False))
+    assert [told for told, _ in late] == [told for told, _ in at_once]
+    assert late == [late[0]] * 2
+    assert late[0][1] == (paths[:3] == "abc"), "it changes too often"
+    assert len(late[0][0]) == 2 * len(paths)

@@ -211,19 +211,24 @@ def test_what_cannot_be_held_back_waits_once_and_says_so(
     assert f"each step waits for the device before its update: {why}" in caplog.text
 
 
-def waits_among_workers() -> tuple[int, int]:
-    """The waits of a step over torch.distributed, and its lists of two dtypes."""
+def waits_among_workers(has_unused: bool) -> tuple[int, int]:
+    """The waits of a step over torch.distributed, and its lists of two dtypes; some parameters may have no gradient."""
     options: Any = {"regularization": [ls.losses.L2(1e-4)], "gradient_transforms": [ls.optim.ClipGlobalNorm(1.0)]}
     with accelerator():
-        state = ls.TrainState(make_model(SMALL), ls.optim.SGD(0.1, momentum=0.9), **options)
+        model = make_model(SMALL)
+        if has_unused:
+            model.register_module("head", nn.Linear(3, 1))
+            model.forward = lambda x: nn.Sequential(*list(model)[:-1])(x)  # type: ignore[method-assign]
+        state = ls.TrainState(model, ls.optim.SGD(0.1, momentum=0.9), **options)
         exchange = ls.AllReduce(transport="gloo")
         calls = of_one_step(ls.train_steps(state, losses, make_loader(), ls.Towers(4), exchange, counts=counts))
     return len(calls.waits), len(calls.mixed)
 
 
 @pytest.mark.process
-def test_a_step_over_collectives_waits_for_nothing(run_workers: Callable[..., list[Any]]) -> None:
-    assert run_workers(waits_among_workers, 2) == [(0, 0), (0, 0)]
+@pytest.mark.parametrize("has_unused", [False, True], ids=["all are used", "some have no gradient"])
+def test_a_step_over_collectives_waits_for_nothing(has_unused: bool, run_workers: Callable[..., list[Any]]) -> None:
+    assert run_workers(waits_among_workers, 2, has_unused) == [(0, 0), (0, 0)]
 
 
 def test_an_overflow_in_fp16_is_explained_in_one_read_more() -> None:
