@@ -11,6 +11,7 @@ from torch import Tensor
 from lockstep.checks import PositiveInt, Range, check_value
 from lockstep.errors import DataError
 from lockstep.ragged import Ragged
+from lockstep.readers.fingerprint import tells_options
 from lockstep.readers.reader import Int64s, Reader, ReaderWrapper
 
 LARGEST_OFFSET = 2**31
@@ -20,6 +21,7 @@ _LABEL, _BOXES = "label", "boxes"
 _NO_LABEL = -1  # given by readers of records
 
 
+@tells_options
 class ClassificationReader(ReaderWrapper):
     """A reader's images with labels that are checked to be the number of a class.
 

@@ -13,7 +13,7 @@ from lockstep.errors import DataError
 from lockstep.images.decode import AS_STORED, Decoding
 from lockstep.images.masks import MaskOutlines
 from lockstep.readers.coco_annotations import CocoAnnotations, Outlines, read_coco
-from lockstep.readers.fingerprint import Fingerprint, checksum
+from lockstep.readers.fingerprint import Fingerprint, checksum, tells_options
 from lockstep.readers.image_files import ImageFiles
 from lockstep.readers.label_map import LabelMap
 from lockstep.readers.object_table import (
@@ -35,6 +35,7 @@ _ZERO_BASED = "set zero_based (--zero-based, or data.labels_offset=-1 in a recip
 _SPANS = "spans"  # the column of the start and stop of each object's outline
 
 
+@tells_options
 class Coco:
     """The images that a file of annotations lists, in its order, and the objects on them.
 

@@ -16,12 +16,13 @@ from lockstep.checks import PositiveInt, check_all, check_type, check_value, wro
 from lockstep.errors import DataError, InputError
 from lockstep.ragged import Ragged
 from lockstep.randomness import Draws
-from lockstep.readers.fingerprint import Fingerprint, fingerprint_of, fingerprint_of_some
+from lockstep.readers.fingerprint import Fingerprint, fingerprint_of, fingerprint_of_some, tells_options
 from lockstep.readers.reader import NO_DECODER, Cost, Int64s, Reader, ReaderWrapper, decoder_of, draws_globally
 
 Fields = dict[str, Any]
 
 
+@tells_options
 class Concatenated:
     """The examples of several readers, one source after another.
 
@@ -79,6 +80,7 @@ class Concatenated:
         }
 
 
+@tells_options
 class Subset(ReaderWrapper):
     """Some examples of a reader, in the order of the given indices.
 
@@ -112,6 +114,7 @@ class Subset(ReaderWrapper):
         return fingerprint_of_some(super().fingerprint(), self.indices)
 
 
+@tells_options
 class OnlyFields(ReaderWrapper):
     """Some fields of a reader, for instance those that it shares with the other sources of a `Concatenated`.
 

@@ -15,6 +15,7 @@ from lockstep.images.objects import areas_of, as_ragged, select_objects
 from lockstep.listing import shorten
 from lockstep.ragged import Ragged
 from lockstep.readers.classification import check_labels_offset
+from lockstep.readers.fingerprint import tells_options
 from lockstep.readers.image_records import are_edges
 from lockstep.readers.label_map import UNKNOWN_LABEL
 from lockstep.readers.object_table import KnownObjects
@@ -65,6 +66,7 @@ _TEXTS, _VISIBLE = "class_text", 2
 _TRUTH, _VERIFIED, _FLAGS = "truth_", "truth_verified_labels", ("is_crowd", "difficult", "group_of")
 
 
+@tells_options
 class DetectionReader(ReaderWrapper):
     """A reader's images and their objects, with labels and boxes that are checked to be those of a detector.
 

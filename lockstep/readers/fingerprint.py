@@ -3,7 +3,8 @@
 A fingerprint is a dict from the name of each part of a source (a shard, a class, some images) to a text with its
 counts, sizes and checksums, or to the fingerprint of a source within the source. It does not depend on where the data
 is, or when it was written: a copy on another machine has the same one. Checkpoints keep these texts, so changing their
-wording makes all data seem changed.
+wording makes all data seem changed. The options of a reader stand beside them, for the same files give other labels
+with another offset: `tells_options` has each reader of Lockstep tell the arguments that it was made with.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 
 import google_crc32c
 import numpy as np
@@ -20,13 +22,21 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
-from lockstep.description import bytes_of_tensor
+from lockstep.description import bytes_of_tensor, changes, described
 from lockstep.errors import InputError, LockstepError
 
 Fingerprint = dict[str, Any]
 
 MOST_PARTS = 1024
 """Parts that are named one by one; of more, neighbours are put together."""
+
+_T = TypeVar("_T")
+_OPTIONS = "options of "
+_TOLD_ALREADY = ("path", "paths", "root", "folder", "annotations", "images", "labels", "reader", "sources", "indices")
+_NOT_TOLD = frozenset((*_TOLD_ALREADY, "cache", "verify", "bad_objects", "truth"))
+"""Arguments of readers that change nothing that is trained on, or nothing that the fingerprint does not say itself."""
+_OF_DECODING = frozenset(("decoder", "max_pixels"))
+"""Fields of a `Decoding` that do not change a pixel."""
 
 _MOST_CHARACTERS = 1 << 20
 _MOST_CHECKED_BYTES = 1 << 30
@@ -59,10 +69,56 @@ def fingerprint_of(source: object, num_examples: int | None = None) -> Fingerpri
             expected="a text, a number, or a dict of them by the names of the parts",
             hint="return such as {'images.bin': '1000 images, crc32c 89abcdef'}",
         ) from error
-    found = json.loads(text)
+    told = json.loads(text)
+    found: Fingerprint = told if isinstance(told, dict) else {"source": told}
     if len(text) > _MOST_CHARACTERS:
-        found = f"{len(text)} characters, {checksum(text.encode())}"
-    return found if isinstance(found, dict) else {"source": found}
+        found = _shortened(found, text)
+    options = getattr(source, "_options", None)
+    return found | {f"{_OPTIONS}{type(source).__name__}": options} if options else found
+
+
+def tells_options(reader: type[_T]) -> type[_T]:
+    """Decorate a reader's class: its fingerprint tells the arguments that a reader is made with, but for `_NOT_TOLD`.
+
+    An argument that only one of two versions of the class has is not compared.
+    """
+    make: Callable[..., None] = reader.__init__
+    signature = inspect.signature(make)
+
+    @wraps(make)
+    def make_and_tell(self: Any, *arguments: Any, **named: Any) -> None:
+        make(self, *arguments, **named)
+        given = signature.bind(self, *arguments, **named)
+        given.apply_defaults()
+        told = {n: described(value) for n, value in [*given.arguments.items()][1:] if n not in _NOT_TOLD}
+        if isinstance(decoding := told.get("decoding"), dict):
+            told["decoding"] = {name: value for name, value in decoding.items() if name not in _OF_DECODING}
+        self._options = {"class": type(self).__name__, **told} if told else {}
+
+    reader.__init__ = make_and_tell  # type: ignore[method-assign]
+    return reader
+
+
+def _shortened(fingerprint: Fingerprint, text: str) -> Fingerprint:
+    """Keep the checksum of a long fingerprint, beside the options in it."""
+    options = {name: value for name, value in _flat(fingerprint) if _is_options(name)}
+    if options:
+        text = json.dumps(_without_options(fingerprint))
+    if len(text) <= _MOST_CHARACTERS:
+        return fingerprint
+    return {"source": f"{len(text)} characters, {checksum(text.encode())}"} | options
+
+
+def _is_options(name: str) -> bool:
+    return name.rpartition(": ")[2].startswith(_OPTIONS)
+
+
+def _without_options(fingerprint: Fingerprint) -> Fingerprint:
+    return {
+        name: _without_options(value) if isinstance(value, dict) else value
+        for name, value in fingerprint.items()
+        if not _is_options(name)
+    }
 
 
 def fingerprint_of_dataset(dataset: Any) -> Fingerprint:
@@ -137,7 +193,11 @@ def lines_of(fingerprint: Fingerprint) -> list[str]:
 def fingerprint_changes(saved: Fingerprint, now: Fingerprint) -> list[str]:
     """Return a line for each part that has changed, is gone or is new, for at most ten of them."""
     before, after = dict(_flat(saved)), dict(_flat(now))
-    lines = [
+    # A checkpoint of an earlier version tells no options.
+    told = [name for name in before if _is_options(name) and name in after]
+    options = [f"{name}: {change}" for name in told for change in changes("", before[name], after[name])]
+    before, after = ({n: v for n, v in parts.items() if not _is_options(n)} for parts in (before, after))
+    lines = options + [
         f"{name} was {before.get(name, 'not there')}, and is {after.get(name, 'gone')}"
         for name in dict.fromkeys([*before, *after])
         if before.get(name) != after.get(name)
@@ -150,9 +210,9 @@ def fingerprint_changes(saved: Fingerprint, now: Fingerprint) -> list[str]:
 
 
 def _flat(fingerprint: Fingerprint, outer: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each part, its name after those of the sources around it."""
+    """Yield each part, its name after those of the sources around it; the options of a reader are one part."""
     for name, value in fingerprint.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and not _is_options(name):
             yield from _flat(value, f"{outer}{name}: ")
         else:
             yield f"{outer}{name}", value

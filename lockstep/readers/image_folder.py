@@ -12,7 +12,7 @@ import torch
 from lockstep.errors import DataError
 from lockstep.images.decode import AS_STORED, Decoding, EncodedImage
 from lockstep.listing import shorten
-from lockstep.readers.fingerprint import Fingerprint, checksum, named_parts
+from lockstep.readers.fingerprint import Fingerprint, checksum, named_parts, tells_options
 from lockstep.readers.image_files import FileNames, bytes_of, load_decoder
 from lockstep.readers.label_map import BACKGROUND, read_labels
 from lockstep.readers.paths import ENDINGS
@@ -21,6 +21,7 @@ from lockstep.records.shards import check_local
 from lockstep.screen import log
 
 
+@tells_options
 class ImageFolder:
     """Images in folders named after their class.
 

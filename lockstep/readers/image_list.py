@@ -11,6 +11,7 @@ from lockstep.errors import DataError
 from lockstep.images.decode import AS_STORED, Decoding, EncodedImage
 from lockstep.images.pillow import FORMATS
 from lockstep.listing import hint_for_path, shorten
+from lockstep.readers.fingerprint import tells_options
 from lockstep.readers.image_files import FileNames, bytes_of, load_decoder
 from lockstep.readers.image_folder import images_below
 from lockstep.readers.reader import Cost, Int64s
@@ -18,6 +19,7 @@ from lockstep.records.shards import check_local
 from lockstep.screen import log
 
 
+@tells_options
 class ImageList:
     """Images without labels, in files and folders.
 

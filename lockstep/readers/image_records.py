@@ -17,7 +17,7 @@ from lockstep.errors import DataError
 from lockstep.images.decode import AS_STORED, Decoding, EncodedImage
 from lockstep.listing import shorten
 from lockstep.ragged import Ragged
-from lockstep.readers.fingerprint import Fingerprint, named_parts
+from lockstep.readers.fingerprint import Fingerprint, named_parts, tells_options
 from lockstep.readers.image_files import check_not_turned, load_decoder
 from lockstep.readers.reader import Cost, Int64s
 from lockstep.records.example import Float32s, Values, parse_example, scan_example
@@ -31,6 +31,7 @@ _BEYOND = 0.1
 _NAMED_AT_MOST = 20
 
 
+@tells_options
 class ImageRecords:
     """Images in files of `tf.train.Example` records, with the labels, boxes or other fields of a schema.
 

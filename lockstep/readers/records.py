@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from lockstep.readers.combine import read_by_source
-from lockstep.readers.fingerprint import Fingerprint, named_parts
+from lockstep.readers.fingerprint import Fingerprint, named_parts, tells_options
 from lockstep.readers.reader import Cost
 from lockstep.records.index_cache import Cache
 from lockstep.records.record_files import RecordFile, RecordFiles
@@ -20,6 +20,7 @@ from lockstep.records.template import Field, Template, UInt8s, read_each
 from lockstep.records.tfrecord import FRAME_BYTES, HEAD_BYTES, TAIL_BYTES
 
 
+@tells_options
 class Records:
     """Small examples, all of the same fields, in files of `tf.train.Example` records.
 

@@ -17,7 +17,7 @@ import torch
 from lockstep.checks import wrong_type
 from lockstep.errors import DataError, InputError
 from lockstep.images.decode import AS_STORED, Decoding, EncodedImage
-from lockstep.readers.fingerprint import Fingerprint, checksum, named_parts
+from lockstep.readers.fingerprint import Fingerprint, checksum, named_parts, tells_options
 from lockstep.readers.image_files import load_decoder
 from lockstep.readers.paths import ENDINGS
 from lockstep.readers.reader import NO_DECODER, Cost, Int64s
@@ -39,6 +39,7 @@ _INT64 = range(-(1 << 63), 1 << 63)
 _THREADS = 8
 
 
+@tells_options
 class TarShards:
     """The samples of plain tar archives, in any order: each the members that follow one another with one key.
 

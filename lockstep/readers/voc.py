@@ -19,7 +19,7 @@ from lockstep.checks import check_type, check_value
 from lockstep.errors import DataError
 from lockstep.images.decode import AS_STORED, Decoding
 from lockstep.listing import shorten
-from lockstep.readers.fingerprint import Fingerprint
+from lockstep.readers.fingerprint import Fingerprint, tells_options
 from lockstep.readers.image_files import ImageFiles
 from lockstep.readers.label_map import Label, LabelMap
 from lockstep.readers.object_table import (
@@ -49,6 +49,7 @@ _UNSPECIFIED = "Unspecified"  # VOC's own word for what nobody has named
 _FLAGS = {"0": False, "1": True, "false": False, "true": True, _UNSPECIFIED.lower(): False, "": False}
 
 
+@tells_options
 class Voc:
     """The images of a split, in the order of its list, and the objects on them.
 

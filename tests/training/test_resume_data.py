@@ -70,6 +70,24 @@ def test_shards_that_changed_places_end_a_resume_and_may_be_accepted(
     assert start(data, workdir, 5) == 4, "what was accepted is the data of the run"
 
 
+def test_other_options_of_the_reader_end_a_resume_and_may_be_accepted(tmp_path: Path) -> None:
+    data = write(tmp_path / "data", 1, 2)
+
+    def begin(columns: int, **more: bool) -> None:
+        reader = ls.data.Records(data / "train-*", {"x": ls.records.Pixels("x", (3, columns))})
+        state = ls.TrainState(nn.Linear(3, 1), ls.optim.SGD(0.01))
+        loader = ls.data.Loader(reader, batch_size=4)
+        ls.resume(state, loader, tmp_path / "run", **more)
+        ls.save(state, loader, tmp_path / "run")
+
+    begin(1)
+    begin(1)
+    with pytest.raises(ls.InputError, match=r"training data is not what it was") as caught:
+        begin(2)
+    assert caught.value.given == "options of Records: fields['x'].shape.1: saved 1, given 2"
+    begin(2, accept_data_change=True)
+
+
 def test_a_run_goes_back_to_a_checkpoint_of_the_data_before(tmp_path: Path) -> None:
     data, workdir = write(tmp_path / "data", 1, 2), tmp_path / "run"
     start(data, workdir, 2)
