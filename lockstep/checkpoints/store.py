@@ -165,7 +165,9 @@ class Store:
             self._prune(step)
         return self.path(step)
 
-    def read(self, step: int | None = None, check: Check | None = None) -> Checkpoint | None:
+    def read(
+        self, step: int | None = None, check: Check | None = None, *, before: int | None = None
+    ) -> Checkpoint | None:
         """Load a checkpoint, verified: the newest that is intact, or the one of `step`.
 
         A damaged one is named in a warning, and so is one with values that are not finite, which older versions wrote;
@@ -175,6 +177,7 @@ class Store:
             step: the one that is asked for.
             check: raises an InputError about values that no run has saved: a hash can be made anew, so it does not
                 tell. Such a checkpoint is damaged.
+            before: leave out those of this step and later ones.
 
         Returns:
             The checkpoint, or None where no step was asked for and there is none at all.
@@ -185,12 +188,12 @@ class Store:
         if step is not None:
             return self._read_step(step, check)
         damages: list[DamagedError] = []
-        for candidate in reversed(self.steps()):
+        for candidate in reversed([each for each in self.steps() if before is None or each < before]):
             try:
                 return self._load_finite(candidate, check)
             except DamagedError as damage:
                 if not self.path(candidate).exists():
-                    return self.read(check=check)  # deleted while it was read, so there is a newer one
+                    return self.read(check=check, before=before)  # deleted while it was read: there is a newer one
                 log.warning(
                     "%s Given: %s; expected: %s. Trying the one before.", damage.what, damage.given, damage.expected
                 )

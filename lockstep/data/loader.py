@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import count, filterfalse, takewhile
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -47,6 +47,14 @@ class EvaluationBatch(Batch):
 
     valid: int = 0
     """Rows that count, the first ones; the rest repeat the last example."""
+
+
+class Stuck(NamedTuple):
+    """A step after which no batch has been finite so far."""
+
+    step: int
+    positions: tuple[int, ...]
+    """Of the batches that were tried there, which are skipped."""
 
 
 class Loader:
@@ -116,6 +124,8 @@ class Loader:
         """The report given with the last commit."""
         self.skipped: list[int] = []
         """Positions of the batches that are left out of the stream, ascending; see `skip`."""
+        self.stuck: Stuck | None = None
+        """Set by a rollback to a checkpoint from which no step could be made, as far as is known."""
 
     def skip(self, position: int) -> None:
         """Leave the batch that starts at a position out of the stream. Call it on all workers alike.

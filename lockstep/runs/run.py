@@ -359,7 +359,7 @@ class Run:
         if self._files is None or nonfinite is None or self._recipe.nonfinite != "rollback":
             raise error
         check_may_roll_back(before.state, before.loader, error)
-        checkpoint = last_checkpoint(self._files.store, error)
+        checkpoint = last_checkpoint(self._files.store, before.state, before.loader, error)
         self._stages.enter_stage_of(checkpoint)
         go_back(checkpoint, self._stages.parts.state, self._stages.parts.loader, error)
         return {"from_step": from_step, "skipped": nonfinite.position, "why": [*nonfinite.reasons, *nonfinite.culprits]}

@@ -73,11 +73,13 @@ def resume(
     return checkpoint.step
 
 
-def read_checkpoint(workdir: str | Path | Store, step: int | None = None) -> Checkpoint | None:
-    """The same checkpoint on all workers: that of a step, or the newest that is intact; None where there is none."""
+def read_checkpoint(
+    workdir: str | Path | Store, step: int | None = None, *, before: int | None = None
+) -> Checkpoint | None:
+    """The same checkpoint on all workers, as `Store.read` finds it; None where there is none."""
     wait_for_writers()
     worker = join()
-    found = store_of(workdir).read(step, _check_values) if worker.is_chief else None
+    found = store_of(workdir).read(step, _check_values, before=before) if worker.is_chief else None
     newest = worker.group.broadcast(found.step if found else None)
     if found or newest is None:
         return found

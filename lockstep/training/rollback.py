@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from lockstep.checkpoints.store import Checkpoint, Store
-from lockstep.data.loader import Loader
+from lockstep.data.loader import Loader, Stuck
 from lockstep.errors import CheckpointError, InputError, NonFiniteError
 from lockstep.screen import log
 from lockstep.training.nonfinite import check_finite, in_short
@@ -14,11 +14,16 @@ from lockstep.training.saving import States, named_states
 from lockstep.types import NonFiniteReport
 from lockstep.workers.rank import join
 
+_TRIES = 2
+"""Batches that are skipped after the same step before the weights are to blame."""
+
 
 def rollback(states: States, loader: Loader, workdir: str | Path | Store, error: NonFiniteError) -> int:
     """Take up the newest intact checkpoint, and leave the batch of the error out of the stream from now on.
 
-    What follows is the run that was told from the start to skip that batch. All workers call it together, where they
+    What follows is the run that was told from the start to skip that batch. Where no step could be made from
+    the checkpoint, and then none again, the one before it is taken up; if the third batch after the same step is not
+    finite either, no batch is to blame, and none of the three is skipped. All workers call it together, where they
     have caught the error, and begin their loop anew: `batches` and `train_steps` called before still have the old
     stream. What is skipped is saved with the next checkpoint; a run that is killed before comes to the batch again.
 
@@ -32,13 +37,13 @@ def rollback(states: States, loader: Loader, workdir: str | Path | Store, error:
         The step of the checkpoint.
 
     Raises:
-        NonFiniteError: more batches would be skipped than the `nonfinite_budget` of the states allows, or the model
-            itself is not finite, for which no batch is to blame; nothing has changed.
+        NonFiniteError: more batches would be skipped than the `nonfinite_budget` of the states allows; or the model
+            itself is to blame: it is not finite, or no batch is with its weights. The states have not changed.
         CheckpointError: there is no checkpoint, none is intact, or it does not fit the states.
         InputError: the error does not come from an attempt, or the batch was to be skipped already.
     """
     check_may_roll_back(states, loader, error)
-    checkpoint = last_checkpoint(workdir, error)
+    checkpoint = last_checkpoint(workdir, states, loader, error)
     go_back(checkpoint, states, loader, error)
     return checkpoint.step
 
@@ -48,6 +53,8 @@ def check_may_roll_back(states: States, loader: Loader, error: NonFiniteError) -
     for state in named_states(states).values():
         check_finite(state, join())
     nonfinite, budget = _refusal(error), _budget(states)
+    stuck = join().group.broadcast(loader.stuck)  # a worker that has joined since knows of none
+    loader.stuck = Stuck(stuck[0], tuple(stuck[1])) if stuck else None
     if nonfinite.position in loader.skipped:
         raise InputError(
             "A batch has come that was to be skipped.",
@@ -55,6 +62,8 @@ def check_may_roll_back(states: States, loader: Loader, error: NonFiniteError) -
             expected="batches from `batches` or `train_steps`, called after the last rollback",
             hint="begin the loop anew after each rollback",
         ) from error
+    if loader.stuck and _is_stuck(states, loader) and len(loader.stuck.positions) == _TRIES:
+        raise _blamed(states, loader, error).about(nonfinite) from error
     if len(loader.skipped) >= budget:
         raise NonFiniteError(
             f"Another batch is not finite, and no more than {budget} may be skipped.",
@@ -64,9 +73,11 @@ def check_may_roll_back(states: States, loader: Loader, error: NonFiniteError) -
         ).about(nonfinite) from error
 
 
-def last_checkpoint(workdir: str | Path | Store, error: NonFiniteError) -> Checkpoint:
-    """The newest intact checkpoint, on all workers alike."""
+def last_checkpoint(workdir: str | Path | Store, states: States, loader: Loader, error: NonFiniteError) -> Checkpoint:
+    """The newest intact checkpoint, on all workers alike; the one before it, if no step could be made from it."""
     checkpoint, position = read_checkpoint(workdir), _refusal(error).position
+    if checkpoint and _is_stuck(states, loader):
+        checkpoint = read_checkpoint(workdir, before=checkpoint.step) or checkpoint
     if checkpoint is None:
         raise CheckpointError(
             "There is no checkpoint to go back to.",
@@ -79,7 +90,11 @@ def last_checkpoint(workdir: str | Path | Store, error: NonFiniteError) -> Check
 
 def go_back(checkpoint: Checkpoint, states: States, loader: Loader, error: NonFiniteError) -> None:
     """Take up a checkpoint, and leave the batch of the error out of the stream from now on."""
-    nonfinite = _refusal(error)
+    nonfinite, step = _refusal(error), _step(states)
+    if loader.stuck and _is_stuck(states, loader):
+        loader.stuck = Stuck(loader.stuck.step, (*loader.stuck.positions, nonfinite.position))
+    else:
+        loader.stuck = Stuck(step, (nonfinite.position,)) if step == checkpoint.step else None
     # The data was compared when the run began: it may have been accepted that the checkpoint is of other data.
     load_run(checkpoint, named_states(states), loader, accept_data_change=True)
     loader.skip(nonfinite.position)
@@ -93,6 +108,39 @@ def go_back(checkpoint: Checkpoint, states: States, loader: Loader, error: NonFi
             f"{len(loader.skipped)} of at most {_budget(states)}",
             in_short(nonfinite),
         )
+
+
+def _step(states: States) -> int:
+    return max(state.step for state in named_states(states).values())
+
+
+def _is_stuck(states: States, loader: Loader) -> bool:
+    """Whether no step was made since a rollback to a checkpoint from which the attempt before had failed already."""
+    return loader.stuck is not None and _step(states) <= loader.stuck.step
+
+
+def _blamed(states: States, loader: Loader, error: NonFiniteError) -> NonFiniteError:
+    """The error where batch after batch is not finite with the same weights; the batches are skipped no longer."""
+    assert loader.stuck is not None, "asked before"
+    step, positions = loader.stuck
+    loader.skipped = [position for position in loader.skipped if position not in positions]
+    loader.stuck = None
+    tried = [*positions, _refusal(error).position]
+    sizes = {
+        name: parameter.detach().abs().max().item()
+        for state in named_states(states).values()
+        for name, parameter in state.parameters.items()
+        if parameter.numel()
+    }
+    largest = max(sizes, key=sizes.__getitem__)
+    return NonFiniteError(
+        f"The weights after step {step} are to blame, and their checkpoint: no batch is finite with them.",
+        given=f"the batches at positions {', '.join(map(str, tried))}, one after the other; "
+        f"the largest weight is {sizes[largest]:.3g}, in {largest!r}",
+        expected="a step after the checkpoint to which the run has gone back",
+        hint=f"delete the checkpoint of step {step} and go on from the one before it, with a lower learning rate or "
+        "clipped gradients; these batches are not skipped: if it is they that are bad, leave them out by loader.skip",
+    )
 
 
 def _budget(states: States) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from itertools import islice
@@ -137,6 +138,14 @@ def test_on_two_workers_with_loader_processes(
     assert contents(tmp_path) == told
 
 
+def test_two_bad_batches_after_a_checkpoint_are_skipped_as_told(
+    told: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "SAVE_EVERY", 1)
+    run(tmp_path, BAD)
+    assert contents(tmp_path) == told
+
+
 def run_decoded(workdir: Path) -> None:
     run(workdir, BAD, cost="decode", num_processes=1)
 
@@ -189,6 +198,42 @@ def test_the_budget_is_the_number_of_batches_that_are_skipped(tmp_path: Path) ->
     )
     assert caught.value.nonfinite is error.nonfinite
     assert state.step == 4, "nothing has changed"
+
+
+def test_weights_with_which_no_batch_is_finite_are_to_blame_and_not_the_batches(tmp_path: Path) -> None:
+    torch.manual_seed(2)
+    rate = ls.optim.SGD(lambda step: 1e38 if step == 3 else 0.01)
+    state, loader = ls.TrainState(nn.Linear(2, 1), rate, nonfinite="rollback"), make_loader()
+    backs: list[int] = []
+
+    def train() -> None:
+        for report in ls.train_steps(state, spoiled([]), loader, ls.Towers(2), until=ls.Steps(8)):
+            ls.save(state, loader, tmp_path)
+            assert report.step <= 4
+
+    ls.save(state, loader, tmp_path)
+    for _ in range(2):
+        with pytest.raises(ls.NonFiniteError) as caught:
+            train()
+        backs.append(rollback(state, loader, tmp_path, caught.value))
+    assert backs == [4, 3]
+    with pytest.raises(ls.NonFiniteError) as caught:
+        train()
+    with pytest.raises(ls.NonFiniteError) as blamed:
+        rollback(state, loader, tmp_path, caught.value)
+    assert blamed.value.what == (
+        "The weights after step 4 are to blame, and their checkpoint: no batch is finite with them."
+    )
+    largest = state.model.weight.abs().max().item()
+    assert 1e30 < largest < float("inf")
+    assert blamed.value.given == (
+        "the batches at positions 16, 20, 24, one after the other; "
+        f"the largest weight is {max(largest, state.model.bias.abs().max().item()):.3g}, in 'bias'"
+    )
+    assert blamed.value.hint.startswith(
+        "delete the checkpoint of step 4 and go on from the one before it, with a lower"
+    )
+    assert loader.skipped == []
 
 
 def test_without_a_checkpoint_there_is_nowhere_to_go(tmp_path: Path) -> None:
