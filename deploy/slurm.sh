@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Train on several nodes of a Slurm cluster, requeued until the run has reached its end:
-#     sbatch --nodes=4 deploy/slurm.sh mnist --workdir runs/mnist
+#     sbatch --nodes=4 deploy/slurm.sh mnist --towers 4 --workdir runs/mnist
 # What stands behind the name of this script goes to `lockstep train`; the workdir has to be on a file system of all nodes.
 #
 # One task a node: on each, Lockstep starts a worker for each of the GPUs. Adapt these lines to the cluster:

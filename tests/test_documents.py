@@ -1,10 +1,9 @@
-"""The documents: their code runs, their commands are understood, and what they name is there."""
+"""The documents: their code runs, and what they name is there. Their commands: `test_document_commands.py`."""
 
 from __future__ import annotations
 
 import json
 import re
-import shlex
 import subprocess
 import sys
 from dataclasses import MISSING, fields
@@ -15,7 +14,6 @@ from xml.etree import ElementTree
 import pytest
 
 from lockstep.augmentations import AUGMENTATIONS
-from lockstep.cli.main import parse
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "lockstep"
@@ -82,30 +80,6 @@ print(batch["image"].shape, batch["label"].tolist())
 """
     ran = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert ran.stdout == "torch.Size([2, 3, 299, 299]) [3, 3]\n", ran.stderr
-
-
-def commands() -> list[str]:
-    found = [
-        line.split("  #")[0].split(" > ")[0]
-        for page in PAGES
-        for each in blocks(page, "sh")
-        for line in each.splitlines()
-    ]
-    quoted = [code for page in PAGES for code in re.findall(r"`((?:lockstep|make) [^`]+)`", page.read_text())]
-    return sorted({each.strip() for each in [*found, *quoted] if each.startswith(("lockstep ", "make "))})
-
-
-@pytest.mark.parametrize("command", commands())
-def test_commands_are_understood(command: str) -> None:
-    program, *arguments = shlex.split(command)
-    if program == "make":
-        assert re.search(rf"^{arguments[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    elif len(arguments) <= 2:  # a command by its name alone
-        with pytest.raises(SystemExit) as leaving:
-            parse(arguments if arguments[-1].startswith("-") else [*arguments, "--help"])
-        assert leaving.value.code == 0
-    else:
-        parse(arguments)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
