@@ -34,6 +34,7 @@ TOPICS = {
         "coverage_table",
         "deploy",
         "device_calls",
+        "document_commands",
         "documents",
         "naming",
         "public_names",
