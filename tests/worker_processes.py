@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import select
 import socket
 import sys
-import time
 import traceback
 from collections.abc import Callable, Collection
 from multiprocessing.connection import Connection
@@ -16,7 +16,8 @@ import torch
 
 from lockstep import readback
 
-TIMEOUT_SECONDS = 60
+HANG_SECONDS = 600.0
+"""For which processes may make no progress: however busy the machine is, only what hangs takes so long."""
 # The server forks, where no audit hook of this process sees it: this event of our own says so.
 EVENT = "worker_processes.run_workers"
 
@@ -60,11 +61,11 @@ def run_workers(
 
 def _answer(pipe: Connection, process: Any) -> tuple[bool, Any]:
     try:
-        if not pipe.poll(TIMEOUT_SECONDS):
-            return False, f"said nothing for {TIMEOUT_SECONDS} s"
+        if not pipe.poll(HANG_SECONDS):
+            return False, f"said nothing for {HANG_SECONDS:g} s"
         answer: tuple[bool, Any] = pipe.recv()
     except EOFError:
-        process.join(5)
+        process.join()
         return False, f"died with exit code {process.exitcode}"
     return answer
 
@@ -81,5 +82,7 @@ def _work(
         pipe.send((True, function(*arguments)))
     except BaseException:
         pipe.send((False, traceback.format_exc()))
-    # Worker 0 holds the store, which must outlast what the others still ask of it; the test kills them all.
-    time.sleep(TIMEOUT_SECONDS)
+    # Worker 0 holds the store, which must outlast what the others still ask of it; the test kills them all, or is gone.
+    test_is_gone = select.poll()
+    test_is_gone.register(pipe, 0)
+    test_is_gone.poll()

@@ -215,6 +215,7 @@ class Supervisor:
         if member.state != "running":
             return
         member.state = "failed"
+        self._watchdog.forget(member.rank)  # its beats no longer count
         if self._survival and (failure.kind == "lost" or self._survival.is_newcomer(member.rank)):
             self._survival.lose(member.rank, failure)
         elif failure not in self._failures:  # that of a host is of all its workers

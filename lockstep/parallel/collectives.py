@@ -36,6 +36,8 @@ _MAKING_SECONDS: Mapping[Backend, float] = {"gloo": 12.0, "nccl": TIMEOUT_SECOND
 """Until a group is made, once all workers have come for it; gloo waits for a connection five times as long."""
 _MAKING_AGAIN_SECONDS = 3.0
 """The same of gloo, where they try again in the next generation."""
+_CLOSING_SECONDS = 2.0
+"""For which a worker that fails waits until its group is closed; what still runs then ends with the process."""
 _HINTS: Mapping[Backend, str] = {
     "gloo": "set GLOO_SOCKET_IFNAME to the network interface that leads to the other hosts, and let them connect to "
     "every port of each other",
@@ -170,7 +172,13 @@ class Collectives:
         with self._lock:
             with suppress(ValueError):  # a script may have destroyed it already
                 dist.destroy_process_group(self._group)
-            self._group, self._begun = None, []  # gloo closes its connections when nobody holds them
+            # gloo closes its connections when nobody holds the group, and waits for the calls that run in it. It
+            # forgets one whose write meets a connection that was just shut down: that lasts as long as its timeout.
+            held = [self._begun, self._group]
+            self._group, self._begun = None, []
+        closing = threading.Thread(target=held.clear, name="lockstep-closing", daemon=True)
+        closing.start()
+        closing.join(_CLOSING_SECONDS if error is not None else None)
 
     def _make_group(self) -> dist.ProcessGroup:
         worker, timeout = self._worker, timedelta(seconds=_MAKING_SECONDS[self._backend])

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import os
+import shutil
 import signal
 import sys
 import time
@@ -18,6 +20,8 @@ from pathlib import Path
 from typing import NoReturn
 
 SAVE_EVERY, STEP_SECONDS, NUM_WORKERS = 5, 0.004, 3
+GATE = "gate"
+"""A file beside the workdir with the last step that may be made now; where there is none, all may be."""
 PR_SET_PDEATHSIG = 1
 
 
@@ -35,14 +39,26 @@ def saved_step(workdir: Path) -> int:
 
 
 def save(workdir: Path, step: int) -> None:
+    """Write a checkpoint as the real store does: under another name, which becomes its own once it is whole."""
     folder = workdir / "checkpoints" / f"step-{step:08d}"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "weights").write_text(f"weights {step}")
+    unfinished = folder.with_name(f".{folder.name}")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    (unfinished / "weights").write_text(f"weights {step}")
+    shutil.rmtree(folder, ignore_errors=True)  # damaged, or of a step that is computed again
+    unfinished.rename(folder)
 
 
 def cut(metrics: Path, step: int) -> None:
     lines = metrics.read_text().splitlines(keepends=True) if metrics.exists() else []
     metrics.write_text("".join(line for line in lines if json.loads(line)["step"] <= step))
+
+
+def last_allowed(workdir: Path) -> float:
+    try:
+        return int((workdir.parent / GATE).read_text())
+    except FileNotFoundError:
+        return math.inf
 
 
 def train(workdir: Path, steps: int, mistake: str) -> None:
@@ -59,6 +75,8 @@ def train(workdir: Path, steps: int, mistake: str) -> None:
     step += 1 if step and mistake == "skips a step" else 0
     while step < steps and not stops:
         time.sleep(STEP_SECONDS)
+        if step >= last_allowed(workdir):
+            continue
         step += 1
         append(metrics, step=step, position=8 * step)
         if step % SAVE_EVERY == 0:
@@ -75,7 +93,7 @@ def fork_worker(rank: int, workdir: Path, steps: int, mistake: str) -> int:
         end_with_parent(mistake)
         if rank == 0:
             train(workdir, steps, mistake)
-        time.sleep(60)
+        signal.pause()
     return pid
 
 

