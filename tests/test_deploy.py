@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from worker_processes import HANG_SECONDS
 
 from lockstep.cli.main import parse
 from lockstep.launcher.launch import PREEMPTED, WRONG_INPUT
@@ -59,7 +60,7 @@ def cluster(tmp_path: Path) -> dict[str, str]:
 
 
 def wait_for_file(path: Path, job: subprocess.Popen[str]) -> str:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + HANG_SECONDS
     while not (path.exists() and path.stat().st_size):
         assert time.monotonic() < deadline
         assert job.poll() is None
@@ -81,7 +82,7 @@ def test_a_signal_to_one_task_has_the_whole_job_saved_and_requeued(
         wait_for_file(run / "metrics.jsonl", job)
         pids = [int(pid) for pid in wait_for_file(tmp_path / "tasks", job).split()]
         os.kill(pids[to], signal.SIGUSR1)
-        said, _ = job.communicate(timeout=90)
+        said, _ = job.communicate(timeout=HANG_SECONDS)
     assert job.returncode == 75, said
     assert (tmp_path / "scontrol").read_text() == f"requeue {cluster['SLURM_JOB_ID']}\n"
     stop = json.loads((run / "history.jsonl").read_text().splitlines()[-1])

@@ -12,6 +12,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from worker_processes import HANG_SECONDS
 
 from lockstep.augmentations import AUGMENTATIONS
 
@@ -37,7 +38,9 @@ def test_the_loop_of_the_readme_trains_and_saves(tmp_path: Path) -> None:
     assert short.count("ls.Steps(2)") == short.count("% 2") == 1
     (tmp_path / "mine.py").write_text(short)
     (tmp_path / "data").symlink_to(ROOT / "data")
-    run = subprocess.run([sys.executable, "mine.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    run = subprocess.run(
+        [sys.executable, "mine.py"], cwd=tmp_path, capture_output=True, text=True, timeout=HANG_SECONDS
+    )
     assert run.returncode == 0, run.stderr
     assert run.stdout.startswith("2 {'cross_entropy': 2.3")
     assert (tmp_path / "runs/mine/checkpoints/step-00000002").is_dir()
@@ -58,7 +61,9 @@ def losses(model, batch):
 loader = ls.data.Loader(ls.data.Arrays({"x": torch.ones(64, 4)}), batch_size=16)
 print(sorted(ls.train(state, losses, loader, towers, until=ls.Steps(2)).losses))
 """
-    ran = subprocess.run([sys.executable, "-c", model + update + run], capture_output=True, text=True, timeout=60)
+    ran = subprocess.run(
+        [sys.executable, "-c", model + update + run], capture_output=True, text=True, timeout=HANG_SECONDS
+    )
     assert ran.stdout == "['l2', 'square']\n", ran.stderr
 
 
@@ -78,7 +83,9 @@ ls.records.write_records(Path("imagenet/train-00000-of-00001"), [ls.records.seri
 batch = next(loader.batches(range(1), 1))
 print(batch["image"].shape, batch["label"].tolist())
 """
-    ran = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    ran = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=HANG_SECONDS
+    )
     assert ran.stdout == "torch.Size([2, 3, 299, 299]) [3, 3]\n", ran.stderr
 
 

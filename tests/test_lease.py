@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from worker_processes import HANG_SECONDS
 
 from lockstep import lease as leases
 from lockstep.errors import WorkdirError
@@ -25,7 +26,6 @@ from lockstep.owner import Owner, start_ticks, this_process
 
 ELSEWHERE = Owner("node7", 41, "5", "another boot", 1_780_000_000, "abc")
 FORK = multiprocessing.get_context("fork")
-TIMEOUT_SECONDS = 30
 
 
 def leave(folder: Path, number: int, owner: Owner | bytes, *, silent_seconds: float = 0.0) -> Path:
@@ -115,7 +115,7 @@ def die(folder: Path) -> Owner:
     """The lease of a process that was killed."""
     process = FORK.Process(target=lambda: (take(folder), signal.raise_signal(signal.SIGKILL)))
     process.start()
-    process.join(TIMEOUT_SECONDS)
+    process.join(HANG_SECONDS)
     assert process.exitcode == -signal.SIGKILL
     path = max(folder.glob(".lease-*"))
     return Owner.decode(path.read_bytes())
@@ -199,13 +199,13 @@ def test_of_many_that_follow_a_dead_owner_at_once_exactly_one_wins(tmp_path: Pat
         start, end, answers = FORK.Event(), FORK.Event(), FORK.SimpleQueue()
 
         def contend(folder: Path = folder, start: Any = start, end: Any = end, answers: Any = answers) -> None:
-            start.wait(TIMEOUT_SECONDS)
+            start.wait(HANG_SECONDS)
             try:
                 take(folder)
                 answers.put((os.getpid(), "won"))
             except WorkdirError as error:
                 answers.put((os.getpid(), str(error.given)))
-            end.wait(TIMEOUT_SECONDS)  # a winner that ends is dead, and may be followed
+            end.wait(HANG_SECONDS)  # a winner that ends is dead, and may be followed
 
         processes = [FORK.Process(target=contend) for _ in range(8)]
         for process in processes:
@@ -214,7 +214,7 @@ def test_of_many_that_follow_a_dead_owner_at_once_exactly_one_wins(tmp_path: Pat
         told = dict(answers.get() for _ in processes)
         end.set()
         for process in processes:
-            process.join(TIMEOUT_SECONDS)
+            process.join(HANG_SECONDS)
         (winner,) = [pid for pid, said in told.items() if said == "won"]
         assert all(f"held by process {winner} on host" in told.pop(pid) for pid in list(told) if pid != winner)
         assert names(folder) == [".lease-000002"]
@@ -267,7 +267,7 @@ class Arena:
 
     def kill(self, process: BaseProcess) -> None:
         process.kill()
-        process.join(TIMEOUT_SECONDS)
+        process.join(HANG_SECONDS)
         process.close()
         self.processes.remove(process)
 
@@ -288,7 +288,7 @@ def test_never_two_at_once_however_many_are_killed(arena: Arena) -> None:
     choose, kills = random.Random(1), 0
     for _ in range(4):
         arena.start()
-    deadline = time.monotonic() + TIMEOUT_SECONDS
+    deadline = time.monotonic() + HANG_SECONDS
     while kills < 15 or len(arena.entries()) < 30:
         assert time.monotonic() < deadline, f"{kills} kills, {len(arena.entries())} entries"
         victim = next((each for each in arena.processes if each.pid == arena.pid_inside()), None)
@@ -391,7 +391,7 @@ def test_a_thread_renews_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(leases, "RENEW_SECONDS", 0.01)
     lease = take(tmp_path)
     os.utime(lease.path, (0, 0))
-    deadline = time.monotonic() + TIMEOUT_SECONDS
+    deadline = time.monotonic() + HANG_SECONDS
     while time.time() - lease.path.stat().st_mtime > 60:
         assert time.monotonic() < deadline
     lease.release()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from worker_processes import HANG_SECONDS
 
 from lockstep.errors import DataError, WorkdirError
 from lockstep.screen import LineHandler, Lines, log, one_line, show_log, write_json, write_lines
@@ -85,7 +86,9 @@ def test_without_any_handler_of_ours_a_name_stays_on_its_line() -> None:
         "logging.basicConfig(format='%(message)s')\n"
         f"logging.getLogger('lockstep').warning('Not read: %s', {HOSTILE!r})\n"
     )
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=HANG_SECONDS, check=True
+    )
     assert ended.stderr == f"Not read: {ESCAPED}\n" * 2
 
 

@@ -11,6 +11,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from worker_processes import HANG_SECONDS
 
 from lockstep.terminal import num_columns, width_of, wrapped
 
@@ -111,7 +112,7 @@ def test_what_is_written_after_the_terminal_is_closed_is_no_error() -> None:
     os.close(theirs)
     assert os.read(ours, 100) == b"there True utf-8\r\n"
     os.close(ours)
-    process.communicate(b"\n", timeout=60)
+    process.communicate(b"\n", timeout=HANG_SECONDS)
     assert process.returncode == 7
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from worker_processes import HANG_SECONDS
 
 from lockstep.checkpoints.store import Checkpoint, Store
 
@@ -36,11 +37,11 @@ class Child:
         """All that the process sent before it ended."""
         said = []
         try:
-            while self.pipe.poll(30):
+            while self.pipe.poll(HANG_SECONDS):
                 said.append(self.pipe.recv())
         except EOFError:
             pass
-        self.process.join(30)
+        self.process.join(HANG_SECONDS)
         return said
 
 

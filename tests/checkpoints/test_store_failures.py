@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from checkpoint_helpers import Child, assert_consistent, count_or_kill, sections_of, unfinished, write
+from worker_processes import HANG_SECONDS
 
 from lockstep.checkpoints import Retention, Store
 from lockstep.errors import CheckpointError
@@ -37,7 +38,7 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
     for _ in range(40):
         child = Child(write_for_ever, tmp_path, reached + 1)
         if draw.random() < 0.5:
-            child.pipe.poll(30)  # until it has written one
+            child.pipe.poll(HANG_SECONDS)  # until it has written one
         child.kill_after(draw.uniform(0, 0.06))
         written = child.said()
         found = store.read()

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from worker_processes import HANG_SECONDS
 
 from lockstep.chaos.faults import FAULTS
 from lockstep.cli import chaos
@@ -86,7 +87,7 @@ def test_ended_by_sigterm_it_takes_all_along(tmp_path: Path) -> None:
             assert process.poll() is None
             time.sleep(0.02)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 130
+        assert process.wait(HANG_SECONDS) == 130
     mark = str(tmp_path).encode()
     own = {str(os.getpid())}
     for path in Path("/proc").glob("[0-9]*/cmdline"):

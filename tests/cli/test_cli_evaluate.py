@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 import pytest
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from worker_processes import HANG_SECONDS
 
 import lockstep as ls
 from lockstep.cli import scoring, training
@@ -37,7 +38,6 @@ from lockstep.runs.known_data import class_names
 from lockstep.runs.workdir import Workdir
 
 ROOT = Path(__file__).parent.parent.parent
-TIMEOUT_SECONDS = 90
 WRITES_LITTLE = [
     "--set", "checkpoints.every=2 steps", "--set", "watch.metrics=0", "--set", "watch.summaries=0",
 ]  # fmt: skip
@@ -402,7 +402,7 @@ def start() -> Iterator[Start]:
     for each in processes:
         with suppress(ProcessLookupError):
             each.process.kill()
-        each.process.wait(TIMEOUT_SECONDS)
+        each.process.wait(HANG_SECONDS)
 
 
 def follow(workdir: Path, *words: str) -> list[str]:

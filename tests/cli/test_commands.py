@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from worker_processes import HANG_SECONDS
 
 from lockstep.parallel.exchange import AllReduce
 
 pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parent.parent.parent
-TIMEOUT_SECONDS = 90
 SMALL = [
     "--set", "batch_size=24", "--set", "checkpoints.every=2 steps", "--set", "watch.metrics=1 steps",
     "--set", "watch.summaries=1 steps", "--set", "average.decay=0.9", "--set", "exchange.exact=true",
@@ -37,7 +37,7 @@ def command(*words: str) -> list[str]:
 
 def run(*words: str, code: int = 0, **options: object) -> str:
     """What the command says, on both streams; it must end with the code."""
-    options = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": TIMEOUT_SECONDS, **options}
+    options = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": HANG_SECONDS, **options}
     done = subprocess.run(command(*words), **options)  # type: ignore[call-overload]
     said = str(done.stdout + done.stderr)
     assert done.returncode == code, said
@@ -222,7 +222,7 @@ def start() -> Iterator[Start]:
     yield begin
     for each in runs:
         each.process.kill()
-        each.process.wait(TIMEOUT_SECONDS)
+        each.process.wait(HANG_SECONDS)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -282,7 +282,7 @@ def test_a_full_disk_leaves_the_old_checkpoints(copy: Path) -> None:
 
     words = ["train", "mnist", "--workdir", str(copy), *SMALL, "--towers", "3", "--workers", "1", "--steps", "8"]
     done = subprocess.run(
-        command(*words), cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, preexec_fn=limit
+        command(*words), cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECONDS, preexec_fn=limit
     )
     assert done.returncode == 1, done.stderr
     assert "step-00000008" in done.stderr or "cannot be written" in done.stderr
@@ -296,7 +296,7 @@ def test_torchrun_joins(finished: tuple[Path, str], tmp_path: Path) -> None:
     words = ["train", "mnist", "--workdir", str(tmp_path / "run"), *SMALL, "--towers", "3", "--steps", "6"]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "lockstep", *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(launcher, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, env=environment)
+    done = subprocess.run(launcher, cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECONDS, env=environment)
     assert done.returncode == 0, done.stderr
     assert contents(tmp_path / "run", 6) == contents(finished[0], 6)
 

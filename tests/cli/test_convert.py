@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from worker_processes import HANG_SECONDS
 
 from lockstep.cli.convert import CONVERTERS
 from lockstep.cli.main import main, parse
@@ -70,7 +71,7 @@ def convert(capsys: pytest.CaptureFixture[str]) -> Convert:
 @pytest.mark.process
 def test_it_says_what_it_has_made(photos: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "lockstep", "convert", "images", str(photos), "--to", str(tmp_path / "out")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECONDS)
     assert done.returncode == 0, done.stderr
     num_bytes = sum(map(len, shards_in(tmp_path / "out").values()))
     last = done.stderr.splitlines()[-1]
@@ -95,7 +96,7 @@ def test_after_ctrl_c_the_same_command_goes_on(
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
     with last.open("wb"):
         os.killpg(process.pid, signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 130, said
     assert said.splitlines()[-1] == "Stopped. What is finished is kept: the same command goes on."
     assert "Traceback" not in said

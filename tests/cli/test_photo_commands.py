@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tiny_images import image_folder, image_shards
+from worker_processes import HANG_SECONDS
 
 from lockstep.cli import scoring, training
 from lockstep.cli.main import main
@@ -24,7 +25,6 @@ from lockstep.workers.rank import leave
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 ROOT = FIXTURES.parent.parent
-TIMEOUT_SECONDS = 120
 SMALL = [
     "data.image_size=75", "model.depth_multiplier=0.05", "model.num_classes=4", "evaluate.top=[1, 2]", "num_towers=1",
     "batch_size=4", "exchange.exact=true", "towers.precision=fp32",
@@ -91,7 +91,7 @@ def test_the_command_says_which_record_has_a_label_past_the_classes(tmp_path: Pa
     """Found by a worker at its first batch: wrong input all the same, in words and not as a traceback."""
     argv = words(tmp_path, f"data.train={image_shards(tmp_path / 'shards', 'train', [1, 1, 1, 1000])}")
     command = [sys.executable, "-m", "lockstep", *argv]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECONDS)
     assert ended.returncode == 2
     assert ended.stderr.endswith(
         "error: The label of train-00001-of-00002:1 is none of the model's classes.\n"

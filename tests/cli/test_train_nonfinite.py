@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from worker_processes import HANG_SECONDS
 
 pytestmark = pytest.mark.process
 
@@ -19,7 +20,7 @@ def test_a_run_that_is_not_finite_ends_with_the_reason_last(tmp_path: Path) -> N
     words = [word for setting in SETTINGS for word in ("--set", setting)]
     words += ["--workdir", str(tmp_path / "run"), "--towers", "2", "--workers", "2", "--steps", "6"]
     command = [sys.executable, "-m", "lockstep", "train", "mnist", *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=90)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECONDS)
     assert done.returncode == 1, done.stderr
     lines = done.stderr.splitlines()
     assert lines[-5].startswith("error: worker ")

@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from worker_processes import HANG_SECONDS
 
 from lockstep.cli import train
 from lockstep.cli.main import parse
@@ -26,7 +27,6 @@ from lockstep.errors import InputError
 from lockstep.workers.watchdog import Limits
 
 ROOT = Path(__file__).parent.parent.parent
-TIMEOUT_SECONDS = 90
 WORDS = [
     "--towers", "2", "--requeue", "--grace", "60",
     "--set", "batch_size=24", "--set", "checkpoints.every=4 steps", "--set", "watch.metrics=1 steps",
@@ -52,7 +52,7 @@ def size_of(path: Path) -> int:
 
 
 def wait_for(happened: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + TIMEOUT_SECONDS
+    deadline = time.monotonic() + HANG_SECONDS
     while not happened():
         assert time.monotonic() < deadline
         with suppress(subprocess.TimeoutExpired):
@@ -62,7 +62,7 @@ def wait_for(happened: Callable[[], bool], process: subprocess.Popen[str]) -> No
 
 def end(process: subprocess.Popen[str], code: int) -> str:
     """All that it said; it must end with the code."""
-    said, _ = process.communicate(timeout=TIMEOUT_SECONDS)
+    said, _ = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == code, said
     return said
 
@@ -106,7 +106,7 @@ def test_a_run_whose_terminal_is_closed_is_saved(tmp_path: Path) -> None:
     if not pid:
         os.chdir(ROOT)
         os.execv(sys.executable, [sys.executable, "-m", "lockstep", *words])
-    deadline = time.monotonic() + TIMEOUT_SECONDS
+    deadline = time.monotonic() + HANG_SECONDS
     while size_of(metrics) < 1000 and time.monotonic() < deadline:
         if select.select([terminal], [], [], 0.01)[0]:
             os.read(terminal, 1 << 16)

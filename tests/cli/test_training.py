@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from worker_processes import HANG_SECONDS
 
 import lockstep as ls
 from lockstep.cli import run as cli_run
@@ -201,7 +202,7 @@ def test_what_is_wrong_is_told_together(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.process
 def test_the_command_tells_it_and_blames_no_worker(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "lockstep", "train", "flowers", "--set", "data.train=phtos"]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_SECONDS)
     assert ended.returncode == 2
     first, second, *others = ended.stderr.splitlines()
     assert first.startswith("error: ")

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from worker_processes import HANG_SECONDS
 
 from lockstep.convert.conversion_state import lock_shards
 from lockstep.convert.sharding import Settings, SkippedItem, Summary, convert
@@ -164,7 +165,7 @@ def test_a_conversion_that_was_killed_goes_on_to_the_same_bytes(
         else:
             process.kill()
         process.wait()
-    said, _ = process.communicate(timeout=60)  # All that hold the pipe have ended.
+    said, _ = process.communicate(timeout=HANG_SECONDS)  # All that hold the pipe have ended.
     assert process.returncode == -signal.SIGKILL, said
     folder = tmp_path / "killed"
     assert "train-00004-of-00005" not in shards_in(folder)

@@ -14,6 +14,7 @@ import torch
 from fake_streams import DEVICE, FakeDevice
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from worker_processes import HANG_SECONDS
 
 from lockstep.data import device_copies
 from lockstep.data.bad_rows import ReadRows
@@ -179,7 +180,7 @@ def test_ctrl_c_comes_while_a_copy_is_waited_for(device: FakeDevice, monkeypatch
     pin, may_end = torch.Tensor.pin_memory, threading.Event()
 
     def slow(tensor: torch.Tensor) -> torch.Tensor:
-        assert threading.current_thread().name != THREAD or may_end.wait(30)
+        assert threading.current_thread().name != THREAD or may_end.wait(HANG_SECONDS)
         return pin(tensor)
 
     def interrupt() -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from worker_processes import HANG_SECONDS
 
 from lockstep import cores
 from lockstep.data import prefetch
@@ -270,7 +271,7 @@ def test_processes_do_not_outlive_the_trainer(end: str) -> None:
         if end == "killed":
             trainer.kill()
         trainer.stdin.close()
-        assert trainer.wait(30) == (-signal.SIGKILL if end == "killed" else 0)
+        assert trainer.wait(HANG_SECONDS) == (-signal.SIGKILL if end == "killed" else 0)
     assert len(children) == 2
     for child in children:
         assert select.select([child], [], [], 10) == ([child], [], [])
@@ -436,5 +437,5 @@ class Slow:
 batches = ls.data.Loader(Slow(), batch_size=2, num_processes=2).batches(range(1), 1)
 next(batches)
 """
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=HANG_SECONDS)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from worker_processes import HANG_SECONDS
 
 from lockstep.data import loader as loader_module
 from lockstep.data import loader_processes
@@ -41,7 +42,7 @@ def pipe() -> Iterator[tuple[int, int]]:
     os.write(ends[1], b"x")
     for thread in threading.enumerate():
         if thread.name.startswith("loader thread"):
-            thread.join(10)
+            thread.join(HANG_SECONDS)
     for end in ends:
         os.close(end)
 
@@ -193,7 +194,7 @@ def test_a_script_ends_with_its_hung_reader_named(who: str, num_workers: int, tm
     launcher = ["-m", "lockstep", "run"] if num_workers else []
     more = ["--workers", str(num_workers), "--device", "cpu"] if num_workers else []
     ended = subprocess.run(
-        [sys.executable, *launcher, str(script), *more], cwd=ROOT, capture_output=True, text=True, timeout=90
+        [sys.executable, *launcher, str(script), *more], cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECONDS
     )
     assert ended.returncode == 1
     name = WHO[who].replace("loader", "Loader")
@@ -213,7 +214,7 @@ def test_closing_waits_for_the_job_that_a_thread_is_at(pipe: tuple[int, int]) ->
     began, finished = threading.Event(), list[int]()
     stream = batches(Slow(pipe[0]), "threads")
     next(stream)
-    assert began.wait(10)
+    assert began.wait(HANG_SECONDS)
     os.write(pipe[1], b"x")
     stream.close()
     assert finished == [6]

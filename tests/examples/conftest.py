@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from worker_processes import HANG_SECONDS
 
 ROOT = Path(__file__).parent.parent.parent
-TIMEOUT_SECONDS = 60
 ALONE: tuple[str, ...] = ()
 ON_TWO_WORKERS = ("-m", "lockstep", "run", "--workers", "2")
 UNDER_TORCHRUN = (
@@ -46,7 +46,7 @@ class Examples:
     def end(self, process: subprocess.Popen[str]) -> str:
         """What the process says until its end; a launcher that has to be told to end takes its workers along."""
         try:
-            return process.communicate(timeout=TIMEOUT_SECONDS)[0]
+            return process.communicate(timeout=HANG_SECONDS)[0]
         finally:
             if process.poll() is None:
                 process.terminate()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from separate_hosts import Hosts
+from worker_processes import HANG_SECONDS
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
@@ -31,14 +32,14 @@ def on_hosts(hosts: Hosts, *words: str | Path) -> str:
         for host in range(3)
     ]
     for command in commands:
-        assert command.wait(120) == 0, command.text
+        assert command.wait(HANG_SECONDS) == 0, command.text
     return commands[0].text
 
 
 def on_one_worker(*words: str | Path) -> str:
     command = [sys.executable, "-m", "lockstep", *words, "--workers", "1"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG_SECONDS)
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import exact_run
 import pytest
 from separate_hosts import Command, Hosts
+from worker_processes import HANG_SECONDS
 
 import lockstep as ls
 
@@ -53,7 +54,7 @@ def test_three_hosts_write_the_files_of_one_worker_which_goes_on_from_them(
 ) -> None:
     hosts = make_hosts(3)
     for command in start(hosts, 3, tmp_path, "3"):
-        assert command.wait(60) == 0, command.text
+        assert command.wait(HANG_SECONDS) == 0, command.text
     exact_run.train(tmp_path / "alone", 3)
     assert exact_run.contents(tmp_path / "host0") == exact_run.contents(tmp_path / "alone")
     assert len(exact_run.contents(tmp_path / "alone")) >= 3
@@ -71,7 +72,7 @@ def test_workers_on_other_hosts_than_the_chief_that_serves_them_learn_what_one_w
 ) -> None:
     hosts = make_hosts(3)
     for command in start(hosts, 3, tmp_path, "6", "backups"):
-        assert command.wait(60) == 0, command.text
+        assert command.wait(HANG_SECONDS) == 0, command.text
     exact_run.train(tmp_path / "alone", 6)
     scores = [(tmp_path / folder / "scores.json").read_text() for folder in ("host0", "alone")]
     assert scores[0] == scores[1]
@@ -92,7 +93,7 @@ def pair(make_hosts: Callable[[int], Hosts], tmp_path: Path) -> tuple[Hosts, Com
 
 def ended(hosts: Hosts, commands: tuple[Command, ...], since: float) -> tuple[list[int], float]:
     """The exit codes, and the seconds until the last command had ended; nothing is left on the hosts then."""
-    codes = [command.wait(30) for command in commands]
+    codes = [command.wait(HANG_SECONDS) for command in commands]
     assert hosts.leftovers() == []
     return codes, max(command.ended or 0.0 for command in commands) - since
 

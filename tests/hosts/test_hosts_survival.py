@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from separate_hosts import Command, Hosts
+from worker_processes import HANG_SECONDS
 
 from tests.launcher import surviving_run
 
@@ -45,7 +46,7 @@ def said(folder: Path, what: str) -> list[list[Any]]:
 
 def wait_until_all_train(folder: Path, num_hosts: int) -> dict[int, int]:
     """Returns the process id of each worker."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + HANG_SECONDS
     while len(found := said(folder, "trains")) < num_hosts:
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -58,7 +59,7 @@ def test_the_others_go_on_when_a_host_vanishes(make_hosts: Callable[[int], Hosts
     wait_until_all_train(folder, 3)
     vanished = time.monotonic()
     hosts.vanish(1)
-    codes = [commands[host].wait(60) for host in (0, 2)]
+    codes = [commands[host].wait(HANG_SECONDS) for host in (0, 2)]
     assert codes == [0, 0], commands[0].text
     goes_on = said(folder, "goes on")
     assert [words[4] for words in sorted(goes_on)] == [
@@ -152,7 +153,7 @@ def test_a_lost_worker_is_started_anew_on_its_own_host(make_hosts: Callable[[int
     commands = start(hosts, 2, folder, replacements=3)
     pids = wait_until_all_train(folder, 2)
     os.kill(pids[0], signal.SIGKILL)
-    assert [command.wait(60) for command in commands] == [0, 0], commands[0].text
+    assert [command.wait(HANG_SECONDS) for command in commands] == [0, 0], commands[0].text
     (joins,) = said(folder, "joins")
     assert (joins[0], joins[4]) == (0, [1, ["worker 1 on host1", "worker 0 on host0"]])
     assert [words[2:4] for words in said(folder, "done")] == [[NUM_STEPS, surviving_run.total_of(NUM_STEPS)]] * 2

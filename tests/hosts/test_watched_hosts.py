@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 from separate_hosts import Command, Hosts
+from worker_processes import HANG_SECONDS
 
 pytestmark = pytest.mark.process
 
@@ -75,7 +76,7 @@ def test_what_becomes_of_a_worker_is_told_on_the_other_host(
     assert lost.seconds - start < seconds
     assert why in given(chief)
     assert last in chief.last_line
-    assert [chief.wait(10), other.wait(10)] == [1, code]
+    assert [chief.wait(HANG_SECONDS), other.wait(HANG_SECONDS)] == [1, code]
     assert "lost" not in other.text
     assert hosts.leftovers() == []
 
@@ -91,7 +92,7 @@ def test_a_cut_link_is_noticed_on_both_sides(make_hosts: Callable[[int], Hosts])
     assert given(chief).endswith("or its network is; lost with it: worker 1 " + given(chief).partition("worker 1 ")[2])
     assert given(other).startswith("no sign of life for 2.")
     assert "lost host host0." in other.text
-    assert [chief.wait(10), other.wait(10)] == [1, 1]
+    assert [chief.wait(HANG_SECONDS), other.wait(HANG_SECONDS)] == [1, 1]
     assert hosts.leftovers() == []
 
 
@@ -102,5 +103,5 @@ def test_the_end_of_a_whole_host_is_noticed_and_that_of_the_chief_too(make_hosts
     hosts.vanish(0)
     start = time.monotonic()
     assert other.wait_for("PeerLostError: worker 1 lost host host0.", 10).seconds - start < 4
-    assert [chief.wait(10), other.wait(10)] == [-signal.SIGKILL, 1]
+    assert [chief.wait(HANG_SECONDS), other.wait(HANG_SECONDS)] == [-signal.SIGKILL, 1]
     assert hosts.leftovers() == []

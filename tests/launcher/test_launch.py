@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from worker_processes import HANG_SECONDS
 
 from lockstep.errors import InputError
 from lockstep.launcher import launch as launching
@@ -312,7 +313,7 @@ class Launched:
     def end(self) -> tuple[int, list[str], list[str]]:
         """Exit code, lines of the workers, and of the launcher without their level; nothing is left of the session."""
         pids = session(self.process.pid)
-        stdout, stderr = self.process.communicate(timeout=30)
+        stdout, stderr = self.process.communicate(timeout=HANG_SECONDS)
         assert [pid for pid in pids if alive(pid)] == []
         assert session(self.process.pid) == []
         told = [re.sub("^(warning|error): ", "", line) for line in stderr.splitlines()]

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from worker_processes import HANG_SECONDS
 
 pytestmark = pytest.mark.process
 
@@ -92,7 +93,7 @@ class Launcher:
         assert self.process.stdout is not None
         self.lines += [line.rstrip() for line in self.process.stdout]
         shown = [line for line in self.lines if not line.startswith(("worker", "waiting for"))]
-        return self.process.wait(10), shown
+        return self.process.wait(HANG_SECONDS), shown
 
 
 Start = Callable[..., list[Launcher]]
@@ -183,7 +184,7 @@ def test_a_launcher_that_is_gone_or_stopped_is_missed_by_the_other(start: Start,
     if number is signal.SIGSTOP:
         there.process.send_signal(signal.SIGCONT)
         assert there.end() == (code, shown)
-    deadline = time.monotonic() + 2
+    deadline = time.monotonic() + HANG_SECONDS
     while is_alive(second):
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -299,7 +300,7 @@ def test_a_host_that_is_lost_may_come_again(start: Start) -> None:
 
 def wait_until_all_stand_still(launcher: Launcher) -> None:
     folder = Path(str(launcher.process.args[1])).parent  # type: ignore[index]
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + HANG_SECONDS
     while len(list(folder.glob("first-*"))) < 3:
         assert time.monotonic() < deadline
         time.sleep(0.02)

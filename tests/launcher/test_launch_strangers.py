@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from worker_processes import HANG_SECONDS
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")]
 
@@ -128,4 +129,4 @@ def test_another_user_can_list_set_and_stop_nothing(run: subprocess.Popen[str]) 
     )
     assert (stranger.stdout, stranger.stderr, stranger.returncode) == ("", "", 0)
     run.send_signal(signal.SIGINT)
-    assert run.wait(60) == 130
+    assert run.wait(HANG_SECONDS) == 130

@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from worker_processes import HANG_SECONDS
 
 from lockstep.errors import InputError, WorkerError
 from lockstep.launcher import rendezvous
@@ -82,7 +83,7 @@ def come(port: int) -> Iterator[Come]:
 
 def end_of(channel: Channel) -> dict[str, Any]:
     """The message that ends a host, behind all that says only that the chief lives."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + HANG_SECONDS
     while time.monotonic() < deadline:
         for message in channel.receive(0.1):
             if "end" in message:
@@ -93,7 +94,7 @@ def end_of(channel: Channel) -> dict[str, Any]:
 def test_all_hosts_come_in_any_order(port: int, store: StoreServer, come: Come) -> None:
     with gathering(port, store) as gathered:
         channels = [come(2), come(1)]
-        hosts = gathered.result(5)
+        hosts = gathered.result(HANG_SECONDS)
         assert [host.num_workers for host in hosts] == [2, 2]
         here = socket.gethostname()
         assert [host.name for host in hosts] == [f"{here} (host 1)", f"{here} (host 2)"]
@@ -119,7 +120,7 @@ def test_a_second_host_of_the_same_rank_is_refused_and_the_run_goes_on(
         assert refused["end"] == 2
         assert "There is a host 1 already" in refused["log"]
         channels.append(come(2))
-        assert gathered.result(5)
+        assert gathered.result(HANG_SECONDS)
 
 
 def test_a_host_that_goes_again_is_waited_for(
@@ -127,19 +128,19 @@ def test_a_host_that_goes_again_is_waited_for(
 ) -> None:
     with gathering(port, store) as gathered:
         come(1).close()
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + HANG_SECONDS
         while "waiting for it again" not in caplog.text:
             assert time.monotonic() < deadline
             time.sleep(0.05)
         channels = [come(1), come(2)]
-        assert gathered.result(5)
+        assert gathered.result(HANG_SECONDS)
         assert len(channels) == 2
 
 
 def test_who_comes_when_the_run_has_begun_is_told_so(port: int, store: StoreServer, come: Come) -> None:
     with gathering(port, store, num_hosts=2) as gathered:
         channel = come(1, 2)
-        assert gathered.result(5)
+        assert gathered.result(HANG_SECONDS)
         assert "has begun already" in end_of(come(1, 2))["log"]
         assert not channel.ended
 
@@ -219,7 +220,7 @@ def test_another_number_of_hosts_ends_both_with_the_reason(
         time.sleep(0.3)
         wrong = end_of(come(1, num_hosts))
         with pytest.raises(InputError) as error:
-            gathered.result(5)
+            gathered.result(HANG_SECONDS)
         assert f"--hosts {num_hosts}" in error.value.given
         assert "--hosts 3" in error.value.expected
         assert wrong["log"] == str(error.value)
@@ -230,7 +231,7 @@ def test_another_version_is_refused_by_name(port: int, store: StoreServer) -> No
     with gathering(port, store) as gathered, socket_to(port) as channel:
         channel.send(INTRODUCTION | {"version": "0.0.1"})
         with pytest.raises(InputError, match=r"Host 1 \(node1\)") as error:
-            gathered.result(5)
+            gathered.result(HANG_SECONDS)
     assert "Lockstep 0.0.1" in error.value.given
 
 
@@ -263,14 +264,14 @@ def test_what_is_no_introduction_is_let_go(port: int, store: StoreServer, come: 
             connection.settimeout(5)
             assert connection.recv(1) == b""
         channels = [come(1), come(2)]
-        assert gathered.result(5)
+        assert gathered.result(HANG_SECONDS)
         assert channels
 
 
 def test_clocks_that_differ_are_told(port: int, store: StoreServer, caplog: pytest.LogCaptureFixture) -> None:
     with gathering(port, store, num_hosts=2) as gathered, socket_to(port) as channel:
         channel.send(INTRODUCTION | {"num_hosts": 2, "time": time.time() - 3600})
-        assert gathered.result(5)
+        assert gathered.result(HANG_SECONDS)
     assert "the clock of host 1 (node1) is 3600 s behind" in caplog.text
 
 
@@ -281,7 +282,7 @@ def test_who_is_missing_is_named_at_the_deadline(
     with gathering(port, store) as gathered:
         channel = come(2)
         with pytest.raises(WorkerError) as error:
-            gathered.result(5)
+            gathered.result(HANG_SECONDS)
         assert "waiting for host 1; host 0 and host 2" in error.value.given
     assert end_of(channel)["log"] == str(error.value)
 
@@ -290,7 +291,7 @@ def test_a_host_that_cannot_take_part_says_why(port: int, store: StoreServer, co
     with gathering(port, store) as gathered:
         come(1, failed="There is no folder photos.\n  given: ...")
         with pytest.raises(WorkerError, match="Host 1") as error:
-            gathered.result(5)
+            gathered.result(HANG_SECONDS)
         assert error.value.given == "There is no folder photos."
 
 
@@ -308,7 +309,7 @@ def test_a_signal_to_a_host_that_has_come_ends_the_wait_of_all(port: int, store:
     ):
         gathered = pool.submit(chief.gather, requests)
         come(1).send({"requests": ["SIGINT"]})  # it may arrive together with the introduction
-        [host] = gathered.result(5)
+        [host] = gathered.result(HANG_SECONDS)
         host.close()
     assert requests == ["SIGINT"]
 
@@ -390,7 +391,7 @@ def test_a_name_that_resolves_later_is_waited_for(
     monkeypatch.setattr(socket, "getaddrinfo", later)
     with gathering(port, store, num_hosts=2) as gathered:
         come(1, 2)
-        assert gathered.result(5)
+        assert gathered.result(HANG_SECONDS)
     assert "127.0.0.1 does not resolve here; trying again" in caplog.text
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from worker_processes import HANG_SECONDS
 
 from lockstep.launcher import hosts, supervisor
 from lockstep.launcher.forkserver import Event, ForkServer
@@ -483,7 +484,7 @@ def test_nothing_stays_open() -> None:
 
     before = open_files()
     supervise(script)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + HANG_SECONDS
     while open_files() > before:  # the store's threads close their ends when they see that the worker has gone
         assert time.monotonic() < deadline
         time.sleep(0.001)

@@ -16,6 +16,7 @@ from contextlib import ExitStack, closing, suppress
 from typing import Any
 
 import pytest
+from worker_processes import HANG_SECONDS
 
 from lockstep.launcher import watcher as module
 from lockstep.launcher.hosts import Said
@@ -218,7 +219,7 @@ def test_a_worker_that_never_comes_is_told_of(
 def test_who_is_none_of_the_workers_is_not_taken_in(watching: Callable[[int], Watching], rank: int) -> None:
     here = watching(1)
     process = here.start("sys.exit(len(connection.recv(1)))", rank)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + HANG_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
         assert here.host.receive() == []
     assert process.returncode is not None
@@ -248,7 +249,7 @@ def test_what_the_watcher_of_another_host_says_at_once_is_heard() -> None:
         [answer] = worker.receive(5)
         with connect("127.0.0.1", answer["port"], task["key"].encode()) as connection:
             connection.sendall(b'{"host": 1}\n{"said": [[1, {"step": 7}]]}\n')
-            [host] = others.result(5)
+            [host] = others.result(HANG_SECONDS)
             host.start(1, {})
             assert (host.name, host.receive()) == ("node1", [(1, {"step": 7})])
             host.close()
@@ -265,5 +266,5 @@ def test_a_watcher_whose_worker_never_comes_ends_in_silence() -> None:
         listener.listen()
         code = "import sys; from lockstep.launcher import watcher; watcher.REACH_SECONDS = 0.1; watcher.watch()"
         command = [sys.executable, "-c", code, str(listener.fileno())]
-        ended = subprocess.run(command, pass_fds=[listener.fileno()], capture_output=True, timeout=20)
+        ended = subprocess.run(command, pass_fds=[listener.fileno()], capture_output=True, timeout=HANG_SECONDS)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from worker_processes import HANG_SECONDS
 
 import lockstep as ls
 from lockstep.data.loader import Loader
@@ -136,7 +137,7 @@ def main(num_trials: int) -> None:
 
 def check_trials(num_trials: int) -> None:
     command = [sys.executable, __file__, str(num_trials)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS, check=True)
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     assert [answer[:2] for answer in answers] == [[name, kind] for name in HANDLERS for kind in LOOPS]
     torn = [answer for answer in answers if any(isinstance(left, str) for left in answer[2])]

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from worker_processes import HANG_SECONDS
 
 pytestmark = pytest.mark.process
 
@@ -20,7 +21,6 @@ SCRIPT = Path(__file__).parent / "resume_run.py"
 STEPS = 120
 KILLS = 3
 """Of one chain of starts, each after the workers have made steps: a kill while torch is imported proves little."""
-TIMEOUT_SECONDS = 60
 
 
 def start(workdir: Path, num_workers: int, steps: int = STEPS, *kind: str) -> subprocess.Popen[bytes]:
@@ -32,7 +32,7 @@ def start(workdir: Path, num_workers: int, steps: int = STEPS, *kind: str) -> su
 
 
 def finish(workdir: Path, num_workers: int, steps: int = STEPS, *kind: str) -> None:
-    code = start(workdir, num_workers, steps, *kind).wait(TIMEOUT_SECONDS)
+    code = start(workdir, num_workers, steps, *kind).wait(HANG_SECONDS)
     assert code == 0, (workdir.parent / f"{workdir.name}.log").read_text()
 
 
@@ -69,7 +69,7 @@ def processes(root: int) -> list[int]:
 
 def wait_for(happened: Callable[[], bool], process: subprocess.Popen[bytes]) -> bool:
     """Whether something happened before the process ended."""
-    deadline = time.monotonic() + TIMEOUT_SECONDS
+    deadline = time.monotonic() + HANG_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
         if happened():
             return True
@@ -90,7 +90,7 @@ def kill_one(process: subprocess.Popen[bytes], choose: random.Random) -> None:
         os.kill(victim, signal.SIGKILL)
     except ProcessLookupError:
         return
-    process.wait(TIMEOUT_SECONDS)
+    process.wait(HANG_SECONDS)
 
 
 def wait_until_gone(workdir: Path) -> None:
@@ -106,7 +106,7 @@ def wait_until_gone(workdir: Path) -> None:
                 continue
         return False
 
-    deadline = time.monotonic() + TIMEOUT_SECONDS
+    deadline = time.monotonic() + HANG_SECONDS
     while alive():
         assert time.monotonic() < deadline, "a worker outlived its launcher"
 
@@ -170,7 +170,7 @@ def test_killed_in_the_middle_of_saves(undisturbed: dict[str, bytes], tmp_path: 
         process = start(workdir, 3)
         if wait_for(saving, process):
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait(TIMEOUT_SECONDS)
+            process.wait(HANG_SECONDS)
             wait_until_gone(workdir)
             kills += 1
         if choose.random() < 0.5:

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import survived_run
 from survived_run import LENGTHS, STEPS
+from worker_processes import HANG_SECONDS
 
 import lockstep as ls
 
 pytestmark = pytest.mark.process
 
 SCRIPT = Path(__file__).parent / "survived_run.py"
-TIMEOUT_SECONDS = 120
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def survive(workdir: Path, *faults: str, num_workers: int = 3) -> tuple[list[dic
         [*command, "--on-loss", "continue", "--restarts", "20", str(SCRIPT), str(workdir), *faults],
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_SECONDS,
+        timeout=HANG_SECONDS,
         env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
     )
     assert ended.returncode == 0, ended.stderr

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from thread_workers import run_threads, thread_workers
 from torch import Tensor, nn
 from torch.nn import functional as F
+from worker_processes import HANG_SECONDS
 
 import lockstep as ls
 from lockstep.errors import InputError, PeerLostError, WorkerError
@@ -44,12 +45,12 @@ class Calls:
 
         def all_reduce(tensors: Sequence[Tensor]) -> None:
             self.begun[rank] += tensors
-            self._barrier.wait(20)
+            self._barrier.wait(HANG_SECONDS)
 
         return SimpleNamespace(
             are_enqueued=False,
             begin_all_reduce=begin_all_reduce,
-            finish=lambda: self._barrier.wait(20),
+            finish=lambda: self._barrier.wait(HANG_SECONDS),
             check_finished=lambda: None,
             all_reduce=all_reduce,
         )

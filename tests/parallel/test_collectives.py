@@ -23,6 +23,7 @@ from thread_workers import thread_workers
 from torch import nn
 from torch._C._distributed_c10d import ErrorType, PrefixStore
 from torch.nn import functional as F
+from worker_processes import HANG_SECONDS
 
 import lockstep as ls
 from lockstep.errors import InputError, PeerLostError, WorkerError
@@ -244,7 +245,7 @@ def test_a_worker_that_fails_does_not_wait_for_a_call_that_gloo_has_forgotten(
 
     class Stuck(FakeGroup):
         def __del__(self) -> None:
-            call_ends.wait(60)
+            call_ends.wait(HANG_SECONDS)
             group_is_gone.set()
 
     monkeypatch.setattr(Collectives, "_make_group", lambda _: Stuck())
@@ -253,7 +254,7 @@ def test_a_worker_that_fails_does_not_wait_for_a_call_that_gloo_has_forgotten(
     Collectives(worker, "gloo").close(ValueError("boom"))
     assert not group_is_gone.is_set()
     call_ends.set()
-    assert group_is_gone.wait(60)
+    assert group_is_gone.wait(HANG_SECONDS)
 
 
 def test_the_thread_that_hears_of_a_loss_aborts_the_group(worker: Worker, group: FakeGroup) -> None:
@@ -477,7 +478,7 @@ def test_scripts_of_a_bare_launcher_end_in_peace_or_with_the_words_of_the_one_th
         )
         for rank in range(2)
     ]
-    said = [worker.communicate(timeout=60)[1] for worker in workers]
+    said = [worker.communicate(timeout=HANG_SECONDS)[1] for worker in workers]
     assert [worker.returncode for worker in workers] == [int(fails)] * 2, said
     if not fails:
         assert said == [

@@ -8,6 +8,7 @@ from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from worker_processes import HANG_SECONDS
 
 from lockstep.parallel.leases import Leases, SliceLease
 
@@ -114,7 +115,7 @@ def test_a_worker_gets_its_first_lease_when_it_has_joined():
     rule = leases(2, 1, staleness=None)
     rule.leave(2)
     assert (rule.begin(2), rule.begin(1)) == (None, 0)
-    rule.join(2)
+    rule.join(HANG_SECONDS)
     assert rule.begin(2) == 2
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from thread_workers import run_threads
 from torch import Tensor
-from worker_processes import run_workers
+from worker_processes import HANG_SECONDS, run_workers
 
 from lockstep.errors import PeerLostError, WorkerError
 from lockstep.parallel.leases import Leases
@@ -149,7 +149,7 @@ def test_a_gradient_that_comes_too_late_is_dropped_and_its_slice_leased_anew(ove
 
     def outrun(_: Client, told: Published) -> None:
         if told.version in (0, 3):
-            assert (is_late if told.version else has_begun).wait(5)
+            assert (is_late if told.version else has_begun).wait(HANG_SECONDS)
 
     def work(worker: Worker) -> Any:
         worker = placed(worker, over_network)
@@ -173,7 +173,7 @@ def test_slices_of_a_worker_that_goes_are_computed_by_the_others(over_network: b
     gone = threading.Event()
 
     def stay(_: Client, told: Published) -> None:
-        assert gone.wait(10)
+        assert gone.wait(HANG_SECONDS)
 
     def work(worker: Worker) -> Any:
         worker = placed(worker, over_network)
@@ -233,7 +233,7 @@ def test_workers_that_wait_learn_of_a_version_at_which_the_server_pauses() -> No
                 server.next_update()
                 server.publish(parameters, "second")  # the gradient of the other worker waits, and so does the worker
                 server.pause()
-                assert knows.wait(10)
+                assert knows.wait(HANG_SECONDS)
                 server.resume()
                 server.next_update()
                 server.publish(parameters, "third")
@@ -245,7 +245,7 @@ def test_workers_that_wait_learn_of_a_version_at_which_the_server_pauses() -> No
             while not told or not told[-1].is_over:
                 told.append(client.fetch(parameters))
                 if len(told) == 1:
-                    both.wait(10)
+                    both.wait(HANG_SECONDS)
                 if told[-1].slice is not None:
                     client.send(told[-1].slice, told[-1].version, gradient(0))
                 elif not told[-1].is_over:
@@ -277,7 +277,7 @@ def test_a_worker_that_reads_nothing_holds_nobody_up() -> None:
         with closing(Client(worker, GRADIENTS, parameters)) as client:
             if worker.rank == 2:
                 client._frames.send({"fetch": True})
-                assert done.wait(10)
+                assert done.wait(HANG_SECONDS)
                 client._frames.shut_down()
                 return None
             while not (told := client.fetch(parameters)).is_over:

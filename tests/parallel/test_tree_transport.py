@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from thread_workers import run_threads
 from torch import Tensor
+from worker_processes import HANG_SECONDS
 
 from lockstep.errors import WorkerError
 from lockstep.parallel import tree_transport
@@ -17,7 +18,6 @@ from lockstep.parallel.tree import PartialSum, TreeSum, assign_towers
 from lockstep.parallel.tree_transport import TreeTransport
 from lockstep.workers.rank import Worker
 
-TIMEOUT_SECONDS = 20.0
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64]
 SHAPES: list[tuple[int, ...]] = [(7, 5), (33,), (), (0, 3), (130,)]
 
@@ -51,7 +51,7 @@ class MailBox:
             if rank == self.mail.lost:
                 tensor.fill_(0xFF)
                 continue
-            tensor.copy_(self.mail.queues[rank, self.rank].get(timeout=TIMEOUT_SECONDS))
+            tensor.copy_(self.mail.queues[rank, self.rank].get(timeout=HANG_SECONDS))
 
 
 def tower(index: int, step: int, layout: list[tuple[tuple[int, ...], torch.dtype]]) -> PartialSum:

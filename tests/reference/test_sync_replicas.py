@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
+from worker_processes import HANG_SECONDS
 
 import lockstep as ls
 from lockstep.recipes.settings import with_settings
@@ -95,7 +96,7 @@ def two_updates(first: Path) -> list[tuple[Values, Arrivals | None]]:
     """Make two updates; the second worker computes its first gradient until the first one is made without it."""
 
     def late_loss(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + HANG_SECONDS
         while ls.join().rank == 2 and not first.exists() and time.monotonic() < deadline:
             time.sleep(0.01)
         return loss(model, batch)

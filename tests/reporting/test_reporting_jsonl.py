@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from worker_processes import HANG_SECONDS
 
 from lockstep.errors import WorkdirError
 from lockstep.progress import Progress
@@ -168,7 +169,7 @@ def test_what_a_killed_process_wrote_is_there(tmp_path: Path) -> None:
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     path = tmp_path / "metrics.jsonl"
-    ended = subprocess.run([sys.executable, "-c", program, str(path)], timeout=60, check=False)
+    ended = subprocess.run([sys.executable, "-c", program, str(path)], timeout=HANG_SECONDS, check=False)
     assert ended.returncode == -signal.SIGKILL
     assert [line["step"] for line in lines_of(path)] == list(range(1, 51))
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from worker_processes import HANG_SECONDS
 
 from lockstep.errors import InputError, WorkdirError
 from lockstep.progress import Interval
@@ -191,7 +192,9 @@ def test_a_kill_loses_the_last_interval_at_most(tmp_path: Path) -> None:
         "    summaries(StepReport(Progress(step, step, 0), {'loss': 1.0}, {}, {}, 0.1, 1.0, 1, 0.1, 0.0))\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    ended = subprocess.run([sys.executable, "-W", "error", "-c", program, str(tmp_path)], timeout=60, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program, str(tmp_path)], timeout=HANG_SECONDS, check=False
+    )
     assert ended.returncode == -signal.SIGKILL
     assert steps(tmp_path) == [10, 20, 30]
 

@@ -20,6 +20,7 @@ import own_script
 import pytest
 import torch
 from own_script import TEST, stripes
+from worker_processes import HANG_SECONDS
 
 import lockstep as ls
 from lockstep.cli import training
@@ -35,7 +36,7 @@ def run_script(workdir: Path, steps: int, num_workers: int) -> str:
     command = ["-m", "lockstep", "run", "--workers", num_workers, SCRIPT, workdir, steps]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, *map(str, command)], capture_output=True, text=True, timeout=120, env=environment
+        [sys.executable, *map(str, command)], capture_output=True, text=True, timeout=HANG_SECONDS, env=environment
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -9,6 +9,7 @@ import pytest
 import torch
 from device_calls import accelerator, counted
 from torch import Tensor, nn
+from worker_processes import HANG_SECONDS
 
 import lockstep as ls
 from lockstep import readback
@@ -89,7 +90,7 @@ class Slow(Store):
         self.may_write = threading.Event()
 
     def write(self, *arguments: Any) -> Path:
-        self.may_write.wait(30)
+        self.may_write.wait(HANG_SECONDS)
         return super().write(*arguments)
 
 

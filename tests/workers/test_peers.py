@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from worker_processes import HANG_SECONDS
 
 from lockstep.errors import DataError, PeerLostError
 from lockstep.workers import peers as module
@@ -32,7 +33,7 @@ class Watched:
     def close(self) -> None:
         """End the watcher, and wait until the worker has noticed."""
         self.watcher.close()
-        self.peers._thread.join(5)
+        self.peers._thread.join(HANG_SECONDS)
 
     def heard(self, word: str) -> Message:
         """The next message with a word, within seconds."""
@@ -82,7 +83,7 @@ def test_a_worker_begins_when_it_is_watched() -> None:
     with pytest.raises(PeerLostError, match="worker 0 lost host b"):
         peers.start()
     watcher.close()
-    peers._thread.join(5)
+    peers._thread.join(HANG_SECONDS)
 
 
 def test_a_loss_is_told_with_its_reason_and_what_the_lost_worker_has_said(worker: Watched) -> None:
@@ -178,7 +179,7 @@ def test_the_last_to_leave_waits_for_the_others(watched: Callable[..., Watched])
     leaving.join(0.2)
     assert leaving.is_alive()
     other.peers.leave(None)
-    leaving.join(5)
+    leaving.join(HANG_SECONDS)
     assert not leaving.is_alive()
 
 
@@ -187,7 +188,7 @@ def test_the_last_to_leave_waits_for_nobody_who_is_lost(watched: Callable[..., W
     leaving = threading.Thread(target=chief.peers.leave, args=(None,))
     leaving.start()
     chief.watcher.send({"lost": "worker 1", "why": "killed"})
-    leaving.join(5)
+    leaving.join(HANG_SECONDS)
     assert not leaving.is_alive()
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from worker_processes import HANG_SECONDS
 
 from lockstep.workers import pulse as pulses
 from lockstep.workers.channel import Channel
@@ -38,7 +39,7 @@ def launcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Channel, Pulse, 
     channel.close()
     for thread in threading.enumerate():
         if thread.name == "lockstep-pulse":
-            thread.join(10.0)
+            thread.join(HANG_SECONDS)
     assert codes == [1]
     theirs.close()
 

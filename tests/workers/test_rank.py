@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from worker_processes import HANG_SECONDS
 
 from lockstep.errors import InputError, LockstepError, WorkerError
 from lockstep.workers import rank as ranks
@@ -100,7 +101,7 @@ def joined_on(
     monkeypatch.setattr(ranks, "identity", lambda device: uuids[here.rank])
     monkeypatch.setattr(ranks, "_store_of_launcher", lambda env: SocketStore(server.connect()))
     with ThreadPoolExecutor(num_workers) as pool:
-        return list(pool.map(join_as, range(num_workers), timeout=20))
+        return list(pool.map(join_as, range(num_workers), timeout=HANG_SECONDS))
 
 
 class TestWorkersWithOneVisibleDevice:
@@ -174,7 +175,7 @@ def test_ranks_are_the_places_in_a_generation_and_names_stay() -> None:
     told = [Generation(1, (1, 3), "worker 0", "killed"), Generation(2, (1, 3, 0))]
     with ThreadPoolExecutor(3) as pool:
         joined = [pool.submit(run_generations, number, server, told, is_newcomer=not number) for number in (1, 3, 0)]
-        workers = [each.result(10) for each in joined]
+        workers = [each.result(HANG_SECONDS) for each in joined]
     assert [worker.rank for worker in workers] == [0, 1, 2]
     assert [worker.name for worker in workers] == ["worker 1", "worker 3", "worker 0"]
     assert {(worker.num_workers, worker.num_local_workers, worker.is_newcomer) for worker in workers} == {(3, 3, False)}
@@ -293,7 +294,11 @@ def test_workers_of_torchrun_find_each_other_and_again_after_a_restart(tmp_path:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
     options = ["--monitor-interval", "0.05", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", str(script)]
     ended = subprocess.run(
-        command + options, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120
+        command + options,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
     )
     lines = sorted(ended.stdout.splitlines())
     assert lines == [f"worker {rank} {rank} 2 [[0, '1'], [1, '1']]" for rank in range(2)], ended.stderr

@@ -10,6 +10,7 @@ import pytest
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from worker_processes import HANG_SECONDS
 
 from lockstep.errors import LockstepError, PeerLostError, WorkerError
 from lockstep.workers.roll_call import Location, RollCall, call_roll
@@ -68,7 +69,7 @@ def test_workers_that_are_quicker_than_their_chief_wait_for_it_and_not_for_the_l
         time.sleep(0.1)
         assert not early.done()
         roll = call_roll(store, 0, 2, place(0), 10.0)
-        assert early.result(10) == roll
+        assert early.result(HANG_SECONDS) == roll
     assert roll.start != last
 
 

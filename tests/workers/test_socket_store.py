@@ -11,6 +11,7 @@ from multiprocessing import Pipe
 import pytest
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
+from worker_processes import HANG_SECONDS
 
 from lockstep.errors import WorkerError
 from lockstep.workers import store_server
@@ -86,7 +87,7 @@ def test_one_worker_waits_for_what_another_sets(server: StoreServer) -> None:
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(first.get, "late")
         second.set("late", "there")
-        assert waiting.result(timeout=20) == b"there"
+        assert waiting.result(timeout=HANG_SECONDS) == b"there"
 
 
 @pytest.mark.parametrize(
@@ -111,7 +112,7 @@ def test_a_clone_is_not_kept_waiting(server: StoreServer) -> None:
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(store.get, "late")
         clone.set("late", "there")
-        assert waiting.result(timeout=20) == b"there"
+        assert waiting.result(timeout=HANG_SECONDS) == b"there"
 
 
 def test_an_open_file_travels_without_a_name(server: StoreServer) -> None:
@@ -205,7 +206,7 @@ def test_a_wait_ends_when_the_store_is_shut_down_and_others_go_on(server: StoreS
         store.shut_down()
         for wait in waits:
             with pytest.raises(dist.DistNetworkError):
-                wait.result(10)
+                wait.result(HANG_SECONDS)
     with pytest.raises(dist.DistNetworkError):
         store.set("a", "1")
     root.set("a", "1")
