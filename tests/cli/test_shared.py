@@ -70,8 +70,11 @@ def test_errors_speak_of_flags(text: str, said: str) -> None:
 @pytest.mark.parametrize(
     "words", [["train", "mnist", "--fork-from", "nowhere"], ["evaluate", "nowhere"], ["run", "no.py"]]
 )
-def test_what_one_host_alone_refuses_is_refused_as_it_plans(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_one_host_alone_refuses_is_refused_as_it_plans(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Else the others would wait for it.
+    monkeypatch.chdir(tmp_path)  # where there is no runs/mnist
     plans = []
 
     def launch(argv: list[str], *, plan: Callable[[list[str]], Any], seat: Seat | None, **options: Any) -> int:

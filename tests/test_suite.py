@@ -1,0 +1,57 @@
+"""The suite gives the same result wherever it runs, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from worker_processes import HANG_SECONDS
+
+ROOT = Path(__file__).parent.parent
+TESTS = """
+import os
+from pathlib import Path
+
+import conftest
+
+given_home, conftest.ROOT = Path.home(), Path(__file__).parent / "checkout"
+
+
+def test_what_a_test_sees():
+    assert [name for name in os.environ if name.startswith("LOCKSTEP_")] == ["LOCKSTEP_COCO"]
+    assert not {"RANK", "WORLD_SIZE", "OMP_NUM_THREADS", "SLURM_JOB_ID"} & os.environ.keys()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+    assert os.environ["ATEN_CPU_CAPABILITY"] == "default"
+    assert Path.home() != given_home
+    assert [path.name for path in Path().iterdir()] == ["data"]
+
+
+def test_that_writes_where_it_stands():
+    Path("runs").mkdir()
+
+
+def test_that_writes_into_the_checkout():
+    (conftest.ROOT / "runs/mine").mkdir()
+"""
+
+
+@pytest.mark.process
+def test_tests_see_nothing_of_the_place_where_they_run_and_leave_nothing_there(tmp_path: Path) -> None:
+    (tmp_path / "test_places.py").write_text(TESTS)
+    (tmp_path / "runs/mnist").mkdir(parents=True)
+    (tmp_path / "checkout/runs/mnist").mkdir(parents=True)
+    given = {"HOME": str(tmp_path), "PYTHONPATH": str(ROOT / "tests"), "ATEN_CPU_CAPABILITY": "default"}
+    given |= {"LOCKSTEP_KEY": "short", "LOCKSTEP_GENERATION": "0", "LOCKSTEP_COCO": "none", "SLURM_JOB_ID": "7"}
+    given |= {"CUDA_VISIBLE_DEVICES": "3", "RANK": "1", "WORLD_SIZE": "2", "OMP_NUM_THREADS": "3"}
+    command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), f"--rootdir={tmp_path}", "-rA"]
+    ended = subprocess.run(
+        [*command, "-p", "conftest", "-p", "no:cacheprovider", "test_places.py"],
+        cwd=tmp_path, env={**os.environ, **given}, capture_output=True, text=True, timeout=HANG_SECONDS,
+    )  # fmt: skip
+    assert ended.stdout.count("PASSED test_places.py") == 3, ended.stdout
+    assert "ERROR test_places.py::test_that_writes_where_it_stands - " in ended.stdout
+    assert "the test has left runs in the working folder: let it write into tmp_path" in ended.stdout
+    assert "a test has left these in the checkout, unless somebody else has meanwhile: runs/mine" in ended.stdout
