@@ -25,7 +25,7 @@ from lockstep.screen import LineHandler
 
 ROOT = Path(__file__).parent.parent
 NUM_SLOWEST_SHOWN, MAX_CPU_SECONDS = 20, 300.0
-"""The dearest tests take 20 s, and more on other processors, or beside others: the limit is met by an accident alone."""
+"""The dearest tests take 20 s, and more on other processors or beside others: only an accident meets the limit."""
 KEPT_VARIABLES = re.compile(
     r"PATH|LANG|LC_\w+|TZ|TMPDIR|USER|LOGNAME|CI|VIRTUAL_ENV|LD_\w+|(PYTHON|PYTEST|HYPOTHESIS|COVERAGE)\w*"
     r"|(ATEN|ONEDNN|DNNL|MKL|CUDA|NVIDIA|NCCL)_\w+"

@@ -26,11 +26,15 @@ Settings = Mapping[str, Any]
 Named = Mapping[str, Any]
 
 
-def assert_close(ours: Any, recorded: Any, tolerance: float) -> None:
-    """Relative to the largest number there: what is recorded as zeros has to be zeros."""
+def assert_close(ours: Any, recorded: Any, tolerance: float, scale: float = 0.0) -> None:
+    """Relative to the largest number there: what is recorded as zeros has to be zeros.
+
+    Args:
+        scale: the largest number of those that are subtracted to give these, where it is larger.
+    """
     given, expected = np.asarray(ours, np.float64), np.asarray(recorded, np.float64)
     assert given.shape == expected.shape
-    assert np.abs(given - expected).max() <= tolerance * np.abs(expected).max(), (given, expected)
+    assert np.abs(given - expected).max() <= tolerance * max(scale, np.abs(expected).max()), (given, expected)
 
 
 def tensors(values: Named) -> dict[str, Tensor]:
