@@ -12,6 +12,7 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
+from worker_processes import HANG_SECONDS
 
 from lockstep.errors import InputError
 from lockstep.workers import connections
@@ -30,7 +31,7 @@ REFUSED = "somebody at 127.0.0.1 has tried to join the run without its key, and 
 
 
 def wait_for(text: str, caplog: pytest.LogCaptureFixture) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + HANG_SECONDS
     while text not in caplog.text:
         assert time.monotonic() < deadline, caplog.text
         time.sleep(0.01)
@@ -49,7 +50,7 @@ def listener(accepted: Any) -> Any:
 
 
 def test_both_ends_talk_once_they_have_proved_the_key(listener: Listener, accepted: Any) -> None:
-    with connect("127.0.0.1", listener.port, KEY) as here, accepted.get(timeout=5) as there:
+    with connect("127.0.0.1", listener.port, KEY) as here, accepted.get(timeout=HANG_SECONDS) as there:
         here.sendall(b"hello")
         assert there.recv(16) == b"hello"
         there.sendall(b"you")
@@ -72,7 +73,7 @@ def test_a_stranger_who_tries_again_and_again_is_told_of_once_in_some_seconds_wi
         for _ in range(num_times):
             with pytest.raises(OtherKeyError):
                 connect("127.0.0.1", listener.port, b"x" * 32)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + HANG_SECONDS
         while listener._unproven:
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -101,7 +102,7 @@ def test_a_listener_that_does_not_know_the_key_is_refused() -> None:
         thread.start()
         with pytest.raises(OtherKeyError, match="another key"):
             connect("127.0.0.1", server.getsockname()[1], KEY)
-        thread.join(5)
+        thread.join(HANG_SECONDS)
     assert len(b"".join(sent)) == len(b"lockstep 1\n") + 32
 
 
@@ -150,7 +151,7 @@ def test_strangers_who_say_nothing_keep_nobody_out(
     monkeypatch.setattr(connections, "_TELL_SECONDS", 1e9)
     strangers(100)
     with connect("127.0.0.1", listener.port, KEY):
-        accepted.get(timeout=30).close()
+        accepted.get(timeout=HANG_SECONDS).close()
     assert caplog.messages == [
         f"port {listener.port} is crowded with connections that do not prove that they know the run's key: the oldest "
         "was ended to let others in, from 127.0.0.2"
@@ -165,7 +166,7 @@ def test_strangers_crowd_out_one_another_and_nobody_else(
     with socket.create_connection(("127.0.0.1", listener.port), 5) as slow:
         strangers(20)
         connections._prove(slow, KEY, is_listener=False)
-        accepted.get(timeout=30).close()
+        accepted.get(timeout=HANG_SECONDS).close()
 
 
 def test_a_stranger_who_sends_a_byte_now_and_then_is_let_go(
@@ -202,7 +203,7 @@ def test_who_is_not_let_in_says_so_and_tries_again_for_as_long_as_it_may(
         with pytest.raises(NotLetInError, match="did not let this host in: "):
             connect("127.0.0.1", port, KEY)
         with connect("127.0.0.1", port, KEY, patience_seconds=60.0):
-            accepted.get(timeout=30).close()
+            accepted.get(timeout=HANG_SECONDS).close()
         thread.join()
 
 
@@ -219,7 +220,7 @@ def test_a_listener_goes_on_when_the_system_has_no_file_left_for_a_moment(
     monkeypatch.setattr(socket.socket, "accept", sometimes)
     for _ in range(3):  # the first is taken by the wait that had begun
         with connect("127.0.0.1", listener.port, KEY):
-            accepted.get(timeout=30).close()
+            accepted.get(timeout=HANG_SECONDS).close()
     assert not faults
 
 
