@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_helpers import Child, assert_consistent, sections_of, unfinished
+from worker_processes import HANG_SECONDS
 
 from lockstep.checkpoints import Retention, Store, background
 from lockstep.checkpoints.background import BackgroundWriter, wait_for_writers
@@ -26,7 +27,7 @@ class Gate:
         self.is_open = threading.Event()
 
     def write(self, *arguments: Any) -> None:
-        self.is_open.wait(30)
+        self.is_open.wait(HANG_SECONDS)
         self.store.write(*arguments)
 
 
@@ -134,7 +135,7 @@ def test_killed_at_any_moment_of_a_save_in_the_background(tmp_path: Path) -> Non
     draw, store, reached = Random(1), Store(tmp_path, Retention(newest=2)), 0
     for _ in range(30):
         child = Child(save_for_ever, tmp_path, reached + 1)
-        child.pipe.poll(30)
+        child.pipe.poll(HANG_SECONDS)
         child.kill_after(draw.uniform(0, 0.15))
         child.said()
         found = store.read()
@@ -195,5 +196,5 @@ thread = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
 thread.start(); thread.join()
 print(torch.get_num_threads(), *found)
 """
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=HANG_SECONDS)
     assert ran.stdout == "3 3\n", ran.stderr

@@ -82,7 +82,7 @@ def test_a_host_that_was_lost_takes_part_when_it_is_started_again(
     hosts.kill(1)
     chief.wait_for("1 of 2 workers go on", 60)
     back = start(hosts, 2, folder, replacements=1, only=1)[0]
-    assert [chief.wait(120), back.wait(120)] == [0, 0], f"{chief.text}\n{back.text}"
+    assert [chief.wait(HANG_SECONDS), back.wait(HANG_SECONDS)] == [0, 0], f"{chief.text}\n{back.text}"
     (joins,) = said(folder, "joins")
     assert (joins[0], joins[4]) == (1, [1, ["worker 0 on host0", "worker 1 on host1"]])
     assert [words[2:4] for words in said(folder, "done")] == [[NUM_STEPS, surviving_run.total_of(NUM_STEPS)]] * 2
@@ -130,7 +130,7 @@ def test_a_run_in_which_a_host_was_lost_and_came_back_ends_with_the_bytes_of_one
         )
 
     chief, _ = begin(0), begin(1)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + HANG_SECONDS
     while not (disturbed / "metrics.jsonl").exists():
         assert time.monotonic() < deadline, chief.text
         time.sleep(0.05)
@@ -139,9 +139,9 @@ def test_a_run_in_which_a_host_was_lost_and_came_back_ends_with_the_bytes_of_one
     back = begin(1)
     chief.wait_for("takes part from now on", 120)
     slow.unlink()
-    assert [chief.wait(120), back.wait(120)] == [0, 0], f"{chief.text}\n{back.text}"
+    assert [chief.wait(HANG_SECONDS), back.wait(HANG_SECONDS)] == [0, 0], f"{chief.text}\n{back.text}"
     alone = hosts.start(0, sys.executable, script, tmp_path / "alone" / "run", "gloo", **environment)
-    assert alone.wait(120) == 0, alone.text
+    assert alone.wait(HANG_SECONDS) == 0, alone.text
     assert contents(disturbed) == contents(tmp_path / "alone" / "run")
     events = [json.loads(line)["event"] for line in (disturbed / "history.jsonl").read_text().splitlines()]
     assert [event for event in events if event in ("continue", "join")] == ["continue", "join"]

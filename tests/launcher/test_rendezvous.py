@@ -147,7 +147,7 @@ def test_who_comes_when_the_run_has_begun_is_told_so(port: int, store: StoreServ
 
 def lose(host: RemoteHost, channel: Channel) -> None:
     channel.close()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + HANG_SECONDS
     while not host.is_lost:
         assert time.monotonic() < deadline
         host.receive()
@@ -156,7 +156,7 @@ def lose(host: RemoteHost, channel: Channel) -> None:
 
 def take(chief: Rendezvous) -> list[tuple[RemoteHost, RemoteHost]]:
     """Hosts that have come in the place of lost ones, once there are some."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + HANG_SECONDS
     while not (taken := chief.take_hosts()):
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -170,7 +170,7 @@ def test_a_lost_host_that_comes_again_while_the_others_go_on_takes_its_place(
     with ThreadPoolExecutor(1) as pool, contextlib.closing(Rendezvous(seat, KEY, store)) as chief:
         gathered = pool.submit(chief.gather, [])
         first = come(1, 2)
-        (lost,) = gathered.result(30)
+        (lost,) = gathered.result(HANG_SECONDS)
         assert chief.take_hosts() == []
         lose(lost, first)
         second = come(1, 2)
@@ -189,10 +189,10 @@ def test_who_does_not_fit_is_refused_while_the_others_go_on_and_ends_nobody(
     with ThreadPoolExecutor(1) as pool, contextlib.closing(Rendezvous(seat, KEY, store)) as chief:
         gathered = pool.submit(chief.gather, [])
         first = come(1, 2)
-        (lost,) = gathered.result(30)
+        (lost,) = gathered.result(HANG_SECONDS)
         lose(lost, first)
         other = come(1, 3)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + HANG_SECONDS
         while "--hosts 3" not in caplog.text:
             assert time.monotonic() < deadline
             assert chief.take_hosts() == []

@@ -160,7 +160,9 @@ def test_what_the_loop_body_writes_after_a_save_is_not_in_it(
 ) -> None:
     """However late the thread that writes gets to work."""
     may_begin, write = threading.Event(), BackgroundWriter._write
-    monkeypatch.setattr(BackgroundWriter, "_write", lambda *arguments: may_begin.wait(60) and write(*arguments))
+    monkeypatch.setattr(
+        BackgroundWriter, "_write", lambda *arguments: may_begin.wait(HANG_SECONDS) and write(*arguments)
+    )
     state, loader = make()
     ls.train(state, losses, loader, until=ls.Steps(1))
     wanted = {
