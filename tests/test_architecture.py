@@ -36,6 +36,7 @@ TOPICS = {
         "device_calls",
         "document_commands",
         "documents",
+        "suite",
         "naming",
         "public_names",
     },
