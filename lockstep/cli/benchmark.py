@@ -139,13 +139,14 @@ def _workload_of_recipe(recipe: Recipe, worker: Worker) -> _Workload:
 def _is_trained(recipe: Recipe) -> bool:
     """Whether the model of the recipe can learn from its data: the input of detectors that cannot is measured too."""
     from lockstep.detection.configs import Detector
+    from lockstep.detection.supported import check_supported
     from lockstep.recipes.tasks import Detection
 
     if recipe.data.task is not Detection:
         return True
     with suppress(InputError):
         if isinstance(recipe.model, Detector):
-            recipe.model.check_supported()
+            check_supported(recipe.model)
             return True
     return False
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lockstep.data.bad_rows import ReadRows
+from lockstep.data.batch_reader import ReadRows
 from lockstep.data.prefetch import TimedResult
 from lockstep.data.shared_memory import map_leaves
 from lockstep.ragged import Ragged

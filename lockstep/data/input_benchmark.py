@@ -18,8 +18,7 @@ import torch
 
 from lockstep.cores import usable_cores
 from lockstep.data.bad_examples import ReplaceBad
-from lockstep.data.bad_rows import SkipBad
-from lockstep.data.batch_reader import BatchReader
+from lockstep.data.batch_reader import BatchReader, SkipBad
 from lockstep.data.loader import Loader
 from lockstep.data.order import Int64s, Order
 from lockstep.data.rows import BatchRequest, TrainingRows

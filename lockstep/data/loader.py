@@ -15,8 +15,7 @@ import torch
 
 from lockstep.checks import NonNegativeInt, PositiveInt, check_one_of, check_type, check_value
 from lockstep.data.bad_examples import POLICIES, ChooseRows, DropBad, Policy, Quarantine, ReplaceBad
-from lockstep.data.bad_rows import BadRow, ReadRows, SkipBad
-from lockstep.data.batch_reader import BatchReader
+from lockstep.data.batch_reader import BadRow, BatchReader, ReadRows, SkipBad
 from lockstep.data.device_copies import copied_ahead
 from lockstep.data.loader_processes import read_in_processes
 from lockstep.data.loader_threads import read_in_threads

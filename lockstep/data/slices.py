@@ -16,8 +16,7 @@ from lockstep.data.prefetch import TimedResult, run_timed
 from lockstep.data.rows import BatchRequest
 
 if TYPE_CHECKING:
-    from lockstep.data.bad_rows import ReadRows
-    from lockstep.data.batch_reader import BatchReader
+    from lockstep.data.batch_reader import BatchReader, ReadRows
     from lockstep.data.loader import Loader
     from lockstep.data.places import Places
     from lockstep.types import Batch, StepReport

@@ -27,6 +27,7 @@ from lockstep.detection.layer_configs import (
     Hyperparams,
     SsdFeatureExtractor,
 )
+from lockstep.models.values import Model
 
 if TYPE_CHECKING:
     from lockstep.detection.detector import DetectionModel
@@ -226,23 +227,23 @@ class Context(Checked):
     context_feature_length: PositiveInt = 2057
 
 
-class Detector(Checked):
+class Detector(Model):
     """Base of the models of recipes that are detectors."""
 
     image_size: ClassVar[int] = 300
     smallest_image: ClassVar[int] = 1
 
-    def check_supported(self) -> None:
-        """Refuse a detector that cannot be trained, with the reason; most can."""
+    if TYPE_CHECKING:
 
-    def build(self, seed: int) -> DetectionModel:
-        """Make the net; its initial weights depend on the seed alone, and no random stream is touched."""
-        raise NotImplementedError
+        def build(self, seed: int) -> DetectionModel:
+            """Make the net, as any model does."""
 
 
 @dataclass(frozen=True)
 class Ssd(Detector):
     """A detector that predicts from anchors in one stage (Liu et al.: SSD, 2016), RetinaNet among them."""
+
+    net: ClassVar[str] = "lockstep.detection.configured_ssd.ConfiguredSsd"
 
     num_classes: NumClasses
     """Without the background."""
@@ -269,21 +270,6 @@ class Ssd(Detector):
     """Train on the regularizers of the layers; of the training's configuration."""
     quantization: Quantization | None = None
 
-    def check_supported(self) -> None:
-        """Refuse a detector that cannot be trained, with the reason."""
-        from lockstep.detection.supported import check_supported
-
-        check_supported(self)
-
-    def build(self, seed: int) -> DetectionModel:
-        """Make the net; its initial weights depend on the seed alone, and no random stream is touched."""
-        import torch
-
-        from lockstep.detection.configured_ssd import ConfiguredSsd
-
-        self.check_supported()
-        return ConfiguredSsd(self, torch.Generator().manual_seed(seed))
-
 
 @dataclass(frozen=True)
 class FasterRcnn(Detector):
@@ -291,6 +277,8 @@ class FasterRcnn(Detector):
 
     With masks it is a Mask R-CNN (He et al., 2017), with an `RfcnBoxPredictor` an R-FCN.
     """
+
+    net: ClassVar[str] = "lockstep.detection.configured_faster_rcnn.ConfiguredFasterRcnn"
 
     num_classes: NumClasses
     """Without the background."""
@@ -332,18 +320,3 @@ class FasterRcnn(Detector):
     add_regularization_loss: bool = True
     """Train on the regularizers of the layers; of the training's configuration."""
     quantization: Quantization | None = None
-
-    def check_supported(self) -> None:
-        """Refuse a detector that cannot be trained, with the reason."""
-        from lockstep.detection.supported import check_supported
-
-        check_supported(self)
-
-    def build(self, seed: int) -> DetectionModel:
-        """Make the net; its initial weights depend on the seed alone, and no random stream is touched."""
-        import torch
-
-        from lockstep.detection.configured_faster_rcnn import ConfiguredFasterRcnn
-
-        self.check_supported()
-        return ConfiguredFasterRcnn(self, torch.Generator().manual_seed(seed))

@@ -42,6 +42,7 @@ from lockstep.detection.nms import postprocess
 from lockstep.detection.roi_align import crop_and_resize
 from lockstep.detection.sampling import hard_examples
 from lockstep.detection.second_stage import BoxHead, FirstStage, MaskHead, last_layer
+from lockstep.detection.supported import check_supported
 from lockstep.images.normalisation import normalised
 from lockstep.models.initial_weights import check_images
 from lockstep.models.layers import IntermediateLayerGetter
@@ -62,7 +63,7 @@ class ConfiguredFasterRcnn(DetectionModel):
     """The net.
 
     Args:
-        config: one that `check_supported` lets pass.
+        config: raises InputError for one that `check_supported` refuses.
         generator: draws the initial weights; torch's default one where none is given.
     """
 
@@ -70,6 +71,7 @@ class ConfiguredFasterRcnn(DetectionModel):
 
     def __init__(self, config: FasterRcnn, generator: Generator | None = None) -> None:
         super().__init__()
+        check_supported(config)
         self.config, self.num_classes = config, config.num_classes
         extractor, predictor = config.feature_extractor, config.second_stage_box_predictor
         assert isinstance(predictor, MaskRcnnBoxPredictor), "others are refused"

@@ -18,6 +18,7 @@ from lockstep.detection.hyperparams import penalties
 from lockstep.detection.layer_configs import ConvolutionalBoxPredictor, WeightSharedConvolutionalBoxPredictor
 from lockstep.detection.nms import postprocess
 from lockstep.detection.ssd import AnchorTargets, SsdNet, SsdSettings
+from lockstep.detection.supported import check_supported
 from lockstep.errors import InputError
 from lockstep.models.initial_weights import check_images
 
@@ -34,11 +35,12 @@ class ConfiguredSsd(SsdNet):
     """An SSD of the Object Detection API, whose losses hold those of its layers' regularizers.
 
     Args:
-        config: one that `check_supported` lets pass.
+        config: raises InputError for one that `check_supported` refuses.
         generator: draws the initial weights; torch's default one where none is given.
     """
 
     def __init__(self, config: Ssd, generator: Generator | None = None) -> None:
+        check_supported(config)
         freeze = config.freeze_batchnorm
         backbone = feature_maps(config.feature_extractor, freeze_batchnorm=freeze, generator=generator)
         per_cell = _per_cell(config, len(backbone.out_channels))

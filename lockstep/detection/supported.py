@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from lockstep.detection.box_configs import KeypointBoxCoder, MeanStddevBoxCoder, NegSqDistSimilarity
-from lockstep.detection.configs import FasterRcnn, PostProcessing, Ssd
+from lockstep.detection.configs import Detector, FasterRcnn, PostProcessing, Ssd
 from lockstep.detection.layer_configs import (
     ConvolutionalBoxPredictor,
     Hyperparams,
@@ -40,12 +40,14 @@ NEAREST = {
 """The feature extractor that comes nearest to one that is not there, by speed and kind of layers."""
 
 
-def check_supported(model: Ssd | FasterRcnn) -> None:
-    """Refuse a detector that cannot be trained, with the reason.
+def check_supported(model: Detector) -> None:
+    """Refuse a detector of the Object Detection API that cannot be trained, with the reason; others all can.
 
     Raises:
         InputError: it is quantized, an R-FCN or a Context R-CNN, or its feature extractor is not there.
     """
+    if not isinstance(model, Ssd | FasterRcnn):
+        return
     if model.quantization is not None:
         raise InputError(
             "Detectors are not trained for whole numbers (quantization) here.",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from lockstep.detection.detector import DetectionModel, Detections, Targets
 from lockstep.errors import InputError
@@ -80,7 +80,7 @@ class TorchvisionDetectionNet(DetectionModel):
         ]
 
 
-def torchvision_detector(value: TorchvisionDetector, seed: int) -> TorchvisionDetectionNet:
+def torchvision_detector(value: TorchvisionDetector, generator: Generator) -> TorchvisionDetectionNet:
     """Make the net of a `TorchvisionDetector`.
 
     Raises:
@@ -91,7 +91,9 @@ def torchvision_detector(value: TorchvisionDetector, seed: int) -> TorchvisionDe
     check_known("torchvision", value.name, known, models.list_models(), kind="detector")
     weights = {"weights": None, "weights_backbone": None}
     model = built(
-        value, seed, lambda: models.get_model(value.name, num_classes=value.num_classes + 1, **weights, **value.options)
+        value,
+        generator.initial_seed(),
+        lambda: models.get_model(value.name, num_classes=value.num_classes + 1, **weights, **value.options),
     )
     return TorchvisionDetectionNet(model, value.num_classes)
 

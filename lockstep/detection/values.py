@@ -4,21 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, ClassVar
-
-import torch
+from typing import Annotated, ClassVar
 
 from lockstep.checks import Hint, NonNegativeInt, PositiveFloat, PositiveInt, Probability
 from lockstep.detection.configs import Detector, NumClasses
 from lockstep.errors import InputError
 from lockstep.models.torchvision_models import Option, check_library
-
-if TYPE_CHECKING:
-    from lockstep.detection.faster_rcnn import FasterRcnnNet
-    from lockstep.detection.fcos import FcosNet
-    from lockstep.detection.mask_rcnn import MaskRcnnNet
-    from lockstep.detection.ssd import SsdNet
-    from lockstep.detection.torchvision_detectors import TorchvisionDetectionNet
 
 _STRIDES = {3: 4, 4: 4, 6: 8, 7: 8, 9: 16, 10: 16, 11: 16, 12: 16}
 """Pixels to a cell of what those of SqueezeNet's features make that are Fire modules."""
@@ -31,6 +22,7 @@ _LEVELS = 5
 class Ssd300(Detector):
     """Torchvision's SSD on VGG16 for images of 300 x 300 pixels (ssd300_vgg16), with its parameters' names."""
 
+    net: ClassVar[str] = "lockstep.detection.ssd_nets.ssd300"
     image_size: ClassVar[int] = 300
     smallest_image: ClassVar[int] = 268
 
@@ -43,12 +35,6 @@ class Ssd300(Detector):
     max_detections: PositiveInt = 200
     """Of an image."""
 
-    def build(self, seed: int) -> SsdNet:
-        """Make the net; its initial weights depend on the seed alone, and no random stream is touched."""
-        from lockstep.detection.ssd_nets import ssd300
-
-        return ssd300(self, torch.Generator().manual_seed(seed))
-
 
 @dataclass(frozen=True)
 class Ssdlite(Detector):
@@ -58,6 +44,7 @@ class Ssdlite(Detector):
     of 1, 200 times that in its layers, and their momentum is 0.03. `PreciseStatistics` scores earlier weights.
     """
 
+    net: ClassVar[str] = "lockstep.detection.ssd_nets.ssdlite"
     image_size: ClassVar[int] = 320
     smallest_image: ClassVar[int] = 32
 
@@ -73,17 +60,12 @@ class Ssdlite(Detector):
     max_detections: PositiveInt = 300
     """Of an image."""
 
-    def build(self, seed: int) -> SsdNet:
-        """Make the net; its initial weights depend on the seed alone, and no random stream is touched."""
-        from lockstep.detection.ssd_nets import ssdlite
-
-        return ssdlite(self, torch.Generator().manual_seed(seed))
-
 
 @dataclass(frozen=True)
 class Fcos(Detector):
     """Torchvision's FCOS on ResNet-50 with a feature pyramid (fcos_resnet50_fpn), with its parameters' names."""
 
+    net: ClassVar[str] = "lockstep.detection.fcos.fcos"
     image_size: ClassVar[int] = 800
     smallest_image: ClassVar[int] = 32
 
@@ -98,12 +80,6 @@ class Fcos(Detector):
     max_detections: PositiveInt = 100
     """Of an image."""
 
-    def build(self, seed: int) -> FcosNet:
-        """Make the net; its initial weights depend on the seed alone, and no random stream is touched."""
-        from lockstep.detection.fcos import fcos
-
-        return fcos(self, torch.Generator().manual_seed(seed))
-
 
 @dataclass(frozen=True)
 class SqueezeSsd(Detector):
@@ -112,6 +88,7 @@ class SqueezeSsd(Detector):
     It takes images as Caffe's SqueezeNet, whose weights are warm-started with `add_prefix="backbone."`.
     """
 
+    net: ClassVar[str] = "lockstep.detection.ssd_nets.squeeze_ssd"
     image_size: ClassVar[int] = 240
     smallest_image: ClassVar[int] = 32
 
@@ -153,12 +130,6 @@ class SqueezeSsd(Detector):
         own = [_STRIDES[layer] for layer in self.layers]
         return *own, *(own[-1] << number for number in range(1, self.extra_maps + 1))
 
-    def build(self, seed: int) -> SsdNet:
-        """Make the net; its initial weights depend on the seed alone, and no random stream is touched."""
-        from lockstep.detection.ssd_nets import squeeze_ssd
-
-        return squeeze_ssd(self, torch.Generator().manual_seed(seed))
-
 
 @dataclass(frozen=True)
 class FasterRcnnFpn(Detector):
@@ -167,6 +138,7 @@ class FasterRcnnFpn(Detector):
     Its losses are means over what each tower has drawn of the anchors and proposals of its images.
     """
 
+    net: ClassVar[str] = "lockstep.detection.faster_rcnn.faster_rcnn_fpn"
     image_size: ClassVar[int] = 800
     smallest_image: ClassVar[int] = 32
 
@@ -220,22 +192,12 @@ class FasterRcnnFpn(Detector):
             return self.rpn_pre_nms_top_n_train, self.rpn_post_nms_top_n_train
         return self.rpn_pre_nms_top_n_test, self.rpn_post_nms_top_n_test
 
-    def build(self, seed: int) -> FasterRcnnNet:
-        """Make the net; its initial weights depend on the seed alone, and no random stream is touched."""
-        from lockstep.detection.faster_rcnn import faster_rcnn_fpn
-
-        return faster_rcnn_fpn(self, torch.Generator().manual_seed(seed))
-
 
 @dataclass(frozen=True)
 class MaskRcnnFpn(FasterRcnnFpn):
     """Torchvision's Mask R-CNN on a ResNet-50 with a feature pyramid; fields have the names of its arguments."""
 
-    def build(self, seed: int) -> MaskRcnnNet:
-        """Make the net; its initial weights depend on the seed alone, and no random stream is touched."""
-        from lockstep.detection.mask_rcnn import mask_rcnn_fpn
-
-        return mask_rcnn_fpn(self, torch.Generator().manual_seed(seed))
+    net: ClassVar[str] = "lockstep.detection.mask_rcnn.mask_rcnn_fpn"
 
 
 @dataclass(frozen=True)
@@ -245,6 +207,7 @@ class TorchvisionDetector(Detector):
     Images are not resized by it. Its losses are means over the images of a tower.
     """
 
+    net: ClassVar[str] = "lockstep.detection.torchvision_detectors.torchvision_detector"
     image_size: ClassVar[int] = 800
 
     name: Annotated[str, Hint('write name="retinanet_resnet50_fpn_v2"')]
@@ -257,9 +220,3 @@ class TorchvisionDetector(Detector):
     def check_installed(self) -> None:
         """Refuse the model where torchvision is not installed; it is not imported for it."""
         check_library("torchvision")
-
-    def build(self, seed: int) -> TorchvisionDetectionNet:
-        """Make the net; its initial weights depend on the seed alone, and no random stream of torch's is touched."""
-        from lockstep.detection.torchvision_detectors import torchvision_detector
-
-        return torchvision_detector(self, seed)

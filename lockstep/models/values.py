@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch
@@ -10,10 +11,23 @@ import torch
 from lockstep.checks import Checked, Decay, Fraction, Hint, PositiveFloat, PositiveInt, Range
 
 if TYPE_CHECKING:
-    from lockstep.models.inception_v3 import InceptionV3Net
-    from lockstep.models.lenet import LeNetNet
+    from torch import nn
+
     from lockstep.models.mnist import MnistNet
-    from lockstep.models.squeezenet import SqueezeNetNet
+
+
+class Model(Checked):
+    """Base of the models of recipes: a value that makes its net, whose module is imported only then."""
+
+    net: ClassVar[str]
+    """What makes the net of the value and a generator, by its full name."""
+
+    def build(self, seed: int) -> nn.Module:
+        """Make the net; its initial weights depend on the seed alone, and no random stream is touched."""
+        module, _, name = self.net.rpartition(".")
+        made: nn.Module = getattr(import_module(module), name)(self, generator=torch.Generator().manual_seed(seed))
+        return made
+
 
 Initialization = Literal["truncated_normal", "variance_scaling"]
 _NUM_FIRES = 8
@@ -38,9 +52,10 @@ class Mnist:
 
 
 @dataclass(frozen=True)
-class LeNet(Checked):
+class LeNet(Model):
     """LeNet as a value of a recipe."""
 
+    net: ClassVar[str] = "lockstep.models.lenet.LeNetNet"
     image_size: ClassVar[int] = 28
     smallest_image: ClassVar[int] = 28
 
@@ -50,17 +65,12 @@ class LeNet(Checked):
     dropout: Fraction = 0.5
     """The share of the values before the last layer that are left out in training."""
 
-    def build(self, seed: int) -> LeNetNet:
-        """Make the net; its initial weights depend on the seed alone, and no random stream is touched."""
-        from lockstep.models.lenet import LeNetNet
-
-        return LeNetNet(self, generator=torch.Generator().manual_seed(seed))
-
 
 @dataclass(frozen=True)
-class SqueezeNet(Checked):
+class SqueezeNet(Model):
     """SqueezeNet 1.1 as a value of a recipe."""
 
+    net: ClassVar[str] = "lockstep.models.squeezenet.SqueezeNetNet"
     image_size: ClassVar[int] = 224
     smallest_image: ClassVar[int] = 17
 
@@ -72,21 +82,16 @@ class SqueezeNet(Checked):
     normalised together, and learns more from few images. None is the published net, whose last layer sees the last map
     place by place."""
 
-    def build(self, seed: int) -> SqueezeNetNet:
-        """Make the net; its initial weights depend on the seed alone, and no random stream is touched."""
-        from lockstep.models.squeezenet import SqueezeNetNet
-
-        return SqueezeNetNet(self, generator=torch.Generator().manual_seed(seed))
-
 
 @dataclass(frozen=True)
-class InceptionV3(Checked):
+class InceptionV3(Model):
     """Inception-v3 as a value of a recipe.
 
     The defaults are the reference trainer's. For the weights that torchvision offers, which expect values from -1 to 1
     too, set `num_classes=1000, batch_norm_scale=True, average_over_padding=True`.
     """
 
+    net: ClassVar[str] = "lockstep.models.inception_v3.InceptionV3Net"
     image_size: ClassVar[int] = 299
     smallest_image: ClassVar[int] = 75
 
@@ -107,9 +112,3 @@ class InceptionV3(Checked):
     """Scales the channels of each convolution, of which 16 always remain: below 1 for a smaller net."""
     initial_weights: Initialization = "truncated_normal"
     """Fixed standard deviations, as in the reference trainer; or by the inputs of a layer, as in the TF-Slim nets."""
-
-    def build(self, seed: int) -> InceptionV3Net:
-        """Make the net; its initial weights depend on the seed alone, and no random stream is touched."""
-        from lockstep.models.inception_v3 import InceptionV3Net
-
-        return InceptionV3Net(self, generator=torch.Generator().manual_seed(seed))

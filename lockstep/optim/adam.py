@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import torch
 
 from lockstep.checks import Fraction, Hint, NonNegativeFloat
-from lockstep.optim.kernels import fused_adam
 from lockstep.optim.optimizers import WeightDecay
-from lockstep.optim.rules import Chunk, Rule, in_float32, slot
+from lockstep.optim.rules import Chunk, Rule, fused_adam, in_float32, slot
 from lockstep.optim.schedules import LearningRate
 
 if TYPE_CHECKING:

@@ -9,9 +9,8 @@ import torch
 
 from lockstep.checks import Fraction
 from lockstep.errors import InputError
-from lockstep.optim.kernels import fused_sgd
 from lockstep.optim.optimizers import WeightDecay
-from lockstep.optim.rules import Chunk, Rule, in_float32, slot
+from lockstep.optim.rules import Chunk, Rule, fused_sgd, in_float32, slot
 from lockstep.optim.schedules import LearningRate
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,19 +17,15 @@ from torch import Tensor
 from lockstep.errors import InputError
 from lockstep.parallel.collectives import Backend, collectives
 from lockstep.parallel.transports import FlatLayout, pack, unpack
-from lockstep.parallel.tree import PartialSum, TreeSum
+from lockstep.parallel.tree import GradientHook, PartialSum, TreeSum
 from lockstep.tensor_lists import add_all_, copy_all
 from lockstep.workers.rank import Worker
-
-if TYPE_CHECKING:
-    from lockstep.parallel.exchange import Compression, GradientHook
 
 BUCKET_BYTES = 25 << 20
 FIRST_BUCKET_BYTES = 1 << 20
 """The first bucket is smaller, so that the network has work soon."""
 SMALL_ELEMENTS = 2**14
 """Up to here all floating-point tensors travel as float64, in one call: beginning another one costs more than bytes."""
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class BucketedTransport:
@@ -39,11 +34,11 @@ class BucketedTransport:
     Args:
         worker: this one; all workers make the same calls.
         backend: "gloo" between CPU hosts, "nccl" between GPUs.
-        compression: send float32 gradients, and add them up between the workers, in 16 bits.
+        sent_dtype: of 16 bits: float32 gradients are sent, and added up between the workers, in it.
     """
 
-    def __init__(self, worker: Worker, backend: Backend, compression: Compression | None = None) -> None:
-        self._worker, self._compression = worker, compression
+    def __init__(self, worker: Worker, backend: Backend, sent_dtype: torch.dtype | None = None) -> None:
+        self._worker, self._sent_dtype = worker, sent_dtype
         self._collectives = collectives(worker, backend)
         self._buckets: list[_Bucket] = []
         self._views: list[Tensor] = []
@@ -149,11 +144,10 @@ class BucketedTransport:
                 self._hooks |= {index: partial(self._arrived, number, index) for index in bucket.indices}
 
     def _dtypes_on_the_wire(self, tensors: Sequence[Tensor], num_gradients: int) -> list[torch.dtype]:
-        if self._compression:
-            short = _DTYPES[self._compression]
-            are_compressed = [t.dtype == torch.float32 and index < num_gradients for index, t in enumerate(tensors)]
+        if (sent := self._sent_dtype) is not None:
             return [
-                short if is_compressed else t.dtype for t, is_compressed in zip(tensors, are_compressed, strict=True)
+                sent if tensor.dtype == torch.float32 and index < num_gradients else tensor.dtype
+                for index, tensor in enumerate(tensors)
             ]
         if sum(tensor.numel() for tensor in tensors) <= SMALL_ELEMENTS:
             return [torch.float64 if tensor.is_floating_point() else tensor.dtype for tensor in tensors]

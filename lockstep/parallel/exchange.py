@@ -6,7 +6,7 @@ An exchange decides which gradients an update sees, and knows neither what the t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -15,7 +15,7 @@ import torch
 from lockstep import readback
 from lockstep.checks import check_type, wrong_type
 from lockstep.errors import InputError
-from lockstep.parallel.tree import PartialSum, TreeSum, rows_of_workers
+from lockstep.parallel.tree import GradientHook, PartialSum, TreeSum, rows_of_workers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 TransportName = Literal["shared_memory", "gloo", "nccl"]
 Compression = Literal["bf16", "fp16"]
 Counts = Mapping[str, "float | Tensor"]
-GradientHook = Callable[["Tensor"], None]
-"""Gets a gradient as soon as it is known."""
 
 _COUNTS_HINT = 'return {"name of a loss": how many things it is a sum over}'
 
@@ -163,7 +161,8 @@ class AllReduce:
         # Two terms have one sum, in whatever order all-reduce takes them.
         if self.exact and len(rows_of_workers(num_towers, worker.num_workers).additions) > 1:
             return TreeTransport(worker, name, num_towers)
-        return BucketedTransport(worker, name, self.compression)
+        sent_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[self.compression] if self.compression else None
+        return BucketedTransport(worker, name, sent_dtype)
 
     def _check_one_cpu_host(self, worker: Worker) -> None:
         if worker.device.type != "cpu" or worker.num_local_workers != worker.num_workers:

@@ -32,14 +32,14 @@ from lockstep.parallel.random_streams import RandomStreams
 from lockstep.parallel.statistics import Statistics
 from lockstep.parallel.tower_outputs import TowerOutputs, objective
 from lockstep.parallel.towers import Precision, Towers
-from lockstep.parallel.tree import PartialSum, TreeSum, assign_towers
+from lockstep.parallel.tree import GradientHook, PartialSum, TreeSum, assign_towers
 from lockstep.randomness import key_of, mix
 from lockstep.types import Batch
 from lockstep.workers.rank import Worker
 from lockstep.workers.signals import interruptible
 
 if TYPE_CHECKING:
-    from lockstep.parallel.exchange import GradientHook, OverlappedConnection
+    from lockstep.parallel.exchange import OverlappedConnection
     from lockstep.types import LossFunction
 
 OWNING_PAYS_FROM_ELEMENTS = 2**16

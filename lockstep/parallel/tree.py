@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+GradientHook = Callable[["Tensor"], None]
+"""Gets a gradient as soon as it is known."""
+
+
 @dataclass(frozen=True, order=True, slots=True)
 class Node:
     """The sum over towers start .. start + span - 1, with span a power of two that divides start."""

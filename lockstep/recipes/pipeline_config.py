@@ -18,7 +18,7 @@ from lockstep.augmentations.ssd_crops import (
     SsdRandomCropPadOperation,
 )
 from lockstep.detection.configs import Detector, FasterRcnn, Ssd
-from lockstep.detection.supported import substituted, substitutes
+from lockstep.detection.supported import check_supported, substituted, substitutes
 from lockstep.errors import InputError
 from lockstep.images.augment import Augment, HorizontalFlip
 from lockstep.inline_toml import kind_name
@@ -111,7 +111,7 @@ def import_pipeline(text: str, source: str, name: str, *, substitute_model: bool
 
 def _refusal(model: Detector) -> InputError | None:
     try:
-        model.check_supported()
+        check_supported(model)
     except InputError as error:
         return error
     return None

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from lockstep.checks import check_one_of, check_together
 from lockstep.detection.configs import Detector
+from lockstep.detection.supported import check_supported
 from lockstep.detection.values import TorchvisionDetector
 from lockstep.errors import DataError, InputError, NotFoundError, WorkdirError
 from lockstep.inline_toml import kind_name
@@ -51,7 +52,7 @@ def check_inputs(
         InputError: InputErrors where several things are wrong.
     """
     if isinstance(recipe.model, Detector):
-        recipe.model.check_supported()  # which says why it cannot be, whatever else is wrong
+        check_supported(recipe.model)  # which says why it cannot be, whatever else is wrong
     checks: list[Callable[[], object]] = [partial(_check_library, recipe), partial(_check_task, recipe)]
     if not has_function:
         is_begun = path is not None and (path / RECIPE).is_file()

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from lockstep.data.bad_examples import ReplaceBad
-from lockstep.data.bad_rows import BadRow, SkipBad
-from lockstep.data.batch_reader import BatchReader
+from lockstep.data.batch_reader import BadRow, BatchReader, SkipBad
 from lockstep.data.order import Sequential
 from lockstep.data.rows import BatchRequest, TrainingRows
 from lockstep.errors import DataError

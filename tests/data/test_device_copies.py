@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from worker_processes import HANG_SECONDS
 
 from lockstep.data import device_copies
-from lockstep.data.bad_rows import ReadRows
+from lockstep.data.batch_reader import ReadRows
 from lockstep.data.device_copies import copied_ahead
 from lockstep.data.iterable_loader import IterableLoader
 from lockstep.data.loader import Loader

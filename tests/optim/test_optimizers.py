@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import lockstep as ls
-from lockstep.optim import kernels
+from lockstep.optim import rules
 from lockstep.optim.adam import Adam, AdamW
 from lockstep.optim.adaptive import FTRL, Adadelta, Adagrad, RMSProp
 from lockstep.optim.from_torch import FromTorch
@@ -76,7 +76,7 @@ fused_or_not = pytest.mark.parametrize("fused", [True, False], ids=["fused", "fo
 @pytest.fixture
 def fused(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     if not request.param:
-        monkeypatch.setattr(kernels, "can_fuse", lambda *_: False)
+        monkeypatch.setattr(rules, "can_fuse", lambda *_: False)
     return bool(request.param)
 
 

@@ -114,7 +114,9 @@ def losses(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
     return {"cross_entropy": F.cross_entropy(model(batch["x"]), batch["x"] % 3)}
 
 
-def sums_of(worker: Worker, num_towers: int, *, overlapped: bool, compression: Any = None) -> list[PartialSum]:
+def sums_of(
+    worker: Worker, num_towers: int, *, overlapped: bool, compression: torch.dtype | None = None
+) -> list[PartialSum]:
     """The sums over all towers in three steps."""
     mine = assign_towers(num_towers, worker.num_workers)[worker.rank]
     x = torch.randint(9, (SIZE,), generator=torch.Generator().manual_seed(5))
@@ -325,7 +327,7 @@ def test_a_gradient_that_comes_again_after_it_was_sent_is_refused(monkeypatch: p
 
 def test_workers_with_other_compressions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def work(worker: Worker) -> str:
-        transport = BucketedTransport(worker, "gloo", "bf16" if worker.rank else None)
+        transport = BucketedTransport(worker, "gloo", torch.bfloat16 if worker.rank else None)
         sums = TreeSum(1)
         sums.add(worker.rank, PartialSum([torch.zeros(3)], []))
         with pytest.raises(WorkerError, match="do not agree on the tensors to exchange: worker 1 differs") as raised:
@@ -338,10 +340,10 @@ def test_workers_with_other_compressions_are_refused(monkeypatch: pytest.MonkeyP
 # Compression ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("compression", "tolerance"), [("bf16", 2**-7), ("fp16", 2**-10)])
+@pytest.mark.parametrize(("compression", "tolerance"), [(torch.bfloat16, 2**-7), (torch.float16, 2**-10)])
 @pytest.mark.parametrize("overlapped", [False, True])
 def test_compressed_gradients_are_near_and_all_else_keeps_its_bits(
-    compression: str, tolerance: float, overlapped: bool, monkeypatch: pytest.MonkeyPatch
+    compression: torch.dtype, tolerance: float, overlapped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exact, _ = in_threads(monkeypatch, 2, lambda worker: sums_of(worker, 4, overlapped=True))
     runs, _ = in_threads(
@@ -363,7 +365,7 @@ def test_compressed_gradients_are_near_and_all_else_keeps_its_bits(
 
 
 def test_workers_have_the_same_bits_of_compressed_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs, _ = in_threads(monkeypatch, 3, lambda worker: sums_of(worker, 3, overlapped=True, compression="bf16"))
+    runs, _ = in_threads(monkeypatch, 3, lambda worker: sums_of(worker, 3, overlapped=True, compression=torch.bfloat16))
     assert all(same(runs[0][step], each[step]) for each in runs for step in range(3))
 
 

@@ -19,7 +19,7 @@ from lockstep.parallel.hosting import StepInputs, TowerHost
 from lockstep.parallel.tree import PartialSum, TreeSum
 
 if TYPE_CHECKING:
-    from lockstep.parallel.exchange import GradientHook
+    from lockstep.parallel.tree import GradientHook
     from lockstep.types import LossFunction
 
 NUM_EXAMPLES = 12

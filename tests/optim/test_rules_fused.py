@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import lockstep as ls
-from lockstep.optim import kernels
+from lockstep.optim import rules
 from lockstep.optim.gradients import Gradients
 from lockstep.optim.schedules import Constant
 
@@ -32,17 +32,17 @@ def test_every_dtype_is_updated_as_torch_does_without_fusing(dtype: torch.dtype,
 
 def test_what_the_kernels_cannot_do_is_not_fused() -> None:
     dense = torch.zeros(4, 6)
-    assert kernels.can_fuse([dense, dense.t(), torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last)])
-    assert not kernels.can_fuse([dense, dense[:, ::2]])
-    assert not kernels.can_fuse([torch.ones(1).expand(4)])
-    assert not kernels.can_fuse([dense.bfloat16()])
-    assert not kernels.can_fuse([dense, dense.double()])
-    assert not kernels.can_fuse([dense], "no_such_rule")
+    assert rules.can_fuse([dense, dense.t(), torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last)])
+    assert not rules.can_fuse([dense, dense[:, ::2]])
+    assert not rules.can_fuse([torch.ones(1).expand(4)])
+    assert not rules.can_fuse([dense.bfloat16()])
+    assert not rules.can_fuse([dense, dense.double()])
+    assert not rules.can_fuse([dense], "no_such_rule")
 
 
 @pytest.mark.parametrize("kernel", ["sgd", "adam", "adamw", "adagrad"])
 def test_this_torch_has_the_kernels(kernel: str) -> None:
-    assert kernels.can_fuse([torch.zeros(3)], kernel)
+    assert rules.can_fuse([torch.zeros(3)], kernel)
 
 
 def test_a_parameter_that_is_not_dense_trains_as_a_dense_one() -> None:
