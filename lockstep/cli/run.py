@@ -32,9 +32,10 @@ def _add_arguments(run: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--hang-seconds",
         type=float,
-        default=600.0,
         metavar="N",
-        help="end workers that stay at one step for longer (default: 600; 0 never)",
+        help="end workers that stay longer at one place of a step: to compute or exchange, or in a loop body; six "
+        "times as long in a first step, a save, an evaluation, a start and an end, and one and a half times for data "
+        "(default: watch.hang_seconds of the recipe where the script calls ls.run, else 600; 0 never)",
     )
     run.add_argument(
         "--restarts",
@@ -87,7 +88,7 @@ def _plan(argv: list[str]) -> dict[str, Any]:
     seat = given_seat(arguments, os.environ)
     if seat is not None:
         _check_script(arguments.script)
-    check_value("--hang-seconds", arguments.hang_seconds, NonNegativeFloat)
+    check_value("--hang-seconds", arguments.hang_seconds, NonNegativeFloat | None)
     check_value("--restarts", arguments.restarts, NonNegativeInt)
     check_value("--min-workers", arguments.min_workers, PositiveInt)
     check_value("--threads", arguments.threads, PositiveInt | None)

@@ -44,7 +44,7 @@ Plan = Callable[[list[str]], Mapping[str, Any]]
 Main = Callable[[list[str]], int | None]
 
 FAILED, WRONG_INPUT, PREEMPTED, ABORTED = 1, 2, 75, 137
-TOO_LATE = "the workers took longer to stop than the time of grace, and were killed; the last checkpoint stands"
+TOO_LATE = "the workers took longer to stop than the time of grace, and were killed; what was saved before stands"
 STOPPED = {"SIGHUP": 129, "SIGINT": 130, "SIGTERM": 143, "SIGUSR1": PREEMPTED}
 
 
@@ -77,7 +77,7 @@ def launch(
 
     Args:
         argv: the arguments of both functions.
-        plan: returns `{"workers": 2}`, and where wanted `"hang_seconds"` (in place of that of the limits),
+        plan: returns `{"workers": 2}`, and where wanted `"hang_seconds"` (in place of that of the limits, if not None),
             `"restarts"` (how often all workers start again when some are lost: killed, stopped, silent, or their host
             gone; 0 by default), `"survival"` (`"min_workers"` and `"replacements"` of `Survival`: the others go on
             where they can), and `"whole_traceback"`: errors are shown with the frames of all packages, not of the
@@ -143,7 +143,8 @@ class _Launcher:
 
     def lead(self, seat: Seat | None, key: bytes, plan: Mapping[str, Any], main: Main, limits: Limits) -> Conclusion:
         """Supervise the workers of all hosts, of which this is the only one, or that of the chief."""
-        limits = replace(limits, hang_seconds=plan.get("hang_seconds", limits.hang_seconds))
+        if plan.get("hang_seconds") is not None:
+            limits = replace(limits, hang_seconds=plan["hang_seconds"])
         task = self._worker_task(plan, main)
         with closing(StoreServer()) as store:
             if seat is None:
@@ -190,8 +191,9 @@ class _Launcher:
             failure = root_cause(outcome.failures) if outcome.failures else None
             if failure is None or failure.kind != "lost" or outcome.stopped_by or not restarts.may_start(outcome.step):
                 return self._conclude(outcome, failure)
+            again = "all workers start again, from the last checkpoint or, where there is none, from the beginning"
             for host in [here, *(rendezvous.hosts.values() if rendezvous else ())]:
-                host.log(WARNING, f"{failure.text}\nall workers start again, from the last checkpoint: {restarts}")
+                host.log(WARNING, f"{failure.text}\n{again}: {restarts}")
             self._pause(restarts.pause_seconds, rendezvous)
             store.clear()
             here.earlier_seconds = time.monotonic() - began
@@ -236,7 +238,7 @@ class _Launcher:
 
     def _stopped_early(self, *, has_begun: bool = False) -> Conclusion:
         text = (
-            "stopped before the workers had started again; the last checkpoint stands" if has_begun else STOPPED_EARLY
+            "stopped before the workers had started again; what was saved before stands" if has_begun else STOPPED_EARLY
         )
         return Conclusion(exit_code_of_stop(self._requests[0], requeue=self._requeue), WARNING, text)
 

@@ -68,7 +68,7 @@ class Supervisor:
         self._first_failure: float | None = None
         self._stopped_by: str | None = None
         self._stopped_at = 0.0
-        self._is_announced = False
+        self._is_announced = self._saves_at_stop = False
         self._aborted = self._late = False
         self._survival, self._take_hosts = survival, take_hosts
         self._due: dict[int, float] = {}
@@ -166,8 +166,6 @@ class Supervisor:
             self._watchdog.forget(member.rank)
             if not message["exit_code"]:
                 member.state = "returned"
-        elif "hang_seconds" in message:
-            self._watchdog.limits = replace(self._limits, hang_seconds=message["hang_seconds"])
         elif "leaves" in message:
             member.has_left = True
         elif not message.keys().isdisjoint(("ready", "joined", "broken")):
@@ -177,9 +175,12 @@ class Supervisor:
         else:
             member.step, member.phase = message["step"], message["phase"]
             member.run_ended = message.get("ended", False)
+            member.saves_at_stop = message.get("saves_at_stop", False)
             if "failed" in message:
                 self._blame(member, watchdog.raised(member.status, message["kind"], message["failed"]))
             elif member.state in ("running", "returned"):
+                if self._limits.hang_seconds is None and message.get("hang_seconds") is not None:
+                    self._watchdog.hang_seconds = message["hang_seconds"]
                 self._watchdog.record_beat(
                     member.rank, member.step, member.phase, message["count"], waits=message["waits"]
                 )
@@ -196,8 +197,13 @@ class Supervisor:
         if "broken" in message:
             self._survival.record_broken(message["broken"], self._clock())
             return
+        was_formed = self._survival.is_formed
         for rank in self._survival.record_joined(member.rank, message["joined"]):
             self._hosts[0].log(logging.INFO, f"{self._members[rank].status} takes part from now on")
+        if self._survival.is_formed and not was_formed:
+            self._stragglers.keep(self._survival.generation.members)
+            if self._survival.generation.lost:
+                self._warn(f"{len(self._part)} of {len(self._members)} workers go on")
 
     def _take_event(self, member: WorkerRecord, pid: int, status: int | None) -> None:
         member.pid = pid
@@ -241,7 +247,7 @@ class Supervisor:
         if not survival.losses:
             if generation := survival.reconnected(self._clock(), step):
                 self._begin(generation)
-                self._warn(f"{generation.why}: they go on")
+                self._warn(generation.why)
             elif self._stopped_by is None and (generation := survival.with_newcomers()):
                 self._begin(generation)
             return
@@ -257,7 +263,7 @@ class Supervisor:
         self._warn("\n".join([why, *self._replace(survival, took_part)]))
 
     def _replace(self, survival: Survival, took_part: Mapping[int, bool]) -> list[str]:
-        """Have newcomers take the places of the lost; returns what the screen says of who goes on."""
+        """Have newcomers take the places of the lost; returns what the screen says of who is left."""
         why_not: dict[int, str] = {}
         step = max(member.step for member in self._part)
         for rank in took_part if not self._stopped_by else ():
@@ -267,8 +273,8 @@ class Supervisor:
                 why_not[rank] = survival.why_not_replaced(rank, step, took_part=took_part[rank])
         anew = [rank for rank, reason in why_not.items() if not reason]
         self._due |= {rank: self._clock() + survival.pause_seconds(rank) for rank in anew}
-        go_on = f"{len(self._part)} of {len(self._members)} workers go on{self._started_anew(anew)}"
-        return [go_on, *_not_started_anew(why_not)]
+        left = f"{len(self._part)} of {len(self._members)} workers are left{self._started_anew(anew)}"
+        return [left, *_not_started_anew(why_not)]
 
     def _started_anew(self, ranks: Sequence[int]) -> str:
         """What the screen says of workers that are started anew."""
@@ -312,6 +318,7 @@ class Supervisor:
             request = self._requests.pop(0)
             if self._stopped_by is None:
                 self._stopped_by, self._stopped_at = request, self._clock()
+                self._saves_at_stop = all(member.saves_at_stop for member in self._part)
                 for member in self._members:
                     member.phase_at_stop, member.is_awaited = member.phase, member.has_process
                     member.host.send(member.rank, {"stop": request})
@@ -332,7 +339,8 @@ class Supervisor:
             self._kill(self._members)
         else:
             again = "Ctrl-C again aborts" if self._stopped_by == "SIGINT" else "Ctrl-C aborts"
-            self._warn(f"{_what_stops(phases, run_has_ended=self._run_has_ended())}; {again}")
+            what = _what_stops(phases, run_has_ended=self._run_has_ended(), saves=self._saves_at_stop)
+            self._warn(f"{what}; {again}")
 
     def _handle_verdicts(self) -> None:
         """Show the stacks of workers that are silent or stuck, and end those that stay so."""
@@ -412,9 +420,9 @@ def _not_started_anew(why_not: Mapping[int, str]) -> list[str]:
     ]
 
 
-def _what_stops(phases: set[str], *, run_has_ended: bool) -> str:
+def _what_stops(phases: set[str], *, run_has_ended: bool, saves: bool) -> str:
     if run_has_ended:
         return "the run has ended, and its scoring is left off"
     if phases == {"evaluate"}:
         return "stopping: the scoring is left off"
-    return "stopping after this step, with a checkpoint"
+    return "stopping after this step" + (", with a checkpoint" if saves else "")

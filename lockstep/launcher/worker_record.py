@@ -27,6 +27,8 @@ class WorkerRecord:
     to do; once its process is gone, `done` or `dead`."""
     run_ended: bool = False
     """Its part of the run has reached the end, and is saved; it may still score."""
+    saves_at_stop: bool = False
+    """Its run writes a checkpoint when it is stopped."""
     has_left: bool = False
     """It will not take part any more, though its process may live on."""
     phase_at_stop: str | None = None

@@ -137,8 +137,9 @@ class Monitoring(Checked):
     images: NonNegativeInt64 = 0
     """Number of input images of the first batch to show in TensorBoard."""
     hang_seconds: NonNegativeFloat = 600.0
-    """A worker that stays longer at one step and phase is ended (six times as long in slow phases), and so is a loader
-    process that reads longer at one example; 0: never."""
+    """A worker that stays longer at one place of a step is ended: to compute or exchange, or in a loop body; six times
+    as long in a first step, a save, an evaluation, a start and an end, and one and a half times for data. A loader
+    process that reads longer at one example is ended, too; 0: never."""
     restarts: NonNegativeInt64 = 3
     """How often in a row all start again, from the last checkpoint, when some are lost: killed, stopped or silent,
     or their host gone. A step beyond the furthest so far begins a new row. An error ends the run."""

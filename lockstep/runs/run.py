@@ -165,8 +165,7 @@ class Run:
         workdir = Workdir(path) if path else None
         changed = workdir.check(recipe, accept_changes=accept_changes) if workdir else []
         worker.group.agree("the recipe", described(recipe))
-        if worker.group.peers is not None:
-            worker.group.peers.expect(recipe.watch.hang_seconds)
+        worker.pulse.hang_seconds = recipe.watch.hang_seconds
         at_its_data = located(recipe, path)
         if at_its_data is not recipe and worker.is_chief:
             log.info("the data is not in %s: it is read where the run has read it before", Path.cwd())
@@ -200,7 +199,8 @@ class Run:
     def run(self, *, conclude: bool = True) -> Result:
         """Train to the end of the recipe, or until stopped; if `conclude`, score the weights and write the result."""
         began = time.perf_counter()
-        self._worker.pulse.ended = False  # of an earlier run of the same script
+        pulse = self._worker.pulse
+        pulse.ended, pulse.saves_at_stop = False, self._files is not None  # of an earlier run of the same script
         with self._held:
             begin: Begin = self._regroup() if self._worker.is_newcomer else self._start
             while True:
@@ -217,6 +217,7 @@ class Run:
         """Train to the end, and score the weights."""
         first, spent = self.step, dict(self._worker.pulse.seconds)
         reason, last = self._train(begin)
+        self._worker.pulse.saves_at_stop = False
         self._tell_straggler(first, spent)
         if self._worker.is_chief and self._input.num_attempts:
             log.info("%s", self._input)

@@ -162,8 +162,5 @@ class Generations:
                 return
         action()
 
-    def expect(self, hang_seconds: float) -> None:
-        """Do nothing: the launcher knows how long a worker may stay at the same place."""
-
     def leave(self, error: BaseException | None) -> None:
         """Do nothing: the launcher sees by itself that this worker leaves, and is told why."""

@@ -135,10 +135,6 @@ class Peers:
             error.add_note(rest)
         return error
 
-    def expect(self, hang_seconds: float) -> None:
-        """Tell the watchers how long a worker may stay at the same place; what the chief says counts."""
-        self._watcher.send({"hang_seconds": hang_seconds})
-
     def leave(self, error: BaseException | None) -> None:
         """Tell the others that this worker leaves, and why; the one that leaves last waits for them."""
         place = {"step": self._pulse.step, "phase": self._pulse.phase}

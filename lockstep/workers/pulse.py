@@ -44,9 +44,11 @@ class Pulse:
         "earlier_seconds",
         "ended",
         "generations",
+        "hang_seconds",
         "launched",
         "named_threads",
         "phase",
+        "saves_at_stop",
         "seconds",
         "shared_threads",
         "step",
@@ -71,8 +73,12 @@ class Pulse:
         """All workers have ended their loops after the same step, as one of them was asked to."""
         self.ended = False
         """The run has reached its end and is saved: a stop that is asked for now does not interrupt it."""
+        self.saves_at_stop = False
+        """A run is under way that writes a checkpoint when it is stopped; of a script's own loop nobody knows it."""
         self.earlier_seconds = 0.0
         """For which others had been at work in this run before the launcher started its workers again."""
+        self.hang_seconds: float | None = None
+        """How long a worker may stay at one place, as the recipe has it that this one runs; see `watchdog.Limits`."""
         self.launched = launched
         """A launcher listens, and it handles Ctrl-C."""
         self.named_threads: int | None = None
@@ -140,7 +146,8 @@ def beat(pulse: Pulse, channel: Channel) -> None:
     """Send the pulse as it is now."""
     place = {"step": pulse.step, "phase": pulse.phase, "count": pulse.count, "seconds": pulse.seconds}
     waits = pulse.waits or pulse.phase == "exchange"
-    channel.send({**place, "waits": waits, "stop": pulse.stop_requested, "ended": pulse.ended})
+    asks = {"stop": pulse.stop_requested, "hang_seconds": pulse.hang_seconds}
+    channel.send({**place, "waits": waits, "ended": pulse.ended, "saves_at_stop": pulse.saves_at_stop, **asks})
 
 
 def _keep_beating(pulse: Pulse, channel: Channel) -> None:

@@ -19,11 +19,12 @@ class Limits:
     stopped_seconds: float = 2.0
     """Silent, and the system says that the process is stopped."""
     show_seconds: float = 10.0
-    """Silent, or at the same place: its stack is shown."""
+    """Silent, or at the same place: its stack is shown, and no later than half of the time until it is killed."""
     silent_seconds: float = 60.0
     """Silent but running: it is killed."""
-    hang_seconds: float = 600.0
-    """At the same place, after its stack was shown: it is killed; 0 for never."""
+    hang_seconds: float | None = None
+    """At the same place, after its stack was shown: it is killed; 0 for never, None for what workers ask for, or 600 s.
+    Six times as long in phases that take long."""
     usual_factor: float = 10.0
     """The stack of a worker at the same place is not shown before this many times the longest such phase so far."""
     grace_seconds: float = 1.0
@@ -46,6 +47,10 @@ _PHASE_FACTORS = {
     "end": _LONG,
 }
 """By how much the limits are longer in phases that take long."""
+_HANG_FACTORS = _PHASE_FACTORS | {"loop body": 1.0}
+"""The same for standing still. Code of a loop body may hold the interpreter for minutes, and then advance."""
+HANG_SECONDS = 600.0
+"""At the same place, where nobody has said how long."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,8 @@ class Verdict:
     action: Literal["show", "kill"]
     reason: Literal["stopped", "silent", "stuck"]
     seconds: float
+    limit_seconds: float = 0.0
+    """For standing still, in this phase; 0 for none."""
 
 
 @dataclass
@@ -78,6 +85,8 @@ class Watchdog:
 
     def __init__(self, num_workers: int, limits: Limits, now: float) -> None:
         self.limits = limits
+        self.hang_seconds = HANG_SECONDS if limits.hang_seconds is None else limits.hang_seconds
+        """As in the limits, which may leave it to the workers."""
         self._clock, self._polled = 0.0, now
         self._workers = {rank: _Record(heard=0.0, since=0.0) for rank in range(num_workers)}
         self._longest: dict[str, float] = {}
@@ -136,21 +145,26 @@ class Watchdog:
         silent, still = self._clock - worker.heard, self._clock - worker.since
         if worker.phase == "script":  # the script's own code may take its time, until others wait for this worker
             still = min(still, self.longest_wait())
-        show_still = max(limits.show_seconds * factor, limits.usual_factor * self._longest.get(worker.phase, 0.0))
+        hang_seconds = self._hang_seconds(worker.phase)
+        show_still = min(limits.show_seconds * factor, hang_seconds / 2 or float("inf"))
+        show_still = max(show_still, limits.usual_factor * self._longest.get(worker.phase, 0.0))
         if silent >= limits.stopped_seconds and is_stopped(rank):
             return Verdict(rank, "kill", "stopped", silent)
         if silent >= limits.silent_seconds * factor:
             return Verdict(rank, "kill", "silent", silent)
-        hang_seconds = limits.regroup_seconds if worker.phase == "regroup" else limits.hang_seconds * factor
         if worker.shown and hang_seconds and still >= hang_seconds:
-            return Verdict(rank, "kill", "stuck", still)
+            return Verdict(rank, "kill", "stuck", still, hang_seconds)
         if worker.shown:
             return None
         if silent >= limits.show_seconds * factor:
             return Verdict(rank, "show", "silent", silent)
         if still >= show_still and silent < limits.stopped_seconds:  # else its silence says more
-            return Verdict(rank, "show", "stuck", still)
+            return Verdict(rank, "show", "stuck", still, hang_seconds)
         return None
+
+    def _hang_seconds(self, phase: str) -> float:
+        """How long a worker may stay at one place of a phase; 0 for ever."""
+        return self.limits.regroup_seconds if phase == "regroup" else self.hang_seconds * _HANG_FACTORS.get(phase, 1.0)
 
 
 @dataclass(frozen=True)
@@ -212,12 +226,18 @@ def died(worker: WorkerStatus, exit_status: int) -> Failure:
 def killed(worker: WorkerStatus, verdict: Verdict) -> Failure:
     """The failure of a worker that was killed because it was stopped, silent or stuck."""
     if verdict.reason == "stuck":
-        return Failure(
-            f"{worker} has been {worker.where} for {verdict.seconds:.0f} s, and was killed; its stack is shown above."
-            " Where this may take so long, raise watch.hang_seconds in the recipe, or --hang-seconds (0: no limit)",
-            "lost",
-            worker.name,
-        )
+        limit = f"{verdict.limit_seconds:g} s"
+        if worker.phase == "regroup":
+            hint = f"Those that go on have {limit} to find each other"
+        else:
+            factor = _HANG_FACTORS.get(worker.phase, 1.0)
+            times = "" if factor == 1 else f", {factor:g} times watch.hang_seconds"
+            hint = (
+                f"The limit in this phase is {limit}{times}: where it may take longer, raise watch.hang_seconds in the"
+                " recipe, or --hang-seconds of lockstep run (0: no limit)"
+            )
+        text = f"{worker} has been {worker.where} for {verdict.seconds:.0f} s, and was killed; its stack is shown above"
+        return Failure(f"{text}. {hint}", "lost", worker.name)
     why = "was stopped (SIGSTOP)" if verdict.reason == "stopped" else "gave no sign of life"
     return Failure(f"{worker} {why} for {verdict.seconds:.1f} s {worker.where}, and was killed", "lost", worker.name)
 

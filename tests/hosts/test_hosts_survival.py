@@ -158,5 +158,5 @@ def test_a_lost_worker_is_started_anew_on_its_own_host(make_hosts: Callable[[int
     assert (joins[0], joins[4]) == (0, [1, ["worker 1 on host1", "worker 0 on host0"]])
     assert [words[2:4] for words in said(folder, "done")] == [[NUM_STEPS, surviving_run.total_of(NUM_STEPS)]] * 2
     for command in commands:
-        assert "1 of 2 workers go on; worker 0 is started anew" in command.text
+        assert "1 of 2 workers are left; worker 0 is started anew" in command.text
     assert hosts.leftovers() == []

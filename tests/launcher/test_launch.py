@@ -422,7 +422,7 @@ def test_workers_start_again_when_one_is_killed(launch: Launch) -> None:
     assert sorted(line for line in said if line.startswith("earlier")) == ["earlier False"] * 2 + ["earlier True"] * 2
     assert len(told) == 2
     assert "was killed by SIGKILL" in told[0]
-    assert told[1] == ("all workers start again, from the last checkpoint: in 1 s (restart 1 of 1 without progress)")
+    assert told[1] == AGAIN + ": in 1 s (restart 1 of 1 without progress)"
 
 
 def test_workers_that_are_killed_again_and_again_end_the_run(launch: Launch) -> None:
@@ -446,7 +446,7 @@ def test_a_stop_between_two_starts_ends_at_once(launch: Launch) -> None:
     running.process.send_signal(signal.SIGTERM)
     code, _, told = running.end()
     assert code == 143
-    assert told[-1] == "stopped before the workers had started again; the last checkpoint stands"
+    assert told[-1] == "stopped before the workers had started again; what was saved before stands"
 
 
 def test_a_stopped_worker_is_killed_and_named(launch: Launch) -> None:
@@ -577,8 +577,9 @@ def test_a_module_that_cannot_be_preloaded_is_told(launch: Launch) -> None:
     assert told[-4] == "The process that starts the workers is gone, and the workers with it."
 
 
-STOPPING = "stopping after this step, with a checkpoint; Ctrl-C aborts"
-STOPPING_BY_CTRL_C = "stopping after this step, with a checkpoint; Ctrl-C again aborts"
+STOPPING = "stopping after this step; Ctrl-C aborts"
+STOPPING_BY_CTRL_C = "stopping after this step; Ctrl-C again aborts"
+AGAIN = "all workers start again, from the last checkpoint or, where there is none, from the beginning"
 
 
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGHUP, 129)])
@@ -636,7 +637,7 @@ def test_who_does_not_save_in_time_is_ended(launch: Launch) -> None:
     assert code == 75
     assert told == [
         STOPPING,
-        "the workers took longer to stop than the time of grace, and were killed; the last checkpoint stands",
+        "the workers took longer to stop than the time of grace, and were killed; what was saved before stands",
     ]
 
 
@@ -827,7 +828,7 @@ BAD, INPUT, LOST = Failure("it is bad"), Failure("wrong input", "input"), Failur
         (
             RunOutcome([], "SIGINT", late=True),
             130,
-            "the workers took longer to stop than the time of grace, and were killed; the last checkpoint stands",
+            "the workers took longer to stop than the time of grace, and were killed; what was saved before stands",
         ),
     ],
 )

@@ -24,8 +24,8 @@ from lockstep.workers.channel import Channel, Message
 from lockstep.workers.watchdog import Limits
 
 FIRST_PID = 9_000_001  # no process has such a number
-STOPPING = "stopping after this step, with a checkpoint; Ctrl-C aborts"
-STOPPING_BY_CTRL_C = "stopping after this step, with a checkpoint; Ctrl-C again aborts"
+STOPPING = "stopping after this step; Ctrl-C aborts"
+STOPPING_BY_CTRL_C = "stopping after this step; Ctrl-C again aborts"
 
 
 @dataclass
@@ -186,15 +186,17 @@ def test_the_others_are_told_of_a_failure_and_not_of_what_survivors_say() -> Non
     assert [worker.told for worker in server.workers] == [[], [], [{"lost": "worker 1", "why": why}]]
 
 
-def test_a_worker_may_say_how_long_one_may_stand_still() -> None:
+@pytest.mark.parametrize(("given", "killed_after"), [({}, 20), ({"hang_seconds": 25.0}, 25)])
+def test_a_worker_says_how_long_one_may_stand_still_unless_the_user_does(
+    given: dict[str, float], killed_after: int
+) -> None:
     def script(server: FakeServer, requests: list[str]) -> Iterator[None]:
-        server.workers[0].channel.send({"hang_seconds": 20.0})
-        yield from beat_for(server, 30)
+        yield from beat_for(server, 30, hang_seconds=20.0)
         for worker in server.workers:
             server.end(worker)
 
-    outcome, _ = supervise(script, 1)
-    assert "has been at step 1 (phase compute) for 20 s, and was killed" in texts(outcome)[0]
+    outcome, _ = supervise(script, 1, **given)
+    assert f"has been at step 1 (phase compute) for {killed_after} s, and was killed" in texts(outcome)[0]
 
 
 @pytest.mark.parametrize(
@@ -388,6 +390,22 @@ def test_before_the_first_step_a_signal_ends_the_workers_at_once(
     assert (outcome.stopped_by, texts(outcome)) == ("SIGTERM", [])
 
 
+@pytest.mark.parametrize(("saves", "words"), [(True, "step, with a checkpoint"), (False, "step")])
+def test_a_checkpoint_is_promised_where_the_run_says_that_it_saves(
+    saves: bool, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def script(server: FakeServer, requests: list[str]) -> Iterator[None]:
+        yield from beat_for(server, 0.3, saves_at_stop=saves)
+        requests.append("SIGTERM")
+        yield
+        yield from beat_for(server, 0.3, step=2, phase="end", saves_at_stop=False)
+        for worker in server.workers:
+            server.end(worker, says=0)
+
+    supervise(script)
+    assert caplog.messages == [f"stopping after this {words}; Ctrl-C aborts"]
+
+
 def test_between_the_loops_of_a_script_a_signal_interrupts_a_run(caplog: pytest.LogCaptureFixture) -> None:
     stopped(["script", "script"], step=5)
     assert caplog.messages == [STOPPING]
@@ -544,7 +562,8 @@ def test_the_others_go_on_without_a_lost_worker_and_take_a_newcomer_in(caplog: p
     assert [worker.environment["LOCKSTEP_GENERATION"] for worker in server.workers[:3]] == ["0"] * 3
     assert caplog.messages == [
         "worker 0 (pid 9000001) was killed by SIGKILL at step 1 (phase compute)\n"
-        "2 of 3 workers go on; worker 0 is started anew",
+        "2 of 3 workers are left; worker 0 is started anew",
+        "2 of 3 workers go on",
         "worker 0 (pid 9000004) takes part from now on",
     ]
 
@@ -635,12 +654,12 @@ def test_a_newcomer_that_fails_is_started_anew_after_a_pause_and_ends_nobody(
     assert texts(outcome) == []
     assert started == [1, 1, 2, 2, 3]
     assert len(server.workers) == 5, "no more tries are made"
-    assert [message.split("\n1 of 2 ")[1].splitlines() for message in caplog.messages if " go on" in message] == [
-        ["workers go on; worker 1 is started anew"],
-        ["workers go on; worker 1 is started anew in 2 s"],
-        ["workers go on; worker 1 is started anew in 4 s"],
+    assert [message.split("\n1 of 2 ")[1].splitlines() for message in caplog.messages if " are left" in message] == [
+        ["workers are left; worker 1 is started anew"],
+        ["workers are left; worker 1 is started anew in 2 s"],
+        ["workers are left; worker 1 is started anew in 4 s"],
         [
-            "workers go on",
+            "workers are left",
             "nobody takes the place of worker 1: watch.restarts (--restarts) allows 3 starts in a row without progress;"
             " mend what has ended it, then stop the run, and start it again: it goes on with all workers",
         ],
@@ -664,6 +683,24 @@ def test_who_is_to_be_started_after_a_pause_is_not_when_the_run_ends(how: str) -
     outcome, server = supervise(script, 2, Survival(1, 3, 2))
     assert texts(outcome) == []
     assert len(server.workers) == 3
+
+
+def test_that_the_others_go_on_is_said_once_they_do(caplog: pytest.LogCaptureFixture) -> None:
+    """A script with a loop of its own does not: its workers fail, and all may start again."""
+
+    def script(server: FakeServer, requests: list[str]) -> Iterator[None]:
+        server.forms = False
+        yield from beat_for(server, 0.3)
+        server.end(server.workers[1], -9)
+        yield from beat_for(server, 0.3)
+        server.workers[0].fail("worker 0 lost worker 1", "peer")
+        yield from beat_for(server, 0.3)
+        for worker in server.workers:
+            server.end(worker, 1)
+
+    outcome, _ = supervise(script, 2, Survival(1, 0, 2))
+    assert outcome.failures[0].text.startswith("worker 1 (pid 9000002) was killed by SIGKILL")
+    assert [message.splitlines()[1] for message in caplog.messages] == ["1 of 2 workers are left"]
 
 
 @pytest.mark.parametrize("is_ready", [False, True])
@@ -722,4 +759,7 @@ def test_where_a_connection_has_broken_the_same_workers_go_on(caplog: pytest.Log
         end_all(server)
 
     assert texts(supervise(script, 2, Survival(1, 3, 2))[0]) == []
-    assert caplog.messages == ["a connection between workers has broken, though all of them live: they go on"]
+    assert caplog.messages == [
+        "a connection between workers has broken, though all of them live",
+        "2 of 2 workers go on",
+    ]

@@ -42,6 +42,60 @@ def run_script(workdir: Path, steps: int, num_workers: int) -> str:
     return done.stdout
 
 
+STUCK = """
+import threading
+from dataclasses import replace
+
+import numpy as np
+import own_script
+
+import lockstep as ls
+
+class Stuck(ls.data.Arrays):
+    num_reads = 0
+
+    def read_batch(self, indices):
+        self.num_reads += 1
+        if self.num_reads == 6:
+            threading.Event().wait()
+        return super().read_batch(indices)
+
+def stripes(split):
+    reader = own_script.stripes(split)
+    return Stuck(reader.read_batch(np.arange(own_script.TRAIN))) if split == "train" else reader
+
+recipe = ls.recipes.find("mnist")
+ls.run(
+    replace(
+        recipe,
+        model=ls.models.LeNet(num_classes=2),
+        data=ls.recipes.ImageData(image_size=28, preprocessing=ls.recipes.preprocessing.Lenet()),
+        optimizer=ls.optim.SGD(0.01),
+        batch_size=8,
+        num_towers=1,
+        end=ls.Steps(20),
+        device="cpu",
+        nonfinite="stop",
+        watch=replace(recipe.watch, hang_seconds=10.0, probe_memory=False),
+    ),
+    None,
+    reader=stripes,
+)
+"""
+
+
+@pytest.mark.process
+def test_how_long_the_recipe_of_a_script_lets_its_workers_stand_still(tmp_path: Path) -> None:
+    (tmp_path / "stuck.py").write_text(STUCK)
+    command = [sys.executable, "-m", "lockstep", "run", "--workers", "1", "--device", "cpu", str(tmp_path / "stuck.py")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(SCRIPT.parent), *sys.path])}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert "(phase data) for 15 s, and was killed" in done.stderr
+    assert "The limit in this phase is 15 s, 1.5 times watch.hang_seconds" in done.stderr
+    assert "in read_batch" in done.stderr, "its stack is shown before"
+
+
 def contents(workdir: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"result": json.loads((workdir / "result.json").read_text())}
     del found["result"]["times"]

@@ -121,6 +121,22 @@ def test_without_a_limit_it_is_never_killed() -> None:
     assert [verdict.action for verdict in beating(watch, 0.0, 5000.0, [(0, "compute", 1)])] == ["show"]
 
 
+@pytest.mark.parametrize(
+    ("phase", "shown_after", "killed_after"),
+    [("compute", 10, 600), ("loop body", 60, 600), ("data", 15, 900), ("save", 60, 3600), ("evaluate", 60, 3600)],
+)
+def test_what_a_worker_may_take_depends_on_its_phase(phase: str, shown_after: int, killed_after: int) -> None:
+    verdicts = beating(at(phase), 0.0, 4000.0, [(0, phase, 1)])
+    assert [round(each.seconds) for each in verdicts] == [shown_after, killed_after]
+
+
+@pytest.mark.parametrize(("phase", "limit"), [("exchange", 13), ("loop body", 13), ("save", 78)])
+def test_a_short_limit_holds_and_the_stack_is_shown_before_it(phase: str, limit: int) -> None:
+    show, kill = beating(Watchdog(1, replace(LIMITS, hang_seconds=13.0), 0.0), 0.0, 100.0, [(0, phase, 1)])
+    assert show.seconds == pytest.approx(min(10, limit / 2) if phase == "exchange" else limit / 2, abs=0.51)
+    assert (round(kill.seconds), kill.limit_seconds) == (limit, limit)
+
+
 def test_steps_that_take_long_are_no_hang() -> None:
     watch = at("compute")
     for step in range(1, 4):
@@ -212,12 +228,27 @@ def test_a_death_is_told_with_its_signal_or_exit_code(status: int, text: str) ->
         (
             "stuck",
             "worker 1 (pid 123) has been at step 57 (phase exchange) for 2 s, and was killed; its stack is shown above."
-            " Where this may take so long, raise watch.hang_seconds in the recipe, or --hang-seconds (0: no limit)",
+            " The limit in this phase is 2 s: where it may take longer, raise watch.hang_seconds in the recipe, or"
+            " --hang-seconds of lockstep run (0: no limit)",
         ),
     ],
 )
 def test_a_kill_is_told_with_its_reason(reason: Literal["stopped", "silent", "stuck"], text: str) -> None:
-    assert watchdog.killed(STATUS, Verdict(1, "kill", reason, 2.1)) == Failure(text, "lost", "worker 1")
+    assert watchdog.killed(STATUS, Verdict(1, "kill", reason, 2.1, 2.0)) == Failure(text, "lost", "worker 1")
+
+
+@pytest.mark.parametrize(
+    ("phase", "text"),
+    [
+        ("save", "The limit in this phase is 78 s, 6 times watch.hang_seconds: where it may take longer, raise"),
+        ("data", "The limit in this phase is 78 s, 1.5 times watch.hang_seconds: where it may take longer, raise"),
+        ("loop body", "The limit in this phase is 78 s: where it may take longer, raise watch.hang_seconds"),
+        ("regroup", "Those that go on have 78 s to find each other"),
+    ],
+)
+def test_a_kill_is_told_with_the_limit_of_its_phase(phase: str, text: str) -> None:
+    failure = watchdog.killed(replace(STATUS, phase=phase), Verdict(1, "kill", "stuck", 78.3, 78.0))
+    assert f" for 78 s, and was killed; its stack is shown above. {text}" in failure.text
 
 
 def test_who_is_missed_is_told_with_its_place() -> None:
