@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 
 from lockstep.launcher.hosts import TICK_SECONDS, Host, RemoteHost
+from lockstep.launcher.partitions import ConnectionTrial, Orders, left_out
 from lockstep.launcher.survival import Survival
 from lockstep.launcher.worker_record import WorkerRecord
 from lockstep.workers import watchdog
@@ -22,6 +23,8 @@ from lockstep.workers.watchdog import Failure, Limits, Verdict, Watchdog
 STOPPED_EARLY = "stopped before the first step"
 _ANSWER_SECONDS = 0.5
 _WAIT_SECONDS = 2.0
+_TRIAL_PAUSE_SECONDS = 60.0
+"""Between two trials of the connections, where the first has found none that is missing."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,12 @@ class Supervisor:
         self._members.sort(key=lambda member: member.rank)
         self._part = list(self._members)
         """Those that take part now."""
+        self._trial: ConnectionTrial | None = None
+        self._next_trial = clock()
+        self._withheld: list[Verdict] = []
+        """Stacks that are shown if the trial does not say more."""
+        self._cut_off: list[Host] = []
+        """Hosts that others do not reach: nobody is started there any more."""
         self._watchdog, self._stragglers = Watchdog(len(self._members), limits, clock()), Stragglers(clock())
 
     def finish(self) -> RunOutcome:
@@ -166,6 +175,8 @@ class Supervisor:
             self._watchdog.forget(member.rank)
             if not message["exit_code"]:
                 member.state = "returned"
+        elif not message.keys().isdisjoint(("listens", "unreached")):
+            self._send(self._trial.take(member.rank, message) if self._trial else [])
         elif "leaves" in message:
             member.has_left = True
         elif not message.keys().isdisjoint(("ready", "joined", "broken")):
@@ -269,6 +280,10 @@ class Supervisor:
         for rank in took_part if not self._stopped_by else ():
             if (host := self._members[rank].host) not in self._hosts:
                 why_not[rank] = f"its host is lost; give the same command on {host.name} again, and it takes part"
+            elif host in self._cut_off:
+                why_not[rank] = (
+                    f"others do not reach {host.name}; mend the network, then stop the run, and start it again"
+                )
             else:
                 why_not[rank] = survival.why_not_replaced(rank, step, took_part=took_part[rank])
         anew = [rank for rank, reason in why_not.items() if not reason]
@@ -344,13 +359,58 @@ class Supervisor:
 
     def _handle_verdicts(self) -> None:
         """Show the stacks of workers that are silent or stuck, and end those that stay so."""
-        for verdict in self._watchdog.poll(self._clock(), self._is_stopped):
+        verdicts = self._watchdog.poll(self._clock(), self._is_stopped)
+        self._find_partition()
+        for verdict in verdicts:
             member = self._members[verdict.rank]
-            if verdict.action == "show":
+            if verdict.action == "show" and verdict.reason == "stuck" and self._trial:
+                self._withheld.append(verdict)
+            elif verdict.action == "show":
                 self._show(member, verdict)
             else:
                 self._blame(member, watchdog.killed(member.status, verdict))
                 self._kill([member])
+
+    def _find_partition(self) -> None:
+        """Where all have waited in the exchange for long, try whether all hosts reach each other."""
+        firsts = {member.host: member.rank for member in reversed(self._part)}
+        if self._trial is None:
+            is_due = len(firsts) > 1 and not self._failures and self._clock() >= self._next_trial
+            if is_due and self._watchdog.is_standstill([member.rank for member in self._part]):
+                self._trial = ConnectionTrial(sorted(firsts.values()), self._clock())
+                self._send(self._trial.begin())
+            return
+        if not self._trial.is_over(self._clock()):
+            return
+        trial, self._trial, self._next_trial = self._trial, None, self._clock() + _TRIAL_PAUSE_SECONDS
+        self._send(trial.end())
+        withheld, self._withheld = self._withheld, []
+        if trial.gaps and self._watchdog.is_standstill([member.rank for member in self._part]):
+            self._part_from(trial)
+            return
+        for verdict in withheld:
+            self._show(self._members[verdict.rank], verdict)
+
+    def _part_from(self, trial: ConnectionTrial) -> None:
+        """Go on without hosts that others do not reach; where nobody goes on, end the run."""
+        gaps = trial.gaps
+        leaving = left_out(gaps, trial.numbers) if self._survival else []
+        for number in leaving or [gaps[0].other]:
+            gap = next(gap for gap in gaps if number in (gap.number, gap.other))
+            host = self._members[number].host
+            first, second = self._members[gap.number].status, self._members[gap.other].status
+            failure = watchdog.cut_off(first, second, gap.why, leaves=host.name if leaving else "")
+            if not leaving:
+                self._add(failure)
+                return
+            self._cut_off.append(host)
+            for member in [each for each in self._members if each.host is host]:
+                self._blame(member, failure)
+                self._kill([member])
+
+    def _send(self, orders: Orders) -> None:
+        for rank, message in orders:
+            self._members[rank].host.send(rank, message)
 
     def _is_stopped(self, rank: int) -> bool:
         return self._members[rank].host.is_stopped(rank)

@@ -6,12 +6,18 @@ loopback, and NCCL one by its name, which may be a bridge of containers. What th
 
 from __future__ import annotations
 
+import errno
 import os
+import selectors
 import socket
-from collections.abc import MutableMapping
-from typing import NamedTuple
+import threading
+import time
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from lockstep.errors import InputError, WorkerError
+from lockstep.workers.channel import Message
 from lockstep.workers.connections import (
     INTERFACE_OF_GLOO,
     INTERFACE_OF_NCCL,
@@ -21,7 +27,9 @@ from lockstep.workers.connections import (
     interfaces,
     leads_out,
 )
-from lockstep.workers.group import Group
+
+if TYPE_CHECKING:
+    from lockstep.workers.group import Group
 
 TRY_SECONDS = 5.0
 
@@ -76,7 +84,7 @@ def choose_network(
     return network
 
 
-def _chosen(environment: MutableMapping[str, str]) -> Network | None:
+def _chosen(environment: Mapping[str, str]) -> Network | None:
     """The network that the environment names already."""
     interface = environment.get(INTERFACE_OF_GLOO, "").partition(",")[0]
     address = address_of(interface)
@@ -92,15 +100,10 @@ def _chosen(environment: MutableMapping[str, str]) -> Network | None:
 
 def _try_connections(group: Group, rank: int, network: Network) -> None:
     """Have each worker connect to the next one, at a port of no meaning, as gloo and NCCL will."""
-    family = socket.AF_INET6 if ":" in network.address else socket.AF_INET
-    with socket.create_server((network.address, 0), family=family) as server:
+    with _listen(network) as server:
         places = group.gather(list(server.getsockname()[:2]))
         following = (rank + 1) % len(places)
-        failed = ""
-        try:
-            socket.create_connection(tuple(places[following]), TRY_SECONDS).close()
-        except OSError as error:
-            failed = str(error.strerror or error).lower()
+        failed = _unreached([[following, *places[following]]]).get(following, "")
         told = group.gather([failed, network.interface])
     for each, (failed, interface) in enumerate(told):
         if failed:
@@ -112,3 +115,72 @@ def _try_connections(group: Group, rank: int, network: Network) -> None:
                 hint=f"let no firewall stand between the hosts, and set {INTERFACE_OF_GLOO} only where the interface "
                 "that leads to worker 0 is not the one to take",
             )
+
+
+def _listen(network: Network) -> socket.socket:
+    """Listen at a port of no meaning, for others that try whether they reach this host."""
+    family = socket.AF_INET6 if ":" in network.address else socket.AF_INET
+    return socket.create_server((network.address, 0), family=family)
+
+
+def _unreached(places: Sequence[Sequence[Any]]) -> dict[int, str]:
+    """Connect to all places at once, each a number, an address and a port; returns what went wrong, by number."""
+    failed: dict[int, str] = {}
+    with selectors.DefaultSelector() as waiting, ExitStack() as stack:
+        for number, address, port in places:
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            connection = stack.enter_context(socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
+            error = connection.connect_ex((address, port))
+            if error in (0, errno.EINPROGRESS):
+                waiting.register(connection, selectors.EVENT_WRITE, number)
+            failed[number] = "timed out" if error in (0, errno.EINPROGRESS) else os.strerror(error).lower()
+        deadline = time.monotonic() + TRY_SECONDS
+        while waiting.get_map() and (left := deadline - time.monotonic()) > 0:
+            for key, _ in waiting.select(left):
+                waiting.unregister(key.fileobj)
+                if error := cast(socket.socket, key.fileobj).getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                    failed[key.data] = os.strerror(error).lower()
+                else:
+                    del failed[key.data]
+    return failed
+
+
+class Probe:
+    """This worker's part in a trial of the connections between the hosts, beside what its main thread waits for.
+
+    The launcher, or the watcher that decides, asks for it; see `lockstep.launcher.partitions`.
+
+    Args:
+        answer: sends a message to them.
+        environment: names the network.
+    """
+
+    def __init__(
+        self, answer: Callable[[Mapping[str, object]], None], environment: Mapping[str, str] = os.environ
+    ) -> None:
+        self._answer, self._environment = answer, environment
+        self._server: socket.socket | None = None
+        self._address = ""
+
+    def obey(self, order: Message) -> None:
+        """Listen, connect to the others, or listen no longer."""
+        if order["trial"] == "connect":
+            threading.Thread(target=self._connect, args=[order["places"]], name="lockstep-probe", daemon=True).start()
+            return
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        if order["trial"] == "listen":
+            with suppress(OSError, InputError):  # the network is gone: the others do not reach this host
+                self._listen()
+
+    def _listen(self) -> None:
+        network = _chosen(self._environment)
+        if network is not None:
+            self._server, self._address = _listen(network), network.address
+            self._answer({"listens": list(self._server.getsockname()[:2])})
+
+    def _connect(self, places: Sequence[Sequence[Any]]) -> None:
+        where = {number: f"from {self._address} to {address} port {port}" for number, address, port in places}
+        failed = _unreached(places)
+        self._answer({"unreached": [[number, f"{why}, {where[number]}"] for number, why in failed.items()]})

@@ -29,6 +29,7 @@ from lockstep.tracebacks import short_traceback
 from lockstep.workers import pulse as pulses
 from lockstep.workers.channel import Channel, Message
 from lockstep.workers.connections import KEY, address_towards, leads_out
+from lockstep.workers.network import Probe
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -93,6 +94,7 @@ class Peers:
         self._is_leaving = False
         self._watched, self._told = threading.Event(), threading.Event()
         self._at_loss: list[Callable[[], object]] = []
+        self._probe = Probe(watcher.send)
         self._thread = threading.Thread(target=self._keep_beating, name="lockstep-peers", daemon=True)
 
     def start(self) -> None:
@@ -179,6 +181,8 @@ class Peers:
             self._watched.set()
         elif "show" in message:
             self._watcher.send({"stacks": pulses.stacks()})
+        elif "trial" in message:
+            self._probe.obey(message)
 
     def _lose(self, who: str, why: str) -> None:
         if self._loss is None:

@@ -17,6 +17,7 @@ from typing import Literal, get_args
 
 from lockstep.workers.channel import Channel
 from lockstep.workers.generations import Generations
+from lockstep.workers.network import Probe
 
 Phase = Literal[
     "start",
@@ -151,6 +152,7 @@ def beat(pulse: Pulse, channel: Channel) -> None:
 
 
 def _keep_beating(pulse: Pulse, channel: Channel) -> None:
+    probe = Probe(channel.send)
     while True:
         beat(pulse, channel)
         for message in channel.receive(BEAT_SECONDS):
@@ -158,6 +160,8 @@ def _keep_beating(pulse: Pulse, channel: Channel) -> None:
                 pulse.stop_requested = message["stop"]
             elif "show" in message:
                 channel.send({"stacks": stacks()})
+            elif "trial" in message:
+                probe.obey(message)
             elif "lost" in message and pulse.generations is not None:
                 pulse.generations.hear(message)
         if channel.ended:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -118,6 +118,14 @@ class Watchdog:
     def longest_wait(self) -> float:
         """Seconds for which a worker has waited for all others in one call."""
         return max((self._clock - each.waits_since for each in self._workers.values() if each.waits), default=0.0)
+
+    def is_standstill(self, ranks: Collection[int]) -> bool:
+        """Whether all of these have waited in the exchange for so long that their stacks would be shown."""
+        workers = [self._workers[rank] for rank in ranks if rank in self._workers]
+        if len(workers) < len(ranks) or any(not each.waits or each.phase != "exchange" for each in workers):
+            return False
+        show_seconds = min(self.limits.show_seconds, self.hang_seconds / 2 or self.limits.show_seconds)
+        return self._clock - max(each.waits_since for each in workers) > show_seconds - _LONGEST_POLL_SECONDS
 
     def poll(self, now: float, is_stopped: Callable[[int], bool]) -> list[Verdict]:
         """Decide what to do now; a worker is killed once, and its stack is shown once while it stands still."""
@@ -252,6 +260,15 @@ def left(ended: Sequence[WorkerStatus], waiting: Sequence[WorkerStatus]) -> list
     needed = " and ".join(f"{worker.name} {worker.where}" for worker in waiting)
     said = f"before {needed}, which {'needs' if len(waiting) == 1 else 'need'} it: their loops do {same}"
     return [Failure(f"{worker} ended with exit code 0 {worker.where}, {said}", who=worker.name) for worker in ended]
+
+
+def cut_off(worker: WorkerStatus, other: WorkerStatus, why: str, *, leaves: str) -> Failure:
+    """The failure of a worker that another one does not reach; those that are left go on without the host `leaves`."""
+    text = f"{worker.name} does not reach {other.name}, though both reach the launcher of host 0: {why}"
+    if leaves:
+        who = worker if worker.host == leaves else other
+        return Failure(f"{text}. Host {leaves} is left out of the run", "lost", who.name)
+    return Failure(f"{text}. Let no firewall stand between the hosts, at any port", who=other.name)
 
 
 def lost_host(name: str, fault: str, workers: Sequence[WorkerStatus]) -> Failure:

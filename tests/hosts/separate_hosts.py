@@ -166,6 +166,12 @@ class Hosts:
         """Pull the cable of a host: packets are lost in both directions, and nobody is told."""
         _ip("-n", self._hub, "link", "set", f"port{host}", "down")
 
+    def part(self, one: int, other: int) -> None:
+        """Lose all packets between two hosts, in both directions; each still reaches all others."""
+        for here, there in ((one, other), (other, one)):
+            nobody = ["lladdr", "02:00:00:00:00:99", "nud", "permanent"]
+            _ip("-n", self._names[here], "neighbour", "replace", self.address(there), *nobody, "dev", INTERFACE)
+
     def restore(self, host: int) -> None:
         """Plug the cable in again."""
         _ip("-n", self._hub, "link", "set", f"port{host}", "up")

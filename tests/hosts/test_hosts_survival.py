@@ -147,6 +147,45 @@ def test_a_run_in_which_a_host_was_lost_and_came_back_ends_with_the_bytes_of_one
     assert [event for event in events if event in ("continue", "join")] == ["continue", "join"]
 
 
+def test_hosts_that_do_not_reach_each_other_do_not_stop_the_others(
+    make_hosts: Callable[[int], Hosts], tmp_path: Path
+) -> None:
+    hosts, folder = make_hosts(3), tmp_path / "run"
+    commands = start(hosts, 3, folder, replacements=0)
+    wait_until_all_train(folder, 3)
+    hosts.part(1, 2)
+    codes = [commands[host].wait(120) for host in (0, 1)]
+    assert codes == [0, 0], commands[0].text
+    names = ["worker 0 on host0", "worker 1 on host1"]
+    assert [words[4] for words in sorted(said(folder, "goes on"))] == [[rank, names] for rank in (0, 1)]
+    assert [words[2:4] for words in said(folder, "done")] == [[NUM_STEPS, surviving_run.total_of(NUM_STEPS)]] * 2
+    for host in range(3):
+        assert "worker 1 on host1 does not reach worker 2 on host2, though both reach" in commands[host].text
+        assert "timed out, from 10.77.0.2 to 10.77.0.3 port " in commands[host].text
+        assert "Host host2 is left out of the run\n2 of 3 workers are left\n" in commands[host].text
+        assert "its stack follows" not in commands[host].text
+    assert hosts.leftovers() == []
+
+
+def test_a_run_that_does_not_go_on_says_at_once_which_hosts_do_not_reach_each_other(
+    make_hosts: Callable[[int], Hosts], tmp_path: Path
+) -> None:
+    hosts = make_hosts(3)
+    words = ["-m", "lockstep", "run", "--hosts", "3", "--chief", "host0:29500", "--workers", "3", "--restarts", "3"]
+    script = [str(Path(__file__).parent / "exact_run.py"), str(tmp_path), "forever"]
+    environment = {"LOCKSTEP_KEY": "a key that nobody guesses", "PYTHONPATH": os.pathsep.join(sys.path)}
+    commands = [
+        hosts.start(host, sys.executable, *words, "--host-rank", str(host), *script, **environment) for host in range(3)
+    ]
+    commands[0].wait_for("at step 3", 120)
+    hosts.part(1, 2)
+    assert [command.wait(120) for command in commands] == [1, 1, 1], commands[0].text
+    for command in commands:
+        assert "worker 1 on host1 does not reach worker 2 on host2, though both reach the launcher" in command.text
+        assert "start again" not in command.text
+    assert hosts.leftovers() == []
+
+
 @pytest.mark.slow
 def test_a_lost_worker_is_started_anew_on_its_own_host(make_hosts: Callable[[int], Hosts], tmp_path: Path) -> None:
     hosts, folder = make_hosts(2), tmp_path / "run"

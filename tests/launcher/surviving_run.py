@@ -102,7 +102,9 @@ class Run:
             own = range(worker.rank, NUM_TOWERS, worker.num_workers)
             mine = sum(gives(tower, self.step) for tower in own)
             numbers = torch.tensor([mine, float(worker.pulse.regroup_requested)])
+            worker.pulse.at(self.step, "exchange")
             collectives(worker, "gloo").all_reduce([numbers])
+            worker.pulse.at(self.step, "compute")
             if not waits:
                 self.total += float(numbers[0])
                 self.step += 1

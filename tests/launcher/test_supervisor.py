@@ -62,6 +62,8 @@ class FakeServer:
         self.pending: list[Event] = []
         self.forms = True
         """Workers find each other as soon as they are told of a generation."""
+        self.answer: Callable[[FakeWorker, Message], None] = lambda worker, order: None
+        """What a worker does that is to try connections."""
 
     def fork(self, name: str, task: Mapping[str, Any], connections: Sequence[socket.socket | Connection]) -> None:
         channel = Channel(cast(socket.socket, connections[0]))
@@ -92,6 +94,8 @@ class FakeServer:
             worker.told += [said for said in messages if "lost" in said and "generation" not in said]
             worker.generation = next((said["members"] for said in messages if "members" in said), worker.generation)
             for said in messages:
+                if "trial" in said:
+                    self.answer(worker, said)
                 if self.forms and "generation" in said:
                     worker.channel.send({"joined": said["generation"]})
 
