@@ -14,9 +14,12 @@ updates before. At the end of an epoch a slice may be leased to several workers,
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from itertools import count, islice
 from typing import NamedTuple
+
+_MANY_IN_VAIN = 3
+"""Dropped one after the other these are a rule, and not chance."""
 
 
 class SliceLease(NamedTuple):
@@ -239,3 +242,29 @@ class Leases:
     def _give_up(self, worker: int) -> None:
         if self._leases.pop(worker, None) is not None:
             self.dropped[worker] += 1
+
+
+class Futile:
+    """Finds workers that compute for nothing: several gradients one after the other were dropped, and none was used."""
+
+    def __init__(self) -> None:
+        self._useful: dict[int, tuple[int, int]] = {}
+        """By worker: how many were used, and how many had been dropped when that was seen."""
+        self._found: set[int] = set()
+
+    def find(self, used: Mapping[int, int], dropped: Mapping[int, int]) -> list[tuple[int, int]]:
+        """Return each such worker once, with the number of its gradients that were dropped since one was used.
+
+        Args:
+            used: how many gradients of each worker were used so far.
+            dropped: how many were dropped.
+        """
+        found = []
+        for worker, num_dropped in sorted(dropped.items()):
+            if used.get(worker, 0) > self._useful.get(worker, (0, 0))[0]:
+                self._useful[worker] = used[worker], num_dropped
+            in_vain = num_dropped - self._useful.get(worker, (0, 0))[1]
+            if in_vain >= _MANY_IN_VAIN and worker not in self._found:
+                self._found.add(worker)
+                found.append((worker, in_vain))
+        return found

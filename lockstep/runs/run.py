@@ -188,6 +188,8 @@ class Run:
         self._recent = recent_reports()
         self._missed: Sequence[StepReport] = ()
         self._segment_began = time.perf_counter()
+        self._together_since: tuple[int, Mapping[str, float]] = 0, {}
+        """The step from which these workers have trained together, and the seconds that this one had spent by then."""
         self._held = ExitStack()
         self._chief: Owner | None = None
 
@@ -215,10 +217,9 @@ class Run:
 
     def _complete(self, begin: Begin, began: float, *, conclude: bool) -> Result:
         """Train to the end, and score the weights."""
-        first, spent = self.step, dict(self._worker.pulse.seconds)
         reason, last = self._train(begin)
         self._worker.pulse.saves_at_stop = False
-        self._tell_straggler(first, spent)
+        self._tell_straggler()
         if self._worker.is_chief and self._input.num_attempts:
             log.info("%s", self._input)
         scored = self._score(last) if conclude and reason != "stopped" else None
@@ -232,6 +233,7 @@ class Run:
     def _train(self, begin: Begin) -> tuple[Reason, Segment]:
         """Train segment by segment; returns why the run ends, and its last segment."""
         event, facts = begin()
+        self._together_since = self.step, dict(self._worker.pulse.seconds)
         while True:
             self._segment_began, step = time.perf_counter(), self.step
             segment = self._segment()
@@ -246,6 +248,7 @@ class Run:
                 self._has_gone_back = self._has_gone_back and self.step == step
                 if segment.must_regroup:
                     event, facts = self._regroup()()
+                    self._together_since = self.step, dict(self._worker.pulse.seconds)
                     continue
                 self._stages.enter_next()
                 event, facts = "stage", {"stage": self._stages.now.number}
@@ -348,8 +351,9 @@ class Run:
             reports.append(last)  # lost before the loop body has seen it
         return Memory(reports, self._history)
 
-    def _tell_straggler(self, first_step: int, before: Mapping[str, float]) -> None:
-        """Log for which worker the others have waited, if they have for a tenth of the time."""
+    def _tell_straggler(self) -> None:
+        """Log for which of the present workers the others have waited, if they have for a tenth of their time."""
+        first_step, before = self._together_since
         of_all = self._worker.group.gather(spent_since(before, self._worker.pulse.seconds))
         if (straggler := find_straggler(of_all, self.step - first_step)) and self._worker.is_chief:
             log.info("%s", straggler.describe(self._worker.group.names[straggler.rank]))

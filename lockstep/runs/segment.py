@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from lockstep.checkpoints.store import Store
 from lockstep.errors import NonFiniteError
+from lockstep.parallel.served import is_served
 from lockstep.progress import End, Progress
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.toml import to_toml
@@ -19,6 +20,7 @@ from lockstep.runs.validation import SPLIT, Validation
 from lockstep.runs.workdir import Reason, Workdir
 from lockstep.screen import log
 from lockstep.training.loop import Hook, every, train_steps
+from lockstep.training.replicas import Replicas
 from lockstep.training.saving import Saver
 from lockstep.types import NonFiniteReport, StepReport
 from lockstep.workers.rank import Worker
@@ -151,6 +153,8 @@ class Segment:
                 self._keep(error.nonfinite)
             raise
         self._worker.pulse.at(self._state.step, "end")
+        if self._is_over() and not is_served(exchange):  # where the steps end by themselves they have done it
+            Replicas(self._state, self._worker).compare()
 
     def _is_over(self) -> bool:
         """Whether the segment ends before the run does: at the end of the run the iterator of steps ends by itself."""

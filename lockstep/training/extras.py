@@ -13,7 +13,6 @@ from lockstep.types import BadExample
 
 if TYPE_CHECKING:
     from lockstep.training.attempt import Found
-    from lockstep.training.state import TrainState
     from lockstep.types import Batch
     from lockstep.workers.rank import Worker
 
@@ -40,13 +39,12 @@ class ExtraSums:
     """What a worker adds to the sum of each attempt beside losses and gradients, and what it learns from the total.
 
     Args:
-        state: of which each worker has a copy.
+        replicas: the copies of the state.
         worker: this one.
     """
 
-    def __init__(self, state: TrainState, worker: Worker) -> None:
-        self._worker = worker
-        self._replicas = Replicas(state, worker)
+    def __init__(self, replicas: Replicas, worker: Worker) -> None:
+        self._worker, self._replicas = worker, replicas
         self.started = 0.0
         """When the clock of the run began, by `time.perf_counter`."""
 

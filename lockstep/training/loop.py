@@ -141,12 +141,13 @@ def _reports(
     with stop_on_interrupt(course.worker.pulse):
         if step.runs_ahead:
             yield from _reports_read_late(step, losses, counts, course)
-            return
-        for batch in course.batches():
-            report = step(losses, batch, counts)
-            yield report
-            if course.ends_with(report.progress, is_stopped=report.stop_requested):
-                return
+        else:
+            for batch in course.batches():
+                report = step(losses, batch, counts)
+                yield report
+                if course.ends_with(report.progress, is_stopped=report.stop_requested):
+                    break
+        step.compare()
 
 
 def _reports_read_late(

@@ -37,7 +37,8 @@ class MissingGradients:
 
     def __init__(self, state: TrainState, num_leaves: int, *, is_chief: bool) -> None:
         self._state, self._num_leaves, self._is_chief = state, num_leaves, is_chief
-        self._told: set[str] = set()
+        self.told: set[str] = set()
+        """Those that are named already."""
         self._expected: list[bool] | None = None
         """For each parameter, whether no leaf had a gradient for it in the last attempt that was read."""
         self._expected_there: Tensor | None = None
@@ -84,10 +85,10 @@ class MissingGradients:
         return self._num_surprises < MAX_SURPRISES
 
     def _tell(self, missing: Sequence[str]) -> None:
-        new = [name for name in missing if name not in self._told]
+        new = [name for name in missing if name not in self.told]
         if not new:
             return
-        self._told.update(new)
+        self.told.update(new)
         check_parameters(self._state)
         penalised = [name for name in new if name in self._state.penalised]
         untouched = [name for name in new if name not in penalised]

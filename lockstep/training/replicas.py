@@ -4,7 +4,7 @@ The workers compute the same update from the same sum, each on its own copy. Whe
 fails: each worker trains a model of its own, and the chief saves one of them. So every `compare_steps` updates each
 worker adds a checksum of its copy, and the square of it, to the numbers that travel with the losses. The checksums are
 equal exactly where the number of workers times the sum of the squares is the square of the sum (Cauchy and Schwarz), so
-no worker waits for another to know.
+no worker waits for another to know. Where training ends, no attempt follows that could bear them: they are gathered.
 """
 
 from __future__ import annotations
@@ -59,6 +59,18 @@ class Replicas:
             WorkerError: they are not; it names the workers that differ from most, and the first tensor.
         """
         if int(total) ** 2 != self._worker.num_workers * int(total_of_squares):
+            raise self._error()
+
+    def compare(self) -> None:
+        """Compare all copies as they are now, at the end of a series of steps; all workers call it together.
+
+        Raises:
+            WorkerError: they differ; as in `check`.
+        """
+        step = self._state.step
+        if self._worker.num_workers == 1 or not self._state.compare_steps or not step:
+            return
+        if len({*self._worker.group.gather(int(self.checksum(step)))}) > 1:
             raise self._error()
 
     def _error(self) -> WorkerError:

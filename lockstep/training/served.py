@@ -20,11 +20,12 @@ from lockstep.data.loader import Loader
 from lockstep.data.places import saved_ranges
 from lockstep.data.slices import Slices
 from lockstep.errors import InputError, LockstepError, NonFiniteError, PeerLostError, WorkerError
-from lockstep.parallel.leases import Leases
+from lockstep.parallel.leases import Futile, Leases
 from lockstep.parallel.parameter_client import Client
 from lockstep.parallel.parameter_server import Server
 from lockstep.parallel.served import Asynchronous, ServedExchange, num_computing
 from lockstep.parallel.towers import Towers
+from lockstep.screen import log
 from lockstep.training.course import Course
 from lockstep.training.preflight import check_state_and_towers
 from lockstep.training.served_step import ServedStep, check_counts
@@ -60,7 +61,7 @@ def bind_served(
         compare_first_step(state, *key, worker)
     steps = _steps.setdefault(state, {})
     if key not in steps or steps[key].worker is not worker:  # which another group has taken the place of
-        steps[key] = ServedStep(state, *key, worker)
+        steps[key] = ServedStep(state, *key, worker, steps.get(key))
     return steps[key]
 
 
@@ -96,6 +97,7 @@ class _Chief:
         if step.state.step < self._delay:
             self._leases.workers = {1}
         self._num_used = course.now.position
+        self._futile = Futile()
         self._server = Server(step.worker, step.like_gradient(), step.published(), self._leases)
 
     def reports(self) -> Generator[StepReport, None, None]:
@@ -140,6 +142,16 @@ class _Chief:
             arrivals = Arrivals(dict(leases.used), dict(leases.dropped), dict(leases.behind))
             end, unfinished = leases.unfinished()
         self._num_used += self._loader.batch_size
+        exchange = self._step.exchange
+        if isinstance(exchange, Asynchronous) and exchange.staleness is not None:
+            for rank, num_dropped in self._futile.find(arrivals.used, arrivals.dropped):
+                log.warning(
+                    "%s is of no use: its last %d gradients came more than %d updates late, and were dropped; raise the"
+                    " staleness, or train without it",
+                    self._step.worker.group.names[rank],
+                    num_dropped,
+                    exchange.staleness,
+                )
         report = self._step.update(gradients, self._loader, self._num_used, arrivals)
         assert end is not None, "there was an update"
         self._slices.commit(end, unfinished, report)

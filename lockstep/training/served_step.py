@@ -60,7 +60,14 @@ class ServedStep:
         InputError: parts contradict each other.
     """
 
-    def __init__(self, state: TrainState, towers: Towers, exchange: ServedExchange, worker: Worker) -> None:
+    def __init__(
+        self,
+        state: TrainState,
+        towers: Towers,
+        exchange: ServedExchange,
+        worker: Worker,
+        before: ServedStep | None = None,
+    ) -> None:
         _check(state, towers, exchange)
         prepare_steps(state, towers, exchange, worker)
         self.state, self.towers, self.exchange, self.worker = state, towers, exchange, worker
@@ -80,6 +87,8 @@ class ServedStep:
         num_leaves = 1 if towers.joined else towers.count
         self._reducer = Reducer(Alone(), self._alone, num_leaves, range(num_leaves))
         self._missing = MissingGradients(state, num_leaves, is_chief=worker.is_chief)
+        if before is not None:  # of the group that this one has taken the place of
+            self._missing.told = before._missing.told
         self._started = self._resumed = time.perf_counter()
 
     def start(self, loader: Loader) -> None:

@@ -33,6 +33,7 @@ from lockstep.training.preflight import (
     check_training_mode,
     prepare_steps,
 )
+from lockstep.training.replicas import Replicas
 from lockstep.training.state import TrainState
 from lockstep.training.trained_with import compare_first_step
 from lockstep.types import BadExample, Batch, NonFiniteReport, StepReport
@@ -108,7 +109,7 @@ def bind(state: TrainState, towers: Towers | None = None, exchange: Exchange | N
     steps = _steps.get(state, {})
     if key not in steps or steps[key].worker is not worker:  # which another group has taken the place of
         before = steps.get(key)
-        steps[key] = BoundStep(state, *key, worker, resolved_for=before.resolved_for if before else None)
+        steps[key] = BoundStep(state, *key, worker, before)
         _steps[state] = steps
     return steps[key]
 
@@ -125,7 +126,7 @@ class BoundStep:
         towers: Towers,
         exchange: Exchange,
         worker: Worker,
-        resolved_for: tuple[int, int] | None = None,
+        before: BoundStep | None = None,
     ) -> None:
         prepare_steps(state, towers, exchange, worker)
         self.towers, self.worker = towers, worker
@@ -145,13 +146,16 @@ class BoundStep:
         num_leaves, mine = (worker.num_workers, [worker.rank]) if towers.joined else (towers.count, list(self._mine))
         self._reducer = Reducer(exchange, worker, num_leaves, mine)
         self._missing = MissingGradients(self._state, num_leaves, is_chief=worker.is_chief)
-        self._extras = ExtraSums(self._state, worker)
+        self._replicas = Replicas(self._state, worker)
+        self._extras = ExtraSums(self._replicas, worker)
         self._extras.started = self._resumed = time.perf_counter()
         self._num_runs = 0
-        self.resolved_for = resolved_for
+        self.resolved_for: tuple[int, int] | None = None
         """The sizes of epoch and batch for which the state has turned lengths in epochs into steps."""
         self.runs_ahead = readback.reading_waits(worker.device)
         """Updates may be enqueued before their attempts are read."""
+        if before is not None:  # of the group that this one has taken the place of
+            self.resolved_for, self._missing.told = before.resolved_for, before._missing.told
         if reasons := state.reads_first():
             self._read_first("; ".join(reasons))
 
@@ -239,6 +243,10 @@ class BoundStep:
         if self.runs_ahead and self.worker.is_chief:
             log.info("each step waits for the device before its update: %s", why)
         self.runs_ahead = False
+
+    def compare(self) -> None:
+        """Compare the copies of the state on all workers, which call it together; see `Replicas`."""
+        self._replicas.compare()
 
     def resume(self) -> None:
         """The loop body is over: the clock of the next step begins."""

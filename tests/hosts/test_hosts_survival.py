@@ -147,6 +147,7 @@ def test_a_run_in_which_a_host_was_lost_and_came_back_ends_with_the_bytes_of_one
     assert [event for event in events if event in ("continue", "join")] == ["continue", "join"]
 
 
+@pytest.mark.slow
 def test_hosts_that_do_not_reach_each_other_do_not_stop_the_others(
     make_hosts: Callable[[int], Hosts], tmp_path: Path
 ) -> None:
@@ -167,6 +168,7 @@ def test_hosts_that_do_not_reach_each_other_do_not_stop_the_others(
     assert hosts.leftovers() == []
 
 
+@pytest.mark.slow
 def test_a_run_that_does_not_go_on_says_at_once_which_hosts_do_not_reach_each_other(
     make_hosts: Callable[[int], Hosts], tmp_path: Path
 ) -> None:

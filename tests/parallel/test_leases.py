@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worker_processes import HANG_SECONDS
 
-from lockstep.parallel.leases import Leases, SliceLease
+from lockstep.parallel.leases import Futile, Leases, SliceLease
 
 
 def leases(
@@ -285,3 +285,12 @@ def test_every_slice_is_in_one_update_and_nothing_comes_to_a_halt(simulation: Si
         assert len(simulation.done) > before + rule.required
     assert sum(rule.used.values()) == len(simulation.done)
     assert sum(rule.used.values()) + sum(rule.dropped.values()) >= simulation.sent - len(rule.held)
+
+
+def test_a_worker_that_computes_for_nothing_is_found_once() -> None:
+    futile = Futile()
+    assert futile.find({1: 5}, {2: 2}) == []
+    assert futile.find({1: 6}, {1: 1, 2: 3}) == [(2, 3)]
+    assert futile.find({1: 6}, {1: 1, 2: 4}) == [], "it is named already"
+    assert futile.find({1: 7, 3: 1}, {1: 3, 2: 5, 3: 7}) == [], "worker 3 is of some use"
+    assert futile.find({1: 7, 3: 1}, {1: 6, 2: 6, 3: 9}) == [(1, 3)], "worker 1 no longer is"

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import own_script
@@ -25,6 +26,7 @@ from worker_processes import HANG_SECONDS
 import lockstep as ls
 from lockstep.cli import training
 from lockstep.recipes.recipe import Recipe
+from lockstep.runs.run import Run
 from lockstep.workers import stragglers
 from lockstep.workers.rank import leave
 
@@ -343,3 +345,21 @@ def test_the_worker_that_the_other_one_has_waited_for_is_told_at_the_end(
     (told,), others = run_workers(told_with_a_slow_reader, 2, own)
     assert told.startswith("worker 1 is the slowest: input takes it 0.0")
     assert others == []
+
+
+def test_what_a_worker_did_alone_is_not_counted_among_those_that_have_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run.__new__(Run)
+    pulse = SimpleNamespace(seconds={"compute": 5.0})
+    segments = [SimpleNamespace(run=lambda *_, r=r: r, must_regroup=r is None, history={}) for r in (None, "end")]
+    run._worker = SimpleNamespace(pulse=pulse)  # type: ignore[assignment]
+    run._has_gone_back = False
+    monkeypatch.setattr(Run, "step", 7)
+    monkeypatch.setattr(run, "_segment", lambda: segments.pop(0))
+
+    def regroup() -> Any:
+        pulse.seconds = {"compute": 30.0}
+        return lambda: ("join", {})
+
+    monkeypatch.setattr(run, "_regroup", regroup)
+    run._train(lambda: ("start", {}))
+    assert run._together_since == (7, {"compute": 30.0})

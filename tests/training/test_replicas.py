@@ -122,6 +122,16 @@ def test_a_run_whose_workers_drift_apart_ends_on_all_of_them(
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("waits", [False, True])
+def test_copies_are_compared_at_the_end_too(monkeypatch: pytest.MonkeyPatch, waits: bool) -> None:
+    monkeypatch.setattr(readback, "reading_waits", lambda device: waits)
+    for in_step in (11, 12):
+        one, other = run_workers(train_apart, 2, 1, in_step, 100, "gloo")
+        assert one == other
+        assert "at step 12, worker 1: parameter '2.weight'" in one[1]
+
+
+@pytest.mark.process
 def test_a_run_whose_workers_stay_together_is_left_alone_and_so_is_one_that_compares_nothing() -> None:
     assert run_workers(train_apart, 2, 7, 5, 2, None) == [(12, "")] * 2
     assert run_workers(train_apart, 2, 1, 5, 0, None) == [(12, "")] * 2

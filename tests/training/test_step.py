@@ -5,6 +5,7 @@ import math
 import random
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from weakref import WeakSet
@@ -141,6 +142,16 @@ def told_of_missing() -> list[str]:
     ls.train(make_state(TwoPaths()), losses, loader, ls.Towers(2), until=ls.Steps(5))
     logging.getLogger("lockstep").removeHandler(handler)
     return [line for line in told if line.startswith("no tower")]
+
+
+def test_they_are_told_once_also_where_workers_regroup(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, before = make_state(TwoPaths()), ls.join()
+    ls.train_step(state, lambda model, batch: squared(model.left, batch), make_batch())
+    monkeypatch.setattr(step, "join", lambda: replace(before))
+    ls.train_step(state, lambda model, batch: squared(model.left, batch), make_batch())
+    assert caplog.text.count("no tower has a gradient for right.weight") == 1
 
 
 @pytest.mark.process
