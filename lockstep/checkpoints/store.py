@@ -180,7 +180,7 @@ class Store:
             before: leave out those of this step and later ones.
 
         Returns:
-            The checkpoint, or None where no step was asked for and there is none at all.
+            The checkpoint, or None where no step was asked for and there is none at all, or no intact one `before`.
 
         Raises:
             CheckpointError: all are damaged, the one asked for is damaged or missing, or the format is unknown.
@@ -198,7 +198,7 @@ class Store:
                     "%s Given: %s; expected: %s. Trying the one before.", damage.what, damage.given, damage.expected
                 )
                 damages.append(damage)
-        if damages:
+        if damages and before is None:
             raise CheckpointError(
                 f"Every checkpoint in {self.folder} is damaged.",
                 given="; ".join(f"{damage.what} ({damage.given})" for damage in damages),

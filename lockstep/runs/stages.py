@@ -155,12 +155,13 @@ class Stages:
         return None if is_reached else f"the run ends with its last stage at step {last}, and not after {end} (end)"
 
     def _enter(self, span: StageSpan) -> None:
-        """Build the parts of a stage; its loader goes on where the present one stands."""
+        """Build the parts of a stage; its loader goes on where the present one stands, stuck where that one is."""
         if span is self.now:
             return
-        position = self.parts.loader.state()
+        before = self.parts.loader
         self.parts = build(span.recipe, self._worker, self._reader, self._metrics)
-        self.parts.loader.load_state(position)
+        self.parts.loader.load_state(before.state())
+        self.parts.loader.stuck = before.stuck
         self.parts.state.count_steps_from(span.first_step)
         self.now = span
 

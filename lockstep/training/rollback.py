@@ -62,8 +62,8 @@ def check_may_roll_back(states: States, loader: Loader, error: NonFiniteError) -
             expected="batches from `batches` or `train_steps`, called after the last rollback",
             hint="begin the loop anew after each rollback",
         ) from error
-    if loader.stuck and _is_stuck(states, loader) and len(loader.stuck.positions) == _TRIES:
-        raise _blamed(states, loader, error).about(nonfinite) from error
+    if (found := _stuck(states, loader)) and len(found.positions) == _TRIES:
+        raise _blamed(found, states, loader, error).about(nonfinite) from error
     if len(loader.skipped) >= budget:
         raise NonFiniteError(
             f"Another batch is not finite, and no more than {budget} may be skipped.",
@@ -74,10 +74,11 @@ def check_may_roll_back(states: States, loader: Loader, error: NonFiniteError) -
 
 
 def last_checkpoint(workdir: str | Path | Store, states: States, loader: Loader, error: NonFiniteError) -> Checkpoint:
-    """The newest intact checkpoint, on all workers alike; the one before it, if no step could be made from it."""
-    checkpoint, position = read_checkpoint(workdir), _refusal(error).position
-    if checkpoint and _is_stuck(states, loader):
-        checkpoint = read_checkpoint(workdir, before=checkpoint.step) or checkpoint
+    """The newest intact checkpoint, on all workers alike; the one before it, if no step could be made from it.
+
+    The loader keeps in mind that no step was made after the checkpoint, and with which batches it was tried.
+    """
+    checkpoint, position, step = read_checkpoint(workdir), _refusal(error).position, _step(states)
     if checkpoint is None:
         raise CheckpointError(
             "There is no checkpoint to go back to.",
@@ -85,16 +86,16 @@ def last_checkpoint(workdir: str | Path | Store, states: States, loader: Loader,
             expected="a checkpoint saved before it",
             hint="save before the first step: save(state, loader, workdir)",
         ) from error
+    if stuck := _stuck(states, loader):
+        loader.stuck = Stuck(stuck.step, (*stuck.positions, position))
+        return read_checkpoint(workdir, before=checkpoint.step) or checkpoint
+    loader.stuck = Stuck(step, (position,)) if step == checkpoint.step else None
     return checkpoint
 
 
 def go_back(checkpoint: Checkpoint, states: States, loader: Loader, error: NonFiniteError) -> None:
     """Take up a checkpoint, and leave the batch of the error out of the stream from now on."""
-    nonfinite, step = _refusal(error), _step(states)
-    if loader.stuck and _is_stuck(states, loader):
-        loader.stuck = Stuck(loader.stuck.step, (*loader.stuck.positions, nonfinite.position))
-    else:
-        loader.stuck = Stuck(step, (nonfinite.position,)) if step == checkpoint.step else None
+    nonfinite = _refusal(error)
     # The data was compared when the run began: it may have been accepted that the checkpoint is of other data.
     load_run(checkpoint, named_states(states), loader, accept_data_change=True)
     loader.skip(nonfinite.position)
@@ -114,15 +115,15 @@ def _step(states: States) -> int:
     return max(state.step for state in named_states(states).values())
 
 
-def _is_stuck(states: States, loader: Loader) -> bool:
-    """Whether no step was made since a rollback to a checkpoint from which the attempt before had failed already."""
-    return loader.stuck is not None and _step(states) <= loader.stuck.step
+def _stuck(states: States, loader: Loader) -> Stuck | None:
+    """The step after which the attempts before this one have failed, too; None where others were made since."""
+    stuck = loader.stuck
+    return stuck if stuck and _step(states) <= stuck.step else None
 
 
-def _blamed(states: States, loader: Loader, error: NonFiniteError) -> NonFiniteError:
+def _blamed(stuck: Stuck, states: States, loader: Loader, error: NonFiniteError) -> NonFiniteError:
     """The error where batch after batch is not finite with the same weights; the batches are skipped no longer."""
-    assert loader.stuck is not None, "asked before"
-    step, positions = loader.stuck
+    step, positions = stuck
     loader.skipped = [position for position in loader.skipped if position not in positions]
     loader.stuck = None
     tried = [*positions, _refusal(error).position]

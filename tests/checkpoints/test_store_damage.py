@@ -124,6 +124,12 @@ def test_all_are_damaged(store: Store) -> None:
     )
 
 
+def test_where_those_before_a_step_are_damaged_there_is_none_but_a_later_one(store: Store) -> None:
+    (store.path(10) / "values.json").unlink()
+    assert store.read(before=20) is None
+    assert assert_consistent(store.read()) == 20
+
+
 def test_the_one_that_was_asked_for_is_damaged(store: Store) -> None:
     file = store.path(20) / "values.json"
     file.write_bytes(file.read_bytes() + b" ")

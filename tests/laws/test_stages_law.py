@@ -221,6 +221,18 @@ def test_a_rollback_over_a_boundary_is_a_run_told_from_the_start(tmp_path: Path)
     assert [line["step"] for line in back] == [3, 5]
 
 
+@pytest.mark.parametrize("step", BOUNDARIES)
+def test_weights_at_a_boundary_are_to_blame_where_no_batch_of_the_next_stage_is_finite(
+    tmp_path: Path, step: int
+) -> None:
+    given = make_recipe(1, nonfinite="rollback")
+    bad = range(step * BATCH_SIZE, 100, BATCH_SIZE)
+    with pytest.raises(ls.NonFiniteError, match=f"The weights after step {step} are to blame, and their checkpoint"):
+        run(tmp_path, given, Disturbance(bad=bad))
+    back = [line for line in lines(tmp_path, "history.jsonl") if line["event"] == "rollback"]
+    assert [line["step"] for line in back] == [step, step - 1]
+
+
 def test_what_is_skipped_at_a_boundary_survives_a_kill(tmp_path: Path) -> None:
     given = make_recipe(3, nonfinite="rollback")
 
