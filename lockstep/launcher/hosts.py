@@ -45,7 +45,7 @@ class Host(Protocol):
         ...
 
     def send(self, rank: int, message: Mapping[str, object]) -> None:
-        """Send a message to a worker."""
+        """Send a message to a worker, if it was started here: a host that has come back may have none."""
         ...
 
     def kill(self, rank: int, number: signal.Signals) -> None:
@@ -109,8 +109,9 @@ class LocalHost:
         self._channels[rank] = Channel(ours)
 
     def send(self, rank: int, message: Mapping[str, object]) -> None:
-        """Send a message to a worker."""
-        self._channels[rank].send(message)
+        """Send a message to a worker, if it was started here."""
+        if channel := self._channels.get(rank):
+            channel.send(message)
 
     def kill(self, rank: int, number: signal.Signals) -> None:
         """Send a signal to a worker, if it is still there."""

@@ -487,6 +487,46 @@ def test_only_a_second_ctrl_c_aborts(second: str, aborts: bool) -> None:
     assert (outcome.aborted, outcome.stopped_by, texts(outcome)) == (aborts, "SIGINT", [])
 
 
+def test_a_stop_is_told_to_no_worker_that_was_not_started_on_a_host_that_has_come_back() -> None:
+    servers, requests = [FakeServer() for _ in range(3)], list[str]()
+    hosts = [
+        LocalHost(cast(ForkServer, each), {}, lambda: Pipe()[0], name=f"host{n}") for n, each in enumerate(servers)
+    ]
+    back: list[tuple[Any, Any]] = []
+
+    def script() -> Iterator[None]:
+        servers[0].workers[0].beat()
+        yield
+        servers[1].end(servers[1].workers[0], -9)
+        yield
+        back.append((hosts[1], hosts[2]))
+        requests.append("SIGINT")
+        while servers[0].workers[0].stop is None:
+            yield
+        servers[0].end(servers[0].workers[0], says=0)
+
+    def play(_: object, timeout_seconds: float) -> None:
+        for server in servers:
+            server.play(timeout_seconds)
+
+    def take_hosts() -> list[tuple[Any, Any]]:
+        taken = [*back]
+        back.clear()
+        return taken
+
+    servers[0].turns = script()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(supervisor, "wait", play)
+        run = Supervisor(hosts[:2], [[0], [1]], Limits(), requests, lambda: servers[0].now, take_hosts=take_hosts)
+        outcome = run.finish()
+    assert servers[2].workers == []
+    assert outcome.stopped_by == "SIGINT"
+    for host in hosts:
+        host.close()
+    for worker in servers[0].workers + servers[1].workers:
+        worker.channel.close()
+
+
 def test_workers_that_take_too_long_to_stop_are_killed() -> None:
     def script(server: FakeServer, requests: list[str]) -> Iterator[None]:
         yield from beat_for(server, 0.1)
