@@ -107,7 +107,7 @@ class DetectionReader(ReaderWrapper):
         max_number_of_boxes: of an image; the first ones are kept.
         num_keypoints: of each object, if the reader gives keypoints; 0: any number.
         bad_objects: "raise", or "drop" to leave them out.
-        label_map: the file that `classes` are from, for errors.
+        label_map_path: of the file that `classes` are from, for errors.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class DetectionReader(ReaderWrapper):
         max_number_of_boxes: int | None = None,
         num_keypoints: int = 0,
         bad_objects: BadObjects = "raise",
-        label_map: str | None = None,
+        label_map_path: str | None = None,
     ) -> None:
         check_value("num_classes", num_classes, PositiveInt)
         check_value("max_number_of_boxes", max_number_of_boxes, PositiveInt | None)
@@ -146,7 +146,7 @@ class DetectionReader(ReaderWrapper):
         self._most = max_number_of_boxes
         self._num_keypoints = num_keypoints
         self._raises = bad_objects == "raise"
-        self._label_map = label_map
+        self._label_map_path = label_map_path
 
     def known_objects(self) -> KnownObjects | None:
         """Return what the reader knows of all images without reading one, with its labels numbered; None: nothing."""
@@ -287,10 +287,10 @@ class DetectionReader(ReaderWrapper):
         text = texts[row][number] if texts is not None and texts[row] else ""
         if name == "labels":
             value += self._offset
-            if self._label_map is not None and value == UNKNOWN_LABEL:
+            if self._label_map_path is not None and value == UNKNOWN_LABEL:
                 return DataError(
                     f"{self.example_id(int(indices[row]))}: object {number} is of a class that the label map lacks.",
-                    given=f"the class {text!r}, and {self._label_map}",
+                    given=f"the class {text!r}, and {self._label_map_path}",
                     expected=f"one of {shorten(list(self.classes.values()))}",
                     hint="add the class to the label map, and to model.num_classes; or leave such objects out: "
                     '--set data.bad_objects="drop"',

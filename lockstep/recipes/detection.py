@@ -183,7 +183,7 @@ class DetectionData(PathData, Checked):
             max_number_of_boxes=self.max_number_of_boxes,
             num_keypoints=self.num_keypoints,
             bad_objects=self.bad_objects,
-            label_map=self.label_map,
+            label_map_path=self.label_map,
         )
 
     def _read_label_map(self) -> LabelMap | None:

@@ -29,11 +29,13 @@ from lockstep.readers.detection import DetectionReader
 from lockstep.readers.fingerprint import checksum, fingerprint_changes, fingerprint_of, lines_of, named_parts
 from lockstep.readers.image_folder import ImageFolder
 from lockstep.readers.image_records import ImageRecords
+from lockstep.readers.label_map import Label, LabelMap, write_label_map
 from lockstep.readers.reader import Arrays, TorchDataset, reader_of
 from lockstep.readers.records import Records
 from lockstep.readers.schemas import ImageNetSchema
 from lockstep.readers.tar_shards import TarShards
 from lockstep.readers.voc import Voc
+from lockstep.recipes.detection import DetectionData
 from lockstep.records.template import Integer
 from lockstep.records.tfrecord import write_records
 from tests.tiny_images import image_folder, image_record
@@ -188,6 +190,17 @@ def test_options_that_change_no_example_are_not_told(tmp_path: Path) -> None:
         str(tmp_path / "data/train-*"), ImageNetSchema(), verify=False, decoding=careful, cache=tmp_path / "kept"
     )
     assert fingerprint_of(one) == fingerprint_of(other)
+
+
+def test_a_label_map_at_another_place_is_the_same_data(tmp_path: Path) -> None:
+    """A run that is resumed from another folder reads its label map by another path."""
+    found = []
+    for folder in ("here", "there"):
+        write_label_map(tmp_path / folder / "map.pbtxt", LabelMap((Label(1, "cat"), Label(18, "dog"))))
+        recipe = DetectionData(str(FIXTURES / "coco/instances.json"), label_map=str(tmp_path / folder / "map.pbtxt"))
+        found.append(fingerprint_of(recipe.labelled(open_coco(FIXTURES / "coco"), 20, to_train=True)))
+    assert found[0] == found[1]
+    assert str(tmp_path) not in json.dumps(found)
 
 
 def test_every_reader_tells_its_options() -> None:
