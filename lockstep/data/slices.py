@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from itertools import count, filterfalse, islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -17,7 +17,6 @@ from lockstep.data.rows import BatchRequest
 
 if TYPE_CHECKING:
     from lockstep.data.batch_reader import BatchReader, ReadRows
-    from lockstep.data.loader import Loader
     from lockstep.data.places import Places
     from lockstep.types import Batch, StepReport
 
@@ -25,6 +24,17 @@ ReadAhead = Callable[["BatchReader", Iterator[BatchRequest], int], Generator[Tim
 """Reads what is requested, ahead where the reader has to decode, with so many workers on this host."""
 BatchOf = Callable[[range, "ReadRows", int, dict[str, Any]], "Batch"]
 """Makes a batch of some towers of the rows, the position of the batch, and the times."""
+
+
+class SlicedLoader(Protocol):
+    """What slices ask of the `Loader` whose stream they are."""
+
+    batch_size: int
+    skipped: list[int]
+
+    def return_to(self, position: int, returned: list[range], report: StepReport | None) -> None:
+        """Set the position, the places whose examples come next, and the report of the last step."""
+        ...
 
 
 class Slices:
@@ -45,7 +55,7 @@ class Slices:
 
     def __init__(
         self,
-        loader: Loader,
+        loader: SlicedLoader,
         size: int,
         num_towers: int,
         places: Places,

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import NoneType
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, NamedTuple, get_args
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
 from lockstep.checks import NonNegativeInt, check_all, check_one_of, check_type, check_value
+from lockstep.description import described
 from lockstep.errors import InputError
 from lockstep.losses.regularization import L1, L2, Penalties
 from lockstep.optim.averages import MovingAverage
-from lockstep.optim.by_name import optimizer_of
+from lockstep.optim.by_name import ByName, optimizer_of
 from lockstep.optim.gradients import Gradients
 from lockstep.optim.optimizers import Optimizer
 from lockstep.optim.transforms import BoundTransform, BoundTransforms, GradientTransform
@@ -36,7 +37,6 @@ from lockstep.training.attempt import (
 from lockstep.training.buffer_updates import BufferUpdates, Update
 from lockstep.training.freezing import freeze, matches
 from lockstep.training.saved_state import check_compatible, extra_state, set_extra_state
-from lockstep.training.trained_with import Resumed, describe_arguments
 
 _AVERAGE_HINT = "write average=ls.optim.MovingAverage(0.999), loss_average=ls.LossAverage(0.9)"
 _TRANSFORMS_HINT = "write a list: gradient_transforms=[ls.optim.ClipGlobalNorm(10.0)]"
@@ -46,6 +46,23 @@ before_change: list[Callable[[], None]] = []
 error there."""
 _states: WeakSet[TrainState] = WeakSet()
 """All states of this process: a loss function may use the model of another one, whose buffers are to stay."""
+
+
+_DESCRIBED = (
+    *("optimizer", "frozen", "train_only", "freeze_statistics", "regularization", "tower_gradient_transforms"),
+    *("gradient_transforms", "average", "updates", "name"),
+)
+"""Arguments that change the update of an attempt that is finite."""
+
+
+class Resumed(NamedTuple):
+    """A checkpoint with which the first step after it is still to be compared."""
+
+    checkpoint: str
+    name: str
+    """Of the state; empty where there is only one."""
+    changed: Sequence[str]
+    """What may differ."""
 
 
 class TrainState:
@@ -112,7 +129,7 @@ class TrainState:
         check_all("tower_gradient_transforms", tower_gradient_transforms, object, hint=_TRANSFORMS_HINT)
         check_one_of("nonfinite", nonfinite, get_args(Nonfinite))
         check_value("nonfinite_budget", nonfinite_budget, NonNegativeInt)
-        self.trained_with = describe_arguments(locals())
+        self.trained_with = _describe_arguments(locals())
         self.step = 0
         self.is_settled, self.is_served = True, False  # no attempt is half done; no chief alone has the whole state
         self.first_step = 0
@@ -398,3 +415,13 @@ class TrainState:
         self.is_settled, self.is_served = True, False
         self.loss_scale = LossScale(**values["loss_scale"])
         self.smoothed.load(values["smoothed"])
+
+
+def _describe_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that checkpoints name and a resume compares, as JSON."""
+    given = {name: arguments[name] for name in _DESCRIBED}
+    for patterns in ("frozen", "train_only"):
+        given[patterns] = [given[patterns]] if isinstance(given[patterns], str) else given[patterns]
+    if isinstance(given["optimizer"], ByName):
+        given["optimizer"] = given["optimizer"].optimizers
+    return {name: described(value) for name, value in given.items()}

@@ -8,56 +8,31 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lockstep.description import Change, changes, described, paths
 from lockstep.errors import InputError
-from lockstep.optim.by_name import ByName
 from lockstep.parallel.backends import backends_of_steps
 from lockstep.parallel.exchange import is_exact
 from lockstep.screen import log
+from lockstep.training.state import Resumed, TrainState
 
 if TYPE_CHECKING:
     from lockstep.checkpoints.store import Checkpoint
     from lockstep.data.loader import Loader
     from lockstep.parallel.exchange import Exchange
     from lockstep.parallel.towers import Towers
-    from lockstep.training.state import TrainState
     from lockstep.workers.rank import Worker
 
 
-_OF_STATE = (
-    *("optimizer", "frozen", "train_only", "freeze_statistics", "regularization", "tower_gradient_transforms"),
-    *("gradient_transforms", "average", "updates", "name"),
-)
 _OF_STEP = ("towers", "exchange", "threads", "accelerator")
 """Known with the first step alone."""
 _HINTS = {
     "threads": "lockstep run --threads {0}, or torch.set_num_threads({0}) before the first step",
     "towers.count": "ls.Towers({}); without it there is a tower for each worker",
 }
-
-
-class Resumed(NamedTuple):
-    """A checkpoint with which the first step after it is still to be compared."""
-
-    checkpoint: str
-    name: str
-    """Of the state; empty where there is only one."""
-    changed: Sequence[str]
-    """What may differ."""
-
-
-def describe_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a `TrainState` that change the update of an attempt that is finite, as JSON."""
-    given = {name: arguments[name] for name in _OF_STATE}
-    for patterns in ("frozen", "train_only"):
-        given[patterns] = [given[patterns]] if isinstance(given[patterns], str) else given[patterns]
-    if isinstance(given["optimizer"], ByName):
-        given["optimizer"] = given["optimizer"].optimizers
-    return {name: described(value) for name, value in given.items()}
 
 
 def describe_step(towers: Towers, exchange: Exchange, worker: Worker) -> dict[str, Any]:

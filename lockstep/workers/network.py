@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from lockstep.errors import InputError, WorkerError
 from lockstep.workers.channel import Message
@@ -27,9 +27,6 @@ from lockstep.workers.connections import (
     interfaces,
     leads_out,
 )
-
-if TYPE_CHECKING:
-    from lockstep.workers.group import Group
 
 TRY_SECONDS = 5.0
 
@@ -44,8 +41,18 @@ class Network(NamedTuple):
         return f"{self.interface} ({self.address})"
 
 
+class Gathering(Protocol):
+    """What is asked of a group of workers here; `lockstep.workers.group.Group` is one."""
+
+    names: list[str]
+
+    def gather(self, value: Any) -> list[Any]:
+        """Give this worker's value, and return those of all, by rank."""
+        ...
+
+
 def choose_network(
-    group: Group,
+    group: Gathering,
     rank: int,
     store: tuple[str, int] | None,
     environment: MutableMapping[str, str] = os.environ,
@@ -98,7 +105,7 @@ def _chosen(environment: Mapping[str, str]) -> Network | None:
     return Network(interface, address) if address else None
 
 
-def _try_connections(group: Group, rank: int, network: Network) -> None:
+def _try_connections(group: Gathering, rank: int, network: Network) -> None:
     """Have each worker connect to the next one, at a port of no meaning, as gloo and NCCL will."""
     with _listen(network) as server:
         places = group.gather(list(server.getsockname()[:2]))
