@@ -14,7 +14,7 @@ import queue
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
@@ -201,10 +201,14 @@ class Rendezvous:
         return taken
 
     def _take_callers(self) -> list[Channel]:
-        callers, self._unknown = self._unknown, []
-        while not self._callers.empty():
-            callers.append(self._callers.get())
-        return callers
+        unknown, self._unknown = self._unknown, []
+        return [*unknown, *self._new_callers()]
+
+    def _new_callers(self) -> Iterator[Channel]:
+        """Yield those who have come since the last call; the threads that accept them may ask at the same time."""
+        with suppress(queue.Empty):
+            while True:
+                yield self._callers.get_nowait()
 
     @property
     def _is_complete(self) -> bool:
@@ -213,8 +217,8 @@ class Rendezvous:
 
     def refuse_callers(self, why: str) -> None:
         """Tell those who have come, and are not introduced, why they cannot take part."""
-        while not self._callers.empty():
-            _refuse(self._callers.get(), why)
+        for channel in self._new_callers():
+            _refuse(channel, why)
 
     def _is_introduced(self, channel: Channel) -> bool:
         """Whether a caller has said who it is, or will not: it is then among the hosts, or refused."""

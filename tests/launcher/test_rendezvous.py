@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import math
+import queue
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -180,6 +181,27 @@ def test_a_lost_host_that_comes_again_while_the_others_go_on_takes_its_place(
         assert {"log": "hello", "level": logging.WARNING} in second.receive(5.0)
         assert "has begun already" in end_of(come(1, 2))["log"]
         back.close()
+
+
+class TakenMeanwhile(queue.SimpleQueue[Channel]):
+    """A queue whose last item another thread always takes first."""
+
+    def empty(self) -> bool:
+        return False
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Channel:
+        assert not block, "it would wait for ever"
+        raise queue.Empty
+
+    def get_nowait(self) -> Channel:
+        return self.get(block=False)
+
+
+def test_nobody_waits_for_a_caller_whom_another_thread_has_refused(port: int, store: StoreServer) -> None:
+    with contextlib.closing(Rendezvous(Seat(2, 0, "127.0.0.1", port), KEY, store)) as chief:
+        chief._callers = TakenMeanwhile()
+        assert chief.take_hosts() == []
+        chief.refuse_callers("the run has begun already")
 
 
 def test_who_does_not_fit_is_refused_while_the_others_go_on_and_ends_nobody(
