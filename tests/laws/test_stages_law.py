@@ -255,7 +255,7 @@ def on_two_workers(workdir: Path) -> str:
     return f"{first}, {run_here(workdir, Disturbance())}"
 
 
-def run_here(workdir: Path, what: Disturbance) -> str:
+def run_here(workdir: Path, what: Disturbance, **more: Any) -> str:
     from staged_run import make_build
 
     from lockstep.runs import stages
@@ -264,7 +264,7 @@ def run_here(workdir: Path, what: Disturbance) -> str:
     stages.build, stages.build_state = make_build(what), make_state
     worker = ls.join("cpu")
     worker.pulse.stop_requested = None
-    return Run(make_recipe(), workdir, worker, reader=lambda split: None).run().reason
+    return Run(make_recipe(**more), workdir, worker, reader=lambda split: None).run().reason
 
 
 @pytest.mark.process
@@ -273,6 +273,23 @@ def test_two_workers_stop_at_a_boundary_and_go_on(
 ) -> None:
     assert run_workers(on_two_workers, 2, tmp_path) == ["stopped, end"] * 2
     assert contents(tmp_path) == contents(undisturbed)
+
+
+def blamed_on_two_workers(workdir: Path) -> str:
+    bad = range(BOUNDARIES[0] * BATCH_SIZE, 100, BATCH_SIZE)
+    with pytest.raises(ls.NonFiniteError) as blamed:
+        run_here(workdir, Disturbance(bad=bad), every=1, nonfinite="rollback")
+    return f"{blamed.value.what} {blamed.value.given}"
+
+
+@pytest.mark.process
+def test_two_workers_blame_the_weights_at_a_boundary_alike(
+    tmp_path: Path, run_workers: Callable[..., list[Any]]
+) -> None:
+    first, second = run_workers(blamed_on_two_workers, 2, tmp_path)
+    assert first == second
+    assert first.startswith("The weights after step 3 are to blame")
+    assert "the batches at positions 12, 16, 20, one after the other" in first
 
 
 def test_hours_are_those_of_the_whole_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
