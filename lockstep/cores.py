@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
+from typing import Annotated
+
+from lockstep.checks import Range
+
+NumThreads = Annotated[int, Range(ge=1, le=4096)]
+"""Of torch in one process, whose OpenMP crashes by far more."""
 
 
 def usable_cores() -> int:
@@ -15,6 +22,11 @@ def usable_cores() -> int:
 def share_of_cores(num_local_workers: int) -> int:
     """Return the usable cores that each worker of this host has to itself, at least 1."""
     return max(1, usable_cores() // num_local_workers)
+
+
+def openmp_threads_are_named() -> bool:
+    """Whether OMP_NUM_THREADS is one that OpenMP takes: a number, or several for loops within loops."""
+    return re.match(r"\s*\+?0*[1-9]\d*\s*(,|$)", os.environ.get("OMP_NUM_THREADS", "")) is not None
 
 
 def _cgroup_cores(root: Path) -> float:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lockstep import cores
-from lockstep.cores import usable_cores
+from lockstep.cores import openmp_threads_are_named, usable_cores
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -55,3 +55,15 @@ def test_usable_cores_are_whole_and_at_least_one(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 5})
     monkeypatch.setattr(cores, "_cgroup_cores", lambda _: quota)
     assert usable_cores() == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "is_named"),
+    [("3", True), (" 4 , 2", True), ("", False), ("0", False), ("-3", False), ("banana", False), ("1.5", False)],
+)
+def test_openmp_takes_positive_numbers_alone(value: str, is_named: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of any other value it says that it is invalid: workers then have their share, as without one."""
+    monkeypatch.setenv("OMP_NUM_THREADS", value)
+    assert openmp_threads_are_named() is is_named
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert not openmp_threads_are_named()

@@ -237,6 +237,9 @@ class Store:
                     tensors[name.removesuffix(SUFFIX)] = decode_tensors(data)
             except (ValueError, RecursionError) as error:
                 raise damaged(folder / name, f"content that cannot be read ({error})", "what was written") from error
+        frozen: Any = values.get(FROZEN, {})
+        if not isinstance(frozen, dict) or not all(_are_names(names) for names in frozen.values()):
+            raise damaged(folder / VALUES, f"{FROZEN}: {frozen!r:.80}", "names of parameters by section")
         checkpoint = Checkpoint(step, folder, tensors, values)
         if check:
             try:
@@ -324,6 +327,10 @@ def _write_files(folder: Path, draft: Manifest, tensors: Tensors, encoded_values
     ]
     entries.append(FileEntry.write(folder / VALUES, [encoded_values]))
     FileEntry.write(folder / MANIFEST, [dataclasses.replace(draft, files=tuple(entries)).encode()])
+
+
+def _are_names(names: Any) -> bool:
+    return isinstance(names, list) and all(isinstance(name, str) for name in names)
 
 
 def _sha256(members: Mapping[str, Tensor]) -> str:

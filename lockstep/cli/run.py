@@ -20,6 +20,7 @@ from lockstep.cli.shared import (
     join_workers,
     worker_exit_code,
 )
+from lockstep.cores import NumThreads
 from lockstep.errors import InputError
 
 
@@ -91,7 +92,7 @@ def _plan(argv: list[str]) -> dict[str, Any]:
     check_value("--hang-seconds", arguments.hang_seconds, NonNegativeFloat | None)
     check_value("--restarts", arguments.restarts, NonNegativeInt)
     check_value("--min-workers", arguments.min_workers, PositiveInt)
-    check_value("--threads", arguments.threads, PositiveInt | None)
+    check_value("--threads", arguments.threads, NumThreads | None)
     workers = choose_num_workers(arguments.workers, arguments.device, None, arguments.workers_per_device, seat)
     survival = {"min_workers": arguments.min_workers, "replacements": arguments.restarts}
     return {

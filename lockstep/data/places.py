@@ -6,6 +6,7 @@ They come before everything that was not leased yet, so a position still says ho
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -102,7 +103,7 @@ def check_stream(state: Mapping[str, Any]) -> None:
         check_value(f"skipped[{index}]", position, _Place)
     check_type("quarantine", bad, Mapping, expected="reasons by index", hint=_HAND)
     for index, reason in bad.items():
-        if not (str(index).isdecimal() and isinstance(reason, str)):
+        if not (re.fullmatch("[0-9]{1,18}", str(index)) and isinstance(reason, str)):
             raise wrong_type(f"quarantine[{index!r}]", reason, expected="the reason of an example's index", hint=_HAND)
     read_ranges(state)
 

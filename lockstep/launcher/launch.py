@@ -22,7 +22,7 @@ from itertools import accumulate, pairwise
 from logging import ERROR, WARNING
 from typing import Any
 
-from lockstep.cores import share_of_cores
+from lockstep.cores import openmp_threads_are_named, share_of_cores
 from lockstep.errors import InputError, LockstepError, WorkerError
 from lockstep.launcher.agent import Agent, Conclusion
 from lockstep.launcher.entry import reference
@@ -232,7 +232,7 @@ class _Launcher:
             return Agent(channel, here, self._requests).serve()
 
     def _worker_task(self, plan: Mapping[str, Any], main: Main) -> dict[str, object]:
-        share = None if "OMP_NUM_THREADS" in os.environ else share_of_cores(plan["workers"])
+        share = None if openmp_threads_are_named() else share_of_cores(plan["workers"])
         from_plan = {"whole_traceback": plan.get("whole_traceback"), "shared_threads": share}
         return {**self._task, **from_plan, "kind": "worker", "function": reference(main)}
 

@@ -247,7 +247,8 @@ def numbers_of(values: object, name: str, count: int, most: float = _MOST_PIXELS
 def _list_in(document: dict[str, Any], name: str, path: Path) -> list[Any]:
     found = document.get(name)
     if not isinstance(found, list):
-        raise _unusable(path, f"no list {name!r}, but {', '.join(map(repr, document)) or 'nothing'}")
+        there = f"no list {name!r}, but {', '.join(map(repr, document)) or 'nothing'}"
+        raise _unusable(path, f"{type(found).__name__} as {name!r}, not a list" if name in document else there)
     return found
 
 
@@ -261,8 +262,9 @@ def _images(images: Sequence[Any], path: Path) -> tuple[Int64s, list[str], Int64
         try:
             rows[place] = [integer_in(image, name) for name in ("id", "height", "width")]
             names.append(_text(image, "file_name"))
-            if not 0 < rows[place, 1:].min() <= rows[place, 1:].max() < _MOST_PIXELS:
-                raise EntryError("height", f"{rows[place, 2]} x {rows[place, 1]} pixels")
+            for name in ("height", "width"):
+                if not 0 < image[name] < _MOST_PIXELS:
+                    raise EntryError(name, f"{name} {image[name]}")
         except (EntryError, TypeError) as error:
             raise _unusable(path, f"image number {place}: {error}", getattr(error, "name", "")) from error
     _check_unique(rows[:, 0], "image", path)

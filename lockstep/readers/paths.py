@@ -27,8 +27,8 @@ _SETS = frozenset(("train", "validation", "valid", "val", "test"))
 """Names of folders of sets, which hold the folders of classes."""
 
 
-def check_there(path: str | Path) -> None:
-    """Refuse a path or a pattern that leads nowhere, without opening the data."""
+def check_there(path: str | Path, expected: str = KNOWN) -> None:
+    """Refuse a path or a pattern that leads nowhere, without opening the data; `expected` says what it may lead to."""
     check_local(path)
     file = str(path).partition(".json:")[0] + ".json" if ".json:" in str(path) else str(path)
     if Path(file).exists():
@@ -38,7 +38,7 @@ def check_there(path: str | Path) -> None:
         raise DataError(
             f"There is no data at {path}.",
             given=f"no file {missing[0]}",
-            expected=KNOWN,
+            expected=expected,
             hint=hint_for_path(file) if len(files) == 1 else "check the path",
         )
 

@@ -157,7 +157,7 @@ class PathData:
 
     def check_there(self, split: str) -> None:
         """Check that a split has a path, and that it leads somewhere."""
-        check_there(self.path(split))
+        check_there(self.path(split), self.known)
 
     def path_of(self, split: str) -> str | None:
         """Return the path of a split, if it has one."""

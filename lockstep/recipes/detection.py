@@ -96,7 +96,10 @@ class DetectionData(PathData, Checked):
     """The folder where indices of records are kept, never beside them; None: the user's cache."""
 
     task: ClassVar[type[Detection]] = Detection
-    known: ClassVar[str] = "sharded records, a folder of PASCAL VOC, or a file of COCO's annotations.json"
+    known: ClassVar[str] = (
+        "sharded records; a folder of PASCAL VOC; or a file of COCO's annotations.json, with :FOLDER after it "
+        "where its images are not beside it"
+    )
     how_to_build: ClassVar[str] = "To build shards: `lockstep convert voc --help`, `lockstep convert coco --help`"
 
     def __post_init__(self) -> None:
@@ -139,7 +142,7 @@ class DetectionData(PathData, Checked):
         """Check that a split has a path, and that it and that of the label map lead somewhere."""
         super().check_there(split)
         if self.label_map is not None:
-            check_there(self.label_map)
+            check_there(self.label_map, "a label map: a file with the id and the name of each class")
 
     def found_from(self, folder: Path) -> Self:
         """Take each path that leads nowhere from another folder, if it leads somewhere there."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from lockstep.augmentations import AUGMENTATIONS
 from lockstep.checks import Checked
+from lockstep.cores import NumThreads
 from lockstep.description import Change, changes, described
 from lockstep.detection.configs import FasterRcnn, Ssd
 from lockstep.detection.values import FasterRcnnFpn, Fcos, MaskRcnnFpn, SqueezeSsd, Ssd300, Ssdlite, TorchvisionDetector
@@ -146,9 +147,9 @@ class Recipe(Checked):
     """Processes, one device each; None: one for each accelerator, on a CPU as many as towers and cores allow."""
     workers_per_device: PositiveInt64 | None = None
     """Workers that may share an accelerator, and then exchange over gloo; None: each has one of its own."""
-    num_threads: PositiveInt64 | None = None
+    num_threads: NumThreads | None = None
     """Torch's threads in each worker; None: its share of the host's cores, but one where the exchange is exact on a
-    CPU, as bits depend on it. The number of the first start stays."""
+    CPU, as bits depend on it. A run that goes on keeps the number of its first start."""
     device: str | None = None
     """"cpu", or None for accelerators where there are any."""
     exchange: AllReduce | Alone | Backups | Asynchronous = field(default_factory=AllReduce)

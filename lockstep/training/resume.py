@@ -101,9 +101,10 @@ def _check_values(checkpoint: Checkpoint) -> None:
     """Refuse values of a checkpoint that no run has saved at its step; raises InputError."""
     states = _object(checkpoint.values, "states")
     for name in states:
-        state = _object(states, name, "states.")
+        which = f"state {name!r}" if name else "the state"
+        state = _object(states, name, which)
         for count in ("step", "num_refused"):
-            check_value(f"{count} of states.{name}", state.get(count), _Count)
+            check_value(f"{count} of {which}", state.get(count), _Count)
         scale, smoothed = _object(state, "loss_scale"), _object(state, "smoothed")
         check_value("value of loss_scale", scale.get("value"), PositiveFloat)
         check_value("good_steps of loss_scale", scale.get("good_steps"), _Count)
@@ -111,6 +112,8 @@ def _check_values(checkpoint: Checkpoint) -> None:
         for loss, average in _object(smoothed, "averages").items():
             check_value(f"average of {loss!r}", average, FiniteFloat)
         _object(state, "optimizer")
+        if EXTRA in state:
+            _object(state, EXTRA)
     steps = [state["step"] for state in states.values()]
     if max(steps, default=None) != checkpoint.step:
         raise InputError(
@@ -120,12 +123,17 @@ def _check_values(checkpoint: Checkpoint) -> None:
             hint="resume from another checkpoint",
         )
     check_stream(_object(checkpoint.values, "loader"))
+    if "trained_with" in checkpoint.values:  # older versions did not say it
+        trained_with = _object(checkpoint.values, "trained_with")
+        _object(trained_with, "loader")
+        for name in (made_with := _object(trained_with, "states")):
+            _object(made_with, name, f"what state {name!r} was trained with" if name else "what it was trained with")
 
 
-def _object(values: Mapping[str, Any], name: str, before: str = "") -> Mapping[str, Any]:
+def _object(values: Mapping[str, Any], name: str, called: str = "") -> Mapping[str, Any]:
     """The object of that name in an object of JSON."""
     found = values.get(name)
-    check_type(f"{before}{name}", found, dict, expected="an object with values by name", hint="take another checkpoint")
+    check_type(called or name, found, dict, expected="an object with values by name", hint="take another checkpoint")
     return dict(found or {})
 
 

@@ -413,7 +413,7 @@ class TrainState:
             self._optimizer.load(slots, values["optimizer"])
         self.step, self.num_skipped = int(values["step"]), int(values["num_refused"])
         self.is_settled, self.is_served = True, False
-        self.loss_scale = LossScale(**values["loss_scale"])
+        self.loss_scale = LossScale(values["loss_scale"]["value"], values["loss_scale"]["good_steps"])
         self.smoothed.load(values["smoothed"])
 
 

@@ -110,3 +110,5 @@ def test_the_threads_of_the_environment_hold(tmp_path: Path) -> None:
 def test_a_wrong_number_of_threads_is_refused(tmp_path: Path) -> None:
     _, log = run_with_threads(tmp_path, "--threads", "0")
     assert log.startswith("error: --threads is out of range.\n  given:    --threads=0\n"), log
+    _, log = run_with_threads(tmp_path, "--threads", "9999999")  # OpenMP crashes
+    assert "expected: from 1 to 4096\n" in log, log

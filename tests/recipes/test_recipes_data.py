@@ -59,6 +59,7 @@ def test_a_path_that_leads_nowhere_is_refused_before_workers_start(tmp_path: Pat
     data = replace(ImageData(train=train, validation=train, test=train), **{split: str(tmp_path / "phtos")})
     said = said_by(data.check_complete)
     assert said.startswith(f"There is no data at {tmp_path}/phtos.\n  given:    no file {tmp_path}/phtos\n")
+    assert f"  expected: {ImageData.known}\n" in said
     assert said.endswith(f"hint:     did you mean {train}?")
 
 

@@ -195,8 +195,16 @@ def test_a_path_that_nobody_told_says_how_to_build_the_data() -> None:
 
 
 def test_a_label_map_that_is_not_there_is_refused_before_anything_is_opened(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"There is no data at .*no_map\.pbtxt"):
+    with pytest.raises(DataError, match=r"There is no data at .*no_map\.pbtxt") as caught:
         DetectionData(COCO, label_map=str(tmp_path / "no_map.pbtxt")).check_complete()
+    assert caught.value.expected == "a label map: a file with the id and the name of each class"
+
+
+def test_what_a_detector_can_read_is_offered_in_the_place_of_a_path_that_leads_nowhere(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="There is no data at") as caught:
+        DetectionData(str(tmp_path / "bccd")).check_complete()
+    assert caught.value.expected == DetectionData.known
+    assert "class" not in DetectionData.known
 
 
 def test_paths_are_looked_for_in_the_folder_of_the_run_too(tmp_path: Path) -> None:
