@@ -29,10 +29,12 @@ NUM_SLOWEST_SHOWN, MAX_CPU_SECONDS = 20, 300.0
 KEPT_VARIABLES = re.compile(
     r"PATH|LANG|LC_\w+|TZ|TMPDIR|USER|LOGNAME|CI|VIRTUAL_ENV|LD_\w+|(PYTHON|PYTEST|HYPOTHESIS|COVERAGE)\w*"
     r"|(ATEN|ONEDNN|DNNL|MKL|CUDA|NVIDIA|NCCL)_\w+"
-    r"|LOCKSTEP_(COCO|VOC|FLOWERS|MORE_TFRECORDS|GPU_TESTS)"
+    r"|LOCKSTEP_GPU_TESTS"
 )
-"""Variables that tests and their processes see: the system, the processor, and data that the user names for the suite.
-Others, as those of a scheduler or of a run, would change what is tested."""
+"""Variables that tests and their processes see, of the system and of the processor. Others, as those of a scheduler or
+of a run, would change what is tested."""
+DATA_VARIABLES = re.compile(r"LOCKSTEP_(COCO|VOC|FLOWERS|MORE_TFRECORDS|INCEPTION_WEIGHTS)")
+"""Paths of data that the user names for the suite, from the folder where pytest is started; tests see them, too."""
 PROCESS_EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", worker_processes.EVENT}
 process_starts: list[str] = []
 
@@ -58,8 +60,11 @@ def cpu_seconds() -> float:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Leave the variables that tests may see; show a GPU to the tests that are for one alone, on any machine."""
-    for name in [name for name in os.environ if not KEPT_VARIABLES.fullmatch(name)]:
-        del os.environ[name]
+    for name, value in [*os.environ.items()]:
+        if DATA_VARIABLES.fullmatch(name):  # of VOC several
+            os.environ[name] = os.pathsep.join(str(Path(path).resolve()) for path in value.split(os.pathsep) if path)
+        elif not KEPT_VARIABLES.fullmatch(name):
+            del os.environ[name]
     if "gpu" not in config.getoption("markexpr"):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
