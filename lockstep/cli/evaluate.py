@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep.checks import NonNegativeFloat, PositiveInt, check_value
 from lockstep.cli.shared import Command, add_machine_arguments, check_target, given_seat
 from lockstep.cli.weights import add_weights_arguments, chosen_run, store_in
+from lockstep.cores import NumThreads
 from lockstep.errors import InputError
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def _add_arguments(evaluate: argparse.ArgumentParser) -> None:
     )
     evaluate.add_argument("--mistakes", type=Path, metavar="FILE", help="the examples with the largest losses: one PNG")
     evaluate.add_argument("--force", action="store_true", help="overwrite these files")
-    add_machine_arguments(evaluate)
+    add_machine_arguments(evaluate, threads="those of the run")
 
 
 def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
@@ -128,6 +129,7 @@ def scored_run(arguments: argparse.Namespace) -> ScoredRun:
     from lockstep.runs.known_data import located
 
     polling = _polling(arguments)
+    check_value("--threads", arguments.threads, NumThreads | None)
     _check_split(arguments.split)
     for flag, (ending, what) in _FILES.items():
         if (file := getattr(arguments, flag)) is not None:

@@ -144,7 +144,7 @@ class _Scoring:
     def score(self, checkpoint: Checkpoint) -> bool:
         """Score a checkpoint, and let the chief write the scores; returns whether no worker was stopped meanwhile."""
         choices = Workdir(self._run.path).saved_choices()
-        torch.set_num_threads(choices["threads"] if choices else 1)
+        torch.set_num_threads(self._arguments.threads or (choices["threads"] if choices else 1))
         recipe = recipe_at(self._run.recipe, checkpoint)
         if recipe != self._recipe:
             self._build(recipe)

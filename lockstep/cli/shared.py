@@ -69,8 +69,15 @@ def in_words_of_flags(text: str, flags: Mapping[str, str]) -> str:
     return text
 
 
-def add_machine_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the flags that say how many workers are started, and on which devices."""
+def add_machine_arguments(
+    command: argparse.ArgumentParser, threads: str = "its share of the cores; exact: one"
+) -> None:
+    """Add the flags that say how many workers are started, and on which devices.
+
+    Args:
+        command: that gets the flags.
+        threads: the number of threads where none is named, in words.
+    """
     command.add_argument("--workers", type=int, metavar="N", help="processes, one a device (default: what there is)")
     command.add_argument(
         "--workers-per-device", type=int, metavar="N", help="workers that share an accelerator, over gloo (default: 1)"
@@ -79,7 +86,7 @@ def add_machine_arguments(command: argparse.ArgumentParser) -> None:
         "--threads",
         type=int,
         metavar="N",
-        help="torch's threads in each worker, on which exact bits depend (default: its share of the cores; exact: one)",
+        help=f"torch's threads in each worker, on which exact bits depend (default: {threads})",
     )
     command.add_argument("--device", choices=["cpu"], help="leave the accelerators alone")
     command.add_argument("--hosts", type=int, metavar="N", help="the same command runs on N hosts, as one run")

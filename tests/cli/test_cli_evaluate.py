@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from worker_processes import HANG_SECONDS
@@ -443,3 +444,15 @@ def test_it_waits_on_all_workers_until_a_signal_ends_it(start: Start, workdir: P
     said = following.end(143, signal.SIGTERM)
     assert said.splitlines()[-1] == "warning: stopping: the scoring is left off; Ctrl-C again aborts"
     assert [line["step"] for line in evaluations(workdir)] == [6]
+
+
+def test_scores_are_computed_with_the_threads_that_are_named_else_those_of_the_run(
+    workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", seen.append)
+    assert evaluate(workdir, "--threads", "3", "--examples", "20") == 0
+    assert evaluate(workdir, "--examples", "20") == 0
+    assert seen == [3, json.loads((workdir / "choices.json").read_text())["threads"]]
+    with pytest.raises(ls.InputError, match="--threads is out of range"):
+        evaluate(workdir, "--threads", "0")
