@@ -3,8 +3,8 @@
     with Hosts(2, tmp_path) as hosts:
         chief = hosts.start(0, sys.executable, "-c", "...")
         hosts.cut(1)
-        chief.wait_for("host1 is gone", seconds=5)
-        assert chief.wait(5) == 1
+        chief.wait_for("host1 is gone")
+        assert chief.wait() == 1
         assert hosts.leftovers() == []
 
 Each host has an address, a name that all resolve (host0, host1, ...), a loopback and a /dev/shm of its own. Files are
@@ -26,6 +26,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
+
+from worker_processes import HANG_SECONDS
 
 NAMESPACES, FILES_OF_NAMESPACES = Path("/run/netns"), Path("/etc/netns")
 INTERFACE, WRONG_INTERFACE, WRONG_ADDRESS = "eth0", "docker0", "172.17.0.1"
@@ -86,7 +88,7 @@ class Command:
     def last_line(self) -> str:
         return next((line.text for line in reversed(self.lines) if line.text.strip()), "")
 
-    def wait_for(self, text: str, seconds: float) -> Line:
+    def wait_for(self, text: str, seconds: float = HANG_SECONDS) -> Line:
         """The first line with this text, if it comes in so many seconds."""
         found: list[Line] = []
 
@@ -99,7 +101,7 @@ class Command:
         assert found, f"{text!r} has not come in {seconds} s. Printed was:\n{self.text}"
         return found[0]
 
-    def wait(self, seconds: float) -> int:
+    def wait(self, seconds: float = HANG_SECONDS) -> int:
         """The exit code; all that was printed has been read then. Below 0: ended by that signal."""
         with self._changed:
             ended = self._changed.wait_for(lambda: self.ended is not None, seconds)
@@ -201,7 +203,7 @@ class Hosts:
         """The ids of all processes on a host, however they came there."""
         return [int(pid) for pid in _ip("netns", "pids", self._names[host]).split()]
 
-    def leftovers(self, seconds: float = 2.0) -> list[str]:
+    def leftovers(self, seconds: float = HANG_SECONDS) -> list[str]:
         """What still runs, listens or lies in shared memory on any host after at most so many seconds, in words."""
         deadline = time.monotonic() + seconds
         while (left := self._leftovers()) and time.monotonic() < deadline:

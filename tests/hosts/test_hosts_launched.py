@@ -12,7 +12,6 @@ from pathlib import Path
 import exact_run
 import pytest
 from separate_hosts import Command, Hosts
-from worker_processes import HANG_SECONDS
 
 import lockstep as ls
 
@@ -54,7 +53,7 @@ def test_three_hosts_write_the_files_of_one_worker_which_goes_on_from_them(
 ) -> None:
     hosts = make_hosts(3)
     for command in start(hosts, 3, tmp_path, "3"):
-        assert command.wait(HANG_SECONDS) == 0, command.text
+        assert command.wait() == 0, command.text
     exact_run.train(tmp_path / "alone", 3)
     assert exact_run.contents(tmp_path / "host0") == exact_run.contents(tmp_path / "alone")
     assert len(exact_run.contents(tmp_path / "alone")) >= 3
@@ -72,7 +71,7 @@ def test_workers_on_other_hosts_than_the_chief_that_serves_them_learn_what_one_w
 ) -> None:
     hosts = make_hosts(3)
     for command in start(hosts, 3, tmp_path, "6", "backups"):
-        assert command.wait(HANG_SECONDS) == 0, command.text
+        assert command.wait() == 0, command.text
     exact_run.train(tmp_path / "alone", 6)
     scores = [(tmp_path / folder / "scores.json").read_text() for folder in ("host0", "alone")]
     assert scores[0] == scores[1]
@@ -87,13 +86,13 @@ def pair(make_hosts: Callable[[int], Hosts], tmp_path: Path) -> tuple[Hosts, Com
     """Two hosts in the middle of a run, and their commands."""
     hosts = make_hosts(2)
     chief, other = start(hosts, 2, tmp_path, "forever")
-    chief.wait_for("at step 3", 60)
+    chief.wait_for("at step 3")
     return hosts, chief, other
 
 
 def ended(hosts: Hosts, commands: tuple[Command, ...], since: float) -> tuple[list[int], float]:
     """The exit codes, and the seconds until the last command had ended; nothing is left on the hosts then."""
-    codes = [command.wait(HANG_SECONDS) for command in commands]
+    codes = [command.wait() for command in commands]
     assert hosts.leftovers() == []
     return codes, max(command.ended or 0.0 for command in commands) - since
 
@@ -120,7 +119,7 @@ def test_a_cut_link_ends_the_run_on_both_sides_of_it(pair: tuple[Hosts, Command,
 def test_a_cut_link_ends_what_the_chief_serves(make_hosts: Callable[[int], Hosts], tmp_path: Path) -> None:
     hosts = make_hosts(2)
     chief, other = start(hosts, 2, tmp_path, "forever", "backups")
-    chief.wait_for("at step 3", 60)
+    chief.wait_for("at step 3")
     cut = time.monotonic()
     hosts.cut(1)
     codes, seconds = ended(hosts, (chief, other), cut)
@@ -199,7 +198,7 @@ def test_a_link_that_is_slow_or_down_for_a_second_ends_nothing(pair: tuple[Hosts
     time.sleep(1)
     hosts.restore(1)
     step = int(chief.last_line.rpartition(" ")[2])
-    chief.wait_for(f"worker 0 on host0 at step {step + 5}", 60)
+    chief.wait_for(f"worker 0 on host0 at step {step + 5}")
     chief.signal(signal.SIGTERM)
     codes, _ = ended(hosts, (chief, other), time.monotonic())
     assert codes == [143, 143]

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from separate_hosts import Hosts
-from worker_processes import HANG_SECONDS
 
 pytestmark = pytest.mark.process
 
@@ -62,7 +61,7 @@ def test_other_files_and_other_weights_are_told_on_both_hosts(
         for rank, seat in enumerate(seats)
     ]
     for command in commands:
-        assert command.wait(HANG_SECONDS) == 0, command.text
+        assert command.wait() == 0, command.text
         assert (
             "The workers do not agree on versions: worker 1 on host1 differs. worker 1 on host1: the file mine.py: "
             in (command.text)

@@ -59,7 +59,7 @@ def test_the_others_go_on_when_a_host_vanishes(make_hosts: Callable[[int], Hosts
     wait_until_all_train(folder, 3)
     vanished = time.monotonic()
     hosts.vanish(1)
-    codes = [commands[host].wait(HANG_SECONDS) for host in (0, 2)]
+    codes = [commands[host].wait() for host in (0, 2)]
     assert codes == [0, 0], commands[0].text
     goes_on = said(folder, "goes on")
     assert [words[4] for words in sorted(goes_on)] == [
@@ -80,9 +80,9 @@ def test_a_host_that_was_lost_takes_part_when_it_is_started_again(
     chief, _ = start(hosts, 2, folder, replacements=1)
     wait_until_all_train(folder, 2)
     hosts.kill(1)
-    chief.wait_for("1 of 2 workers go on", 60)
+    chief.wait_for("1 of 2 workers go on")
     back = start(hosts, 2, folder, replacements=1, only=1)[0]
-    assert [chief.wait(HANG_SECONDS), back.wait(HANG_SECONDS)] == [0, 0], f"{chief.text}\n{back.text}"
+    assert [chief.wait(), back.wait()] == [0, 0], f"{chief.text}\n{back.text}"
     (joins,) = said(folder, "joins")
     assert (joins[0], joins[4]) == (1, [1, ["worker 0 on host0", "worker 1 on host1"]])
     assert [words[2:4] for words in said(folder, "done")] == [[NUM_STEPS, surviving_run.total_of(NUM_STEPS)]] * 2
@@ -135,13 +135,13 @@ def test_a_run_in_which_a_host_was_lost_and_came_back_ends_with_the_bytes_of_one
         assert time.monotonic() < deadline, chief.text
         time.sleep(0.05)
     hosts.kill(1)
-    chief.wait_for("going on from step", 60)
+    chief.wait_for("going on from step")
     back = begin(1)
-    chief.wait_for("takes part from now on", 120)
+    chief.wait_for("takes part from now on")
     slow.unlink()
-    assert [chief.wait(HANG_SECONDS), back.wait(HANG_SECONDS)] == [0, 0], f"{chief.text}\n{back.text}"
+    assert [chief.wait(), back.wait()] == [0, 0], f"{chief.text}\n{back.text}"
     alone = hosts.start(0, sys.executable, script, tmp_path / "alone" / "run", "gloo", **environment)
-    assert alone.wait(HANG_SECONDS) == 0, alone.text
+    assert alone.wait() == 0, alone.text
     assert contents(disturbed) == contents(tmp_path / "alone" / "run")
     events = [json.loads(line)["event"] for line in (disturbed / "history.jsonl").read_text().splitlines()]
     assert [event for event in events if event in ("continue", "join")] == ["continue", "join"]
@@ -155,7 +155,7 @@ def test_hosts_that_do_not_reach_each_other_do_not_stop_the_others(
     commands = start(hosts, 3, folder, replacements=0)
     wait_until_all_train(folder, 3)
     hosts.part(1, 2)
-    codes = [commands[host].wait(120) for host in (0, 1)]
+    codes = [commands[host].wait() for host in (0, 1)]
     assert codes == [0, 0], commands[0].text
     names = ["worker 0 on host0", "worker 1 on host1"]
     assert [words[4] for words in sorted(said(folder, "goes on"))] == [[rank, names] for rank in (0, 1)]
@@ -179,9 +179,9 @@ def test_a_run_that_does_not_go_on_says_at_once_which_hosts_do_not_reach_each_ot
     commands = [
         hosts.start(host, sys.executable, *words, "--host-rank", str(host), *script, **environment) for host in range(3)
     ]
-    commands[0].wait_for("at step 3", 120)
+    commands[0].wait_for("at step 3")
     hosts.part(1, 2)
-    assert [command.wait(120) for command in commands] == [1, 1, 1], commands[0].text
+    assert [command.wait() for command in commands] == [1, 1, 1], commands[0].text
     for command in commands:
         assert "worker 1 on host1 does not reach worker 2 on host2, though both reach the launcher" in command.text
         assert "start again" not in command.text
@@ -194,7 +194,7 @@ def test_a_lost_worker_is_started_anew_on_its_own_host(make_hosts: Callable[[int
     commands = start(hosts, 2, folder, replacements=3)
     pids = wait_until_all_train(folder, 2)
     os.kill(pids[0], signal.SIGKILL)
-    assert [command.wait(HANG_SECONDS) for command in commands] == [0, 0], commands[0].text
+    assert [command.wait() for command in commands] == [0, 0], commands[0].text
     (joins,) = said(folder, "joins")
     assert (joins[0], joins[4]) == (0, [1, ["worker 1 on host1", "worker 0 on host0"]])
     assert [words[2:4] for words in said(folder, "done")] == [[NUM_STEPS, surviving_run.total_of(NUM_STEPS)]] * 2

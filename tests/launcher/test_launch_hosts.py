@@ -60,7 +60,7 @@ def main(argv):
         time.sleep(0.02)
         if argv[0] == "again" and all((first.parent / f"said-{rank}").exists() for rank in range(3)):
             first.mkdir()
-            time.sleep(60)
+            time.sleep(600)
         if pulse.stop_requested:
             return 0
     return 0

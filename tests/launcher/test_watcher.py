@@ -59,7 +59,7 @@ class Watching:
         self._stack.callback(process.kill)
         return process
 
-    def wait_for(self, key: str, seconds: float = 5.0) -> tuple[int, dict[str, Any]]:
+    def wait_for(self, key: str, seconds: float = HANG_SECONDS) -> tuple[int, dict[str, Any]]:
         """The next message of a worker or its process with this key."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -87,7 +87,7 @@ def test_a_worker_that_joins_says_where_it_is_and_a_stop_that_it_alone_was_asked
     watching: Callable[[int], Watching],
 ) -> None:
     here = watching(1)
-    process = here.start("time.sleep(60)")
+    process = here.start("time.sleep(600)")
     assert here.wait_for("pid") == (0, {"pid": process.pid, "status": None})
     rank, beat = here.wait_for("phase")
     assert (rank, beat["step"], beat["phase"], beat["stop"]) == (0, 3, "compute", None)
@@ -116,7 +116,7 @@ def test_the_end_of_a_process_is_told_with_its_exit_status(
 
 def test_the_end_of_a_process_is_noticed_at_once(watching: Callable[[int], Watching]) -> None:
     here = watching(1)
-    process = here.start("time.sleep(60)")
+    process = here.start("time.sleep(600)")
     here.wait_for("phase")
     process.kill()
     zombie_of(process)
@@ -134,7 +134,7 @@ def test_on_an_old_kernel_the_end_of_a_process_is_noticed_by_looking(
 
     monkeypatch.setattr(os, "pidfd_open", no_descriptor)
     here = watching(1)
-    process = here.start("time.sleep(60)")
+    process = here.start("time.sleep(600)")
     here.wait_for("phase")
     assert here.host.receive() == []
     here.host.kill(0, signal.SIGKILL)
@@ -146,7 +146,7 @@ def test_of_a_process_whose_exit_status_its_launcher_has_taken_the_place_is_told
     watching: Callable[[int], Watching],
 ) -> None:
     here = watching(1)
-    process = here.start("time.sleep(60)")
+    process = here.start("time.sleep(600)")
     here.wait_for("phase")
     process.kill()
     process.wait()
@@ -166,7 +166,7 @@ def test_a_worker_that_has_ended_before_its_watcher_came_is_told_with_its_last_w
 
 def test_the_last_to_leave_counts_as_ended_at_once(watching: Callable[[int], Watching]) -> None:
     here = watching(1)
-    process = here.start("say(leaves='last'); time.sleep(60)")
+    process = here.start("say(leaves='last'); time.sleep(600)")
     here.wait_for("phase")
     assert here.wait_for("pid") == (0, {"pid": process.pid, "status": 0})
 
@@ -211,7 +211,7 @@ def test_a_worker_that_never_comes_is_told_of(
 ) -> None:
     monkeypatch.setattr(module, "REACH_SECONDS", 1.5)
     here = watching(2)
-    here.start("time.sleep(60)")
+    here.start("time.sleep(600)")
     assert here.wait_for("failed")[0] == 1
 
 

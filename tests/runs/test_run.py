@@ -91,7 +91,7 @@ def test_how_long_the_recipe_of_a_script_lets_its_workers_stand_still(tmp_path: 
     (tmp_path / "stuck.py").write_text(STUCK)
     command = [sys.executable, "-m", "lockstep", "run", "--workers", "1", "--device", "cpu", str(tmp_path / "stuck.py")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(SCRIPT.parent), *sys.path])}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, cwd=tmp_path)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS, env=environment, cwd=tmp_path)
     assert done.returncode == 1, done.stderr
     assert "(phase data) for 15 s, and was killed" in done.stderr
     assert "The limit in this phase is 15 s, 1.5 times watch.hang_seconds" in done.stderr

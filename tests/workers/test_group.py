@@ -12,6 +12,7 @@ import pytest
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from worker_processes import HANG_SECONDS
 
 from lockstep.errors import InputError, LockstepError, PeerLostError, WorkerError
 from lockstep.workers.group import MEMORY_NAME, Group, check_agreement
@@ -22,7 +23,9 @@ NOBODY = 65534
 NAMES = ["worker 0", "worker 1"]
 
 
-def together(call: Callable[[Group, int], Any], num_workers: int = 3, timeout_seconds: float = 20.0) -> list[Any]:
+def together(
+    call: Callable[[Group, int], Any], num_workers: int = 3, timeout_seconds: float = HANG_SECONDS
+) -> list[Any]:
     """What the call returns, or raises, on each of several workers that run as threads."""
     server = StoreServer()
     groups = [Group(SocketStore(server.connect()), rank, num_workers, timeout_seconds) for rank in range(num_workers)]

@@ -20,7 +20,9 @@ def place(rank: int, host: str = "") -> Location:
     return Location(host or f"node{rank}", f"10.0.0.{rank + 1}", host or f"node{rank}")
 
 
-def called(store: dist.Store, num_workers: int, ranks: list[int] | None = None, seconds: float = 10.0) -> list[Any]:
+def called(
+    store: dist.Store, num_workers: int, ranks: list[int] | None = None, seconds: float = HANG_SECONDS
+) -> list[Any]:
     """What the workers that come to a roll call are told, or raise."""
 
     def outcome(rank: int) -> Any:
