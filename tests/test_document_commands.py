@@ -1,65 +1,90 @@
-"""The commands of the documents, of `deploy/` and of the help are run: planned, where they would start processes.
+"""The commands of the documents, of `deploy/` and of the help are run, in a folder with small things of all names.
 
-What a command reads is made by hand in a folder of its own, under the names that the documents use.
+What runs for long is kept short: training ends after two steps, and where processes would start, this one takes their
+place. Placeholders of commands that show a form are filled in.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
+import os
 import re
 import shlex
-from collections.abc import Iterator
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+import torch
+from tiny_images import image_folder
+from worker_processes import HANG_SECONDS
 
+import lockstep as ls
+from lockstep.checkpoints.retention import Retention
+from lockstep.checkpoints.store import Store
 from lockstep.cli import chaos
 from lockstep.cli import run as cli_run
 from lockstep.cli.main import main, parse, parser
+from lockstep.cli.scoring import plan_scoring, score_in_worker
 from lockstep.cli.training import choose_workers, plan_training, train_in_worker
 from lockstep.errors import InputError
+from lockstep.progress import Interval
+from lockstep.recipes.data import ImageData
+from lockstep.recipes.parts import Checkpoints, Evaluate
+from lockstep.recipes.shipped import find
 from lockstep.recipes.toml import to_toml
-from tests.saved_runs import recipe_of_photos, saved
+from lockstep.records.record_files import RecordFiles
+from lockstep.records.tfrecord import write_records
+from tests.saved_runs import recipe_of_photos
 
 ROOT = Path(__file__).parent.parent
+FIXTURES = ROOT / "tests" / "fixtures"
 PAGES = [
     *ROOT.glob("*.md"),
     *(ROOT / "docs").rglob("*.md"),
     ROOT / "deploy" / "slurm.sh",
     ROOT / "deploy" / "kubernetes.yaml",
 ]
-IS_FORM = re.compile(r"\b[A-Z][A-Z_]{2,}\b(?![=/.\w])|\.\.\.|\[")
-"""In a command that shows a form (`lockstep evaluate RUN`) and cannot be run as it stands."""
-
-PARSED_ALONE = {
-    "benchmark": "it measures for seconds: tests/cli/test_benchmark.py",
-    "convert": "archives of ImageNet and others, which the pages only name: tests/cli/test_convert.py",
-    "import": "files of TensorFlow and configs that the pages only name: tests/cli/test_import_checkpoint.py",
-    "show": "shards and photos, which the pages only name: tests/cli/test_show.py",
+STAND_INS = {
+    "FILES|FOLDER": "photos",
+    "FILE|FOLDER ...": "photos a.jpg",
+    "--to FILE [--force]": "--to model.pt2 --force",
+    "--to RECIPE": "--to new.toml",
+    "pipeline FILE": "pipeline old.config",
+    "train ...": "train mnist",
+    "RUN[@STEP]": "runs/mnist@2",
+    "RUN_FOLDER": "runs/mnist",
+    "RUN": "runs/mnist",
+    "CONFIG": "old.config",
+    "RECIPE": "mnist",
+    "NAME": "mnist",
+    "DIR": "out",
 }
-"""Commands of which the arguments alone are checked here, and why."""
-PARSED_TRAINING = {
-    "shards/train-": "shards of ImageNet: tests/runs/test_run_photos.py trains by such",
-    "warm_start.path": "weights that are to be downloaded, or come from TensorFlow",
-    "--fork-from": "a checkpoint of step 1000",
-    "detector.toml": "a recipe that the reader imports",
-    "ssdlite.toml": "a recipe that the reader imports",
-    "misspelt.toml": "a recipe with a mistake, which the page shows",
+"""What is run in place of what a form, such as `lockstep evaluate RUN`, leaves open."""
+REFUSED = ("lockstep train misspelt.toml",)
+"""Commands of which the page says that they are refused."""
+SHORTENED = {
+    "benchmark input": ["--seconds", "1"],
+    "convert imagenet ": ["--train-shards", "2", "--validation-shards", "1"],
 }
-"""Words in commands that train of which the arguments alone are checked here, and why."""
-PARSED_WITH_A_RUN = {
-    "--best": "a run that was scored while it trained: tests/cli/test_cli_evaluate.py",
-    "--follow": "it waits for checkpoints: tests/cli/test_cli_evaluate.py",
-    "--set evaluate.detection": "a trained detector: tests/cli/test_cli_evaluate_detector.py",
-    "--data photos/val": "labels as those of the run: tests/cli/test_cli_evaluate_data.py",
-    "--split train": "the training data of ImageNet: tests/cli/test_cli_evaluate.py",
-    "runs/inception_v3": "the validation data of ImageNet: tests/cli/test_cli_evaluate.py",
-    "runs/mine": "data of the reader's own",
-    "predict": "photos: tests/cli/test_cli_predict.py",
+"""How commands begin that are run with these flags behind them."""
+DRY = {
+    "train inception_v3": "a net of 24 million parameters and 256 images",
+    "train detector.toml": "the detector of blood cells, whose run here was trained from the same weights",
+    "--epochs 8": "eight passes over MNIST",
+    "--workers": "several processes, which the slow test of this module starts",
 }
-"""Words in commands that read a run of which the arguments alone are checked here, and why."""
+"""Words in commands that train which are run to their first step, and why."""
+PLANNED = {
+    "inception_v3.ckpt": "the weights of a whole Inception-v3, which are to be downloaded",
+    "--hosts": "several hosts: tests/hosts",
+}
+"""Words in commands that train which are planned alone, and why."""
 
 
 def commands() -> list[str]:
@@ -93,6 +118,8 @@ def _epilogs() -> Iterator[str]:
 
 def words_of(command: str) -> list[str]:
     """The words after `lockstep`; what a launcher of workers or hosts would say stands behind them, as flags."""
+    for form, stand_in in STAND_INS.items():
+        command = re.sub(rf"(?<![\w=]){re.escape(form)}(?!\w)", stand_in, command)
     words = shlex.split(command)
     while "=" in words[0]:
         words.pop(0)
@@ -106,86 +133,233 @@ def words_of(command: str) -> list[str]:
     return [*given, "--workers", str(int(np.prod(counts)))] if counts else given
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other beside other tests take many times as long."""
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "set_num_threads", lambda number: None)
+        yield
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the documents name: the data of the repository, runs, photos, shards, scripts and recipes."""
-    here = tmp_path_factory.mktemp("documents")
-    (here / "data").symlink_to(ROOT / "data")
-    (here / "examples").symlink_to(ROOT / "examples")
-    (here / "runs").mkdir()
+def world(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the documents name: data, photos, shards, files of TensorFlow, scripts, recipes and runs."""
+    here = tmp_path_factory.mktemp("documents") / "world"
+    here.mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(here)
-        assert train_in_worker(["train", "mnist", "--workdir", "runs/mnist", "--steps", "2", "--device", "cpu"]) == 0
-    saved(here / "runs" / "mine", recipe_of_photos(), 7)
-    for name in ("mine.py", "my_script.py", "script.py"):
-        (here / name).write_text("import lockstep as ls\nls.join()\n")
-    picture = Image.new("RGB", (40, 40), (90, 20, 30))
-    for split in ("photos/train", "photos/val", "flowers/train", "flowers/val", "flowers5/train", "flowers5/val"):
-        for label in "abcde":
-            (here / split / label).mkdir(parents=True)
-            picture.save(here / split / label / "1.jpg")
-    recipe = replace(recipe_of_photos(num_classes=5, train="photos/train"), batch_size=8)
-    (here / "mine.toml").write_text(to_toml(recipe))
+        _link_files_of_the_repository()
+        _make_images()
+        _make_recipes()
+        _make_runs()
     return here
 
 
+def _link_files_of_the_repository() -> None:
+    config = FIXTURES / "odapi_configs" / "ssdlite_mobilenet_v3_small_320x320_coco.config"
+    tensorflow = FIXTURES / "inception" / "model.ckpt-6"
+    squeezenet = ROOT / "data" / "squeezenet" / "squeezenet1_1_imagenet_features.safetensors"
+    links = {
+        "data": ROOT / "data",
+        "examples": ROOT / "examples",
+        "val2017": FIXTURES / "coco" / "images",
+        "annotations/instances_val2017.json": FIXTURES / "coco" / "instances.json",
+        squeezenet.name: squeezenet,
+        "squeezenet1_1.safetensors": squeezenet,
+        config.name: config,
+        "old.config": config,
+        "ssd.config": FIXTURES / "odapi_configs" / "ssd_mobilenet_v1_coco.config",
+    }
+    for name in ("net.ckpt", "inception_v3.ckpt"):
+        for ending in (".index", ".data-00000-of-00001"):
+            links[name + ending] = tensorflow.with_name(tensorflow.name + ending)
+    for name, target in links.items():
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).symlink_to(target)
+    (image, *_), boxes = (
+        json.loads(links["annotations/instances_val2017.json"].read_text())[key] for key in ("images", "annotations")
+    )
+    box = next(each for each in boxes if each["image_id"] == image["id"])
+    detection = {name: box[name] for name in ("image_id", "category_id", "bbox")}
+    Path("results.json").write_text(json.dumps([detection | {"score": 0.9}]))
+
+
+def _make_images() -> None:
+    """Make photos of five classes in folders and shards, and what the archives of ImageNet have in them."""
+    for split in ("photos/train", "photos/val", "flowers/train", "flowers/val", "flowers5/train", "flowers5/val"):
+        image_folder(Path(split), 2, "abcde")
+    shutil.copy("photos/val/a/0.jpg", "a.jpg")
+    shutil.copy(FIXTURES / "images" / "hopper.png", "b.png")
+    assert main(["convert", "images", "photos", "--to", "shards", "--processes", "1"]) == 0
+    few = RecordFiles("shards/train-*")
+    records = [few.read(index) for index in range(len(few))]
+    for shard in Path("shards").glob("train-*"):
+        write_records(shard, records * 500)  # so that 10,000 of them can be scored
+
+    synsets = ("n02092002", "n02119247")
+    for split in ("train", "validation"):
+        image_folder(Path("imagenet") / split, 1, synsets)
+    image_folder(Path("ILSVRC2012_img_val"), 1, ("all",))
+    for photo in [*Path("imagenet").glob("*/*/*.jpg"), *Path("ILSVRC2012_img_val").glob("*/*.jpg")]:
+        photo.rename(photo.parent / f"{photo.parent.name}_1.JPEG")
+    for synset in synsets:
+        Path("annotations", synset).mkdir()
+        Path("annotations", synset, f"{synset}_1.xml").write_text(
+            f"<annotation><filename>{synset}_1</filename><size><width>32</width><height>24</height></size>"
+            f"<object><name>{synset}</name><bndbox><xmin>1</xmin><ymin>2</ymin><xmax>30</xmax><ymax>20</ymax></bndbox>"
+            "</object></annotation>"
+        )
+    Path("ILSVRC2012_img_val/all/all_1.JPEG").rename("ILSVRC2012_img_val/ILSVRC2012_val_00000001.JPEG")
+    Path("ILSVRC2012_img_val/all").rmdir()
+    Path("imagenet_lsvrc_2015_synsets.txt").write_text("".join(f"{each}\n" for each in synsets))
+    Path("imagenet_2012_validation_synset_labels.txt").write_text(f"{synsets[0]}\n")
+    Path("imagenet_metadata.txt").write_text("".join(f"{each}\tdog {each}\n" for each in synsets))
+    assert main(["convert", "boxes", "annotations", "--to", "boxes.csv"]) == 0
+    assert main(["convert", "images", "flowers5", "--to", "flower-shards", "--processes", "1"]) == 0
+
+
+def _make_recipes() -> None:
+    for name in ("mine.py", "my_script.py", "script.py"):
+        Path(name).write_text("import lockstep as ls\nls.join()\n")
+    recipe = replace(recipe_of_photos(num_classes=5, train="photos/train"), batch_size=8)
+    Path("mine.toml").write_text(to_toml(recipe))
+    Path("misspelt.toml").write_text(to_toml(recipe).replace("batch_size", "bach_size"))
+    Path("detector.toml").write_text(to_toml(replace(find("bccd"), batch_size=2)))
+    assert main(["import", "pipeline", "old.config", "--to", "ssdlite.toml"]) == 0
+
+
+def _make_runs() -> None:
+    """Make a run of MNIST, one of photos under three names, and one of a detector, which are scored as they train."""
+    few = ["--device", "cpu", "--steps", "2", "--set", "evaluate.examples=4"]
+    scored = ["--set", "evaluate.every=2 steps", "--set", "checkpoints.retention.best=validation/top1"]
+    assert train_in_worker(["train", "mnist", *few, *scored]) == 0
+    _save_also(Path("runs/mnist"), 1000)
+    assert train_in_worker(["train", "bccd", *few, "--set", "batch_size=2"]) == 0
+    recipe = replace(
+        recipe_of_photos(),
+        model=ls.models.LeNet(num_classes=6, channels=3),
+        data=ImageData(train="shards/train-*", validation="shards/validation-*", image_size=28),
+        batch_size=100,
+        average=ls.optim.MovingAverage(0.9),
+        end=ls.Steps(2),
+        evaluate=Evaluate(every=Interval(2, "steps")),
+        checkpoints=Checkpoints(retention=Retention(best="validation/top1")),
+    )
+    Path("photos.toml").write_text(to_toml(recipe))
+    assert train_in_worker(["train", "photos.toml", "--workdir", "runs/inception_v3", "--device", "cpu"]) == 0
+    for name in ("flowers", "mine"):
+        shutil.copytree("runs/inception_v3", Path("runs") / name)
+    _save_also(Path("runs/flowers"), 500)
+
+
+def _save_also(run: Path, step: int) -> None:
+    """Save the last checkpoint of a run once more, as that of a later step."""
+    store = Store(run / "checkpoints")
+    newest = store.read()
+    assert newest
+    states = {"": {**newest.values["states"][""], "step": step}}
+    store.write(step, newest.tensors, {**newest.values, "states": states})
+
+
 @pytest.fixture(autouse=True)
-def _in_the_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(folder)
+def folder(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of that world, which the test may write into."""
+    shutil.copytree(world, tmp_path, symlinks=True, dirs_exist_ok=True, copy_function=os.link)
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LOCKSTEP_KEY", "a key of sixteen")
+    return tmp_path
 
 
-def reason_to_parse(command: str) -> str | None:
-    """Why the arguments of a command alone are checked here."""
-    words = words_of(command)
-    if (
-        IS_FORM.search(command)
-        or (len(words) <= 2 and words[0] in ("import", "convert"))
-        or len(words) == 1
-        or "--help" in words
-    ):
-        return "a form, not a command"
-    of_kind = PARSED_TRAINING if words[0] == "train" else PARSED_WITH_A_RUN
-    return PARSED_ALONE.get(words[0]) or next((why for word, why in of_kind.items() if word in command), None)
-
-
-def with_own_workdir(words: list[str]) -> list[str]:
-    """The words of a command that begins a run with a workdir that nobody else has; as they are where it goes on."""
-    if "--workdir" in words:
-        position = words.index("--workdir")
-        words = [*words[:position], *words[position + 2 :]]
-    return words if words[1].startswith("runs/") else [*words, "--workdir", "runs/new"]
-
-
-def run(words: list[str]) -> int:
-    """Run a command; one that would start workers is planned, and a run of MNIST built, too."""
+def run(words: list[str]) -> None:
+    """Run a command as it stands, with flags behind it that keep it short."""
+    if "--to" in words:
+        _remove(Path(words[words.index("--to") + 1]))
     if words[0] == "chaos":
-        return choose_workers(chaos._recipe(parse(words)))
-    if words[0] == "run":
+        assert choose_workers(chaos._recipe(parse(words))) >= 1
+    elif words[0] == "run":
         cli_run._check_script(parse(words).script)
-        return int(cli_run._plan(words)["workers"])
-    if words[0] != "train" or "--print-recipe" in words:
-        assert main([*words, "--examples", "500"] if words[0] == "evaluate" else words) == 0
+        assert cli_run._plan(words)["workers"] >= 1
+    elif words[0] == "train" and "--print-recipe" not in words:
+        train(words)
+    elif words[0] == "evaluate":
+        assert plan_scoring(words)["workers"] >= 1
+        assert score_in_worker(words) == 0
     else:
-        words = with_own_workdir(words)
-        assert plan_training(words)["workers"] >= 1
-        if "mnist" in words and "--hosts" not in words and "--dry-run" not in words:
-            assert train_in_worker([word for word in words if word != "--rehearse"] + ["--dry-run"]) == 0
-    return 0
+        assert main(words) == 0
+
+
+def _remove(made: Path) -> None:
+    """Remove what a command makes, and others of the documents read."""
+    if made.is_dir():
+        shutil.rmtree(made)
+    made.unlink(missing_ok=True)
+
+
+def train(words: list[str]) -> None:
+    """Plan a run, and train its first step in this process, as far as the tables above let it come."""
+    words = bounded(words)
+    assert plan_training(words)["workers"] >= 1
+    if _is_among(PLANNED, words):
+        return
+    dry = ["--dry-run"] if _is_among(DRY, words) and "--dry-run" not in words else []
+    assert train_in_worker([*words, *dry]) == 0
+
+
+def bounded(words: list[str]) -> list[str]:
+    """The words of a command that trains; those that begin a run do so in a workdir of its own, for a step."""
+    if words[1].startswith("runs/"):
+        return words
+    end = [] if "--dry-run" in words or "--rehearse" in words else ["--steps", "1"]
+    return [*words, "--workdir", "runs/new", *end, "--set", "evaluate.examples=4"]
+
+
+def _is_among(table: Iterable[str], words: list[str]) -> bool:
+    return any(each in " ".join(words) for each in table)
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("command", commands())
-def test_a_command_runs(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param(each, marks=[pytest.mark.slow] * ("--examples 10000" in each)) for each in commands()],
+)
+def test_a_command_runs(command: str) -> None:
     words = words_of(command)
-    if reason_to_parse(command) is None:
-        run(words)
-    elif "--help" in words or (len(words) <= 2 and not IS_FORM.search(command)):  # a command by its name alone
-        with pytest.raises(SystemExit) as leaving:
+    if command in REFUSED:
+        assert main(words) == 2
+    elif "--help" in words or len(words) == 1 or (len(words) == 2 and words[0] in ("benchmark", "convert", "import")):
+        with pytest.raises(SystemExit) as leaving:  # a command by its name alone
             main([*words, "--help"])
         assert leaving.value.code == 0
-    elif "..." not in command and "[" not in command:
-        parse(words)
+    else:
+        shortened = [flags for start, flags in SHORTENED.items() if " ".join(words).startswith(start)]
+        run([*words, *itertools.chain(*shortened)])
+
+
+def starts_workers(command: str) -> bool:
+    """Whether a command starts several processes on one host, and needs no launcher that few machines have."""
+    of_script = command.startswith("lockstep run ") and ".py" in command
+    trains = command.startswith(("lockstep train ", "torchrun --nproc-per-node "))
+    return of_script or (trains and "--workers" in words_of(command) and "--dry-run" not in command)
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.parametrize("command", [each for each in commands() if starts_workers(each)])
+def test_a_command_starts_its_workers(command: str) -> None:
+    launcher, *words = shlex.split(command)
+    module = "torch.distributed.run" if launcher == "torchrun" else "lockstep"
+    if words[0] != "run":
+        words = bounded(words)
+    elif words[-1] == "examples/own_model.py":
+        words += ["--steps", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    start = [sys.executable, "-m", module, *words]
+    done = subprocess.run(start, capture_output=True, text=True, timeout=HANG_SECONDS, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert (
+        words[0] == "run" or json.loads(Path("runs/new/history.jsonl").read_text().splitlines()[-1])["event"] == "end"
+    )
 
 
 @pytest.mark.process
@@ -206,11 +380,11 @@ def test_a_command_for_more_workers_than_towers_would_fail(command: str) -> None
         run(words_of(command))
 
 
-def test_what_is_parsed_alone_is_named_once() -> None:
+def test_what_is_not_run_as_it_stands_is_named_once() -> None:
     """A reason that no command needs any more hides the next one that does."""
-    found = commands()
-    for words in (PARSED_TRAINING, PARSED_WITH_A_RUN):
-        assert [word for word in words if not any(word in command for command in found)] == []
+    found, given = commands(), [" ".join(words_of(command)) for command in commands()]
+    for words, texts in ((STAND_INS, found), (REFUSED, found), (SHORTENED, given), (DRY, given), (PLANNED, given)):
+        assert [word for word in words if not any(word in text for text in texts)] == []
 
 
 @pytest.mark.parametrize(

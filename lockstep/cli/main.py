@@ -25,7 +25,7 @@ EXAMPLES = """examples:
   lockstep convert images photos --to shards              sharded records of folders of images
   lockstep benchmark input mnist                          what limits the run, and what to change
   lockstep chaos mnist --minutes 5                        kill its workers, fill its disk, and see that nothing is lost
-  lockstep show photos --augment crop --to page.html      examples, before and after they are augmented
+  lockstep show photos/train --augment crop --to page.html    examples, before and after they are augmented
   lockstep inspect runs/mnist                             what is in a checkpoint or a record file, and what is damaged
   lockstep import checkpoint net.ckpt --to net.safetensors    weights of another system, TensorFlow's among them
   lockstep import pipeline ssd.config --to ssd.toml       a recipe of a config of TensorFlow Object Detection
