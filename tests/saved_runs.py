@@ -22,7 +22,8 @@ def saved(folder: Path, given: Recipe, *steps: int) -> ls.TrainState:
     folder.mkdir()
     Workdir(folder).write_recipe(given)
     for step in steps or (7,):
-        values = {"loader": {"epoch_size": 100}, "states": {"": {**state.values(), "step": step}}}
+        stream = {"seed": 0, "position": step * given.batch_size, "epoch_size": 100}
+        values = {"loader": stream, "states": {"": {**state.values(), "step": step}}}
         Store(folder / "checkpoints").write(step, state.sections(), values)
     return state
 

@@ -442,7 +442,7 @@ def test_it_waits_on_all_workers_until_a_signal_ends_it(start: Start, workdir: P
     (workdir / "aside").rename(workdir / "checkpoints")
     following.wait_for("precision @ 1 = ")
     said = following.end(143, signal.SIGTERM)
-    assert said.splitlines()[-1] == "warning: stopping: the scoring is left off; Ctrl-C again aborts"
+    assert said.splitlines()[-1] == "warning: stopping: the scoring is left off; Ctrl-C aborts"
     assert [line["step"] for line in evaluations(workdir)] == [6]
 
 

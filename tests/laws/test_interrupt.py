@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from worker_processes import HANG_SECONDS
 
 import lockstep as ls
 from lockstep.data.loader import Loader
@@ -136,6 +135,8 @@ def main(num_trials: int) -> None:
 
 
 def check_trials(num_trials: int) -> None:
+    from worker_processes import HANG_SECONDS  # not where this file is a script, whose path has no other tests
+
     command = [sys.executable, __file__, str(num_trials)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS, check=True)
     answers = [json.loads(line) for line in done.stdout.splitlines()]
