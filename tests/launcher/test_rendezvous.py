@@ -164,9 +164,9 @@ def take(chief: Rendezvous) -> list[tuple[RemoteHost, RemoteHost]]:
     return taken
 
 
-def test_a_lost_host_that_comes_again_while_the_others_go_on_takes_its_place(
-    port: int, store: StoreServer, come: Come
-) -> None:
+@contextlib.contextmanager
+def one_host_lost(port: int, store: StoreServer, come: Come) -> Iterator[tuple[Rendezvous, RemoteHost]]:
+    """The rendezvous of a run of two hosts, of which the other one is lost, and that host."""
     seat = Seat(2, 0, "127.0.0.1", port)
     with ThreadPoolExecutor(1) as pool, contextlib.closing(Rendezvous(seat, KEY, store)) as chief:
         gathered = pool.submit(chief.gather, [])
@@ -174,6 +174,13 @@ def test_a_lost_host_that_comes_again_while_the_others_go_on_takes_its_place(
         (lost,) = gathered.result(HANG_SECONDS)
         assert chief.take_hosts() == []
         lose(lost, first)
+        yield chief, lost
+
+
+def test_a_lost_host_that_comes_again_while_the_others_go_on_takes_its_place(
+    port: int, store: StoreServer, come: Come
+) -> None:
+    with one_host_lost(port, store, come) as (chief, lost):
         second = come(1, 2)
         ((gone, back),) = take(chief)
         assert (gone, back, back.name) == (lost, chief.hosts[1], lost.name)
@@ -207,12 +214,7 @@ def test_nobody_waits_for_a_caller_whom_another_thread_has_refused(port: int, st
 def test_who_does_not_fit_is_refused_while_the_others_go_on_and_ends_nobody(
     port: int, store: StoreServer, come: Come, caplog: pytest.LogCaptureFixture
 ) -> None:
-    seat = Seat(2, 0, "127.0.0.1", port)
-    with ThreadPoolExecutor(1) as pool, contextlib.closing(Rendezvous(seat, KEY, store)) as chief:
-        gathered = pool.submit(chief.gather, [])
-        first = come(1, 2)
-        (lost,) = gathered.result(HANG_SECONDS)
-        lose(lost, first)
+    with one_host_lost(port, store, come) as (chief, _):
         other = come(1, 3)
         deadline = time.monotonic() + HANG_SECONDS
         while "--hosts 3" not in caplog.text:
