@@ -88,7 +88,7 @@ def net(name: str) -> nn.Module:
 
 def losses(model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
     """The cross entropy of each head."""
-    outputs = model(ls.images.normalised(images, HALF, HALF))
+    outputs = model(ls.images.normalize(images, HALF, HALF))
     if isinstance(outputs, Tensor):
         return {"cross_entropy": F.cross_entropy(outputs, labels, label_smoothing=SMOOTHING)}
     logits, auxiliary = (F.cross_entropy(each, labels, label_smoothing=SMOOTHING) for each in outputs)
@@ -103,7 +103,9 @@ def loader(settings: Settings, num_workers: int) -> ls.data.Loader:
     if settings.source == "records":
         reader = ls.data.ImageRecords(list(settings.shards), ls.data.ImageNetSchema())
         return ls.data.Loader(
-            reader, batch_size=size, augment=[ls.images.RandomResizedCrop(pixels), ls.images.HorizontalFlip()]
+            reader,
+            batch_size=size,
+            augment=[ls.augmentations.RandomResizedCrop(pixels), ls.augmentations.HorizontalFlip()],
         )
     generator = torch.Generator().manual_seed(1)
     images = torch.randint(0, 256, (2 * size, 3, pixels, pixels), dtype=torch.uint8, generator=generator)

@@ -34,7 +34,7 @@ import lockstep as ls
 from lockstep.detection.ssd import per_class_detections
 from lockstep.metrics import CocoMetric
 from lockstep.ragged import Ragged
-from lockstep.recipes.detection import DetectionData
+from lockstep.recipes.data import DetectionData
 from lockstep.recipes.tasks import Detection
 from lockstep.workers.environment import SETTINGS
 

@@ -53,11 +53,11 @@ def ours(folder: Path, batch_size: int, *, zoom: bool = False, masks: bool = Fal
     import torch
 
     from lockstep.augmentations.colours import RandomDistortColor
-    from lockstep.augmentations.deferring import DeferredColours
+    from lockstep.augmentations.lists import DeferredColours
     from lockstep.augmentations.resizers import FixedShapeResizer
+    from lockstep.augmentations.turns import HorizontalFlip
     from lockstep.augmentations.zoom import RandomIoUCrop, RandomZoomOut
     from lockstep.data.loader import Loader
-    from lockstep.images.augment import HorizontalFlip
     from lockstep.readers.coco import Coco
 
     reader = Coco(folder / "annotations.json", "/", masks=masks)
@@ -79,10 +79,10 @@ def ours_packed(folder: Path, batch_size: int, *, objects: bool) -> Pipeline:
     """What a loader process does: read, decode, crop, flip, and lay the batch into shared memory."""
     import torch
 
+    from lockstep.augmentations.crops import RandomResizedCrop
+    from lockstep.augmentations.turns import HorizontalFlip
     from lockstep.data.loader import Loader
     from lockstep.data.shared_memory import SentMemories
-    from lockstep.images.augment import HorizontalFlip
-    from lockstep.images.resized_crops import RandomResizedCrop
     from lockstep.readers.coco import Coco
     from lockstep.readers.combine import OnlyFields
 

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 
 import lockstep as ls
-from lockstep.detection.configs import Detector
 from lockstep.detection.detector import DetectionModel
-from lockstep.detection.values import FasterRcnnFpn, Ssd300, Ssdlite
+from lockstep.detection.values import Detector, FasterRcnnFpn, Ssd300, Ssdlite
 from lockstep.ragged import Ragged
-from lockstep.recipes.detection import DetectionData
+from lockstep.recipes.data import DetectionData
 from lockstep.recipes.tasks import Detection
 
 BATCH_SIZE, NUM_OBJECTS, NUM_CLASSES = 4, 7, 90

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import lockstep as ls
+from lockstep.exchange.exchange import Connection, Exchange
+from lockstep.exchange.tree import PartialSum, TreeSum
 from lockstep.models.mnist import MnistNet
-from lockstep.parallel.exchange import Connection, Exchange
-from lockstep.parallel.tree import PartialSum, TreeSum
 from lockstep.training.replicas import checksum_of
 from lockstep.training.step import bind
 from lockstep.workers.rank import Worker

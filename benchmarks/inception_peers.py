@@ -105,7 +105,7 @@ def losses(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
 
     images, labels = batch["image"], batch["label"]
     if images.dtype == torch.uint8:
-        images = ls.images.normalised(images, HALF, HALF)
+        images = ls.images.normalize(images, HALF, HALF)
     logits, auxiliary_logits = model(images)
     auxiliary = ls.losses.softmax_cross_entropy(auxiliary_logits, labels, label_smoothing=SMOOTHING)
     return {
@@ -159,7 +159,7 @@ def record_loader(settings: Settings) -> ls.data.Loader:
     return ls.data.Loader(
         ls.data.ImageRecords(list(settings.shards), ls.data.ImageNetSchema()),
         batch_size=settings.batch_size,
-        augment=[ls.images.RandomResizedCrop(SIZE), ls.images.HorizontalFlip()],
+        augment=[ls.augmentations.RandomResizedCrop(SIZE), ls.augmentations.HorizontalFlip()],
     )
 
 

@@ -63,8 +63,8 @@ def ours(
 
     decoding = ls.images.Decoding(decoder)
     reader = ls.data.ImageRecords(folder / "train-*-of-*", ls.data.ImageNetSchema(), decoding=decoding)
-    draws = ls.images.JitterDraws(brightness=JITTER, contrast=JITTER, saturation=JITTER)
-    augment: list[Any] = [ls.images.RandomResizedCrop(SIZE), ls.images.HorizontalFlip()]
+    draws = ls.augmentations.JitterDraws(brightness=JITTER, contrast=JITTER, saturation=JITTER)
+    augment: list[Any] = [ls.augmentations.RandomResizedCrop(SIZE), ls.augmentations.HorizontalFlip()]
     augment += [draws] if coloured else []
     who = {"num_threads" if threads else "num_processes": num_processes}
     loader = ls.data.Loader(reader, batch_size=batch_size, augment=augment, **who)
@@ -73,7 +73,7 @@ def ours(
         for batch in loader.batches(range(1), 1):
             images = batch["image"]
             if coloured:
-                images = ls.images.normalised(ls.images.jittered(images, batch[draws.into]), MEAN, STD)
+                images = ls.images.normalize(draws.apply(batch), MEAN, STD)
             yield images
 
     return Pipeline(batches(), f"lockstep; torch {torch.__version__}; {decoding.chosen}", lambda images: images.numpy())

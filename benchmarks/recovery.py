@@ -49,7 +49,7 @@ recipe = replace(
     checkpoints=replace(ls.recipes.find("mnist").checkpoints, every=ls.Interval(20)),
     watch=replace(
         ls.recipes.find("mnist").watch,
-        on_loss=sys.argv[2],
+        on_failure=sys.argv[2],
         metrics=ls.Interval(1),
         summaries=ls.Interval(0),
         console=ls.Interval(0),
@@ -89,25 +89,25 @@ for step in range(100_000):
 
 
 @dataclass(frozen=True)
-class Loss:
+class Failure:
     """How a worker is lost, and what the history of the run says when the others are there again."""
 
     what: str
     aim_seconds: float | None = None
     victim: int = 2
     signal: signal.Signals = signal.SIGKILL
-    on_loss: str = "continue"
+    on_failure: str = "continue"
     event: str = "continue"
     by_torchrun: bool = False
 
 
-LOSSES = (
-    Loss("a worker is killed, and the others go on", 0.2),
-    Loss("the chief is killed, and the others go on", 0.2, victim=0),
-    Loss("a worker is killed, and one in its place takes part", 0.5, event="join"),
-    Loss("a worker is stopped (2 s pass before it counts as lost)", 4.0, signal=signal.SIGSTOP),
-    Loss("a worker is killed, and all start again from the checkpoint", 10.0, on_loss="restart", event="resume"),
-    Loss("a worker is killed, and torchrun starts all again", by_torchrun=True, event="resume"),
+FAILURES = (
+    Failure("a worker is killed, and the others go on", 0.2),
+    Failure("the chief is killed, and the others go on", 0.2, victim=0),
+    Failure("a worker is killed, and one in its place takes part", 0.5, event="join"),
+    Failure("a worker is stopped (2 s pass before it counts as lost)", 4.0, signal=signal.SIGSTOP),
+    Failure("a worker is killed, and all start again from the checkpoint", 10.0, on_failure="restart", event="resume"),
+    Failure("a worker is killed, and torchrun starts all again", by_torchrun=True, event="resume"),
 )
 
 
@@ -116,11 +116,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="one kill: does it run?")
     arguments = parser.parse_args()
-    losses = {loss.what: loss for loss in LOSSES[: 1 if arguments.quick else None]}
+    failures = {failure.what: failure for failure in FAILURES[: 1 if arguments.quick else None]}
     seconds = take_turns(
-        losses, 1 if arguments.quick else arguments.rounds, lambda what: recover(losses[what]), warm_up=0
+        failures, 1 if arguments.quick else arguments.rounds, lambda what: recover(failures[what]), warm_up=0
     )
-    lines = [line_of(losses[what], turns) for what, turns in seconds.items()]
+    lines = [line_of(failures[what], turns) for what, turns in seconds.items()]
     for line in lines:
         aim = f", aim {line['aim']:g} s" if line["aim"] else ""
         print(f"{line['what']}: {line['seconds']:.3f} s ({line['least']:.3f} to {line['most']:.3f}{aim})")
@@ -128,32 +128,32 @@ def main() -> None:
         record(__file__, lines)
 
 
-def line_of(loss: Loss, turns: Sequence[float]) -> Line:
+def line_of(failure: Failure, turns: Sequence[float]) -> Line:
     """The median of the turns, and the range that they lie in."""
     return {
-        "what": f"1 of {NUM_WORKERS}: {loss.what}",
+        "what": f"1 of {NUM_WORKERS}: {failure.what}",
         "seconds": statistics.median(turns),
         "least": min(turns),
         "most": max(turns),
-        "aim": loss.aim_seconds,
+        "aim": failure.aim_seconds,
     }
 
 
-def recover(loss: Loss) -> float:
+def recover(failure: Failure) -> float:
     """Start a run, lose a worker of it, and return the seconds until the next step."""
     with tempfile.TemporaryDirectory(prefix="lockstep-recovery-") as name:
         folder = Path(name)
-        (folder / "script.py").write_text(TORCHRUN if loss.by_torchrun else OURS)
+        (folder / "script.py").write_text(TORCHRUN if failure.by_torchrun else OURS)
         with (folder / "log").open("w") as log:
             process = subprocess.Popen(
-                [sys.executable, *command_of(loss), str(folder / "script.py"), name, loss.on_loss],
+                [sys.executable, *command_of(failure), str(folder / "script.py"), name, failure.on_failure],
                 env={**os.environ, **ALLOCATOR, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
         try:
-            return seconds_to_next_step(loss, folder)
+            return seconds_to_next_step(failure, folder)
         except TimeoutError:
             print((folder / "log").read_text())
             raise
@@ -164,25 +164,25 @@ def recover(loss: Loss) -> float:
             end_workers(folder)
 
 
-def command_of(loss: Loss) -> list[str]:
+def command_of(failure: Failure) -> list[str]:
     """The command but for the script. torchrun is as told to recover at all, and as fast as it can."""
-    if loss.by_torchrun:
+    if failure.by_torchrun:
         how = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--monitor-interval", "0.01"]
         return ["-m", "torch.distributed.run", f"--nproc-per-node={NUM_WORKERS}", "--max-restarts", "3", *how]
     return [
         *("-m", "lockstep", "run", "--workers", str(NUM_WORKERS), "--device", "cpu"),
-        *("--on-loss", loss.on_loss, "--restarts", "3"),
+        *("--on-failure", failure.on_failure, "--restarts", "3"),
     ]
 
 
-def seconds_to_next_step(loss: Loss, folder: Path) -> float:
+def seconds_to_next_step(failure: Failure, folder: Path) -> float:
     """Lose the worker once steps are made; the seconds to the first step after the event that follows."""
     history, metrics = folder / "run/history.jsonl", folder / "run/metrics.jsonl"
     wait_for(lambda: lines_in(metrics) >= FIRST_STEPS)
     num_events = lines_in(history)
     began = time.perf_counter()
-    os.kill(int((folder / f"pid-{loss.victim}").read_text()), loss.signal)
-    wait_for(lambda: f'"{loss.event}"' in "".join(history.read_text().splitlines()[num_events:]))
+    os.kill(int((folder / f"pid-{failure.victim}").read_text()), failure.signal)
+    wait_for(lambda: f'"{failure.event}"' in "".join(history.read_text().splitlines()[num_events:]))
     num_steps = lines_in(metrics)
     wait_for(lambda: lines_in(metrics) > num_steps)
     return time.perf_counter() - began

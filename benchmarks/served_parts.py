@@ -19,11 +19,10 @@ from measuring import compared, report, take_turns
 from torch import Tensor, nn
 
 import lockstep as ls
-from lockstep.parallel.exchange import Exchange
-from lockstep.parallel.leases import Leases
-from lockstep.parallel.parameter_client import Client
-from lockstep.parallel.parameter_server import Server
-from lockstep.parallel.tree import PartialSum, TreeSum
+from lockstep.exchange.exchange import Exchange
+from lockstep.exchange.tree import PartialSum, TreeSum
+from lockstep.served.leases import Leases
+from lockstep.served.parameter_server import Client, Server
 from lockstep.workers.rank import Worker
 
 SLOW, UPDATE, RATE = "slow", "update", "rate"
@@ -168,7 +167,9 @@ def served(worker: Worker, megabytes: int, num_updates: int, required: int, stal
     gradients = [torch.ones_like(parameter) for parameter in parameters]
     if not worker.is_chief:
         client = Client(worker, gradients, parameters)
-        while not (told := client.fetch(parameters)).is_over:
+        while not (told := client.fetch()).is_over:
+            if told.tensors is not None:
+                torch._foreach_copy_(parameters, [*told.tensors])
             if told.slice is not None:
                 client.send(told.slice, told.version, PartialSum(gradients, [1.0]))
         client.close()

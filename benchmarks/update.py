@@ -24,9 +24,9 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_, get_total_norm
 
 import lockstep as ls
 from lockstep.losses.regularization import L2
-from lockstep.optim.adaptive import FTRL, Adadelta
 from lockstep.optim.gradients import Gradients
-from lockstep.optim.optimizers import Optimizer
+from lockstep.optim.optimizers import FTRL, Adadelta
+from lockstep.optim.rules import Optimizer
 from lockstep.training.attempt import Attempt
 
 Parameters = Sequence[nn.Parameter]

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import lockstep as ls
-from lockstep.augmentations.resizers import FixedShapeResizer
 
 BCCD, NUM_CLASSES, STRIDE = Path(__file__).parent.parent / "data" / "bccd", 3, 8
 
@@ -63,7 +62,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=1000)
     steps = ls.Steps(parser.parse_args().steps)
-    data = ls.recipes.DetectionData(f"{BCCD}", test=f"{BCCD}", resizer=FixedShapeResizer(192, 256))
+    data = ls.recipes.DetectionData(f"{BCCD}", test=f"{BCCD}", resizer=ls.augmentations.FixedShapeResizer(192, 256))
     train, test = data.reader("train", NUM_CLASSES, to_train=True), data.reader("test", NUM_CLASSES)
     task = ls.recipes.Detection(data, NUM_CLASSES).with_metrics(test.classes, {})
     here = ls.join()

@@ -8,6 +8,7 @@ from lockstep.lazy import lazy_names
 from lockstep.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from lockstep import augmentations as augmentations
     from lockstep import data as data
     from lockstep import detection as detection
     from lockstep import images as images
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from lockstep.errors import DataError as DataError
     from lockstep.errors import InputError as InputError
     from lockstep.errors import LockstepError as LockstepError
-    from lockstep.errors import NonFiniteError as NonFiniteError
     from lockstep.errors import PeerLostError as PeerLostError
     from lockstep.errors import RecipeError as RecipeError
     from lockstep.errors import WorkdirError as WorkdirError
@@ -30,41 +30,42 @@ if TYPE_CHECKING:
     from lockstep.evaluation.evaluate import Evaluation as Evaluation
     from lockstep.evaluation.evaluate import evaluate as evaluate
     from lockstep.evaluation.precise_statistics import PreciseStatistics as PreciseStatistics
-    from lockstep.parallel.exchange import AllReduce as AllReduce
-    from lockstep.parallel.exchange import Alone as Alone
-    from lockstep.parallel.served import Asynchronous as Asynchronous
-    from lockstep.parallel.served import Backups as Backups
+    from lockstep.exchange.exchange import AllReduce as AllReduce
+    from lockstep.exchange.exchange import Alone as Alone
     from lockstep.parallel.towers import InTurn as InTurn
     from lockstep.parallel.towers import Towers as Towers
-    from lockstep.progress import Epochs as Epochs
-    from lockstep.progress import Hours as Hours
-    from lockstep.progress import Interval as Interval
-    from lockstep.progress import Progress as Progress
-    from lockstep.progress import Steps as Steps
     from lockstep.ragged import Ragged as Ragged
-    from lockstep.runs.detect import FoundObjects as FoundObjects
-    from lockstep.runs.detect import detect as detect
+    from lockstep.runs.predict import FoundObjects as FoundObjects
     from lockstep.runs.predict import Predictions as Predictions
+    from lockstep.runs.predict import detect as detect
     from lockstep.runs.predict import predict as predict
     from lockstep.runs.run import run as run
     from lockstep.runs.workdir import Result as Result
+    from lockstep.served.exchanges import Asynchronous as Asynchronous
+    from lockstep.served.exchanges import Backups as Backups
     from lockstep.training.attempt import LossAverage as LossAverage
     from lockstep.training.loop import batches as batches
     from lockstep.training.loop import every as every
     from lockstep.training.loop import train as train
     from lockstep.training.loop import train_steps as train_steps
     from lockstep.training.memory import probe_memory as probe_memory
-    from lockstep.training.resume import resume as resume
     from lockstep.training.rollback import rollback as rollback
     from lockstep.training.saving import Saver as Saver
+    from lockstep.training.saving import resume as resume
     from lockstep.training.saving import save as save
     from lockstep.training.state import TrainState as TrainState
     from lockstep.training.step import train_step as train_step
     from lockstep.training.warm_start import warm_start as warm_start
     from lockstep.types import BadExample as BadExample
     from lockstep.types import Batch as Batch
+    from lockstep.types import Epochs as Epochs
+    from lockstep.types import Hours as Hours
+    from lockstep.types import Interval as Interval
+    from lockstep.types import NonFiniteError as NonFiniteError
     from lockstep.types import NonFiniteReport as NonFiniteReport
+    from lockstep.types import Progress as Progress
     from lockstep.types import StepReport as StepReport
+    from lockstep.types import Steps as Steps
     from lockstep.weights.initializers import initialize as initialize
     from lockstep.workers.rank import Worker as Worker
     from lockstep.workers.rank import join as join

@@ -98,6 +98,8 @@ class Hint:
 
 PositiveInt = Annotated[int, Range(ge=1)]
 NonNegativeInt = Annotated[int, Range(ge=0)]
+Count = Annotated[int, Range(ge=0, lt=1 << 62)]
+"""A number of steps or examples that is read from a file: sums with it stay below 64 bits."""
 PositiveFloat = Annotated[float, Range(gt=0)]
 NonNegativeFloat = Annotated[float, Range(ge=0)]
 FiniteFloat = Annotated[float, Range()]

@@ -10,7 +10,7 @@ from typing import Annotated
 from lockstep.checks import Range
 
 NumThreads = Annotated[int, Range(ge=1, le=4096)]
-"""Of torch in one process, whose OpenMP crashes by far more."""
+"""Threads of torch in one process; its OpenMP crashes from far more."""
 
 
 def usable_cores() -> int:

@@ -10,7 +10,7 @@ LockstepError
 │   ├── MissingFieldError a field that a batch does not have (a KeyError, too)
 │   └── InputErrors       several of these at once
 ├── CheckpointError       a checkpoint that cannot be written or read
-├── NonFiniteError        a loss or a gradient that is not a number
+├── NonFiniteError        a loss or a gradient that is not a number (in types.py, with its report)
 └── WorkerError           a worker that failed, died or disagrees with the others
     └── PeerLostError     seen from a worker: another one is gone (the launcher knows why)
 """
@@ -18,12 +18,8 @@ LockstepError
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from lockstep.screen import one_line
-
-if TYPE_CHECKING:
-    from lockstep.types import NonFiniteReport
 
 
 class LockstepError(Exception):
@@ -33,7 +29,8 @@ class LockstepError(Exception):
     """
 
     exit_code = 1
-    """Of a command that it ends: 2 for wrong input, which no second try mends; 1 where a scheduler may try again."""
+    """Exit code of a command that it ends: 2 for wrong input, which no second try mends; 1 where a scheduler may try
+    again."""
 
     def __init__(self, what: str, *, given: object, expected: object, hint: str) -> None:
         super().__init__(what, given, expected, hint)
@@ -107,18 +104,6 @@ class CheckpointError(LockstepError):
 
 class NotFoundError(CheckpointError, InputError):
     """A checkpoint, weights or a tensor that are not where they were asked for: wrong input, and nothing damaged."""
-
-
-class NonFiniteError(LockstepError):
-    """A loss or a gradient that is not finite; nothing was updated."""
-
-    nonfinite: NonFiniteReport | None = None
-    """What is known of the attempt."""
-
-    def about(self, nonfinite: NonFiniteReport) -> NonFiniteError:
-        """The same error, with what is known of the attempt."""
-        self.nonfinite = nonfinite
-        return self
 
 
 class WorkerError(LockstepError):

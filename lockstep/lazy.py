@@ -21,14 +21,19 @@ from importlib.util import find_spec, module_from_spec
 from types import ModuleType
 
 
-def lazy_names(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
-    """Make the `__getattr__`, `__dir__` and `__all__` of a package whose names are loaded on first use."""
+def lazy_names(package: str, see: str = "") -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
+    """Make the `__getattr__`, `__dir__` and `__all__` of a package whose names are loaded on first use.
+
+    Args:
+        package: its name.
+        see: where else a name that is not there may be, for the error.
+    """
     module = sys.modules[package]
     homes = _homes(module.__spec__.loader.get_source(package))  # type: ignore[union-attr]
 
     def load(name: str) -> object:
         if name not in homes:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{f'; {see}' if see else ''}")
         home = homes[name]
         value = import_module(f"{home}.{name}") if home == package else getattr(import_module(home), name)
         setattr(module, name, value)

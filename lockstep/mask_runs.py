@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Flips: TypeAlias = "npt.NDArray[np.int64]"
 Lengths: TypeAlias = "npt.NDArray[np.int64]"
-"""Of all runs, those of zeros and of ones in turn, the first of zeros."""
+"""Lengths of all runs, of zeros and of ones in turn, the first of zeros."""
 
 # A text of lengths: six bits a character, of which five are of the number and one says that it goes on.
 _FIRST_CHARACTER = 48

@@ -37,9 +37,9 @@ class Owner:
     system: str
     """Processes of one system see each other; "" where nobody can tell."""
     since_unix_seconds: int
-    """By the clock of its host."""
+    """Start by the clock of its host."""
     token: str
-    """Random: tells apart what one process takes twice."""
+    """A random text that distinguishes what one process takes twice."""
     released: bool = False
 
     def __str__(self) -> str:

@@ -30,7 +30,7 @@ class Ragged:
     """
 
     values: Tensor
-    """Of all examples: shape (total, ...)."""
+    """Values of all examples: shape (total, ...)."""
     lengths: Tensor
     """The number of values of each example: int64 of shape (batch,), always on the CPU."""
 

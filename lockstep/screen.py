@@ -150,9 +150,23 @@ def _rank() -> int:
     return int(rank) if rank.isdecimal() else 0
 
 
+_OLD_NAMES = "LOCKSTEP_OLD_NAMES"
+"""The variable of the environment that holds the old names, a line each, whose new ones this command has logged."""
+
 log = Log(logging.getLogger("lockstep"), {})
 """The log of the library. Names from files that it logs stay on their line, whatever handler shows them."""
 log.logger.addFilter(escape_arguments)
+
+
+def log_new_name(old: str, new: str) -> None:
+    """Warn that what a file or a command line names, which is still understood, has another name now.
+
+    It is said once: the processes that a command starts after this read the same files and flags again.
+    """
+    said = os.environ.get(_OLD_NAMES, "").split("\n")
+    if old not in said:
+        os.environ[_OLD_NAMES] = "\n".join([*said, old])
+        log.warning("%s is called %s now", old, new, chief_only=True)
 
 
 def show_log(worker_name: str | None = None, stream: TextIO | None = None, level: int = logging.INFO) -> None:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 InputStage = Literal["read", "decode", "augment", "collate"]
 StageSeconds = dict[str, float]
+Job = TypeVar("Job")
+Result = TypeVar("Result")
 
 INPUT_STAGES: tuple[InputStage, ...] = ("read", "decode", "augment", "collate")
-"""From files to a batch, in this order; the copy to the device, and the trainer's wait, come after them."""
+"""Stages from files to a batch, in this order; the copy to the device, and the trainer's wait, come after them."""
 
 
 class _Thread(threading.local):
@@ -75,6 +77,29 @@ class measure_stages:  # noqa: N801
 
     def __exit__(self, *_: object) -> None:
         _thread.seconds, _thread.stage, _thread.stage_began = self._before
+
+
+def _never() -> bool:
+    return False
+
+
+class TimedResult(NamedTuple, Generic[Result]):
+    """The result of a job, and how it came about."""
+
+    result: Result
+    seconds: StageSeconds
+    """Time by stage, in the process that did the job."""
+    queue_fill: float | None = None
+    """Share of the prefetched results that were ready when this one was asked for; None without prefetching."""
+    next_is_ready: Callable[[], bool] = _never
+    """Whether the result after this one is there, and can be taken without waiting; an error is none."""
+
+
+def run_timed(read: Callable[[Job], Result], job: Job) -> TimedResult[Result]:
+    """Do a job here and now, and measure its stages."""
+    with measure_stages() as seconds:
+        result = read(job)
+    return TimedResult(result, seconds)
 
 
 def sum_seconds(first: Mapping[str, float], second: Mapping[str, float]) -> StageSeconds:

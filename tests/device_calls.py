@@ -3,7 +3,7 @@
 Inside `accelerator()` the package takes the branches of a device whose numbers cannot be read at once. Inside
 `counted()` each tensor is the device's, but for those that are made on the host: by a function of torch that is given
 no `device`, by `cpu()`, `to("cpu")` or `pin_memory()`, and what is computed from these alone. So a copy between the two
-is seen, and an operation that takes both is refused, as CUDA refuses it. What `lockstep.readback` copies is known to be
+is seen, and an operation that takes both is refused, as CUDA refuses it. What `lockstep.tensors` copies is known to be
 on its way: to read it waits only where the device has been given nothing to do since. What the loader does to make
 a batch is not counted, and the batch is the device's.
 
@@ -33,7 +33,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from lockstep import readback
+from lockstep import tensors
 
 QUEUED = 10
 """A number has come where so many launches followed its copy to the host: the device has work meanwhile."""
@@ -50,8 +50,9 @@ _SIZED_BY_VALUES |= {"_coalesce", "allclose", "nms"}
 _FREE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view", "is_pinned"}
 _FREE |= {"lift_fresh", "_local_scalar_dense", "set_", "resize_"}
 """Operations that launch nothing; views launch nothing either."""
-_OURS, _TORCH = str(Path(readback.__file__).parent), str(Path(torch.__file__).parent)
+_OURS, _TORCH = str(Path(tensors.__file__).parent), str(Path(torch.__file__).parent)
 _LOADER = (f"{_OURS}/data/", f"{_OURS}/readers/")
+_READBACK = ("numbers_on", "Readback.")
 
 
 class Call(NamedTuple):
@@ -88,7 +89,7 @@ class DeviceCalls:
 @contextmanager
 def accelerator() -> Iterator[None]:
     """Have the package treat CPU tensors as those of a device that the host must wait for to read a number."""
-    with patch.object(readback, "reading_waits", lambda device: True):
+    with patch.object(tensors, "READ_AT_ONCE", frozenset()):
         yield
 
 
@@ -390,17 +391,20 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 def _in_readback() -> bool:
-    return _line().startswith("readback.py:")
+    """Whether the innermost function of Lockstep on the stack sends numbers to the device, or reads them from it."""
+    ours = next((frame.f_code for frame in _stack() if frame.f_code.co_filename.startswith(_OURS)), None)
+    return ours is not None and ours.co_filename == tensors.__file__ and ours.co_qualname.startswith(_READBACK)
 
 
 def _in_loader() -> bool:
-    return any(path.startswith(_LOADER) for path, _ in _stack())
+    return any(frame.f_code.co_filename.startswith(_LOADER) for frame in _stack())
 
 
 def _line() -> str:
     """The innermost line of Lockstep on the stack, or else of whoever called torch."""
     caller = ""
-    for path, line in _stack():
+    for frame in _stack():
+        path, line = frame.f_code.co_filename, frame.f_lineno
         if path.startswith(_OURS):
             return f"{path[len(_OURS) + 1 :]}:{line}"
         if not caller and path != __file__ and not path.startswith((_TORCH, "<")):
@@ -408,9 +412,9 @@ def _line() -> str:
     return caller
 
 
-def _stack() -> Iterator[tuple[str, int]]:
-    """The files and lines that are being run, from the innermost one."""
+def _stack() -> Iterator[FrameType]:
+    """The frames that are being run, from the innermost one."""
     frame: FrameType | None = sys._getframe(1)
     while frame:
-        yield frame.f_code.co_filename, frame.f_lineno
+        yield frame
         frame = frame.f_back

@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from lockstep.images.augment import decoded
 from lockstep.images.decode import EncodedImage
+from lockstep.images.fields import decoded
 from lockstep.images.masks import DenseMasks, dense_masks
 from lockstep.ragged import Ragged
 from lockstep.readers.reader import Cost

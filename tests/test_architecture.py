@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,8 @@ PACKAGE = Path(__file__).parent.parent / "lockstep"
 LAYERS = {
     0: {""},
     1: {"workers", "records", "images", "losses", "metrics", "optim"},
-    2: {"augmentations", "readers", "models", "launcher", "parallel", "checkpoints", "weights", "reporting"},
-    3: {"data", "convert", "detection"},
+    2: {"augmentations", "readers", "models", "launcher", "exchange", "checkpoints", "weights", "reporting"},
+    3: {"data", "convert", "detection", "parallel", "served"},
     4: {"training", "evaluation"},
     5: {"recipes"},
     6: {"runs", "chaos"},
@@ -65,6 +66,54 @@ def test_imports_point_down(path: Path) -> None:
         return
     for other in imported_packages(ast.parse(path.read_text())) - {here}:
         assert LAYER_OF[other] < LAYER_OF[here] or (here, other) in ALLOWED, f"{path} imports lockstep.{other}"
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imported_modules(tree: ast.Module, modules: set[str]) -> set[str]:
+    """Modules of Lockstep that a module imports, also within functions and for types alone."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {name if (name := f"{node.module}.{a.name}") in modules else node.module for a in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found & modules
+
+
+def test_no_modules_import_each_other() -> None:
+    """The one exception are the doors, whose names are imported when they are asked for."""
+    names = {module_name(path) for path in MODULES}
+    graph = {module_name(path): imported_modules(ast.parse(path.read_text()), names) for path in MODULES}
+    inside = {name: imported for name, imported in graph.items() if name != "lockstep"}
+    assert [name for name, imported in inside.items() if "lockstep" in imported] == [], "they import the front door"
+    assert len([*TopologicalSorter(inside).static_order()]) == len(inside)  # raises CycleError, which names the circle
+
+
+def fields_of_state() -> set[str]:
+    tree = ast.parse((PACKAGE / "training" / "state.py").read_text())
+    [state] = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "TrainState"]
+    named = {node.id for node in ast.walk(state) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return named | {target.attr for target in changed_attributes(state) if ast.unparse(target.value) == "self"}
+
+
+def changed_attributes(tree: ast.AST) -> list[ast.Attribute]:
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    return [node for node in found if isinstance(node.ctx, ast.Store | ast.Del)]
+
+
+def test_only_the_state_changes_its_fields() -> None:
+    """`compare_steps` is a setting, which scripts may change, too; what others call `state` has other fields."""
+    fields = fields_of_state() - {"compare_steps"}
+    assert {"step", "is_settled", "trained_with", "num_skipped", "loss_scale", "smoothed"} <= fields
+    for path in MODULES:
+        if path.relative_to(PACKAGE).as_posix() == "training/state.py":
+            continue
+        tree = ast.parse(path.read_text())
+        changed = [ast.unparse(each) for each in changed_attributes(tree) if each.attr in fields]
+        assert [name for name in changed if name.split(".")[-2].endswith("state")] == [], path
 
 
 def test_every_package_has_a_layer() -> None:

@@ -16,8 +16,8 @@ from torch import nn
 
 import lockstep as ls
 from lockstep.cli.main import parse
-from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find
+from lockstep.recipes.toml import with_settings
 
 PAGE = (Path(__file__).parent.parent / "docs" / "reference" / "coming-from.md").read_text()
 CODE = "\n".join(re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))

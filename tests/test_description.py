@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import lockstep as ls
-from lockstep.data.weighted_orders import Weighted
+from lockstep.data.order import Weighted
 from lockstep.description import changes, described, paths
 
 

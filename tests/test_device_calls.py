@@ -11,9 +11,9 @@ from device_calls import QUEUED, accelerator, counted, foreach_launches
 from torch import Tensor
 
 import lockstep as ls
-from lockstep import readback
 from lockstep.data.loader import Loader
 from lockstep.readers.reader import Arrays
+from lockstep.tensors import reading_waits
 
 X = torch.randn(4, 4)
 P = torch.nn.Parameter(torch.randn(4, 4))
@@ -132,8 +132,8 @@ def test_a_batch_of_a_loader_is_on_the_device_and_cost_nothing() -> None:
 
 def test_inside_reading_a_cpu_waits() -> None:
     with accelerator():
-        assert readback.reading_waits(torch.device("cpu"))
-    assert not readback.reading_waits(torch.device("cpu"))
+        assert reading_waits(torch.device("cpu"))
+    assert not reading_waits(torch.device("cpu"))
 
 
 @pytest.mark.parametrize(("dtype", "num_launches"), [(torch.float32, 1), (torch.float64, 9)], ids=str)

@@ -27,19 +27,19 @@ from worker_processes import HANG_SECONDS
 import lockstep as ls
 from lockstep.checkpoints.retention import Retention
 from lockstep.checkpoints.store import Store
-from lockstep.cli import chaos
+from lockstep.cli import chaos, evaluate
 from lockstep.cli import run as cli_run
+from lockstep.cli import train as cli_train
 from lockstep.cli.main import main, parse, parser
-from lockstep.cli.scoring import plan_scoring, score_in_worker
-from lockstep.cli.training import choose_workers, plan_training, train_in_worker
+from lockstep.cli.training import choose_workers
 from lockstep.errors import InputError
-from lockstep.progress import Interval
 from lockstep.recipes.data import ImageData
 from lockstep.recipes.parts import Checkpoints, Evaluate
 from lockstep.recipes.shipped import find
 from lockstep.recipes.toml import to_toml
 from lockstep.records.record_files import RecordFiles
 from lockstep.records.tfrecord import write_records
+from lockstep.types import Interval
 from tests.saved_runs import recipe_of_photos
 
 ROOT = Path(__file__).parent.parent
@@ -233,9 +233,9 @@ def _make_runs() -> None:
     """Make a run of MNIST, one of photos under three names, and one of a detector, which are scored as they train."""
     few = ["--device", "cpu", "--steps", "2", "--set", "evaluate.examples=4"]
     scored = ["--set", "evaluate.every=2 steps", "--set", "checkpoints.retention.best=validation/top1"]
-    assert train_in_worker(["train", "mnist", *few, *scored]) == 0
+    assert cli_train.train_as_worker(["train", "mnist", *few, *scored]) == 0
     _save_also(Path("runs/mnist"), 1000)
-    assert train_in_worker(["train", "bccd", *few, "--set", "batch_size=2"]) == 0
+    assert cli_train.train_as_worker(["train", "bccd", *few, "--set", "batch_size=2"]) == 0
     recipe = replace(
         recipe_of_photos(),
         model=ls.models.LeNet(num_classes=6, channels=3),
@@ -247,7 +247,7 @@ def _make_runs() -> None:
         checkpoints=Checkpoints(retention=Retention(best="validation/top1")),
     )
     Path("photos.toml").write_text(to_toml(recipe))
-    assert train_in_worker(["train", "photos.toml", "--workdir", "runs/inception_v3", "--device", "cpu"]) == 0
+    assert cli_train.train_as_worker(["train", "photos.toml", "--workdir", "runs/inception_v3", "--device", "cpu"]) == 0
     for name in ("flowers", "mine"):
         shutil.copytree("runs/inception_v3", Path("runs") / name)
     _save_also(Path("runs/flowers"), 500)
@@ -283,8 +283,8 @@ def run(words: list[str]) -> None:
     elif words[0] == "train" and "--print-recipe" not in words:
         train(words)
     elif words[0] == "evaluate":
-        assert plan_scoring(words)["workers"] >= 1
-        assert score_in_worker(words) == 0
+        assert evaluate.plan_evaluate(words)["workers"] >= 1
+        assert evaluate.evaluate_as_worker(words) == 0
     else:
         assert main(words) == 0
 
@@ -299,11 +299,11 @@ def _remove(made: Path) -> None:
 def train(words: list[str]) -> None:
     """Plan a run, and train its first step in this process, as far as the tables above let it come."""
     words = bounded(words)
-    assert plan_training(words)["workers"] >= 1
+    assert cli_train.plan_train(words)["workers"] >= 1
     if _is_among(PLANNED, words):
         return
     dry = ["--dry-run"] if _is_among(DRY, words) and "--dry-run" not in words else []
-    assert train_in_worker([*words, *dry]) == 0
+    assert cli_train.train_as_worker([*words, *dry]) == 0
 
 
 def bounded(words: list[str]) -> list[str]:
@@ -366,9 +366,9 @@ def test_a_command_starts_its_workers(command: str) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        "lockstep train mnist --workers 4 --set watch.on_loss=continue",
+        "lockstep train mnist --workers 4 --set watch.on_failure=continue",
         "lockstep train mnist --set exchange.exact=true --workers 4",
-        "lockstep chaos mnist --workers 4 --set watch.on_loss=continue",
+        "lockstep chaos mnist --workers 4 --set watch.on_failure=continue",
         "torchrun --nproc-per-node 4 -m lockstep train mnist",
         "lockstep train mnist --workdir /shared/mnist --hosts 4 --host-rank 0 --chief node0:29500",
         "sbatch --nodes=4 deploy/slurm.sh mnist --workdir runs/mnist",

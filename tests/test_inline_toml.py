@@ -8,8 +8,8 @@ import pytest
 from lockstep.cli.train import SHIPPED_RECIPES
 from lockstep.inline_toml import inline_toml
 from lockstep.optim import SGD, ByName, Cosine, PiecewiseConstant
-from lockstep.progress import Epochs
 from lockstep.recipes.shipped import find
+from lockstep.types import Epochs
 
 
 def test_what_is_as_by_default_is_left_out() -> None:

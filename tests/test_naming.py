@@ -35,6 +35,9 @@ FOREIGN = {
     ),
 }
 
+# A docstring that begins so is a fragment: only the line above it says what it is about.
+FRAGMENTS = {"And", "By", "Else", "From", "In", "Of", "That", "Those", "Until", "Which", "Whose"}
+
 
 def test_a_public_name_is_defined_in_one_module() -> None:
     homes = defaultdict(list)
@@ -66,6 +69,16 @@ def test_names_in_back_ticks_exist() -> None:
         if (name := re.fullmatch(r"([A-Za-z_][\w.]*)(\(.*\))?", quoted)) and not known.issuperset(name[1].split("."))
     }
     assert not missing
+
+
+def test_docstrings_begin_with_what_they_describe() -> None:
+    assert not [
+        f"{path}:{node.lineno} {node.value.value[:40]}"
+        for path, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        if re.split(r"\W", node.value.value.strip(), maxsplit=1)[0] in FRAGMENTS
+    ]
 
 
 def names_in(tree: ast.Module) -> Iterator[str]:

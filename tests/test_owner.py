@@ -38,7 +38,7 @@ def test_a_folder_is_there_and_gone(temporary: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
-def test_it_goes_with_an_error_too(temporary: Path) -> None:
+def test_a_scratch_folder_is_deleted_after_an_error(temporary: Path) -> None:
     with pytest.raises(KeyError), scratch_folder("try-"):
         raise KeyError
     assert list(temporary.iterdir()) == []
@@ -54,7 +54,7 @@ def test_what_a_killed_process_has_left_goes_with_the_next(temporary: Path) -> N
         assert list(temporary.iterdir()) == [folder]
 
 
-def test_nothing_else_is_touched(temporary: Path) -> None:
+def test_scratch_folders_of_living_or_unknown_owners_stay(temporary: Path) -> None:
     dead = replace(this_process(), pid=os.getpid(), started="1").encode()
     unseen = replace(this_process(), system="another").encode()
     target = temporary / "elsewhere"

@@ -28,7 +28,7 @@ def assert_same(ragged: Ragged, rows: Sequence[Tensor]) -> None:
 
 
 @given(LENGTHS, st.data())
-def test_it_is_indexed_as_a_list_of_tensors(lengths: list[int], data: st.DataObject) -> None:
+def test_ragged_is_indexed_as_a_list_of_tensors(lengths: list[int], data: st.DataObject) -> None:
     rows, batch = rows_of(lengths), len(lengths)
     ragged = Ragged.of(rows)
     assert_same(ragged, rows)

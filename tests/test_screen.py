@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from worker_processes import HANG_SECONDS
 
 from lockstep.errors import DataError, WorkdirError
-from lockstep.screen import LineHandler, Lines, log, one_line, show_log, write_json, write_lines
+from lockstep.screen import LineHandler, Lines, log, log_new_name, one_line, show_log, write_json, write_lines
 
 # Lone surrogates among them: so Python has a file name that is not UTF-8.
 NAMES = st.text(st.characters())
@@ -312,3 +312,17 @@ def test_a_worker_that_has_become_the_chief_speaks_as_the_chief() -> None:
     assert said(f"{lines}; log.speak_as('worker 2'); log.info('three'); log.warning('four')", RANK="1") == (
         "two\n[worker 2] warning: four\n"
     )
+
+
+def test_an_old_name_is_logged_once_also_by_the_processes_that_follow(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("LOCKSTEP_OLD_NAMES", "")
+    log_new_name("--old", "--new")
+    log_new_name("--old", "--new")
+    log_new_name("--older", "--new")
+    assert caplog.messages == [
+        "--old is called --new now",
+        "--older is called --new now",
+    ]
+    assert os.environ["LOCKSTEP_OLD_NAMES"] == "\n--old\n--older", "which child processes see"

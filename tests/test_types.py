@@ -11,9 +11,8 @@ import torch
 
 import lockstep as ls
 from lockstep.errors import MissingFieldError
-from lockstep.progress import Progress
 from lockstep.ragged import Ragged
-from lockstep.types import BadExample, NonFiniteReport, StepReport
+from lockstep.types import BadExample, NonFiniteReport, Progress, StepReport
 
 BAD = [BadExample(9, "torn", "half a file", "whole")]
 

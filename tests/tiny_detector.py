@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
+from saved_runs import saved
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, binary_cross_entropy_with_logits, smooth_l1_loss
 
@@ -19,13 +21,14 @@ from lockstep.detection.detector import DetectionModel, Detections, Targets
 from lockstep.detection.nms import multiclass_nms
 from lockstep.detection.values import Fcos
 from lockstep.optim import SGD, MovingAverage
-from lockstep.progress import Interval, Steps
 from lockstep.readers.detection import DetectionReader
 from lockstep.readers.reader import Cost, Int64s
-from lockstep.recipes.detection import DetectionData
+from lockstep.recipes.data import DetectionData
 from lockstep.recipes.parts import DataLoading, DetectionEvaluation, Evaluate
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.tasks import Detection
+from lockstep.runs.workdir import KnownData, Workdir
+from lockstep.types import Interval, Steps
 
 CATEGORIES = {3: "red", 90: "green"}
 
@@ -180,3 +183,12 @@ def tiny_recipe(annotations: Path, **evaluation: Any) -> Recipe:
 
 def build_tiny(model: Fcos, seed: int) -> TinyDetector:
     return TinyDetector(model.num_classes, seed=seed)
+
+
+def save_detector_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Go to a folder with the run of a tiny detector, which has a checkpoint of step 7, and its data in images/."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(Fcos, "build", build_tiny)
+    Path("images").mkdir()
+    saved(Path("run"), tiny_recipe(write_coco(Path("images"), 5), per_category=True))
+    KnownData(folder, {1: "red", 2: "green"}).write(Workdir(Path("run")))

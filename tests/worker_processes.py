@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from lockstep import readback
+from lockstep import tensors
 
 HANG_SECONDS = 600.0
 """For which processes may make no progress: however busy the machine is, only what hangs takes so long."""
@@ -36,7 +36,7 @@ def run_workers(
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    pipes, processes, waits = [], [], readback.reading_waits(torch.device("cpu"))
+    pipes, processes, waits = [], [], tensors.reading_waits(torch.device("cpu"))
     for rank in range(num_workers):
         here, there = context.Pipe(duplex=False)
         seat = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_workers, "LOCAL_WORLD_SIZE": num_workers}
@@ -74,7 +74,7 @@ def _work(
     pipe: Connection, seat: dict[str, int], port: int, waits: bool, function: Callable[..., Any], arguments: Any
 ) -> None:
     if waits:
-        readback.reading_waits = lambda device: True
+        tensors.READ_AT_ONCE = frozenset()
     os.environ.update({name: str(value) for name, value in seat.items()})
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)

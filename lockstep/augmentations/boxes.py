@@ -9,7 +9,7 @@ import torch
 
 from lockstep.checks import Checked, FiniteFloat, PositiveFloat, Range
 from lockstep.errors import InputError
-from lockstep.images.augment import describe_field, images_of, sides_of
+from lockstep.images.fields import describe_field, images_of, sides_of
 from lockstep.images.objects import as_ragged, object_fields, object_numbers, select_objects
 from lockstep.ragged import Ragged
 from lockstep.randomness import Draws

@@ -1,8 +1,9 @@
-"""The colour options of TensorFlow's object detection API: what a pixel becomes depends on numbers of its image.
+"""Colours: numbers are drawn for each image, and computed where it is read, or on the device of its batch.
 
-Images are taken as 0 to 255, and become float32 in that range: all but `NormalizeImage` and `SubtractChannelMean` end
-at it, as in the releases of 2018. Those of 2017 added a brightness meant for a range of 1 to values up to 255, and
-clipped nothing. Where nothing after them in a list depends on it, they can wait for the device: see `deferring`.
+`ColourDraws`, `JitterDraws` and `GreyDraws` only draw where images are read; `apply` computes whole batches on their
+device. The options of TensorFlow's object detection API may do either: see `lists`. They take images as 0 to 255, and
+make float32 in that range: all but `NormalizeImage` and `SubtractChannelMean` end at it, as in the releases of 2018.
+Those of 2017 added a brightness meant for a range of 1 to values up to 255, and clipped nothing.
 """
 
 from __future__ import annotations
@@ -12,23 +13,192 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
 
+import numpy as np
 import torch
 
-from lockstep.checks import Checked, FiniteFloat, Hint, NonNegativeFloat, Probability, Range, ordered
+from lockstep.augmentations.augment import Deferred
+from lockstep.checks import (
+    Checked,
+    FiniteFloat,
+    Hint,
+    NonNegativeFloat,
+    Probability,
+    Range,
+    ordered,
+)
 from lockstep.errors import InputError
-from lockstep.images.augment import decoded, images_of
-from lockstep.images.colour import INCEPTION_ORDERS, OPERATIONS, drawn_numbers
-from lockstep.images.jitter import grey
+from lockstep.images.colour import (
+    INCEPTION_ORDERS,
+    JITTER_OPERATIONS,
+    JITTER_ORDERS,
+    OPERATIONS,
+    Order,
+    grey,
+    in_chosen_orders,
+)
+from lockstep.images.fields import decoded, images_of
+from lockstep.images.normalisation import as_floats
+from lockstep.randomness import Draws
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from lockstep.randomness import Draws
 
+
 _Bounds: TypeAlias = Mapping[str, tuple[float, float]]
+
+_Factors = Annotated[tuple[NonNegativeFloat, NonNegativeFloat], ordered]
 
 IMAGE = "image"
 WHITE = 255.0
+
+
+def drawn_numbers(draws: Draws, field: str, bounds: Mapping[str, tuple[float, float]]) -> Tensor:
+    """Draw a number within each pair of bounds for each example: float32 (batch, bounds)."""
+    columns = [low + draws.uniform(f"{field} {name}") * (high - low) for name, (low, high) in bounds.items()]
+    return torch.from_numpy(np.stack(columns, axis=1)).float()
+
+
+class _ColourNumbers(Deferred):
+    """Base of augmentations that draw numbers for the colours of an image, and one to choose an order by."""
+
+    field: str
+
+    @property
+    @abstractmethod
+    def bounds(self) -> _Bounds:
+        """The least and the most of each number."""
+
+    def numbers(self, batch: Mapping[str, Any], draws: Draws) -> Tensor:
+        """Draw the numbers of each image: float32 (batch, 5)."""
+        return drawn_numbers(draws, self.into, {**self.bounds, "order": (0.0, 1.0)})
+
+
+@dataclass(frozen=True)
+class ColourDraws(_ColourNumbers):
+    """Colours as the Inception systems distort them: numbers float32 (batch, 5) in the field `into`.
+
+    Its columns: the brightness to add (of a range of 1), the factors of contrast and saturation, the turn of the hue
+    (1 is all around), and where among the orders to choose one: 0 is the first, just below 1 the last.
+    """
+
+    brightness: NonNegativeFloat = 32 / 255
+    """The most that is added or taken away."""
+    contrast: _Factors = (0.5, 1.5)
+    saturation: _Factors = (0.5, 1.5)
+    hue: Annotated[float, Range(ge=0, le=0.5)] = 0.2
+    """The most that the hue is turned either way."""
+    field: str = "image"
+    """The images that are coloured; they are not read for the draws."""
+
+    @property
+    def into(self) -> str:
+        """The field that the numbers are in: "image.colour" for "image"."""
+        return f"{self.field}.colour"
+
+    @property
+    def bounds(self) -> _Bounds:
+        """The least and the most of each number."""
+        brightness, hue = (-self.brightness, self.brightness), (-self.hue, self.hue)
+        return {"brightness": brightness, "contrast": self.contrast, "saturation": self.saturation, "hue": hue}
+
+    def apply(self, batch: Mapping[str, Any], orders: tuple[Order, ...] = INCEPTION_ORDERS) -> Tensor:
+        """Colour each image by its own numbers; float32 in [0, 1] of the same shape.
+
+        Args:
+            batch: with images, uint8 of shape (batch, 3, height, width), or floats in [0, 1].
+            orders: the operations of each order; all of the same length. See `in_chosen_orders`.
+        """
+        if self.into not in batch:
+            return as_floats(batch[self.field])
+        images, numbers = batch[self.field], batch[self.into]
+        return in_chosen_orders(images, numbers, orders, OPERATIONS, drawn_by="ColourDraws").clamp_(0, 1)
+
+
+@dataclass(frozen=True)
+class JitterDraws(_ColourNumbers):
+    """Torchvision's `ColorJitter`: numbers float32 (batch, 5) in the field `into`.
+
+    Its columns: the factors of brightness, contrast and saturation, the turn of the hue (1 is all around), and where
+    among the orders to choose one: 0 is the first, just below 1 the last.
+    """
+
+    brightness: NonNegativeFloat = 0.0
+    """Factors are drawn from 1 - brightness, but at least 0, to 1 + brightness."""
+    contrast: NonNegativeFloat = 0.0
+    """As brightness."""
+    saturation: NonNegativeFloat = 0.0
+    """As brightness."""
+    hue: Annotated[float, Range(ge=0, le=0.5)] = 0.0
+    """The most that the hue is turned either way."""
+    field: str = "image"
+    """The images that are coloured; they are not read for the draws."""
+
+    @property
+    def into(self) -> str:
+        """The field that the numbers are in: "image.jitter" for "image"."""
+        return f"{self.field}.jitter"
+
+    @property
+    def bounds(self) -> _Bounds:
+        """The least and the most of each number."""
+        most = {"brightness": self.brightness, "contrast": self.contrast, "saturation": self.saturation}
+        return {name: (max(0.0, 1 - by), 1 + by) for name, by in most.items()} | {"hue": (-self.hue, self.hue)}
+
+    def apply(self, batch: Mapping[str, Any], orders: tuple[Order, ...] = JITTER_ORDERS) -> Tensor:
+        """Colour each image by its own numbers; float32 in [0, 1] of the same shape.
+
+        Args:
+            batch: with images, uint8 of shape (batch, 3, height, width), or floats in [0, 1].
+            orders: the operations of each order; all of the same length. An accelerator computes each operation once
+                a step where all orders agree, as `JITTER_ORDERS[:1]` does, instead of all that stand there in one.
+        """
+        if self.into not in batch:
+            return as_floats(batch[self.field])
+        images, numbers = batch[self.field], batch[self.into]
+        return in_chosen_orders(images, numbers, orders, JITTER_OPERATIONS, drawn_by="JitterDraws")
+
+
+@dataclass(frozen=True)
+class GreyDraws(Deferred):
+    """Torchvision's `RandomGrayscale`: which images become grey, bools of shape (batch,) in the field `into`."""
+
+    p: Probability = 0.1
+    """The probability that an image becomes grey."""
+    field: str = "image"
+    """The images that may become grey; they are not read for the draws."""
+
+    @property
+    def into(self) -> str:
+        """The field that the choice is in: "image.grey" for "image"."""
+        return f"{self.field}.grey"
+
+    def numbers(self, batch: Mapping[str, Any], draws: Draws) -> Tensor:
+        """Choose images: bools of shape (batch,)."""
+        return torch.from_numpy(draws.uniform(self.into) < self.p)
+
+    def apply(self, batch: Mapping[str, Any]) -> Tensor:
+        """Make the chosen images grey; float32 of the same shape.
+
+        Args:
+            batch: with images, uint8 of shape (batch, 3, height, width), taken as [0, 1], or floats.
+        """
+        images, chosen = batch[self.field], batch.get(self.into)
+        if chosen is None:
+            return as_floats(images)
+        known = images.dtype == torch.uint8 or images.is_floating_point()
+        shapes = images.ndim == 4 and images.shape[1] == 3 and chosen.shape == images.shape[:1]
+        if not known or not shapes or chosen.dtype != torch.bool:
+            raise InputError(
+                "These images cannot become grey by this choice.",
+                given=f"images of {images.dtype} and shape {tuple(images.shape)}, a choice of {chosen.dtype} and shape "
+                f"{tuple(chosen.shape)}",
+                expected="images of shape (batch, 3, height, width), uint8 or floats; bools of shape (batch,)",
+                hint="add GreyDraws to the augmentations of the loader that gives the batch",
+            )
+        values = as_floats(images)
+        return torch.where(chosen[:, None, None, None], grey(values), values)
 
 
 class ColourOption(Checked, ABC):
@@ -267,5 +437,5 @@ class RandomDistortColor(_Adjustments):
 
     @property
     def bounds(self) -> _Bounds:
-        """Those of each operation, in their order."""
+        """The least and the most number of each operation, in their order."""
         return {name: _DISTORTIONS[name] for name in INCEPTION_ORDERS[self.color_ordering]}

@@ -15,7 +15,7 @@ import torch
 from lockstep.augmentations.joining import WithPartners, dtype_of, images_and_objects, join_objects
 from lockstep.checks import Probability
 from lockstep.errors import InputError
-from lockstep.images.augment import Bools, decoded, describe_field, sides_of
+from lockstep.images.fields import Bools, decoded, describe_field, sides_of
 from lockstep.images.masks import DenseMasks
 from lockstep.images.moves import Region, move
 from lockstep.images.objects import Fields, as_ragged, move_objects, object_numbers, select_objects
@@ -24,7 +24,7 @@ from lockstep.ragged import Ragged
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from lockstep.images.augment import Image
+    from lockstep.images.fields import Image
     from lockstep.images.moves import Masks
     from lockstep.randomness import Draws
 
@@ -101,12 +101,12 @@ class CoveredMasks:
 
     @property
     def height(self) -> int:
-        """Of each mask, in pixels."""
+        """Height of each mask, in pixels."""
         return self.cover.height
 
     @property
     def width(self) -> int:
-        """Of each mask, in pixels."""
+        """Width of each mask, in pixels."""
         return self.cover.width
 
     def __len__(self) -> int:

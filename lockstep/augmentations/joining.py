@@ -11,14 +11,14 @@ import torch
 
 from lockstep.checks import Checked, Hint, Range
 from lockstep.errors import InputError
-from lockstep.images.augment import describe_field, images_of
+from lockstep.images.fields import describe_field, images_of
 from lockstep.images.objects import Fields, as_ragged, object_fields
 from lockstep.ragged import Ragged
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from lockstep.images.augment import Bools, Image
+    from lockstep.images.fields import Bools, Image
     from lockstep.images.moves import Masks
     from lockstep.randomness import Draws
 
@@ -136,7 +136,7 @@ class JoinedMasks:
 
     parts: tuple[Masks, ...]
     height: int
-    """Of each mask, in pixels."""
+    """Height of each mask, in pixels."""
     width: int
 
     def __len__(self) -> int:

@@ -1,35 +1,48 @@
-"""Random crops of images with the objects on them, as TensorFlow's object detection API makes them.
+"""Random crops and padding of images with the objects on them, as TensorFlow's object detection API makes them.
 
-Images that are not decoded yet stay so: no more than the window is decoded, when it is asked for.
+Images that are not decoded yet stay so when they are cropped: no more than the window is decoded, when it is asked for.
+The crops of SSD choose one of several operations for each image: Liu et al., SSD: Single shot multibox detector, 2016.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
 
-from lockstep.checks import Checked, PositiveFloat, Probability, check_least_and_most
-from lockstep.errors import DataError
-from lockstep.images.augment import Bools, Image, Int64s, Share, cropped_image, images_of, name_of, sides_of
-from lockstep.images.moves import Region, move
+from lockstep.augmentations.augment import Share
+from lockstep.augmentations.crops import DistortedLaw, Windows, objects_in_pixels
+from lockstep.augmentations.resizers import pad_images
+from lockstep.checks import Checked, Hint, PositiveFloat, PositiveInt, Probability, Range, check_least_and_most
+from lockstep.errors import DataError, InputError
+from lockstep.images.fields import Bools, Image, cropped_image, images_of, name_of, sides_of
+from lockstep.images.moves import Int64s, Region, move
 from lockstep.images.objects import Fields, as_ragged, move_objects, object_fields
-from lockstep.images.resized_crops import DistortedLaw, Windows, objects_in_pixels
 from lockstep.ragged import Ragged
 from lockstep.randomness import Draws
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+
+Colour = Annotated[float, Range(ge=0, le=255)]
+Colours = Annotated[tuple[Colour, Colour, Colour], Hint("give red, green and blue from 0 to 255")]
+Ratios = Annotated[tuple[PositiveFloat, PositiveFloat], Hint("give two ratios, of the height and of the width")]
+
 _ATTEMPTS = 100
+
+_SHARES = (0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
+_OVERLAP_OF_THE_SECOND_CROP = 0.3
+
+_BLACK = (0.0,)
 
 
 @dataclass(frozen=True)
 class CropLimits(Checked):
-    """Which window may be cut out of an image, by `sample_distorted_bounding_box`, and which objects it keeps."""
+    """Limits of the windows of `sample_distorted_bounding_box`, and of the objects that a window keeps."""
 
     min_object_covered: Probability = 1.0
     """The share of one of the boxes, or of the image where it has none, that a window has to show."""
@@ -180,3 +193,284 @@ def _boxes_of(batch: Fields, images: Sequence[Image]) -> Ragged:
             hint="mend the annotations, or leave the object out",
         )
     return boxes
+
+
+@dataclass(frozen=True)
+class RandomPadImage(Checked):
+    """Put each image at a random place of a larger one: random_pad_image.
+
+    The larger one's height and width are drawn from the least to below the most, each as often; a side that would be
+    less than the image's is the image's.
+    """
+
+    min_image_height: PositiveInt | None = None
+    """The least height, in pixels; None: that of the image."""
+    min_image_width: PositiveInt | None = None
+    max_image_height: PositiveInt | None = None
+    """The most height, in pixels; None: twice that of the image."""
+    max_image_width: PositiveInt | None = None
+    pad_color: Colours | None = None
+    """Red, green and blue, 0 to 255; None: the mean colour of the image."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for which in ("min", "max"):
+            height, width = f"{which}_image_height", f"{which}_image_width"
+            given = getattr(self, height), getattr(self, width)
+            if given.count(None) == 1:
+                raise InputError(
+                    f"{height} and {width} go together.",
+                    given=f"{height}={given[0]}, {width}={given[1]}",
+                    expected="both or none",
+                    hint="give the other one, too",
+                )
+
+    def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
+        """Return the batch with its images padded: a list of images of several sizes."""
+        images = images_of(batch, "image", self)
+        sides = sides_of(images)
+        least = _sides(self.min_image_height, self.min_image_width, sides)
+        most = _sides(self.max_image_height, self.max_image_width, 2 * sides)
+        return _pad_at_random(batch, draws, least, most, [self.pad_color] * len(images), self)
+
+
+@dataclass(frozen=True)
+class RandomCropPadImage(CropLimits):
+    """Crop as `RandomCropImage`, then pad as `RandomPadImage`: random_crop_pad_image.
+
+    The size of the result is drawn in proportion to that of the image before it was cropped.
+    """
+
+    min_padded_size_ratio: Ratios = (1.0, 1.0)
+    """The least height and width of the result, as multiples of those of the image before."""
+    max_padded_size_ratio: Ratios = (2.0, 2.0)
+    """What height and width of the result stay below, as multiples of those of the image before."""
+    pad_color: Colours | None = None
+    """Red, green and blue, 0 to 255; None: the mean colour of the crop."""
+
+    def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
+        """Return the batch with its images cropped and padded: a list of images of several sizes."""
+        return crop_and_pad(batch, draws, [self], np.zeros(len(draws.positions), np.int64), self)
+
+
+@dataclass(frozen=True)
+class RandomPadToAspectRatio(Checked):
+    """Put black at the bottom and at the right of each image, to an aspect: random_pad_to_aspect_ratio."""
+
+    aspect_ratio: PositiveFloat = 1.0
+    """Width / height of the result."""
+    min_padded_size_ratio: Ratios = (1.0, 1.0)
+    """The least height and width of the result, as multiples of those of the image."""
+    max_padded_size_ratio: Ratios = (2.0, 2.0)
+    """The most. Where they do not allow the aspect, there is no more padding than it takes."""
+
+    def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
+        """Return the batch with its images padded: a list of images of several sizes."""
+        ratios = self.min_padded_size_ratio, self.max_padded_size_ratio
+        return pad_to_aspect_ratio(batch, draws, self.aspect_ratio, *ratios, self)
+
+
+def crop_and_pad(
+    batch: Fields, draws: Draws, operations: Sequence[RandomCropPadImage], chosen: Int64s, wanted_by: object
+) -> Fields:
+    """Crop and pad each image by one of several operations; `chosen` says by which, shape (batch,)."""
+    sides = sides_of(images_of(batch, "image", wanted_by)).astype(np.float32)
+    least, most = (
+        (sides * np.array([getattr(each, name) for each in operations], np.float32)[chosen]).astype(np.int64)
+        for name in ("min_padded_size_ratio", "max_padded_size_ratio")
+    )
+    crops = crop_at_random(batch, draws, operations, chosen, wanted_by)
+    colours = [operations[number].pad_color for number in chosen]
+    return _pad_at_random(crops, draws, least, most, colours, wanted_by)
+
+
+def pad_to_aspect_ratio(
+    batch: Fields,
+    draws: Draws,
+    ratio: float,
+    least: tuple[float, float],
+    most: tuple[float, float],
+    wanted_by: object,
+) -> Fields:
+    """Pad each image to an aspect, as `RandomPadToAspectRatio` does."""
+    images = images_of(batch, "image", wanted_by)
+    sides = sides_of(images)
+    # In 32 bits, and to even where it lies between: the rounding of the reference.
+    exact, wanted = sides.astype(np.float32), np.float32(ratio)
+    height, width = exact.T
+    rows = np.where(width / height <= wanted, height, width / wanted)
+    columns = np.where(width / height >= wanted, width, height * wanted)
+    fitting = np.stack([rows, columns], axis=1)
+    low, high = (np.maximum(exact * np.array(share, np.float32), fitting) / fitting for share in (least, most))
+    largest = high.min(1)
+    smallest = np.minimum(low.max(1), largest)
+    scale = smallest + draws.uniform(f"{type(wanted_by).__name__} image scale") * (largest - smallest)
+    targets = np.maximum(np.rint(scale.astype(np.float32)[:, None] * fitting).astype(np.int64), sides)
+    return pad_images(batch, images, np.zeros_like(targets), targets, [_BLACK] * len(images), wanted_by)
+
+
+def _sides(height: int | None, width: int | None, others: Int64s) -> Int64s:
+    return others if height is None or width is None else np.broadcast_to(np.array([height, width]), others.shape)
+
+
+def _pad_at_random(
+    batch: Fields,
+    draws: Draws,
+    least: Int64s,
+    most: Int64s,
+    colours: Sequence[Sequence[float] | None],
+    wanted_by: object,
+) -> Fields:
+    """Put each image at a random place of a larger one, of a size from `least` to below `most`, shape (batch, 2)."""
+    images = images_of(batch, "image", wanted_by)
+    sides = sides_of(images)
+    least, most = np.maximum(least, sides), np.maximum(most, sides)
+    drawn = {
+        what: np.stack(
+            [draws.uniform(f"{type(wanted_by).__name__} image {what} {axis}") for axis in ("rows", "columns")], 1
+        )
+        for what in ("size", "offset")
+    }
+    targets = np.where(most > least, least + np.floor(drawn["size"] * (most - least)), most).astype(np.int64)
+    corners = np.floor(drawn["offset"] * (targets - sides)).astype(np.int64)
+    return pad_images(batch, images, corners, targets, colours, wanted_by)
+
+
+@dataclass(frozen=True)
+class SsdRandomCropOperation(CropLimits):
+    """One of the operations that `SsdRandomCrop` and `SsdRandomCropPadFixedAspectRatio` choose from."""
+
+    min_object_covered: Probability = 0.0
+    min_aspect_ratio: PositiveFloat = 0.5
+    max_aspect_ratio: PositiveFloat = 2.0
+    overlap_thresh: Probability = 0.0
+
+
+@dataclass(frozen=True)
+class SsdRandomCropPadOperation(SsdRandomCropOperation):
+    """One of the operations that `SsdRandomCropPad` chooses from."""
+
+    min_padded_size_ratio: Ratios = (1.0, 1.0)
+    """As `RandomCropPadImage` has them."""
+    max_padded_size_ratio: Ratios = (2.0, 2.0)
+    pad_color_r: Colour = 0.0
+    """Red of the padding, 0 to 255; without operations it has the mean colour of the crop."""
+    pad_color_g: Colour = 0.0
+    pad_color_b: Colour = 0.0
+
+
+@dataclass(frozen=True)
+class SsdRandomCropFixedAspectRatioOperation(Checked):
+    """One of the operations that `SsdRandomCropFixedAspectRatio` chooses from: see `CropLimits`."""
+
+    min_object_covered: Probability = 0.0
+    min_area: Share = 0.1
+    max_area: Share = 1.0
+    overlap_thresh: Probability = 0.0
+    random_coef: Probability = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.limits(1.0)
+
+    def limits(self, aspect_ratio: float) -> CropLimits:
+        """Return the limits of windows of this aspect."""
+        areas = self.min_area, self.max_area
+        return CropLimits(
+            self.min_object_covered, aspect_ratio, aspect_ratio, *areas, self.overlap_thresh, self.random_coef
+        )
+
+
+@dataclass(frozen=True)
+class SsdRandomCrop:
+    """Crop each image by one of several operations, each as often: ssd_random_crop."""
+
+    operations: tuple[SsdRandomCropOperation, ...] = ()
+    """None: those of the paper, where a window shows a share of 0, 0.1, 0.3, 0.5, 0.7, 0.9 or all of an object, and
+    keeps the objects that it shows as much of; an image in 7 stays as it is (0.15)."""
+
+    def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
+        """Return the batch with its images cropped: a list of images of several sizes."""
+        return _cropped_by_one_of(self.operations or _operations(), batch, draws, self)
+
+
+@dataclass(frozen=True)
+class SsdRandomCropPad:
+    """Crop and pad each image by one of several operations, each as often: ssd_random_crop_pad."""
+
+    operations: tuple[SsdRandomCropPadOperation, ...] = ()
+    """None: those of the paper without the share of 0; padded to as much as twice the height and the width of the image
+    before, with the mean colour of the crop."""
+
+    def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
+        """Return the batch with its images cropped and padded: a list of images of several sizes."""
+        operations = [_as_crop_pad(operation) for operation in self.operations] or [
+            RandomCropPadImage(share, 0.5, 2.0, overlap_thresh=share, random_coef=0.15) for share in _SHARES
+        ]
+        return crop_and_pad(batch, draws, operations, _chosen(operations, draws, self), self)
+
+
+@dataclass(frozen=True)
+class SsdRandomCropFixedAspectRatio(Checked):
+    """Crop by one of several operations, by windows of one aspect: ssd_random_crop_fixed_aspect_ratio.
+
+    Then all images, also those that have stayed as they were, are cropped as by `RandomCropToAspectRatio`.
+    """
+
+    operations: tuple[SsdRandomCropFixedAspectRatioOperation, ...] = ()
+    """None: those of `SsdRandomCrop`."""
+    aspect_ratio: PositiveFloat = 1.0
+    """Width / height of a window. Without operations it is 1, whatever is given here, as in the reference."""
+
+    def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
+        """Return the batch with its images cropped: a list of images of several sizes."""
+        ratio = self.aspect_ratio if self.operations else 1.0
+        limits = [each.limits(ratio) for each in self.operations] or _operations(ratio, ratio)
+        batch = _cropped_by_one_of(limits, batch, draws, self)
+        return crop_to_aspect_ratio(batch, draws, ratio, _OVERLAP_OF_THE_SECOND_CROP, self)
+
+
+@dataclass(frozen=True)
+class SsdRandomCropPadFixedAspectRatio(Checked):
+    """Crop as `SsdRandomCrop`, then pad as `RandomPadToAspectRatio`: ssd_random_crop_pad_fixed_aspect_ratio."""
+
+    operations: tuple[SsdRandomCropOperation, ...] = ()
+    """None: those of `SsdRandomCrop`."""
+    aspect_ratio: PositiveFloat = 1.0
+    """Width / height of the result."""
+    min_padded_size_ratio: Ratios = (1.0, 1.0)
+    """As `RandomPadToAspectRatio` has them, of the crop."""
+    max_padded_size_ratio: Ratios = (2.0, 2.0)
+
+    def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
+        """Return the batch with its images cropped and padded: a list of images of several sizes."""
+        batch = _cropped_by_one_of(self.operations or _operations(), batch, draws, self)
+        ratios = self.min_padded_size_ratio, self.max_padded_size_ratio
+        return pad_to_aspect_ratio(batch, draws, self.aspect_ratio, *ratios, self)
+
+
+def _operations(least: float = 0.5, most: float = 2.0) -> list[CropLimits]:
+    """Return the operations of the paper, for windows of a width / height between these."""
+    return [CropLimits(share, least, most, overlap_thresh=share, random_coef=0.15) for share in (0.0, *_SHARES)]
+
+
+def _as_crop_pad(operation: SsdRandomCropPadOperation) -> RandomCropPadImage:
+    limits = {name: getattr(operation, name) for name in CropLimits.__dataclass_fields__}
+    colour = operation.pad_color_r, operation.pad_color_g, operation.pad_color_b
+    return RandomCropPadImage(
+        **limits,
+        min_padded_size_ratio=operation.min_padded_size_ratio,
+        max_padded_size_ratio=operation.max_padded_size_ratio,
+        pad_color=colour,
+    )
+
+
+def _cropped_by_one_of(
+    operations: Sequence[CropLimits], batch: dict[str, Any], draws: Draws, wanted_by: object
+) -> dict[str, Any]:
+    return crop_at_random(batch, draws, operations, _chosen(operations, draws, wanted_by), wanted_by)
+
+
+def _chosen(operations: Sequence[CropLimits], draws: Draws, wanted_by: object) -> Int64s:
+    """Draw the number of the operation for each image, shape (batch,)."""
+    return draws.integers(f"{type(wanted_by).__name__} image operation", 0, len(operations))

@@ -1,14 +1,44 @@
-"""Options of TensorFlow's object detection API that lay some of the images down another way, and their objects."""
+"""Flips, quarter turns and shifts of some of the images, and of the objects on them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from lockstep.checks import Checked, NonNegativeInt, Probability
-from lockstep.images.augment import turned_rows
-from lockstep.images.moves import QUARTER_TURN, UPSIDE_DOWN
+import numpy as np
+import torch
+
+from lockstep.checks import Checked, Hint, NonNegativeInt, PositiveInt, Probability
+from lockstep.errors import InputError
+from lockstep.images.fields import Bools, image_tensor, images_of, sides_of, turned_image
+from lockstep.images.moves import AS_IT_IS, MIRRORED, QUARTER_TURN, UPSIDE_DOWN, Region, Turn, move
+from lockstep.images.objects import Fields, move_objects, object_fields
+from lockstep.ragged import Ragged
 from lockstep.randomness import Draws
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass(frozen=True)
+class HorizontalFlip(Checked):
+    """Exchange left and right of some of the images, and of the objects on them.
+
+    The field holds images of shape (batch, channels, height, width) and any dtype, or a list of images.
+    """
+
+    p: Probability = 0.5
+    """The probability that an image is flipped."""
+    field: str = "image"
+    keypoint_flip_permutation: tuple[NonNegativeInt, ...] = ()
+    """For each keypoint of an object the one that is in its place on the mirrored image: a left eye is a right one
+    there. Needed where there are keypoints."""
+
+    def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
+        """Return the batch with some of its images flipped; the images given stay as they are."""
+        flipped = draws.uniform(f"HorizontalFlip {self.field}") < self.p
+        return turned_rows(batch, self.field, MIRRORED, flipped, self, self.keypoint_flip_permutation)
 
 
 @dataclass(frozen=True)
@@ -41,3 +71,73 @@ class RandomRotation90(Checked):
         """Return the batch with some of its images turned; those not decoded yet are turned when they are."""
         turned = draws.uniform("RandomRotation90 image") < self.p
         return turned_rows(batch, "image", QUARTER_TURN, turned, self)
+
+
+@dataclass(frozen=True)
+class RandomShift(Checked):
+    """Shift each image, and the objects on it, by up to `pixels` in each direction; what moves in is zero.
+
+    The field holds images of shape (batch, channels, height, width) and any dtype.
+    """
+
+    pixels: Annotated[PositiveInt, Hint("give the largest shift in pixels, or leave the augmentation out")]
+    field: str = "image"
+
+    def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
+        """Return the batch with its images shifted."""
+        images = image_tensor(batch, self.field, self)
+        height, width = images.shape[2:]
+        padded = torch.nn.functional.pad(images, [self.pixels] * 4)
+        windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # (batch, channels, shifts, shifts, height, width)
+        top, left = (
+            torch.from_numpy(draws.integers(f"RandomShift {self.field} {axis}", 0, 2 * self.pixels + 1))
+            for axis in ("top", "left")
+        )
+        shifted = windows[torch.arange(len(images)), :, top, left]
+        corners = zip((top - self.pixels).tolist(), (left - self.pixels).tolist(), strict=True)
+        moves = (move((height, width), Region(*corner, height, width)) for corner in corners)
+        return {**move_objects(batch, moves), self.field: shifted}
+
+
+def turned_rows(
+    batch: Fields, field: str, turn: Turn, rows: Bools, wanted_by: object, keypoint_order: Sequence[int] = ()
+) -> Fields:
+    """Turn some of the images, and the objects on them.
+
+    Args:
+        batch: with images of any form in the field.
+        field: of the images.
+        turn: what is done to them.
+        rows: which of them, shape (batch,).
+        wanted_by: the augmentation.
+        keypoint_order: see `move_objects`.
+    """
+    images = images_of(batch, field, wanted_by)
+    if turn.mirrors and "keypoints" in object_fields(batch):
+        _check_keypoint_order(keypoint_order, batch, wanted_by)
+    moves = (
+        move(sides, turn=turn if is_turned else AS_IT_IS)
+        for sides, is_turned in zip(sides_of(images).tolist(), rows, strict=True)
+    )
+    stays_tensor = isinstance(batch[field], torch.Tensor) and not (
+        turn.exchange and len(set(batch[field].shape[2:])) > 1
+    )
+    turned: Any = batch[field].clone() if stays_tensor else [*images]
+    # Row by row: to gather and scatter them at once takes several times as long.
+    for row in np.flatnonzero(rows).tolist():
+        turned[row] = turned_image(images[row], turn)
+    return {**move_objects(batch, moves, keypoint_order=keypoint_order), field: turned}
+
+
+def _check_keypoint_order(order: Sequence[int], batch: Fields, wanted_by: object) -> None:
+    """Refuse to mirror keypoints without knowing which are left and which are right."""
+    keypoints = batch["keypoints"]
+    count = (keypoints.values if isinstance(keypoints, Ragged) else keypoints[0]).shape[-2]
+    if sorted(order) != [*range(count)]:
+        name = type(wanted_by).__name__
+        raise InputError(
+            f"{name} does not know which keypoint is in whose place on a mirrored image.",
+            given=f"keypoint_flip_permutation={(*order,)}, for {count} keypoints of an object",
+            expected=f"each number from 0 to {count - 1}, once",
+            hint="for eyes 0 (left) and 1 (right), and a nose, give keypoint_flip_permutation=(1, 0, 2)",
+        )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 import torch
 
+from lockstep.augmentations.augment import Bounds, Share
 from lockstep.augmentations.joining import Colours, canvas, dtype_of
 from lockstep.checks import (
     Checked,
@@ -25,8 +26,8 @@ from lockstep.checks import (
     ordered,
 )
 from lockstep.errors import InputError
-from lockstep.images.augment import Bools, Bounds, Image, Int64s, Share, cropped_image, decoded, images_of, sides_of
-from lockstep.images.moves import Move, Region, move
+from lockstep.images.fields import Bools, Image, cropped_image, decoded, images_of, sides_of
+from lockstep.images.moves import Int64s, Move, Region, move
 from lockstep.images.objects import Fields, as_ragged, move_objects, object_fields, select_objects
 from lockstep.images.resizing import resized
 

@@ -24,7 +24,7 @@ from lockstep.owner import process_fields
 POLL_SECONDS = 0.01
 _MARK = "LOCKSTEP_CHAOS"
 _TAIL_BYTES = 1 << 14
-_MAX_SAID = 200
+_MAX_LINES = 200
 
 
 class TrainCommand:
@@ -49,7 +49,7 @@ class TrainCommand:
             text=True,
             errors="replace",
         )
-        self._said: deque[str] = deque(maxlen=_MAX_SAID)
+        self._lines: deque[str] = deque(maxlen=_MAX_LINES)
         # A thread, for a pipe that nobody reads would stop the run; and it ends with the last process that writes.
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -57,30 +57,30 @@ class TrainCommand:
     def _read(self) -> None:
         assert self._process.stdout is not None
         with self._process.stdout as lines:
-            self._said.extend(line.rstrip("\n") for line in lines)
+            self._lines.extend(line.rstrip("\n") for line in lines)
 
     @property
     def pid(self) -> int:
-        """The launcher."""
+        """Process id of the launcher."""
         return self._process.pid
 
     def poll(self) -> int | None:
-        """The exit code, negative for the signal that killed it; None while it runs."""
+        """Return the exit code, negative for the signal that killed it; None while it runs."""
         return self._process.poll()
 
-    def said(self) -> list[str]:
-        """What it said last, when it has ended."""
+    def last_lines(self) -> list[str]:
+        """Return the last lines of its output, once it has ended."""
         self._reader.join(timeout=1.0)
-        return list(self._said)
+        return list(self._lines)
 
     def error(self) -> str | None:
-        """What it said of the error that has ended it: the first line, and what was given; None where it said none."""
-        said = self.said()
-        at = next((at for at in range(len(said) - 1, -1, -1) if said[at].startswith("error: ")), None)
-        return None if at is None else " ".join(line.strip() for line in said[at : at + 2])
+        """Return the error that has ended it: its first line, and what was given; None where it has written none."""
+        lines = self.last_lines()
+        at = next((at for at in range(len(lines) - 1, -1, -1) if lines[at].startswith("error: ")), None)
+        return None if at is None else " ".join(line.strip() for line in lines[at : at + 2])
 
     def step(self) -> int:
-        """The last step whose line stands in metrics.jsonl; 0 before the first."""
+        """Return the last step whose line stands in metrics.jsonl; 0 before the first."""
         with suppress(OSError):
             seen = (self.workdir / "metrics.jsonl").stat().st_mtime_ns
             if seen != self._seen:  # it is asked again and again
@@ -125,7 +125,7 @@ class TrainCommand:
         return left
 
     def _marked(self) -> Iterator[int]:
-        """The processes, whoever their parents are, that have inherited the mark of this command."""
+        """The processes that have inherited the mark of this command, whatever their parents are."""
         mark = f"{_MARK}={self._mark}".encode()
         for path in Path("/proc").glob("[0-9]*/environ"):
             with suppress(OSError):
@@ -157,7 +157,7 @@ def descendants(root: int) -> list[int]:
 
 
 def json_lines(path: Path, *, tail: bool = False) -> list[dict[str, Any]]:
-    """The whole lines of a file of JSON; none where it is not there. With `tail` the last ones alone."""
+    """Return the whole lines of a file of JSON; none where it is not there. With `tail` the last ones alone."""
     try:
         with path.open("rb") as file:
             if tail:
@@ -173,6 +173,6 @@ def json_lines(path: Path, *, tail: bool = False) -> list[dict[str, Any]]:
 
 
 def newest_step(workdir: Path) -> int:
-    """The last step whose line stands in a run's metrics.jsonl; 0 before the first."""
+    """Return the last step whose line stands in a run's metrics.jsonl; 0 before the first."""
     lines = json_lines(workdir / "metrics.jsonl", tail=True)
     return max((int(line["step"]) for line in lines), default=0)

@@ -33,12 +33,12 @@ class Fault:
     """Whether it can come now; a fault that cannot yet is waited for."""
 
 
-def _kill(command: TrainCommand, choose: random.Random) -> str:
+def _kill(command: TrainCommand, rng: random.Random) -> str:
     workers = command.workers()
-    return _killed("a worker", choose.choice(workers[1:] or workers))
+    return _killed("a worker", rng.choice(workers[1:] or workers))
 
 
-def _kill_chief(command: TrainCommand, choose: random.Random) -> str:
+def _kill_chief(command: TrainCommand, rng: random.Random) -> str:
     return _killed("the chief", command.workers()[0])
 
 
@@ -47,40 +47,40 @@ def _killed(who: str, pid: int) -> str:
     return f"SIGKILL to {who}, pid {pid}"
 
 
-def _kill_two(command: TrainCommand, choose: random.Random) -> str:
+def _kill_two(command: TrainCommand, rng: random.Random) -> str:
     """The second one most likely while the others go on without the first."""
     workers = command.workers()
-    victims = choose.sample(workers, min(2, len(workers)))
+    victims = rng.sample(workers, min(2, len(workers)))
     for pid in victims:
         send(pid, signal.SIGKILL)
-        time.sleep(choose.random() * _APART_SECONDS)
+        time.sleep(rng.random() * _APART_SECONDS)
     return f"SIGKILL to {len(victims)} workers one after another, pids {', '.join(map(str, victims))}"
 
 
-def _kill_launcher(command: TrainCommand, choose: random.Random) -> str:
+def _kill_launcher(command: TrainCommand, rng: random.Random) -> str:
     command.signal(signal.SIGKILL)
     return f"SIGKILL to the launcher, pid {command.pid}"
 
 
-def _kill_all(command: TrainCommand, choose: random.Random) -> str:
+def _kill_all(command: TrainCommand, rng: random.Random) -> str:
     command.kill_all()
     return "SIGKILL to all processes at once"
 
 
-def _preempt(command: TrainCommand, choose: random.Random) -> str:
+def _preempt(command: TrainCommand, rng: random.Random) -> str:
     command.signal(signal.SIGTERM)
     return f"SIGTERM to the launcher, pid {command.pid}"
 
 
-def _stop(command: TrainCommand, choose: random.Random) -> str:
-    pid = choose.choice(command.workers())
+def _stop(command: TrainCommand, rng: random.Random) -> str:
+    pid = rng.choice(command.workers())
     send(pid, signal.SIGSTOP)
     return f"SIGSTOP to a worker, pid {pid}"
 
 
-def _slow(command: TrainCommand, choose: random.Random) -> str:
+def _slow(command: TrainCommand, rng: random.Random) -> str:
     workers = command.workers()
-    pid, ends, before = choose.choice(workers[1:] or workers), time.monotonic() + _SLOW_SECONDS, command.step()
+    pid, ends, before = rng.choice(workers[1:] or workers), time.monotonic() + _SLOW_SECONDS, command.step()
     while time.monotonic() < ends and command.poll() is None:
         send(pid, signal.SIGSTOP)
         time.sleep(_STOPPED_SECONDS)
@@ -90,7 +90,7 @@ def _slow(command: TrainCommand, choose: random.Random) -> str:
     return f"a worker, pid {pid}, had a tenth of its time for {_SLOW_SECONDS:g} s, in which {made} steps were made"
 
 
-def _fill_disk(command: TrainCommand, choose: random.Random) -> str:
+def _fill_disk(command: TrainCommand, rng: random.Random) -> str:
     """Let nothing more be written by the chief: a limit on its files needs no rights, and leaves the disk alone."""
     pid = command.workers()[0]
     _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
@@ -98,23 +98,23 @@ def _fill_disk(command: TrainCommand, choose: random.Random) -> str:
     return f"no file of the chief, pid {pid}, can grow any more"
 
 
-def _damage_checkpoint(command: TrainCommand, choose: random.Random) -> str:
+def _damage_checkpoint(command: TrainCommand, rng: random.Random) -> str:
     command.kill_all()
     newest = _checkpoints(command)[-1]
-    path = choose.choice(sorted(path for path in newest.iterdir() if path.stat().st_size))
-    at = choose.randrange(path.stat().st_size)
+    path = rng.choice(sorted(path for path in newest.iterdir() if path.stat().st_size))
+    at = rng.randrange(path.stat().st_size)
     with path.open("r+b") as file:
         file.seek(at)
         byte = file.read(1)[0]
         file.seek(at)
-        file.write(bytes([byte ^ 1 << choose.randrange(8)]))
+        file.write(bytes([byte ^ 1 << rng.randrange(8)]))
     return f"SIGKILL to all processes at once, and a bit of {newest.name}/{path.name} turned over"
 
 
-def _damage_data(command: TrainCommand, choose: random.Random) -> str:
+def _damage_data(command: TrainCommand, rng: random.Random) -> str:
     command.kill_all()
     assert command.data is not None, "it is possible"
-    return f"SIGKILL to all processes at once, and {command.data.damage(choose)}"
+    return f"SIGKILL to all processes at once, and {command.data.damage(rng)}"
 
 
 def _checkpoints(command: TrainCommand) -> list[Path]:
@@ -144,4 +144,4 @@ FAULTS: Mapping[str, Fault] = {
         is_possible=lambda command: command.chief() is not None and command.data is not None,
     ),
 }
-"""By the names that `--faults` takes."""
+"""Faults by the names that `--faults` takes."""

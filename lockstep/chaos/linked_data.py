@@ -12,7 +12,7 @@ from lockstep.recipes.recipe import Recipe
 from lockstep.records.shards import expand_braces, find_shards
 
 _MOST_FILES, _MOST_BYTES = 100, 1 << 24
-"""Of the files that are damaged at a time, and of each copy."""
+"""The most files that are damaged at a time, and the most bytes of each copy."""
 
 
 class LinkedData:
@@ -25,7 +25,7 @@ class LinkedData:
 
     def __init__(self, path: str, folder: Path) -> None:
         self._damaged: dict[Path, Path] = {}
-        """By the copy, the file of which it is the beginning."""
+        """For each copy, the file of which it is the beginning."""
         given = Path(path)
         files = sorted(given.rglob("*")) if given.is_dir() else find_shards(expand_braces(path))
         above = given if given.is_dir() else given.parent
@@ -36,9 +36,9 @@ class LinkedData:
         self.path = str(folder if given.is_dir() else folder / given.name)
         """What a recipe names in place of the path given."""
 
-    def damage(self, choose: random.Random) -> str:
+    def damage(self, rng: random.Random) -> str:
         """Cut some files short, and say which."""
-        chosen = choose.sample(self._links, min(len(self._links), _MOST_FILES))
+        chosen = rng.sample(self._links, min(len(self._links), _MOST_FILES))
         for link in chosen:
             file = link.readlink()
             with file.open("rb") as whole:

@@ -1,4 +1,4 @@
-"""What became of a run that was disturbed: beside the undisturbed one, as lines of text and as JSON."""
+"""Compare disturbed runs with the undisturbed one, and report what became of them, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from lockstep.version import __version__
 _METRICS = "metrics.jsonl"
 
 
-def what_is_lost(undisturbed: Path, disturbed: Path, *, bits: bool) -> list[str]:
-    """Compare two runs by their workdirs; returns what the disturbed one has lost, or has otherwise.
+def run_differences(undisturbed: Path, disturbed: Path, *, bits: bool) -> list[str]:
+    """Compare two runs by their workdirs; returns in what the disturbed one differs.
 
     Args:
         undisturbed: the workdir of the one left in peace.
@@ -39,7 +39,7 @@ def what_is_lost(undisturbed: Path, disturbed: Path, *, bits: bool) -> list[str]
 
 
 def _results(workdir: Path) -> dict[str, Any]:
-    """How far a run has come: of its last line, and how many attempts stand before it."""
+    """Return how far a run has come, by its last line, and how many attempts it has written down."""
     attempts = [line for line in json_lines(workdir / _METRICS) if "position" in line]
     last = attempts[-1] if attempts else {}
     positions = [line["position"] for line in attempts]
@@ -53,7 +53,7 @@ def _results(workdir: Path) -> dict[str, Any]:
 
 
 def _digests(workdir: Path) -> dict[str, str]:
-    """Of every file in which a run has written what it has learned; the manifest alone holds the time of saving."""
+    """Return digests of the files with what a run has learned; the manifest holds a time, and is left out."""
     newest = max((workdir / "checkpoints").glob("step-*"))
     found = {path.name: path.read_bytes() for path in newest.iterdir() if path.name != "manifest.json"}
     found[_METRICS] = _without_arrivals(workdir / _METRICS)
@@ -61,7 +61,7 @@ def _digests(workdir: Path) -> dict[str, str]:
 
 
 def _without_arrivals(metrics: Path) -> bytes:
-    """The lines of metrics.jsonl without what is left to chance: whose gradients came first, where the chief serves."""
+    """Return metrics.jsonl without what is left to chance: whose gradients came first, where the chief serves."""
     content = metrics.read_bytes()
     if b'"arrivals"' not in content:
         return content
@@ -70,7 +70,7 @@ def _without_arrivals(metrics: Path) -> bytes:
 
 @dataclass(frozen=True)
 class Round:
-    """A run that was disturbed, and what it has lost, or has otherwise than the undisturbed one."""
+    """A run that was disturbed, and in what it differs from the undisturbed one."""
 
     trial: Trial
     lost: Sequence[str]
@@ -80,19 +80,19 @@ class Round:
         """Whether it has survived, and nothing is lost."""
         return not self.trial.problems and not self.lost
 
-    def said(self) -> Iterator[str]:
-        """Lines about what went wrong."""
+    def describe(self) -> Iterator[str]:
+        """Yield lines about what went wrong."""
         yield from self.trial.problems
         yield from (f"lost: {line}" for line in self.lost)
 
 
 @dataclass
 class Report:
-    """All that was tried."""
+    """All rounds, and what became of them."""
 
     recipe: str
     faults: Sequence[str]
-    """Those that were asked for."""
+    """The faults that were asked for."""
     seed: int
     steps: int
     undisturbed_seconds: float
@@ -109,7 +109,7 @@ class Report:
 
     @property
     def promise(self) -> str:
-        """What is compared."""
+        """What is compared, in words."""
         if self.promised:
             return "its weights, slots and metrics are compared byte by byte with those of each disturbed run"
         return "this exchange promises no bits: compared is how far each disturbed run has come, and what it has used"
@@ -122,7 +122,7 @@ class Report:
         return found
 
     def table(self) -> Iterator[str]:
-        """Lines of text: a fault each, those that did not come too, and the verdict."""
+        """Yield the report as text: a line for each fault, also for those that did not come, and the verdict."""
         of = self._by_fault()
         yield f"{'fault':<12}{'times':>6}{'seconds to the next new step':>30}{'longest':>9}{'steps again':>13}"
         for name in self.faults:
@@ -137,7 +137,7 @@ class Report:
         yield f"{good} of {len(self.rounds)} disturbed runs ended with the {what} of the undisturbed one"
 
     def as_json(self) -> str:
-        """The whole report; seconds are those of this machine, all else is the same again with the same seed."""
+        """Return the report as JSON: all but the seconds is the same again with the same seed."""
         facts = {
             "lockstep": __version__,
             "recipe": self.recipe,

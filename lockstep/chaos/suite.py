@@ -12,21 +12,21 @@ from pathlib import Path
 
 from lockstep.chaos.command import POLL_SECONDS, TrainCommand, json_lines, newest_step
 from lockstep.chaos.linked_data import linked
-from lockstep.chaos.report import Report, Round, what_is_lost
+from lockstep.chaos.report import Report, Round, run_differences
 from lockstep.chaos.trial import Disturbed, Due
 from lockstep.errors import WorkerError
-from lockstep.parallel.exchange import AllReduce, Alone, is_exact
-from lockstep.parallel.served import Backups, num_computing
-from lockstep.progress import Interval
+from lockstep.exchange.exchange import AllReduce, Alone, is_exact
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.toml import to_toml
 from lockstep.reporting.console import format_duration
 from lockstep.screen import log
+from lockstep.served.exchanges import Backups, num_computing
+from lockstep.types import Interval
 
 _MOST_FAULTS, _STEPS_A_FAULT = 3, 10
-"""Of a round: so many, but at most one in ten steps, so that the run gets on between them."""
+"""The most faults of a round; and at most one comes in so many steps, so that the run gets on between them."""
 _UNDISTURBED_SHARE = 6
-"""Of the whole time, the part that the undisturbed run gets is one in so many."""
+"""The undisturbed run gets one part in so many of the whole time."""
 _SAVES = 8
 """Checkpoints of a run."""
 _PATIENCE = 120.0
@@ -36,7 +36,7 @@ _NEVER = Interval(0, "steps")
 
 @dataclass(frozen=True)
 class Suite:
-    """What is tried.
+    """A recipe that is trained with faults, and for how long.
 
     Args:
         recipe: as it is trained.
@@ -90,18 +90,18 @@ class Suite:
                 self.folder / f"round-{number}",
                 dues,
                 random.Random(f"{self.seed} {number}"),
-                recovers=self.recipe.watch.restarts > 0 or self.recipe.watch.on_loss == "continue",
+                recovers=self.recipe.watch.restarts > 0 or self.recipe.watch.on_failure == "continue",
                 data=data,
                 patience_seconds=max(_PATIENCE, 2 * seconds),
                 deadline=ends,
             ).run()
-            report.rounds.append(Round(trial, what_is_lost(undisturbed, trial.workdir, bits=report.promised)))
-            for line in report.rounds[-1].said():
+            report.rounds.append(Round(trial, run_differences(undisturbed, trial.workdir, bits=report.promised)))
+            for line in report.rounds[-1].describe():
                 log.info("%s", line)
         return report
 
     def _tried(self) -> Recipe:
-        """The recipe, with a line of metrics for each step, checkpoints that are due, and no files elsewhere."""
+        """Return the recipe with a line of metrics for each step, checkpoints that are due, and no files elsewhere."""
         recipe, watch, evaluate = self.recipe, self.recipe.watch, self.recipe.evaluate
         if evaluate.every.unit == "seconds":  # which would be at other steps each time
             evaluate = replace(evaluate, every=Interval(1, "epochs") if evaluate.every.amount else _NEVER)
@@ -111,7 +111,7 @@ class Suite:
             detection = replace(detection, pictures=replace(detection.pictures, folder=str(self.folder / "pictures")))
         return replace(
             recipe,
-            feed=replace(recipe.feed, bad_examples="raise"),  # so that a run is told of those that are damaged here
+            feed=replace(recipe.feed, bad_examples="raise"),  # so that a run notices the examples that are damaged here
             checkpoints=replace(recipe.checkpoints, every=self._saves()),
             watch=replace(
                 watch,
@@ -144,21 +144,21 @@ class Suite:
         if code:
             raise WorkerError(
                 "The run fails where it is left in peace.",
-                given=f"exit code {code}: {command.error() or (command.said() or [''])[-1]}",
+                given=f"exit code {code}: {command.error() or (command.last_lines() or [''])[-1]}",
                 expected="a run that reaches its end",
                 hint="see why with lockstep train, and the same flags",
             )
         return time.monotonic() - began
 
     def _rounds(self, steps: int, faults: Sequence[str]) -> Iterator[list[Due]]:
-        """The faults of each round: every kind once before any comes again."""
-        choose, waiting = random.Random(self.seed), list[str]()
+        """Yield the faults of each round: every kind once before any comes again."""
+        rng, waiting = random.Random(self.seed), list[str]()
         count = max(1, min(_MOST_FAULTS, steps // _STEPS_A_FAULT))
         while True:
             while len(waiting) < count:
-                waiting += choose.sample(faults, len(faults))
+                waiting += rng.sample(faults, len(faults))
             kinds, waiting = waiting[:count], waiting[count:]
-            places = sorted(choose.randrange(1, max(2, steps)) for _ in kinds)
+            places = sorted(rng.randrange(1, max(2, steps)) for _ in kinds)
             yield [Due(step, kind) for step, kind in zip(places, kinds, strict=True)]
 
     def _promised(self, workdir: Path) -> bool:

@@ -16,7 +16,7 @@ from lockstep.chaos.linked_data import LinkedData
 from lockstep.screen import log
 
 _GONE_SECONDS = 20.0
-"""By then the workers of a launcher that was killed have ended by themselves."""
+"""How long the workers of a launcher that was killed take at most to end by themselves."""
 _MOST_STARTS_IN_A_ROW = 3
 _LAST_LINES = 8
 _STARTING_EVENTS = ("start", "resume", "continue", "join")
@@ -32,23 +32,23 @@ class Due:
 
 @dataclass
 class Injected:
-    """A fault that has come, and what became of the run."""
+    """A fault that was injected, and how the run went on."""
 
     fault: str
     what: str
     step: int
-    """The furthest step before."""
+    """The furthest step before the fault."""
     began: float = field(repr=False)
     seconds: float | None = None
-    """From the fault to the next step that the run had not made before, or to its end; None: it made none."""
+    """Time from the fault to the next step that the run had not made before, or to its end; None: it made none."""
     steps_again: int = 0
     """Steps that were computed again."""
     went_on: list[str] = field(default_factory=list)
     """How the run has begun again, or has gone on with other workers, each time."""
     exit_codes: list[int] = field(default_factory=list)
-    """Of the command, each time it ended and was given again."""
+    """Exit codes of the command, one for each time it ended and was given again."""
     error: str | None = None
-    """What the command said of the error by which it ended."""
+    """The error by which the command ended, as it printed it."""
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Trial:
     workdir: Path
     faults: list[Injected] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    """What a run must not do; none: it has survived."""
+    """What the run did that it must not do; empty if it has survived."""
     seconds: float = 0.0
 
 
@@ -69,8 +69,8 @@ class Disturbed:
         words: of the command, without the workdir.
         workdir: of the run, not there yet.
         dues: the faults, by their steps.
-        choose: whom they hit.
-        recovers: whether the run is to survive the loss of workers without ending its command.
+        rng: draws whom they hit.
+        recovers: whether the run is to survive lost workers without ending its command.
         data: what is trained on, where this may be damaged.
         patience_seconds: how long it may make no new step.
         deadline: no fault comes after it, by `time.monotonic`.
@@ -81,14 +81,14 @@ class Disturbed:
         words: Sequence[str],
         workdir: Path,
         dues: Sequence[Due],
-        choose: random.Random,
+        rng: random.Random,
         *,
         recovers: bool,
         data: LinkedData | None = None,
         patience_seconds: float,
         deadline: float,
     ) -> None:
-        self._words, self._choose, self._recovers = words, choose, recovers
+        self._words, self._rng, self._recovers = words, rng, recovers
         self._data = data
         self._patience_seconds, self._deadline = patience_seconds, deadline
         self._dues = sorted(dues, key=lambda due: due.step)
@@ -150,17 +150,17 @@ class Disturbed:
         fault = FAULTS[due.fault]
         if not fault.is_possible(command):
             return
-        time.sleep(self._choose.random() * 0.05)  # anywhere in a step, or in a save
+        time.sleep(self._rng.random() * 0.05)  # anywhere in a step, or in a save
         num_begun, furthest = len(self._starts()), max(self._furthest, command.step())
         with suppress(IndexError, ProcessLookupError):  # the run has just ended
-            what = fault.inject(command, self._choose)
+            what = fault.inject(command, self._rng)
             del self._dues[0]
             self._num_begun, self._furthest = num_begun, furthest
             self._open = Injected(due.fault, what, furthest, time.monotonic())
             self._trial.faults.append(self._open)
 
     def _recovered(self, to: str = "a new step") -> None:
-        """The run has made a step that it had not made before, or has ended well."""
+        """Note that the run has made a step that it had not made before, or has ended well."""
         fault, self._open = self._open, None
         if fault is None:
             return
@@ -175,7 +175,7 @@ class Disturbed:
             log.info("  the command had ended with exit code %d: %s", fault.exit_codes[-1], fault.error)
 
     def _starts(self) -> list[dict[str, Any]]:
-        """The lines of the history about each time that the run has begun, or has gone on with other workers."""
+        """Return the lines of the history for each time that the run has begun, or has gone on with other workers."""
         events = json_lines(self._trial.workdir / "history.jsonl")
         return [event for event in events if event.get("event") in _STARTING_EVENTS]
 
@@ -203,5 +203,5 @@ class Disturbed:
 
     def _problem(self, text: str, command: TrainCommand) -> None:
         command.kill_all()
-        said = [f"  it said: {line}" for line in command.said()[-_LAST_LINES:]]
-        self._trial.problems.append("\n".join([text, *said]))
+        lines = [f"  it said: {line}" for line in command.last_lines()[-_LAST_LINES:]]
+        self._trial.problems.append("\n".join([text, *lines]))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from lockstep.errors import CheckpointError
-from lockstep.norms import norms_of
+from lockstep.tensors import norms_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,7 +46,7 @@ _KINDS = {
     "torch.float32": "F32",
     "torch.float64": "F64",
 }
-"""By the name of a dtype, which needs no torch, the kind that the format calls it."""
+"""What the format calls a dtype, by the dtype's name, which needs no torch."""
 
 
 def check_saveable(tensors: Tensors) -> None:

@@ -73,7 +73,7 @@ class Manifest:
     saved_unix_seconds: int
     files: tuple[FileEntry, ...]
     scores: Mapping[str, float] = field(default_factory=dict)
-    """Of the evaluations after the step, by name; finite."""
+    """Scores of the evaluations after the step, by name; finite."""
     best_by: str | None = None
     """The score by which it was among the best when it was written."""
 

@@ -97,9 +97,9 @@ class CheckpointRatings:
     """When checkpoints were saved, their scores and pins, by step."""
 
     saved_seconds: Mapping[int, float]
-    """In seconds since 1970; 0 if unreadable, so that `every_hours` keeps the checkpoint."""
+    """Times of saving, in seconds since 1970; 0 if unreadable, so that `every_hours` keeps the checkpoint."""
     best_scores: Mapping[int, float]
-    """Of checkpoints that were among the best when written, by the score that counts."""
+    """Scores, by what counts, of checkpoints that were among the best when written."""
     pinned: Collection[int]
 
     @classmethod

@@ -17,8 +17,7 @@ from lockstep.screen import log, write_json, write_lines
 from lockstep.tracing import INPUT_STAGES
 
 if TYPE_CHECKING:
-    from lockstep.data.advice import Advice
-    from lockstep.data.input_benchmark import Measured, Timing
+    from lockstep.cli.input_benchmark import Advice, Measured, Timing
     from lockstep.data.loader import Loader
     from lockstep.readers.reader import Reader
     from lockstep.recipes.recipe import Recipe
@@ -67,8 +66,7 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
 
     import torch
 
-    from lockstep.data.advice import advise
-    from lockstep.data.input_benchmark import measure
+    from lockstep.cli.input_benchmark import advise, measure
     from lockstep.workers.rank import join
 
     threads = torch.get_num_threads()
@@ -81,7 +79,7 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
             device=worker.device,
             num_towers=workload.num_towers,
             step=workload.step,
-            tell=lambda doing: log.info("measuring %s", doing),
+            announce=lambda doing: log.info("measuring %s", doing),
         )
     finally:
         torch.set_num_threads(threads)
@@ -118,7 +116,7 @@ def _workload_of_recipe(recipe: Recipe, worker: Worker) -> _Workload:
     """Build the loader and the training step of a recipe, as one worker has them; or the loader alone."""
     import torch
 
-    from lockstep.parallel.exchange import is_exact
+    from lockstep.exchange.exchange import is_exact
     from lockstep.runs.build import build, prepared
     from lockstep.training import choices
     from lockstep.training.step import bind
@@ -138,8 +136,8 @@ def _workload_of_recipe(recipe: Recipe, worker: Worker) -> _Workload:
 
 def _is_trained(recipe: Recipe) -> bool:
     """Whether the model of the recipe can learn from its data: the input of detectors that cannot is measured too."""
-    from lockstep.detection.configs import Detector
-    from lockstep.detection.supported import check_supported
+    from lockstep.detection.tf_supported import check_supported
+    from lockstep.detection.values import Detector
     from lockstep.recipes.tasks import Detection
 
     if recipe.data.task is not Detection:
@@ -153,11 +151,11 @@ def _is_trained(recipe: Recipe) -> bool:
 
 def _workload_of_path(arguments: argparse.Namespace) -> _Workload:
     """Make a loader of the data in a path; images are augmented in a usual way."""
+    from lockstep.augmentations.crops import RandomResizedCrop
+    from lockstep.augmentations.slim_presets import SLIM_PRESETS
+    from lockstep.augmentations.turns import HorizontalFlip
     from lockstep.cli.source import open_data
     from lockstep.data.loader import Loader
-    from lockstep.images.augment import HorizontalFlip
-    from lockstep.images.resized_crops import RandomResizedCrop
-    from lockstep.images.slim_presets import SLIM_PRESETS
 
     what, name = arguments.what, arguments.augment
     if name is not None:
@@ -237,7 +235,7 @@ def _table(rows: Mapping[str, Timing]) -> Iterator[str]:
 
 
 def _as_json(what: str, loader: Loader, measured: Measured, advice: Advice) -> dict[str, Any]:
-    from lockstep.data.input_benchmark import Timing
+    from lockstep.cli.input_benchmark import Timing
 
     paces = {name: _pace(pace) for name, pace in vars(measured).items() if isinstance(pace, Timing)}
     others = {name: value for name, value in vars(measured).items() if name not in paces}

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from PIL import Image, ImageDraw
 
-from lockstep.data.showing import Picture, ShownExample
 from lockstep.images.drawing import TEXT_PIXELS, built_in_font, draw_marks, printable
 from lockstep.images.pillow import png_bytes
 from lockstep.images.resizing import resized
+from lockstep.runs.showing import Picture, ShownExample
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,7 +53,7 @@ class Card:
     details: str
     """Label, class and size, as far as known."""
     tiles: tuple[Tile, ...]
-    """The original first."""
+    """Tiles, of which the first is the original."""
     problem: str
     """Why pictures are missing, or ""."""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from lockstep.checks import NonNegativeInt, PositiveInt, Range, check_one_of, check_value
-from lockstep.cli.shared import Command, check_output_folder, check_target
+from lockstep.cli.shared import Command, OldFlag, check_output_folder, check_target
 from lockstep.durable import atomic_write
 from lockstep.errors import InputError
 from lockstep.owner import scratch_folder
@@ -43,8 +43,9 @@ def _add_arguments(chaos: argparse.ArgumentParser) -> None:
     )
     chaos.add_argument("--seed", type=int, default=0, metavar="N", help="of when faults come, and whom they hit")
     chaos.add_argument(
-        "--report", type=Path, metavar="FILE.json", help="write all that was done, and what became of it"
+        "--to", type=Path, metavar="FILE", help="write all that was done, and what became of it, as JSON"
     )
+    chaos.add_argument("--report", dest="to", type=Path, action=OldFlag, new="--to")
     chaos.add_argument("--keep", type=Path, metavar="DIR", help="a new folder for the runs, which are kept in it")
     chaos.add_argument("--workers", type=int, metavar="N", help="processes (default: as in training)")
     chaos.add_argument("--towers", type=int, metavar="N", help="slices of the batch (default: those of the recipe)")
@@ -62,8 +63,8 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     check_value("steps", arguments.steps, Annotated[int, Range(ge=2)] | None)
     check_value("rounds", arguments.rounds, PositiveInt | None)
     check_value("seed", arguments.seed, NonNegativeInt)
-    if arguments.report is not None:
-        check_target(arguments.report, [".json"], "The report is JSON.", overwrite=True, flag="--report")
+    if arguments.to is not None:
+        check_target(arguments.to, [".json"], "The report is JSON.", overwrite=True)
 
     from lockstep.chaos.suite import Suite
 
@@ -80,8 +81,8 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
             flags=flags,
         ).run()
     write_lines(report.table())
-    if arguments.report is not None:
-        with atomic_write(arguments.report) as file:
+    if arguments.to is not None:
+        with atomic_write(arguments.to) as file:
             file.write(report.as_json().encode())
     return 0 if report.ok else 1
 
@@ -89,7 +90,7 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
 def _recipe(arguments: argparse.Namespace) -> Recipe:
     from lockstep.cli.given_run import given_recipe
     from lockstep.runs.inputs import check_inputs
-    from lockstep.runs.known_data import located
+    from lockstep.runs.workdir import located
 
     if sys.platform != "linux":
         raise InputError(
@@ -113,7 +114,7 @@ def _faults(arguments: argparse.Namespace) -> list[str]:
 
 @contextmanager
 def _folder(keep: Path | None) -> Iterator[Path]:
-    """The folder of all runs."""
+    """Yield the folder of all runs."""
     if keep is None:
         with scratch_folder("lockstep-chaos-") as folder:
             yield folder

@@ -11,15 +11,14 @@ from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from lockstep.cli.shared import Command, format_size
+from lockstep.cli.shared import Command, OldFlag, format_size
 from lockstep.errors import DataError
 from lockstep.listing import hint_for_path, what_is_there
-from lockstep.reporting.console import format_duration
-from lockstep.reporting.work import show_progress
+from lockstep.reporting.console import format_duration, show_progress
 from lockstep.screen import log
 
 if TYPE_CHECKING:
-    from lockstep.convert.image_record import LabelledImage
+    from lockstep.convert.image_folder import LabelledImage
     from lockstep.convert.sharding import Settings, Summary
     from lockstep.readers.label_map import LabelMap
 
@@ -75,7 +74,12 @@ def _add_output(command: argparse.ArgumentParser) -> None:
 
 def _add_processes(command: argparse.ArgumentParser) -> None:
     command.add_argument("--processes", type=int, metavar="N", help="how many convert at once (default: one a core)")
-    command.add_argument("--overwrite", action="store_true", help="write over the shards of another conversion")
+    _add_force(command, "write over the shards of another conversion")
+
+
+def _add_force(command: argparse.ArgumentParser, what: str) -> None:
+    command.add_argument("--force", action="store_true", help=what)
+    command.add_argument("--overwrite", dest="force", action=OldFlag, new="--force", nargs=0)
 
 
 def _add_num_shards(command: argparse.ArgumentParser, *, train: int, validation: int) -> None:
@@ -165,7 +169,7 @@ def _add_boxes(command: argparse.ArgumentParser) -> None:
     command.add_argument("folder", type=Path, help="holds a folder for each synset, with a file of XML for each image")
     command.add_argument("--to", required=True, type=Path, metavar="FILE", help="the CSV file")
     command.add_argument("--labels", type=Path, metavar="FILE", help="the synsets wanted, one a line (default: all)")
-    command.add_argument("--overwrite", action="store_true", help="write over a file that is there")
+    _add_force(command, "write over a file that is there")
 
 
 def _convert_boxes(arguments: argparse.Namespace) -> None:
@@ -174,7 +178,7 @@ def _convert_boxes(arguments: argparse.Namespace) -> None:
 
     synsets = frozenset(read_labels(arguments.labels)) if arguments.labels else None
     with show_progress("boxes") as show:
-        counts = write_boxes(arguments.folder, arguments.to, synsets, overwrite=arguments.overwrite, progress=show)
+        counts = write_boxes(arguments.folder, arguments.to, synsets, overwrite=arguments.force, progress=show)
     log.info(
         "%d boxes of %d images in %s, from %d files; %d boxes skipped",
         counts.num_boxes,
@@ -328,7 +332,7 @@ def _settings(arguments: argparse.Namespace, title: str) -> Iterator[Settings]:
     from lockstep.convert.sharding import Settings
 
     with show_progress(title) as show:
-        yield Settings(arguments.processes, arguments.max_skipped, arguments.overwrite, show)
+        yield Settings(arguments.processes, arguments.max_skipped, arguments.force, show)
 
 
 def _log_summary(summaries: Sequence[Summary], output: Path) -> None:

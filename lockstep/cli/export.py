@@ -6,11 +6,10 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from lockstep.cli.shared import Command, check_target, format_size
-from lockstep.cli.weights import add_weights_arguments, chosen_run
+from lockstep.cli.shared import Command, add_weights_arguments, check_target, format_size
 from lockstep.durable import atomic_write
 from lockstep.errors import InputError
-from lockstep.reporting.work import show_elapsed
+from lockstep.reporting.console import show_elapsed
 from lockstep.screen import write_lines
 
 
@@ -22,6 +21,7 @@ def _add_arguments(export: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     """Write the file, and one line that says what is in it."""
+    from lockstep.cli.given_run import chosen_run
     from lockstep.runs.export import FORMATS, check_packages, encode_model
     from lockstep.runs.trained import trained_model
 

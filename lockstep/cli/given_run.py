@@ -1,27 +1,140 @@
-"""The run that a command line of `lockstep train` asks for: its recipe, with settings and flags, and its workdir."""
+"""The run that a command line asks for: to be trained, to be scored, or one whose weights are wanted."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from lockstep.checks import check_together
-from lockstep.cli.shared import given_seat
+from lockstep.checkpoints.store import Store
+from lockstep.checks import NonNegativeFloat, PositiveInt, check_together, check_value
+from lockstep.cli.shared import check_target, given_seat
+from lockstep.cores import NumThreads
 from lockstep.errors import InputError, RecipeError, WorkdirError
-from lockstep.listing import hint_for_path, what_is_there
-from lockstep.progress import End, Epochs, Hours, Steps
-from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.settings import with_settings
+from lockstep.listing import closest_path, hint_for_path, what_is_there
+from lockstep.recipes.data import SPLITS
+from lockstep.recipes.recipe import Recipe, recipe_changes
 from lockstep.recipes.shipped import find, names
+from lockstep.recipes.toml import with_settings
 from lockstep.records.shards import check_local
 from lockstep.runs.inputs import check_inputs
-from lockstep.runs.known_data import located
-from lockstep.runs.workdir import RECIPE, Workdir
+from lockstep.runs.workdir import HISTORY, RECIPE, Workdir, located
+from lockstep.types import End, Epochs, Hours, Steps
+
+if TYPE_CHECKING:
+    from lockstep.evaluation.follow import Polling
+    from lockstep.evaluation.scores import Weights
+
+
+class ChosenRun(NamedTuple):
+    """A run, and which of its weights are wanted."""
+
+    path: Path
+    """The workdir."""
+    recipe: Recipe
+    step: int | None
+    """Step of the checkpoint, which exists; None: the newest, or each new one."""
+    weights: Weights
+
+    @property
+    def name(self) -> str:
+        """The run and the step as the library takes them: `WORKDIR@STEP`."""
+        return str(self.path) if self.step is None else f"{self.path}@{self.step}"
+
+
+def chosen_run(arguments: argparse.Namespace) -> ChosenRun:
+    """Find the run and the weights that the flags choose, and refuse those that are not there.
+
+    A command with a flag `--follow` waits for checkpoints with it, of which there may be none yet.
+    """
+    from lockstep.training.run_weights import run_at_step
+
+    check_local(arguments.run)
+    path, step = run_at_step(arguments.run)
+    follow = getattr(arguments, "follow", False)
+    if step is not None and (arguments.best or follow or arguments.step is not None):
+        raise InputError(
+            "The checkpoint is chosen twice.",
+            given=f"{arguments.run}, and --{'best' if arguments.best else 'follow' if follow else 'step'}",
+            expected="one of the two",
+            hint=f"give {path} alone with the flag, or leave the flag out",
+        )
+    recipe = Workdir(path).recipe() if (path / RECIPE).is_file() else None
+    if recipe is None:
+        runs = sorted(found.parent for found in path.glob(f"*/{RECIPE}"))
+        meant = runs[0] if runs else None if path.exists() else closest_path(path)
+        raise WorkdirError(
+            f"There is no run in {path}.",
+            given=what_is_there(path),
+            expected=f"the folder of a run, with a {RECIPE}",
+            hint=f"did you mean {meant}?"
+            if meant
+            else f"check the path, or train first: lockstep train mnist --workdir {path}",
+        )
+    weights = _weights(arguments, recipe)
+    store = store_in(path, recipe)
+    if follow:
+        return ChosenRun(path, recipe, None, weights)
+    if arguments.best:
+        return ChosenRun(path, recipe, _best(store, path), weights)
+    step = arguments.step if step is None else step
+    _check_saved(store, step, may_wait="follow" in arguments)
+    return ChosenRun(path, recipe, step, weights)
+
+
+def store_in(path: Path, recipe: Recipe) -> Store:
+    """Return the checkpoints of a run."""
+    return Store(path / "checkpoints", recipe.checkpoints.retention)
+
+
+def _weights(arguments: argparse.Namespace, recipe: Recipe) -> Weights:
+    if arguments.average and recipe.average is None:
+        from lockstep.runs.trained import no_averages
+
+        raise no_averages(f"The run in {arguments.run}")
+    if arguments.average or arguments.raw:
+        return "average" if arguments.average else "raw"
+    return recipe.evaluate.weights
+
+
+def _check_saved(store: Store, step: int | None, *, may_wait: bool) -> None:
+    """Refuse a step without a checkpoint; None is any."""
+    steps = store.steps()
+    if not steps or step not in (None, *steps):
+        wait = ", or add --follow to wait for it" if may_wait else ""
+        raise InputError(
+            f"There is no such checkpoint in {store.folder}.",
+            given="the newest" if step is None else f"--step {step}",
+            expected=f"one of step {', '.join(map(str, steps))}" if steps else "one at least",
+            hint="name one of these, or leave the step out"
+            if steps
+            else f"let the run train until it has saved one{wait}",
+        )
+
+
+def _best(store: Store, workdir: Path) -> int:
+    if store.retention.best is None:
+        raise InputError(
+            f"The run in {workdir} does not say which checkpoint is the best.",
+            given="--best",
+            expected="a run whose recipe keeps the best checkpoints by some score",
+            hint="leave --best out, or train with one: --set checkpoints.retention.best=validation/top1",
+        )
+    best = store.best()
+    if best is None:
+        raise InputError(
+            f"None of the checkpoints in {store.folder} is known to be the best.",
+            given=f"checkpoints without a score {store.retention.best!r}",
+            expected="one that was saved after an evaluation",
+            hint="leave --best out, or let the run train until it has been scored",
+        )
+    return best
+
 
 _WRITERS = (
     "checkpoints.every",
@@ -39,7 +152,7 @@ class GivenRun(NamedTuple):
     """What is trained, and where."""
 
     recipe: Recipe
-    """Its number of towers is None only where nobody has said one: then it is that of the workers."""
+    """Its number of towers is None only where nobody has given one: then there are as many towers as workers."""
     path: Path | None
     """The workdir; None writes nothing."""
 
@@ -132,7 +245,7 @@ def _workdir(arguments: argparse.Namespace, name: str, folder: Path | None) -> P
 
 
 def check_without_torch(arguments: argparse.Namespace, run: GivenRun) -> None:
-    """Check what can be seen to be missing or wrong before torch is loaded; what is wrong is told together."""
+    """Check what can be seen to be missing or wrong before torch is loaded; what is wrong is reported together."""
     path = None if arguments.rehearse else run.path
     options = {"accept_changes": arguments.accept_changes, "fork_from": arguments.fork_from}
     checks = [partial(check_inputs, run.recipe, path, **options), partial(check_files_wanted, arguments, run)]
@@ -154,4 +267,128 @@ def check_files_wanted(arguments: argparse.Namespace, run: GivenRun) -> None:
             given="--workdir none " + " ".join(f'--set {name}="{value}"' for name, value in wanted.items()),
             expected="a workdir for these, or settings that ask for no files",
             hint=f"name a --workdir, or leave out {' and '.join(wanted)}",
+        )
+
+
+_FILES = {
+    "to": (".json", "The result is written as JSON."),
+    "confusion": (".csv", "The confusion matrix is written as a table of CSV."),
+    "mistakes": (".png", "The worst mistakes are shown as one PNG."),
+}
+"""The flags that name a file to write, with its ending."""
+
+_SETTABLE = ("data", "evaluate", "feed")
+"""The parts of a recipe that an evaluation may change: no others could change which examples are scored, or how."""
+
+
+@dataclass(frozen=True)
+class ScoredRun:
+    """The run, the examples and the weights to score, by the flags and the recipe of the run."""
+
+    path: Path
+    """The workdir."""
+    recipe: Recipe
+    """The run's, with the settings of the flags."""
+    split: str
+    is_other_data: bool
+    """Whether the flags name other examples than those of the run."""
+    weights: Weights
+    polling: Polling | None
+    """Times to wait for new checkpoints; None: one checkpoint is scored."""
+    wanted: int | None
+    """The step of the checkpoint; None: the newest."""
+
+    @property
+    def store(self) -> Store:
+        """The checkpoints of the run."""
+        return store_in(self.path, self.recipe)
+
+    def is_over(self) -> bool:
+        """Whether the run's history has its end, which is written after the last checkpoint."""
+        path = self.path / HISTORY
+        lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+        try:
+            return bool(lines) and json.loads(lines[-1])["event"] == "end"
+        except (ValueError, KeyError, TypeError):  # a line that is being written
+            return False
+
+
+def scored_run(arguments: argparse.Namespace) -> ScoredRun:
+    """Decide what is to be scored, and refuse flags that this run cannot serve."""
+    polling = _polling(arguments)
+    check_value("--threads", arguments.threads, NumThreads | None)
+    _check_split(arguments.split)
+    for flag, (ending, what) in _FILES.items():
+        if (file := getattr(arguments, flag)) is not None:
+            check_target(file, (ending,), what, overwrite=arguments.force, flag=f"--{flag}")
+    path, saved, wanted, weights = chosen_run(arguments)
+    saved = located(saved, path)
+    recipe = _with_settings(arguments, saved)
+    split = arguments.split or ("test" if "test" in recipe.data.splits else "validation")
+    if arguments.data is not None:
+        recipe = replace(recipe, data=recipe.data.at(split, arguments.data))
+    if not (arguments.average or arguments.raw):
+        weights = recipe.evaluate.weights
+    _check_there(split, path, recipe)
+    recipe.data.check_there(split)
+    is_other = recipe.data.path_of(split) != saved.data.path_of(split)
+    return ScoredRun(path, recipe, split, is_other, weights, polling, wanted)
+
+
+def _with_settings(arguments: argparse.Namespace, saved: Recipe) -> Recipe:
+    """Apply the settings of the flags; one that would change what was trained is refused."""
+    recipe = with_settings(saved, arguments.settings)
+    if arguments.examples is not None:
+        check_value("--examples", arguments.examples, PositiveInt)
+        recipe = replace(recipe, evaluate=replace(recipe.evaluate, examples=arguments.examples))
+    wrong = [change for change in recipe_changes(saved, recipe) if not change.is_allowed(_SETTABLE)]
+    if wrong or type(recipe.data) is not type(saved.data):
+        raise InputError(
+            "These settings would change what was trained, and a checkpoint is scored as it was trained.",
+            given="; ".join(map(str, wrong)) or f"data of another kind: {type(recipe.data).__name__}",
+            expected=f"settings of {', '.join(_SETTABLE)}: which examples are scored, and how",
+            hint="leave them out; to train with them: lockstep train",
+        )
+    return recipe
+
+
+def _polling(arguments: argparse.Namespace) -> Polling | None:
+    from lockstep.evaluation.follow import Polling
+
+    given = {"--interval": arguments.interval, "--timeout": arguments.timeout}
+    waiting = {flag: seconds for flag, seconds in given.items() if seconds is not None}
+    for flag, seconds in waiting.items():
+        check_value(flag, seconds, NonNegativeFloat)
+    if not arguments.follow:
+        if waiting:
+            flags = " and ".join(waiting)
+            raise InputError(
+                f"Without --follow nothing is waited for, and {flags} {'says' if len(waiting) == 1 else 'say'} how.",
+                given=" ".join(f"{flag} {seconds:g}" for flag, seconds in waiting.items()),
+                expected="--follow with it",
+                hint=f"add --follow to score each new checkpoint, or leave {flags} out",
+            )
+        return None
+    interval = Polling().interval_seconds if arguments.interval is None else arguments.interval
+    return Polling(interval, arguments.timeout)
+
+
+def _check_split(split: str | None) -> None:
+    if split is not None and split not in SPLITS:
+        raise InputError(
+            f"There is no split {split!r}.",
+            given=f"--split {split}",
+            expected=", ".join(SPLITS),
+            hint="name one of these, or leave it out to score the test examples",
+        )
+
+
+def _check_there(split: str, path: Path, recipe: Recipe) -> None:
+    there = recipe.data.splits
+    if there and split not in there:  # a run whose examples come from a function names none
+        raise InputError(
+            f"The run in {path} has no {split} examples.",
+            given=f"a recipe without data.{split}",
+            expected=f"--split {' or '.join(there)}",
+            hint=f"lockstep evaluate {path} --split {there[-1]}",
         )

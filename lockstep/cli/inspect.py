@@ -22,8 +22,7 @@ def _add_arguments(inspect: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
-    from lockstep.cli.inspect_records import find_record_files, inspect_records
-    from lockstep.cli.inspect_weights import diff_weights, inspect_weights, show_values
+    from lockstep.cli.inspection import diff_weights, find_record_files, inspect_records, inspect_weights, show_values
     from lockstep.records.shards import check_local
     from lockstep.training.run_weights import open_weights
 

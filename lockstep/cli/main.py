@@ -7,13 +7,13 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn, TextIO
 
-from lockstep import __version__
 from lockstep.cli import benchmark, chaos, convert, evaluate, export, importing, inspect, predict, run, show, train
-from lockstep.cli.shared import EXIT_CODES, INTERRUPTED, in_words_of_flags
+from lockstep.cli.shared import EXIT_CODES, INTERRUPTED, in_words_of_flags, parsed
 from lockstep.errors import LockstepError
 from lockstep.lazy import import_lazily
 from lockstep.screen import Lines, log, one_line, show_log
 from lockstep.terminal import width_of, wrapped
+from lockstep.version import __version__
 
 EXAMPLES = """examples:
   lockstep train mnist --towers 2 --workdir runs/mnist    train; the same again resumes
@@ -82,9 +82,7 @@ def parser() -> argparse.ArgumentParser:
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Parse a command line. For `run`, `arguments` holds the arguments of the script."""
     top = parser()
-    split = argv.index("--") if "--" in argv else len(argv)
-    arguments, unknown = top.parse_known_args(argv[:split])
-    arguments.arguments = [*unknown, *argv[split + 1 :]]
+    arguments = parsed(top, argv)
     if arguments.arguments and arguments.command != "run":
         top.error(f"unrecognized arguments: {' '.join(arguments.arguments)}")
     return arguments

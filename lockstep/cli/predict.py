@@ -13,18 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.checks import NonNegativeInt, PositiveInt, Probability, check_value
-from lockstep.cli.shared import Command, check_output_folder
-from lockstep.cli.weights import ChosenRun, add_weights_arguments, chosen_run
+from lockstep.cli.shared import Command, add_weights_arguments, check_output_folder
 from lockstep.durable import atomic_write
 from lockstep.errors import InputError
-from lockstep.reporting.work import show_progress
+from lockstep.reporting.console import show_progress
 from lockstep.screen import log, write_lines
 
 if TYPE_CHECKING:
     from lockstep.cli.cards import Card
+    from lockstep.cli.given_run import ChosenRun
     from lockstep.recipes.parts import Pictures
-    from lockstep.runs.detect import FoundObjects
-    from lockstep.runs.predict import ClassProbability, Predictions
+    from lockstep.runs.predict import ClassProbability, FoundObjects, Predictions
 
 CSV, JSON, PAGE, PICTURES = "predictions.csv", "predictions.json", "predictions.html", "pictures"
 
@@ -54,9 +53,11 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     """Write the files, and one line that says how many images there were."""
     check_value("show", arguments.show, NonNegativeInt)
     check_output_folder(arguments.to, overwrite=arguments.force)
-    run = chosen_run(arguments)
 
+    from lockstep.cli.given_run import chosen_run
     from lockstep.recipes.tasks import Detection
+
+    run = chosen_run(arguments)
 
     find = _found_objects if run.recipe.data.task is Detection else _classes
     predictions = find(arguments, run)
@@ -92,13 +93,13 @@ def _found_objects(arguments: argparse.Namespace, run: ChosenRun) -> Predictions
         raise _not_for("a detector", f"--top {arguments.top}", "the run of a classifier")
     from lockstep.recipes.parts import Pictures
 
-    told = run.recipe.evaluate.detection
-    how = told.pictures if told else Pictures()
+    scored = run.recipe.evaluate.detection
+    how = scored.pictures if scored else Pictures()
     if arguments.min_score is not None:
         check_value("min_score", arguments.min_score, Probability)
         how = replace(how, min_score=arguments.min_score)
 
-    from lockstep.runs.detect import detect
+    from lockstep.runs.predict import detect
 
     with show_progress("detecting") as show:
         found = detect(run.name, arguments.images, weights=run.weights, device=arguments.device, progress=show)
@@ -145,9 +146,8 @@ def _write(predictions: Predictions, folder: Path, num_shown: int) -> None:
 
 def _write_objects(found: FoundObjects, folder: Path, num_shown: int, how: Pictures) -> None:
     """Write all files, or none: what was found, and the first images with it."""
-    from lockstep.data.showing import examples
-    from lockstep.runs.detect import found_objects_json
-    from lockstep.runs.detection_outputs import drawn, write_picture
+    from lockstep.runs.predict import found_objects_json
+    from lockstep.runs.showing import drawn, examples, write_picture
 
     with ExitStack() as stack:
         file = stack.enter_context(atomic_write(folder / JSON, parents=True, failure=InputError))
@@ -169,8 +169,8 @@ def _title(predictions: Predictions) -> str:
 def _cards(predictions: Predictions, num_shown: int) -> list[Card]:
     """Make a card of each of the first files: the image, and its classes below it."""
     from lockstep.cli.cards import card
-    from lockstep.data.showing import examples
     from lockstep.images.drawing import printable
+    from lockstep.runs.showing import examples
 
     found = predictions.by_position()
     first = range(min(num_shown, len(predictions.reader)))

@@ -14,6 +14,7 @@ from lockstep.checks import NonNegativeFloat, NonNegativeInt, PositiveInt, check
 from lockstep.cli.shared import (
     ENVIRONMENT,
     Command,
+    OldFlag,
     add_machine_arguments,
     choose_num_workers,
     given_seat,
@@ -46,10 +47,13 @@ def _add_arguments(run: argparse.ArgumentParser) -> None:
         help="start the script again when workers are lost, up to N times without progress; it resumes by itself",
     )
     run.add_argument(
-        "--on-loss",
+        "--on-failure",
         choices=("restart", "continue"),
         default="restart",
         help="continue: ls.run in the script goes on with the workers that are left, where its recipe says so, too",
+    )
+    run.add_argument(
+        "--on-loss", dest="on_failure", action=OldFlag, new="--on-failure", choices=("restart", "continue")
     )
     run.add_argument(
         "--min-workers", type=int, default=1, metavar="N", help="with fewer left, start again (default: 1)"
@@ -83,9 +87,7 @@ def _check_script(script: str) -> None:
 
 def _plan(argv: list[str]) -> dict[str, Any]:
     """Decide how many workers to start."""
-    from lockstep.cli.main import parse
-
-    arguments = parse(argv)
+    arguments = COMMAND.parse(argv)
     seat = given_seat(arguments, os.environ)
     if seat is not None:
         _check_script(arguments.script)
@@ -99,7 +101,7 @@ def _plan(argv: list[str]) -> dict[str, Any]:
         "workers": workers,
         "hang_seconds": arguments.hang_seconds,
         "restarts": arguments.restarts,
-        "survival": survival if arguments.on_loss == "continue" else None,
+        "survival": survival if arguments.on_failure == "continue" else None,
         "whole_traceback": arguments.full_traceback,
     }
 
@@ -108,9 +110,7 @@ def _work(argv: list[str]) -> int:
     """Run the script in one worker, as if Python had been started with it."""
     import torch
 
-    from lockstep.cli.main import parse
-
-    arguments = parse(argv)
+    arguments = COMMAND.parse(argv)
     script = Path(arguments.script).resolve()
     sys.argv = [str(script), *arguments.arguments]
     sys.path.insert(0, str(script.parent))

@@ -25,10 +25,8 @@ from torch import nn
 
 from lockstep.checkpoints.store import Checkpoint
 from lockstep.cli.cards import Card, Tile, card, contact_sheet
-from lockstep.cli.evaluate import ScoredRun, scored_run
-from lockstep.cli.main import parse
+from lockstep.cli.given_run import ScoredRun, scored_run
 from lockstep.cli.shared import choose_num_workers, given_seat, join_workers, worker_exit_code
-from lockstep.data.showing import ShownExample, examples
 from lockstep.durable import atomic_write, make_folder
 from lockstep.errors import InputError, LockstepError
 from lockstep.evaluation.evaluate import Evaluation, evaluate_unless_stopped
@@ -42,17 +40,17 @@ from lockstep.readers.reader import Reader
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.tasks import CONFUSION, MISTAKES, Task
 from lockstep.reporting.append import append_line
+from lockstep.reporting.console import show_progress
 from lockstep.reporting.events import EventFile, image_summary, scalar_summary
 from lockstep.reporting.jsonl import without_nonfinite
-from lockstep.reporting.work import show_progress
 from lockstep.runs.build import Examples, build_state, prepared
-from lockstep.runs.detection_outputs import evaluation_outputs
 from lockstep.runs.inputs import check_same_classes
-from lockstep.runs.known_data import KnownData, class_names
+from lockstep.runs.showing import ShownExample, examples
 from lockstep.runs.stages import recipe_at, recipe_at_start
-from lockstep.runs.workdir import Workdir
+from lockstep.runs.validation import evaluation_outputs
+from lockstep.runs.workdir import KnownData, Workdir, class_names
 from lockstep.screen import log
-from lockstep.training.resume import load_states, read_checkpoint
+from lockstep.training.saving import load_states, read_checkpoint
 from lockstep.types import Batch
 from lockstep.workers.rank import Worker
 
@@ -67,9 +65,8 @@ _TOP = re.compile(r"top(\d+)")
 _OF_DETECTIONS = re.compile(r"\w+_(Precision|Recall|PerformanceByCategory)/")
 
 
-def plan_scoring(argv: list[str]) -> dict[str, Any]:
+def plan_scoring(arguments: argparse.Namespace) -> dict[str, Any]:
     """Decide how many workers to start, and refuse what can be refused before."""
-    arguments = parse(argv)
     recipe = scored_run(arguments).recipe
     device, sharing = _placement(arguments, recipe)
     seat = given_seat(arguments, os.environ)
@@ -77,14 +74,13 @@ def plan_scoring(argv: list[str]) -> dict[str, Any]:
 
 
 def _placement(arguments: argparse.Namespace, recipe: Recipe) -> tuple[str | None, int | None]:
-    """The device, and how many workers may share one: those of the flags, else of the recipe."""
+    """Return the device, and how many workers may share one: by the flags, else by the recipe."""
     sharing = recipe.workers_per_device if arguments.workers_per_device is None else arguments.workers_per_device
     return arguments.device or recipe.device, sharing
 
 
-def score_in_worker(argv: list[str]) -> int:
+def score_in_worker(arguments: argparse.Namespace) -> int:
     """Score on one worker. All of them get the same result; the chief logs it and writes it down."""
-    arguments = parse(argv)
     run = scored_run(arguments)
     with (
         join_workers(*_placement(arguments, run.recipe)) as worker,
@@ -135,7 +131,7 @@ class _Scoring:
         self._held = self._examples.held_out(self._run.split)
         names = class_names(self._examples.reader(self._run.split))
         self._class_names = KnownData.of(Workdir(self._run.path)).class_names or names
-        check_same_classes(self._run.split, [*names.values()], [*self._class_names.values()])
+        check_same_classes(self._run.split, names, self._class_names)
         self._state = build_state(recipe, self._worker)
         files = {"confusion": self._arguments.confusion, "mistakes": self._arguments.mistakes}
         self._task = recipe.task.with_metrics(self._class_names, NO_METRICS)
@@ -180,8 +176,8 @@ class _Scoring:
         log_scores(result, split)
         images = evaluation_outputs(self._task, self._examples.reader(split))
         self._files.write(result, split, data, images)
-        if self._arguments.json:
-            write_result(result, split, self._arguments.json, data)
+        if self._arguments.to:
+            write_result(result, split, self._arguments.to, data)
         self._details.write(self._examples.reader(split), self._class_names)
 
 
@@ -208,7 +204,7 @@ def _checkpoint(run: ScoredRun) -> Checkpoint:
 
 
 def _facts(result: Evaluation, split: str, data: str | None) -> dict[str, Any]:
-    """The facts of an evaluation: the same for the same weights and examples; "nan" and "inf" are text."""
+    """Return the facts of an evaluation: the same for the same weights and examples; "nan" and "inf" are text."""
     other = {"data": data} if data else {}
     facts: dict[str, Any] = without_nonfinite({"step": result.step, "split": split, **other, **result.facts})
     return facts
@@ -325,6 +321,6 @@ def mistakes_sheet(mistakes: Sequence[Mistake], reader: Reader, names: ClassName
 def _mistake_card(mistake: Mistake, example: ShownExample, names: ClassNames) -> Card:
     shown = card(example, _SIDE_PIXELS)
     predicted, right = (printable(class_name(names, label)) for label in (mistake.predicted, mistake.label))
-    said = f"predicted {predicted}, is {right}"
-    details = f"loss {mistake.loss:.4g}" + ("" if shown.tiles else f", {said}")
-    return replace(shown, details=details, tiles=tuple(Tile(tile.image, said) for tile in shown.tiles))
+    verdict = f"predicted {predicted}, is {right}"
+    details = f"loss {mistake.loss:.4g}" + ("" if shown.tiles else f", {verdict}")
+    return replace(shown, details=details, tiles=tuple(Tile(tile.image, verdict) for tile in shown.tiles))

@@ -13,12 +13,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lockstep.checks import PositiveInt, check_value
 from lockstep.cores import usable_cores
 from lockstep.errors import InputError, LockstepError
-from lockstep.screen import show_log
+from lockstep.screen import log_new_name, show_log
 from lockstep.workers.environment import SHORT_WAITS
 
 if TYPE_CHECKING:
@@ -53,7 +53,37 @@ class Command(NamedTuple):
     run: Callable[[argparse.Namespace, Sequence[str]], int]
     """Takes the parsed arguments and the command line; returns the exit code."""
     flags: Mapping[str, str] = MappingProxyType({})
-    """By the name of an argument of the library, the flag that gives it: errors are told in the words of the flags."""
+    """Flags by the argument of the library that they give: errors name the flags."""
+
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Parse a command line, the name of the command first, which `main` has accepted before."""
+        parser = argparse.ArgumentParser(prog=f"lockstep {argv[0]}")
+        self.add_arguments(parser)
+        return parsed(parser, argv[1:])
+
+
+def parsed(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
+    """Parse a command line; `arguments` then holds what is after "--" or unknown: the arguments of a script."""
+    split = argv.index("--") if "--" in argv else len(argv)
+    arguments, unknown = parser.parse_known_args(argv[:split])
+    arguments.arguments = [*unknown, *argv[split + 1 :]]
+    return arguments
+
+
+class OldFlag(argparse.Action):
+    """A flag that has another name now, `new`: it does the same, and its use is logged. The help leaves it out."""
+
+    def __init__(self, *args: Any, new: str, **options: Any) -> None:
+        options |= {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+        super().__init__(*args, **options)
+        self._new = new
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        """Store the value under the new name."""
+        log_new_name(str(option), self._new)
+        setattr(namespace, self.dest, True if self.nargs == 0 else values)
 
 
 def in_words_of_flags(text: str, flags: Mapping[str, str]) -> str:
@@ -92,6 +122,21 @@ def add_machine_arguments(
     command.add_argument("--hosts", type=int, metavar="N", help="the same command runs on N hosts, as one run")
     command.add_argument("--host-rank", type=int, metavar="K", help="which of them this is, from 0, the chief's host")
     command.add_argument("--chief", metavar="HOST:PORT", help="where the chief's host listens for the others")
+
+
+# argparse has no public name for the group that is returned.
+def add_weights_arguments(command: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
+    """Add the flags that choose the weights of a run; returns the group of those that choose the checkpoint."""
+    command.add_argument("run", metavar="RUN[@STEP]", help="the folder of a run, and a step (default: the newest)")
+    weights = command.add_mutually_exclusive_group()
+    weights.add_argument("--average", action="store_true", help="take the moving averages of the parameters")
+    weights.add_argument("--raw", action="store_true", help="take the parameters themselves (default: as the recipe)")
+    which = command.add_mutually_exclusive_group()
+    which.add_argument("--step", type=int, metavar="N", help="the checkpoint of this step, as RUN@STEP")
+    which.add_argument(
+        "--best", action="store_true", help="the best one, by the score that the recipe keeps the best by"
+    )
+    return which
 
 
 def given_seat(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Seat | None:
@@ -227,7 +272,7 @@ def choose_num_workers(
     never more than towers. Workers and towers are those of all hosts, of which each takes as even a share as can be.
     Workers that serve the others, and compute no tower, come on top of these on the first host.
     """
-    from lockstep.parallel.tree import assign_towers
+    from lockstep.exchange.tree import assign_towers
     from lockstep.workers.devices import num_accelerators
 
     check_value("--workers-per-device", workers_per_device, PositiveInt | None)

@@ -16,7 +16,7 @@ from lockstep.screen import write_lines
 
 if TYPE_CHECKING:
     from lockstep.cli.source import ExampleStream
-    from lockstep.data.detected import Compared, Comparison
+    from lockstep.runs.showing import Compared, Comparison
 
 _SIDE_PIXELS = {".html": 448, ".png": 300}
 _MAX_PICTURES = 1000
@@ -59,8 +59,8 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     check_source(arguments.source)
 
     from lockstep.cli.cards import card, contact_sheet, html_page
-    from lockstep.data.showing import examples
     from lockstep.images.pillow import png_bytes
+    from lockstep.runs.showing import examples
 
     stream = example_stream(
         arguments.source,
@@ -117,8 +117,8 @@ def _check_detections(arguments: argparse.Namespace) -> None:
 
 
 def _comparison(arguments: argparse.Namespace, stream: ExampleStream) -> Comparison | None:
-    from lockstep.data.detected import comparison
     from lockstep.readers.coco_results import read_coco_results
+    from lockstep.runs.showing import comparison
 
     if arguments.detections is None:
         return None

@@ -10,23 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lockstep.augmentations.crops import RandomResizedCrop
+from lockstep.augmentations.slim_presets import SLIM_PRESETS, inception_preset
+from lockstep.augmentations.turns import HorizontalFlip
 from lockstep.data.order import Order
 from lockstep.data.rows import Rows
 from lockstep.errors import DataError, InputError
-from lockstep.images.augment import HorizontalFlip
 from lockstep.images.objects import object_fields
-from lockstep.images.resized_crops import RandomResizedCrop
-from lockstep.images.slim_presets import SLIM_PRESETS, inception_preset
 from lockstep.listing import did_you_mean
 from lockstep.readers.paths import KNOWN
-from lockstep.recipes.data import MnistData
-from lockstep.recipes.detection import DetectionData
+from lockstep.recipes.data import DetectionData, MnistData
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.shipped import find, names
 
 if TYPE_CHECKING:
-    from lockstep.data.showing import Pipeline
     from lockstep.readers.reader import Reader
+    from lockstep.runs.showing import Pipeline
 
 _CROP, _CROP_PIXELS = "crop", 224
 _IMAGE, _BOXES, _KEYPOINT = "image", "boxes", "keypoint"
@@ -108,7 +107,7 @@ def check_source(source: str) -> None:
 
 
 def _pipeline(augment: str | None, size: int | None, recipe: Recipe | None, reader: Reader) -> Pipeline:
-    from lockstep.data.showing import NOTHING
+    from lockstep.runs.showing import NOTHING
 
     if augment in (_CROP, *SLIM_PRESETS):
         return _pipeline_of_preset(augment, size, reader)
@@ -133,7 +132,7 @@ def _pipeline(augment: str | None, size: int | None, recipe: Recipe | None, read
 
 
 def _pipeline_of_recipe(recipe: Recipe) -> Pipeline:
-    from lockstep.data.showing import Pipeline
+    from lockstep.runs.showing import Pipeline
 
     data = recipe.data
     if isinstance(data, MnistData):
@@ -146,7 +145,7 @@ def _pipeline_of_recipe(recipe: Recipe) -> Pipeline:
 
 def _pipeline_of_preset(name: str, size: int | None, reader: Reader) -> Pipeline:
     """Return the pipeline of a preset for images of one class; Inception's crops by boxes where there are some."""
-    from lockstep.data.showing import Pipeline
+    from lockstep.runs.showing import Pipeline
 
     objects = _object_fields(reader)
     if name == _CROP:

@@ -82,10 +82,10 @@ def _add_arguments(train: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     from lockstep.launcher.launch import is_worker, launch
-    from lockstep.workers.watchdog import Limits
+    from lockstep.workers.limits import Limits
 
     if is_worker() and not arguments.print_recipe:
-        return _work(list(argv))
+        return train_as_worker(list(argv))
     from lockstep.cli.given_run import check_without_torch, given_recipe, given_run
 
     if arguments.print_recipe:
@@ -102,8 +102,8 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
         check_value("--grace", arguments.grace, Annotated[float, Range(gt=0, finite=False), hint])
     return launch(
         argv,
-        plan=_plan,
-        main=_work,
+        plan=plan_train,
+        main=train_as_worker,
         preload=("torch", "lockstep.cli.training"),
         limits=Limits(stop_seconds=arguments.grace),
         requeue=arguments.requeue,
@@ -111,16 +111,18 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     )
 
 
-def _plan(argv: list[str]) -> dict[str, Any]:
+def plan_train(argv: list[str]) -> dict[str, Any]:
+    """Decide how many workers train, for the launcher."""
     from lockstep.cli.training import plan_training
 
-    return plan_training(argv)
+    return plan_training(COMMAND.parse(argv))
 
 
-def _work(argv: list[str]) -> int:
+def train_as_worker(argv: list[str]) -> int:
+    """Train on one worker; returns its exit code."""
     from lockstep.cli.training import train_in_worker
 
-    return train_in_worker(argv)
+    return train_in_worker(COMMAND.parse(argv))
 
 
 COMMAND = Command("train by a recipe, or go on where its workdir stands", _add_arguments, _run)

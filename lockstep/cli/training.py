@@ -12,27 +12,25 @@ from typing import Any
 
 from lockstep.checks import check_together
 from lockstep.cli.given_run import GivenRun, check_without_torch, given_run
-from lockstep.cli.main import parse
 from lockstep.cli.scoring import log_scores
 from lockstep.cli.shared import choose_num_workers, given_seat, join_workers, worker_exit_code
 from lockstep.errors import InputError
 from lockstep.launcher.rendezvous import Seat
 from lockstep.owner import scratch_folder
-from lockstep.parallel.served import is_served, num_computing
-from lockstep.progress import Steps
 from lockstep.recipes.recipe import Recipe
 from lockstep.runs.run import Run
 from lockstep.runs.start import check_sources
 from lockstep.runs.workdir import Result
 from lockstep.screen import log, show_log
+from lockstep.served.exchanges import is_served, num_computing
+from lockstep.types import Steps
 from lockstep.workers.devices import num_accelerators
 from lockstep.workers.rank import Worker, join
 
 
-def plan_training(argv: list[str]) -> dict[str, Any]:
+def plan_training(arguments: argparse.Namespace) -> dict[str, Any]:
     """Decide how many workers to start, and refuse what can be refused before."""
     show_log()
-    arguments = parse(argv)
     run = given_run(arguments)
     check_given(arguments, run)
     workers = choose_workers(run.recipe, given_seat(arguments, os.environ))
@@ -44,12 +42,12 @@ def plan_training(argv: list[str]) -> dict[str, Any]:
         "workers": workers,
         "hang_seconds": watch.hang_seconds,
         "restarts": restarts,
-        "survival": survival if watch.on_loss == "continue" else None,
+        "survival": survival if watch.on_failure == "continue" else None,
     }
 
 
 def check_given(arguments: argparse.Namespace, run: GivenRun) -> None:
-    """Check all that a run needs before it begins; what is wrong is told together."""
+    """Check all that a run needs before it begins; what is wrong is reported together."""
     path = None if arguments.rehearse else run.path
     check_together(
         [
@@ -102,9 +100,8 @@ def _largest_divisor(number: int, most: int) -> int:
     return next(divisor for divisor in range(min(most, number, 1024), 0, -1) if number % divisor == 0)
 
 
-def train_in_worker(argv: list[str]) -> int:
+def train_in_worker(arguments: argparse.Namespace) -> int:
     """Run one worker to the end of the run."""
-    arguments = parse(argv)
     recipe, path = given_run(arguments)
     with join_workers(recipe.device, recipe.workers_per_device) as worker:
         recipe = replace(recipe, num_towers=recipe.towers_for(worker.num_workers).count)

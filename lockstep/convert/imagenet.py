@@ -18,8 +18,7 @@ from io import StringIO
 from pathlib import Path
 
 from lockstep.checks import check_one_of
-from lockstep.convert.image_folder import find_sets, labelled, shuffled
-from lockstep.convert.image_record import Box, LabelledImage, Synset
+from lockstep.convert.image_folder import Box, LabelledImage, Synset, find_sets, labelled, shuffled
 from lockstep.durable import atomic_write
 from lockstep.errors import DataError
 from lockstep.listing import shorten

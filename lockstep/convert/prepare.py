@@ -51,7 +51,7 @@ class Preparation(Checked):
     quality: Annotated[int, Range(ge=1, le=100)] = 90
     """JPEG quality."""
     subsampling: Annotated[str, OneOf(SUBSAMPLINGS)] = "420"
-    """Of the JPEG's colours: "444" keeps all, "422" every second column, "420" also every second row only."""
+    """Colours of the JPEG: "444" keeps all, "422" every second column, "420" also every second row only."""
 
     def __str__(self) -> str:
         return f"short_side={self.short_side} quality={self.quality} {self.subsampling}"

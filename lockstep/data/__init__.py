@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from lockstep.data.each_example import EachExample as EachExample
     from lockstep.data.iterable_loader import IterableLoader as IterableLoader
     from lockstep.data.loader import Loader as Loader
+    from lockstep.data.order import Balanced as Balanced
     from lockstep.data.order import BlockShuffled as BlockShuffled
-    from lockstep.data.weighted_orders import Balanced as Balanced
-    from lockstep.data.weighted_orders import Mixture as Mixture
-    from lockstep.data.weighted_orders import Weighted as Weighted
+    from lockstep.data.order import Mixture as Mixture
+    from lockstep.data.order import Weighted as Weighted
     from lockstep.readers.coco import Coco as Coco
     from lockstep.readers.combine import Concatenated as Concatenated
     from lockstep.readers.detection import DetectionReader as DetectionReader

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from lockstep.augmentations.augment import num_partners, turns
 from lockstep.data.bad_examples import ChooseRows, check_budget
 from lockstep.data.order import Int64s
 from lockstep.data.rows import BatchRequest, PartnersOf, Rows, RowsOf
 from lockstep.data.seeding import restore_global_generators, seed_global_generators, seeded_items
 from lockstep.errors import DataError, LockstepError
-from lockstep.images.augment import num_partners, turns
 from lockstep.ragged import Ragged
 from lockstep.randomness import Draws, key_of, mix
 from lockstep.readers.reader import ItemReader, draws_globally
 from lockstep.tracing import now_reading, timed
 
 if TYPE_CHECKING:
-    from lockstep.images.augment import Augment, NeedsPartners
+    from lockstep.augmentations.augment import Augment, NeedsPartners
     from lockstep.readers.reader import Reader
 
 
@@ -259,7 +259,7 @@ class BadRow:
     """Index of the example that was read in its place."""
     reason: str
     partner_of: int | None = None
-    """Of a partner: the position of the example for which it was read."""
+    """For a partner: the position of the example for which it was read."""
 
 
 class ReadRows(NamedTuple):

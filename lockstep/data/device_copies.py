@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from lockstep.data.batch_reader import ReadRows
-from lockstep.data.prefetch import TimedResult
 from lockstep.data.shared_memory import map_leaves
 from lockstep.ragged import Ragged
+from lockstep.tracing import TimedResult
 
 
 def copied_ahead(
@@ -57,9 +57,9 @@ class _Copy(NamedTuple):
 
     rows: TimedResult[ReadRows]
     tensors: list[Tensor | Ragged]
-    """Those of the rows that are on the device."""
+    """The tensors of the rows that are on the device."""
     event: torch.Event
-    """When they are there."""
+    """Event that is recorded when they are on the device."""
 
     def arrived(self, device: torch.device) -> TimedResult[ReadRows]:
         """Return the rows, to be used on the current stream of this thread: it waits for them, the host does not."""

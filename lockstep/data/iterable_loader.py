@@ -7,11 +7,11 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
+from lockstep.augmentations.augment import Augment, num_partners
 from lockstep.checks import PositiveInt, check_value, wrong_type
 from lockstep.data.loader import Loader
 from lockstep.data.order import Int64s
 from lockstep.errors import DataError, InputError, LockstepError
-from lockstep.images.augment import Augment, num_partners
 from lockstep.readers.fingerprint import Fingerprint, fingerprint_of
 from lockstep.readers.reader import Collation, Cost
 from lockstep.screen import log

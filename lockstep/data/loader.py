@@ -2,33 +2,45 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import count, filterfalse, takewhile
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
-from lockstep.checks import NonNegativeInt, PositiveInt, check_one_of, check_type, check_value
+from lockstep.augmentations.augment import Augment
+from lockstep.checks import (
+    Count,
+    Hint,
+    NonNegativeInt,
+    PositiveInt,
+    check_all,
+    check_one_of,
+    check_type,
+    check_value,
+    wrong_type,
+)
 from lockstep.data.bad_examples import POLICIES, ChooseRows, DropBad, Policy, Quarantine, ReplaceBad
 from lockstep.data.batch_reader import BadRow, BatchReader, ReadRows, SkipBad
 from lockstep.data.device_copies import copied_ahead
 from lockstep.data.loader_processes import read_in_processes
 from lockstep.data.loader_threads import read_in_threads
 from lockstep.data.order import Int64s, Order, order_of
-from lockstep.data.places import Places, check_stream, read_ranges, saved_ranges, without_first
-from lockstep.data.prefetch import LoaderPool, StallTimeout, TimedResult, run_timed
+from lockstep.data.places import FORGED, Places, read_ranges, saved_ranges, without_first
+from lockstep.data.prefetch import LoaderPool, StallTimeout
 from lockstep.data.rows import BatchRequest, EvaluationRows, RowsOf, TrainingRows, offsets_of
 from lockstep.data.slices import Slices
 from lockstep.description import described
 from lockstep.errors import DataError, InputError
-from lockstep.images.augment import Augment
 from lockstep.readers.fingerprint import Fingerprint, fingerprint_changes, fingerprint_of
 from lockstep.readers.reader import ExampleReader, reader_of
+from lockstep.tracing import TimedResult, run_timed
 from lockstep.types import BadExample, Batch, StepReport
 
 if TYPE_CHECKING:
@@ -36,6 +48,7 @@ if TYPE_CHECKING:
 
 
 _CPU = torch.device("cpu")
+_Place = Annotated[Count, Hint(FORGED)]
 
 AnyBatch = TypeVar("AnyBatch", bound=Batch)
 
@@ -53,7 +66,7 @@ class Stuck(NamedTuple):
 
     step: int
     positions: tuple[int, ...]
-    """Of the batches that were tried there, which are skipped."""
+    """Positions of the batches that were tried there, which are skipped."""
 
 
 class Loader:
@@ -115,7 +128,7 @@ class Loader:
         self.num_loads = 0
         """How often `load_state` was called: batches asked for before are not the next ones any more."""
         self.position = 0
-        """The next example to train on: all before it were attempted, however many were prefetched."""
+        """The next example to train on: all before it were attempted; what is prefetched does not count."""
         self.returned: list[range] = []
         """Places in the stream, ascending, whose examples come next, as no update was made from them; see `slices`."""
         self._places = Places()
@@ -175,13 +188,15 @@ class Loader:
         """
         check_stream(state)
         changed = _check_same_stream(state, self.state(), accept_data_change=accept_data_change)
-        self.returned = read_ranges(state)
+        self.returned = read_ranges(state) if "returned" in state else []
         self.position = state["position"]
         self._places = self._places_from_here()
         self.last_report = None
         self.num_loads += 1
         self.skipped = sorted({*self.skipped, *state.get("skipped", ())})
-        self.quarantine.load({} if changed else state.get("quarantine", {}))
+        known = {} if changed else state.get("quarantine", {})
+        if known or self.quarantine.reasons:
+            self.quarantine.load(known)
         return changed
 
     def batches(
@@ -286,9 +301,11 @@ class Loader:
             batch: whose attempt is over.
             report: of the step made from it, kept as `last_report`; None where no step was made.
         """
-        self.add_bad(batch.bad)
+        if batch.bad:
+            self.add_bad(batch.bad)
         end = batch.position + batch.batch_size
-        self.return_to(end, without_first(self.returned, end - self.position), report)
+        left = without_first(self.returned, end - self.position) if self.returned else []
+        self.return_to(end, left, report)
 
     def return_to(self, position: int, returned: list[range], report: StepReport | None) -> None:
         """Set the position, the places whose examples come next, and the report of the last step."""
@@ -377,6 +394,25 @@ def _delivered(
             wait_seconds = time.perf_counter() - started
             times = {"wait_seconds": wait_seconds, "stage_seconds": seconds, "queue_fill": queue_fill}
             yield batch_of(rows, position, times)
+
+
+def check_stream(state: Mapping[str, Any]) -> None:
+    """Refuse what no loader has given as its state; raises InputError. All but the position may be missing."""
+    check_type("state", state, Mapping, expected="what Loader.state() returned", hint=FORGED)
+    check_value("position", state.get("position"), _Place)
+    for name in ("seed", "num_examples", "epoch_size"):
+        check_value(name, state.get(name, 0), Annotated[int, Hint(FORGED)])
+    check_type("data", state.get("data", {}), Mapping, expected="a fingerprint of the examples", hint=FORGED)
+    skipped, bad = state.get("skipped", []), state.get("quarantine", {})
+    check_all("skipped", skipped, int, hint=FORGED)
+    for index, position in enumerate(skipped):
+        check_value(f"skipped[{index}]", position, _Place)
+    check_type("quarantine", bad, Mapping, expected="reasons by index", hint=FORGED)
+    for index, reason in bad.items():
+        if not (re.fullmatch("[0-9]{1,18}", str(index)) and isinstance(reason, str)):
+            raise wrong_type(f"quarantine[{index!r}]", reason, expected="the reason of an example's index", hint=FORGED)
+    if "returned" in state:
+        read_ranges(state)
 
 
 def _check_same_stream(saved: Mapping[str, Any], here: Mapping[str, Any], *, accept_data_change: bool) -> list[str]:

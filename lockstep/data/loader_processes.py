@@ -38,14 +38,14 @@ from typing import Any, Generic
 
 import torch
 
-from lockstep.data.prefetch import Job, LoaderStatus, Result, StallTimeout, TimedResult
+from lockstep.data.prefetch import LoaderStatus, StallTimeout
 from lockstep.data.shared_memory import ReceivedMemories, SentMemories
 from lockstep.errors import LockstepError, WorkerError
 from lockstep.listing import shorten
 from lockstep.owner import process_fields
 from lockstep.screen import Lines, log
 from lockstep.tracebacks import short_traceback
-from lockstep.tracing import listen, measure_stages, timed
+from lockstep.tracing import Job, Result, TimedResult, listen, measure_stages, timed
 from lockstep.workers.signals import NOTICES
 
 _PR_SET_PDEATHSIG = 1
@@ -140,13 +140,18 @@ class _LoaderProcess(Generic[Job, Result]):
         try:
             self._pipe.send((job, self._memories.unused()))
         except ConnectionError as error:
-            raise self._lost(job) from error
+            raise self._lost(*self._unfinished) from error
         self.asked.append(job)
 
     @property
     def num_ready(self) -> int:
         """Finished jobs whose results were not taken yet."""
         return self._notes.num_finished - self._num_taken
+
+    @property
+    def _unfinished(self) -> list[Job]:
+        """The oldest job whose result is not finished, if there is one: the process is at it."""
+        return [*islice(self.asked, self.num_ready, self.num_ready + 1)]
 
     def has_result(self) -> bool:
         """Whether the oldest job asked for is done, and has not failed."""
@@ -158,7 +163,7 @@ class _LoaderProcess(Generic[Job, Result]):
         ready = self._stall_timeout.wait(partial(wait, ends), self._status)
         for process in pool:
             if process._process.sentinel in ready:
-                raise process._lost(*islice(process.asked, 1))
+                raise process._lost(*process._unfinished)
         try:
             answer, seconds = self._pipe.recv()
             if isinstance(answer, _Failure):

@@ -25,10 +25,10 @@ from typing import Generic
 
 import torch
 
-from lockstep.data.prefetch import Job, LoaderStatus, Result, StallTimeout, TimedResult, run_timed
+from lockstep.data.prefetch import LoaderStatus, StallTimeout
 from lockstep.listing import shorten
 from lockstep.screen import log
-from lockstep.tracing import listen
+from lockstep.tracing import Job, Result, TimedResult, listen, run_timed
 
 
 def read_in_threads(

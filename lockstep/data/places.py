@@ -6,17 +6,15 @@ They come before everything that was not leased yet, so a position still says ho
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lockstep.checks import Hint, Range, check_all, check_type, check_value, wrong_type
 from lockstep.errors import InputError
 
 if TYPE_CHECKING:
@@ -25,11 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Places:
-    """From `position` on the places of `returned`, and from then on each position is its own place."""
+    """Places in the stream: from `position` on those of `returned`, and after them each position is its own place."""
 
     position: int = 0
     returned: tuple[range, ...] = ()
-    """Ascending and apart."""
+    """Ascending, disjoint ranges of positions."""
 
     @property
     def end(self) -> int:
@@ -86,26 +84,8 @@ def saved_ranges(returned: Sequence[range]) -> list[list[int]]:
     return [[each.start, each.stop] for each in returned]
 
 
-_HAND = "resume from another checkpoint: this one was changed by hand or by another program"
-_Place = Annotated[int, Range(ge=0, lt=1 << 62), Hint(_HAND)]
-
-
-def check_stream(state: Mapping[str, Any]) -> None:
-    """Refuse what no loader has given as its state; raises InputError. All but the position may be missing."""
-    check_type("state", state, Mapping, expected="what Loader.state() returned", hint=_HAND)
-    check_value("position", state.get("position"), _Place)
-    for name in ("seed", "num_examples", "epoch_size"):
-        check_value(name, state.get(name, 0), Annotated[int, Hint(_HAND)])
-    check_type("data", state.get("data", {}), Mapping, expected="a fingerprint of the examples", hint=_HAND)
-    skipped, bad = state.get("skipped", []), state.get("quarantine", {})
-    check_all("skipped", skipped, int, hint=_HAND)
-    for index, position in enumerate(skipped):
-        check_value(f"skipped[{index}]", position, _Place)
-    check_type("quarantine", bad, Mapping, expected="reasons by index", hint=_HAND)
-    for index, reason in bad.items():
-        if not (re.fullmatch("[0-9]{1,18}", str(index)) and isinstance(reason, str)):
-            raise wrong_type(f"quarantine[{index!r}]", reason, expected="the reason of an example's index", hint=_HAND)
-    read_ranges(state)
+FORGED = "resume from another checkpoint: this one was changed by hand or by another program"
+"""The hint for a saved state that no loader has given."""
 
 
 def read_ranges(state: Mapping[str, Any]) -> list[range]:
@@ -120,7 +100,7 @@ def read_ranges(state: Mapping[str, Any]) -> list[range]:
         "The saved stream has examples to come that it cannot have left out.",
         given=f'"returned": {str(saved)[:200]} at position {state["position"]}',
         expected="ascending pairs [start, stop] of places that were reached",
-        hint=_HAND,
+        hint=FORGED,
     )
 
 

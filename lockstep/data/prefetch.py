@@ -10,19 +10,16 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from lockstep.checks import Checked, NonNegativeFloat, NonNegativeInt, PositiveInt, check_type
 from lockstep.cores import usable_cores
 from lockstep.errors import InputError, WorkerError
 from lockstep.screen import Lines, log
-from lockstep.tracing import StageSeconds, measure_stages
 
 if TYPE_CHECKING:
     from lockstep.readers.reader import Reader
 
-Job = TypeVar("Job")
-Result = TypeVar("Result")
 Ready = TypeVar("Ready")
 
 _MOST_PROCESSES = 8
@@ -39,7 +36,7 @@ class LoaderPool(Checked):
     num_processes: NonNegativeInt | None = None
     """0 for none; None: the worker's share of the cores that are left over, 1 to 8."""
     num_threads: NonNegativeInt = 0
-    """In place of processes."""
+    """Loader threads, in place of processes."""
     prefetch: PositiveInt = 2
     """Batches that each of them reads ahead."""
     timeout_seconds: NonNegativeFloat = 600.0
@@ -64,7 +61,7 @@ class LoaderPool(Checked):
 
     def check(self, reader: Reader, augment: Sequence[object]) -> None:
         """Refuse readers and augmentations that this pool cannot run."""
-        expected, hint = "functions of a batch and its draws", "give values of ls.images, or ls.data.EachExample"
+        expected, hint = "functions of a batch and its draws", "give values of ls.augmentations, or ls.data.EachExample"
         for each in augment:
             check_type("augment", each, Callable, expected=expected, hint=hint)  # type: ignore[arg-type]
         for each in (reader, *augment):
@@ -96,29 +93,6 @@ def default_num_processes(num_workers: int) -> int:
     if not hasattr(os, "memfd_create"):
         return 0
     return min(_MOST_PROCESSES, max(1, (usable_cores() - num_workers) // num_workers))
-
-
-def _never() -> bool:
-    return False
-
-
-class TimedResult(NamedTuple, Generic[Result]):
-    """The result of a job, and how it came about."""
-
-    result: Result
-    seconds: StageSeconds
-    """Time by stage, in the process that did the job."""
-    queue_fill: float | None = None
-    """Share of the prefetched results that were ready when this one was asked for; None without prefetching."""
-    next_is_ready: Callable[[], bool] = _never
-    """Whether the result after this one is there, and can be taken without waiting; an error is none."""
-
-
-def run_timed(read: Callable[[Job], Result], job: Job) -> TimedResult[Result]:
-    """Do a job here and now, and measure its stages."""
-    with measure_stages() as seconds:
-        result = read(job)
-    return TimedResult(result, seconds)
 
 
 @dataclass(frozen=True)

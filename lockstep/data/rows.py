@@ -27,7 +27,7 @@ class Rows:
     indices: Int64s
     """Indices of the examples."""
     partner_places: Int64s | None = None
-    """Of partners: where they stand in the stream, while `positions` are those of the examples that need them."""
+    """For partners: where they stand in the stream, while `positions` are those of the examples that need them."""
 
     def __len__(self) -> int:
         return len(self.indices)

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from lockstep.data.rows import Rows
-from lockstep.parallel.random_streams import RandomStreams
 from lockstep.randomness import key_of, mix, mix_arrays
 from lockstep.readers.reader import ItemReader
+from lockstep.workers.random_streams import RandomStreams
 
 _KEY = key_of("global generators")
 _MASK = (1 << 64) - 1

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from lockstep.data.device_copies import copied_ahead
-from lockstep.data.prefetch import TimedResult, run_timed
 from lockstep.data.rows import BatchRequest
+from lockstep.tracing import TimedResult, run_timed
 
 if TYPE_CHECKING:
     from lockstep.data.batch_reader import BatchReader, ReadRows

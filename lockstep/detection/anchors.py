@@ -14,7 +14,7 @@ from typing import assert_never
 import torch
 from torch import Tensor, nn
 
-from lockstep.detection.box_configs import (
+from lockstep.detection.blocks import (
     AnchorGenerator,
     AnchorGrid,
     DefaultBoxGenerator,
@@ -30,7 +30,7 @@ AnyAnchorGenerator = AnchorGenerator | DefaultBoxGenerator | PyramidAnchorGenera
 Shape = tuple[int, int]
 """Height and width."""
 _Pair = tuple[float, float]
-"""Of the vertical and of the horizontal direction."""
+"""Values of the vertical and of the horizontal direction."""
 
 
 def anchors(generator: AnyAnchorGenerator, feature_shapes: Sequence[Shape], image_shape: Shape) -> list[Tensor]:
@@ -144,7 +144,7 @@ def _cell_sizes(generator: AnyAnchorGenerator) -> list[list[_Pair]]:
             return [_sizes_of_grid(grid) for grid in grids]
         case DefaultBoxGenerator():
             return _default_box_sizes(generator)
-        case PyramidAnchorGenerator(sizes=of_maps, aspect_ratios=ratios):
+        case PyramidAnchorGenerator(sizes=of_maps, anchor_ratios=ratios):
             return [[_whole_size(size, ratio) for ratio in ratios for size in sizes] for sizes in of_maps]
     assert_never(generator)
 
@@ -199,6 +199,7 @@ def _grids(
 
 
 def _size(scale: float, ratio: float, height: float = 1, width: float = 1) -> _Pair:
+    """Return height and width; the ratio is width over height."""
     return scale / sqrt(ratio) * height, scale * sqrt(ratio) * width
 
 
@@ -247,5 +248,5 @@ def _default_box_sizes(generator: DefaultBoxGenerator) -> list[list[_Pair]]:
 
 
 def _whole_size(size: int, ratio: float) -> _Pair:
-    """Round the half of each side to whole pixels, as torchvision does; there, a ratio is height over width."""
+    """Round the half of each side to whole pixels, as torchvision does; the ratio is height over width."""
     return 2 * round(size * sqrt(ratio) / 2), 2 * round(size / sqrt(ratio) / 2)

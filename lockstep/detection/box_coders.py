@@ -12,12 +12,10 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from lockstep.detection.box_configs import (
+from lockstep.detection.blocks import (
     BoxCoder,
     FasterRcnnBoxCoder,
-    KeypointBoxCoder,
     LinearBoxCoder,
-    MeanStddevBoxCoder,
     SquareBoxCoder,
     XYBoxCoder,
 )
@@ -31,8 +29,6 @@ _LARGEST_XY_LOG = math.log(1000 / 16)  # torchvision's
 
 def code_size(coder: AnyBoxCoder) -> int:
     """Return how many numbers encode a box."""
-    if isinstance(coder, KeypointBoxCoder):
-        return 4 + 2 * coder.num_keypoints
     return 3 if isinstance(coder, SquareBoxCoder) else 4
 
 
@@ -40,8 +36,8 @@ def encode(coder: AnyBoxCoder, boxes: Tensor, anchors: Tensor) -> Tensor:
     """Encode boxes relative to anchors.
 
     Args:
-        coder: a `MeanStddevBoxCoder`'s standard deviation is in the unit of the boxes.
-        boxes: (..., 4); with a `KeypointBoxCoder` (..., 4 + 2 * keypoints), y and x of each keypoint after the edges.
+        coder: what the codes are.
+        boxes: (..., 4).
         anchors: (..., 4).
     """
     match coder:
@@ -50,17 +46,10 @@ def encode(coder: AnyBoxCoder, boxes: Tensor, anchors: Tensor) -> Tensor:
         case XYBoxCoder():
             y, x, height, width = _offsets(boxes, anchors)
             return torch.stack([x, y, width, height], -1) * _factors(coder, boxes)
-        case KeypointBoxCoder():
-            centre, size = _centre_and_size(anchors)
-            keypoints = (_points(boxes[..., 4:]) - centre[..., None, :]) / size[..., None, :]
-            code = [torch.stack(_offsets(boxes[..., :4], anchors), -1), keypoints.flatten(-2)]
-            return torch.cat(code, -1) * _factors(coder, boxes)
         case SquareBoxCoder():
             (centre, size), (box_centre, box_size) = _centre_and_size(anchors), _centre_and_size(boxes)
             side, box_side = _side(size) + _EPSILON, _side(box_size) + _EPSILON
             return torch.cat([(box_centre - centre) / side, (box_side / side).log()], -1) * _factors(coder, boxes)
-        case MeanStddevBoxCoder():
-            return (boxes - anchors) / coder.stddev
         case LinearBoxCoder():
             centre, size = _centre_and_size(anchors)
             distances = torch.cat([centre - boxes[..., :2], boxes[..., 2:] - centre], -1) / torch.cat([size, size], -1)
@@ -72,7 +61,7 @@ def decode(coder: AnyBoxCoder, codes: Tensor, anchors: Tensor) -> Tensor:
     """Decode codes (..., `code_size`) relative to anchors (..., 4).
 
     Returns:
-        Boxes (..., 4); with a `KeypointBoxCoder` (..., 4 + 2 * keypoints), as `encode` takes them.
+        Boxes (..., 4).
     """
     centre, size = _centre_and_size(anchors)
     match coder:
@@ -82,16 +71,9 @@ def decode(coder: AnyBoxCoder, codes: Tensor, anchors: Tensor) -> Tensor:
         case XYBoxCoder():
             codes = _swapped(codes / _factors(coder, codes))
             return _edges(codes[..., :2] * size + centre, codes[..., 2:].clamp(max=_LARGEST_XY_LOG).exp() * size)
-        case KeypointBoxCoder():
-            codes = codes / _factors(coder, codes)
-            boxes = _edges(codes[..., :2] * size + centre, codes[..., 2:4].clamp(max=_LARGEST_LOG).exp() * size)
-            keypoints = _points(codes[..., 4:]) * size[..., None, :] + centre[..., None, :]
-            return torch.cat([boxes, keypoints.flatten(-2)], -1)
         case SquareBoxCoder():
             codes, side = codes / _factors(coder, codes), _side(size)
             return _edges(codes[..., :2] * side + centre, codes[..., 2:].clamp(max=_LARGEST_LOG).exp() * side)
-        case MeanStddevBoxCoder():
-            return codes * coder.stddev + anchors
         case LinearBoxCoder():
             distances = _swapped(codes) * torch.cat([size, size], -1)
             return torch.cat([centre - distances[..., :2], centre + distances[..., 2:]], -1)
@@ -105,7 +87,7 @@ def _offsets(boxes: Tensor, anchors: Tensor) -> tuple[Tensor, ...]:
     return *((box_centre - centre) / size).unbind(-1), *((box_size + _EPSILON) / size).log().unbind(-1)
 
 
-def _factors(coder: FasterRcnnBoxCoder | XYBoxCoder | KeypointBoxCoder | SquareBoxCoder, like: Tensor) -> Tensor:
+def _factors(coder: FasterRcnnBoxCoder | XYBoxCoder | SquareBoxCoder, like: Tensor) -> Tensor:
     match coder:
         case XYBoxCoder():
             numbers = [*coder.weights]
@@ -113,8 +95,6 @@ def _factors(coder: FasterRcnnBoxCoder | XYBoxCoder | KeypointBoxCoder | SquareB
             numbers = [coder.y_scale, coder.x_scale, coder.length_scale]
         case _:
             numbers = [coder.y_scale, coder.x_scale, coder.height_scale, coder.width_scale]
-    if isinstance(coder, KeypointBoxCoder):
-        numbers += [coder.y_scale, coder.x_scale] * coder.num_keypoints
     # Made of numbers on an accelerator, a tensor would keep the host waiting.
     return torch.tensor(numbers, dtype=like.dtype).to(like.device, non_blocking=True)
 
@@ -123,10 +103,6 @@ def _centre_and_size(boxes: Tensor) -> tuple[Tensor, Tensor]:
     """Return y and x of the centre, and height and width: (..., 2) each."""
     size = boxes[..., 2:] - boxes[..., :2]
     return boxes[..., :2] + 0.5 * size, size
-
-
-def _points(numbers: Tensor) -> Tensor:
-    return numbers.reshape(*numbers.shape[:-1], -1, 2)
 
 
 def _side(size: Tensor) -> Tensor:

@@ -10,10 +10,9 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from lockstep.detection.box_configs import (
+from lockstep.detection.blocks import (
     IoaSimilarity,
     IouSimilarity,
-    NegSqDistSimilarity,
     Similarity,
     ThresholdedIouSimilarity,
 )
@@ -50,16 +49,6 @@ def ioa(a: Tensor, b: Tensor) -> Tensor:
     return _share(intersection(a, b), area(b).expand(len(a), -1))
 
 
-def neg_sq_dist(a: Tensor, b: Tensor) -> Tensor:
-    """Compute minus the squared distance of the edges of each pair: (n, 4) and (m, 4) to (n, m)."""
-    return -(a[:, None] - b).square().sum(-1)
-
-
-def giou(a: Tensor, b: Tensor) -> Tensor:
-    """Compute the generalised IoU of each pair, from -1 to 1: (n, 4) and (m, 4) to (n, m)."""
-    return matched_giou(a[:, None], b)
-
-
 def matched_iou(a: Tensor, b: Tensor) -> Tensor:
     """Compute intersection over union of boxes side by side: (..., 4) and (..., 4) to (...)."""
     common = _common(a, b)
@@ -84,8 +73,6 @@ def similarity(config: Similarity, objects: Tensor, anchors: Tensor) -> Tensor:
             return iou(objects, anchors)
         case IoaSimilarity():
             return ioa(objects, anchors)
-        case NegSqDistSimilarity():
-            return neg_sq_dist(objects, anchors)
         case ThresholdedIouSimilarity():
             return (iou(objects, anchors) > config.iou_threshold).to(objects.dtype)
     assert_never(config)

@@ -1,12 +1,14 @@
 """Faster R-CNN on a feature pyramid, in two stages: proposals, then their classes and boxes (Ren et al., 2015).
 
-The numbers and the names of parameters are those of torchvision's fasterrcnn_resnet50_fpn. Its losses are means over
-the anchors and proposals that a tower has drawn, not sums over those of all towers; what is drawn depends on the
-tower's random stream. So, other than with an SSD, 1 x 8 and 2 x 4 images give updates that are not quite the same.
+Mask R-CNN draws each object too (He et al., 2017). The numbers and the names of parameters are those of torchvision's
+fasterrcnn_resnet50_fpn and maskrcnn_resnet50_fpn. Losses are means over the anchors, proposals and masks that a tower
+has drawn, not sums over those of all towers; what is drawn depends on the tower's random stream. So, other than with an
+SSD, 1 x 8 and 2 x 4 images give updates that are not quite the same.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,48 +16,51 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from lockstep.detection.anchors import BackboneAnchors, in_order
-from lockstep.detection.box_coders import AnyBoxCoder, decode, encode
-from lockstep.detection.box_configs import IouSimilarity, PyramidAnchorGenerator, ThresholdMatcher, XYBoxCoder
-from lockstep.detection.boxes import clip, iou
-from lockstep.detection.detector import DetectionModel, Detections, Targets
-from lockstep.detection.fpn import BackboneWithFpn, FeaturePyramidNetwork, LastLevelMaxPool
-from lockstep.detection.matching import (
+from lockstep.detection.anchor_matching import (
     BACKGROUND,
     IGNORED,
     AnyMatcher,
     after_none,
+    balanced_sample,
     match,
     match_images,
     rows_of_objects,
 )
+from lockstep.detection.anchors import BackboneAnchors, in_order
+from lockstep.detection.blocks import IouSimilarity, PyramidAnchorGenerator, ThresholdMatcher, XYBoxCoder
+from lockstep.detection.box_coders import AnyBoxCoder, decode, encode
+from lockstep.detection.boxes import clip, iou
+from lockstep.detection.detector import DetectionModel, Detections, Targets
+from lockstep.detection.fpn import BackboneWithFpn, FeaturePyramidNetwork, LastLevelMaxPool
 from lockstep.detection.nms import batched_nms, multiclass_nms
-from lockstep.detection.roi_align import multiscale_roi_align
-from lockstep.detection.sampling import balanced_sample
-from lockstep.images.normalisation import normalised
+from lockstep.detection.roi_align import multiscale_roi_align, roi_align_masks
+from lockstep.errors import DataError
+from lockstep.images.normalisation import normalize
 from lockstep.models.initial_weights import check_images, without_memory
-from lockstep.models.layers import Conv2dNormActivation, FrozenBatchNorm2d, IntermediateLayerGetter
+from lockstep.models.layers import Conv2dNormActivation, FrozenBatchNorm2d, IntermediateLayerGetter, kaiming_fan_out
 from lockstep.models.resnet import ResNet
 
 if TYPE_CHECKING:
-    from lockstep.detection.values import FasterRcnnFpn
+    from lockstep.detection.values import FasterRcnnFpn, MaskRcnnFpn
 
 CHANNELS = 256
-"""Of each level."""
+"""Channels of each level of the pyramid."""
 _RPN_CODER, _BOX_CODER = XYBoxCoder((1.0, 1.0, 1.0, 1.0)), XYBoxCoder()
 _RPN_MATCHER = ThresholdMatcher(0.7, 0.3, allow_low_quality_matches=True)
 _BOX_MATCHER = ThresholdMatcher(0.5, 0.5)
 _BETA = 1 / 9
 _LEAST_PROPOSAL, _LEAST_DETECTION = 1e-3, 1e-2
 _POOLED, _REPRESENTATION = (7, 7), 1024
+_MASK_POOLED = (14, 14)
+_MASK_LAYERS = 4
 
 
 class AssignedAnchors(NamedTuple):
-    """What can be learned."""
+    """Anchors matched to objects, before sampling."""
 
     targets: Targets
     matches: Tensor
-    """int64 (batch, anchors): as `matching.match` gives them."""
+    """int64 (batch, anchors): as `anchor_matching.match` gives them."""
 
 
 class DrawnAnchors(NamedTuple):
@@ -81,7 +86,7 @@ class Regions(NamedTuple):
 
 
 class FasterRcnnNet(DetectionModel):
-    """The net.
+    """Faster R-CNN on a feature pyramid.
 
     Args:
         settings: all but the layers.
@@ -99,11 +104,11 @@ class FasterRcnnNet(DetectionModel):
         self.rpn = nn.ModuleDict({"head": rpn})
         self.roi_heads = roi_heads
         sizes = tuple((size,) for size in settings.anchor_sizes)
-        self.level_anchors = BackboneAnchors(PyramidAnchorGenerator(sizes, settings.aspect_ratios), backbone)
+        self.level_anchors = BackboneAnchors(PyramidAnchorGenerator(sizes, settings.anchor_ratios), backbone)
 
     def preprocess(self, images: Tensor) -> Tensor:
         """Normalise images, (batch, 3, height, width) from 0 to 255, red, green and blue, as for ImageNet."""
-        return normalised(images / 255)
+        return normalize(images / 255)
 
     def anchors(self, shape: tuple[int, int], device: torch.device) -> Tensor:
         """Return the anchors of all levels on an input of this height and width, (anchors, 4)."""
@@ -177,7 +182,7 @@ class FasterRcnnNet(DetectionModel):
         for image, is_valid in enumerate(valid):
             candidates = boxes[image, is_valid]
             of_image = scores[image, is_valid], level_of[image, is_valid]
-            kept = batched_nms(candidates, *of_image, settings.rpn_nms_thresh, post_nms_top_n)
+            kept = batched_nms(candidates, *of_image, settings.rpn_iou_threshold, post_nms_top_n)
             proposals.append(candidates[kept])
         return proposals
 
@@ -201,7 +206,7 @@ class FasterRcnnNet(DetectionModel):
         }
 
     def postprocess(self, predictions: Mapping[str, Any]) -> Sequence[Detections]:
-        """Choose the detections of each image: of each class by itself, and no more than `box_detections_per_img`."""
+        """Choose the detections of each image: of each class by itself, and no more than `max_detections`."""
         settings, regions = self.settings, predictions["regions"]
         codes, shape = predictions["codes"].float(), predictions["shape"]
         boxes = clip(decode(_BOX_CODER, codes, regions.boxes[:, None]), shape)[:, 1:]
@@ -211,9 +216,9 @@ class FasterRcnnNet(DetectionModel):
         return [
             multiclass_nms(
                 *of_image,
-                score_threshold=settings.box_score_thresh,
-                iou_threshold=settings.box_nms_thresh,
-                max_detections=settings.box_detections_per_img,
+                score_threshold=settings.score_threshold,
+                iou_threshold=settings.iou_threshold,
+                max_detections=settings.max_detections,
             )
             for of_image in zip(torch.split(boxes, lengths), torch.split(scores, lengths), strict=True)
         ]
@@ -294,7 +299,7 @@ class RoIHeads(nn.Module):
 def faster_rcnn_fpn(settings: FasterRcnnFpn, generator: Generator) -> FasterRcnnNet:
     """Make the net: its initial weights are drawn from the generator."""
     backbone = resnet_fpn_backbone(settings, generator)
-    rpn = RpnHead(CHANNELS, len(settings.aspect_ratios), generator=generator)
+    rpn = RpnHead(CHANNELS, len(settings.anchor_ratios), generator=generator)
     return FasterRcnnNet(settings, backbone, rpn, RoIHeads(CHANNELS, settings.num_classes, generator=generator))
 
 
@@ -389,3 +394,124 @@ def _box_loss(codes: Tensor, targets: Tensor, is_object: Tensor) -> Tensor:
     """Sum the smooth L1 loss of the codes that belong to objects."""
     losses = F.smooth_l1_loss(codes, targets, beta=_BETA, reduction="none").sum(-1)
     return torch.where(is_object > 0, losses, 0).sum()
+
+
+class MaskRcnnNet(FasterRcnnNet):
+    """Mask R-CNN on a feature pyramid.
+
+    Args:
+        settings: as of `FasterRcnnNet`.
+        backbone: as of `FasterRcnnNet`.
+        rpn: as of `FasterRcnnNet`.
+        roi_heads: with layers for masks.
+    """
+
+    roi_heads: MaskRoIHeads
+
+    def __init__(self, settings: MaskRcnnFpn, backbone: nn.Module, rpn: RpnHead, roi_heads: MaskRoIHeads) -> None:
+        super().__init__(settings, backbone, rpn, roi_heads)
+
+    def forward(self, inputs: Tensor, assigned: AssignedAnchors | None = None) -> dict[str, Any]:
+        """Predict as Faster R-CNN, and in training the masks of the regions that learn objects."""
+        predictions = super().forward(inputs, assigned)
+        if assigned is not None:
+            regions: Regions = predictions["regions"]
+            learning = Regions(*(part[regions.object_of >= 0] for part in regions))
+            logits = self.roi_heads.masks(predictions["levels"], learning, predictions["shape"])
+            predictions |= {"mask_regions": learning, "mask_logits": logits}
+        return predictions
+
+    def losses(self, predictions: Mapping[str, Any], assigned: AssignedAnchors) -> dict[str, Tensor]:
+        """Compute the losses of Faster R-CNN, and that of the masks."""
+        regions, logits = predictions["mask_regions"], predictions["mask_logits"].float()
+        labels = labels_of(assigned.targets, regions)
+        logits = logits[torch.arange(len(labels), device=labels.device), labels]
+        targets = mask_targets(assigned.targets, regions, (logits.shape[1], logits.shape[2]))
+        # Not a mean: of no region it is 0.
+        summed = F.binary_cross_entropy_with_logits(logits, targets, reduction="sum")
+        return {**super().losses(predictions, assigned), "mask": summed / max(logits.numel(), 1)}
+
+    def postprocess(self, predictions: Mapping[str, Any]) -> Sequence[Detections]:
+        """Choose the detections of each image, and draw them: 28 x 28 probabilities within each box."""
+        detections = super().postprocess(predictions)
+        regions = all_regions([each.boxes for each in detections])
+        logits = self.roi_heads.masks(predictions["levels"], regions, predictions["shape"]).float()
+        labels = torch.cat([each.labels for each in detections])
+        masks = logits[torch.arange(len(labels), device=labels.device), labels].sigmoid()
+        lengths = [len(each.boxes) for each in detections]
+        return [each._replace(masks=mask) for each, mask in zip(detections, torch.split(masks, lengths), strict=True)]
+
+
+class MaskRoIHeads(RoIHeads):
+    """Predicts the classes of regions, a box for each class, and a mask for each class.
+
+    Args:
+        channels: of each level of the pyramid.
+        num_classes: without the background.
+        generator: draws the initial weights; torch's default one where none is given.
+    """
+
+    def __init__(self, channels: int, num_classes: int, *, generator: Generator | None = None) -> None:
+        super().__init__(channels, num_classes, generator=generator)
+        with without_memory():
+            self.mask_head = nn.Sequential(
+                *(Conv2dNormActivation(channels, channels, 3, norm_layer=None) for _ in range(_MASK_LAYERS))
+            )
+            upsampling = nn.ConvTranspose2d(channels, channels, 2, 2)
+            self.mask_predictor = nn.Sequential(
+                OrderedDict(
+                    conv5_mask=upsampling,
+                    relu=nn.ReLU(inplace=True),
+                    mask_fcn_logits=nn.Conv2d(channels, num_classes + 1, 1),
+                )
+            )
+        for part in (self.mask_head, self.mask_predictor):
+            part.to_empty(device="cpu")
+            kaiming_fan_out(part, generator)
+        nn.init.kaiming_normal_(upsampling.weight, mode="fan_out", nonlinearity="relu", generator=generator)
+        nn.init.constant_(upsampling.get_parameter("bias"), 0)
+
+    def masks(self, levels: Sequence[Tensor], regions: Regions, shape: tuple[int, int]) -> Tensor:
+        """Return logits (regions, 1 + classes, 28, 28), those of the background first."""
+        pooled = multiscale_roi_align(
+            levels, regions.boxes, regions.image_of, _MASK_POOLED, image_shape=shape, sampling_ratio=2
+        )
+        logits: Tensor = self.mask_predictor(self.mask_head(pooled))
+        return logits
+
+
+def mask_rcnn_fpn(settings: MaskRcnnFpn, generator: Generator) -> MaskRcnnNet:
+    """Make the net: its initial weights are drawn from the generator."""
+    backbone = resnet_fpn_backbone(settings, generator)
+    rpn = RpnHead(CHANNELS, len(settings.anchor_ratios), generator=generator)
+    return MaskRcnnNet(settings, backbone, rpn, MaskRoIHeads(CHANNELS, settings.num_classes, generator=generator))
+
+
+@torch.no_grad()
+def mask_targets(targets: Targets, regions: Regions, size: tuple[int, int]) -> Tensor:
+    """Return how much of each cell of a grid over each region its object covers: float32 (regions, *size).
+
+    Raises:
+        DataError: the objects have no masks.
+    """
+    found = [regions.boxes.new_empty(0, *size)]
+    for image, masks in enumerate(masks_of(targets)):
+        is_here = regions.image_of == image
+        found.append(roi_align_masks(masks, regions.boxes[is_here], regions.object_of[is_here], size))
+    return torch.cat(found)
+
+
+def masks_of(targets: Targets) -> Sequence[Tensor]:
+    """Return the masks of the objects on each image.
+
+    Raises:
+        DataError: the objects have none.
+    """
+    if targets.masks is None:
+        raise DataError(
+            "There are no masks to train on.",
+            given="objects with boxes alone",
+            expected="a mask of each object",
+            hint="read them (data.masks=true), or train a detector of boxes",
+        )
+    return targets.masks

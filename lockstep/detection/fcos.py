@@ -16,17 +16,16 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
+from lockstep.detection.anchor_matching import BACKGROUND, after_none, rows_of_objects
 from lockstep.detection.anchors import BackboneAnchors, in_order
+from lockstep.detection.blocks import LinearBoxCoder, PyramidAnchorGenerator, WeightedGiou, WeightedSigmoidFocal
 from lockstep.detection.box_coders import decode, encode
-from lockstep.detection.box_configs import LinearBoxCoder, PyramidAnchorGenerator
 from lockstep.detection.boxes import area, clip
-from lockstep.detection.configs import WeightedGiou, WeightedSigmoidFocal
 from lockstep.detection.detector import DetectionModel, Detections, Targets
 from lockstep.detection.fpn import FeaturePyramidNetwork, LastLevelP6P7
 from lockstep.detection.losses import classification_loss, localization_loss
-from lockstep.detection.matching import BACKGROUND, after_none, rows_of_objects
 from lockstep.detection.nms import batched_nms, best
-from lockstep.images.normalisation import normalised
+from lockstep.images.normalisation import normalize
 from lockstep.models.initial_weights import check_images, without_memory
 from lockstep.models.layers import IntermediateLayerGetter
 from lockstep.models.resnet import ResNet
@@ -41,7 +40,7 @@ _FOCAL = WeightedSigmoidFocal(2.0, 0.25)
 _RADIUS = 1.5
 """Within so many cells of its middle a point learns an object."""
 _LEAST_SIZE, _MOST_SIZE = 4, 8
-"""In cells, the farthest edge of the objects of a level; no bounds at the ends of the pyramid."""
+"""Cells to the farthest edge of a level's objects, at least and at most; unbounded at the pyramid's ends."""
 _CHANNELS, _CONVOLUTIONS, _GROUPS = 256, 4, 32
 _PRIOR = 0.01
 """The score of each class at first."""
@@ -61,7 +60,7 @@ class PointTargets(NamedTuple):
 
 
 class FcosNet(DetectionModel):
-    """The net.
+    """FCOS on a feature pyramid.
 
     Args:
         settings: all but the layers.
@@ -82,7 +81,7 @@ class FcosNet(DetectionModel):
 
     def preprocess(self, images: Tensor) -> Tensor:
         """Normalise images, (batch, 3, height, width) from 0 to 255, red, green and blue, as for ImageNet."""
-        return normalised(images / 255)
+        return normalize(images / 255)
 
     def anchors(self, shape: tuple[int, int], device: torch.device) -> Tensor:
         """Return all anchors on an input of this height and width, (points, 4)."""

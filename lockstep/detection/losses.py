@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lockstep.detection.boxes import matched_giou, matched_iou
-from lockstep.detection.configs import (
+from lockstep.detection.blocks import (
     BootstrappedSigmoid,
     ClassificationLoss,
     L1LocalizationLoss,
@@ -28,6 +27,7 @@ from lockstep.detection.configs import (
     WeightedSmoothL1,
     WeightedSoftmax,
 )
+from lockstep.detection.boxes import matched_giou, matched_iou
 
 _LEAST_PROBABILITY = 1e-4  # of the reference's focal loss of heat maps
 

@@ -13,25 +13,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lockstep.detection.blocks import BatchNonMaxSuppression, PostProcessing
 from lockstep.detection.boxes import area, clip
-from lockstep.detection.configs import BatchNonMaxSuppression, PostProcessing
 from lockstep.detection.detector import Detections
 from lockstep.detection.targets import FIRST_LABEL
 from lockstep.errors import InputError
 
 _BLOCK = 256
 _SORTED_FIRST = 1000
-
-
-def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
-    """Return the places of the boxes that remain, int64 (kept,), best first.
-
-    Args:
-        boxes: (n, 4).
-        scores: (n,).
-        iou_threshold: boxes that overlap a better one by more are dropped.
-    """
-    return batched_nms(boxes, scores, torch.zeros_like(scores, dtype=torch.int64), iou_threshold)
 
 
 def batched_nms(
@@ -64,30 +53,6 @@ def nms_mask(boxes: Tensor, iou_threshold: float, valid: Tensor | None = None) -
         free = kept[:, block] & ~_hit(kept[:, :start], overlaps[:, :start])
         kept[:, block] = _greedy(overlaps[:, start:], free)
     return kept
-
-
-def soft_nms(
-    boxes: Tensor, scores: Tensor, *, sigma: float, score_threshold: float, max_detections: int
-) -> tuple[Tensor, Tensor]:
-    """Lower the scores of boxes that overlap better ones, in place of dropping them (Bodla et al.: Soft-NMS, 2017).
-
-    Whenever a box is chosen, the scores of the others are multiplied by exp(-iou ** 2 / (2 * sigma)). As
-    TensorFlow's non_max_suppression_with_scores, which then has no use for a threshold of the overlap.
-
-    Args:
-        boxes: (n, 4).
-        scores: (n,).
-        sigma: above 0.
-        score_threshold: what has no higher score, or is lowered to it, is dropped.
-        max_detections: the best so many remain.
-
-    Returns:
-        The places of the boxes that remain, int64 (kept,), best first, and their lowered scores.
-    """
-    candidates = _Candidates(boxes, scores, torch.zeros_like(scores, dtype=torch.int64))
-    kept = _softly_kept(candidates, sigma, score_threshold, max_detections)
-    places, lowered = (torch.cat(part) for part in zip((_no_places(scores), scores[:0]), *kept, strict=True))
-    return places, lowered
 
 
 def best(scores: Tensor, count: int) -> Tensor:
@@ -123,8 +88,6 @@ def multiclass_nms(
         candidates_per_class: the best so many of each class compete; None: all.
     """
     if torch.compiler.is_exporting():
-        from lockstep.detection.exported_nms import fixed_detections
-
         return fixed_detections(
             boxes,
             scores,
@@ -208,8 +171,6 @@ def _detections(config: BatchNonMaxSuppression, boxes: Tensor, scores: Tensor, s
 
 
 def _exported(config: BatchNonMaxSuppression, boxes: Tensor, scores: Tensor, shape: tuple[int, int]) -> Detections:
-    from lockstep.detection.exported_nms import fixed_detections
-
     if config.use_class_agnostic_nms or config.soft_nms_sigma:
         raise InputError(
             "A graph has no such non-maximum suppression.",
@@ -367,3 +328,68 @@ def _first(kept: Iterator[Tensor], count: int | None, scores: Tensor) -> Tensor:
 
 def _no_places(scores: Tensor) -> Tensor:
     return scores.new_empty(0, dtype=torch.int64)
+
+
+def fixed_detections(
+    boxes: Tensor,
+    scores: Tensor,
+    *,
+    score_threshold: float,
+    iou_threshold: float,
+    max_detections: int,
+    candidates_per_class: int | None = None,
+    max_detections_per_class: int | None = None,
+    shape: tuple[int, int] | None = None,
+) -> Detections:
+    """Choose the detections of one image, each class by itself, in a fixed number of steps.
+
+    It is for graphs that `torch.export` traces, where no shape depends on data: below the detections are rows of zeros.
+
+    Args:
+        boxes: (anchors, q, 4), q being 1, or the number of classes where each has boxes of its own.
+        scores: (anchors, classes), without the background.
+        score_threshold: what has no higher score is dropped.
+        iou_threshold: boxes that overlap a better one of their class by more are dropped.
+        max_detections: the best so many remain.
+        candidates_per_class: the best so many of each class compete; None: all.
+        max_detections_per_class: the best so many of each class remain; None: `max_detections`.
+        shape: height and width that boxes are clipped to once they are chosen; without area there they are dropped.
+    """
+    # The loop of a traced graph; torch.onnx knows it, too.
+    from torch._higher_order_ops.scan import scan
+
+    num_anchors, num_classes = scores.shape
+    number = min(candidates_per_class or num_anchors, num_anchors)
+    # Each class is a row from here on. ONNX has no stable sort: equal scores may go in another order.
+    ranked, places = scores.T.topk(number)
+    left = torch.where(ranked > score_threshold, ranked, -torch.inf)
+    by_class = boxes.transpose(0, 1).expand(num_classes, -1, -1)
+    candidates = by_class.gather(1, places[:, :, None].expand(-1, -1, 4))
+
+    def choose(left: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+        """Take the best box of each class, and drop it and those that overlap it."""
+        score, place = left.max(1)
+        chosen = candidates.gather(1, place[:, None, None].expand(-1, 1, 4))
+        dropped = (_traced_iou(chosen, candidates) > iou_threshold).scatter(1, place[:, None], True)
+        return torch.where(dropped, -torch.inf, left), torch.cat([score[:, None], chosen[:, 0]], dim=1)
+
+    steps = torch.arange(min(max_detections_per_class or max_detections, max_detections, number))
+    _, found = scan(choose, left, steps)  # (steps, classes, 5)
+    flat = found.transpose(0, 1).flatten(0, 1)
+    found_boxes = flat[:, 1:] if shape is None else clip(flat[:, 1:], shape)
+    kept = flat[:, 0] if shape is None else torch.where(area(found_boxes) > 0, flat[:, 0], -torch.inf)
+    top, rows = kept.topk(min(max_detections, len(flat)))
+    is_found = top > -torch.inf
+    labels = rows // len(steps) + FIRST_LABEL
+    return Detections(
+        torch.where(is_found[:, None], found_boxes[rows], 0.0),
+        torch.where(is_found, top, 0.0),
+        torch.where(is_found, labels, 0),
+    )
+
+
+def _traced_iou(chosen: Tensor, boxes: Tensor) -> Tensor:
+    """Compute the IoU of a box of each class, (classes, 1, 4), with all of them: (classes, n, 4) to (classes, n)."""
+    sides = (torch.minimum(chosen[..., 2:], boxes[..., 2:]) - torch.maximum(chosen[..., :2], boxes[..., :2])).clamp(0)
+    common = sides[..., 0] * sides[..., 1]
+    return common / (area(chosen) + area(boxes) - common)

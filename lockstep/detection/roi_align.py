@@ -22,37 +22,6 @@ CANONICAL_LEVEL = 4
 _LEVEL_EPSILON = 1e-6  # torchvision's
 
 
-def roi_align(
-    features: Tensor,
-    boxes: Tensor,
-    image_of: Tensor,
-    output_size: tuple[int, int],
-    *,
-    scale: float,
-    sampling_ratio: int = 0,
-    aligned: bool = False,
-) -> Tensor:
-    """Average the features within each cell of a grid over each box (He et al.: Mask R-CNN, 2017).
-
-    As torchvision's operator of this name. Gradients reach the features, and not the boxes.
-
-    Args:
-        features: (batch, channels, height, width).
-        boxes: (n, 4), top, left, bottom and right in pixels.
-        image_of: int64 (n,), the image that each box is on.
-        output_size: rows and columns of the grid.
-        scale: cells of the feature map to a pixel.
-        sampling_ratio: points along each side of a cell of the grid, between which the features are interpolated; 0:
-            one for each cell of the feature map.
-        aligned: the centre of the first cell is at 0.5, and boxes may be smaller than a cell.
-
-    Returns:
-        (n, channels, *output_size).
-    """
-    level_of = torch.zeros_like(image_of)
-    return _align([features], boxes, image_of, level_of, output_size, [scale], sampling_ratio, aligned)
-
-
 def multiscale_roi_align(
     features: Sequence[Tensor],
     boxes: Tensor,
@@ -62,22 +31,30 @@ def multiscale_roi_align(
     image_shape: tuple[int, int],
     sampling_ratio: int = 0,
 ) -> Tensor:
-    """Do as `roi_align` does, with each box on the level of a feature pyramid that its size asks for.
+    """Average the features within each cell of a grid over each box (He et al.: Mask R-CNN, 2017).
 
-    As torchvision's MultiScaleRoIAlign.
+    Each box is on the level of a feature pyramid that its size asks for, as in torchvision's MultiScaleRoIAlign.
+    Gradients reach the features, and not the boxes.
 
     Args:
         features: (batch, channels, height, width) of each level, finest first, each a power of two smaller than the
             image.
-        boxes: as in `roi_align`.
-        image_of: as in `roi_align`.
-        output_size: as in `roi_align`.
+        boxes: (n, 4), top, left, bottom and right in pixels.
+        image_of: int64 (n,), the image that each box is on.
+        output_size: rows and columns of the grid.
         image_shape: height and width of the network's input, in pixels.
-        sampling_ratio: as in `roi_align`.
+        sampling_ratio: points along each side of a cell of the grid, between which the features are interpolated; 0:
+            one for each cell of the feature map.
+
+    Returns:
+        (n, channels, *output_size).
     """
     scales = [2.0 ** round(math.log2(level.shape[2] / image_shape[0])) for level in features]
     level_of = _levels(boxes, -round(math.log2(scales[0])), -round(math.log2(scales[-1])))
-    return _align(features, boxes, image_of, level_of, output_size, scales, sampling_ratio, False)
+    limits = boxes.new_tensor([level.shape[2:] for level in features])[level_of]
+    scaled = boxes.detach() * boxes.new_tensor(scales)[level_of, None]
+    rows, columns = _sides(scaled, limits, output_size, sampling_ratio)
+    return _weighted_sums(features, image_of, level_of, rows, columns)
 
 
 def crop_and_resize(features: Tensor, boxes: Tensor, image_of: Tensor, crop_size: tuple[int, int]) -> Tensor:
@@ -106,7 +83,7 @@ def crop_and_resize(features: Tensor, boxes: Tensor, image_of: Tensor, crop_size
 
 
 def roi_align_masks(masks: Tensor, boxes: Tensor, object_of: Tensor, output_size: tuple[int, int]) -> Tensor:
-    """Average the mask of an object within each cell of a grid over each box, as `roi_align` does.
+    """Average the mask of an object within each cell of a grid over each box, as `multiscale_roi_align` does.
 
     Rows first, columns then: boxes are large beside the grid, and the points within them many.
 
@@ -121,7 +98,7 @@ def roi_align_masks(masks: Tensor, boxes: Tensor, object_of: Tensor, output_size
     """
     num_boxes, (height, width) = len(boxes), masks.shape[1:]
     limits = boxes.new_tensor([height, width]).expand(num_boxes, 2)
-    rows, columns = _sides(boxes, limits, output_size, 0, aligned=False)
+    rows, columns = _sides(boxes, limits, output_size, 0)
     places = object_of[:, None, None] * height + rows.places
     table = masks.to(boxes.dtype).flatten(0, 1)
     of_rows = F.embedding_bag(
@@ -138,28 +115,10 @@ class _Side(NamedTuple):
     weights: Tensor
 
 
-def _align(
-    features: Sequence[Tensor],
-    boxes: Tensor,
-    image_of: Tensor,
-    level_of: Tensor,
-    output_size: tuple[int, int],
-    scales: Sequence[float],
-    sampling_ratio: int,
-    aligned: bool,
-) -> Tensor:
-    limits = boxes.new_tensor([level.shape[2:] for level in features])[level_of]
-    scaled = boxes.detach() * boxes.new_tensor(scales)[level_of, None] - (0.5 if aligned else 0.0)
-    rows, columns = _sides(scaled, limits, output_size, sampling_ratio, aligned=aligned)
-    return _weighted_sums(features, image_of, level_of, rows, columns)
-
-
-def _sides(
-    boxes: Tensor, limits: Tensor, output_size: tuple[int, int], sampling_ratio: int, *, aligned: bool
-) -> tuple[_Side, _Side]:
+def _sides(boxes: Tensor, limits: Tensor, output_size: tuple[int, int], sampling_ratio: int) -> tuple[_Side, _Side]:
     """Find the cells and weights along both sides: of boxes (n, 4) in cells, on maps of height and width (n, 2)."""
     starts, sizes = boxes[:, :2], boxes[:, 2:] - boxes[:, :2]
-    steps = (sizes if aligned else sizes.clamp(min=1)) / sizes.new_tensor(output_size)
+    steps = sizes.clamp(min=1) / sizes.new_tensor(output_size)
     counts = steps.ceil().clamp(min=1) if sampling_ratio == 0 else torch.full_like(steps, sampling_ratio)
     sides = []
     for length, start, step, count, limit in zip(output_size, starts.T, steps.T, counts.T, limits.T, strict=True):

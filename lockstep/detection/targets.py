@@ -1,4 +1,4 @@
-"""From the objects of a batch to what the losses of a detector take: class vectors, weights, masks and keypoints.
+"""Makes of the objects of a batch what the losses of a detector take: class vectors, weights, masks and keypoints.
 
 Labels count from 1, since 0 is the background; class vectors have no place for it, so label 1 is at place 0. Targets
 belong to their image: where one image has no masks, say, those of the others stay, while the reference systems drop the
@@ -49,7 +49,7 @@ class DetectionTargets(Checked):
     """
 
     num_classes: PositiveInt
-    """Without the background: labels are 1 to `num_classes`."""
+    """Number of classes, without the background: labels are 1 to `num_classes`."""
     merge_multiple_label_boxes: bool = False
     """Make one object of all with the same box, with a 1 for each of their labels; not with masks or keypoints."""
     quantization_bins: Annotated[int, Range(ge=2, lt=2**31)] | None = None

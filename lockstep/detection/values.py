@@ -4,36 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from lockstep.checks import Hint, NonNegativeInt, PositiveFloat, PositiveInt, Probability
-from lockstep.detection.configs import Detector, NumClasses
+from lockstep.checks import Hint, NonNegativeInt, PositiveFloat, PositiveInt, Probability, Range
 from lockstep.errors import InputError
 from lockstep.models.torchvision_models import Option, check_library
+from lockstep.models.values import Model
+
+if TYPE_CHECKING:
+    from lockstep.detection.detector import DetectionModel
+
+NumClasses = Annotated[int, Range(ge=1, le=1_000_000)]
+"""As many as the metrics of detections take; the data makes a list of their labels."""
 
 _STRIDES = {3: 4, 4: 4, 6: 8, 7: 8, 9: 16, 10: 16, 11: 16, 12: 16}
-"""Pixels to a cell of what those of SqueezeNet's features make that are Fire modules."""
+"""Output stride of each Fire module of SqueezeNet, in pixels, by the module's number among the features."""
 
 _LEVELS = 5
-"""Of a pyramid on a ResNet."""
+"""Levels of a feature pyramid on a ResNet."""
+
+
+class Detector(Model):
+    """Base of the models of recipes that are detectors."""
+
+    image_size: ClassVar[int] = 300
+    smallest_image: ClassVar[int] = 1
+
+    if TYPE_CHECKING:
+
+        def build(self, seed: int) -> DetectionModel:
+            """Make the net, as any model does."""
 
 
 @dataclass(frozen=True)
 class Ssd300(Detector):
     """Torchvision's SSD on VGG16 for images of 300 x 300 pixels (ssd300_vgg16), with its parameters' names."""
 
-    net: ClassVar[str] = "lockstep.detection.ssd_nets.ssd300"
+    net: ClassVar[str] = "lockstep.detection.ssd.ssd300"
     image_size: ClassVar[int] = 300
     smallest_image: ClassVar[int] = 268
 
     num_classes: NumClasses
-    """Without the background."""
+    """Number of classes, without the background."""
     score_threshold: Probability = 0.01
-    """Detections have higher scores."""
+    """Detections have higher scores than this."""
     iou_threshold: Probability = 0.45
     """Detections of a class do not overlap by more."""
     max_detections: PositiveInt = 200
-    """Of an image."""
+    """Most detections of an image."""
 
 
 @dataclass(frozen=True)
@@ -44,21 +62,21 @@ class Ssdlite(Detector):
     of 1, 200 times that in its layers, and their momentum is 0.03. `PreciseStatistics` scores earlier weights.
     """
 
-    net: ClassVar[str] = "lockstep.detection.ssd_nets.ssdlite"
+    net: ClassVar[str] = "lockstep.detection.ssd.ssdlite"
     image_size: ClassVar[int] = 320
     smallest_image: ClassVar[int] = 32
 
     num_classes: NumClasses
-    """Without the background."""
+    """Number of classes, without the background."""
     reduced_tail: bool = True
     """The backbone's last blocks have half the channels, as in torchvision's weights of COCO; False: for a backbone
     with the weights of a classifier."""
     score_threshold: Probability = 0.001
-    """Detections have higher scores."""
+    """Detections have higher scores than this."""
     iou_threshold: Probability = 0.55
     """Detections of a class do not overlap by more."""
     max_detections: PositiveInt = 300
-    """Of an image."""
+    """Most detections of an image."""
 
 
 @dataclass(frozen=True)
@@ -70,15 +88,15 @@ class Fcos(Detector):
     smallest_image: ClassVar[int] = 32
 
     num_classes: NumClasses
-    """Without the background."""
+    """Number of classes, without the background."""
     score_threshold: Probability = 0.2
-    """Detections have higher scores."""
+    """Detections have higher scores than this."""
     iou_threshold: Probability = 0.6
     """Detections of a class do not overlap by more."""
     candidates_per_level: PositiveInt = 1000
     """The best so many of a level compete."""
     max_detections: PositiveInt = 100
-    """Of an image."""
+    """Most detections of an image."""
 
 
 @dataclass(frozen=True)
@@ -88,29 +106,29 @@ class SqueezeSsd(Detector):
     It takes images as Caffe's SqueezeNet, whose weights are warm-started with `add_prefix="backbone."`.
     """
 
-    net: ClassVar[str] = "lockstep.detection.ssd_nets.squeeze_ssd"
+    net: ClassVar[str] = "lockstep.detection.ssd.squeeze_ssd"
     image_size: ClassVar[int] = 240
     smallest_image: ClassVar[int] = 32
 
     num_classes: NumClasses
-    """Without the background."""
+    """Number of classes, without the background."""
     layers: tuple[PositiveInt, ...] = (7, 12)
     """Layers of SqueezeNet's features that anchors predict from, in order: 3 and 4 have a cell for 4 x 4 pixels, 6 and
     7 for 8 x 8, 9 to 12 for 16 x 16."""
     extra_maps: NonNegativeInt = 0
     """Feature maps on top of the last one, each of half the height and width of the one before."""
     anchor_sizes: tuple[tuple[PositiveFloat, ...], ...] = ((16.0, 32.0), (64.0, 128.0))
-    """Of each feature map, in pixels of the network's input: the square root of an anchor's area."""
-    aspect_ratios: tuple[PositiveFloat, ...] = (1.0,)
-    """Width over height; each with each size."""
+    """Sizes on each feature map, in pixels of the network's input: the square root of an anchor's area."""
+    anchor_ratios: tuple[PositiveFloat, ...] = (1.0,)
+    """Height over width of the anchors, as torchvision's `AnchorGenerator` has them; each with each size."""
     matched_threshold: Probability = 0.5
     """IoU from which on an anchor learns an object."""
     score_threshold: Probability = 0.02
-    """Detections have higher scores."""
+    """Detections have higher scores than this."""
     iou_threshold: Probability = 0.45
     """Detections of a class do not overlap by more."""
     max_detections: PositiveInt = 100
-    """Of an image."""
+    """Most detections of an image."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -133,9 +151,10 @@ class SqueezeSsd(Detector):
 
 @dataclass(frozen=True)
 class FasterRcnnFpn(Detector):
-    """Torchvision's Faster R-CNN on a ResNet-50 with a feature pyramid; fields have the names of its arguments.
+    """Torchvision's Faster R-CNN on a ResNet-50 with a feature pyramid.
 
-    Its losses are means over what each tower has drawn of the anchors and proposals of its images.
+    Fields of the first stage and of what is drawn have the names of its arguments, others those of the SSDs. Its losses
+    are means over what each tower has drawn of the anchors and proposals of its images.
     """
 
     net: ClassVar[str] = "lockstep.detection.faster_rcnn.faster_rcnn_fpn"
@@ -143,47 +162,47 @@ class FasterRcnnFpn(Detector):
     smallest_image: ClassVar[int] = 32
 
     num_classes: NumClasses
-    """Without the background."""
+    """Number of classes, without the background."""
     freeze_batchnorm: bool = True
     """The backbone's batch norm keeps statistics, scale and shift of the weights that it starts from; False: it learns
     them, for a start from nothing with many images a tower."""
     anchor_sizes: tuple[PositiveInt, ...] = (32, 64, 128, 256, 512)
-    """Of each of the five levels, in pixels of the network's input: the square root of an anchor's area."""
-    aspect_ratios: tuple[PositiveFloat, ...] = (0.5, 1.0, 2.0)
-    """Of anchors, height over width."""
+    """Size on each of the five levels, in pixels of the network's input: the square root of an anchor's area."""
+    anchor_ratios: tuple[PositiveFloat, ...] = (0.5, 1.0, 2.0)
+    """Height over width of the anchors, as torchvision's `AnchorGenerator` has them."""
     rpn_pre_nms_top_n_train: PositiveInt = 2000
     """Anchors of each level that become candidates for proposals, in training."""
     rpn_pre_nms_top_n_test: PositiveInt = 1000
-    """And else."""
+    """The same, in evaluation."""
     rpn_post_nms_top_n_train: PositiveInt = 2000
     """Proposals of an image, in training."""
     rpn_post_nms_top_n_test: PositiveInt = 1000
-    """And else."""
-    rpn_nms_thresh: Probability = 0.7
+    """The same, in evaluation."""
+    rpn_iou_threshold: Probability = 0.7
     """Proposals of a level do not overlap by more."""
     rpn_batch_size_per_image: PositiveInt = 256
     """Anchors that the first stage's losses are computed on."""
     rpn_positive_fraction: Probability = 0.5
-    """Of these, anchors that learn an object, at most."""
+    """Largest share of these that learn an object."""
     box_batch_size_per_image: PositiveInt = 512
     """Proposals that the second stage's losses are computed on."""
     box_positive_fraction: Probability = 0.25
-    """Of these, proposals that learn an object, at most."""
-    box_score_thresh: Probability = 0.05
-    """Detections have higher scores."""
-    box_nms_thresh: Probability = 0.5
+    """Largest share of these that learn an object."""
+    score_threshold: Probability = 0.05
+    """Detections have higher scores than this."""
+    iou_threshold: Probability = 0.5
     """Detections of a class do not overlap by more."""
-    box_detections_per_img: PositiveInt = 100
-    """Detections of an image, at most."""
+    max_detections: PositiveInt = 100
+    """Most detections of an image."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if len(self.anchor_sizes) != _LEVELS or not self.aspect_ratios:
+        if len(self.anchor_sizes) != _LEVELS or not self.anchor_ratios:
             raise InputError(
                 f"Each of the {_LEVELS} levels of the feature pyramid has anchors of one size.",
-                given=f"{len(self.anchor_sizes)} anchor_sizes, {len(self.aspect_ratios)} aspect_ratios",
-                expected=f"{_LEVELS} sizes, and an aspect ratio at least",
-                hint="write anchor_sizes=[32, 64, 128, 256, 512] and aspect_ratios=[0.5, 1.0, 2.0], say",
+                given=f"{len(self.anchor_sizes)} anchor_sizes, {len(self.anchor_ratios)} anchor_ratios",
+                expected=f"{_LEVELS} sizes, and a ratio at least",
+                hint="write anchor_sizes=[32, 64, 128, 256, 512] and anchor_ratios=[0.5, 1.0, 2.0], say",
             )
 
     def proposals(self, *, training: bool) -> tuple[int, int]:
@@ -195,9 +214,9 @@ class FasterRcnnFpn(Detector):
 
 @dataclass(frozen=True)
 class MaskRcnnFpn(FasterRcnnFpn):
-    """Torchvision's Mask R-CNN on a ResNet-50 with a feature pyramid; fields have the names of its arguments."""
+    """Torchvision's Mask R-CNN on a ResNet-50 with a feature pyramid; its fields are those of `FasterRcnnFpn`."""
 
-    net: ClassVar[str] = "lockstep.detection.mask_rcnn.mask_rcnn_fpn"
+    net: ClassVar[str] = "lockstep.detection.faster_rcnn.mask_rcnn_fpn"
 
 
 @dataclass(frozen=True)
@@ -213,7 +232,7 @@ class TorchvisionDetector(Detector):
     name: Annotated[str, Hint('write name="retinanet_resnet50_fpn_v2"')]
     """As in "retinanet_resnet50_fpn_v2"."""
     num_classes: NumClasses
-    """Without the background."""
+    """Number of classes, without the background."""
     options: Mapping[str, Option] = field(default_factory=dict)
     """Other arguments of the function of that name: {"score_thresh": 0.2}."""
 

@@ -24,7 +24,7 @@ class Polling(Checked):
     """How often a followed run is scored, and how long it is waited for."""
 
     interval_seconds: NonNegativeFloat = 60.0
-    """From the start of one scoring to the start of the next, at least."""
+    """Least time from the start of one scoring to the start of the next."""
     timeout_seconds: NonNegativeFloat | None = None
     """Without a new checkpoint, counted from the end of the last scoring; None waits as long as the run goes on."""
 
@@ -40,7 +40,7 @@ class Clock:
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """Let so much time pass."""
+        """Wait for so many seconds."""
         time.sleep(seconds)
 
 
@@ -103,7 +103,7 @@ class _Search:
         self._seen: set[tuple[int, _Contents]] = set()
         self._damaged: set[tuple[int, _Contents]] = set()
         self._earliest = self._waiting_since = clock.now()
-        self._said = ""
+        self._logged = ""
 
     def poll(self) -> int | Literal["wait", "end"]:
         """Look for checkpoints: return the step to read now, or what else is to be done."""
@@ -119,31 +119,31 @@ class _Search:
         if limit is not None and waited >= limit:
             log.info("no new checkpoint in %s for %.0f s", self._store.folder, waited)
             return "end"
-        self._tell()
+        self._log_waiting()
         return "wait"
 
-    def _tell(self) -> None:
-        said = (
+    def _log_waiting(self) -> None:
+        text = (
             "the checkpoints in %s are gone: waiting for others"
             if self._seen
             else "waiting for the first checkpoint in %s"
         )
-        if not self._there and said != self._said:
-            self._said = said
-            log.info(said, self._store.folder)
+        if not self._there and text != self._logged:
+            self._logged = text
+            log.info(text, self._store.folder)
 
     def skip(self, step: int) -> None:
         """Pass over a damaged checkpoint: older ones have their turn."""
         self._damaged.add((step, self._there[step]))
 
     def begin(self) -> None:
-        """Note that one is scored from now on; all that are there with it have had their turn."""
+        """Note that a checkpoint is being scored; all others that are there have had their turn."""
         self._seen = set(self._there.items())
         self._damaged &= self._seen
         self._earliest = self._clock.now() + self._polling.interval_seconds
 
     def end(self) -> None:
-        """Note that it is scored."""
+        """Note that the checkpoint has been scored."""
         self._waiting_since = self._clock.now()
 
 

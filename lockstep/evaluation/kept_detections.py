@@ -10,7 +10,7 @@ import torch
 
 from lockstep.evaluation.evaluate import example_indices
 from lockstep.mask_runs import runs_text
-from lockstep.metrics.image_rows import ids_of
+from lockstep.metrics.detection_metric import ids_of
 from lockstep.ragged import Ragged
 from lockstep.readers.coco_results import ImageResults, MaskText
 
@@ -26,10 +26,10 @@ class DetectedImage(NamedTuple):
     """The detections on one image."""
 
     example_index: int
-    """In the reader."""
+    """Index of the example in the reader."""
     source_id: str
     found: ImageResults
-    """With the labels of the detector."""
+    """Detections, with the labels of the detector."""
 
 
 class KeptDetections:

@@ -33,7 +33,7 @@ class PreciseStatistics(Checked):
     """Gives the batches, with its augmentation and batch size; its position does not move."""
     num_batches: PositiveInt = 200
     position: NonNegativeInt = 0
-    """Of the first batch in the loader's stream."""
+    """Position of the first batch in the loader's stream."""
 
 
 @torch.no_grad()

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import torch
 
-from lockstep import readback
 from lockstep.errors import InputError
 from lockstep.metrics.metric import Metric, PreparedMetric, score_name
 from lockstep.ragged import Ragged
+from lockstep.tensors import reading_waits
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Weights = Literal["raw", "average"]
-"""Which weights are scored: the parameters as they are, or their moving averages."""
+"""The weights that are scored: the parameters as they are, or their moving averages."""
 Column: TypeAlias = "Tensor | Ragged | list[Any]"
 """A value for each example; only the `prepare` of a metric takes a list."""
 Rows: TypeAlias = "Mapping[str, tuple[Column, ...]]"
-"""By the name of a metric, the arguments of its `prepare` or `update`."""
+"""The arguments of a metric's `prepare` or `update`, by the metric's name."""
 
 
 class Scores(NamedTuple):
@@ -80,7 +80,7 @@ class CopiedRows:
             event.record()
 
     def read(self) -> Rows:
-        """Wait until they have come."""
+        """Return the rows, once they have arrived."""
         for event in self._events.values():
             event.synchronize()
         return self._rows
@@ -94,7 +94,7 @@ class CopiedRows:
         if values.device.type != "cpu":
             self._events.setdefault(values.device, torch.Event(values.device))
         wide = values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
-        return wide.to("cpu", copy=True, non_blocking=readback.reading_waits(values.device))
+        return wide.to("cpu", copy=True, non_blocking=reading_waits(values.device))
 
 
 def read_sums(sums: Sequence[Mapping[str, Tensor]]) -> list[dict[str, float]]:

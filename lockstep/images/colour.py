@@ -1,34 +1,34 @@
-"""Colour distortion: numbers are drawn where images are read, and applied to whole batches on their device.
+"""Operations on the colours of whole batches, each image by its own numbers and in an order of its own.
 
-The operations and their orders are those of the reference systems (TensorFlow's `tf.image.adjust_*`): brightness is
-added, contrast is about the mean of each channel, saturation and hue are those of HSV; nothing is clipped in between.
-`jitter` has the operations of torchvision.
+Those of TensorFlow (`tf.image.adjust_*`), as the Inception systems use them: brightness is added, contrast is about the
+mean of each channel, saturation and hue are those of HSV; nothing is clipped in between. Those of torchvision's
+`ColorJitter`: brightness and contrast are factors, contrast is about the mean grey, saturation is away from grey;
+values are clipped after each of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from itertools import permutations
+from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
 import torch
 
-from lockstep.checks import Checked, NonNegativeFloat, Range, check_all, check_one_of, ordered
+from lockstep.checks import check_all, check_one_of
 from lockstep.errors import InputError
-from lockstep.images.normalisation import as_floats
-from lockstep.randomness import Draws
+from lockstep.images.normalisation import as_floats, mean_in_steps
 
 if TYPE_CHECKING:
     from torch import Tensor
+
 
 Order = tuple[str, ...]
 """Names of operations."""
 
 Operations: TypeAlias = "Mapping[str, Callable[[Tensor, Tensor], Tensor]]"
-"""By name, in the order of their columns: each maps images of shape (batch, 3, height, width) and numbers of shape
-(batch, 1, 1, 1) to images."""
+"""Functions by name, in the order of their columns: each maps images of shape (batch, 3, height, width) and numbers of
+shape (batch, 1, 1, 1) to images."""
 
 INCEPTION_ORDERS: tuple[Order, ...] = (
     ("brightness", "saturation", "hue", "contrast"),
@@ -42,58 +42,10 @@ SLIM_ORDERS: tuple[Order, ...] = (
     ("contrast", "hue", "brightness", "saturation"),
     ("hue", "saturation", "contrast", "brightness"),
 )
-"""Those of slim's Inception preprocessing when it is not fast."""
+"""The orders of slim's Inception preprocessing when it is not fast."""
 
 FAST_ORDERS: tuple[Order, ...] = (("brightness", "saturation"),)
-"""That of slim's Inception preprocessing in its fast mode, the default there."""
-
-
-_Factors = Annotated[tuple[NonNegativeFloat, NonNegativeFloat], ordered]
-
-
-@dataclass(frozen=True)
-class ColourDraws(Checked):
-    """Add the numbers that `distort` needs to a batch: float32 (batch, 5) in the field `into`.
-
-    Its columns: the brightness to add (of a range of 1), the factors of contrast and saturation, the turn of the hue
-    (1 is all around), and where among the orders to choose one: 0 is the first, just below 1 the last.
-    """
-
-    brightness: NonNegativeFloat = 32 / 255
-    """The most that is added or taken away."""
-    contrast: _Factors = (0.5, 1.5)
-    saturation: _Factors = (0.5, 1.5)
-    hue: Annotated[float, Range(ge=0, le=0.5)] = 0.2
-    """The most that the hue is turned either way."""
-    field: str = "image"
-    """The images that are coloured; it is not read."""
-
-    @property
-    def into(self) -> str:
-        """The field that the numbers are in: "image.colour" for "image"."""
-        return f"{self.field}.colour"
-
-    def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
-        """Return the batch with its numbers; the images stay as they are."""
-        bounds = {
-            "brightness": (-self.brightness, self.brightness),
-            "contrast": self.contrast,
-            "saturation": self.saturation,
-            "hue": (-self.hue, self.hue),
-            "order": (0.0, 1.0),
-        }
-        return {**batch, self.into: drawn_numbers(draws, self.into, bounds)}
-
-
-def distort(images: Tensor, numbers: Tensor, orders: tuple[Order, ...] = INCEPTION_ORDERS) -> Tensor:
-    """Colour each image by its own numbers; float32 in [0, 1] of the same shape.
-
-    Args:
-        images: uint8 of shape (batch, 3, height, width), or floats in [0, 1].
-        numbers: as `ColourDraws` draws them, on the same device.
-        orders: the operations of each order; all of the same length. See `in_chosen_orders`.
-    """
-    return in_chosen_orders(images, numbers, orders, OPERATIONS, drawn_by="ColourDraws").clamp_(0, 1)
+"""The order of slim's Inception preprocessing in its fast mode, the default there."""
 
 
 def _brightened(values: Tensor, number: Tensor) -> Tensor:
@@ -138,13 +90,45 @@ OPERATIONS: Operations = {
     "saturation": _saturated,
     "hue": turned_hue,
 }
-"""As `ColourDraws` orders its numbers."""
+"""TensorFlow's operations, as `ColourDraws` orders its numbers."""
 
 
-def drawn_numbers(draws: Draws, field: str, bounds: Mapping[str, tuple[float, float]]) -> Tensor:
-    """Draw a number within each pair of bounds for each example: float32 (batch, bounds)."""
-    columns = [low + draws.uniform(f"{field} {name}") * (high - low) for name, (low, high) in bounds.items()]
-    return torch.from_numpy(np.stack(columns, axis=1)).float()
+def _blended(values: Tensor, other: Tensor, factor: Tensor) -> Tensor:
+    return torch.lerp(other, values, factor).clamp_(0, 1)
+
+
+def _brightness_scaled(values: Tensor, factor: Tensor) -> Tensor:
+    return (values * factor).clamp_(0, 1)
+
+
+def _moved_from_mean_grey(values: Tensor, factor: Tensor) -> Tensor:
+    return _blended(values, mean_in_steps(grey(values)), factor)
+
+
+def _moved_from_grey(values: Tensor, factor: Tensor) -> Tensor:
+    return _blended(values, grey(values), factor)
+
+
+JITTER_OPERATIONS: Operations = {
+    "brightness": _brightness_scaled,
+    "contrast": _moved_from_mean_grey,
+    "saturation": _moved_from_grey,
+    "hue": turned_hue,
+}
+"""Operations of torchvision's `ColorJitter`, as `JitterDraws` orders its numbers."""
+
+JITTER_ORDERS: tuple[Order, ...] = (*permutations(JITTER_OPERATIONS),)
+"""All orders of the four operations: torchvision draws one of them for each image."""
+
+
+def grey(images: Tensor) -> Tensor:
+    """Compute 0.2989 red + 0.587 green + 0.114 blue: float32 of shape (..., 1, height, width).
+
+    Args:
+        images: uint8 or floats of shape (..., 3, height, width).
+    """
+    red, green, blue = images.unbind(-3)
+    return red.mul(0.2989).add_(green, alpha=0.587).add_(blue, alpha=0.114).unsqueeze_(-3)
 
 
 def in_chosen_orders(
@@ -216,5 +200,5 @@ def _check(images: Tensor, numbers: Tensor, orders: tuple[Order, ...], operation
             "These images cannot be coloured by these numbers.",
             given=f"images of {images.dtype} and shape {tuple(images.shape)}, numbers of shape {tuple(numbers.shape)}",
             expected=f"images of shape (batch, 3, height, width), uint8 or floats; numbers of shape (batch, {columns})",
-            hint=f"add {drawn_by} to the augmentations, and pass the field that it names",
+            hint=f"add {drawn_by} to the augmentations of the loader that gives the batch",
         )

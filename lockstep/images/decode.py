@@ -201,7 +201,7 @@ class _Header(NamedTuple):
     orientation: int
     """As EXIF numbers orientations; 1 where the image is not to be turned."""
     opened: JpegHeader | ImageFile
-    """Of a JPEG the header alone: which library decodes it is still open."""
+    """An image opened by Pillow; of a JPEG the header alone, since which library decodes it is still open."""
 
     @property
     def size(self) -> tuple[int, int]:

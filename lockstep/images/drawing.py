@@ -52,13 +52,13 @@ class Marks:
     boxes: Tensor | None = None
     """Float (n, 4) of top, left, bottom and right as shares of height and width; one that is not finite is left out."""
     names: Sequence[str] = ()
-    """Of the objects; empty or missing ones are not drawn."""
+    """The objects' names; empty or missing ones are not drawn."""
     colours: Sequence[Colour] = ()
-    """Of the boxes; () gives them those of their classes."""
+    """The boxes' colours; () gives each box the colour of its class."""
     labels: Sequence[int] = ()
-    """Of the objects: those of one class have one colour, on all images; () gives each object one of its own."""
+    """The objects' classes: each class has one colour, on all images; () gives each object a colour of its own."""
     dashed: Sequence[bool] = ()
-    """Which boxes have broken lines; () none."""
+    """Whether each box has broken lines; () for none."""
     masks: Tensor | None = None
     """uint8 (n, any, any) of 0 and 1, each over the whole image."""
     keypoints: Tensor | None = None

@@ -46,7 +46,7 @@ class PngMasks:
 
     data: tuple[bytes, ...] = field(repr=False)
     height: int
-    """Of each mask, in pixels."""
+    """Height of each mask, in pixels."""
     width: int
     source: str
     """The file, or the record and its file, as errors name it."""

@@ -80,13 +80,13 @@ class Move(NamedTuple):
     """How one image is moved: a part of it is cut out, turned, then resized."""
 
     height: int
-    """Of the image before, in pixels."""
+    """Height of the image before, in pixels."""
     width: int
     region: Region
     """The part, in pixels of the image before; it may reach out of the image."""
     turn: Turn
     to_height: int
-    """Of the image after, in pixels."""
+    """Height of the image after, in pixels."""
     to_width: int
     half_pixel_centers: bool = True
     """Whether pixels are sampled at their middles; else at i * (from / to), as TensorFlow 1 does."""
@@ -101,7 +101,7 @@ class Move(NamedTuple):
 
     @property
     def zoom(self) -> float:
-        """By how much areas in pixels grow."""
+        """The factor by which areas in pixels grow."""
         return self.to_height * self.to_width / (self.region.height * self.region.width)
 
 
@@ -168,12 +168,12 @@ class Masks(Protocol):
 
     @property
     def height(self) -> int:
-        """Of each mask, in pixels."""
+        """Height of each mask, in pixels."""
         ...
 
     @property
     def width(self) -> int:
-        """Of each mask, in pixels."""
+        """Width of each mask, in pixels."""
         ...
 
     def __len__(self) -> int: ...
@@ -205,12 +205,12 @@ class MovedMasks:
 
     @property
     def height(self) -> int:
-        """Of each mask, in pixels."""
+        """Height of each mask, in pixels."""
         return len(self.rows)
 
     @property
     def width(self) -> int:
-        """Of each mask, in pixels."""
+        """Width of each mask, in pixels."""
         return len(self.columns)
 
     def decode(self) -> Tensor:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
-"""Of red, green and blue in [0, 1], over ImageNet's training images."""
+"""Means of red, green and blue in [0, 1], over ImageNet's training images."""
 
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
@@ -23,9 +23,7 @@ _Means = Annotated[tuple[float, ...], Hint("give mean=(...) with one number for 
 _Deviations = Annotated[tuple[PositiveFloat, ...], Hint("give std=(...), the standard deviation of each channel")]
 
 
-def normalised(
-    images: Tensor, mean: tuple[float, ...] = IMAGENET_MEAN, std: tuple[float, ...] = IMAGENET_STD
-) -> Tensor:
+def normalize(images: Tensor, mean: tuple[float, ...] = IMAGENET_MEAN, std: tuple[float, ...] = IMAGENET_STD) -> Tensor:
     """Compute (value - mean) / std of each channel; float32 of the same shape.
 
     Args:
@@ -47,7 +45,7 @@ def normalised(
     return torch.stack([(channel - m) / s for channel, m, s in zip(channels, mean, std, strict=True)], dim=1)
 
 
-def standardised(images: Tensor) -> Tensor:
+def standardize(images: Tensor) -> Tensor:
     """Compute (value - mean) / deviation of each image, over all its values: TensorFlow's `per_image_standardization`.
 
     Args:

@@ -41,7 +41,7 @@ OBJECT_FIELDS = (
 """The fields that have a value for each object, and any whose name begins with "object_"."""
 
 LOCATION_FIELDS = ("boxes", "masks", "keypoints", "keypoint_visibility", "area")
-"""Those that say where an object is on its image, or how much of it it takes."""
+"""The fields that say where an object is on its image, or its area."""
 
 _LEAST_SEEN = 0.01  # of the height and the width of a box, in pixels: what is less may be made of rounding alone
 

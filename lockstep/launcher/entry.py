@@ -16,15 +16,16 @@ from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 from lockstep.errors import LockstepError, PeerLostError
+from lockstep.launcher.watchdog import FailureKind
 from lockstep.terminal import outlive_terminal
 from lockstep.tracebacks import place_in_script, short_traceback
 from lockstep.workers import pulse as pulses
 from lockstep.workers.channel import Channel
-from lockstep.workers.generations import GENERATION, NEWCOMER, Generations
+from lockstep.workers.membership import GENERATION, NEWCOMER, Generations
 from lockstep.workers.peers import says_peer_is_lost
+from lockstep.workers.pulse import Pulse
 from lockstep.workers.signals import pass_on_notices
 from lockstep.workers.store_server import StoreAddress, inherit
-from lockstep.workers.watchdog import FailureKind
 
 
 def reference(function: Callable[..., object]) -> str:
@@ -78,12 +79,16 @@ def _worker(task: Mapping[str, Any], channel: Channel) -> NoReturn:
     outlive_terminal()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR2)
-    pulse = pulses.start_beating(channel, _generations(task["environment"], channel))
-    pulse.earlier_seconds = task["earlier_seconds"]
+    pulse = Pulse(
+        launched=True,
+        generations=_generations(task["environment"], channel),
+        earlier_seconds=task["earlier_seconds"],
+        shared_threads=task["shared_threads"],
+    )
+    pulses.start_beating(channel, pulse)
     pass_on_notices(pulse)
     code, failure = 1, None
     try:
-        pulse.shared_threads = task["shared_threads"]
         if pulse.shared_threads and "torch" in sys.modules:
             import torch
 
@@ -111,7 +116,7 @@ def _worker(task: Mapping[str, Any], channel: Channel) -> NoReturn:
 
 
 def _generations(environment: Mapping[str, str], channel: Channel) -> Generations | None:
-    """What this worker is to hear of losses; None where it ends with those that are lost."""
+    """What tells this worker who takes part; None where it ends with those that are lost."""
     generation = environment.get(GENERATION)
     if generation is None:
         return None

@@ -150,7 +150,7 @@ class _Server:
         self._selector = selectors.DefaultSelector()
         self._selector.register(control, selectors.EVENT_READ)
         self._names: dict[int, str] = {}
-        """Of the living, by pid."""
+        """Names of the living processes, by pid."""
 
     def serve(self) -> Callable[[], int]:
         """Serve until the launcher is gone; returns in forked children alone, with their work."""

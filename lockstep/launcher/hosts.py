@@ -1,8 +1,13 @@
 """The hosts of a run as its supervisor sees them: its own, and others through the agents that run there.
 
-A host starts workers, carries messages to and from them, and sends them signals. What workers and their processes say
-comes as (rank, message); the messages of a worker are those of `lockstep.workers.pulse` and `entry`, and of its process
-`{"pid": ..., "status": ...}`: None when it begins, then its exit status, negative for the signal that killed it.
+A host starts workers, carries messages to and from them, and sends them signals. What workers and their processes
+report comes as (rank, message); the messages of a worker are those of `lockstep.workers.pulse` and `entry`, and of its
+process `{"pid": ..., "status": ...}`: None when it begins, then its exit status, which is negative for the signal that
+killed it.
+
+`Agent` is the launcher of a host that is not the chief's: it starts its workers, signals them and relays their messages
+for the supervisor, whose end of the channel is a `RemoteHost`. It decides one thing alone: where the supervisor is
+gone, the run is, and no worker stays behind.
 """
 
 from __future__ import annotations
@@ -12,27 +17,22 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from types import MappingProxyType
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from lockstep.errors import WorkerError
 from lockstep.launcher.forkserver import Event, ForkServer
 from lockstep.owner import process_fields
 from lockstep.screen import Lines, log
 from lockstep.workers.channel import Channel, Message
 from lockstep.workers.connections import INTERFACE_OF_GLOO
-
-TICK_SECONDS = 0.1
-"""How often launchers of several hosts say that they live, and look after their workers."""
-SILENT_SECONDS = 2.0
-"""For which the launcher of another host says nothing until that host is lost."""
-_LONGEST_POLL_SECONDS = 0.5
-"""Counted between two looks at most: a launcher that was itself paused looks much later than it meant to."""
+from lockstep.workers.limits import HOST_SILENT_SECONDS, LONGEST_POLL_SECONDS, TICK_SECONDS
 
 LOOPBACK = MappingProxyType({INTERFACE_OF_GLOO: "lo"})
 """The network between workers of one host."""
 
-Said = list[tuple[int, Message]]
+Reports = list[tuple[int, Message]]
 
 
 class Host(Protocol):
@@ -52,7 +52,7 @@ class Host(Protocol):
         """Send a signal to a worker, if it is still there."""
         ...
 
-    def receive(self) -> Said:
+    def receive(self) -> Reports:
         """What workers and their processes have said since the last call."""
         ...
 
@@ -117,12 +117,12 @@ class LocalHost:
         """Send a signal to a worker, if it is still there."""
         self._server.kill(f"worker {rank}", number)
 
-    def receive(self) -> Said:
+    def receive(self) -> Reports:
         """What workers and their processes have said since the last call."""
         events = self._server.events(0.0)
         # After the events: what a worker said before its end is there by now.
-        said = [(rank, message) for rank, channel in self._channels.items() for message in channel.receive()]
-        return said + [self._of_process(event) for event in events]
+        reports = [(rank, message) for rank, channel in self._channels.items() for message in channel.receive()]
+        return reports + [self._of_process(event) for event in events]
 
     def _of_process(self, event: Event) -> tuple[int, Message]:
         rank = int(event.name.removeprefix("worker "))
@@ -148,7 +148,7 @@ class LocalHost:
 
 
 class RemoteHost:
-    """Another host, through the channel to the agent there; see `lockstep.launcher.agent` for the other end.
+    """Another host, through the channel to the agent there; see `lockstep.launcher.hosts` for the other end.
 
     Args:
         channel: to the agent.
@@ -163,7 +163,7 @@ class RemoteHost:
         self.name, self.num_workers = name, num_workers
         self._channel = channel
         self._ranks: set[int] = set()
-        """Of its workers: it speaks for no others."""
+        """Ranks of the host's workers: it speaks for no others."""
         self._stopped: frozenset[int] = frozenset()
         self._requests: list[str] = []
         self._fault = ""
@@ -182,18 +182,18 @@ class RemoteHost:
         """Send a signal to a worker, if it is still there."""
         self._channel.send({"kill": rank, "signal": int(number)})
 
-    def receive(self) -> Said:
+    def receive(self) -> Reports:
         """What workers and their processes have said since the last call."""
-        said: Said = []
+        reports: Reports = []
         try:
             for message in self._channel.receive():
                 self._silence.end()
                 self._stopped = frozenset(message.get("stopped", ()))
                 self._requests += [str(name) for name in message.get("requests", ()) if hasattr(signal, str(name))]
-                said += [(rank, dict(word)) for rank, word in message.get("said", ()) if rank in self._ranks]
+                reports += [(rank, dict(word)) for rank, word in message.get("reports", ()) if rank in self._ranks]
         except (ValueError, TypeError, AttributeError):
             self._fault = "sends what cannot be read"
-        return said
+        return reports
 
     def tick(self) -> None:
         """Tell the agent that the supervisor lives."""
@@ -214,7 +214,7 @@ class RemoteHost:
         seconds = self._silence.seconds()
         if not self._fault and self._channel.ended:
             self._fault = "is gone: its launcher has ended, or was killed"
-        if not self._fault and seconds > SILENT_SECONDS:
+        if not self._fault and seconds > HOST_SILENT_SECONDS:
             self._fault = f"gives no sign of life for {seconds:.1f} s: it is down, or its network is"
         return self._fault or None
 
@@ -260,6 +260,88 @@ class Silence:
     def seconds(self) -> float:
         """The seconds of silence until now; to be asked after each look."""
         now = self._clock()
-        self._seconds += min(now - self._looked, _LONGEST_POLL_SECONDS)
+        self._seconds += min(now - self._looked, LONGEST_POLL_SECONDS)
         self._looked = now
         return self._seconds
+
+
+class Conclusion(NamedTuple):
+    """How a launcher ends: its exit code, and its last lines, if there is anything to say."""
+
+    code: int
+    level: int = 0
+    text: str = ""
+
+
+class Agent:
+    """Serves the supervisor of another host.
+
+    Args:
+        channel: to the supervisor.
+        host: this one.
+        requests: names of the signals that have reached this launcher; the supervisor gets them.
+        clock: seconds that only grow.
+    """
+
+    def __init__(
+        self, channel: Channel, host: Host, requests: list[str], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._channel, self._host, self._requests = channel, host, requests
+        self._places: dict[int, tuple[int, str]] = {}
+        """Step and phase of each worker."""
+        self._silence = Silence(clock)
+
+    def serve(self) -> Conclusion:
+        """Do what the supervisor says until it says how the run has ended.
+
+        Raises:
+            WorkerError: the supervisor is gone.
+        """
+        while True:
+            wait([self._channel.fileno(), self._host.fileno()], TICK_SECONDS)
+            orders = self._channel.receive()
+            if orders:
+                self._silence.end()
+            for order in orders:
+                if "end" in order:
+                    return Conclusion(int(order["end"]), int(order["level"]), str(order["log"]))
+                self._obey(order)
+            self._report()
+            seconds = self._silence.seconds()
+            if self._channel.ended:
+                raise self._lost("its launcher has ended, or was killed")
+            if seconds > HOST_SILENT_SECONDS:
+                raise self._lost(f"no sign of life for {seconds:.1f} s: it is down, or the network to it is")
+
+    def _obey(self, order: Message) -> None:
+        if "start" in order:
+            self._host.start(order["start"], order["environment"])
+            self._places[order["start"]] = (0, "start")
+        elif "to" in order:
+            self._host.send(order["to"], order["message"])
+        elif "kill" in order:
+            self._host.kill(order["kill"], signal.Signals(order["signal"]))
+        elif "log" in order:
+            self._host.log(order["level"], order["log"])
+
+    def _report(self) -> None:
+        """Tell the supervisor what workers have said, and that this host lives."""
+        reports = self._host.receive()
+        for rank, message in reports:
+            if "phase" in message:
+                self._places[rank] = message["step"], message["phase"]
+        stopped = [rank for rank in self._places if self._host.is_stopped(rank)]
+        requests = [*self._requests]
+        del self._requests[: len(requests)]
+        self._channel.send({"reports": reports, "stopped": stopped, "requests": requests})
+
+    def _lost(self, why: str) -> WorkerError:
+        places = ", ".join(
+            f"worker {rank} at step {step} (phase {phase})" for rank, (step, phase) in self._places.items()
+        )
+        return WorkerError(
+            "Host 0, which decides for all of them, is gone.",
+            given=why,
+            expected="it to live as long as the run",
+            hint="read the last lines on its screen; the workers of this host are ended" + (places and f": {places}"),
+        )

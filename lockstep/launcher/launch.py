@@ -4,6 +4,11 @@ Of several hosts each has a launcher: that of the chief's host decides for all, 
 It imports no torch. A plan, made in a process of its own, says how many workers there are; each worker then runs the
 same command line again, with its rank in the environment: nothing of the user's is pickled.
 
+Which module decides what: `supervisor` starts and ends the workers; `watchdog` says who is silent or stuck, `survival`
+who goes on when some are lost, `lockstep.workers.stragglers` who is slow, and `lockstep.workers.limits` how long others
+are waited for. Hosts meet in `rendezvous`, and are `hosts` to the supervisor. What other launchers tell a process is
+read by `lockstep.workers.cluster`; `watcher` watches the workers that they start.
+
 Exit codes: 0 the run reached its end; 1 a worker failed; 2 wrong input; 75 preempted, 129, 130 and 143 stopped by
 SIGHUP, Ctrl-C or SIGTERM, all four after a final checkpoint; 137 aborted.
 """
@@ -24,21 +29,21 @@ from typing import Any
 
 from lockstep.cores import openmp_threads_are_named, share_of_cores
 from lockstep.errors import InputError, LockstepError, WorkerError
-from lockstep.launcher.agent import Agent, Conclusion
 from lockstep.launcher.entry import reference
 from lockstep.launcher.forkserver import ForkServer
-from lockstep.launcher.hosts import TICK_SECONDS, LocalHost, RemoteHost
+from lockstep.launcher.hosts import Agent, Conclusion, LocalHost, RemoteHost
 from lockstep.launcher.rendezvous import Rendezvous, Seat, meet_chief, network_towards, turn_away
 from lockstep.launcher.supervisor import STOPPED_EARLY, RunOutcome, Supervisor
 from lockstep.launcher.survival import Restarts, Survival
+from lockstep.launcher.watchdog import Failure, root_cause
 from lockstep.screen import Lines, log
 from lockstep.terminal import outlive_terminal
 from lockstep.workers.channel import Channel
 from lockstep.workers.cluster import WorkerEnvironment
 from lockstep.workers.connections import run_key
+from lockstep.workers.limits import TICK_SECONDS, Limits
 from lockstep.workers.signals import notices
 from lockstep.workers.store_server import StoreServer
-from lockstep.workers.watchdog import Failure, Limits, root_cause
 
 Plan = Callable[[list[str]], Mapping[str, Any]]
 Main = Callable[[list[str]], int | None]
@@ -130,13 +135,13 @@ class _Launcher:
         with closing(Channel(ours)) as channel:
             self._server.fork("plan", {**self._task, "kind": "plan", "function": reference(plan)}, [theirs])
             status = _wait_for_exit(self._server, self._requests)
-            said = next(iter(channel.receive()), {})
+            answer = next(iter(channel.receive()), {})
         if status is None:
             return self._stopped_early()
-        if "plan" in said:
-            made: Mapping[str, Any] = said["plan"]
+        if "plan" in answer:
+            made: Mapping[str, Any] = answer["plan"]
             return made
-        text = said.get("failed", "").rstrip()
+        text = answer.get("failed", "").rstrip()
         if status < 0:
             text = f"the process that plans the run was killed by {signal.Signals(-status).name}"
         return Conclusion(max(status, FAILED) if status else 0, ERROR, text)

@@ -1,7 +1,8 @@
 """The rendezvous of a run's hosts: their launchers meet at the port of the chief's host before any worker starts.
 
 Each host's launcher introduces itself: which host it is of how many, its version, and how many workers it is to have.
-A host that does not fit is refused with the reason, on its screen and on that of the chief's host.
+A host that does not fit is refused with the reason, on its screen and on that of the chief's host. Both ends are tried
+in `tests/launcher/test_launch_hosts.py`, and in `tests/hosts`.
 """
 
 from __future__ import annotations
@@ -20,16 +21,14 @@ from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 
 from lockstep.errors import InputError, WorkerError
-from lockstep.launcher.hosts import TICK_SECONDS, RemoteHost, end_agent
+from lockstep.launcher.hosts import RemoteHost, end_agent
 from lockstep.screen import Lines, log
 from lockstep.version import __version__
 from lockstep.workers.channel import Channel
 from lockstep.workers.connections import (
-    HANDSHAKE_SECONDS,
     INTERFACE_OF_GLOO,
     INTERFACE_OF_NCCL,
     KEY,
-    START_SECONDS,
     Listener,
     NotLetInError,
     OtherKeyError,
@@ -38,15 +37,14 @@ from lockstep.workers.connections import (
     interface_of,
     resolve_name,
 )
+from lockstep.workers.limits import HANDSHAKE_SECONDS, RESOLVE_SECONDS, START_SECONDS, TICK_SECONDS
 from lockstep.workers.store_server import CALLS_STORE, StoreServer
 
 _HAS_BEGUN = "The run has begun already, with all its hosts. Has this one been started twice?"
-RESOLVE_SECONDS = 30.0
-"""Until the name of the chief's host resolves there."""
 _CALLS_CHIEF = b"L"
 _ELSEWHERE = "192.0.2.1"
 """An address that no host has (RFC 5737): the way there is that to other networks."""
-_TELL_SECONDS = 10.0
+_LOG_SECONDS = 10.0
 _SEND_SECONDS = 2
 _CLOCKS_SECONDS = 5.0
 
@@ -78,7 +76,7 @@ class _Introduction:
     version: str
     num_workers: int
     time: float
-    """Of its clock, in seconds since 1970."""
+    """Time of its clock, in seconds since 1970."""
     failed: str | None = None
     """Why it cannot take part."""
 
@@ -152,7 +150,7 @@ class Rendezvous:
             InputError: a host has another version, or another number of hosts.
             WorkerError: hosts have not come in time, or cannot take part.
         """
-        began = told = time.monotonic()
+        began = logged = time.monotonic()
         self._forget_lost()
         if not self._is_complete:
             log.info("%s at %s:%d", self._who_has_come(), self._seat.chief, self._seat.port)
@@ -162,8 +160,8 @@ class Rendezvous:
             now = time.monotonic()
             if now - began > START_SECONDS:
                 raise self._missing()
-            if now - told > _TELL_SECONDS:
-                told = now
+            if now - logged > _LOG_SECONDS:
+                logged = now
                 log.info("%s; %.0f s of %.0f", self._who_has_come(), now - began, START_SECONDS)
         self.refuse_callers(_HAS_BEGUN)
         return [host for _, host in sorted(self.hosts.items())]
@@ -237,10 +235,8 @@ class Rendezvous:
             _refuse(channel, f"There is a host {index} already: {lost.name}. Each has a --host-rank of its own.")
             return True
         if lost and lost.num_workers != caller.num_workers:
-            numbers = f"with {lost.num_workers} workers, not with {caller.num_workers}"
-            _refuse(
-                channel, f"The run goes on without host {index}, and takes it back {numbers}: give the same command."
-            )
+            numbers = f"{lost.num_workers} workers, and would come back with {caller.num_workers}"
+            _refuse(channel, f"Host {index} was lost with {numbers}: give the same command.")
             return True
         if abs(ahead := caller.time - time.time()) > _CLOCKS_SECONDS:
             log.warning(
@@ -329,23 +325,25 @@ def meet_chief(
         InputError: the chief's host has another key, or its name does not resolve.
         WorkerError: it cannot be reached.
     """
-    began, told = time.monotonic(), -math.inf
+    began, logged = time.monotonic(), -math.inf
     patience = START_SECONDS if failed is None else HANDSHAKE_SECONDS
     while True:
         try:
             connection = connect(seat.chief, seat.port, key)
             break
         except OSError as error:
-            said, waited = error.strerror or str(error), time.monotonic() - began
+            reason, waited = error.strerror or str(error), time.monotonic() - began
             if isinstance(error, OtherKeyError) or waited > patience:
                 if failed is not None:
                     return None
                 raise _unreachable(seat, error, waited) from None
         if requests:
             return None
-        if time.monotonic() - told > _TELL_SECONDS:
-            told = time.monotonic()
-            log.info("waiting for host 0 at %s:%d (%s); %.0f s of %.0f", seat.chief, seat.port, said, waited, patience)
+        if time.monotonic() - logged > _LOG_SECONDS:
+            logged = time.monotonic()
+            log.info(
+                "waiting for host 0 at %s:%d (%s); %.0f s of %.0f", seat.chief, seat.port, reason, waited, patience
+            )
         time.sleep(2 * TICK_SECONDS)
     address = connection.getpeername()[0]
     connection.sendall(_CALLS_CHIEF)

@@ -1,4 +1,8 @@
-"""The supervisor starts the workers of one run for their launcher, listens to them, and ends them together."""
+"""The supervisor starts the workers of one run for their launcher, listens to them, and ends them together.
+
+It acts as `watchdog` and `survival` decide. A failure on one of several hosts is tried in `tests/hosts`, on hosts that
+can be cut, killed and switched off.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +12,68 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
+from typing import Literal
 
-from lockstep.launcher.hosts import TICK_SECONDS, Host, RemoteHost
-from lockstep.launcher.partitions import ConnectionTrial, Orders, left_out
+from lockstep.launcher import watchdog
+from lockstep.launcher.hosts import Host, RemoteHost
 from lockstep.launcher.survival import Survival
-from lockstep.launcher.worker_record import WorkerRecord
-from lockstep.workers import watchdog
+from lockstep.launcher.watchdog import Failure, Verdict, Watchdog, WorkerStatus
 from lockstep.workers.channel import Message
-from lockstep.workers.generations import GENERATION, NEWCOMER, Generation
+from lockstep.workers.limits import MISSED_SECONDS, STOP_ANSWER_SECONDS, TICK_SECONDS, TRIAL_PAUSE_SECONDS, Limits
+from lockstep.workers.membership import GENERATION, NEWCOMER, Generation
+from lockstep.workers.network import ConnectionTrial, Orders, left_out
 from lockstep.workers.store_server import LAUNCHED
 from lockstep.workers.stragglers import Stragglers
-from lockstep.workers.watchdog import Failure, Limits, Verdict, Watchdog
+
+
+@dataclass
+class WorkerRecord:
+    """One worker: where it was when last heard of, and how far its process has come."""
+
+    rank: int
+    """The number with which it was started: its rank, until others are lost."""
+    host: Host
+    environment: Mapping[str, str]
+    """What its host was told to set in its environment."""
+    pid: int = 0
+    step: int = 0
+    phase: str = "start"
+    state: Literal["running", "failed", "returned", "done", "dead"] = "running"
+    """`running` until it has `failed` (why is known, or it was killed from here) or `returned` 0 from all that it had
+    to do; once its process is gone, `done` or `dead`."""
+    run_ended: bool = False
+    """Its part of the run has reached the end, and is saved; it may still score."""
+    saves_at_stop: bool = False
+    """Its run writes a checkpoint when it is stopped."""
+    has_left: bool = False
+    """It will not take part any more, though its process may live on."""
+    phase_at_stop: str | None = None
+    """Its phase when it was asked to stop."""
+    is_awaited: bool = False
+    """It was asked to stop, and has not said since where it is."""
+
+    @property
+    def has_process(self) -> bool:
+        """Whether its process is still there."""
+        return self.state in ("running", "failed", "returned")
+
+    @property
+    def has_returned(self) -> bool:
+        """Whether its main function has returned 0."""
+        return self.state in ("returned", "done")
+
+    @property
+    def status(self) -> WorkerStatus:
+        """The worker in messages."""
+        return WorkerStatus(self.rank, self.pid, self.step, self.phase, self.host.name)
+
+    @property
+    def interrupted_phase(self) -> str:
+        """The phase that a stop interrupts: a worker that was scoring, and has ended since, left its scoring off."""
+        return "evaluate" if (self.phase_at_stop, self.phase) == ("evaluate", "end") else self.phase
+
 
 STOPPED_EARLY = "stopped before the first step"
-_ANSWER_SECONDS = 0.5
-_WAIT_SECONDS = 2.0
-_TRIAL_PAUSE_SECONDS = 60.0
-"""Between two trials of the connections, where the first has found none that is missing."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +81,7 @@ class RunOutcome:
     """How a run has ended; without failures, all workers returned 0."""
 
     failures: Sequence[Failure]
-    """In the order in which they were noticed."""
+    """The failures, in the order in which they were noticed."""
     stopped_by: str | None
     """The signal that asked for a stop ("SIGTERM") before the run had reached its end."""
     step: int = 0
@@ -75,15 +124,15 @@ class Supervisor:
         self._aborted = self._late = False
         self._survival, self._take_hosts = survival, take_hosts
         self._due: dict[int, float] = {}
-        """By worker that is to be started anew: when, by the clock."""
+        """The time, by the clock, at which a worker is to be started anew."""
         num_workers = sum(map(len, ranks))
         self._members: list[WorkerRecord] = []
-        """By the number with which each worker was started: its rank, until others are lost."""
+        """Workers by the number with which each was started: its rank, until others are lost."""
         for host, there in zip(hosts, ranks, strict=True):
             self._start(host, there, num_workers)
         self._members.sort(key=lambda member: member.rank)
         self._part = list(self._members)
-        """Those that take part now."""
+        """Workers that take part now."""
         self._trial: ConnectionTrial | None = None
         self._next_trial = clock()
         self._withheld: list[Verdict] = []
@@ -164,7 +213,7 @@ class Supervisor:
             if self._survival is None or self._stopped_by:
                 continue
             why_not = {rank: self._survival.why_not_back(rank) for rank in ranks}
-            anew = [rank for rank in ranks if not why_not[rank] and rank not in self._survival.losses]
+            anew = [rank for rank in ranks if not why_not[rank] and rank not in self._survival.failures]
             self._due |= dict.fromkeys(anew, self._clock())
             lines = [f"host {host.name} has come back{self._started_anew(anew)}", *_not_started_anew(why_not)]
             self._warn("\n".join(lines))
@@ -234,7 +283,7 @@ class Supervisor:
         member.state = "failed"
         self._watchdog.forget(member.rank)  # its beats no longer count
         if self._survival and (failure.kind == "lost" or self._survival.is_newcomer(member.rank)):
-            self._survival.lose(member.rank, failure)
+            self._survival.record_failure(member.rank, failure)
         elif failure not in self._failures:  # that of a host is of all its workers
             self._add(failure)
 
@@ -252,18 +301,18 @@ class Supervisor:
     def _survive(self) -> None:
         """Let the others go on without those that are lost, once these are gone, and with newcomers that are ready."""
         survival = self._survival
-        if survival is None or any(self._members[rank].has_process for rank in survival.losses):
+        if survival is None or any(self._members[rank].has_process for rank in survival.failures):
             return
         step = max(member.step for member in self._part)
-        if not survival.losses:
+        if not survival.failures:
             if generation := survival.reconnected(self._clock(), step):
                 self._begin(generation)
                 self._warn(generation.why)
             elif self._stopped_by is None and (generation := survival.with_newcomers()):
                 self._begin(generation)
             return
-        took_part = {rank: not survival.is_newcomer(rank) for rank in survival.losses}
-        why = "\n".join(dict.fromkeys(failure.text for failure in survival.losses.values()))
+        took_part = {rank: not survival.is_newcomer(rank) for rank in survival.failures}
+        why = "\n".join(dict.fromkeys(failure.text for failure in survival.failures.values()))
         if why_not := survival.why_not(has_ended=any(member.has_returned for member in self._part)):
             self._survival = None
             for failure in survival.unsettled:
@@ -345,7 +394,9 @@ class Supervisor:
         """Once every worker has said where it is, log what a stop interrupts; before the first step, end at once."""
         if self._stopped_by is None or self._is_announced:
             return
-        if self._clock() - self._stopped_at < _ANSWER_SECONDS and any(member.is_awaited for member in self._members):
+        if self._clock() - self._stopped_at < STOP_ANSWER_SECONDS and any(
+            member.is_awaited for member in self._members
+        ):
             return
         self._is_announced = True
         phases = {member.interrupted_phase for member in self._part}
@@ -382,7 +433,7 @@ class Supervisor:
             return
         if not self._trial.is_over(self._clock()):
             return
-        trial, self._trial, self._next_trial = self._trial, None, self._clock() + _TRIAL_PAUSE_SECONDS
+        trial, self._trial, self._next_trial = self._trial, None, self._clock() + TRIAL_PAUSE_SECONDS
         self._send(trial.end())
         withheld, self._withheld = self._withheld, []
         if trial.gaps and self._watchdog.is_standstill([member.rank for member in self._part]):
@@ -432,7 +483,7 @@ class Supervisor:
     def _find_those_who_left(self) -> None:
         """Blame workers that have ended, and so will never make the call in which the others wait for them."""
         has_left = any(member.state == "done" or member.has_left for member in self._members)
-        if has_left and not self._failures and self._watchdog.longest_wait() > _WAIT_SECONDS:
+        if has_left and not self._failures and self._watchdog.longest_wait() > MISSED_SECONDS:
             for failure in self._those_who_left():
                 self._add(failure)
 

@@ -1,6 +1,6 @@
-"""Survival: who goes on when workers of a run are lost, and who takes their places. Decides, and tells nobody.
+"""Survival: who goes on when workers of a run are lost, and who takes their places. It decides; the supervisor acts.
 
-Each change makes a new generation (`lockstep.workers.generations`). Who is lost is left out at once, and the others
+Each change makes a new generation (`lockstep.workers.membership`). Who is lost is left out at once, and the others
 find each other anew; a newcomer, who has to load and build first, is taken in between two steps, when it is ready.
 """
 
@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from lockstep.errors import InputError
-from lockstep.workers.generations import Generation
-from lockstep.workers.watchdog import Failure
-
-_VERDICT_SECONDS = 2.0
-"""In which it is found out who is lost, where a connection has broken."""
+from lockstep.launcher.watchdog import Failure
+from lockstep.workers.limits import RECONNECT_SECONDS
+from lockstep.workers.membership import Generation
 
 
 class Restarts:
@@ -26,10 +24,10 @@ class Restarts:
     def __init__(self, most: int) -> None:
         self._most, self._furthest = most, 0
         self.count = 0
-        """Of the losses in a row."""
+        """The failures in a row."""
 
     def may_start(self, step: int) -> bool:
-        """Count one more loss, at this step: whether the workers may start again."""
+        """Count one more failure, at this step: whether the workers may start again."""
         if step > self._furthest:
             self.count, self._furthest = 0, step
         self.count += 1
@@ -67,16 +65,16 @@ class Survival:
         self._min_workers, self._num_workers = min_workers, num_workers
         self.generation = Generation(0, tuple(range(num_workers)))
         """The newest."""
-        self.losses: dict[int, Failure] = {}
-        """By worker: those that the others have not been told of."""
-        self._told: list[Failure] = []
-        """Losses of which the others have been told, and have not found each other since."""
+        self.failures: dict[int, Failure] = {}
+        """The failures that the others have not been told of, by worker."""
+        self._announced: list[Failure] = []
+        """Failures of which the others have been told, and have not found each other since."""
         self._joined = dict.fromkeys(range(num_workers), 0)
         """The newest generation that each worker is known to be in; a newcomer is in none."""
         self._newcomers: dict[int, bool] = {}
-        """Those that have been started, and are in no generation; and whether they are ready."""
+        """Workers that were started anew and are in no generation, and whether each is ready to join."""
         self._arriving: list[int] = []
-        """Those that are in the newest generation, whose members have not found each other."""
+        """Newcomers of the newest generation, while its members have not found each other."""
         self._broken_at: float | None = None
         """When one of them has first said that a connection has broken, without a word of who is lost."""
         self._reconnections = Restarts(replacements)
@@ -85,9 +83,9 @@ class Survival:
         self._run_has_ended = False
         """Another one of the same script may follow; a newcomer, which begins with the script, would not be in it."""
 
-    def lose(self, number: int, failure: Failure) -> None:
+    def record_failure(self, number: int, failure: Failure) -> None:
         """Record that a worker is lost, or a newcomer has failed."""
-        self.losses[number] = failure
+        self.failures[number] = failure
         self._newcomers.pop(number, None)
 
     def is_newcomer(self, number: int) -> bool:
@@ -96,8 +94,8 @@ class Survival:
 
     @property
     def unsettled(self) -> list[Failure]:
-        """The losses after which the others have not found each other, in the order in which they were noticed."""
-        return list(dict.fromkeys([*self._told, *self.losses.values()]))
+        """The failures after which the others have not found each other, in the order in which they were noticed."""
+        return list(dict.fromkeys([*self._announced, *self.failures.values()]))
 
     def why_not(self, *, has_ended: bool) -> str:
         """Why the others do not go on without those that are lost; empty where they do.
@@ -105,11 +103,11 @@ class Survival:
         Args:
             has_ended: some have come to their end already, and cannot find the others anew.
         """
-        if not any(number in self.generation.members for number in self.losses):
+        if not any(number in self.generation.members for number in self.failures):
             return ""
         if has_ended:
             return "the others cannot go on without it: some of them have come to their end"
-        left = sum(number not in self.losses and number in self._joined for number in self.generation.members)
+        left = sum(number not in self.failures and number in self._joined for number in self.generation.members)
         if left >= self._min_workers:
             return ""
         return f"{left} of {self._num_workers} workers are left, fewer than {self._min_workers} (watch.min_workers)"
@@ -119,15 +117,15 @@ class Survival:
 
         None where only newcomers are lost that are in no generation.
         """
-        lost = [number for number in self.losses if number in self.generation.members]
-        failures = list(dict.fromkeys(self.losses[number] for number in lost))
-        for number in self.losses:
+        lost = [number for number in self.failures if number in self.generation.members]
+        failures = list(dict.fromkeys(self.failures[number] for number in lost))
+        for number in self.failures:
             self._joined.pop(number, None)
         self._arriving = [number for number in self._arriving if number not in lost]
-        self.losses.clear()
+        self.failures.clear()
         if not lost:
             return None
-        self._told += failures
+        self._announced += failures
         members = [number for number in self.generation.members if number not in lost]
         who, why = " and ".join(each.who for each in failures), "\n".join(each.text for each in failures)
         return self._begin(members, who, why)
@@ -145,7 +143,7 @@ class Survival:
 
     def reconnected(self, now: float, step: int) -> Generation | None:
         """Begin a generation of the same members, once it is clear that a connection has broken, and nobody is lost."""
-        if self._broken_at is None or now - self._broken_at < _VERDICT_SECONDS:
+        if self._broken_at is None or now - self._broken_at < RECONNECT_SECONDS:
             return None
         self._broken_at = None
         if not self._reconnections.may_start(step):
@@ -170,7 +168,7 @@ class Survival:
     def why_not_replaced(self, number: int, step: int, *, took_part: bool) -> str:
         """Why nobody takes the place of a lost worker any more; empty where it is started anew.
 
-        To be asked once for each loss, with the step of the run.
+        To be asked once for each failure, with the step of the run.
         """
         if self._run_has_ended:
             return "its run has ended"
@@ -205,7 +203,7 @@ class Survival:
         self._joined[number] = generation
         if not self.is_formed:
             return []
-        self._told.clear()
+        self._announced.clear()
         arrived, self._arriving = self._arriving, []
         return arrived
 

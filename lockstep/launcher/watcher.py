@@ -3,7 +3,7 @@
 A process of its own that loads no torch. That of the chief's host supervises the workers of all hosts, as our launcher
 does; those of the other hosts serve it. Workers join by connections over a Unix socket (`lockstep.workers.peers` is
 their end), and the system says which process is at the other end, and when it ends. All workers are told who is lost,
-and why; to start others is their launcher's affair.
+and why; to start others is their launcher's affair. `tests/hosts/test_watched_hosts.py` has it on several hosts.
 """
 
 from __future__ import annotations
@@ -22,23 +22,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.errors import WorkerError
-from lockstep.launcher.agent import Agent
-from lockstep.launcher.hosts import TICK_SECONDS, RemoteHost, Said
+from lockstep.launcher.hosts import Agent, RemoteHost, Reports
 from lockstep.launcher.supervisor import Supervisor
 from lockstep.owner import process_fields
 from lockstep.screen import Lines, log, show_log
 from lockstep.workers.channel import Channel, Message
 from lockstep.workers.connections import Listener, connect
-from lockstep.workers.peers import REACH_SECONDS, process_behind
+from lockstep.workers.limits import HELLO_SECONDS, REACH_SECONDS, TICK_SECONDS, Limits
+from lockstep.workers.peers import process_behind
 from lockstep.workers.signals import NOTICES
-from lockstep.workers.watchdog import Limits
 
 _LIMITS = Limits(grace_seconds=10.0)
 """When one has failed the others raise at once; then their interpreters end, which takes seconds on a busy host."""
-_HELLO_SECONDS = 1.0
 _NONE = -1
 _WAIT_STATUS = 49
-"""Its place among the fields of a process, from the state on."""
+"""Index of the wait status in /proc/PID/stat, counted from the state."""
 
 _Arrival = tuple[Channel, int, Message, list[Message]]
 """A connection, the process at its other end as the system knows it, its first message, and those that came with it."""
@@ -65,19 +63,19 @@ class _Process:
     def receive(self) -> list[Message]:
         """What the worker has said since the last call."""
         arrived, self.unread = self.unread + self.channel.receive(), []
-        said: list[Message] = []
+        reports: list[Message] = []
         for message in arrived:
             self.has_left |= "leaves" in message or "failed" in message
             if "phase" in message:
                 self.step, self.phase = message["step"], message["phase"]
             if "leaves" not in message:
                 # What a worker is asked for by a signal reaches the others with the sums.
-                said.append({**message, "stop": None} if "stop" in message else message)
+                reports.append({**message, "stop": None} if "stop" in message else message)
             elif message["leaves"] == "last":  # it lives as long as the others, but will not take part any more
-                said.append({"pid": self.pid, "status": 0})
+                reports.append({"pid": self.pid, "status": 0})
             else:
-                said.append(message)
-        return said
+                reports.append(message)
+        return reports
 
     def ends_now(self, ready: Collection[int]) -> bool:
         """Whether its process has ended since the last call, by the descriptors that are readable."""
@@ -134,7 +132,7 @@ class JoinedHost:
         self._deadline = time.monotonic() + REACH_SECONDS
         self._processes: dict[int, _Process] = {}
         self._watched: set[int] = set()
-        self._told: Said = []
+        self._pending: Reports = []
         """What the next call of `receive` is to return first."""
         self._events = select.epoll()
         self._events.register(listener, select.EPOLLIN)
@@ -152,7 +150,7 @@ class JoinedHost:
         except OSError:  # it has ended since, or the kernel has no such descriptors
             descriptor = _NONE
         self._processes[rank] = _Process(channel, pid, descriptor, hello.get("can_show") is True, unread)
-        self._told.append((rank, {"pid": pid, "status": None}))
+        self._pending.append((rank, {"pid": pid, "status": None}))
         if rank in self._watched:
             channel.send({"watched": True})
 
@@ -171,22 +169,22 @@ class JoinedHost:
         if rank in self._processes:
             self._processes[rank].kill(number)
 
-    def receive(self) -> Said:
+    def receive(self) -> Reports:
         """What workers and their processes have said since the last call."""
         ready = {descriptor for descriptor, _ in self._events.poll(0)}
         if self._listener.fileno() in ready:
             self.join(*_accept(self._listener))
         if self._expected and time.monotonic() > self._deadline:
             for rank in self._expected:
-                self._told += [(rank, each) for each in _vanished(0, "it has never come to its watcher")]
+                self._pending += [(rank, each) for each in _vanished(0, "it has never come to its watcher")]
             self._expected.clear()
-        said, self._told = self._told, []
+        reports, self._pending = self._pending, []
         # After the poll: what a worker has said before its end is there by now.
         for rank, process in self._processes.items():
-            said += [(rank, message) for message in process.receive()]
+            reports += [(rank, message) for message in process.receive()]
             if process.ends_now(ready):
-                said += [(rank, message) for message in process.end()]
-        return said
+                reports += [(rank, message) for message in process.end()]
+        return reports
 
     def is_stopped(self, rank: int) -> bool:
         """Whether the system has stopped a worker's process."""
@@ -254,7 +252,7 @@ def _accept(listener: socket.socket) -> _Arrival:
     connection = listener.accept()[0]
     pid, user = process_behind(connection)
     channel = Channel(connection)
-    hello, *unread = (channel.receive(_HELLO_SECONDS) if user == os.geteuid() else []) or [{}]
+    hello, *unread = (channel.receive(HELLO_SECONDS) if user == os.geteuid() else []) or [{}]
     return channel, pid, hello, unread
 
 
@@ -276,7 +274,7 @@ def _others(task: Mapping[str, Any], chief: Channel) -> list[RemoteHost]:
                 other.tick()
             with suppress(queue.Empty):
                 channel = come.get(timeout=TICK_SECONDS)
-                for hello in channel.receive(_HELLO_SECONDS, most=1):
+                for hello in channel.receive(HELLO_SECONDS, most=1):
                     index = hello["host"]
                     others[index] = RemoteHost(channel, names[index], len(ranks[index]))
     for index in set(range(1, len(names))) - others.keys():

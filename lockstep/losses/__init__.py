@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 from lockstep.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from lockstep.losses.classification import hinge_loss as hinge_loss
-    from lockstep.losses.classification import sigmoid_cross_entropy as sigmoid_cross_entropy
-    from lockstep.losses.classification import softmax_cross_entropy as softmax_cross_entropy
-    from lockstep.losses.regression import absolute_difference as absolute_difference
-    from lockstep.losses.regression import cosine_distance as cosine_distance
-    from lockstep.losses.regression import squared_error as squared_error
     from lockstep.losses.regularization import L1 as L1
     from lockstep.losses.regularization import L2 as L2
-    from lockstep.losses.weighting import weighted_loss as weighted_loss
+    from lockstep.losses.weighted import absolute_difference as absolute_difference
+    from lockstep.losses.weighted import cosine_distance as cosine_distance
+    from lockstep.losses.weighted import hinge_loss as hinge_loss
+    from lockstep.losses.weighted import sigmoid_cross_entropy as sigmoid_cross_entropy
+    from lockstep.losses.weighted import softmax_cross_entropy as softmax_cross_entropy
+    from lockstep.losses.weighted import squared_error as squared_error
+    from lockstep.losses.weighted import weighted_loss as weighted_loss
 else:
     __getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import torch
 
-from lockstep import readback
 from lockstep.checks import Checked, Hint, PositiveFloat
-from lockstep.errors import InputError, NonFiniteError
+from lockstep.errors import InputError
 from lockstep.listing import shorten
-from lockstep.losses.weighting import widened
-from lockstep.norms import norms_of, norms_on_device
+from lockstep.losses.weighted import widened
 from lockstep.selection import Patterns, selected
+from lockstep.tensors import norms_of, norms_on_device, reading_waits
+from lockstep.types import NonFiniteError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -123,7 +123,7 @@ class BoundRegularizer:
         order, tensors = self._value.order, [tensor.detach() for tensor in self._tensors.values()]
         factor = self._value.weight / order
         with torch.no_grad():
-            if readback.reading_waits(tensors[0].device):
+            if reading_waits(tensors[0].device):
                 return factor * norms_on_device(tensors, order).pow(order).sum()
             return factor * sum(norm**order for norm in norms_of(tensors, order))
 
@@ -203,7 +203,7 @@ class Penalties:
 def _sum_of_powers(tensors: Sequence[Tensor], power: int) -> Tensor:
     """Compute sum(|w| ** power) over all tensors, for a power of 1 or 2, in float32 at least."""
     tensors = [widened(tensor) for tensor in tensors]
-    return (_by_norms if readback.reading_waits(tensors[0].device) else _by_tensor)(tensors, power)
+    return (_by_norms if reading_waits(tensors[0].device) else _by_tensor)(tensors, power)
 
 
 def _by_tensor(tensors: Sequence[Tensor], power: int) -> Tensor:

@@ -9,12 +9,12 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from lockstep.checks import check_one_of, check_value
-from lockstep.metrics.detection_metric import DetectionMetric
-from lockstep.metrics.image_rows import ids_of, ragged_of
+from lockstep.metrics.detection_metric import DetectionMetric, ids_of, ragged_of
 from lockstep.metrics.matching import Runs, matched_to_objects
 from lockstep.metrics.overlaps import (
     COCO_SIGMAS,
     KeypointTruth,
+    box_overlaps,
     keypoint_areas,
     keypoint_similarities,
     mask_areas,
@@ -31,6 +31,8 @@ _THRESHOLDS = tuple(np.linspace(0.5, 0.95, 10).tolist())
 _AT = {".50": 0, ".75": 5}  # places of thresholds that have a value of their own
 _LEVELS = np.linspace(0.0, 1.0, 101)  # of recall, at which precision is read
 _NONE = -1.0  # the value of what has no object
+_MOST_OF_CLASS = 100  # of the detections of a class on an image count, the best ones
+_ANY_AREA = ((0.0, np.inf),)
 
 
 class _Rule(NamedTuple):
@@ -241,3 +243,46 @@ def _mean(values: Floats) -> float:
     """Average the values of classes that have objects."""
     some = values[values > _NONE]
     return float(some.mean()) if some.size else _NONE
+
+
+class Outcomes(NamedTuple):
+    """True positives, false positives and misses of one image at one IoU threshold."""
+
+    right: Bools
+    """For each detection: it has found an object that counts."""
+    ignored: Bools
+    """For each detection: it lies in a crowd, or is none of the 100 best of its class."""
+    missed: Bools
+    """For each object: it counts, and no detection has found it."""
+
+
+def outcomes(
+    boxes: Floats, labels: Ints, scores: Floats, truth_boxes: Floats, truth_labels: Ints, truth_is_crowd: Bools,
+    *, threshold: float = 0.5,
+) -> Outcomes:  # fmt: skip
+    """Match the detections on one image to its objects; a detection that is neither right nor ignored is wrong.
+
+    Args:
+        boxes: of the detections: x, y, width and height, shape (detections, 4).
+        labels: of the detections.
+        scores: of the detections.
+        truth_boxes: of the objects, likewise.
+        truth_labels: of the objects.
+        truth_is_crowd: of the objects: any number of detections may lie in one, and do not count.
+        threshold: the least IoU with which an object is found.
+    """
+    order = np.lexsort((-scores, labels))
+    order = order[ranks(labels[order]) < _MOST_OF_CLASS]
+    by_class = np.argsort(truth_labels, kind="stable")
+    pairs = pairs_of_groups(labels[order], truth_labels[by_class])
+    rows = Pairs(order[pairs.detection], by_class[pairs.truth])
+    overlaps = box_overlaps(boxes, truth_boxes, truth_is_crowd, rows)
+    counted = np.where(truth_is_crowd, 0, 1)
+    matches = matched_to_objects(
+        len(order), pairs, overlaps, counted[by_class], truth_is_crowd[by_class], Runs((threshold,), _ANY_AREA)
+    )
+    right, ignored, missed = np.zeros(len(labels), bool), np.ones(len(labels), bool), ~truth_is_crowd
+    right[order] = (matches.taken & ~matches.ignored) > 0
+    ignored[order] = matches.ignored > 0
+    missed[by_class[matches.found > 0]] = False
+    return Outcomes(right, ignored, missed)

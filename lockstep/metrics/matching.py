@@ -20,12 +20,12 @@ from lockstep.metrics.pairs import Bools, Floats, Ints, Pairs, ranks
 _ALMOST_1 = 1 - 1e-10  # a threshold of 1 is met, however the division is rounded
 
 AreaRange = tuple[float, float]
-"""In pixels, both ends included."""
+"""Least and greatest area in pixels, both included."""
 
 
 @dataclass(frozen=True)
 class Runs:
-    """Which run of the matching is which bit.
+    """The bit of each run of the matching.
 
     The lowest bits are those of the first area range, of which the first is that of the lowest threshold.
     """
@@ -57,14 +57,14 @@ class Runs:
 
 
 class Matches(NamedTuple):
-    """By runs, what has become of detections and objects."""
+    """What has become of detections and objects, by runs."""
 
     taken: Ints
-    """Of each detection: whether it has taken an object."""
+    """For each detection: whether it has taken an object."""
     ignored: Ints
-    """Of each detection: whether it has taken one to be ignored."""
+    """For each detection: whether it has taken an object to be ignored."""
     found: Ints
-    """Of each object: whether a detection has taken it; never of crowds."""
+    """For each object: whether a detection has taken it; never of crowds."""
 
 
 def matched_to_objects(
@@ -110,9 +110,9 @@ class Assigned(NamedTuple):
     """What has become of detections in an order of their own, and of groups."""
 
     right: Bools
-    """Of each detection, shape (detections,)."""
+    """For each detection whether it is right, shape (detections,)."""
     ignored: Bools
-    """Those of difficult objects, and those in groups."""
+    """Whether a detection is of a difficult object, or in a group."""
     groups: Pairs
     """Each group in which a detection lies, with the best such detection."""
 

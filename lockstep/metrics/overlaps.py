@@ -65,7 +65,7 @@ class KeypointTruth(NamedTuple):
     boxes: Floats
     """x, y, width and height."""
     areas: Floats
-    """Of the objects, in pixels."""
+    """Areas of the objects, in pixels."""
 
 
 def keypoint_similarities(keypoints: Floats, truth: KeypointTruth, sigmas: Floats, pairs: Pairs) -> Floats:

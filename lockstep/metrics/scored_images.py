@@ -37,7 +37,7 @@ class _Kind(NamedTuple):
 
     dtype: torch.dtype
     shape: tuple[int | None, ...] = ()
-    """Of the value of one object; None is any number."""
+    """Shape of the value of one object; None is any number."""
     text: str = "(objects,)"
 
 
@@ -60,9 +60,9 @@ class ScoredImages:
 
     source_ids: Sequence[str]
     values: Mapping[str, Values]
-    """By column; the values of all images."""
+    """The values of all images, by column."""
     masks: Mapping[str, Sequence[Flips]]
-    """By column; of all images."""
+    """The masks of all images, by column."""
     image: Ints
     """The row of the image of each detection."""
     truth_image: Ints

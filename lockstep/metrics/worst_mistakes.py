@@ -15,7 +15,7 @@ class Mistake(NamedTuple):
     """An example whose class was predicted wrong."""
 
     example_index: int
-    """Of the example in its reader."""
+    """Index of the example in its reader."""
     loss: float
     predicted: int
     label: int

@@ -14,9 +14,6 @@ from torch import Generator, Tensor, nn
 
 from lockstep.errors import InputError
 
-# The standard deviation of a standard normal distribution that is cut at two standard deviations.
-STDDEV_OF_CUT = 0.87962566103423978
-
 
 @torch.no_grad()
 def truncated_normal(tensor: Tensor, stddev: float, generator: Generator | None = None) -> None:

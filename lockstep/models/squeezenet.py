@@ -34,7 +34,7 @@ class Fire(nn.Module):
 
 
 class SqueezeNetNet(nn.Module):
-    """The net. As published, its scores are means over a map after ReLU: none is negative.
+    """SqueezeNet 1.1: as published, its scores are means over a map after ReLU, and none is negative.
 
     Args:
         settings: 1000 classes where none are given.

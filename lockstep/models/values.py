@@ -61,7 +61,7 @@ class LeNet(Model):
 
     num_classes: PositiveInt = 10
     channels: PositiveInt = 1
-    """Of the images: 1 for grey ones, 3 for colour."""
+    """Channels of the images: 1 for grey ones, 3 for colour."""
     dropout: Fraction = 0.5
     """The share of the values before the last layer that are left out in training."""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import torch
 
 from lockstep.checks import Checked, Decay, Hint
-from lockstep.tensor_lists import all_widened
+from lockstep.tensors import all_widened
 
 if TYPE_CHECKING:
     from torch import Tensor

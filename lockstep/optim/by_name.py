@@ -10,7 +10,7 @@ from lockstep.checks import check_type, wrong_type
 from lockstep.errors import InputError
 from lockstep.inline_toml import inline_toml
 from lockstep.optim.gradients import Gradients
-from lockstep.optim.optimizers import Optimizer, of_another
+from lockstep.optim.rules import Optimizer, of_another
 from lockstep.selection import pattern_of_each
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer as TorchOptimizer
 from lockstep.checks import plain, wrong_type
 from lockstep.errors import InputError
 from lockstep.optim.gradients import Gradients
-from lockstep.optim.optimizers import Scheduled, of_another
+from lockstep.optim.rules import Scheduled, of_another
 from lockstep.optim.schedules import LearningRate, check_schedule
 
 _SCALARS = (bool, int, float, str, type(None))

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lockstep import readback
 from lockstep.errors import InputError
-from lockstep.norms import norms_of, norms_on_device
-from lockstep.tensor_lists import quotients, with_strides_of
+from lockstep.tensors import norms_of, norms_on_device, quotients, reading_waits, with_strides_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -85,7 +83,7 @@ class Gradients:
         """Whether the host waits where it reads a number of these gradients."""
         for gradient in self._tensors:
             if gradient is not None:
-                return readback.reading_waits(gradient.device)
+                return reading_waits(gradient.device)
         return False
 
     def unread_norms(self) -> tuple[Tensor, Tensor]:

@@ -12,10 +12,10 @@ import torch
 
 from lockstep.checks import Checked, Hint, Range, check_type
 from lockstep.errors import InputError
-from lockstep.norms import norms_of
 from lockstep.optim.gradients import Gradients
 from lockstep.optim.schedules import Schedule, rate_at
 from lockstep.selection import Patterns, pattern_of_each, selected
+from lockstep.tensors import norms_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +33,7 @@ class GradientTransform(Protocol):
 
 
 class BoundTransforms:
-    """Gradient transforms bound to their parameters, one after the other; empty where there are none."""
+    """Gradient transforms bound to their parameters, one after the other."""
 
     def __init__(
         self, transforms: Sequence[GradientTransform | BoundTransform], parameters: Mapping[str, Tensor]
@@ -41,16 +41,20 @@ class BoundTransforms:
         self._transforms = [bind_transform(each, parameters) for each in transforms]
         readers = [each for each in transforms if not isinstance(each, ClipGlobalNorm | ClipValue | ScaleGradients)]
         self.readers = [getattr(each, "__qualname__", type(each).__name__) for each in readers]
-        """Those that read numbers of the gradients, as ClipNorm does, or that may, as functions of the user's own: on
-        an accelerator they wait, and they are called for finite gradients alone."""
-
-    def __len__(self) -> int:
-        return len(self._transforms)
+        """Transforms that read numbers of the gradients, as ClipNorm does, or that may, as functions of the user's own:
+        on an accelerator they wait, and they are called for finite gradients alone."""
 
     def __call__(self, gradients: Gradients, step: int) -> None:
         """Transform the gradients of the update that follows `step` completed ones."""
         for transform in self._transforms:
             transform(gradients, step)
+
+
+def bound_transforms(
+    transforms: Sequence[GradientTransform | BoundTransform], parameters: Mapping[str, Tensor]
+) -> BoundTransforms | None:
+    """Bind gradient transforms to their parameters; None where there are none."""
+    return BoundTransforms(transforms, parameters) if transforms else None
 
 
 def bind_transform(transform: GradientTransform | BoundTransform, parameters: Mapping[str, Tensor]) -> BoundTransform:

@@ -34,7 +34,8 @@ class Backends:
 
     def __init__(self, device: torch.device, flags: Mapping[str, Any]) -> None:
         self._device = device
-        self._flags = {name: flag for name, flag in flags.items() if flag is not None and device.type != "cpu"}
+        self.flags = {name: flag for name, flag in flags.items() if flag is not None and device.type != "cpu"}
+        """What entering the context changes; nothing on a CPU."""
         self._before: dict[str, Any] = {}
 
     def described(self) -> dict[str, str]:
@@ -47,7 +48,7 @@ class Backends:
         return describe_accelerator(self._device) | flags
 
     def __enter__(self) -> None:
-        for name, value in self._flags.items():
+        for name, value in self.flags.items():
             flag = _FLAGS[name]
             if (before := flag.get()) != value:
                 self._before[name] = before
@@ -57,7 +58,7 @@ class Backends:
         while self._before:
             name, before = self._before.popitem()
             _FLAGS[name].set(before)
-        if "deterministic" in self._flags and isinstance(error, RuntimeError) and _ALERT in str(error):
+        if "deterministic" in self.flags and isinstance(error, RuntimeError) and _ALERT in str(error):
             operator = str(error).partition(_ALERT)[0]
             raise InputError(
                 f"The operator {operator} has no deterministic algorithm on this device.",

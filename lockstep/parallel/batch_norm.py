@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.overrides import TorchFunctionMode
 
-from lockstep.parallel.collectives import collectives
+from lockstep.exchange.collectives import collectives
 from lockstep.parallel.towers import Towers
 from lockstep.workers.rank import Worker
 

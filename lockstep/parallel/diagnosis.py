@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lockstep.parallel.tower_outputs import objective
 from lockstep.ragged import Ragged
-from lockstep.tensor_lists import are_finite
+from lockstep.tensors import are_finite
 from lockstep.types import Batch
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ class Finding(NamedTuple):
     """Empty where all was finite, up to the losses."""
     tower: int
     positions: range
-    """Of its examples in the stream."""
+    """Places of its examples in the stream."""
     rows: list[int] | None = None
-    """Which of them are to blame, where that is known."""
+    """The examples to blame, by place in the tower, where they are known."""
 
 
 class Again:

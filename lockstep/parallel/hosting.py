@@ -6,40 +6,33 @@ More towers than workers is gradient accumulation, in bits that do not depend on
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from lockstep.errors import InputError
+from lockstep.exchange.tree import GradientHook, PartialSum, TreeSum, assign_towers
 from lockstep.optim.gradients import Gradients
 from lockstep.optim.transforms import BoundTransforms
 from lockstep.parallel.backends import backends_of_steps
-from lockstep.parallel.backward import (
-    gradients,
-    hooked_gradients,
-    is_reentrant,
-    own_gradients,
-    reentrant_gradients,
-    watched_gradients,
-)
 from lockstep.parallel.batch_norm import around_towers
 from lockstep.parallel.diagnosis import Finding, first_nonfinite
-from lockstep.parallel.random_streams import RandomStreams
 from lockstep.parallel.statistics import Statistics
 from lockstep.parallel.tower_outputs import TowerOutputs, objective
 from lockstep.parallel.towers import Precision, Towers
-from lockstep.parallel.tree import GradientHook, PartialSum, TreeSum, assign_towers
 from lockstep.randomness import key_of, mix
 from lockstep.types import Batch
+from lockstep.workers.random_streams import RandomStreams
 from lockstep.workers.rank import Worker
 from lockstep.workers.signals import interruptible
 
 if TYPE_CHECKING:
-    from lockstep.parallel.exchange import OverlappedConnection
+    from lockstep.exchange.exchange import OverlappedConnection
     from lockstep.types import LossFunction
 
 OWNING_PAYS_FROM_ELEMENTS = 2**16
@@ -69,7 +62,7 @@ class TowerBatch(NamedTuple):
     """The slice of a batch that one tower runs, or all of them together where they are joined."""
 
     leaf: int
-    """Of the tree."""
+    """Index of its operand in the tree."""
     tower: int
     """The first one."""
     batch: Batch
@@ -87,7 +80,7 @@ class TowerHost:
         transforms: of each tower's own gradients.
         still: batch norm that keeps its statistics.
         exact: with deterministic algorithms.
-        any_order: each tower is summed with others that are not known yet; see `Statistics`.
+        any_order: a tower's place in the sum is unknown while it runs (backup workers); see `Statistics`.
     """
 
     def __init__(
@@ -106,7 +99,7 @@ class TowerHost:
         self.outputs = TowerOutputs(model, parameters, is_alone=worker.num_workers == 1)
         self.statistics = Statistics(model, towers.batch_norm, towers.count, any_order=any_order)
         self.absent: dict[int, int] = {}
-        """By index of a parameter: how many of the towers just run had no gradient for it, where any had none."""
+        """Number of the towers just run without a gradient for a parameter, by its index, where any had none."""
         self.values: dict[int, list[float] | Tensor] = {}
         """The losses and metrics of each tower just run, by its index."""
         self.leaves: dict[int, int] = {}
@@ -119,7 +112,8 @@ class TowerHost:
         self._stream_key = key_of(name)
         device = self._parameters[0].device
         self._streams = RandomStreams(device)
-        self._backends = backends_of_steps(towers, device, exact=exact)
+        backends = backends_of_steps(towers, device, exact=exact)
+        self._backends: AbstractContextManager[None] = backends if backends.flags else nullcontext()
         self._precision = autocast(device, towers.precision)
         self._batch_norm = around_towers(model, towers, worker, still)
         hosted = len(assign_towers(towers.count, worker.num_workers)[worker.rank]) if self._is_joined else 1
@@ -152,7 +146,7 @@ class TowerHost:
         The caller's random streams and the model's buffers are as before.
         """
         sums, last = TreeSum(len(self._parameters)), parts[-1].leaf
-        if self._transforms or self._is_joined or self._is_reentrant:
+        if self._transforms is not None or self._is_joined or self._is_reentrant:
             overlapped = None
         self.absent.clear()
         self.values.clear()
@@ -251,7 +245,7 @@ class TowerHost:
             raise _NowReentrant
         for index in absent:
             self.absent[index] = self.absent.get(index, 0) + 1
-        if self._transforms:
+        if self._transforms is not None:
             tensors, owned = self._transformed(self._transforms, tensors, inputs), False
         self.leaves[tower], self.values[tower] = leaf, values
         return PartialSum(tensors + self.statistics.shares(leaf, self._share), numbers, owned=owned)
@@ -263,7 +257,7 @@ class TowerHost:
 
         And whether nobody else holds them.
         """
-        start = loss_scale if self._transforms else loss_scale * self._share
+        start = loss_scale if self._transforms is not None else loss_scale * self._share
         seed = self._seed_gradients.get((total.dtype, start))
         if seed is None:
             seed = torch.full_like(total, start, requires_grad=False)
@@ -290,7 +284,7 @@ class TowerHost:
             raise
 
     def _expect_reentrant(self, *, is_waited_for: bool) -> None:
-        """From now on compute gradients as reentrant checkpointing, which began after the first tower, needs it."""
+        """Compute gradients from now on as reentrant checkpointing, which began after the first tower, needs it."""
         if is_waited_for or not self._can_run_again:
             raise InputError(
                 "Reentrant checkpointing begins after the first step.",
@@ -338,3 +332,132 @@ def _to_channels_last(batch: Batch) -> None:
     for name, value in batch.items():
         if isinstance(value, Tensor) and value.ndim == 4:
             batch[name] = value.to(memory_format=torch.channels_last)
+
+
+# Gradients of a scalar, by a direct call of torch's autograd engine ---------------------------------------------------
+#
+# `torch.autograd.grad` checks its arguments and makes its own seed at every call, 20 to 30 us of a tiny step. What it
+# checks is known here, so the engine is called as it would call it. The entry point is a private name, stable over many
+# releases; where it is missing the public function is used.
+
+_engine = getattr(torch.autograd.Variable, "_execution_engine", None)
+_run: Callable[..., Any] | None = getattr(_engine, "run_backward", None)
+_use_count: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
+
+
+def gradients(total: Tensor, parameters: tuple[Tensor, ...], seed: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradient of a scalar for each parameter, times the seed; None for parameters it does not depend on."""
+    if _run is None:
+        return torch.autograd.grad(total, parameters, seed, allow_unused=True)
+    # Outputs, their gradients, keep the graph, build a graph of the gradients, inputs, some may be unreachable.
+    found: tuple[Tensor | None, ...] = _run((total,), (seed,), False, False, parameters, True, accumulate_grad=False)
+    return found
+
+
+def watched_gradients(
+    total: Tensor, parameters: tuple[Tensor, ...], seed: Tensor
+) -> tuple[tuple[Tensor | None, ...], bool]:
+    """Gradients; and whether the pass has run others inside it, which have added to the `grad` of a parameter.
+
+    The backward of an `autograd.Function` may, as in a reversible net. What they have added is in no gradient here, nor
+    is it left in the parameters: `reentrant_gradients` adds all up.
+    """
+    with _grads_put_aside(parameters):
+        return gradients(total, parameters, seed), any(parameter.grad is not None for parameter in parameters)
+
+
+def own_gradients(
+    total: Tensor, parameters: tuple[Tensor, ...], seed: Tensor
+) -> tuple[tuple[Tensor | None, ...], bool]:
+    """Gradients that nobody else holds, where possible: those held elsewhere are copied. Also says whether it was.
+
+    Torch copies a gradient that is held as a tensor when it accumulates it, but not one whose memory is: a view, or
+    what a hook has detached. The parameters keep what they have as their `grad`.
+    """
+    if not _can_accumulate(parameters):
+        return gradients(total, parameters, seed), False
+    found = _accumulated(total, parameters, seed)
+    alone = _alone()
+    return tuple(g.clone() if g is not None and _holders(g) > alone else g for g in found), True
+
+
+def hooked_gradients(
+    total: Tensor, parameters: tuple[Tensor, ...], seed: Tensor, hooks: Mapping[int, Callable[[Tensor], None]]
+) -> tuple[Tensor | None, ...]:
+    """Gradients, of which some are given to hooks, by the index of the parameter, as soon as each is known.
+
+    No hook is called where a parameter has hooks of the script's own: they would see what they do not see else.
+    """
+    if not _can_accumulate(parameters):
+        return gradients(total, parameters, seed)
+    with ExitStack() as registered:
+        for index, hook in hooks.items():
+            parameter: Any = parameters[index]  # its method has no types
+            handle = parameter.register_post_accumulate_grad_hook(lambda parameter, hook=hook: hook(parameter.grad))
+            registered.callback(handle.remove)
+        return _accumulated(total, parameters, seed)
+
+
+def _can_accumulate(parameters: tuple[Tensor, ...]) -> bool:
+    return _run is not None and _use_count is not None and not any(p._post_accumulate_grad_hooks for p in parameters)
+
+
+def _accumulated(total: Tensor, parameters: tuple[Tensor, ...], seed: Tensor) -> tuple[Tensor | None, ...]:
+    assert _run is not None, "asked by _can_accumulate"
+    with _grads_put_aside(parameters):
+        _run((total,), (seed,), False, False, parameters, True, accumulate_grad=True)
+        return tuple(parameter.grad for parameter in parameters)
+
+
+def reentrant_gradients(total: Tensor, parameters: tuple[Tensor, ...], seed: Tensor) -> tuple[Tensor | None, ...]:
+    """Gradients from a backward pass that runs others inside it (see `is_reentrant`).
+
+    Torch allows these only in a pass to all leaves of the graph, which adds to the `grad` of each. The leaves that the
+    graph shows keep what they have; those of other models inside of a checkpointed part do not.
+    """
+    leaves = {node.variable for node in _nodes(total) if hasattr(node, "variable")}
+    with _grads_put_aside({*parameters, *leaves}):
+        torch.autograd.backward(total, seed)
+        return tuple(parameter.grad for parameter in parameters)
+
+
+def is_reentrant(total: Tensor) -> bool:
+    """Whether a backward pass from here runs others inside it: `torch.utils.checkpoint` with use_reentrant=True."""
+    return any(node.name() == "CheckpointFunctionBackward" for node in _nodes(total))
+
+
+def _nodes(total: Tensor) -> set[Any]:
+    """The nodes of the graph that a scalar was computed by."""
+    found: set[Any] = set()
+    ahead: list[Any] = [total.grad_fn]
+    while ahead:
+        node = ahead.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            ahead += [before for before, _ in node.next_functions]
+    return found
+
+
+@contextmanager
+def _grads_put_aside(leaves: Collection[Tensor]) -> Iterator[None]:
+    """Take the `grad` of the leaves away, and give it back at the end."""
+    kept = [(leaf, leaf.grad) for leaf in leaves]
+    for leaf, _ in kept:
+        leaf.grad = None
+    try:
+        yield
+    finally:
+        for leaf, grad in kept:
+            leaf.grad = grad
+
+
+@cache
+def _alone() -> int:
+    return _holders(torch.empty(1))
+
+
+def _holders(tensor: Tensor) -> int:
+    """The number of tensors that share the memory of this one, itself included; 0 for a sparse tensor."""
+    if tensor.layout != torch.strided or _use_count is None:
+        return 0
+    return _use_count(tensor.untyped_storage()._cdata)

@@ -16,11 +16,10 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from lockstep import readback
 from lockstep.errors import InputError
+from lockstep.exchange.transports import FlatLayout
 from lockstep.parallel.towers import BatchNorm
-from lockstep.parallel.transports import FlatLayout
-from lockstep.tensor_lists import addable, copy_all
+from lockstep.tensors import addable, copy_all, reading_waits
 
 
 class Statistics:
@@ -45,18 +44,20 @@ class Statistics:
 
     def save(self) -> None:
         """Keep the values: this is the start of a step."""
-        copy_all(self._starts.views, self._buffers)
+        if self._buffers:
+            copy_all(self._starts.views, self._buffers)
 
     def restore(self) -> None:
         """Give the buffers the values of the step's start again."""
-        copy_all(self._buffers, self._starts.views)
+        if self._buffers:
+            copy_all(self._buffers, self._starts.views)
 
     def shares(self, tower: int, share: float) -> list[Tensor]:
         """The contribution of the tower that has just run to the sum over all towers: one tensor a dtype.
 
         Nothing, where nothing is to be committed.
         """
-        if not self.like_shares():
+        if not self._buffers or not self.like_shares():
             return []
         copy_all(self._values.views, self._buffers)
         shares: list[Tensor] = []
@@ -72,7 +73,7 @@ class Statistics:
         return shares
 
     def leave_to_one(self, shares: Sequence[Tensor], *, is_first: bool, is_last: bool) -> None:
-        """Set to 0, in the shares of a tower, what the first tower or the last one gives and it does not."""
+        """Zero the buffers that the first or last tower alone contributes, in the shares of any other tower."""
         for values in shares:
             if not self._is_averaged(values) and not (is_last if self._is_of_last(values) else is_first):
                 values.zero_()
@@ -103,7 +104,9 @@ class Statistics:
         On a device that the host would wait for it is a tensor (float64, without dimensions).
         """
         averaged = [total for total in sums if self._is_averaged(total)]
-        if averaged and readback.reading_waits(averaged[0].device):
+        if not averaged:
+            return 0.0
+        if reading_waits(averaged[0].device):
             return reduce(torch.add, [(total * 0.0).sum().double() for total in averaged])  # NaN for what is not finite
         return 0.0 if all(bool(total.isfinite().all()) for total in averaged) else math.nan
 

@@ -10,7 +10,7 @@ that of the tree, and the update sees again the rows alone: the others keep thei
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,14 +18,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lockstep import readback
 from lockstep.checks import plain
 from lockstep.errors import InputError
-from lockstep.parallel.tree import PartialSum
-from lockstep.tensor_lists import with_strides_of
+from lockstep.exchange.tree import PartialSum
+from lockstep.screen import log
+from lockstep.tensors import numbers_on, with_strides_of
 
 if TYPE_CHECKING:
     from lockstep.types import Scalars
+
+MAX_SURPRISES = 8
+"""Attempts of a run that may be made again as other parameters miss gradients than before; then each waits instead."""
 
 
 class ScalarNames(NamedTuple):
@@ -52,7 +55,7 @@ class Totals(NamedTuple):
     """The sum over all towers, taken apart."""
 
     gradients: list[Tensor | None]
-    """In the order of the parameters; of the sparse ones the rows that have values."""
+    """Sums in the order of the parameters; of the sparse ones the rows that have values."""
     rows: dict[int, Tensor]
     """For the index of each sparse gradient: which rows it has."""
     absent: Tensor | None
@@ -80,7 +83,6 @@ class TowerOutputs:
         self._strides = [p.stride() for p in self._parameters]
         self._sparse = [self._parameter_names.index(name) for name in sparse_parameters(model)]
         self._device = self._parameters[0].device
-        self._reading_waits = readback.reading_waits(self._device)
         self._marks = None if is_alone else torch.zeros(len(self._parameters), device=self._device)
         self._marked: list[int] = []
         """The parameters without a gradient that the marks are of: as a rule the same for each tower and step."""
@@ -145,7 +147,7 @@ class TowerOutputs:
         tensors = self._laid_out(gradients)
         if self._marks is not None:
             if absent != self._marked:
-                sent = readback.numbers_on(self._device, [float(gradient is None) for gradient in gradients])
+                sent = numbers_on(self._device, [float(gradient is None) for gradient in gradients])
                 self._marks, self._marked = torch.as_tensor(sent, dtype=torch.float32), absent
             tensors.append(self._marks)
         return Packed(tensors, numbers, values, absent)
@@ -278,3 +280,95 @@ def _check_names(losses: Scalars, factors: Collection[str]) -> None:
             expected="counts by the names of losses, each of which is a sum over what is counted",
             hint="use the names that the loss function returns",
         )
+
+
+class MissingGradients:
+    """Finds the parameters that no tower of any worker has a gradient for, and names each of them once in the log.
+
+    An update leaves them, and their slots, as they are.
+
+    What other workers lack comes with the sum, and to read it a host waits for its device. So an attempt that is read
+    late takes those of the last one that was read, and a number on the device says whether that is wrong. Then it
+    changes nothing, and is made again.
+
+    Args:
+        names: of all parameters that are trained, in their order.
+        penalised: the names of those that a penalty moves all the same.
+        num_leaves: of the tree.
+        is_chief: this worker writes the log.
+        check: called before any is named for the first time; refuses a model whose parameters were replaced.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        penalised: Collection[str],
+        num_leaves: int,
+        *,
+        is_chief: bool,
+        check: Callable[[], None],
+    ) -> None:
+        self._names, self._penalised, self._num_leaves = names, penalised, num_leaves
+        self._is_chief, self._check = is_chief, check
+        self.told: set[str] = set()
+        """Parameters that are named already."""
+        self._expected: list[bool] | None = None
+        """For each parameter, whether no leaf had a gradient for it in the last attempt that was read."""
+        self._expected_there: Tensor | None = None
+        """The same on the device, where it has been needed."""
+        self._num_surprises = 0
+
+    def left_out(self, totals: Totals, absent: Mapping[int, int]) -> list[Tensor | None]:
+        """The gradients of the sum, None for each parameter that no leaf of the tree had one for.
+
+        Args:
+            totals: the sum over all towers, with zeros for what a tower lacks.
+            absent: how many of this worker's leaves lack a gradient, by the index of the parameter, where any does.
+        """
+        indices = range(len(totals.gradients))
+        self._expected_there = None
+        if not absent:  # what this worker has is not missing everywhere
+            self._expected = [False for _ in indices]
+            return totals.gradients
+        of_all = [absent.get(i, 0) for i in indices] if totals.absent is None else totals.absent.tolist()
+        self._expected = is_missing = [count == self._num_leaves for count in of_all]
+        self._tell([name for name, nowhere in zip(self._names, is_missing, strict=True) if nowhere])
+        return _without(totals.gradients, is_missing)
+
+    def expected(self, totals: Totals, absent: Mapping[int, int]) -> tuple[list[Tensor | None], Tensor | None]:
+        """What `left_out` returns if they are those of the last attempt that was read; the host reads nothing.
+
+        Returns:
+            The gradients, and a number on the device: of how many parameters that is wrong. None where it is right.
+        """
+        if self._expected is None or totals.absent is None:
+            return self.left_out(totals, absent), None
+        if not absent and not any(self._expected):
+            return totals.gradients, None
+        if self._expected_there is None:
+            sent = numbers_on(totals.absent.device, [float(nowhere) for nowhere in self._expected])
+            self._expected_there = torch.as_tensor(sent).bool()
+        wrong = (totals.absent == self._num_leaves) != self._expected_there
+        return _without(totals.gradients, self._expected), wrong.sum(dtype=torch.float64)
+
+    def forget(self) -> bool:
+        """Expect nothing of the next attempt, which is then read; false if that has been so too often."""
+        self._expected = None
+        self._num_surprises += 1
+        return self._num_surprises < MAX_SURPRISES
+
+    def _tell(self, missing: Sequence[str]) -> None:
+        new = [name for name in missing if name not in self.told]
+        if not new:
+            return
+        self.told.update(new)
+        self._check()
+        penalised = [name for name in new if name in self._penalised]
+        untouched = [name for name in new if name not in penalised]
+        for some, what_happens in ((untouched, "left untouched"), (penalised, "moved by the penalty alone")):
+            if some and self._is_chief:
+                log.warning("no tower has a gradient for %s: %s", ", ".join(some), what_happens)
+
+
+def _without(gradients: Sequence[Tensor | None], is_missing: Sequence[bool]) -> list[Tensor | None]:
+    return [None if nowhere else g for g, nowhere in zip(gradients, is_missing, strict=True)]

@@ -89,7 +89,7 @@ class CocoAnnotations(NamedTuple):
     boxes: Float64s
     """x and y of the upper left corner, width and height, in pixels, (objects, 4)."""
     areas: Float64s
-    """In pixels."""
+    """Areas of the objects, in pixels."""
     is_crowd: Column
     """bool."""
     keypoints: Float64s | None

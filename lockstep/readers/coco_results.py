@@ -52,7 +52,7 @@ class ImageResults(NamedTuple):
     """The ids of categories."""
     scores: Float64s
     masks: Sequence[MaskText] = ()
-    """Of each detection; none of a detector without masks."""
+    """Mask of each detection; none of a detector without masks."""
 
     def above(self, min_score: float) -> ImageResults:
         """Keep those of this score or a higher one."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from lockstep.durable import atomic_write
 from lockstep.errors import DataError
 from lockstep.records.shards import check_local
-from lockstep.text_format import Field, Word, parse_text_format, quoted
+from lockstep.records.text_format import Field, Word, parse_text_format, quoted
 
 BACKGROUND = "background"
 UNKNOWN_LABEL = -1

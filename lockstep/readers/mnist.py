@@ -45,7 +45,7 @@ class Split(NamedTuple):
     labels: File
     rows: range
     fingerprint: str
-    """That of the records that hold the same examples: a run trained on those goes on with these."""
+    """Fingerprint of the records that hold the same examples: a run trained on those goes on with these."""
 
 
 FILES = (

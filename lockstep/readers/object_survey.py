@@ -32,9 +32,9 @@ class ObjectSurvey:
     sizes: Int64s
     """Height and width of all images that are known, (images, 2)."""
     most_objects: int
-    """On one of them."""
+    """Most objects on one image."""
     labels: frozenset[int]
-    """Of all objects that are known."""
+    """Labels of all objects that are known."""
     is_complete: bool
     """Whether that is all images of the reader."""
 

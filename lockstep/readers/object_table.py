@@ -40,7 +40,7 @@ class KnownObjects(NamedTuple):
     counts: Int64s
     """Number of objects of each image, (images,)."""
     labels: Int64s
-    """Of all objects."""
+    """Labels of all objects."""
 
 
 class ObjectTable:

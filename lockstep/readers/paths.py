@@ -1,4 +1,4 @@
-"""What lies at a path of data, told by names alone: no file is opened for it."""
+"""What lies at a path of data, found out by names alone: no file is opened for it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KNOWN = (
 """What `open_source` opens, in words."""
 
 ENDINGS = (".jpg", ".jpeg", ".jpe", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm")
-"""Of files of images."""
+"""Endings of the names of image files."""
 
 RECORDS = re.compile(r"-\d+-of-\d+|\.(tfrecord|record)s?(\.|-|$)")
 TAR = re.compile(r"\.tar$")

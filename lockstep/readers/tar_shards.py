@@ -24,8 +24,7 @@ from lockstep.readers.reader import NO_DECODER, Cost, Int64s
 from lockstep.records.index_cache import Cache
 from lockstep.records.open_files import OpenFiles
 from lockstep.records.shards import expand_braces, find_shards, list_of_paths
-from lockstep.records.tar_index import key_and_ending, tar_index_of
-from lockstep.records.tar_members import BLOCK_BYTES, header_crc, readable_name
+from lockstep.records.tar_members import BLOCK_BYTES, header_crc, key_and_ending, readable_name, tar_index_of
 from lockstep.tracing import now_reading
 
 Kind = Literal["image", "label", "json", "text", "bytes"]

@@ -310,7 +310,7 @@ class VocAnnotation(NamedTuple):
 
     file_name: str
     height: int
-    """Of the image, in pixels."""
+    """Height of the image, in pixels."""
     width: int
     objects: tuple[VocObject, ...]
 

@@ -9,8 +9,8 @@ from lockstep.lazy import lazy_names
 if TYPE_CHECKING:
     from lockstep.checkpoints.retention import Retention as Retention
     from lockstep.recipes import preprocessing as preprocessing
+    from lockstep.recipes.data import DetectionData as DetectionData
     from lockstep.recipes.data import ImageData as ImageData
-    from lockstep.recipes.detection import DetectionData as DetectionData
     from lockstep.recipes.parts import Checkpoints as Checkpoints
     from lockstep.recipes.parts import CrossEntropy as CrossEntropy
     from lockstep.recipes.parts import DataLoading as DataLoading

@@ -5,30 +5,40 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn, Self, cast
 
 import torch
 
-from lockstep.checks import Checked, PositiveInt, Range, check_together
+from lockstep.augmentations.augment import Augment
+from lockstep.augmentations.boxes import ScaleBoxesToPixelCoordinates
+from lockstep.augmentations.colours import ColourOption
+from lockstep.augmentations.lists import DeferredColours, deferred
+from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioResizer
+from lockstep.augmentations.slim_presets import Preset
+from lockstep.augmentations.turns import RandomShift
+from lockstep.checks import Checked, NonNegativeInt, PositiveInt, Range, check_together
+from lockstep.detection.targets import DetectionTargets, refuse_merging
 from lockstep.errors import DataError, InputError
-from lockstep.images.augment import Augment, RandomShift
 from lockstep.images.decode import Decoding
 from lockstep.images.normalisation import scale_image
-from lockstep.images.slim_presets import Preset
 from lockstep.listing import hint_for_path
 from lockstep.readers.paths import check_there, found_from, is_folder
 from lockstep.recipes.preprocessing import Inception, Preprocessing
-from lockstep.recipes.tasks import Classification
+from lockstep.recipes.tasks import Classification, Detection
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from lockstep.readers.label_map import LabelMap
     from lockstep.readers.reader import Reader
 
 SPLITS = ("train", "validation", "test")
 
 Split = Literal["train", "validation", "test"]
+_ZERO_BASED = -1  # subtracted from labels that count from 0
+_NAMES_IN_VOC = {"train": "train", "validation": "val", "test": "test"}
 
 
 @dataclass(frozen=True)
@@ -127,7 +137,7 @@ def one_size(data: Any, field: str, image_size: int) -> InputError:
 
 
 class PathData:
-    """Base of data that is told by a path for each split, or given by a function of a script."""
+    """Base of data that has a path for each split, or is given by a function of a script."""
 
     train: str | None
     validation: str | None
@@ -289,3 +299,200 @@ class ImageData(PathData, Checked):
     @cached_property
     def _preset(self) -> Preset:
         return self.preprocessing.preset(self.image_size)
+
+
+@dataclass(frozen=True)
+class DetectionData(PathData, Checked):
+    """Images with objects on them: sharded records, a folder of PASCAL VOC, or COCO's annotations and images.
+
+    Labels are numbered 1 to the model's `num_classes`. Those of the data are taken as they are if none is larger; else,
+    as the 80 of COCO's up to 90, they are numbered by their order. With a label map they are the numbers in the map.
+    """
+
+    train: str | None = None
+    """Path or pattern of records, a folder of VOC, or a file of annotations.json, with the folder of its images after a
+    colon where that is not beside it."""
+    validation: str | None = None
+    """Path of the examples that are scored during the run; None: none are."""
+    test: str | None = None
+    """Path of the examples that are scored after the end of the run; None: the validation examples are."""
+    train_split: str | None = None
+    """The list in ImageSets/Main of VOC's folder; None: "train", for the others "val" and "test". Of a folder without
+    lists all images are read."""
+    validation_split: str | None = None
+    test_split: str | None = None
+    year: PositiveInt | None = None
+    """Year of VOC's challenge, where the paths lead to the folder above that of the year."""
+    label_map: str | None = None
+    """A file with the numbers of the classes by name; None: the data numbers them."""
+    labels_offset: Annotated[int, Range(gt=-(2**31), lt=2**31)] = 0
+    """Subtracted from each label of the data: -1 if its classes count from 0."""
+    masks: bool = False
+    """Also read masks."""
+    num_keypoints: NonNegativeInt = 0
+    """Also read keypoints, so many for each object."""
+    crowd: bool = True
+    """Train on objects that are crowds, too."""
+    difficult: bool = True
+    """Train on objects that are marked as difficult, too."""
+    max_number_of_boxes: PositiveInt | None = None
+    """The most objects of an image to train on, the first ones; None: all."""
+    merge_multiple_label_boxes: bool = False
+    """Make one object of several labels out of those with the same box; not with masks or keypoints."""
+    quantization_bins: Annotated[int, Range(ge=2, lt=2**31)] | None = None
+    """Boxes are the same if each edge is in the same of so many bins: 10,000 as in 2018; None: if they are equal, as in
+    2017."""
+    use_multiclass_scores: bool = False
+    """Train on the scores of all classes that records have for an object, in place of its label."""
+    bad_objects: Literal["raise", "drop"] = "raise"
+    """What becomes of an object with a box that is none or a label outside of the map: an error, or it is left out."""
+    resizer: FixedShapeResizer | KeepAspectRatioResizer = field(default_factory=FixedShapeResizer)
+    """The size of the images that the network sees; it comes after the augmentations."""
+    augment: tuple[Augment, ...] = ()
+    """Augmentations of the training images and their objects, in this order."""
+    colours_after_resizing: bool = True
+    """Compute colours that nothing else in `augment` waits for at the size that the network sees, on its device; False:
+    in their order, as the reference does."""
+    decoding: Decoding = field(default_factory=Decoding)
+    """How image files become pixels."""
+    function: str | None = None
+    """The function of a script that gives the examples in place of paths; only that script can start the run."""
+    split: Split = "train"
+    """The examples to train on."""
+    cache: str | None = None
+    """The folder where indices of records are kept, never beside them; None: the user's cache."""
+
+    task: ClassVar[type[Detection]] = Detection
+    known: ClassVar[str] = (
+        "sharded records; a folder of PASCAL VOC; or a file of COCO's annotations.json, with :FOLDER after it "
+        "where its images are not beside it"
+    )
+    how_to_build: ClassVar[str] = "To build shards: `lockstep convert voc --help`, `lockstep convert coco --help`"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_paths()
+        self._check_order()
+        self.targets(num_classes=1)
+        if self.merge_multiple_label_boxes:
+            refuse_merging(["masks"] * self.masks + ["keypoints"] * (self.num_keypoints > 0))
+
+    def _check_order(self) -> None:
+        """Refuse boxes in pixels before an augmentation that takes them for shares: objects would be lost."""
+        of_places = [each for each in self.augment if not isinstance(each, ColourOption)]
+        for before, after in pairwise(of_places):
+            if isinstance(before, ScaleBoxesToPixelCoordinates):
+                raise InputError(
+                    "Boxes in pixels can only be the end of the augmentations: all others but colours take shares.",
+                    given=f"{type(before).__name__} before {type(after).__name__}",
+                    expected="it as the last one, but for colours",
+                    hint="name scale_boxes_to_pixel_coordinates at the end of augment",
+                )
+
+    @property
+    def image_size(self) -> int:
+        """The shorter side of the images that the network sees, in pixels."""
+        return min(self.resizer.shape)
+
+    @property
+    def size_field(self) -> str:
+        """The field of a recipe that says the shorter side of the images, for errors."""
+        return f"data.resizer.{self.resizer.shorter_side}"
+
+    def resized(self, image_size: int, field: str) -> Self:
+        """Make square images of another size, where all of them have one size; errors name the field that asks."""
+        if not isinstance(self.resizer, FixedShapeResizer):
+            raise one_size(self, field, image_size)
+        return replace(self, resizer=replace(self.resizer, height=image_size, width=image_size))
+
+    def check_there(self, split: str) -> None:
+        """Check that a split has a path, and that it and that of the label map lead somewhere."""
+        super().check_there(split)
+        if self.label_map is not None:
+            check_there(self.label_map, "a label map: a file with the id and the name of each class")
+
+    def found_from(self, folder: Path) -> Self:
+        """Take each path that leads nowhere from another folder, if it leads somewhere there."""
+        found = super().found_from(folder)
+        return found if self.label_map is None else replace(found, label_map=found_from(folder, self.label_map))
+
+    def reader(self, split: str, num_classes: int, *, to_train: bool = False) -> Reader:
+        """Open the examples of a split; with what they are scored against, unless it is to train on them."""
+        from lockstep.readers.coco import Coco
+        from lockstep.readers.open import open_detection
+
+        source = open_detection(
+            self.path(split),
+            split=getattr(self, f"{split}_split") or _NAMES_IN_VOC[split],
+            year=self.year,
+            label_map=self._read_label_map(),
+            zero_based=self.labels_offset == _ZERO_BASED,
+            masks=self.masks,
+            num_keypoints=self.num_keypoints,
+            num_multiclass_scores=num_classes if self.use_multiclass_scores and to_train else 0,
+            truth=not to_train,
+            decoding=self.decoding,
+            cache=self.cache,
+        )
+        is_numbered = isinstance(source, Coco) and self.labels_offset == _ZERO_BASED  # from 1 on, by its reader
+        data = replace(self, labels_offset=0) if is_numbered else self
+        return data.labelled(source, num_classes, to_train=to_train)
+
+    def labelled(self, source: Reader, num_classes: int, *, to_train: bool = False) -> Reader:
+        """Number the labels of a source and check its objects; to train on it, leave out those that are not wanted."""
+        from lockstep.readers.detection import DetectionReader
+
+        label_map = self._read_label_map()
+        return DetectionReader(
+            source,
+            num_classes,
+            offset=self.labels_offset,
+            classes=None if label_map is None else label_map.names,
+            crowd=self.crowd,
+            difficult=self.difficult,
+            max_number_of_boxes=self.max_number_of_boxes,
+            num_keypoints=self.num_keypoints,
+            bad_objects=self.bad_objects,
+            label_map_path=self.label_map,
+        )
+
+    def _read_label_map(self) -> LabelMap | None:
+        from lockstep.readers.label_map import read_label_map
+
+        return None if self.label_map is None else read_label_map(self.label_map)
+
+    def training(self) -> Sequence[Augment]:
+        """Return the augmentations of training batches, in their order."""
+        in_loader, _ = self._split_augment
+        return (*in_loader, self.resizer)
+
+    def evaluation(self) -> Sequence[Augment]:
+        """Return the augmentations of batches that are scored; they draw no random numbers."""
+        return (self.resizer,)
+
+    def targets(self, num_classes: int) -> DetectionTargets:
+        """Return what comes after the augmentations of training batches, and makes the targets of the losses."""
+        return DetectionTargets(
+            num_classes, self.merge_multiple_label_boxes, self.quantization_bins, self.use_multiclass_scores
+        )
+
+    def inputs(self, batch: Mapping[str, Any]) -> Tensor | Sequence[Tensor]:
+        """Make floats from 0 to 255 of shape (batch, 3, height, width); where sizes differ, (3, height, width) each."""
+        _, colours = self._split_augment
+        images = colours.apply(batch)
+        if isinstance(images, torch.Tensor):
+            return images.to(torch.float32)
+        floats = [image.to(torch.float32) for image in images]
+        return torch.stack(floats) if len({image.shape for image in floats}) == 1 else floats
+
+    def blank(self, num_examples: int) -> Tensor:
+        """Make an input of the network from black images."""
+        return torch.zeros(num_examples, 3, *self.resizer.shape)
+
+    @cached_property
+    def _split_augment(self) -> tuple[Sequence[Augment], DeferredColours]:
+        """What the loader does, and the colours that are left to do: none where padding would be coloured too."""
+        resizer = self.resizer
+        is_padded = isinstance(resizer, KeepAspectRatioResizer) and resizer.pad_to_max_dimension
+        can_wait = self.colours_after_resizing and not is_padded
+        return deferred(self.augment) if can_wait else (self.augment, DeferredColours())

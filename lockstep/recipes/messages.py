@@ -19,7 +19,7 @@ from lockstep.checks import check_together
 from lockstep.errors import InputError, InputErrors
 from lockstep.listing import did_you_mean
 from lockstep.recipes.toml import FieldType, field_type
-from lockstep.text_format import Field, Place, Word, quoted
+from lockstep.records.text_format import Field, Place, Word, quoted
 
 Fate = Literal["mapped", "no effect", "not mapped"]
 Part = TypeVar("Part")

@@ -23,9 +23,9 @@ from lockstep.data.order import BlockShuffled
 from lockstep.data.prefetch import LoaderPool
 from lockstep.errors import InputError
 from lockstep.evaluation.scores import Weights
-from lockstep.optim.optimizers import Optimizer
+from lockstep.optim.rules import Optimizer
 from lockstep.parallel.towers import Precision
-from lockstep.progress import Epochs, Interval, Steps
+from lockstep.types import Epochs, Interval, Steps
 from lockstep.weights.warm_start import Takes, WarmStart
 
 _TEN_STEPS, _TWO_MINUTES, _TEN_MINUTES = Interval(10, "steps"), Interval(120, "seconds"), Interval(600, "seconds")
@@ -143,8 +143,8 @@ class Monitoring(Checked):
     restarts: NonNegativeInt64 = 3
     """How often in a row all start again, from the last checkpoint, when some are lost: killed, stopped or silent,
     or their host gone. A step beyond the furthest so far begins a new row. An error ends the run."""
-    on_loss: Literal["restart", "continue"] = "restart"
-    """What a loss of workers brings about: all start again; or those that are left go on from what they have in memory,
+    on_failure: Literal["restart", "continue"] = "restart"
+    """What follows when workers are lost: all start again; or those that are left go on from what they have in memory,
     and others take the place of the lost where their hosts live (`lockstep train` and its own launcher alone)."""
     min_workers: PositiveInt64 = 1
     """With fewer workers than this left, the run does not go on without the lost, but starts again."""
@@ -196,11 +196,11 @@ class Pictures(Checked):
     """Pictures of detections, for TensorBoard and as files."""
 
     count: NonNegativeInt = 10
-    """Of the first examples of each evaluation."""
+    """How many of the first examples of each evaluation are drawn."""
     folder: str | None = None
     """Where files of them are written; None: TensorBoard alone shows them."""
     min_score: Probability = 0.5
-    """Of the detections that are drawn."""
+    """Least score of the detections that are drawn."""
     max_boxes: NonNegativeInt = 20
     """At most so many an image, those with the highest scores."""
     scores: bool = True
@@ -258,7 +258,7 @@ class Evaluate(Checked):
     weights: Weights = "raw"
     """The parameters as they are, or their moving averages."""
     precision: Precision | None = None
-    """In which scores are computed; None: that of the towers."""
+    """Precision of evaluation; None: that of the towers."""
     examples: PositiveInt64 | None = None
     """Number of examples of a split that are scored, from the first on; None: all."""
     drop_last: bool = False
@@ -271,7 +271,7 @@ class Evaluate(Checked):
     """Early stopping: the run ends after this many evaluations in a row without a better checkpoint; None: never. Which
     is better is said by `checkpoints.retention`, and where its `best` is left out, by the first accuracy of `top`."""
     detection: DetectionEvaluation | None = None
-    """What is said of detectors alone."""
+    """Settings of the evaluation of detectors."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

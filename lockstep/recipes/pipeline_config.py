@@ -8,31 +8,34 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, get_args
 
-from lockstep.augmentations import AUGMENTATIONS
-from lockstep.augmentations.padding import RandomCropPadImage
-from lockstep.augmentations.random_crops import RandomCropImage, RandomCropToAspectRatio
-from lockstep.augmentations.scaling import ResizeImage
-from lockstep.augmentations.ssd_crops import (
+from lockstep.augmentations.augment import Augment
+from lockstep.augmentations.lists import AUGMENTATIONS
+from lockstep.augmentations.random_crops import (
+    RandomCropImage,
+    RandomCropPadImage,
+    RandomCropToAspectRatio,
     SsdRandomCropFixedAspectRatioOperation,
     SsdRandomCropOperation,
     SsdRandomCropPadOperation,
 )
-from lockstep.detection.configs import Detector, FasterRcnn, Ssd
-from lockstep.detection.supported import check_supported, substituted, substitutes
+from lockstep.augmentations.resizers import ResizeImage
+from lockstep.augmentations.turns import HorizontalFlip
+from lockstep.detection.tf_configs import FasterRcnn, Ssd
+from lockstep.detection.tf_supported import check_supported, substituted, substitutes
+from lockstep.detection.values import Detector
 from lockstep.errors import InputError
-from lockstep.images.augment import Augment, HorizontalFlip
 from lockstep.inline_toml import kind_name
 from lockstep.listing import did_you_mean
-from lockstep.progress import Epochs, Interval
 from lockstep.recipes import pipeline_messages as messages
 from lockstep.recipes import pipeline_training as training
-from lockstep.recipes.detection import DetectionData
+from lockstep.recipes.data import DetectionData
 from lockstep.recipes.messages import At, FieldOutcome, MessageReader, Row, made_together, no_effect, not_mapped, to
 from lockstep.recipes.parts import DataLoading, DetectionEvaluation, DetectionMetrics, Evaluate, Pictures
 from lockstep.recipes.pipeline_model import ELSEWHERE, METHODS, ReadModel, read_model
-from lockstep.recipes.pipeline_names import variables_of
+from lockstep.recipes.pipeline_training import variables_of
 from lockstep.recipes.recipe import Recipe
-from lockstep.text_format import Field, Place, parse_text_format, quoted
+from lockstep.records.text_format import Field, Place, parse_text_format, quoted
+from lockstep.types import Epochs, Interval
 
 _CLASSES: Mapping[str, type] = {kind_name(cls): cls for cls in AUGMENTATIONS}
 OPTIONS: Mapping[str, type | None] = {
@@ -79,29 +82,29 @@ def import_pipeline(text: str, source: str, name: str, *, substitute_model: bool
             several.
     """
     reader = MessageReader(source, {**ELSEWHERE, **_CROPS})
-    told = _read(reader, parse_text_format(text, source))
-    train = told.pipeline.train_config
+    parsed = _read(reader, parse_text_format(text, source))
+    train = parsed.pipeline.train_config
     parts = made_together(
         {
-            part: partial(_told_of, f"{source}, {part}", partial(make, reader, told))
+            part: partial(_naming_part, f"{source}, {part}", partial(make, reader, parsed))
             for part, make in {"training": _training, "data": _data, "evaluation": _evaluate}.items()
         }
     )
-    model = replace(told.detector.model, add_regularization_loss=train.add_regularization_loss)
+    model = replace(parsed.detector.model, add_regularization_loss=train.add_regularization_loss)
     others = substitutes(model) if substitute_model else {}
     if others:
         _report_substitutes(reader, model.feature_extractor.type, others)
         model, parts["training"]["warm_start"] = substituted(model), None
     refusal = _refusal(model)
-    by_name = _told_of(f"{source}, training", partial(_fields_by_name, reader, train, model, refusal))
-    recipe = _told_of(
+    by_name = _naming_part(f"{source}, training", partial(_fields_by_name, reader, train, model, refusal))
+    recipe = _naming_part(
         source,
         lambda: Recipe(
             name=re.sub(r"[^\w.+-]", "_", name).lstrip(".+-") or "imported",
             model=model,
             data=parts["data"],
             evaluate=parts["evaluation"],
-            feed=DataLoading(order="shuffled" if told.train_reader.shuffle else "sequential"),
+            feed=DataLoading(order="shuffled" if parsed.train_reader.shuffle else "sequential"),
             **parts["training"],
             **by_name,
         ),
@@ -129,8 +132,8 @@ def _report_substitutes(reader: MessageReader, extractor: str, others: Mapping[s
         reader.revise(f"train_config.{name}", not_mapped(f"its weights are those of {extractor}"))
 
 
-class _Told(NamedTuple):
-    """What a file tells, part by part."""
+class _ParsedConfig(NamedTuple):
+    """The parts of a configuration file, parsed."""
 
     pipeline: messages.PipelineConfig
     detector: ReadModel
@@ -139,8 +142,8 @@ class _Told(NamedTuple):
     eval_reader: messages.InputReader
 
 
-def _read(reader: MessageReader, message: Sequence[Field]) -> _Told:
-    """Read all parts of a file, so that all that is wrong in it is told together."""
+def _read(reader: MessageReader, message: Sequence[Field]) -> _ParsedConfig:
+    """Read all parts of a file, so that all that is wrong in it is reported together."""
     found = made_together(
         {
             "pipeline": partial(reader.read, messages.PipelineConfig, message, At("", Place(1, 1), to(""))),
@@ -150,7 +153,7 @@ def _read(reader: MessageReader, message: Sequence[Field]) -> _Told:
             "eval_reader": partial(_input_reader, reader, "eval_input_reader", message),
         }
     )
-    return _Told(**found)
+    return _ParsedConfig(**found)
 
 
 def _inside(message: Iterable[Field], name: str) -> list[Field]:
@@ -158,7 +161,7 @@ def _inside(message: Iterable[Field], name: str) -> list[Field]:
     return [inner for field in message if field.name == name and isinstance(field.value, list) for inner in field.value]
 
 
-def _told_of(part: str, make: Callable[[], Any]) -> Any:
+def _naming_part(part: str, make: Callable[[], Any]) -> Any:
     """Call a function; its error names the part of the file."""
     try:
         return make()
@@ -188,8 +191,8 @@ def _augmentations(reader: MessageReader, steps: Sequence[Field]) -> tuple[Augme
 
 def _augmentation(reader: MessageReader, cls: type, step: Field, at: At) -> Augment:
     if cls is ResizeImage:
-        told = reader.read_field(messages.ResizeImageConfig, step, at)
-        return ResizeImage(told.new_height, told.new_width, METHODS.get(told.method, told.method))
+        resizing = reader.read_field(messages.ResizeImageConfig, step, at)
+        return ResizeImage(resizing.new_height, resizing.new_width, METHODS.get(resizing.method, resizing.method))
     made: Augment = reader.read_field(cls, step, at)
     return made
 
@@ -207,12 +210,12 @@ def _input_reader(reader: MessageReader, name: str, message: Sequence[Field]) ->
     return read
 
 
-def _training(reader: MessageReader, told: _Told) -> dict[str, Any]:
-    fields = training.recipe_fields(told.pipeline.train_config)
-    epochs = told.train_reader.num_epochs
+def _training(reader: MessageReader, parsed: _ParsedConfig) -> dict[str, Any]:
+    fields = training.recipe_fields(parsed.pipeline.train_config)
+    epochs = parsed.train_reader.num_epochs
     if epochs and "end" in fields:
         reader.revise("train_input_reader.num_epochs", not_mapped("the run ends after train_config.num_steps"))
-    for name, outcome in _left_out(told.pipeline.train_config).items():
+    for name, outcome in _left_out(parsed.pipeline.train_config).items():
         reader.revise(f"train_config.{name}", outcome)
     return {"end": Epochs(epochs) if epochs else None, **fields}
 
@@ -251,9 +254,9 @@ def _left_out(train: messages.TrainConfig) -> dict[str, FieldOutcome]:
     return outcomes
 
 
-def _data(reader: MessageReader, told: _Told) -> DetectionData:
+def _data(reader: MessageReader, parsed: _ParsedConfig) -> DetectionData:
     """Make the data of what the readers of training and evaluation say, much of it twice."""
-    train, val, config = told.train_reader, told.eval_reader, told.pipeline.train_config
+    train, val, config = parsed.train_reader, parsed.eval_reader, parsed.pipeline.train_config
     for name in ("shuffle", "num_epochs"):
         reader.revise(f"eval_input_reader.{name}", _ONE_EACH)
     reader.revise("eval_input_reader.max_number_of_boxes", no_effect("detections are scored against all objects"))
@@ -276,8 +279,8 @@ def _data(reader: MessageReader, told: _Told) -> DetectionData:
         max_number_of_boxes=most,
         merge_multiple_label_boxes=config.merge_multiple_label_boxes,
         use_multiclass_scores=config.use_multiclass_scores,
-        resizer=told.detector.resizer,
-        augment=told.augment,
+        resizer=parsed.detector.resizer,
+        augment=parsed.augment,
     )
 
 
@@ -291,8 +294,8 @@ def _path(reader: MessageReader, given: messages.InputReader, name: str) -> str 
     return first or None
 
 
-def _evaluate(reader: MessageReader, told: _Told) -> Evaluate:
-    given, has_average = told.pipeline.eval_config, told.pipeline.train_config.optimizer.use_moving_average
+def _evaluate(reader: MessageReader, parsed: _ParsedConfig) -> Evaluate:
+    given, has_average = parsed.pipeline.eval_config, parsed.pipeline.train_config.optimizer.use_moving_average
     if given.use_moving_averages and not has_average:
         why = "train_config.optimizer keeps no averages"
         reader.revise("eval_config.use_moving_averages", not_mapped(why))

@@ -2,8 +2,8 @@
 
 All fields of its protos of October 2017 and of 2018, and some of later ones, with their types and defaults, and what
 becomes of each in a recipe (after tensorflow/models, research/object_detection/protos: train, eval, optimizer,
-input_reader and pipeline.proto; Apache 2.0). The messages of the model are `lockstep.detection.configs`, those of the
-augmentations the classes in `lockstep.augmentations`.
+input_reader and pipeline.proto; Apache 2.0). The messages of the model are the classes of `lockstep.detection`'s
+`tf_configs` and `blocks`, those of the augmentations the classes of `lockstep.augmentations`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from lockstep.checks import Checked, Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt
 from lockstep.recipes.messages import no_effect, not_mapped, to
-from lockstep.text_format import Field
+from lockstep.records.text_format import Field
 
 _LOADING = no_effect("`feed` says how examples are loaded; how fast changes nothing in what is learned")
 _ORDER = no_effect("each epoch is one permutation of all examples, without a buffer")
@@ -86,7 +86,7 @@ class RMSPropOptimizer:
 
 @dataclass(frozen=True)
 class MomentumOptimizer:
-    """Without Nesterov's."""
+    """Momentum without Nesterov's correction."""
 
     learning_rate: LearningRate
     momentum_optimizer_value: Annotated[Fraction, to("optimizer.momentum")] = 0.9

@@ -1,4 +1,4 @@
-"""The model of a pipeline.config, and what is said beside it: how images are resized, and quantization.
+"""The model of a pipeline.config, with the resizing of its images and its quantization.
 
 The fields and defaults are those of image_resizer.proto and graph_rewriter.proto of tensorflow/models (Apache 2.0).
 """
@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from lockstep.augmentations import resizers
 from lockstep.checks import Checked, PositiveInt
-from lockstep.detection import box_configs, configs, layer_configs
-from lockstep.detection.configs import FasterRcnn, Ssd
+from lockstep.detection import blocks, tf_configs
+from lockstep.detection.tf_configs import FasterRcnn, Ssd
 from lockstep.inline_toml import kind_name
 from lockstep.recipes.messages import At, FieldOutcome, MessageReader, made_together, no_effect, not_mapped, to
-from lockstep.text_format import Field, Place
+from lockstep.records.text_format import Field, Place
 
 _Method = Annotated[Literal["bilinear", "nearest_neighbor", "bicubic", "area"], to("data.resizer.resize_method")]
 METHODS: Mapping[str, str] = {"nearest_neighbor": "nearest"}
@@ -47,7 +47,7 @@ class KeepAspectRatioResizerConfig(Checked):
 
 @dataclass(frozen=True)
 class FixedShapeResizerConfig(Checked):
-    """To one height and width."""
+    """Resizes images to one height and width."""
 
     height: Annotated[PositiveInt, to("data.resizer.height")] = 300
     width: Annotated[PositiveInt, to("data.resizer.width")] = 300
@@ -83,16 +83,23 @@ class BesideTheModel:
         to("data.resizer"),
     ]
     first_stage_only: Annotated[bool, to("model.number_of_stages")] = False
-    """Of Faster R-CNN before October 2017."""
+    """The setting by which Faster R-CNN computed its first stage alone before October 2017."""
 
 
 @dataclass(frozen=True)
 class GraphRewriter:
-    """`graph_rewriter`."""
-
-    quantization: configs.Quantization | None = None
+    """`graph_rewriter`, whose one field is among those of `UNTRAINED`."""
 
 
+UNTRAINED: Mapping[tf_configs.UntrainedPart, FieldOutcome] = {
+    "quantization": not_mapped("detectors are not trained for whole numbers (quantization) here"),
+    "context_config": not_mapped("Context R-CNN is not trained here"),
+    "rfcn_box_predictor": not_mapped("R-FCN is not trained here"),
+    "bifpn": not_mapped("there is no bidirectional feature pyramid here"),
+    "random_example_sampler": not_mapped("anchors are not sampled here"),
+    "equalization_loss": not_mapped("there is no equalization loss here"),
+}
+"""What is said of parts that nothing trains; the model keeps their names, and is refused for them."""
 _BESIDE = tuple(each.name for each in fields(BesideTheModel))
 _MODELS: Mapping[str, type[Ssd | FasterRcnn]] = {"ssd": Ssd, "faster_rcnn": FasterRcnn}
 _TPU = no_effect("it is about TPUs, or how the same is computed")
@@ -101,12 +108,15 @@ _DEPRECATED = no_effect("losses are kept for each anchor anyway")
 _NO_MASKS = not_mapped("an SSD predicts boxes alone")
 _ANCHORWISE = {"anchorwise_output": _DEPRECATED}
 ELSEWHERE: Mapping[type, Mapping[str, FieldOutcome]] = {
-    configs.Ssd: {
+    GraphRewriter: {"quantization": UNTRAINED["quantization"]},
+    blocks.Loss: {name: UNTRAINED[name] for name in ("random_example_sampler", "equalization_loss")},
+    tf_configs.Ssd: {
         "inplace_batchnorm_update": _TPU,
         "return_raw_detections_during_predict": _OUTPUT,
         "mask_head_config": _NO_MASKS,
     },
-    configs.FasterRcnn: {
+    tf_configs.FasterRcnn: {
+        "context_config": UNTRAINED["context_config"],
         **dict.fromkeys(
             (
                 "inplace_batchnorm_update",
@@ -125,22 +135,23 @@ ELSEWHERE: Mapping[type, Mapping[str, FieldOutcome]] = {
             _OUTPUT,
         ),
     },
-    layer_configs.SsdFeatureExtractor: {
+    tf_configs.SsdFeatureExtractor: {
+        "bifpn": UNTRAINED["bifpn"],
         "replace_preprocessor_with_placeholder": no_effect("images are always prepared outside of the model"),
         "batch_norm_trainable": not_mapped("model.freeze_batchnorm says it, and the hyperparameters of the layers"),
     },
-    layer_configs.ConvolutionalBoxPredictor: {"mask_head": _NO_MASKS},
-    layer_configs.WeightSharedConvolutionalBoxPredictor: {"mask_head": _NO_MASKS},
-    box_configs.ArgmaxMatcher: {"use_matmul_gather": _TPU},
-    configs.BatchNonMaxSuppression: dict.fromkeys(("use_static_shapes", "combined_nms", "use_combined_nms"), _TPU),
-    configs.PostProcessing: {"calibration_config": not_mapped("scores are not calibrated")},
-    configs.WeightedL2: _ANCHORWISE,
-    configs.WeightedSmoothL1: _ANCHORWISE,
-    configs.WeightedSigmoid: _ANCHORWISE,
-    configs.WeightedSigmoidFocal: _ANCHORWISE,
-    configs.WeightedSoftmax: _ANCHORWISE,
-    configs.WeightedLogitsSoftmax: _ANCHORWISE,
-    configs.BootstrappedSigmoid: _ANCHORWISE,
+    tf_configs.ConvolutionalBoxPredictor: {"mask_head": _NO_MASKS},
+    tf_configs.WeightSharedConvolutionalBoxPredictor: {"mask_head": _NO_MASKS},
+    blocks.ArgmaxMatcher: {"use_matmul_gather": _TPU},
+    blocks.BatchNonMaxSuppression: dict.fromkeys(("use_static_shapes", "combined_nms", "use_combined_nms"), _TPU),
+    blocks.PostProcessing: {"calibration_config": not_mapped("scores are not calibrated")},
+    blocks.WeightedL2: _ANCHORWISE,
+    blocks.WeightedSmoothL1: _ANCHORWISE,
+    blocks.WeightedSigmoid: _ANCHORWISE,
+    blocks.WeightedSigmoidFocal: _ANCHORWISE,
+    blocks.WeightedSoftmax: _ANCHORWISE,
+    blocks.WeightedLogitsSoftmax: _ANCHORWISE,
+    blocks.BootstrappedSigmoid: _ANCHORWISE,
 }
 """The fields that messages of the model have, and its configuration here has not."""
 
@@ -162,7 +173,9 @@ def read_model(reader: MessageReader, models: Sequence[Field], graph: Sequence[F
     at = At(f"model.{field.name}", field.value_place, to("model"))
     message = reader.message(field, at)
     beside = [inner for inner in message if inner.name in _BESIDE]
-    rest = [inner for inner in message if inner.name not in _BESIDE]
+    rfcn = [inner for inner in message if inner.name == "second_stage_box_predictor" and _is_rfcn(inner)]
+    reader.leave(rfcn, at._replace(outcome=UNTRAINED["rfcn_box_predictor"]))
+    rest = [inner for inner in message if inner.name not in _BESIDE and inner not in rfcn]
     found = made_together(
         {
             "model": partial(reader.read, _MODELS[field.name], rest, at),
@@ -170,7 +183,10 @@ def read_model(reader: MessageReader, models: Sequence[Field], graph: Sequence[F
             "graph": partial(reader.read, GraphRewriter, graph, At("graph_rewriter", Place(1, 1), to("model"))),
         }
     )
-    model = replace(found["model"], quantization=found["graph"].quantization)
+    said = {row.outcome for row in reader.rows}
+    model = replace(
+        found["model"], untrained_parts=tuple(name for name, outcome in UNTRAINED.items() if outcome in said)
+    )
     if found["beside"].first_stage_only and isinstance(model, FasterRcnn):
         model = replace(model, number_of_stages=1)
     given_resizer = found["beside"].image_resizer
@@ -178,3 +194,8 @@ def read_model(reader: MessageReader, models: Sequence[Field], graph: Sequence[F
         return ReadModel(model, given_resizer.resizer())
     reader.revise(f"{at.path}.image_resizer.{kind_name(type(given_resizer))}", _OTHER)
     return ReadModel(model, resizers.FixedShapeResizer())
+
+
+def _is_rfcn(predictor: Field) -> bool:
+    kinds = predictor.value if isinstance(predictor.value, list) else []
+    return [kind.name for kind in kinds] == ["rfcn_box_predictor"]

@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from lockstep.augmentations.augment import Augment, Share
+from lockstep.augmentations.auto_augment import RandAugment, TrivialAugmentWide
+from lockstep.augmentations.colours import JitterDraws
+from lockstep.augmentations.crops import DistortedCrop, RandomResizedCrop, ShortSideCrop
+from lockstep.augmentations.pixels import RandomErasing
+from lockstep.augmentations.slim_presets import Preset, cifarnet_preset, inception_preset, lenet_preset, vgg_preset
+from lockstep.augmentations.turns import HorizontalFlip
 from lockstep.checks import Checked, FiniteFloat, Hint, NonNegativeFloat, PositiveFloat, Probability
-from lockstep.images.augment import Augment, HorizontalFlip, Share
-from lockstep.images.auto_augment import RandAugment, TrivialAugmentWide
-from lockstep.images.crops import ShortSideCrop
-from lockstep.images.erasing import RandomErasing
-from lockstep.images.jitter import JitterDraws, jittered
-from lockstep.images.normalisation import IMAGENET_MEAN, IMAGENET_STD, normalised
-from lockstep.images.resized_crops import DistortedCrop, RandomResizedCrop
-from lockstep.images.slim_presets import Preset, cifarnet_preset, inception_preset, lenet_preset, vgg_preset
+from lockstep.images.normalisation import IMAGENET_MEAN, IMAGENET_STD, normalize
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -109,16 +109,14 @@ class ResizedCrop(Checked):
         train += [draws] if self.jitter else []
         side = round(_SHORT_SIDE * size)
         middle = ShortSideCrop(size, (side, side), place="middle")
-        return Preset((*train,), (middle,), partial(_normalised_input, self, draws.into))
+        return Preset((*train,), (middle,), partial(_normalized_input, self, draws))
 
 
 Preprocessing = Inception | Vgg | Cifarnet | Lenet | ResizedCrop
 
 
-def _normalised_input(how: ResizedCrop, jitter: str, batch: Mapping[str, Any]) -> Tensor:
-    images = batch["image"]
-    if jitter in batch:
-        images = jittered(images, batch[jitter])
+def _normalized_input(how: ResizedCrop, jitter: JitterDraws, batch: Mapping[str, Any]) -> Tensor:
+    images = jitter.apply(batch)
     if how.channel_order == "bgr":
         images = images.flip(1)
-    return normalised(images, how.mean, how.std)
+    return normalize(images, how.mean, how.std)

@@ -7,18 +7,19 @@ A field that may be None is None by default: in TOML it is left out.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from lockstep.augmentations import AUGMENTATIONS
+from lockstep.augmentations.augment import Augment
+from lockstep.augmentations.lists import AUGMENTATIONS
 from lockstep.checks import Checked
 from lockstep.cores import NumThreads
 from lockstep.description import Change, changes, described
-from lockstep.detection.configs import FasterRcnn, Ssd
+from lockstep.detection.tf_configs import FasterRcnn, Ssd
 from lockstep.detection.values import FasterRcnnFpn, Fcos, MaskRcnnFpn, SqueezeSsd, Ssd300, Ssdlite, TorchvisionDetector
 from lockstep.errors import InputError
-from lockstep.images.augment import Augment
+from lockstep.exchange.exchange import AllReduce, Alone
 from lockstep.losses.regularization import L1, L2
 from lockstep.models import InceptionV3, LeNet, Mnist, SqueezeNet, Timm, Torchvision
 from lockstep.optim import (
@@ -44,16 +45,12 @@ from lockstep.optim import (
     ScaleGradients,
     Warmup,
 )
-from lockstep.optim.adaptive import FTRL, Adadelta
-from lockstep.optim.optimizers import Optimizer
+from lockstep.optim.optimizers import FTRL, Adadelta
+from lockstep.optim.rules import Optimizer
 from lockstep.optim.schedules import Constant, Schedule
 from lockstep.optim.transforms import GradientTransform
-from lockstep.parallel.exchange import AllReduce, Alone
-from lockstep.parallel.served import Asynchronous, Backups, is_served, num_computing
 from lockstep.parallel.towers import Precision, Towers
-from lockstep.progress import End
-from lockstep.recipes.data import ImageData, MnistData
-from lockstep.recipes.detection import DetectionData
+from lockstep.recipes.data import DetectionData, ImageData, MnistData
 from lockstep.recipes.parts import (
     Checkpoints,
     CrossEntropy,
@@ -66,7 +63,9 @@ from lockstep.recipes.parts import (
     Stage,
 )
 from lockstep.recipes.tasks import Task
+from lockstep.served.exchanges import Asynchronous, Backups, is_served, num_computing
 from lockstep.training.attempt import LossAverage, Nonfinite
+from lockstep.types import End
 
 CLASSES_OF: Mapping[Any, tuple[type, ...]] = {
     Schedule: (Constant, Cosine, Exponential, Polynomial, PiecewiseConstant, OneCycle, Warmup, ScaledByBatch),
@@ -78,6 +77,43 @@ CLASSES_OF: Mapping[Any, tuple[type, ...]] = {
 
 SAID_ELSEWHERE: Mapping[tuple[type, str], str] = {(Towers, "count"): "num_towers"}
 """Fields of parts that are fields of the recipe itself instead."""
+
+
+class NewName(NamedTuple):
+    """The name that a field has now, and what its values of old are by that name."""
+
+    name: str
+    convert: Callable[[Any], Any] | None = None
+    """Makes the value that means the same now from a plain value of TOML, or one item of it; None: they are equal."""
+    note: str = ""
+    """What a reader must know who writes the new name, for the log."""
+
+
+def _inverse(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_inverse(each) for each in value]
+    return 1 / value if type(value) in (int, float) and value > 0 else value  # others are refused later
+
+
+_OF_TWO_STAGES = {
+    "aspect_ratios": NewName("anchor_ratios"),
+    "rpn_nms_thresh": NewName("rpn_iou_threshold"),
+    "box_score_thresh": NewName("score_threshold"),
+    "box_nms_thresh": NewName("iou_threshold"),
+    "box_detections_per_img": NewName("max_detections"),
+}
+_QUANTIZATION = NewName("untrained_parts", lambda given: [] if given is None else ["quantization"])
+_CONTEXT = NewName("untrained_parts", lambda given: [] if given is None else ["context_config"])
+NEW_NAMES: Mapping[type, Mapping[str, NewName]] = {
+    Ssd: {"quantization": _QUANTIZATION},
+    FasterRcnn: {"quantization": _QUANTIZATION, "context_config": _CONTEXT},
+    SqueezeSsd: {"aspect_ratios": NewName("anchor_ratios", _inverse, "height over width, not width over height")},
+    FasterRcnnFpn: _OF_TWO_STAGES,
+    MaskRcnnFpn: _OF_TWO_STAGES,
+    Monitoring: {"on_loss": NewName("on_failure")},
+}
+"""Fields by the names that they once had, which saved recipes and command lines still hold: they are read, and the log
+says the new name."""
 
 Model = (
     Mnist
@@ -170,7 +206,7 @@ class Recipe(Checked):
         self._check_best()
         self._check_stages()
         self._check_image_sizes()
-        self.task.check(self)
+        self.task.check(self.model.num_classes)
         if self.evaluate.weights == "average" and self.average is None:
             raise InputError(
                 "The averaged weights cannot be scored: this run keeps no average.",
@@ -215,11 +251,11 @@ class Recipe(Checked):
     @property
     def task(self) -> Task:
         """What the model learns: its losses, scores and metrics."""
-        return self.data.task.of(self)
+        return self.data.task.of(self.data, self.model.num_classes, self.loss, self.evaluate)
 
     @property
     def evaluation_precision(self) -> Precision:
-        """In which the model is scored."""
+        """Precision of evaluation."""
         return self.evaluate.precision or self.towers.precision
 
     def towers_for(self, num_workers: int) -> Towers:

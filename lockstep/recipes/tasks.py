@@ -8,22 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import torch
 
-from lockstep.errors import InputError, NonFiniteError
+from lockstep.errors import InputError
 from lockstep.metrics.metric import NO_METRICS, Metric
 from lockstep.ragged import Ragged
-from lockstep.recipes.parts import MAIN_SCORES, CrossEntropy, DetectionEvaluation
+from lockstep.recipes.parts import MAIN_SCORES, CrossEntropy, DetectionEvaluation, Evaluate
+from lockstep.types import NonFiniteError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from lockstep.augmentations.augment import Augment
+    from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioResizer
     from lockstep.detection.detector import DetectionModel, Detections
-    from lockstep.images.augment import Augment
-    from lockstep.recipes.detection import DetectionData
-    from lockstep.recipes.recipe import Recipe
+    from lockstep.images.decode import Decoding
     from lockstep.types import Batch, CountFunction
 
 CONFUSION, MISTAKES = "confusion", "mistakes"
@@ -54,14 +55,13 @@ class Classification:
     """Fields of a recipe that say nothing for this task, with their defaults."""
 
     @classmethod
-    def of(cls, recipe: Recipe) -> Self:
-        """Make the task of a recipe."""
-        data: Any = recipe.data
-        return cls(data.inputs, recipe.loss, recipe.evaluate.top, recipe.evaluate.flip)
+    def of(cls, data: Any, num_classes: int, loss: CrossEntropy, evaluate: Evaluate) -> Self:
+        """Make the task of a recipe from its data, model, loss and evaluation."""
+        return cls(data.inputs, loss, evaluate.top, evaluate.flip)
 
-    def check(self, recipe: Recipe) -> None:
+    def check(self, num_classes: int) -> None:
         """Refuse a k beyond the number of classes."""
-        most, num_classes = max(self.top), recipe.model.num_classes
+        most = max(self.top)
         if most > num_classes:
             raise InputError(
                 f"A model with {num_classes} classes has no top {most}.",
@@ -144,14 +144,35 @@ def _heads(outputs: Any) -> tuple[Tensor, list[Tensor]]:
     return logits, [head for head in auxiliary if head is not None]
 
 
+class ImagesWithObjects(Protocol):
+    """The data of a detector, such as `DetectionData`."""
+
+    @property
+    def resizer(self) -> FixedShapeResizer | KeepAspectRatioResizer:
+        """Brings images to the size of the network's input."""
+
+    @property
+    def decoding(self) -> Decoding:
+        """How stored images become pixels."""
+
+    def evaluation(self) -> Sequence[Augment]:
+        """Return the augmentations of examples that are scored."""
+
+    def inputs(self, batch: Mapping[str, Any]) -> Any:
+        """Make the inputs of the network, one tensor or one for each image."""
+
+    def targets(self, num_classes: int) -> Augment:
+        """Return what makes the targets of the losses of a batch's objects."""
+
+
 @dataclass(frozen=True)
 class Detection:
     """A detector learns where on an image the objects of which classes are."""
 
-    data: DetectionData
+    data: ImagesWithObjects
     """How images become inputs, and which objects become targets."""
     num_classes: int
-    """Without the background."""
+    """Number of classes, without the background."""
     evaluation: DetectionEvaluation = field(default_factory=DetectionEvaluation)
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     """Metrics of all detections, by name."""
@@ -160,12 +181,11 @@ class Detection:
     unused: ClassVar[Mapping[str, Any]] = {"loss": CrossEntropy(), "evaluate.top": (1,), "evaluate.flip": False}
 
     @classmethod
-    def of(cls, recipe: Recipe) -> Self:
-        """Make the task of a recipe."""
-        data: Any = recipe.data
-        return cls(data, recipe.model.num_classes, recipe.evaluate.detection or DetectionEvaluation())
+    def of(cls, data: Any, num_classes: int, loss: CrossEntropy, evaluate: Evaluate) -> Self:
+        """Make the task of a recipe from its data, model and evaluation."""
+        return cls(data, num_classes, evaluate.detection or DetectionEvaluation())
 
-    def check(self, recipe: Recipe) -> None:
+    def check(self, num_classes: int) -> None:
         """Accept any recipe: whether its model is a detector is looked at where a run begins."""
 
     @property
@@ -234,7 +254,7 @@ class Detection:
 
     def on_stored_images(self, detected: Sequence[Detections], batch: Mapping[str, Any]) -> Mapping[str, Any]:
         """Make columns for metrics: boxes as x, y, width and height in pixels of the images of the data."""
-        from lockstep.detection.stored_images import boxes_on_stored, paste_masks
+        from lockstep.detection.detector import boxes_on_stored, paste_masks
 
         _check_finite(detected, batch)
         rows = zip(detected, self._sizes_of_images(batch), batch["original_size"].tolist(), strict=True)

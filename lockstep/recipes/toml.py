@@ -3,14 +3,18 @@
 A part of a recipe is a table of its fields. Where the field's name does not say its class, the table does, in `kind`
 (`"cosine"` for `Cosine`), which is looked up among the classes that the field takes and nowhere else: a recipe cannot
 name code. Fields that are None are left out.
+
+`--set optimizer.lr.initial=0.1` changes one field of a recipe. Its value is TOML, or text where it is not; `none` is no
+value at all: `average=none`.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import cache, reduce
 from operator import attrgetter, getitem
 from pathlib import Path
@@ -22,8 +26,9 @@ import tomli_w
 from lockstep.errors import LockstepError, RecipeError
 from lockstep.inline_toml import kind_name
 from lockstep.listing import did_you_mean
-from lockstep.progress import Interval
-from lockstep.recipes.recipe import CLASSES_OF, SAID_ELSEWHERE, Recipe
+from lockstep.recipes.recipe import CLASSES_OF, NEW_NAMES, SAID_ELSEWHERE, Recipe
+from lockstep.screen import log_new_name
+from lockstep.types import Interval
 
 _SCALARS = {
     int: "a whole number",
@@ -140,9 +145,19 @@ def made(make: Callable[[], Any], path: FieldPath) -> Any:
         ) from error
 
 
+def with_new_name(cls: type, name: str, value: Any, path: FieldPath) -> tuple[str, Any]:
+    """Return the name that a field of a part has now, and its value by that name; the log tells who used an old one."""
+    if (now := NEW_NAMES.get(cls, {}).get(name)) is None:
+        return name, value
+    log_new_name(str(path.at(name)), path.at(now.name).path + (f" ({now.note})" if now.note else ""))
+    return now.name, now.convert(value) if now.convert else value
+
+
 def unknown_field(cls: type, name: str, path: FieldPath) -> RecipeError:
     """Make the error of a part that has no field of this name."""
     elsewhere, known = SAID_ELSEWHERE.get((cls, name)), field_hints(cls)
+    if name in NEW_NAMES.get(cls, {}):  # beside its new name
+        elsewhere = NEW_NAMES[cls][name].name
     return RecipeError(
         f"{path.at(name)}: there is no such field.",
         given=name,
@@ -153,8 +168,9 @@ def unknown_field(cls: type, name: str, path: FieldPath) -> RecipeError:
 
 def _read_part(field: FieldType, table: Mapping[str, Any], path: FieldPath) -> Any:
     cls = _class_of(field, table, path)
-    hints = field_hints(cls)
-    for name in table:
+    hints, given = field_hints(cls), table
+    table = dict(with_new_name(cls, name, value, path) for name, value in given.items())
+    for name in given if len(table) < len(given) else table:
         if name not in hints and name != "kind":
             raise unknown_field(cls, name, path)
     for each in fields(cls):
@@ -222,7 +238,7 @@ class FieldType:
     """The values that a field takes, from the members of its type hint."""
 
     scalars: tuple[type, ...]
-    """Of int, float, bool, str, Interval and NoneType."""
+    """Types of plain values among int, float, bool, str, Interval and NoneType."""
     words: tuple[str, ...]
     """The words of a Literal."""
     classes: Mapping[str, type]
@@ -280,3 +296,121 @@ def field_hints(cls: type) -> dict[str, Any]:
     """Return the type hint of each field that the table of a part may have."""
     hints = get_type_hints(cls)
     return {field.name: hints[field.name] for field in fields(cls) if (cls, field.name) not in SAID_ELSEWHERE}
+
+
+class _Setting(NamedTuple):
+    keys: list[str]
+    value: Any
+
+    @property
+    def rank(self) -> tuple[int, bool]:
+        """Sort a part before its fields, and its kind before the others."""
+        return len(self.keys), self.keys[-1] != "kind"
+
+
+def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
+    """Set fields of a recipe, each given as `path.to.field=value`.
+
+    The order of the settings does not matter, but that of two settings of the same field does: the last one holds.
+    A setting of a part's field brings the part into being. One of another `kind` starts it afresh, but for the
+    learning rate of an optimizer, which stays. A number in the path counts the items of a list from 0 (one past the
+    last adds an item).
+    """
+    parsed = sorted(map(_parsed, settings), key=lambda setting: setting.rank)
+    changed: Recipe = _changed(Recipe, recipe, parsed, FieldPath("--set")) if parsed else recipe
+    return changed
+
+
+def _changed(hint: Any, value: Any, settings: Sequence[_Setting], path: FieldPath) -> Any:
+    """Apply settings to the value of a field: of a part, only the fields that they name are made anew."""
+    cls: type = type(value)
+    settings = _with_new_names(settings, hint, cls, path)
+    if cls not in field_type(hint).classes.values() or any(setting.keys[:1] in ([], ["kind"]) for setting in settings):
+        plain = write(hint, value, path) if settings[0].keys else None
+        for setting in settings:
+            before = plain if isinstance(plain, dict) else {}
+            plain = _with(plain, setting.keys, setting.value, path)
+            if setting.keys == ["kind"]:
+                plain = _kept(before, field_type(hint), setting.value) | plain
+        return read(hint, plain, path)
+    hints = field_hints(cls)
+    by_field: dict[str, list[_Setting]] = {}
+    for (name, *rest), given in settings:
+        if name not in hints:
+            raise unknown_field(cls, name, path)
+        by_field.setdefault(name, []).append(_Setting(rest, given))
+    fields = {name: _changed(hints[name], getattr(value, name), each, path.at(name)) for name, each in by_field.items()}
+    return made(lambda: replace(value, **fields), path)
+
+
+def _with_new_names(settings: Sequence[_Setting], hint: Any, cls: type, path: FieldPath) -> Sequence[_Setting]:
+    """Give fields that are set by an old name the one that they have now, in the class that the part will have."""
+    kind = next((given for keys, given in settings if keys == ["kind"]), None)
+    now = field_type(hint).classes.get(kind, cls) if isinstance(kind, str) else cls
+    renamed = list[_Setting]()
+    for keys, given in settings:
+        if keys:
+            first, given = with_new_name(now, keys[0], given, path)
+            keys = [first, *keys[1:]]
+        renamed.append(_Setting(keys, given))
+    return renamed
+
+
+def _kept(before: Mapping[str, Any], field: FieldType, kind: object) -> dict[str, Any]:
+    """Return what a part of another kind takes over: the other fields of one name may mean other things in both."""
+    cls = field.classes.get(kind) if isinstance(kind, str) else None
+    return {name: before[name] for name in _KEPT if cls and name in field_hints(cls) and name in before}
+
+
+_KEPT = ("lr",)
+
+_KEY = re.compile(r"""\s*(?:"((?:[^"\\]|\\.)*)"|'([^']*)'|([^."'=]+?))\s*([.=])""")
+"""One key of a path, as in TOML: in quotes where it holds a dot, and the dot or = after it."""
+
+
+def _parsed(setting: str) -> _Setting:
+    keys, text = [], setting
+    while match := _KEY.match(text):
+        basic, literal, bare, after = match.groups()
+        keys.append(tomllib.loads(f'key = "{basic}"')["key"] if basic is not None else literal or bare)
+        text = text[match.end() :]
+        if after == "=":
+            return _Setting(keys, _value(text.strip()))
+    raise RecipeError(
+        f"--set {setting}: this sets nothing.",
+        given=setting,
+        expected="path.to.field=value, such as optimizer.lr.initial=0.1",
+        hint="name the field, and give its value after =",
+    )
+
+
+def _value(text: str) -> Any:
+    if text == "none":
+        return None
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except ValueError:
+        return text
+
+
+def _with(node: Any, keys: Sequence[str], value: Any, path: FieldPath) -> Any:
+    """Return the plain value of a node with one value in it set; missing tables on the way are made."""
+    if not keys:
+        return value
+    key, *rest = keys
+    inner = path.at(key)
+    if isinstance(node, list):
+        items = [*node, None]
+        if not key.isdecimal() or int(key) >= len(items):
+            raise RecipeError(
+                f"{inner}: there is no such item.",
+                given=key,
+                expected=f"a number from 0 to {len(node)}",
+                hint="count the items from 0; one past the last adds an item",
+            )
+        items[int(key)] = _with(items[int(key)], rest, value, inner)
+        return items if int(key) == len(node) else items[:-1]
+    table = node if isinstance(node, dict) else {}
+    if key == "kind" and table.get("kind", value) != value:
+        table = {}
+    return {**table, key: _with(table.get(key), rest, value, inner)}

@@ -36,7 +36,7 @@ _HEAD = struct.Struct("<8sqq")
 _CRC = struct.Struct("<I")
 
 _told: dict[Path | None, OSError] = {}
-"""The caches that could not be written, each told once by a process."""
+"""The caches that could not be written: a process logs each of them once."""
 
 
 def cache_folder(cache: Cache = None) -> Path | None:

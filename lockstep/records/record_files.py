@@ -70,7 +70,7 @@ class RecordFile:
         return f"{len(self)} records, {self.index.version.size_bytes} bytes, crc32c {self.index.checksum:08x}"
 
     def read(self, record: int, verify: bool = True) -> bytes:
-        """Read the payload of a record, and verify its checksum unless told not to."""
+        """Read the payload of a record, and verify its checksum unless `verify` is false."""
         offset, size = int(self.index.offsets[record]), int(self.index.lengths[record]) + TAIL_BYTES
         if self.index.compression:
             data = self.memory[offset : offset + size]

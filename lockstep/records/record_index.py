@@ -53,9 +53,9 @@ class RecordIndex(NamedTuple):
     """Places of the payloads in a file."""
 
     offsets: Int64s
-    """Of each payload from the start of the file, in bytes; of a compressed file, after decompression."""
+    """Offset of each payload from the start of the file, in bytes; of a compressed file, after decompression."""
     lengths: Int64s
-    """Of each payload, in bytes."""
+    """Length of each payload, in bytes."""
     compression: Compression | None
     version: Version
     checksum: int

@@ -72,7 +72,7 @@ def _new_path(folder: Path) -> Path:
 
 
 def event_paths(folder: Path) -> list[Path]:
-    """The event files directly in a folder, in the order in which TensorBoard reads them."""
+    """Return the event files directly in a folder, in the order in which TensorBoard reads them."""
     return sorted(path for path in folder.glob("*tfevents*") if path.is_file())
 
 
@@ -114,14 +114,14 @@ _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
 
 def scalar_summary(values: Mapping[str, float]) -> Summary:
-    """Numbers by tag; TensorBoard keeps them in single precision."""
+    """Make a summary of numbers by tag; TensorBoard keeps them in single precision."""
     from tensorboard.compat.proto.summary_pb2 import Summary
 
     return Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
 
 
 def histogram_summary(values: Mapping[str, Histogram]) -> Summary:
-    """Histograms by tag; one without a finite number is left out."""
+    """Make a summary of histograms by tag; one without a finite number is left out."""
     from tensorboard.compat.proto.summary_pb2 import Summary
 
     shown = {tag: histogram for tag, histogram in values.items() if histogram.num_finite}
@@ -129,7 +129,7 @@ def histogram_summary(values: Mapping[str, Histogram]) -> Summary:
 
 
 def text_summary(tag: str, text: str) -> Summary:
-    """A text, shown as it is written: a code block for TensorBoard, which reads Markdown."""
+    """Make a summary of a text, shown as it is written: a code block for TensorBoard, which reads Markdown."""
     from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
     from tensorboard.compat.proto.tensor_pb2 import TensorProto
     from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
@@ -142,7 +142,7 @@ def text_summary(tag: str, text: str) -> Summary:
 
 
 def image_summary(images: Mapping[str, npt.NDArray[Any]]) -> Summary:
-    """Images of shape (channels, height, width) by tag, of any size each.
+    """Make a summary of images by tag, each of shape (channels, height, width) and of any size.
 
     1 channel is grey, 3 are RGB, 4 are RGBA. Numbers of type uint8 are shown as they are; floats as `to_uint8` says.
     Another shape or type raises InputError.
@@ -161,7 +161,7 @@ def image_summary(images: Mapping[str, npt.NDArray[Any]]) -> Summary:
 
 
 def to_uint8(image: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """An image scaled to 0 .. 255: zero is black and the largest value white; with negative values, zero is grey.
+    """Scale an image to 0 .. 255: zero is black and the largest value white; with negative values, zero is grey.
 
     What is not finite counts as zero. (The rule of TensorFlow's image summaries.)
     """
@@ -176,7 +176,7 @@ def to_uint8(image: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 
 
 def _histogram(histogram: Histogram) -> HistogramProto:
-    """The buckets as TensorFlow writes them: of each row of empty ones, the last."""
+    """Return the buckets as TensorFlow writes them: of each row of empty ones, the last."""
     from tensorboard.compat.proto.summary_pb2 import HistogramProto
 
     from lockstep.reporting.histograms import BUCKET_LIMITS

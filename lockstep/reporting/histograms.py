@@ -46,7 +46,7 @@ class Histogram:
 
     @property
     def num_finite(self) -> int:
-        """How many numbers are in a bucket."""
+        """Number of finite values, which are in the buckets."""
         return sum(self.counts)
 
     @property
@@ -61,7 +61,7 @@ class Histogram:
 
 
 def compute_histograms(tensors: Mapping[str, Tensor]) -> dict[str, Histogram]:
-    """The histograms of floating tensors by name; those without a number, or of another type, are left out."""
+    """Compute the histograms of floating tensors by name; those without a number, or of another type, are left out."""
     shown = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point() and tensor.numel()}
     return {name: _histogram(tensor) for name, tensor in shown.items()}
 
@@ -79,7 +79,7 @@ def _histogram(tensor: Tensor) -> Histogram:
 
 
 def _pieces(tensor: Tensor) -> Iterator[Tensor]:
-    """The numbers in the order of memory, in float32 or wider."""
+    """Yield the numbers in the order of memory, in float32 or wider."""
     # Any other order would copy a tensor that is dense in another memory format.
     order = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
     for piece in torch.split(tensor.permute(order).reshape(-1), _PIECE):

@@ -40,7 +40,7 @@ class MetricsFile:
             raise
         self._num_lines, self._evaluated, self._evaluations = kept.num_lines, kept.evaluated, kept.evaluations
         self.last_position = kept.last_position
-        """Of the last attempt in the file, as it was opened; -1 where it has none."""
+        """Position of the last attempt in the file, as it was opened; -1 where it has none."""
 
     def write(self, report: StepReport) -> None:
         """Append the facts of an attempt."""
@@ -75,12 +75,12 @@ class MetricsFile:
         return (step, name) in self._evaluated
 
     def evaluations(self, name: str) -> list[tuple[int, Mapping[str, float]]]:
-        """The step and the scores of each evaluation of that name that stands there, in their order."""
+        """Return step and scores of each evaluation of that name in the file, in their order."""
         return [(step, scores) for step, other, scores in self._evaluations if other == name]
 
     @property
     def num_lines(self) -> int:
-        """How many lines the file has."""
+        """Number of lines of the file."""
         return self._num_lines
 
     def flush(self) -> None:
@@ -101,18 +101,18 @@ class MetricsFile:
 
 
 def without_nonfinite(value: Any) -> Any:
-    """A value, or a dict of dicts of values, in which numbers that JSON does not know are text that `float` reads."""
+    """Replace numbers that JSON does not know, in a value or a dict of dicts, by text that `float` reads."""
     if isinstance(value, dict):
         return {name: without_nonfinite(inner) for name, inner in value.items()}
     return str(float(value)) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 _Evaluations = list[tuple[int, str, Mapping[str, float]]]
-"""Step, name and scores of each."""
+"""Step, name and scores of each evaluation."""
 
 
 class _Kept(NamedTuple):
-    """What of a file is kept."""
+    """The part of a file that is kept, and what is in it."""
 
     size_bytes: int
     num_lines: int
@@ -123,7 +123,7 @@ class _Kept(NamedTuple):
 
 
 def _kept(path: Path, from_position: int) -> _Kept:
-    """What of a file is up to a position."""
+    """Find the part of a file up to a position."""
     size, num_lines, last, evaluated, is_kept = 0, 0, -1, set[tuple[int, str]](), True
     evaluations: _Evaluations = []
     for end, facts in _lines(path):
@@ -143,7 +143,7 @@ def _kept(path: Path, from_position: int) -> _Kept:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The whole lines of a file, each with its end in bytes."""
+    """Yield the whole lines of a file, each with its end in bytes."""
     with path.open("rb") as file:
         for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE_BYTES), b""), start=1):
             if not line.endswith(b"\n") and len(line) < _MAX_LINE_BYTES:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.errors import WorkdirError
-from lockstep.progress import Interval, Progress
 from lockstep.reporting.events import (
     EventFile,
     cut_events,
@@ -18,7 +17,7 @@ from lockstep.reporting.events import (
     text_summary,
 )
 from lockstep.reporting.throughput import InputTotals, Throughput, moment_before
-from lockstep.types import StepReport
+from lockstep.types import Interval, Progress, StepReport
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from lockstep.progress import End, Epochs, Hours, Progress, Steps
 from lockstep.tracing import StageSeconds, sum_seconds
-from lockstep.types import StepReport
+from lockstep.types import End, Epochs, Hours, Progress, StepReport, Steps
 
 
 @dataclass(slots=True)
@@ -31,7 +30,7 @@ class Throughput:
         self.wait_seconds += report.wait_seconds
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Forget all attempts."""
         self.num_steps = self.num_examples = self.seconds = self.wait_seconds = 0.0
         self.num_skipped = 0
 
@@ -62,7 +61,7 @@ class Throughput:
 
 
 def moment_before(report: StepReport) -> Progress:
-    """The moment before an attempt, as far as its report can tell."""
+    """Return the moment before an attempt, as far as its report can tell."""
     now = report.progress
     return Progress(
         step=now.step if report.skipped else now.step - 1,
@@ -73,7 +72,7 @@ def moment_before(report: StepReport) -> Progress:
 
 
 def last_step(end: End | None, progress: Progress, batch_size: int) -> int | None:
-    """The step a run ends with, if nothing more is refused; None where only the clock, or nothing, ends it."""
+    """Return the step a run ends with, if nothing more is refused; None where only the clock, or nothing, ends it."""
     if isinstance(end, Steps):
         return end.count
     if isinstance(end, Epochs):
@@ -84,7 +83,7 @@ def last_step(end: End | None, progress: Progress, batch_size: int) -> int | Non
 
 
 def seconds_left(end: End | None, first: Progress, now: Progress) -> float | None:
-    """Time until the end, at the rate between two moments of this start of the run; None where that says nothing.
+    """Return the time until the end, at the rate between two moments of this start; None where that says nothing.
 
     The rate counts everything that takes time, checkpoints and evaluations too. `first` is best taken after the first
     attempt, which is slow for reasons that do not come again.
@@ -101,17 +100,17 @@ def seconds_left(end: End | None, first: Progress, now: Progress) -> float | Non
 
 @dataclass(slots=True)
 class InputTotals:
-    """Sums over attempts, of this worker."""
+    """Sums over the attempts of this worker."""
 
     num_attempts: int = 0
     seconds: float = 0.0
     wait_seconds: float = 0.0
     stage_seconds: StageSeconds = field(default_factory=dict)
-    """Of whoever reads, mostly while steps are made: they may be more than `seconds`."""
+    """Seconds of reading in all loader processes and threads: they may be more than `seconds`."""
     num_bad: int = 0
     """Examples of all workers that could not be read."""
     queue_fill: float | None = None
-    """Of each attempt the share of what may be read ahead that was there; None where nothing is read ahead."""
+    """For each attempt the share of what may be read ahead that was there; None where nothing is read ahead."""
 
     def add(self, report: StepReport) -> None:
         """Count an attempt."""

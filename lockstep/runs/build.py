@@ -12,13 +12,12 @@ from lockstep.errors import DataError
 from lockstep.metrics.metric import NO_METRICS, Metric
 from lockstep.parallel.towers import Towers
 from lockstep.readers.combine import Subset
-from lockstep.readers.detection import DetectionReader
 from lockstep.readers.reader import Reader, reader_of
 from lockstep.recipes.data import PathData
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.tasks import Task
-from lockstep.runs.inputs import check_best, check_same_classes, check_same_labels
-from lockstep.runs.known_data import class_names
+from lockstep.runs.inputs import check_best, check_same_classes
+from lockstep.runs.workdir import class_names
 from lockstep.training.state import TrainState
 from lockstep.workers.rank import Worker
 
@@ -69,14 +68,8 @@ class Examples:
         for split in SCORED:
             if self.has(split):
                 self.held_out(split)
-                self._check_same_classes(split)
-
-    def _check_same_classes(self, split: str) -> None:
-        scored, trained = self.reader(split), self.reader(self._recipe.data.split, to_train=True)
-        if isinstance(scored, DetectionReader) and isinstance(trained, DetectionReader):
-            check_same_labels(split, scored.classes, trained.classes)
-        else:
-            check_same_classes(split, _class_names(scored), _class_names(trained))
+                trained = self.reader(self._recipe.data.split, to_train=True)
+                check_same_classes(split, class_names(self.reader(split)), class_names(trained))
 
     def counts(self) -> dict[str, int]:
         """Count the examples to train on, and those of each split that is scored."""
@@ -85,8 +78,11 @@ class Examples:
 
     @property
     def trained_classes(self) -> Sequence[str]:
-        """The names of the classes to train on, where the reader knows them."""
-        return _class_names(self.reader(self._recipe.data.split, to_train=True))
+        """The names of the classes to train on in the order of their labels, from 0 on, where the reader knows them."""
+        classes = getattr(self.reader(self._recipe.data.split, to_train=True), "classes", ())
+        if isinstance(classes, Mapping):
+            return [classes.get(label, "") for label in range(max(classes, default=-1) + 1)]
+        return classes
 
     def reader(self, split: str, *, to_train: bool = False) -> Reader:
         """Return the reader of a split; to train on it, with the fields that its augmentations need."""
@@ -129,14 +125,6 @@ class Examples:
             timeout_seconds=self._recipe.watch.hang_seconds,
             **more,
         )
-
-
-def _class_names(reader: Reader) -> Sequence[str]:
-    """Return the names of a reader's classes in the order of their labels, from 0 on; none if it does not know them."""
-    classes = getattr(reader, "classes", ())
-    if isinstance(classes, Mapping):
-        return [classes.get(label, "") for label in range(max(classes, default=-1) + 1)]
-    return classes
 
 
 @dataclass(frozen=True)
@@ -199,5 +187,5 @@ def build_state(recipe: Recipe, worker: Worker) -> TrainState:
     state.compare_steps = recipe.watch.compare_steps
     # As the first step says it, too: what is scored without one is computed with the same flags.
     towers = recipe.towers_for(worker.num_workers)
-    state.trained_with |= {"towers": described(towers), "exchange": described(recipe.exchange)}
+    state.train_with(towers=described(towers), exchange=described(recipe.exchange))
     return state

@@ -9,23 +9,26 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lockstep.checkpoints.encoding import encode_tensors
 from lockstep.errors import InputError, LockstepError
-from lockstep.recipes.tasks import Detection
+from lockstep.recipes.tasks import Detection, network_input
 from lockstep.runs.trained import Trained
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 FORMATS = (".safetensors", ".pt2", ".onnx")
 """Endings of the file: the tensors alone, or the model with them."""
 METADATA = "lockstep.json"
 """The file in a .pt2 that says where the model comes from."""
 INPUT, OUTPUT = "images", "scores"
-"""Names of the input and the output of the .onnx of a classifier."""
+"""Names of input and output in the .onnx of a classifier."""
 IMAGE, FOUND = "image", ("boxes", "scores", "labels", "num_detections")
-"""Names of the input and the outputs of the .onnx of a detector."""
+"""Names of input and outputs in the .onnx of a detector."""
 
 _ONNX_PACKAGES = ("onnx", "onnxscript")
 _MOST_ONNX_BYTES = 2**31 - 2**20  # the limit of a protobuf message, less room for the graph
@@ -108,9 +111,7 @@ def _of_classifier(trained: Trained) -> torch.export.ExportedProgram:
 
 def _of_detector(trained: Trained, task: Detection) -> torch.export.ExportedProgram:
     """Trace a detector for one image of the size of the run's."""
-    from lockstep.runs.image_detector import ImageDetector  # its base class loads torch
-
-    detector, image = ImageDetector(trained.model).eval(), torch.zeros(3, *task.data.resizer.largest, dtype=torch.uint8)
+    detector, image = _image_detector(trained.model), torch.zeros(3, *task.data.resizer.largest, dtype=torch.uint8)
     with torch.no_grad():
         detector(image)  # anchors are made once, and are constants of the graph
         try:
@@ -124,6 +125,30 @@ def _of_detector(trained: Trained, task: Detection) -> torch.export.ExportedProg
                 expected="a detector of one stage",
                 hint="export the tensors alone, as .safetensors; or detect with Lockstep: lockstep predict",
             ) from error
+
+
+def _image_detector(model: nn.Module) -> nn.Module:
+    """Make a module that detects on one image: uint8 (3, height, width), red, green and blue, as large as it is traced.
+
+    It returns float32 boxes (n, 4) of top, left, bottom and right in pixels of that image, float32 scores (n,), int64
+    labels (n,) from 1 on, and the number of them, int64; the best first, and below them rows of zeros up to the most
+    that there may be.
+    """
+    from lockstep.detection.boxes import clip
+
+    class ImageDetector(torch.nn.Module):  # its base is loaded when the first model is exported
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, image: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+            detector: Any = self.model
+            inputs = network_input(detector, image[None].float())
+            (found,) = detector.postprocess(detector(inputs, None))
+            height, width = image.shape[1:]
+            return clip(found.boxes, (height, width)), found.scores, found.labels, (found.labels > 0).sum()
+
+    return ImageDetector().eval()
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """What a run needs to begin, checked before anything is written: its data, its first weights, its workdir, libraries.
 
-All that is wrong is told together. No data is opened for it, and no torch is needed.
+All that is wrong is reported together. No data is opened for it, and no torch is needed.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from operator import attrgetter
 from pathlib import Path
 
 from lockstep.checks import check_one_of, check_together
-from lockstep.detection.configs import Detector
-from lockstep.detection.supported import check_supported
-from lockstep.detection.values import TorchvisionDetector
+from lockstep.detection.tf_supported import check_supported
+from lockstep.detection.values import Detector, TorchvisionDetector
 from lockstep.errors import DataError, InputError, NotFoundError, WorkdirError
 from lockstep.inline_toml import kind_name
 from lockstep.listing import hint_for_path, shorten
@@ -25,8 +24,7 @@ from lockstep.recipes.data import ImageData
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.tasks import Detection
 from lockstep.records.shards import check_local
-from lockstep.runs.known_data import located
-from lockstep.runs.workdir import RECIPE, Workdir
+from lockstep.runs.workdir import RECIPE, Workdir, located
 
 
 def check_inputs(
@@ -92,30 +90,24 @@ def check_best(recipe: Recipe, *, has_validation: bool, metrics: Mapping[str, Me
     check_one_of("checkpoints.retention.best", best, [f"validation/{name}" for name in names])
 
 
-def check_same_classes(split: str, scored: Sequence[str], trained: Sequence[str]) -> None:
-    """Refuse folders that number their classes in another way than those to train on, as one is missing there."""
-    for label, (theirs, ours) in enumerate(zip(scored, trained, strict=False)):
-        if theirs != ours:
-            raise DataError(
-                f"The classes of the {split} examples have other numbers than those to train on.",
-                given=f"class {label} is {theirs!r}, and {ours!r} to train on",
-                expected=f"the same folders for both: {shorten(trained)}",
-                hint="have a folder with at least one image for each class in both",
-            )
+def check_same_classes(split: str, scored: Mapping[int, str], trained: Mapping[int, str]) -> None:
+    """Refuse classes that have other labels than those to train on, as far as both have names.
 
-
-def check_same_labels(split: str, scored: Mapping[int, str], trained: Mapping[int, str]) -> None:
-    """Refuse objects whose classes have other labels than those to train on, as far as both have names."""
+    Args:
+        split: that is scored, for messages.
+        scored: the name of each class by its label in the model; a name may be that of several classes.
+        trained: the same of the examples to train on.
+    """
     labels = {name: label for label, name in trained.items()}
     for label, name in scored.items():
-        if trained.get(label, name) != name or labels.get(name, label) != label:
+        if trained.get(label, name) != name or (label not in trained and name in labels):
             ours = f"label {label} is {trained[label]!r}" if label in trained else f"{name!r} has label {labels[name]}"
             raise DataError(
-                f"The classes of the {split} objects have other labels than those to train on.",
+                f"The classes of the {split} examples have other labels than those to train on.",
                 given=f"label {label} is {name!r}; {ours} to train on",
                 expected=f"the same label for each class in both: {shorten(list(trained.values()))}",
-                hint="--set data.label_map=PATH, a label map with the names of all classes; or repair the ids of the "
-                "categories",
+                hint="have a folder with at least one image for each class in both; of objects, set data.label_map to "
+                "a label map with all classes, or repair the ids of the categories",
             )
 
 
@@ -159,7 +151,7 @@ def _check_class_folders(recipe: Recipe) -> None:
                 hint=f"--set model.num_classes={needed}",
             )
     for split, names in classes.items():
-        check_same_classes(split, names, classes.get(data.split, ()))
+        check_same_classes(split, dict(enumerate(names)), dict(enumerate(classes.get(data.split, ()))))
 
 
 def _check_task(recipe: Recipe) -> None:
@@ -194,10 +186,10 @@ def _check_library(recipe: Recipe) -> None:
 
 
 def _check_first_weights(recipe: Recipe) -> None:
-    """Refuse first weights that are asked for and not told, or not there."""
+    """Refuse first weights that are asked for without a path, or are not there."""
     if recipe.warm_start is None:
         return
-    told, takes = recipe.warm_start.path, recipe.warm_start.takes
+    path, takes = recipe.warm_start.path, recipe.warm_start.takes
     if takes is not None and not isinstance(recipe.model, Detector):
         raise InputError(
             "Only a detector takes a part of the weights.",
@@ -205,7 +197,7 @@ def _check_first_weights(recipe: Recipe) -> None:
             expected="a detector, or weights of the model itself",
             hint="--set warm_start.takes=none, and say in warm_start.mapping what is loaded",
         )
-    if told is None:
+    if path is None:
         raise InputError(
             "This recipe starts from trained weights, and has not been told which.",
             given="no warm_start.path",
@@ -213,12 +205,12 @@ def _check_first_weights(recipe: Recipe) -> None:
             hint="--set warm_start.path=PATH (of TF-Slim's, also --set warm_start.mapping.name_map=slim_inception_v3); "
             "or --set warm_start=none to begin with fresh ones",
         )
-    if not _is_there(told):
+    if not _is_there(path):
         raise NotFoundError(
-            f"There are no first weights at {told}.",
-            given=f"warm_start.path={told!r}",
+            f"There are no first weights at {path}.",
+            given=f"warm_start.path={path!r}",
             expected="a run, a TensorFlow checkpoint, or a file of safetensors or torch",
-            hint=hint_for_path(told),
+            hint=hint_for_path(path),
         )
 
 

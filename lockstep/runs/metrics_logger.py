@@ -8,17 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.data.loader import Loader
-from lockstep.data.showing import with_marks
 from lockstep.parallel.towers import Towers
-from lockstep.progress import Interval, Progress
 from lockstep.recipes.parts import Monitoring
 from lockstep.reporting.jsonl import MetricsFile
 from lockstep.reporting.summaries import Summaries
 from lockstep.reporting.throughput import moment_before
+from lockstep.runs.showing import with_marks
 from lockstep.training.loop import Hook, every
 from lockstep.training.observe import ActivationSource, GradientSource, Observer, Source, VariableSource
 from lockstep.training.state import TrainState
-from lockstep.types import StepReport
+from lockstep.types import Interval, Progress, StepReport
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -45,7 +44,7 @@ class MetricsLogger:
         return [self._writer(self._start), self._summaries]
 
     def write_missed(self, reports: Sequence[StepReport]) -> None:
-        """Write those of some reports, up to the start, that another chief has not written before it was lost."""
+        """Write the reports, up to the start, that another chief was lost without writing."""
         newest = {report.progress.position: report for report in reports}  # a rollback has some of them made again
         last, start = self.metrics.last_position, self._start.position
         missed = [report for position, report in newest.items() if last < position <= start]

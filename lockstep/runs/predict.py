@@ -1,9 +1,13 @@
-"""Predict the classes of images with the model of a run, and write the predictions as CSV or JSON."""
+"""Predict the classes of images with the model of a run, or detect the objects on them; write what was found.
+
+Images in files come in batches as the model is scored on them, but files that cannot be read are skipped.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,28 +15,97 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lockstep.augmentations.augment import Augment
+from lockstep.augmentations.crops import Resize
 from lockstep.checks import PositiveInt, check_value
-from lockstep.errors import InputError, NonFiniteError
+from lockstep.data.loader import EvaluationBatch, Loader
+from lockstep.errors import DataError, InputError, LockstepError
 from lockstep.evaluation.evaluate import example_indices
+from lockstep.evaluation.kept_detections import DetectedImage, KeptDetections
 from lockstep.evaluation.scores import Weights
-from lockstep.images.augment import Augment
-from lockstep.images.jitter import grey
-from lockstep.images.resized_crops import Resize
+from lockstep.images.colour import grey
 from lockstep.inline_toml import kind_name
 from lockstep.listing import csv_line
 from lockstep.metrics.classification import class_name
 from lockstep.randomness import Draws
+from lockstep.readers.coco_results import MaskText
 from lockstep.readers.image_list import ImageList
 from lockstep.recipes.data import ImageData
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.tasks import Classification
-from lockstep.runs.given_images import batches_of_images
-from lockstep.runs.known_data import KnownData
-from lockstep.runs.trained import trained_model
-from lockstep.types import BadExample, ProgressFunction
+from lockstep.recipes.tasks import Classification, Detection
+from lockstep.runs.showing import Pipeline, examples
+from lockstep.runs.trained import Trained, trained_model
+from lockstep.runs.workdir import KnownData
+from lockstep.types import BadExample, NonFiniteError, ProgressFunction
 from lockstep.workers.rank import join
 
+_MOST_NAMED = 3
 _COLUMNS = ("label", "class", "probability")
+_SIZE = "original_size"
+
+
+def batches_of_images(
+    recipe: Recipe,
+    reader: ImageList,
+    augment: Sequence[Augment],
+    device: torch.device,
+    progress: ProgressFunction | None = None,
+) -> Iterator[EvaluationBatch]:
+    """Yield the images in batches, whose `bad` names files that could not be read.
+
+    Args:
+        recipe: of the run: its loaders, and the size of a batch.
+        reader: of the files.
+        augment: makes of them what the model is scored on.
+        device: of the batches.
+        progress: called with the number of files that are done, and of all.
+
+    Raises:
+        LockstepError: none of the files can be read.
+    """
+    feed = recipe.feed
+    size = min(recipe.evaluate.micro_batch or recipe.batch_size // (recipe.num_towers or 1), len(reader))
+    loader = Loader(
+        reader,
+        batch_size=size,
+        order="sequential",
+        augment=augment,
+        num_processes=feed.num_processes if len(reader) > size else 0,  # for a single batch none are started
+        num_threads=feed.num_threads if len(reader) > size else 0,
+        prefetch=feed.prefetch,
+        bad_examples="skip",
+        bad_budget=len(reader),
+        timeout_seconds=recipe.watch.hang_seconds,
+    )
+    try:
+        with closing(loader.evaluation_batches(size, device=device)) as batches:
+            for batch in batches:
+                yield batch
+                if progress:
+                    progress(min(batch.position + size, len(reader)), len(reader))
+    except DataError as error:
+        problems = _problems(reader, augment)
+        if not all(problems.values()):
+            raise
+        raise _nothing_read(len(reader), problems) from error
+
+
+def _problems(reader: ImageList, augment: Sequence[Augment]) -> dict[str, str]:
+    """Say of the first files why they cannot be read; "" of those that can."""
+    first = range(min(_MOST_NAMED, len(reader)))
+    return {
+        shown.example_id: shown.problem
+        for shown in examples(reader, first, order="sequential", pipeline=Pipeline(augment))
+    }
+
+
+def _nothing_read(num_files: int, problems: Mapping[str, str]) -> LockstepError:
+    return LockstepError(
+        f"None of the {num_files} files can be read." if num_files > 1 else "The file cannot be read.",
+        given="; ".join(f"{name}: {problem}" for name, problem in problems.items()),
+        expected="one image at least that can be decoded",
+        hint="check the paths, and the kind of the files",
+    )
 
 
 class ClassProbability(NamedTuple):
@@ -57,7 +130,7 @@ class Predictions:
     probabilities: Tensor
     """Their probabilities, by the softmax of the logits of all classes: float32 of shape (images, top)."""
     class_names: Mapping[int, str]
-    """By label, as far as the run knows them."""
+    """Names of the classes by label, as far as the run knows them."""
     skipped: Sequence[BadExample]
     """The files that could not be read, with their places and the reasons."""
     step: int
@@ -182,15 +255,21 @@ def predictions_csv(predictions: Predictions) -> str:
 
 def predictions_json(predictions: Predictions) -> str:
     """Write the predictions as JSON: step, weights, folder, and the lists `predictions` and `skipped`."""
+    found = zip(predictions.files, predictions.by_position().values(), strict=True)
+    listed = [
+        {"file": file, "classes": [dict(zip(_COLUMNS, _cells(each), strict=True)) for each in classes]}
+        for file, classes in found
+    ]
+    return _as_json(predictions, listed)
+
+
+def _as_json(found: Predictions | FoundObjects, predictions: Sequence[Mapping[str, Any]]) -> str:
     facts = {
-        "step": predictions.step,
-        "weights": predictions.weights,
-        "folder": predictions.reader.folder,
-        "predictions": [
-            {"file": file, "classes": [dict(zip(_COLUMNS, _cells(each), strict=True)) for each in classes]}
-            for file, classes in zip(predictions.files, predictions.by_position().values(), strict=True)
-        ],
-        "skipped": [{"file": bad.example_id, "problem": bad.reason} for bad in predictions.skipped],
+        "step": found.step,
+        "weights": found.weights,
+        "folder": found.reader.folder,
+        "predictions": predictions,
+        "skipped": [{"file": bad.example_id, "problem": bad.reason} for bad in found.skipped],
     }
     return json.dumps(facts, indent=1, allow_nan=False) + "\n"
 
@@ -203,3 +282,131 @@ def _cells(found: ClassProbability) -> tuple[int, str, float]:
 def _no_formula(file: str) -> str:
     """Name a file so that a spreadsheet takes it for no formula: `=1+1.jpg` is `./=1+1.jpg`."""
     return f"./{file}" if file.startswith(("=", "+", "-", "@")) else file
+
+
+class FoundObject(NamedTuple):
+    """An object on an image."""
+
+    label: int
+    name: str
+    """Name of its class; the label as text, where the run knows no names."""
+    score: float
+    box: tuple[float, float, float, float]
+    """x and y of the upper left corner, width and height, in pixels of the image in its file."""
+    mask: MaskText | None
+    """Over the whole image; None of a detector without masks."""
+
+
+@dataclass(frozen=True)
+class FoundObjects:
+    """The objects on each image, and the files that could not be read."""
+
+    reader: ImageList
+    """All files that were given, in their order."""
+    images: Sequence[DetectedImage]
+    """What was found, image by image, with their places among these files."""
+    class_names: Mapping[int, str]
+    """Names of the classes by label, as far as the run knows them."""
+    skipped: Sequence[BadExample]
+    """The files that could not be read, with their places and the reasons."""
+    step: int
+    """The number of updates that the weights have had."""
+    weights: Weights
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def files(self) -> list[str]:
+        """The images, by their paths within `reader.folder`."""
+        return [self.reader.example_id(image.example_index) for image in self.images]
+
+    def objects(self, index: int) -> list[FoundObject]:
+        """Return the objects on an image, that of the highest score first."""
+        found = self.images[index].found
+        masks = found.masks or (None,) * len(found.labels)
+        rows = zip(found.labels.tolist(), found.scores.tolist(), found.boxes.tolist(), masks, strict=True)
+        return [
+            FoundObject(label, self.class_names.get(label) or str(label), score, tuple(box), mask)
+            for label, score, box, mask in rows
+        ]
+
+
+def detect(
+    run: str | Path,
+    paths: str | Path | Sequence[str | Path],
+    *,
+    weights: Weights | None = None,
+    device: str | None = None,
+    progress: ProgressFunction | None = None,
+) -> FoundObjects:
+    """Detect objects on images with the model of a run, on this worker alone.
+
+    The images are decoded and resized as in an evaluation of the run. The data of the run need not be there.
+
+    Args:
+        run: the workdir, for its newest checkpoint that is intact; or `WORKDIR@STEP`.
+        paths: files, folders with images in them or below, or both.
+        weights: the parameters as they are, or their moving averages; None: as the recipe scores them.
+        device: "cpu"; None for an accelerator where there is one.
+        progress: called with the number of files that are done, and of all.
+
+    Raises:
+        InputError: there is no run, or its model is no detector; a path is not there (`DataError`), or holds no images.
+        CheckpointError: there is no such checkpoint, or it is damaged.
+        NonFiniteError: a box or a score is not finite.
+        LockstepError: none of the files can be read.
+    """
+    trained = trained_model(str(run), weights)
+    task = _task(trained, run)
+    place = join(device or trained.recipe.device).device
+    model = trained.model.to(place)
+    reader = ImageList(paths, task.data.decoding)
+    kept, skipped = KeptDetections(), list[BadExample]()
+    for batch in batches_of_images(trained.recipe, reader, (_with_sizes, *task.data.evaluation()), place, progress):
+        skipped += batch.bad
+        if not batch.valid:
+            continue
+        indices = example_indices(batch)[: batch.valid]
+        ids = [reader.example_id(index) for index in indices.tolist()]
+        rows = {name: batch[name][: batch.valid] for name in ("image", _SIZE)} | {"source_id": ids}
+        with torch.inference_mode():
+            found = task.on_stored_images(task.detect(model, rows), rows)
+        columns = [found[name].to("cpu") for name in ("boxes", "scores", "labels")]
+        masks = [found["masks"]] if "masks" in found else []
+        kept.update(*kept.prepare(indices, ids, *columns, *masks))
+    names = KnownData.of(trained.workdir).class_names
+    return FoundObjects(reader, [*kept], names, skipped, trained.step, trained.weights)
+
+
+def _task(trained: Trained, run: str | Path) -> Detection:
+    task = trained.recipe.task
+    if not isinstance(task, Detection):
+        raise InputError(
+            "This run has a classifier, which finds no objects.",
+            given=f"the run {run}, of model.kind={kind_name(type(trained.recipe.model))!r}",
+            expected="the run of a detector",
+            hint="ls.predict(run, images) names their classes; or the command: lockstep predict",
+        )
+    return task
+
+
+def _with_sizes(batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
+    """Add height and width of each image as it is stored."""
+    sizes = [(image.size[1], image.size[0]) for image in batch["image"]]
+    return {**batch, _SIZE: torch.tensor(sizes, dtype=torch.int64).view(-1, 2)}
+
+
+def found_objects_json(found: FoundObjects) -> str:
+    """Write what was found as JSON: step, weights, folder, and the lists `predictions` and `skipped`."""
+    files = enumerate(found.files)
+    return _as_json(found, [{"file": file, "objects": [*map(_facts, found.objects(index))]} for index, file in files])
+
+
+def _facts(found: FoundObject) -> dict[str, Any]:
+    """Return a found object with at most six digits of each number, of which more would be the noise of float32."""
+    box = [float(f"{edge:.6g}") for edge in found.box]
+    facts = {"label": found.label, "class": found.name, "score": float(f"{found.score:.6g}"), "bbox": box}
+    if found.mask is None:
+        return facts
+    return {**facts, "segmentation": {"size": [found.mask.height, found.mask.width], "counts": found.mask.runs}}

@@ -4,46 +4,52 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import NamedTuple
 
 import torch
 
 from lockstep.checks import check_type, wrong_type
 from lockstep.description import described
-from lockstep.errors import InputError, NonFiniteError, PeerLostError
+from lockstep.errors import InputError, PeerLostError
 from lockstep.evaluation.evaluate import Evaluation
 from lockstep.metrics.metric import NO_METRICS, Metric, check_metrics
 from lockstep.owner import Owner
-from lockstep.parallel.served import is_served, num_computing
-from lockstep.progress import Hours, Progress
 from lockstep.recipes.data import PathData
 from lockstep.recipes.recipe import Recipe
 from lockstep.reporting.throughput import InputTotals, Throughput
 from lockstep.runs.build import ReaderFunction
 from lockstep.runs.inputs import check_inputs
-from lockstep.runs.known_data import located
 from lockstep.runs.objects import check_objects
-from lockstep.runs.regrouping import Memory, load_last, recall, recent_reports
-from lockstep.runs.segment import Files, Segment
+from lockstep.runs.regrouping import NUM_REPORTS, Memory, load_last, recall
+from lockstep.runs.segment import Files, RunEvent, Segment
 from lockstep.runs.stages import Stages
-from lockstep.runs.start import Beginning
-from lockstep.runs.topology import describe_topology
+from lockstep.runs.start import Start
 from lockstep.runs.validation import SPLIT, score_split
-from lockstep.runs.workdir import Best, Reason, Result, Workdir
+from lockstep.runs.workdir import Best, Reason, Result, Workdir, located
 from lockstep.screen import log
+from lockstep.served.exchanges import is_served, num_computing
 from lockstep.training.rollback import check_may_roll_back, go_back, last_checkpoint
-from lockstep.types import StepReport
+from lockstep.types import Hours, NonFiniteError, Progress, StepReport
 from lockstep.workers.rank import Worker, generations_of, join, regroup
 from lockstep.workers.signals import stop_on_signals
 from lockstep.workers.stragglers import find_straggler, spent_since
 
-Begin: TypeAlias = Callable[[], tuple[str, dict[str, Any]]]
-"""Brings the parts of a run to where its next segment begins; returns an event and facts for the history."""
+
+class _Regrouped(NamedTuple):
+    """Workers that have met anew, after some were lost or others have joined."""
+
+    lost: str
+    """Who was lost, and why; empty where others join."""
+    began: float
+    """When this worker has begun to regroup, by `time.perf_counter`."""
+    own: Memory | None
+    """What the others can go on with; None where this worker does not have all of it."""
 
 
 def run(
@@ -160,7 +166,7 @@ class Run:
             fork_from=fork_from,
             metrics=metrics,
         )
-        if recipe.watch.on_loss == "continue" and worker.num_workers > 1:
+        if recipe.watch.on_failure == "continue" and worker.num_workers > 1:
             generations_of(worker)
         workdir = Workdir(path) if path else None
         changed = workdir.check(recipe, accept_changes=accept_changes) if workdir else []
@@ -171,7 +177,7 @@ class Run:
             log.info("the data is not in %s: it is read where the run has read it before", Path.cwd())
         self._stages = Stages(at_its_data, worker, reader, metrics)
         self._files = Files.of(workdir, recipe) if workdir else None
-        self._beginning = Beginning(
+        self._start = Start(
             recipe,
             self._stages,
             self._files,
@@ -185,8 +191,7 @@ class Run:
         self._input, self._pace = InputTotals(), Throughput()
         self._has_begun, self._has_gone_back = False, False
         self._history: Mapping[int, float] = {}
-        self._recent = recent_reports()
-        self._missed: Sequence[StepReport] = ()
+        self._recent = deque[StepReport](maxlen=NUM_REPORTS)
         self._segment_began = time.perf_counter()
         self._together_since: tuple[int, Mapping[str, float]] = 0, {}
         """The step from which these workers have trained together, and the seconds that this one had spent by then."""
@@ -204,22 +209,22 @@ class Run:
         pulse = self._worker.pulse
         pulse.ended, pulse.saves_at_stop = False, self._files is not None  # of an earlier run of the same script
         with self._held:
-            begin: Begin = self._regroup() if self._worker.is_newcomer else self._start
+            regrouped = self._regroup() if self._worker.is_newcomer else None
             while True:
                 try:
-                    return self._complete(begin, began, conclude=conclude)
+                    return self._complete(regrouped, began, conclude=conclude)
                 except PeerLostError as error:
                     if not self._survives:
                         raise
                     lost = str(error.given)
                 # Outside of the except block, whose traceback would keep connections open.
-                begin = self._regroup(lost)
+                regrouped = self._regroup(lost)
 
-    def _complete(self, begin: Begin, began: float, *, conclude: bool) -> Result:
+    def _complete(self, regrouped: _Regrouped | None, began: float, *, conclude: bool) -> Result:
         """Train to the end, and score the weights."""
-        reason, last = self._train(begin)
+        reason, last = self._train(regrouped)
         self._worker.pulse.saves_at_stop = False
-        self._tell_straggler()
+        self._log_straggler()
         if self._worker.is_chief and self._input.num_attempts:
             log.info("%s", self._input)
         scored = self._score(last) if conclude and reason != "stopped" else None
@@ -230,30 +235,30 @@ class Run:
             self._worker.group.barrier("the run has ended")  # with a worker that has left nobody could make up for it
         return result
 
-    def _train(self, begin: Begin) -> tuple[Reason, Segment]:
+    def _train(self, regrouped: _Regrouped | None) -> tuple[Reason, Segment]:
         """Train segment by segment; returns why the run ends, and its last segment."""
-        event, facts = begin()
+        event = self._go_on(regrouped) if regrouped else self._begin()
         self._together_since = self.step, dict(self._worker.pulse.seconds)
         while True:
             self._segment_began, step = time.perf_counter(), self.step
             segment = self._segment()
             try:
-                reason = segment.run(event, facts)
+                reason = segment.run(event)
             except NonFiniteError as error:
-                event, facts, self._has_gone_back = "rollback", self._roll_back(error), True
+                event, self._has_gone_back = self._roll_back(error), True
             else:
                 if reason:
                     return reason, segment
                 # A rollback may have led to the very end of a stage.
                 self._has_gone_back = self._has_gone_back and self.step == step
                 if segment.must_regroup:
-                    event, facts = self._regroup()()
+                    event = self._go_on(self._regroup())
                     self._together_since = self.step, dict(self._worker.pulse.seconds)
                     continue
                 self._stages.enter_next()
-                event, facts = "stage", {"stage": self._stages.now.number}
+                event = RunEvent("stage", {"stage": self._stages.now.number})
             finally:
-                self._history, self._missed = segment.history, ()
+                self._history = segment.history
             self._shorten_end(time.perf_counter() - self._segment_began)
 
     def _segment(self) -> Segment:
@@ -266,46 +271,44 @@ class Run:
             totals=[self._recent.append, self._input.add, self._pace.add],
             saves_first_step=self._has_gone_back,
             history=self._history,
-            missed=self._missed,
         )
 
     def dry_run(self) -> list[str]:
-        """Do all that comes before the first step but for what writes; describe, in lines, how the run would go on.
+        """Do all that comes before the first step, but write nothing; describe in lines how the run would go on.
 
         Raises:
             LockstepError: the run could not begin, or its workers do not agree.
         """
-        self._beginning.load(self._worker)
-        return describe_topology(self._stages.parts, self._recipe.exchange, self._worker)
+        return self._start.dry_run(self._worker)
 
-    def _start(self) -> tuple[str, dict[str, Any]]:
-        """Start the run, or resume it from its last checkpoint; returns an event and facts for the history."""
-        self._preside()
-        event, facts = self._beginning.begin(self._worker)
+    def _begin(self) -> RunEvent:
+        """Start the run, or resume it from its last checkpoint."""
+        self._hold_workdir()
+        event = self._start.begin(self._worker)
         self._shorten_end(self._worker.pulse.earlier_seconds)
         if self._survives:
             self._worker.group.barrier("the run has begun")  # its chief has written what another one would not write
         self._has_begun = True
-        return event, facts
+        return event
 
     @property
     def _survives(self) -> bool:
         """Whether it goes on when workers are lost."""
-        return self._recipe.watch.on_loss == "continue"
+        return self._recipe.watch.on_failure == "continue"
 
-    def _regroup(self, lost: str = "") -> Begin:
-        """Join the workers that there are now; returns how the run goes on with them."""
+    def _regroup(self, lost: str = "") -> _Regrouped:
+        """Join the workers that there are now."""
         began = time.perf_counter()
-        # Of an exchange that the chief serves, it alone has the whole state.
+        # Where the chief serves an exchange, it alone has the whole state.
         has_state = self._worker.is_chief or not is_served(self._recipe.exchange)
         own = self._memory() if self._has_begun and has_state else None
         self._worker = regroup()
         self._stages.move_to(self._worker)
         log.speak_as(None if self._worker.is_chief else self._worker.name)
-        return partial(self._go_on, lost, began, own)
+        return _Regrouped(lost, began, own)
 
-    def _preside(self) -> None:
-        """Hold the workdir where this worker is the chief; those that may follow it are told who does."""
+    def _hold_workdir(self) -> None:
+        """Hold the workdir where this worker is the chief, and let the workers that may follow it know who does."""
         if self._files is None:
             return
         workdir = self._files.workdir
@@ -316,34 +319,27 @@ class Run:
             owner = self._worker.group.broadcast(workdir.owner.encode().decode() if workdir.owner else None)
             self._chief = Owner.decode(owner.encode())
 
-    def _go_on(self, lost: str, began: float, own: Memory | None) -> tuple[str, dict[str, Any]]:
-        """Go on from memory, or else from the last checkpoint; returns an event and facts for the history.
-
-        Args:
-            lost: who was lost, and why; empty where others join.
-            began: when this worker has begun to regroup, by `time.perf_counter`.
-            own: what others can go on with; None where this worker does not have all of it.
-        """
+    def _go_on(self, regrouped: _Regrouped) -> RunEvent:
+        """Go on with these workers from memory, or else from the last checkpoint."""
         stages, worker = self._stages, self._worker
         worker.group.agree("the recipe", described(self._recipe))
-        lost, threads = worker.group.broadcast([lost, torch.get_num_threads()])
+        lost, threads = worker.group.broadcast([regrouped.lost, torch.get_num_threads()])
         torch.set_num_threads(threads)
         if not any(worker.group.gather(self._has_begun)):
-            return self._start()
-        self._preside()
-        memory = recall(stages, worker, self._recipe.exchange, own)
+            return self._begin()
+        self._hold_workdir()
+        memory = recall(stages, worker, self._recipe.exchange, regrouped.own)
         if memory is None:
             source = load_last(stages, self._files.store if self._files else None)
         else:
-            source = "memory"
-            self._missed, self._history = memory.reports, memory.history
+            source, self._history = "memory", memory.history
             self._recent.extend(memory.reports)
         self._shorten_end(time.perf_counter() - self._segment_began)
         self._has_begun, self._segment_began = True, time.perf_counter()
-        facts = {"from": source, "seconds": time.perf_counter() - began, **({"lost": lost} if lost else {})}
+        facts = {"from": source, "seconds": time.perf_counter() - regrouped.began, **({"lost": lost} if lost else {})}
         if worker.is_chief:
             log.info("going on from step %d, position %d, from %s", self.step, stages.parts.loader.position, source)
-        return "continue" if lost else "join", facts
+        return RunEvent("continue" if lost else "join", facts, missed=memory.reports if memory else ())
 
     def _memory(self) -> Memory:
         reports, last = list(self._recent), self._stages.parts.loader.last_report
@@ -351,15 +347,15 @@ class Run:
             reports.append(last)  # lost before the loop body has seen it
         return Memory(reports, self._history)
 
-    def _tell_straggler(self) -> None:
+    def _log_straggler(self) -> None:
         """Log for which of the present workers the others have waited, if they have for a tenth of their time."""
         first_step, before = self._together_since
         of_all = self._worker.group.gather(spent_since(before, self._worker.pulse.seconds))
         if (straggler := find_straggler(of_all, self.step - first_step)) and self._worker.is_chief:
             log.info("%s", straggler.describe(self._worker.group.names[straggler.rank]))
 
-    def _roll_back(self, error: NonFiniteError) -> dict[str, Any]:
-        """Go back to the last checkpoint if that is the recipe's policy; returns facts for the history."""
+    def _roll_back(self, error: NonFiniteError) -> RunEvent:
+        """Go back to the last checkpoint if that is the recipe's policy."""
         nonfinite, from_step, before = error.nonfinite, self.step, self._stages.parts
         if self._files is None or nonfinite is None or self._recipe.nonfinite != "rollback":
             raise error
@@ -367,7 +363,8 @@ class Run:
         checkpoint = last_checkpoint(self._files.store, before.state, before.loader, error)
         self._stages.enter_stage_of(checkpoint)
         go_back(checkpoint, self._stages.parts.state, self._stages.parts.loader, error)
-        return {"from_step": from_step, "skipped": nonfinite.position, "why": [*nonfinite.reasons, *nonfinite.culprits]}
+        why = [*nonfinite.reasons, *nonfinite.culprits]
+        return RunEvent("rollback", {"from_step": from_step, "skipped": nonfinite.position, "why": why})
 
     def _shorten_end(self, seconds: float) -> None:
         """Take the time of a segment off an end in hours: each segment has a clock of its own."""

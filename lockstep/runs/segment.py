@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
 
 from lockstep.checkpoints.store import Store
-from lockstep.errors import NonFiniteError
-from lockstep.parallel.served import is_served
-from lockstep.progress import End, Progress
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.toml import to_toml
 from lockstep.reporting.console import Console
@@ -19,11 +18,22 @@ from lockstep.runs.stages import Stages
 from lockstep.runs.validation import SPLIT, Validation
 from lockstep.runs.workdir import Reason, Workdir
 from lockstep.screen import log
+from lockstep.served.exchanges import is_served
 from lockstep.training.loop import Hook, every, train_steps
 from lockstep.training.replicas import Replicas
 from lockstep.training.saving import Saver
-from lockstep.types import NonFiniteReport, StepReport
+from lockstep.types import End, NonFiniteError, NonFiniteReport, Progress, StepReport
 from lockstep.workers.rank import Worker
+
+
+class RunEvent(NamedTuple):
+    """What a segment begins with, as the history of the run keeps it."""
+
+    name: str
+    """"start", "resume", "rollback" or "stage"; "continue" after workers were lost, "join" where others joined."""
+    facts: Mapping[str, object] = MappingProxyType({})
+    missed: Sequence[StepReport] = ()
+    """Reports that a chief before may have been lost without writing down; they are in no history."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +46,7 @@ class Files:
 
     @classmethod
     def of(cls, workdir: Workdir, recipe: Recipe) -> Files:
-        """Those of a run in this workdir."""
+        """Return the files of the run in a workdir."""
         store = Store(workdir.path / "checkpoints", recipe.checkpoints.retention)
         return cls(workdir, store, Saver(store))
 
@@ -53,7 +63,6 @@ class Segment:
         totals: hooks that see each report before the others.
         saves_first_step: after a rollback: no checkpoint says yet which examples are skipped.
         history: of the segments before, by step: the score by which checkpoints are the best.
-        missed: reports that the chief before may not have written down.
     """
 
     def __init__(
@@ -67,13 +76,11 @@ class Segment:
         totals: Sequence[Hook],
         saves_first_step: bool,
         history: Mapping[int, float],
-        missed: Sequence[StepReport] = (),
     ) -> None:
         self._recipe, self._stages, self._worker, self._files = recipe, stages, worker, files
         self._end, self._totals, self._saves_first_step = end, totals, saves_first_step
         self._state, self._loader = stages.parts.state, stages.parts.loader
         self._latest = self._start = Progress(self._state.step, self._loader.position, self._loader.epoch_size)
-        self._missed = missed
         self.history = history
         """With the scores of this segment."""
         self.must_regroup = False
@@ -81,13 +88,8 @@ class Segment:
         self._saved: tuple[int, Mapping[str, float]] | None = None
         self._is_stopped = False
 
-    def run(self, event: str, facts: Mapping[str, object]) -> Reason | None:
+    def run(self, event: RunEvent) -> Reason | None:
         """Train to the end of the stage, or of the run. Metrics and summaries of later steps are cut off first.
-
-        Args:
-            event: what the segment begins with: "start", "resume", "rollback", "stage"; "continue" after workers were
-                lost, or "join" where others take their places.
-            facts: further facts about it, for the history.
 
         Returns:
             Why the run ends with this segment; None where another stage follows, or other workers join.
@@ -100,10 +102,10 @@ class Segment:
             stage = self._stages.now.recipe
             self.validation = Validation(stage, self._stages.parts, self._worker, self._logger, self.history)
             self.history = self.validation.history
-            self._mark(event, **facts, **self._lost_lines())
+            self._mark(event.name, **event.facts, **self._lost_lines())
             if self._recipe.stages and self._worker.is_chief:
                 log.info("%s", self._stages.describe())
-            self._make_up(event)
+            self._catch_up(event.name)
             self._train(self._hooks(stack))
             if self.must_regroup:
                 return None
@@ -115,12 +117,12 @@ class Segment:
                 self._files.saver.wait()
             if reason:
                 self._mark("stop" if reason == "stopped" else "end", reason=reason)
-            elif self._recipe.watch.on_loss == "continue":
+            elif self._recipe.watch.on_failure == "continue":
                 # A worker in the next stage has no longer what a lost chief would have had to score and save here.
                 self._worker.group.barrier("the stage has ended")
         return reason
 
-    def _make_up(self, event: str) -> None:
+    def _catch_up(self, event: str) -> None:
         """Score and save the state that the segment begins with, where that was left off or may have been."""
         if self._stages.now.number > 1 and self._start.step == self._stages.now.first_step:
             return  # the stage before has done it, and the checkpoint of this step is of that stage
@@ -173,7 +175,7 @@ class Segment:
         return "end" if self._is_at_end() or self._stages.is_at_last else None
 
     def _hooks(self, stack: ExitStack) -> list[Hook]:
-        """Hooks in their order: metrics and summaries are on the disk before the checkpoint that counts on them."""
+        """Make the hooks in order: metrics and summaries are on the disk before the checkpoint that counts on them."""
         recipe, parts, start = self._recipe, self._stages.parts, self._start
         hooks: list[Hook] = [self._check_report, *self._totals]
         if self._worker.is_chief:
@@ -224,7 +226,7 @@ class Segment:
             if self._logger:
                 self._logger.mark("save", self._state.step)
 
-    def _open_logger(self, stack: ExitStack, event: str) -> MetricsLogger | None:
+    def _open_logger(self, stack: ExitStack, event: RunEvent) -> MetricsLogger | None:
         if self._files is None or not self._worker.is_chief:
             return None
         watch, step = self._recipe.watch, self._start.step
@@ -233,11 +235,11 @@ class Segment:
             self._files.workdir.path,
             watch,
             self._start,
-            flushes_each_line=watch.on_loss == "continue" and has_several_hosts,
+            flushes_each_line=watch.on_failure == "continue" and has_several_hosts,
         )
         stack.callback(logger.close)
-        logger.write_missed(self._missed)
-        if event in ("continue", "join"):
+        logger.write_missed(event.missed)
+        if event.name in ("continue", "join"):
             return logger
         logger.describe(to_toml(self._recipe), str(self._state.model), step)
         if watch.images:

@@ -16,12 +16,12 @@ from lockstep.checkpoints.store import Checkpoint
 from lockstep.errors import DataError, InputError
 from lockstep.metrics.metric import NO_METRICS, Metric
 from lockstep.optim import ByName, Cosine, OneCycle
-from lockstep.optim.resolution import resolve_schedule
-from lockstep.progress import End, Epochs, Hours, Steps
+from lockstep.optim.schedules import resolve_schedule
 from lockstep.recipes.parts import Stage
 from lockstep.recipes.recipe import Recipe
 from lockstep.runs.build import Parts, ReaderFunction, build, build_state
-from lockstep.training.resume import load_run
+from lockstep.training.saving import load_run
+from lockstep.types import End, Epochs, Hours, Steps
 from lockstep.workers.rank import Worker
 
 
@@ -89,7 +89,7 @@ class Stages:
         self.now = self.spans[0]
         """The present stage."""
         self.end = _end_of(recipe, self.spans[-1].last_step, self.parts.loader.epoch_size)
-        """End of the run: the recipe's, or that of the last stage, whichever is known to come first."""
+        """End of the run: the recipe's end or the end of the last stage, whichever is known to come first."""
         for later in self.spans[1:]:
             with _errors_name_stage(later.number):
                 build_state(later.recipe, worker)  # a pattern that matches nothing is refused now, not in days
@@ -213,10 +213,10 @@ def _num_updates(end: Steps | Epochs, recipe: Recipe, epoch_size: int) -> int:
 
 
 def _recipe_of(recipe: Recipe, stage: Stage) -> Recipe:
-    said = {name: getattr(stage, name) for name in ("optimizer", "frozen", "train_only", "freeze_statistics")}
+    settings = {name: getattr(stage, name) for name in ("optimizer", "frozen", "train_only", "freeze_statistics")}
     if stage.image_size is not None:
-        said["data"] = recipe.data.resized(stage.image_size, "image_size")
-    given = {name: value for name, value in said.items() if value is not None}
+        settings["data"] = recipe.data.resized(stage.image_size, "image_size")
+    given = {name: value for name, value in settings.items() if value is not None}
     return replace(recipe, **given, end=stage.length, stages=())
 
 

@@ -1,65 +1,73 @@
-"""How a run starts: from a checkpoint of its own or of another run, from weights in a file, or from fresh ones."""
+"""How a run starts: from a checkpoint of its own or of another run, from weights in a file, or from fresh ones.
+
+A dry run ends there, and prints the topology: which worker computes which towers, where, and where the state lives.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from lockstep.checkpoints.store import Checkpoint, Store
 from lockstep.checks import check_together
 from lockstep.errors import InputError, NotFoundError
+from lockstep.exchange.exchange import AllReduce, is_exact
+from lockstep.exchange.tree import assign_towers
 from lockstep.listing import shorten
 from lockstep.models.layers import FrozenBatchNorm2d
 from lockstep.parallel.batch_norm import keeps_batch_statistics
-from lockstep.parallel.exchange import is_exact
-from lockstep.parallel.served import num_computing
 from lockstep.readers.object_survey import ObjectSurvey
 from lockstep.readers.reader import NO_DECODER
 from lockstep.recipes.recipe import Recipe
 from lockstep.runs.build import Parts
 from lockstep.runs.inputs import unused_classes
-from lockstep.runs.known_data import KnownData, class_names
-from lockstep.runs.largest_batch import probe_largest_batch
-from lockstep.runs.segment import Files
+from lockstep.runs.objects import probe_largest_batch
+from lockstep.runs.segment import Files, RunEvent
 from lockstep.runs.stages import Stages
-from lockstep.runs.workdir import Workdir
+from lockstep.runs.workdir import KnownData, Workdir, class_names
 from lockstep.screen import log
+from lockstep.served.exchanges import Asynchronous, Backups, is_served, num_computing
+from lockstep.terminal import num_columns
 from lockstep.training import choices
 from lockstep.training.choices import Choices
 from lockstep.training.loop import bind_loop
 from lockstep.training.preflight import check_data
-from lockstep.training.resume import read_checkpoint
 from lockstep.training.run_weights import open_weights, run_at_step
-from lockstep.training.saving import save, store_of
+from lockstep.training.saving import read_checkpoint, save, store_of
 from lockstep.training.warm_start import warm_start
 from lockstep.weights.warm_start import WarmStartReport
+from lockstep.workers.devices import describe_accelerator
 from lockstep.workers.rank import Worker
 
+if TYPE_CHECKING:
+    from lockstep.exchange.exchange import Exchange
+    from lockstep.training.state import TrainState
 
-class Start(NamedTuple):
+
+class Origin(NamedTuple):
     """The source of the weights and the position that a run starts with."""
 
     is_resumed: bool = False
-    """From the run's own checkpoint, which goes before all others."""
+    """Whether it is the run's own checkpoint, which goes before all others."""
     is_forked: bool = False
-    """From a checkpoint of another run."""
+    """Whether it is a checkpoint of another run."""
     data_changed: Sequence[str] = ()
     """Changes in the data since the checkpoint was saved, a line each."""
     report: WarmStartReport | None = None
-    """Which tensors were loaded, where the run starts from weights in a file."""
+    """The tensors that were loaded, where the run starts from weights in a file."""
 
 
 @dataclass(frozen=True)
-class Beginning:
-    """What comes before the first segment of a run: its state is loaded, its recipe and choices are written down."""
+class Start:
+    """All that comes before the first segment of a run: the state is loaded, recipe and choices are written down."""
 
     recipe: Recipe
-    """Of the run."""
+    """Recipe of the whole run, with all its stages."""
     stages: Stages
     files: Files | None
     changed: Sequence[str]
@@ -72,7 +80,7 @@ class Beginning:
     accept_data_change: bool
     fork_from: str | None
 
-    def load(self, worker: Worker) -> tuple[Choices, Start, list[str]]:
+    def load(self, worker: Worker) -> tuple[Choices, Origin, list[str]]:
         """Load the state to start from; returns the choices, too, and a line for each that has changed."""
         stages, files = self.stages, self.files
         choices, changed = resolve_choices(self.recipe, stages.parts, worker, files.workdir if files else None)
@@ -81,32 +89,37 @@ class Beginning:
             if files and not files.store.steps():
                 files.workdir.check_unstarted()
         store, accept = files.store if files else None, self.accept_data_change
-        started = start(stages, store, self.recipe, self.fork_from, worker, accept_data_change=accept)
+        origin = load_origin(stages, store, self.recipe, self.fork_from, worker, accept_data_change=accept)
         parts = stages.parts
         _check_activations(self.recipe, worker)
         # It refuses what does not fit.
         bind_loop(parts.state, parts.towers, self.recipe.exchange, parts.task.counts(parts.state.model))
-        return choices, started, changed
+        return choices, origin, changed
 
-    def begin(self, worker: Worker) -> tuple[str, dict[str, Any]]:
-        """Load the state, write recipe and choices; returns an event and facts for the history."""
-        choices, started, changed = self.load(worker)
+    def begin(self, worker: Worker) -> RunEvent:
+        """Load the state, and write recipe and choices down; returns the event that the first segment begins with."""
+        choices, origin, changed = self.load(worker)
         stages, files = self.stages, self.files
         facts: dict[str, Any] = {"changed": [*self.changed, *changed]}
-        if worker.is_chief and not (started.is_resumed or started.is_forked):
+        if worker.is_chief and not (origin.is_resumed or origin.is_forked):
             _warn_of_fresh_norms(self.stages.now.recipe, stages.parts)
         largest = max((span.recipe for span in stages.spans), key=lambda each: each.data.image_size)
         probe_largest_batch(largest, stages.parts, self.objects, worker)
-        if started.data_changed:
-            facts["data_changed"] = started.data_changed
+        if origin.data_changed:
+            facts["data_changed"] = origin.data_changed
         if files and worker.is_chief:
-            files.workdir.write_start(self.recipe, choices, started.report)
+            files.workdir.write_start(self.recipe, choices, origin.report)
             self._write_known_data(files.workdir)
-        if files and started.is_forked:
+        if files and origin.is_forked:
             # Saved before the history names its step: a fork that is killed begins again, or goes on from here.
             save(stages.parts.state, stages.parts.loader, files.store)
             facts["forked_from"] = self.fork_from
-        return "resume" if started.is_resumed else "start", facts
+        return RunEvent("resume" if origin.is_resumed else "start", facts)
+
+    def dry_run(self, worker: Worker) -> list[str]:
+        """Load the state, and describe in lines how the run would go on."""
+        self.load(worker)
+        return describe_topology(self.stages.parts, self.recipe.exchange, worker)
 
     def _write_known_data(self, workdir: Workdir) -> None:
         before = KnownData.of(workdir)
@@ -128,7 +141,7 @@ class Beginning:
             log.warning("changed since the first start, so the bits may differ: %s", line)
 
 
-def start(
+def load_origin(
     stages: Stages,
     store: Store | None,
     recipe: Recipe,
@@ -136,7 +149,7 @@ def start(
     worker: Worker,
     *,
     accept_data_change: bool,
-) -> Start:
+) -> Origin:
     """Load the state that a run starts from, the same on all workers.
 
     A checkpoint of its own (in `store`) goes before one of another run (`fork_from`, a workdir or RUN@STEP), and that
@@ -148,8 +161,8 @@ def start(
     source = recipe.warm_start.path if recipe.warm_start else None
     if checkpoint is None:
         if (given := recipe.warm_start) and source:
-            return Start(report=warm_start(stages.parts.state, source, given.mapping, given.takes))
-        return Start()
+            return Origin(report=warm_start(stages.parts.state, source, given.mapping, given.takes))
+        return Origin()
     changed = stages.load(checkpoint, accept_data_change=accept_data_change)
     if worker.is_chief:
         step, how = checkpoint.step, "resumed" if own else "taken up"
@@ -158,16 +171,16 @@ def start(
             log.info("not forked again: the run goes on from its own checkpoint of step %d", step)
         if source:
             log.info("%s is not loaded: the run goes on from its own checkpoint of step %d", source, step)
-    return Start(is_resumed=own is not None, is_forked=own is None, data_changed=changed)
+    return Origin(is_resumed=own is not None, is_forked=own is None, data_changed=changed)
 
 
 def check_sources(recipe: Recipe, path: Path | None, fork_from: str | None) -> None:
     """Check that what a run without a checkpoint of its own begins with can be opened: another run, or weights."""
     if path and path.is_dir() and store_of(path).steps():
         return
-    told = recipe.warm_start.path if recipe.warm_start else None
+    source = recipe.warm_start.path if recipe.warm_start else None
     checks: list[Callable[[], object]] = (
-        [partial(_check_has_checkpoint, fork_from)] if fork_from else [partial(open_weights, told)] if told else []
+        [partial(_check_has_checkpoint, fork_from)] if fork_from else [partial(open_weights, source)] if source else []
     )
     check_together(checks)
 
@@ -273,3 +286,91 @@ def _check_activations(recipe: Recipe, worker: Worker) -> None:
             expected="no activations, another exchange, or one worker",
             hint="leave out watch.activations (--set watch.activations=0)",
         )
+
+
+def describe_topology(parts: Parts, exchange: Exchange, worker: Worker) -> list[str]:
+    """Describe how a run would go on from where its parts stand, in lines; all workers call it, and get the same."""
+    state, loader, count = parts.state, parts.loader, parts.towers.count
+    size = loader.batch_size // count
+    towers, positions = _part_of(worker, parts, exchange)
+    here = {
+        "host": worker.host,
+        "worker": str(worker.rank),
+        "device": " ".join([str(worker.device), describe_accelerator(worker.device).get("gpu", "")]).rstrip(),
+        "threads": str(torch.get_num_threads()),
+        "towers": towers,
+        "first positions": positions,
+    }
+    workers: list[dict[str, str]] = worker.group.gather(here)
+    return [
+        f"{count} x {size} examples an update, from step {state.step}, position {loader.position}",
+        f"exchange: {_transport(exchange, worker)}",
+        "",
+        *_table([here, *(each.values() for each in workers)]),
+        "",
+        *_describe_state(state),
+    ]
+
+
+def _part_of(worker: Worker, parts: Parts, exchange: Exchange) -> tuple[str, str]:
+    """Name the towers of a worker, and the positions of the first examples that it reads."""
+    loader, count = parts.loader, parts.towers.count
+    if isinstance(exchange, Backups | Asynchronous) and worker.num_workers > 1:
+        if worker.is_chief:
+            return "serves", "none"
+        num_slices = exchange.num_slices(count)
+        size = loader.batch_size // num_slices
+        return "one at a time" if num_slices > 1 else "all in turn", _range(
+            loader.position + (worker.rank - 1) * size, size
+        )
+    mine = assign_towers(count, worker.num_workers)[worker.rank]
+    size = loader.batch_size // count
+    return _range(mine.start, len(mine)), _range(loader.position + mine.start * size, len(mine) * size)
+
+
+def _transport(exchange: Exchange, worker: Worker) -> str:
+    if worker.num_workers == 1:
+        return f"{exchange}, of one worker: nothing is sent"
+    if is_served(exchange):
+        return f"{exchange}, served by worker 0"
+    name = exchange.resolve(worker) if isinstance(exchange, AllReduce) else "what it connects by itself"
+    return f"{exchange} over {name.replace('_', ' ')}"
+
+
+def _describe_state(state: TrainState) -> list[str]:
+    """Describe each parameter with its slots and its average, and each buffer."""
+    sections = state.sections()
+    num_bytes = sum(t.numel() * t.itemsize for tensors in sections.values() for t in tensors.values())
+    rows: list[Iterable[str]] = [("parameter", "shape", "dtype", "kept beside it")]
+    for name, tensor in sections["parameters"].items():
+        slots = [key.removesuffix(f"/{name}") for key in sections["slots"] if key.endswith(f"/{name}")]
+        beside = slots + (["average"] if name in sections["average"] else [])
+        rows.append((*_facts(name, tensor), ", ".join(beside) if name in state.parameters else "not trained"))
+    if sections["buffers"]:
+        rows.append(("buffer", "shape", "dtype", ""))
+        rows += [(*_facts(name, tensor), "") for name, tensor in sections["buffers"].items()]
+    return [
+        f"state: all of it on the device of each worker, {num_bytes / 1e6:.1f} MB; the chief saves it",
+        "",
+        *_table(rows),
+    ]
+
+
+def _facts(name: str, tensor: Any) -> tuple[str, str, str]:
+    shape = "x".join(map(str, tensor.shape)) or "one number"
+    return name, shape, str(tensor.dtype).removeprefix("torch.")
+
+
+def _range(start: int, length: int) -> str:
+    return f"{start} to {start + length - 1}" if length > 1 else str(start)
+
+
+def _table(rows: Sequence[Iterable[str]]) -> list[str]:
+    """Lay out rows in columns, two spaces apart."""
+    cells = [list(row) for row in rows]
+    widths = [max(map(num_columns, column)) for column in zip(*cells, strict=True)]
+    lines = [
+        "  ".join(cell + " " * (width - num_columns(cell)) for cell, width in zip(row, widths, strict=True))
+        for row in cells
+    ]
+    return [line.rstrip() for line in lines]

@@ -12,7 +12,7 @@ from lockstep.errors import InputError
 from lockstep.evaluation.scores import Weights
 from lockstep.recipes.recipe import Recipe
 from lockstep.runs.workdir import RECIPE, Workdir
-from lockstep.tensor_lists import write_values
+from lockstep.tensors import write_values
 from lockstep.training.run_weights import RunWeights, open_weights
 from lockstep.weights.name_maps import AVERAGE
 from lockstep.weights.source import WeightSource
@@ -39,7 +39,7 @@ def trained_model(run: str, weights: Weights | None = None) -> Trained:
     Args:
         run: the workdir, for its newest checkpoint that is intact; or `WORKDIR@STEP`.
         weights: the parameters as they are, or their moving averages, with those of statistics if the run averages
-            them; None: those that the recipe scores.
+            them; None: as the recipe scores them.
 
     Raises:
         InputError: there is no run, or it keeps no averages.

@@ -1,24 +1,38 @@
-"""The evaluations of a run on its validation examples, and early stopping by them (`evaluate.patience`)."""
+"""The evaluations of a run on its validation examples, early stopping by them, and what they leave.
+
+A detector's evaluation leaves a file in COCO's format, and pictures of the first images with their detections.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 from lockstep.checkpoints.retention import Retention
 from lockstep.checks import check_one_of
 from lockstep.errors import LockstepError
 from lockstep.evaluation.evaluate import Evaluation, evaluate_unless_stopped
-from lockstep.progress import Progress
+from lockstep.evaluation.kept_detections import DetectedImage, with_data_labels
+from lockstep.readers.coco_results import write_coco_results
+from lockstep.readers.reader import Reader
+from lockstep.recipes.parts import Pictures
 from lockstep.recipes.recipe import Recipe
-from lockstep.reporting.work import show_progress
+from lockstep.recipes.tasks import KEPT, Detection, Task
+from lockstep.reporting.console import show_progress
 from lockstep.runs.build import Parts
-from lockstep.runs.detection_outputs import evaluation_outputs
 from lockstep.runs.metrics_logger import MetricsLogger
+from lockstep.runs.showing import drawn, examples, write_picture
 from lockstep.screen import log
+from lockstep.types import Progress
 from lockstep.workers.rank import Worker, join
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 SPLIT = "validation"
 
@@ -63,9 +77,9 @@ class Validation:
         self._latest: Evaluation | None = None
         written = worker.group.broadcast(self._written()) if recipe.evaluate.patience else None
         self.history: dict[int, float] = dict(history if written is None else written)
-        """The scores by step, with those of this segment."""
+        """Scores by step, those of this segment included."""
         self._num_left = self._most_evaluations()
-        self._has_told = False
+        self._has_warned = False
 
     def _most_evaluations(self) -> float:
         """Return how many evaluations the run may still make."""
@@ -77,7 +91,7 @@ class Validation:
         return max(0, most - all_made)
 
     def _written(self) -> list[list[float]] | None:
-        """Steps and scores of the evaluations in metrics.jsonl; None on workers that do not write it."""
+        """Return steps and scores of the evaluations in metrics.jsonl; None on workers that do not write it."""
         if self._logger is None:
             return None
         name = str(self._retention.best).removeprefix(f"{SPLIT}/")
@@ -86,13 +100,13 @@ class Validation:
     def run(self) -> bool:
         """Score the validation examples, and write the scores; False if left off because a worker is asked to stop.
 
-        After as many evaluations as a recipe allows, there are no others: the first that is left off is told.
+        After as many evaluations as a recipe allows, there are no others: a warning says so once.
         """
         if not self._num_left:
-            if self._worker.is_chief and not self._has_told:
+            if self._worker.is_chief and not self._has_warned:
                 limit = self._recipe.evaluate.limit
                 log.warning("step %d: validation is left off from now on, by %s", self._parts.state.step, limit)
-            self._has_told = True
+            self._has_warned = True
             return True
         result, step = score_split(self._recipe, self._parts, SPLIT), self._parts.state.step
         if result is None:
@@ -170,3 +184,43 @@ def num_without_improvement(scores: Sequence[float], retention: Retention) -> in
         best |= {index: score} if is_better else {}
         count = 0 if is_better else count + 1
     return count
+
+
+def evaluation_outputs(task: Task, reader: Reader) -> Mapping[str, npt.NDArray[Any]]:
+    """Write the files of the detections that a task has kept, on the chief, in place of those written before.
+
+    Args:
+        task: of the evaluation.
+        reader: of the examples that were scored, which are read once more for pictures.
+
+    Returns:
+        The pictures by the tags of the Object Detection API, "image-0" and on: uint8 (3, height, width). None of a
+        task that keeps no detections.
+
+    Raises:
+        InputError: a file cannot be written.
+    """
+    if not isinstance(task, Detection) or KEPT not in task.metrics:
+        return {}
+    kept: Any = task.metrics[KEPT]
+    how = task.evaluation
+    if how.export_path is not None:
+        categories = getattr(reader, "category_ids", {})
+        found = ((image.source_id, with_data_labels(image.found, categories)) for image in kept)
+        write_coco_results(how.export_path, found)
+    pictures = _pictures([*kept][: how.pictures.count], reader, how.pictures)
+    if how.pictures.folder is not None:
+        for tag, picture in pictures.items():
+            write_picture(Path(how.pictures.folder) / f"export-{tag}.png", picture)
+    return {tag: picture.numpy() for tag, picture in pictures.items()}
+
+
+def _pictures(images: Sequence[DetectedImage], reader: Reader, how: Pictures) -> dict[str, Tensor]:
+    """Draw images with their detections; one that cannot be read any more is left out."""
+    shown = examples(reader, [image.example_index for image in images], order="sequential")
+    classes = getattr(reader, "classes", {})
+    return {
+        f"image-{place}": drawn(example.original, image.found, classes, how)
+        for place, (image, example) in enumerate(zip(images, shown, strict=True))
+        if example.original
+    }

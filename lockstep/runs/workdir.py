@@ -21,9 +21,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -32,25 +32,26 @@ import torch
 from lockstep.checkpoints.manifest import Manifest
 from lockstep.durable import atomic_write
 from lockstep.errors import WorkdirError, WorkdirLostError
-from lockstep.lease import Lease, check_free, take
 from lockstep.listing import shorten
 from lockstep.owner import Owner
 from lockstep.recipes.recipe import Recipe, is_harmless, recipe_changes
 from lockstep.recipes.toml import load, to_toml
 from lockstep.reporting.append import append_line, no_folder
 from lockstep.reporting.jsonl import without_nonfinite
+from lockstep.runs.lease import Lease, check_free, take
 from lockstep.version import __version__
 from lockstep.weights.warm_start import WarmStartReport
 
 if TYPE_CHECKING:
     from lockstep.checkpoints.store import Store
     from lockstep.evaluation.evaluate import Evaluation
+    from lockstep.readers.reader import Reader
     from lockstep.training.choices import Choices
 
 _Made = TypeVar("_Made")
 
 RECIPE, CHOICES, HISTORY, SAVES = "recipe.toml", "choices.json", "history.jsonl", "saves.jsonl"
-QUARANTINE, RESULT, WARM_START = "quarantine.jsonl", "result.json", "warm_start.json"
+QUARANTINE, RESULT, WARM_START, DATA = "quarantine.jsonl", "result.json", "warm_start.json", "data.json"
 
 
 class Workdir:
@@ -335,3 +336,57 @@ def _facts(line: bytes, path: Path, number: int) -> dict[str, Any]:
 
 def _is_partial(path: Path) -> bool:
     return path.name.startswith(".lease-") or (path.name.startswith(".") and path.name.endswith(".partial"))
+
+
+@dataclass(frozen=True)
+class KnownData:
+    """Where a run reads its data, and what its classes are called."""
+
+    folder: Path | None = None
+    """The folder in which relative paths of the recipe are read; None where the run is older than this file."""
+    class_names: Mapping[int, str] = field(default_factory=dict)
+    """Names of the classes by the model's labels; none where the data does not name them."""
+
+    @classmethod
+    def of(cls, workdir: Workdir) -> KnownData:
+        """Read what the run has written down; nothing is known of a run that has no such file."""
+        known = workdir.read_json(
+            DATA,
+            _read,
+            expected='JSON such as {"folder": "/home/me", "classes": {"0": "daisy"}}',
+            hint="restore the file; or move it away, and classes are called by their numbers",
+        )
+        return known or cls()
+
+    def write(self, workdir: Workdir) -> None:
+        """Write it down in the workdir."""
+        facts = {"folder": str(self.folder), "classes": {str(label): name for label, name in self.class_names.items()}}
+        workdir.write(DATA, json.dumps(facts, indent=1) + "\n")
+
+
+def class_names(reader: Reader) -> dict[int, str]:
+    """Return the names of the classes by the model's numbers; none if the reader knows none."""
+    classes, offset = getattr(reader, "classes", ()), getattr(reader, "offset", 0)
+    named = classes.items() if isinstance(classes, Mapping) else enumerate(classes)
+    return {label - offset: str(name) for label, name in named if label >= offset}
+
+
+def located(recipe: Recipe, path: Path | None) -> Recipe:
+    """Find the data of a run from another folder than the one in which it was started.
+
+    A relative path is read in the current folder; where it leads nowhere, in the folder that the run has written down.
+
+    Args:
+        recipe: of the run.
+        path: the workdir; None for a run without one.
+    """
+    folder = KnownData.of(Workdir(path)).folder if path else None
+    data = recipe.data if folder is None else recipe.data.found_from(folder)
+    return recipe if data == recipe.data else replace(recipe, data=data)
+
+
+def _read(facts: Any) -> KnownData:
+    folder, classes = (facts.get(name) if isinstance(facts, dict) else None for name in ("folder", "classes"))
+    if not isinstance(folder, str) or not isinstance(classes, dict):
+        raise ValueError("no folder, or no classes by their numbers")
+    return KnownData(Path(folder), {int(label): str(name) for label, name in classes.items()})

@@ -14,18 +14,17 @@ from typing import TYPE_CHECKING, cast
 
 from lockstep.checks import check_type
 from lockstep.data.loader import Loader
-from lockstep.parallel.exchange import Exchange
-from lockstep.parallel.served import ServedExchange, is_served
+from lockstep.exchange.exchange import Exchange
 from lockstep.parallel.towers import Towers
-from lockstep.progress import End, Epochs, Hours, Interval, Progress, Steps
-from lockstep.training.attempt import Begun, Enqueued
+from lockstep.served.exchanges import ServedExchange, is_served
+from lockstep.training.attempt import PendingAttempt, PendingUpdate
 from lockstep.training.course import Course
 from lockstep.training.preflight import check_data
-from lockstep.training.served import bind_served, served_reports
+from lockstep.training.served_loop import bind_served, served_reports
 from lockstep.training.served_step import ServedStep
 from lockstep.training.state import TrainState
 from lockstep.training.step import BoundStep, bind
-from lockstep.types import Batch, StepReport
+from lockstep.types import Batch, End, Epochs, Hours, Interval, Progress, StepReport, Steps
 from lockstep.workers.rank import join
 from lockstep.workers.signals import stop_on_interrupt, uninterrupted
 
@@ -80,7 +79,7 @@ def train_steps(
     now = Progress(state.step, loader.position, loader.epoch_size)
     course = Course(loader, step.towers, until, now, owns_towers=isinstance(step, BoundStep))
     if isinstance(step, ServedStep):
-        step.start(loader)
+        step.serve(loader)
         yield from served_reports(step, losses, counts, loader, course)
     else:
         step.start()
@@ -164,15 +163,15 @@ def _reports_read_late(
     that is read at once; and attempt k is begun anew, with the same seeds, to the same bits. So it is where the loop
     body has changed what attempt k was computed with.
     """
-    ahead: Enqueued | None = None
+    ahead: PendingUpdate | None = None
     try:
         for batch in _batches_or_error(course):
-            begun = _begin(step, losses, counts, batch, ahead)
+            pending = _begin(step, losses, counts, batch, ahead)
             if ahead is not None:
                 with uninterrupted():
-                    enqueued, ahead = ahead, None
-                    report = step.complete(enqueued)
-                report = report or step(losses, enqueued.batch, counts)
+                    update, ahead = ahead, None
+                    report = step.complete(update)
+                report = report or step(losses, update.batch, counts)
                 yield report
                 if course.ends_with(report.progress, is_stopped=report.stop_requested):
                     return
@@ -181,27 +180,27 @@ def _reports_read_late(
                 raise batch
             if not course.is_current():
                 continue
-            if isinstance(begun, Exception):
-                raise begun
-            if step.is_stale(begun):
-                del begun  # in whose place the next one comes
-                begun = step.begin(losses, batch, counts)
-            if step.can_enqueue(begun) and not course.may_end_with(batch):
+            if isinstance(pending, Exception):
+                raise pending
+            if step.is_stale(pending):
+                del pending  # in whose place the next one comes
+                pending = step.begin(losses, batch, counts)
+            if step.can_enqueue(pending) and not course.may_end_with(batch):
                 with uninterrupted():
-                    ahead = step.enqueue(begun)
-                del begun  # its gradients make room for the next ones
+                    ahead = step.enqueue(pending)
+                del pending  # its gradients make room for the next ones
                 continue
-            report = step.finish(begun, losses, counts)
-            del begun
+            report = step.finish(pending, losses, counts)
+            del pending
             yield report
             if course.ends_with(report.progress, is_stopped=report.stop_requested):
                 return
             step.resume()
         if ahead is not None:
             with uninterrupted():
-                enqueued, ahead = ahead, None
-                report = step.complete(enqueued)
-            yield report or step(losses, enqueued.batch, counts)
+                update, ahead = ahead, None
+                report = step.complete(update)
+            yield report or step(losses, update.batch, counts)
     finally:
         if ahead is not None:  # interrupted while an update is under way
             step.complete(ahead)
@@ -220,8 +219,8 @@ def _begin(
     losses: LossFunction,
     counts: CountFunction | None,
     batch: Batch | Exception,
-    ahead: Enqueued | None,
-) -> Begun | Exception:
+    ahead: PendingUpdate | None,
+) -> PendingAttempt | Exception:
     """Begin an attempt. Its error, or its batch's, is kept while another one is ahead, whose report comes first."""
     try:
         if isinstance(batch, Exception):

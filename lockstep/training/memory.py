@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lockstep.errors import InputError
-from lockstep.parallel.exchange import Exchange
+from lockstep.exchange.exchange import Exchange
 from lockstep.parallel.towers import Towers
 from lockstep.ragged import Ragged
 from lockstep.training.loop import bind_loop

@@ -7,17 +7,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lockstep.checkpoints.encoding import find_nonfinite
-from lockstep.errors import NonFiniteError
+from lockstep.exchange.exchange import no_count
+from lockstep.exchange.tree import TreeSum
 from lockstep.listing import shorten
 from lockstep.parallel.diagnosis import Again, Finding, nonfinite_losses
-from lockstep.parallel.exchange import no_count
 from lockstep.parallel.hosting import TowerHost
 from lockstep.parallel.statistics import restored
-from lockstep.parallel.tree import TreeSum
 from lockstep.screen import log
-from lockstep.tensor_lists import are_finite
+from lockstep.tensors import are_finite
 from lockstep.training.attempt import Outcome
-from lockstep.types import Batch, NonFiniteReport
+from lockstep.types import Batch, NonFiniteError, NonFiniteReport
 from lockstep.workers.rank import Worker
 
 if TYPE_CHECKING:

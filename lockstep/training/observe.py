@@ -16,12 +16,11 @@ from torch.utils.hooks import RemovableHandle
 from lockstep.errors import InputError
 from lockstep.optim.gradients import Gradients
 from lockstep.parallel.towers import Towers
-from lockstep.progress import Interval, Progress
 from lockstep.reporting.histograms import Histogram, compute_histograms
 from lockstep.reporting.summaries import Summaries
 from lockstep.screen import log
 from lockstep.training.state import TrainState
-from lockstep.types import StepReport
+from lockstep.types import Interval, Progress, StepReport
 from lockstep.workers.rank import join
 
 

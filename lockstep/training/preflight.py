@@ -1,44 +1,51 @@
-"""Checks before step 1, on this worker and between all workers, and what the log says of it."""
+"""Checks before step 1: on this worker, between all workers, and with what a resumed run was trained with; its log."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import platform
+import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from types import NoneType
-from typing import Any
-from weakref import WeakSet
+from types import MappingProxyType, NoneType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-import lockstep
 from lockstep.checkpoints.encoding import check_saveable
 from lockstep.checks import check_type
 from lockstep.data.loader import Loader
+from lockstep.description import Change, changes, described, paths
 from lockstep.errors import InputError
-from lockstep.parallel.exchange import Exchange, is_exact
-from lockstep.parallel.served import num_computing
+from lockstep.exchange.exchange import Exchange, is_exact
+from lockstep.parallel.backends import backends_of_steps
 from lockstep.parallel.tower_outputs import sparse_parameters
 from lockstep.parallel.towers import Towers
 from lockstep.readers.fingerprint import lines_of
 from lockstep.screen import log
+from lockstep.served.exchanges import num_computing
 from lockstep.training.replicas import digest
 from lockstep.training.saved_state import EXTRA, extra_state
-from lockstep.training.state import TrainState
-from lockstep.training.trained_with import describe_step, take_one_thread, threads_matter
+from lockstep.training.state import Resumed, TrainState
 from lockstep.version import __version__
 from lockstep.workers.devices import describe_accelerator, describe_cpu, unusable_gpu, unused_kind
 from lockstep.workers.environment import chosen_waits, short_waits_here
 from lockstep.workers.rank import Worker, join
 
-_prepared: WeakSet[TrainState] = WeakSet()
-"""The states whose steps have been prepared."""
+if TYPE_CHECKING:
+    from lockstep.checkpoints.store import Checkpoint
+
+_OF_STEP = ("towers", "exchange", "threads", "accelerator")
+"""Known with the first step alone."""
+_HINTS = {
+    "threads": "lockstep run --threads {0}, or torch.set_num_threads({0}) before the first step",
+    "towers.count": "ls.Towers({}); without it there is a tower for each worker",
+}
 
 
 def prepare_steps(state: TrainState, towers: Towers, exchange: Exchange, worker: Worker) -> None:
@@ -46,11 +53,10 @@ def prepare_steps(state: TrainState, towers: Towers, exchange: Exchange, worker:
     check_start(state, worker)
     check_fit(state, towers, exchange)
     check_exact(exchange, worker)
-    state.trained_with |= describe_step(towers, exchange, worker)
+    state.train_with(**describe_step(towers, exchange, worker))
     if worker.is_chief:
-        tell_start(state, towers, exchange, worker, is_first=not _prepared, is_new=state not in _prepared)
+        tell_start(state, towers, exchange, worker, is_first=state.is_first_to_train(), is_new=not state.steps)
     tell_idle_threads()
-    _prepared.add(state)
     if towers.channels_last:
         state.to_channels_last()
 
@@ -82,7 +88,7 @@ def _versions(worker: Worker) -> dict[str, str]:
     packages = {"torch": torch.__version__, "numpy": np.__version__, "lockstep": __version__}
     versions = {"python": platform.python_version(), **packages}
     if worker.num_local_workers < worker.num_workers:
-        versions["the files of lockstep"] = _digest_of(sorted(Path(lockstep.__file__).parent.rglob("*.py")))
+        versions["the files of lockstep"] = _digest_of(sorted(Path(__file__).parents[1].rglob("*.py")))
         if sys.argv[0].endswith(".py"):
             versions[f"the file {Path(sys.argv[0]).name}"] = _digest_of([Path(sys.argv[0])])
     return versions
@@ -286,3 +292,119 @@ def tell_start(
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'s' if number > 1 else ''}"
+
+
+# What a run was trained with: compared when it is resumed -------------------------------------------------------------
+
+
+def describe_step(towers: Towers, exchange: Exchange, worker: Worker) -> dict[str, Any]:
+    """What the steps of a state are made with, in this process, as JSON; of the accelerator only where there is one."""
+    step = {"towers": described(towers), "exchange": described(exchange), "threads": torch.get_num_threads()}
+    accelerator = backends_of_steps(towers, worker.device, exact=is_exact(exchange)).described()
+    return step | ({"accelerator": described(accelerator)} if accelerator else {})
+
+
+def compare_trained_with(
+    checkpoint: Checkpoint, states: Mapping[str, TrainState], loader: Loader, changed: Sequence[str]
+) -> list[str]:
+    """Compare what a checkpoint was trained with; nothing where an older version wrote it.
+
+    Towers, exchange and threads are known with the first step of a state, and compared then. The paths in `changed` may
+    differ: "optimizer.lr"; "optimizer" for all of it; with several states "generator.optimizer.lr". Returns a line for
+    each such difference.
+    """
+    saved_with = checkpoint.values.get("trained_with", {"states": {}, "loader": {}})
+    saved, given = _by_path("loader", saved_with["loader"]), _by_path("loader", loader.made_with)
+    for name, state in states.items():
+        before = saved_with["states"].get(name, {})
+        now = {part: value for part, value in state.trained_with.items() if part not in _OF_STEP}
+        saved |= _by_path(name, before)
+        given |= _by_path(name, now)
+        then = now | {part: before[part] for part in _OF_STEP if part in before}
+        state.resume_as(then, Resumed(str(checkpoint.path), name, changed))
+    found = _differences(saved, given)
+    if changed:
+        known = {"loader", *filter(None, states)}
+        known |= {path for name in states for path in _by_path(name, dict.fromkeys(_OF_STEP))}
+        known |= {inner for each in (saved, given) for path, value in each.items() for inner in paths(path, value)}
+        _check_known(changed, known, found)
+    return _check_allowed(str(checkpoint.path), found, changed)
+
+
+def compare_first_step(state: TrainState, towers: Towers, exchange: Exchange, worker: Worker) -> None:
+    """Compare what the first step after a resume is made with.
+
+    Threads and accelerator are refused where the exchange is exact, and else logged.
+    """
+    assert state.resumed, "it is asked for after a resume"
+    checkpoint, name, changed = state.resumed
+    if threads_matter(exchange, worker):
+        take_one_thread(worker)
+    step = describe_step(towers, exchange, worker)
+    found = _differences(_by_path(name, state.trained_with), _by_path(name, step))
+    matters = {"threads": threads_matter(exchange, worker), "accelerator": is_exact(exchange)}
+    changed = [*changed, *_by_path(name, {part: None for part in matters if not matters[part]})]
+    for line in _check_allowed(checkpoint, found, changed, _by_path(name, _HINTS)):
+        if worker.is_chief:
+            log.info("changed since the checkpoint: %s", line)
+    state.resume_as(state.trained_with | step, None)
+
+
+def threads_matter(exchange: Exchange, worker: Worker) -> bool:
+    """Whether exact bits are promised, and the number of CPU threads decides them."""
+    return is_exact(exchange) and worker.device.type == "cpu"
+
+
+def take_one_thread(worker: Worker) -> None:
+    """Have an exact run compute with one thread where nobody has named a number, and the worker has a share of cores.
+
+    The share is another with another number of workers, and the bits are to be the same.
+    """
+    share = worker.pulse.shared_threads
+    if share in (None, 1) or share != torch.get_num_threads() or worker.pulse.named_threads:
+        return
+    torch.set_num_threads(1)
+    if worker.is_chief:
+        log.info("exact: one thread a worker, whose share is %d cores; --threads names more", share)
+
+
+def _by_path(name: str, parts: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts of the loader or of a state by their paths; of a single state, whose name is empty, by their names."""
+    return {f"{name}.{part}" if name else part: value for part, value in parts.items()}
+
+
+def _differences(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[Change]:
+    """The changes of what both have: what only one has is not known yet, or of another version."""
+    return [change for path in given if path in saved for change in changes(path, saved[path], given[path])]
+
+
+def _check_known(changed: Sequence[str], known: Collection[str], found: Sequence[Change]) -> None:
+    """Refuse a path of nothing: it would allow nothing, and hide a slip of the pen until a resume is refused."""
+    unknown = [path for path in changed if path not in known]
+    if unknown:
+        tops = [path for path in known if not re.search(r"[\[.]", path)]
+        differing = ", ".join(f'"{change.path}"' for change in found)
+        raise InputError(
+            "changed names what the run is not trained with.",
+            given=", ".join(f'"{path}"' for path in unknown),
+            expected=f"paths that begin with one of: {', '.join(sorted(tops))}",
+            hint=f"name what differs: {differing}" if found else "leave it out: nothing differs that is known yet",
+        )
+
+
+def _check_allowed(
+    checkpoint: str, found: Sequence[Change], changed: Sequence[str], hints: Mapping[str, str] = MappingProxyType({})
+) -> list[str]:
+    """Refuse changes outside of the paths `changed`; those within are returned, a line each."""
+    grave = [change for change in found if not change.is_allowed(changed)]
+    if grave:
+        how = [hints[change.path].format(change.saved) for change in grave if change.path in hints]
+        differing = "".join(f'"{change.path}", ' for change in grave)
+        raise InputError(
+            f"{checkpoint} was trained with something else.",
+            given="; ".join(map(str, grave)),
+            expected="what the run was trained with",
+            hint=f"take the changes back{''.join(f' ({hint})' for hint in how)}, "
+            f"or go on with them: ls.resume(..., changed=({differing.rstrip()}))",
+        )
+    return [str(change) for change in found]

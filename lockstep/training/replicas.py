@@ -34,7 +34,7 @@ class Replicas:
 
     Args:
         state: the copy of this worker.
-        worker: this one; all of them compare after the same steps.
+        worker: this one of several; all of them compare after the same steps.
     """
 
     def __init__(self, state: TrainState, worker: Worker) -> None:
@@ -43,7 +43,7 @@ class Replicas:
     def is_due(self, step: int) -> bool:
         """Whether the copies are compared after so many completed updates."""
         every = self._state.compare_steps
-        return self._worker.num_workers > 1 and every > 0 and step > 0 and step % every == 0
+        return every > 0 and step > 0 and step % every == 0
 
     def checksum(self, step: int) -> Tensor:
         """Sum up this worker's copy in a whole number below 2 ** 20, on its device (int64, without dimensions)."""
@@ -68,7 +68,7 @@ class Replicas:
             WorkerError: they differ; as in `check`.
         """
         step = self._state.step
-        if self._worker.num_workers == 1 or not self._state.compare_steps or not step:
+        if not self._state.compare_steps or not step:
             return
         if len({*self._worker.group.gather(int(self.checksum(step)))}) > 1:
             raise self._error()

@@ -6,12 +6,11 @@ from pathlib import Path
 
 from lockstep.checkpoints.store import Checkpoint, Store
 from lockstep.data.loader import Loader, Stuck
-from lockstep.errors import CheckpointError, InputError, NonFiniteError
+from lockstep.errors import CheckpointError, InputError
 from lockstep.screen import log
 from lockstep.training.nonfinite import check_finite, in_short
-from lockstep.training.resume import load_run, read_checkpoint
-from lockstep.training.saving import States, named_states
-from lockstep.types import NonFiniteReport
+from lockstep.training.saving import States, load_run, named_states, read_checkpoint
+from lockstep.types import NonFiniteError, NonFiniteReport
 from lockstep.workers.rank import join
 
 _TRIES = 2

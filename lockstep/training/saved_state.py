@@ -26,9 +26,9 @@ class ExtraState(NamedTuple):
     """The extra state of all modules that have one."""
 
     tensors: Mapping[str, Tensor]
-    """By `module/number`: the modules' own, not copies."""
+    """Tensors by `module/number`: the modules' own, not copies."""
     values: Mapping[str, JSON]
-    """By the name of the module, with the names of tensors in their places."""
+    """Values by the name of the module, with the names of tensors in their places."""
 
 
 def extra_state(model: nn.Module) -> ExtraState:

@@ -1,8 +1,9 @@
-"""Writing the checkpoints of a run: at once, or while the run goes on."""
+"""Checkpoints of a run: written at once or while it goes on, and resumed, exactly: the next batch is the one due."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -11,13 +12,17 @@ from torch import Tensor
 
 from lockstep.checkpoints.background import BackgroundWriter, wait_for_writers
 from lockstep.checkpoints.encoding import FROZEN
-from lockstep.checkpoints.store import Store
-from lockstep.data.loader import Loader
-from lockstep.errors import CheckpointError
-from lockstep.training.saved_state import EXTRA, extra_state
+from lockstep.checkpoints.store import Checkpoint, Store
+from lockstep.checks import Count, FiniteFloat, PositiveFloat, check_all, check_type, check_value
+from lockstep.data.loader import Loader, check_stream
+from lockstep.errors import CheckpointError, InputError, NotFoundError
+from lockstep.screen import log
+from lockstep.training.preflight import check_data, compare_trained_with
+from lockstep.training.saved_state import EXTRA, ExtraState, check_extra_state, extra_state, set_extra_state
 from lockstep.training.state import TrainState, before_change
 from lockstep.version import __version__
 from lockstep.workers.rank import join
+from lockstep.workers.signals import uninterrupted
 
 States = TrainState | Mapping[str, TrainState]
 
@@ -136,3 +141,153 @@ def dotted(name: str, part: str) -> str:
 def store_of(workdir: str | Path | Store) -> Store:
     """The store itself, or that of a run's folder."""
     return workdir if isinstance(workdir, Store) else Store(Path(workdir) / "checkpoints")
+
+
+def resume(
+    states: States,
+    loader: Loader,
+    workdir: str | Path | Store,
+    *,
+    changed: Sequence[str] = (),
+    accept_data_change: bool = False,
+) -> int | None:
+    """Load the newest intact checkpoint of a workdir, if it has one, on all workers alike.
+
+    What the run was trained with is compared: optimizers and all else that `TrainState` is given for the update, batch
+    size, order and augmentations of the loader, and its data; with the first step the towers and the exchange.
+    Functions and objects of your own are compared by name. Ends, intervals, workers and loader processes may differ,
+    and so may the number of threads, which the log then tells; but for an exact exchange, whose bits depend on it.
+
+    Args:
+        states: one state, or several by name, as they were saved.
+        loader: is set to the position of the checkpoint.
+        workdir: the run's folder, or its store.
+        changed: paths of what differs on purpose: `("optimizer.lr", "loader.batch_size")`. A path stands for all below
+            it: "optimizer". Of several states it begins with the name of one.
+        accept_data_change: go on although the examples are other ones, if they are as many; the log names them.
+
+    Returns:
+        The step it was saved at, or None where there is none and the run starts afresh.
+
+    Raises:
+        CheckpointError: there are checkpoints and none is intact, or it does not fit the states.
+        NotFoundError: a worker does not see the checkpoint that the chief reads.
+        InputError: the loader reads other data, or with another seed; or something else differs from what the run was
+            trained with. Towers and exchange are refused by the first step.
+        WorkerError: the workers' loaders read different data.
+    """
+    check_all("changed", changed, str, hint='write changed=("optimizer.lr",), a tuple of paths')
+    if join().num_workers > 1:
+        check_data(loader, join())
+    checkpoint = read_checkpoint(workdir)
+    if checkpoint is None:
+        return None
+    named = named_states(states)
+    lines = compare_trained_with(checkpoint, named, loader, changed)
+    load_run(checkpoint, named, loader, accept_data_change=accept_data_change)
+    if join().is_chief:
+        for line in lines:
+            log.info("changed since the checkpoint: %s", line)
+        log.info("resumed at step %d, position %d, from %s", checkpoint.step, loader.position, checkpoint.path)
+    return checkpoint.step
+
+
+def read_checkpoint(
+    workdir: str | Path | Store, step: int | None = None, *, before: int | None = None
+) -> Checkpoint | None:
+    """The same checkpoint on all workers, as `Store.read` finds it; None where there is none."""
+    wait_for_writers()
+    worker = join()
+    found = store_of(workdir).read(step, _check_values, before=before) if worker.is_chief else None
+    if worker.num_workers == 1:
+        return found
+    newest = worker.group.broadcast(found.step if found else None)
+    if found or newest is None:
+        return found
+    store = store_of(workdir)
+    if not store.path(int(newest)).exists():
+        raise NotFoundError(
+            f"{worker.name} does not see the checkpoint that worker 0 goes on from.",
+            given=f"no {store.path(int(newest))}",
+            expected="a workdir that all workers see, under the path that each of them is given",
+            hint="put it on a file system that all hosts mount; only worker 0 writes, but all read when they resume",
+        )
+    return store.read(int(newest), _check_values)
+
+
+def _check_values(checkpoint: Checkpoint) -> None:
+    """Refuse values of a checkpoint that no run has saved at its step; raises InputError."""
+    states = _object(checkpoint.values, "states")
+    for name in states:
+        which = f"state {name!r}" if name else "the state"
+        state = _object(states, name, which)
+        for count in ("step", "num_refused"):
+            check_value(f"{count} of {which}", state.get(count), Count)
+        scale, smoothed = _object(state, "loss_scale"), _object(state, "smoothed")
+        check_value("value of loss_scale", scale.get("value"), PositiveFloat)
+        check_value("good_steps of loss_scale", scale.get("good_steps"), Count)
+        check_value("weight of smoothed", smoothed.get("weight"), FiniteFloat)
+        for loss, average in _object(smoothed, "averages").items():
+            check_value(f"average of {loss!r}", average, FiniteFloat)
+        _object(state, "optimizer")
+        if EXTRA in state:
+            _object(state, EXTRA)
+    steps = [state["step"] for state in states.values()]
+    if max(steps, default=None) != checkpoint.step:
+        raise InputError(
+            "The values are those of another step.",
+            given=f"states at step {', '.join(map(str, steps)) or 'none'}",
+            expected=f"step {checkpoint.step}, as the folder's name and the manifest say",
+            hint="resume from another checkpoint",
+        )
+    check_stream(_object(checkpoint.values, "loader"))
+    if "trained_with" in checkpoint.values:  # older versions did not say it
+        trained_with = _object(checkpoint.values, "trained_with")
+        _object(trained_with, "loader")
+        for name in (made_with := _object(trained_with, "states")):
+            _object(made_with, name, f"what state {name!r} was trained with" if name else "what it was trained with")
+
+
+def _object(values: Mapping[str, Any], name: str, called: str = "") -> Mapping[str, Any]:
+    """The object of that name in an object of JSON."""
+    found = values.get(name)
+    check_type(called or name, found, dict, expected="an object with values by name", hint="take another checkpoint")
+    return dict(found or {})
+
+
+def load_run(
+    checkpoint: Checkpoint, states: Mapping[str, TrainState], loader: Loader, *, accept_data_change: bool = False
+) -> list[str]:
+    """Set states, by name, and a loader to where a checkpoint was saved; returns a line for each change of the data."""
+    with uninterrupted():
+        load_states(checkpoint, states)
+        changed = loader.load_state(checkpoint.values["loader"], accept_data_change=accept_data_change)
+    if join().is_chief:
+        for line in changed:
+            log.warning("changed in the training data since step %d: %s", checkpoint.step, line)
+    return changed
+
+
+def load_states(checkpoint: Checkpoint, states: Mapping[str, TrainState]) -> None:
+    """Set states, by name, to those of a checkpoint; its place in the stream is left out."""
+    saved = checkpoint.values["states"]
+    if saved.keys() != states.keys():
+        raise CheckpointError(
+            f"{checkpoint.path} holds other states.",
+            given=_list_states(saved),
+            expected=_list_states(states),
+            hint="resume with the same dict of states, or one state alone, as it was saved",
+        )
+    sections: dict[str, dict[str, Mapping[str, Tensor]]] = defaultdict(dict)
+    for path, tensors in checkpoint.tensors.items():
+        name, _, section = path.rpartition(".")
+        sections[name][section] = tensors
+    for name, state in states.items():
+        extra = ExtraState(sections[name].pop(EXTRA, {}), saved[name].get(EXTRA, {}))
+        check_extra_state(state.model, extra)
+        state.load(sections[name], saved[name])
+        set_extra_state(state.model, extra)
+
+
+def _list_states(states: Iterable[str]) -> str:
+    return "one state without a name" if set(states) == {""} else f"states named {', '.join(sorted(states))}"

@@ -5,38 +5,33 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lockstep import readback
 from lockstep.errors import InputError
+from lockstep.exchange.exchange import Alone, Reducer
+from lockstep.exchange.tree import PartialSum, TreeSum
 from lockstep.listing import shorten
-from lockstep.parallel.exchange import Alone, Reducer
 from lockstep.parallel.hosting import StepInputs, TowerHost
-from lockstep.parallel.served import Backups, ServedExchange
-from lockstep.parallel.statistics import restored
 from lockstep.parallel.tower_outputs import ScalarNames
 from lockstep.parallel.towers import Towers
-from lockstep.parallel.tree import PartialSum, TreeSum
-from lockstep.progress import Progress
-from lockstep.screen import log
-from lockstep.tensor_lists import are_finite
+from lockstep.served.exchanges import Backups, ServedExchange
+from lockstep.tensors import are_finite, numbers_on
 from lockstep.training.attempt import Attempt, Outcome
-from lockstep.training.missing_gradients import MissingGradients
 from lockstep.training.nonfinite import MAX_EXAMPLES_NAMED, NO_TOWER, act, check_finite
-from lockstep.training.preflight import check_buffers, check_parameters, check_training_mode, prepare_steps
+from lockstep.training.preflight import check_training_mode, prepare_steps
 from lockstep.training.state import TrainState
+from lockstep.training.step import Step
 from lockstep.types import Arrivals, BadExample, NonFiniteReport, StepReport
 from lockstep.workers.group import Group
 from lockstep.workers.rank import Worker
 
 if TYPE_CHECKING:
     from lockstep.data.loader import Loader
-    from lockstep.parallel.parameter_server import Arrival
+    from lockstep.served.parameter_server import Arrival
     from lockstep.types import Batch, CountFunction, LossFunction
 
 
@@ -47,7 +42,7 @@ class Computed(NamedTuple):
     message: dict[str, Any]
 
 
-class ServedStep:
+class ServedStep(Step):
     """The step of one state on one worker, whose exchange the chief serves; all workers make one together.
 
     Args:
@@ -70,11 +65,11 @@ class ServedStep:
     ) -> None:
         _check(state, towers, exchange)
         prepare_steps(state, towers, exchange, worker)
-        self.state, self.towers, self.exchange, self.worker = state, towers, exchange, worker
+        self.exchange = exchange
         self.num_needed = exchange.num_slices(towers.count)
         """How many gradients make an update, and how many slices a batch has."""
         self._alone = _alone(worker)
-        self._host = TowerHost(
+        host = TowerHost(
             state.model,
             state.parameters,
             towers,
@@ -85,38 +80,22 @@ class ServedStep:
             any_order=self.num_needed > 1,
         )
         num_leaves = 1 if towers.joined else towers.count
-        self._reducer = Reducer(Alone(), self._alone, num_leaves, range(num_leaves))
-        self._missing = MissingGradients(state, num_leaves, is_chief=worker.is_chief)
-        if before is not None:  # of the group that this one has taken the place of
-            self._missing.told = before._missing.told
-        self._started = self._resumed = time.perf_counter()
+        reducer = Reducer(Alone(), self._alone, num_leaves, range(num_leaves))
+        super().__init__(state, towers, host, reducer, worker, before)
 
-    def start(self, loader: Loader) -> None:
-        """Begin a series of steps on the stream of a loader: its clock starts at 0.
+    def serve(self, loader: Loader) -> None:
+        """Begin a series of steps on the stream of a loader, whose updates the chief makes alone.
 
         Raises:
             InputError: the model has changed since the state was made.
         """
-        self._started = self._resumed = time.perf_counter()
-        self.state.is_served = True
-        check_parameters(self.state)
-        check_buffers(self.state)
-        for line in self.state.resolve(loader.epoch_size, loader.batch_size):
-            if self.worker.is_chief:
-                log.info("%s", line)
-
-    def resume(self) -> None:
-        """The loop body is over: the clock of the next step begins."""
-        self._resumed = time.perf_counter()
+        self.state.serve()
+        self.start()
+        self._resolve(loader.epoch_size, loader.batch_size)
 
     def like_gradient(self) -> list[Tensor]:
         """Tensors of the shapes, strides and kinds of those that a worker sends."""
         return [*self._host.outputs.like_packed(), *self._host.statistics.like_shares()]
-
-    def published(self) -> list[Tensor]:
-        """The tensors of the state that the chief publishes, and the others take over."""
-        state = self.state
-        return [p.detach() for p in state.parameters.values()] + [*state.buffers.values(), *state.averages().values()]
 
     def compute(
         self, losses: LossFunction, batch: Batch, counts: CountFunction | None, loss_scale: float | None
@@ -130,16 +109,9 @@ class ServedStep:
         check_training_mode(state)
         parts = host.parts(batch)
         counted = self._reducer.counted([counts(part) for _, _, part in parts]) if counts else {}
-        inputs = StepInputs(state.step, counted, loss_scale, readback.numbers_on(device, ()))
-        try:
-            others = state.other_buffers()
-            with restored(others) if others else nullcontext():
-                total = host.run(losses, parts, inputs).total()
-        except (RuntimeError, InputError):
-            check_parameters(state)
-            raise
+        inputs = StepInputs(state.step, counted, loss_scale, numbers_on(device, ()))
         return Computed(
-            total,
+            self._run(losses, parts, inputs).total(),
             {
                 "position": batch.position,
                 "tower": batch.towers.start,
@@ -162,11 +134,6 @@ class ServedStep:
     def has_run(self) -> bool:
         """Whether this worker has computed before: the first time takes longer."""
         return self._host.outputs.names is not None
-
-    @property
-    def loss_scale(self) -> float | None:
-        """The loss scale of the next gradients; None where losses are not scaled."""
-        return self.state.loss_scale.value if self.towers.precision == "fp16" else None
 
     # The chief's half -------------------------------------------------------------------------------------------------
 
@@ -193,18 +160,15 @@ class ServedStep:
         nonfinite = self._handle(outcome, gradients, messages, loader) if outcome.skipped else None
         now = time.perf_counter()
         seconds = now - self._resumed
-        return StepReport(
-            progress=Progress(state.step, position, loader.epoch_size, now - self._started),
-            losses=outcome.losses,
-            smoothed=state.smoothed.now(),
-            metrics=self._host.outputs.metrics(found.others),
-            learning_rate=next(iter(outcome.learning_rates.values())),
-            gradient_norm=outcome.gradient_norm,
+        return self._report_of(
+            outcome,
+            found,
+            position,
+            loader.epoch_size,
+            now - self._started,
             num_examples=loader.batch_size,
             step_seconds=seconds,
             wait_seconds=min(seconds, max(message["wait_seconds"] for message in messages)),
-            skipped=outcome.skipped,
-            learning_rates=outcome.learning_rates,
             nonfinite=nonfinite,
             stage_seconds=messages[0]["stage_seconds"],
             queue_fill=messages[0]["queue_fill"],
@@ -331,7 +295,7 @@ def _on_device(total: PartialSum, device: torch.device) -> PartialSum:
     """The sum where the state is: the gradients have come to the host."""
     numbers = total.numbers if isinstance(total.numbers, list) else total.numbers.tolist()
     tensors = [tensor.to(device) for tensor in total.tensors]
-    return PartialSum(tensors, readback.numbers_on(device, numbers), owned=total.owned)
+    return PartialSum(tensors, numbers_on(device, numbers), owned=total.owned)
 
 
 def _is_finite(partial: PartialSum) -> bool:

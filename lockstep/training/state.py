@@ -1,10 +1,10 @@
-"""The state of a model under training; only `apply` and loading change it."""
+"""The state of a model under training; only `apply`, `adopt` and `load` change it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import NoneType
-from typing import Any, ClassVar, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, get_args
 from weakref import WeakSet
 
 import torch
@@ -13,34 +13,38 @@ from torch import Tensor, nn
 from lockstep.checks import NonNegativeInt, check_all, check_one_of, check_type, check_value
 from lockstep.description import described
 from lockstep.errors import InputError
+from lockstep.listing import shorten
 from lockstep.losses.regularization import L1, L2, Penalties
 from lockstep.optim.averages import MovingAverage
 from lockstep.optim.by_name import ByName, optimizer_of
 from lockstep.optim.gradients import Gradients
-from lockstep.optim.optimizers import Optimizer
-from lockstep.optim.transforms import BoundTransform, BoundTransforms, GradientTransform
+from lockstep.optim.rules import Optimizer
+from lockstep.optim.transforms import BoundTransform, GradientTransform, bound_transforms
 from lockstep.parallel.statistics import changeable_buffers
 from lockstep.parallel.tower_outputs import sparse_parameters
 from lockstep.selection import Patterns
-from lockstep.tensor_lists import copy_all, write_values
+from lockstep.tensors import copy_all, write_values
 from lockstep.training.attempt import (
     Attempt,
-    Found,
     LossAverage,
-    LossScale,
     Nonfinite,
     Outcome,
     Proposal,
-    SmoothedLosses,
+    Readings,
     describe_nonfinite,
 )
-from lockstep.training.buffer_updates import BufferUpdates, Update
 from lockstep.training.freezing import freeze, matches
 from lockstep.training.saved_state import check_compatible, extra_state, set_extra_state
 
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+_UPDATES_HINT = 'return {"name.of.a.buffer": tensor}'
 _AVERAGE_HINT = "write average=ls.optim.MovingAverage(0.999), loss_average=ls.LossAverage(0.9)"
 _TRANSFORMS_HINT = "write a list: gradient_transforms=[ls.optim.ClipGlobalNorm(10.0)]"
 Transforms = Sequence[GradientTransform | BoundTransform]
+Update = Callable[[nn.Module, int], Mapping[str, Tensor]]
+"""`update(model, step)` returns new values of buffers by name, before the update that follows `step` completed ones."""
 before_change: list[Callable[[], None]] = []
 """Called before any state of this process changes a tensor: a saver whose checkpoint could not be written raises its
 error there."""
@@ -48,6 +52,8 @@ _states: WeakSet[TrainState] = WeakSet()
 """All states of this process: a loss function may use the model of another one, whose buffers are to stay."""
 
 
+_LARGEST_SCALE, _LEAST_SCALE = 2.0**24, 1.0
+_GROWTH_INTERVAL_STEPS = 2000
 _DESCRIBED = (
     *("optimizer", "frozen", "train_only", "freeze_statistics", "regularization", "tower_gradient_transforms"),
     *("gradient_transforms", "average", "updates", "name"),
@@ -60,7 +66,7 @@ class Resumed(NamedTuple):
 
     checkpoint: str
     name: str
-    """Of the state; empty where there is only one."""
+    """The name of the state; empty where there is only one."""
     changed: Sequence[str]
     """What may differ."""
 
@@ -68,7 +74,8 @@ class Resumed(NamedTuple):
 class TrainState:
     """Step, parameters, slots, averages and statistics of one model under training.
 
-    Parameters that do not require a gradient are left alone. `apply` is the only place where anything here changes.
+    Parameters that do not require a gradient are left alone. Updates are made by `apply`, in one call or in its parts;
+    every other change comes through `adopt` or `load`.
 
     Args:
         model: the module to train, on its device, in the memory format and dtype it is to have.
@@ -95,12 +102,18 @@ class TrainState:
 
     trained_with: dict[str, Any]
     """What checkpoints say of the arguments, and from the first step on of towers, exchange and threads."""
-    _num_changes: ClassVar[int] = 0  # of all states
+    _num_changes: ClassVar[int] = 0  # of all states: a loss function may use the model of any
     _num_own_changes = 0
     compare_steps = 100
     """Updates between two comparisons of the workers' copies of this state, the same on all of them; 0: never."""
     resumed: Resumed | None = None
     """The checkpoint that the first step after a resume is compared with."""
+    steps: dict[tuple[Any, ...], Any]
+    """The steps that were bound to this state, by their kind, towers and exchange; see `step.bind`."""
+    is_settled = True
+    """No attempt is half done: this state and its loader stand at the same place."""
+    is_served = False
+    """The chief alone has the whole state, as it makes the updates for the other workers."""
 
     def __init__(
         self,
@@ -131,7 +144,6 @@ class TrainState:
         check_value("nonfinite_budget", nonfinite_budget, NonNegativeInt)
         self.trained_with = _describe_arguments(locals())
         self.step = 0
-        self.is_settled, self.is_served = True, False  # no attempt is half done; no chief alone has the whole state
         self.first_step = 0
         """The optimizer, and the schedule of its learning rate, count their steps from this one on."""
         self.model, self.name = model.train(), name
@@ -151,12 +163,12 @@ class TrainState:
             [*regularization, *tower_gradient_transforms, *gradient_transforms],
         )
         """The parameters that each pattern matched, a line each."""
-        self._penalties = Penalties(regularization, self.parameters)
-        self.penalised = self._penalties.parameter_names
+        self._penalties = Penalties(regularization, self.parameters) if regularization else None
+        self.penalised = self._penalties.parameter_names if self._penalties else []
         """The parameters that a regularization is on."""
-        self._transforms = BoundTransforms(gradient_transforms, self.parameters)
-        self.tower_transforms = BoundTransforms(tower_gradient_transforms, self.parameters)
-        self._updates = BufferUpdates(updates, model, self.buffers)
+        self._transforms = bound_transforms(gradient_transforms, self.parameters)
+        self.tower_transforms = bound_transforms(tower_gradient_transforms, self.parameters)
+        self._updates = BufferUpdates(updates, model, self.buffers) if updates else None
         self.nonfinite, self.nonfinite_budget = nonfinite, nonfinite_budget
         self.num_skipped = 0
         """Attempts that were not finite and changed nothing; overflows of the fp16 loss scale do not count."""
@@ -164,10 +176,11 @@ class TrainState:
         self.smoothed = SmoothedLosses(loss_average or LossAverage())
         self.gradient_hooks: list[Callable[[Gradients], None]] = []
         """Called with the gradients of each update as the optimizer gets them; read late, they may not be finite."""
+        self.steps = {}
         _states.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "gradient_hooks": []}  # nobody watches a copy
+        return {**self.__dict__, "gradient_hooks": [], "steps": {}}  # nobody watches a copy, or has bound it
 
     def __setstate__(self, values: dict[str, Any]) -> None:
         self.__dict__.update(values)
@@ -184,17 +197,18 @@ class TrainState:
         return Proposal(attempt, losses, gradients)
 
     @torch.no_grad()
-    def decide(self, proposal: Proposal, found: Found) -> Outcome:
+    def decide(self, proposal: Proposal, readings: Readings) -> Outcome:
         """Make a proposed update, or refuse it, by what was read of it."""
+        self.is_settled = False
         loss_scale = proposal.attempt.loss_scale
-        if self.refuses(found, loss_scale):
-            return self._skipped(proposal, found)
+        if self.refuses(readings, loss_scale):
+            return self._skipped(proposal, readings)
         self.update(proposal)
-        return self.settle(found, loss_scale)
+        return self.settle(readings, loss_scale)
 
-    def refuses(self, found: Found, loss_scale: float | None) -> bool:
+    def refuses(self, readings: Readings, loss_scale: float | None) -> bool:
         """Whether an attempt changes nothing, as it is not finite."""
-        return not found.is_finite and (self.nonfinite != "off" or self._has_overflowed(found, loss_scale))
+        return not readings.is_finite and (self.nonfinite != "off" or self._has_overflowed(readings, loss_scale))
 
     def found_inf(self, proposal: Proposal) -> Tensor | None:
         """Say on the device what `refuses` does, before the host has read anything; None: it refuses nothing."""
@@ -209,11 +223,13 @@ class TrainState:
 
         `settle` follows, once the host knows that it was made. Both are called with `torch.no_grad`.
         """
+        self.is_settled = False
         gradients, step = proposal.gradients, self.step - self.first_step
         self._rates = self._optimizer.learning_rates(step)
         gradients.found_inf = found_inf
-        changes = self._updates(self.step)
-        self._transforms(gradients, self.step)
+        changes = self._updates(self.step) if self._updates else ()
+        if self._transforms is not None:
+            self._transforms(gradients, self.step)
         for hook in self.gradient_hooks:
             hook(gradients)
         self._prepare_change()
@@ -223,15 +239,19 @@ class TrainState:
         for buffer, new in changes:
             buffer.copy_(new)
 
-    def settle(self, found: Found, loss_scale: float | None) -> Outcome:
+    def settle(self, readings: Readings, loss_scale: float | None) -> Outcome:
         """Complete an update that was made: step, moving averages, loss scale."""
         self.step += 1
         if self._average:
             self._average.update(self.step)
-        self.smoothed.update(found.losses)
+        self.smoothed.update(readings.losses)
         if loss_scale is not None:
             self.loss_scale.grow()
-        return Outcome(self._rates, found.norm, found.losses)
+        return Outcome(self._rates, readings.norm, readings.losses)
+
+    def end_attempt(self) -> None:
+        """Say that an attempt is over as a whole, with its batch: the loader has moved, too."""
+        self.is_settled = True
 
     def _regularized(self, attempt: Attempt) -> tuple[Mapping[str, float | Tensor], Gradients]:
         """Add the losses and gradients of the regularization to those of the attempt."""
@@ -242,7 +262,7 @@ class TrainState:
             rows=attempt.rows,
             owned=attempt.owned,
         )
-        if not self._penalties:
+        if self._penalties is None:
             return attempt.losses, gradients
         tensors = self._penalties.add_gradients(gradients.tensors, owned=attempt.owned)
         return (
@@ -250,32 +270,32 @@ class TrainState:
             Gradients(self._names, tensors, rows=attempt.rows, owned=attempt.owned),
         )
 
-    def _has_overflowed(self, found: Found, loss_scale: float | None) -> bool:
+    def _has_overflowed(self, readings: Readings, loss_scale: float | None) -> bool:
         """Whether the loss scale may be why something is not finite: never where a loss is not."""
-        return loss_scale is not None and found.has_finite_losses and self.loss_scale.can_shrink
+        return loss_scale is not None and readings.has_finite_losses and self.loss_scale.can_shrink
 
-    def _skipped(self, proposal: Proposal, found: Found) -> Outcome:
+    def _skipped(self, proposal: Proposal, readings: Readings) -> Outcome:
         """Count the attempt: against the loss scale, where a smaller one may help, else against the budget.
 
         Raises:
             NonFiniteError: the penalty alone is not finite, for which no batch is to blame.
         """
         attempt = proposal.attempt
-        if self._penalties and found.has_finite_statistics and attempt.is_finite():
+        if self._penalties and readings.has_finite_statistics and attempt.is_finite():
             raise self._penalties.nonfinite_error()
-        overflowed = self._has_overflowed(found, attempt.loss_scale)
+        overflowed = self._has_overflowed(readings, attempt.loss_scale)
         if overflowed:
             self.loss_scale.shrink()
         else:
             self.num_skipped += 1
         rates = self._optimizer.learning_rates(self.step - self.first_step)
-        words = describe_nonfinite(found, proposal.gradients)
-        return Outcome(rates, found.norm, found.losses, tuple(words), overflowed)
+        words = describe_nonfinite(readings, proposal.gradients)
+        return Outcome(rates, readings.norm, readings.losses, tuple(words), overflowed)
 
     def reads_first(self) -> list[str]:
         """Say why the host reads an attempt before it enqueues the update: no flag on the device holds that back."""
-        readers = dict.fromkeys([*self.tower_transforms.readers, *self._transforms.readers])
-        reasons = [f"{name} reads the gradients" for name in readers]
+        bound = filter(None, (self.tower_transforms, self._transforms))
+        reasons = [f"{name} reads the gradients" for name in dict.fromkeys(n for each in bound for n in each.readers)]
         if not self._optimizer.takes_found_inf:
             reasons.append(f"no flag on the device holds back {self._optimizer.kernels} kernels")
         if self._updates:
@@ -298,6 +318,10 @@ class TrainState:
             check()
         TrainState._num_changes += 1
         self._num_own_changes += 1
+
+    def is_first_to_train(self) -> bool:
+        """Whether no step was bound yet to any state that this process has."""
+        return not any(state.steps for state in _states)
 
     def other_buffers(self) -> list[Tensor]:
         """The buffers of the models of all other states: no step of this state may change them."""
@@ -370,6 +394,37 @@ class TrainState:
             "optimizer": self._optimizer.values(),
         }
 
+    def published(self) -> list[Tensor]:
+        """The tensors that a chief publishes, where it alone makes the updates, and the other workers adopt."""
+        parameters = [parameter.detach() for parameter in self.parameters.values()]
+        return [*parameters, *self.buffers.values(), *self.averages().values()]
+
+    @torch.no_grad()
+    def adopt(self, changes: Iterable[tuple[Tensor, Tensor]], *, step: int | None = None) -> None:
+        """Take values from outside: what a chief has published, weights of a file, another state's.
+
+        Args:
+            changes: tensors of this state, each with its new values, which are not tensors of this state.
+            step: the number of completed updates from now on.
+        """
+        self._prepare_change()
+        for tensor, values in changes:
+            write_values(tensor, values)
+        if step is not None:
+            self.step = step
+
+    def serve(self) -> None:
+        """Have the chief alone make the updates: the other workers `adopt` what is `published` until the next load."""
+        self.is_served = True
+
+    def train_with(self, **parts: Any) -> None:
+        """Note what the steps are made with, for checkpoints to say."""
+        self.trained_with |= parts
+
+    def resume_as(self, trained_with: dict[str, Any], resumed: Resumed | None) -> None:
+        """Note what the state is trained with after a resume, and the checkpoint to compare the first step with."""
+        self.trained_with, self.resumed = trained_with, resumed
+
     def continue_from(self, before: TrainState) -> None:
         """Go on from where another state stands, with a model of the same kind: the next stage of a run.
 
@@ -381,13 +436,11 @@ class TrainState:
         """
         old, new = before.sections(), self.sections()
         present = {**old["parameters"], **old["buffers"]}
-        with torch.no_grad():
-            for name, tensor in {**new["parameters"], **new["buffers"]}.items():
-                write_values(tensor, present[name])
-            for name, average in new["average"].items():
-                average.copy_(old["average"].get(name, present[name]))
+        changes = [(tensor, present[name]) for name, tensor in {**new["parameters"], **new["buffers"]}.items()]
+        averages = [(tensor, old["average"].get(name, present[name])) for name, tensor in new["average"].items()]
+        self.adopt([*changes, *averages], step=before.step)
         set_extra_state(self.model, extra_state(before.model))
-        self.step = self.first_step = before.step
+        self.first_step = before.step
         self.num_skipped = before.num_skipped
         self.loss_scale = LossScale(**before.loss_scale.values())
         self.smoothed.load(before.smoothed.values())
@@ -417,6 +470,40 @@ class TrainState:
         self.smoothed.load(values["smoothed"])
 
 
+class BufferUpdates:
+    """Updates of the user's own: functions that give buffers new values, such as centres of classes."""
+
+    def __init__(self, updates: Sequence[Update], model: nn.Module, buffers: Mapping[str, Tensor]) -> None:
+        self._updates, self._model, self._buffers = tuple(updates), model, buffers
+
+    def __call__(self, step: int) -> list[tuple[Tensor, Tensor]]:
+        """Call all of them; returns the buffers that they change, with their new values.
+
+        Raises:
+            InputError: one names something else than a buffer, or gives a value of another shape.
+        """
+        changes: list[tuple[Tensor, Tensor]] = []
+        for update in self._updates:
+            returned = update(self._model, step)
+            check_type("what an update of your own returns", returned, Mapping, expected="a dict", hint=_UPDATES_HINT)
+            changes += [(self._buffer(name, value), value.detach().clone()) for name, value in returned.items()]
+        return changes
+
+    def _buffer(self, name: str, value: Any) -> Tensor:
+        buffer = self._buffers.get(name)
+        fits = buffer is not None and isinstance(value, torch.Tensor) and value.shape == buffer.shape
+        if buffer is None or not fits or value.isnan().any():
+            shape = tuple(value.shape) if isinstance(value, torch.Tensor) else value
+            raise InputError(
+                f"An update of your own cannot change {name!r}.",
+                given=f"{name!r}: {'values that are not numbers' if fits else shape}",
+                expected="buffers by name, with new values of their shape: "
+                + shorten([f"{name!r} {tuple(buffer.shape)}" for name, buffer in self._buffers.items()], 8),
+                hint="register what it changes with register_buffer in the model",
+            )
+        return buffer
+
+
 def _describe_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments that checkpoints name and a resume compares, as JSON."""
     given = {name: arguments[name] for name in _DESCRIBED}
@@ -425,3 +512,65 @@ def _describe_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(given["optimizer"], ByName):
         given["optimizer"] = given["optimizer"].optimizers
     return {name: described(value) for name, value in given.items()}
+
+
+class LossScale:
+    """The factor of fp16 losses: halved when gradients overflow, doubled after 2,000 good updates.
+
+    It keeps small gradients from becoming 0 (Micikevicius et al.: Mixed Precision Training, 2018). It is a power of
+    two, which changes no bits but the exponent.
+    """
+
+    def __init__(self, value: float = 2.0**16, good_steps: int = 0) -> None:
+        self.value = value
+        self._good_steps = good_steps
+
+    @property
+    def can_shrink(self) -> bool:
+        """Whether a smaller scale is possible."""
+        return self.value > _LEAST_SCALE
+
+    def shrink(self) -> None:
+        """The gradients overflowed."""
+        self.value, self._good_steps = max(_LEAST_SCALE, self.value / 2), 0
+
+    def grow(self) -> None:
+        """An update was made at this scale."""
+        self._good_steps += 1
+        if self._good_steps >= _GROWTH_INTERVAL_STEPS:
+            self.value, self._good_steps = min(_LARGEST_SCALE, self.value * 2), 0
+
+    def values(self) -> dict[str, Any]:
+        """What has to be saved, as JSON."""
+        return {"value": self.value, "good_steps": self._good_steps}
+
+
+class SmoothedLosses:
+    """The moving averages of the losses of one run."""
+
+    def __init__(self, value: LossAverage) -> None:
+        self._value = value
+        self._averages: dict[str, float] = {}
+        self._weight = 0.0
+
+    def update(self, losses: Mapping[str, float]) -> None:
+        """Add the losses of one update."""
+        averages, decay = self._averages, self._value.decay
+        for name, loss in losses.items():
+            averages[name] = decay * averages.get(name, 0.0) + (1 - decay) * loss
+        averages["total"] = decay * averages.get("total", 0.0) + (1 - decay) * sum(losses.values())
+        self._weight = decay * self._weight + (1 - decay)
+
+    def now(self) -> dict[str, float]:
+        """The averages by name, and that of `total`."""
+        if not self._value.bias_correction:
+            return dict(self._averages)
+        return {name: average / self._weight for name, average in self._averages.items()}
+
+    def values(self) -> dict[str, Any]:
+        """What has to be saved, as JSON."""
+        return {"averages": dict(self._averages), "weight": self._weight}
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Go on from averages that were saved."""
+        self._averages, self._weight = dict(saved["averages"]), saved["weight"]

@@ -7,45 +7,40 @@ import weakref
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
-from weakref import WeakKeyDictionary
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from lockstep import readback
-from lockstep.errors import InputError
-from lockstep.parallel.exchange import AllReduce, Counts, Exchange, Reducer, is_exact
+from lockstep.errors import InputError, WorkerError
+from lockstep.exchange.exchange import AllReduce, Counts, Exchange, Reducer, is_exact
+from lockstep.exchange.tree import TreeSum, assign_towers
 from lockstep.parallel.hosting import StepInputs, TowerBatch, TowerHost
 from lockstep.parallel.statistics import restored
+from lockstep.parallel.tower_outputs import MissingGradients
 from lockstep.parallel.towers import Towers
-from lockstep.parallel.tree import TreeSum, assign_towers
-from lockstep.progress import Progress
 from lockstep.screen import log
-from lockstep.training.attempt import Attempt, Begun, Enqueued, Found, Outcome
-from lockstep.training.extras import Extras, ExtraSums
-from lockstep.training.missing_gradients import MissingGradients
+from lockstep.tensors import numbers_on, reading_waits
+from lockstep.training.attempt import Attempt, Outcome, PendingAttempt, PendingUpdate, Readings
 from lockstep.training.nonfinite import handle
 from lockstep.training.preflight import (
     check_buffers,
     check_parameters,
     check_state_and_towers,
     check_training_mode,
+    compare_first_step,
     prepare_steps,
 )
 from lockstep.training.replicas import Replicas
 from lockstep.training.state import TrainState
-from lockstep.training.trained_with import compare_first_step
-from lockstep.types import BadExample, Batch, NonFiniteReport, StepReport
+from lockstep.types import BadExample, Batch, NonFiniteReport, Progress, StepReport
 from lockstep.workers.rank import Worker, join
 from lockstep.workers.signals import interruptible, uninterrupted
 
 if TYPE_CHECKING:
+    from lockstep.exchange.exchange import OverlappedConnection
     from lockstep.types import CountFunction, LossFunction
-
-
-_steps: WeakKeyDictionary[TrainState, dict[tuple[Towers, Exchange], BoundStep]] = WeakKeyDictionary()
-"""The steps of each state, by towers and exchange; they live as long as the state."""
 
 
 def train_step(
@@ -106,15 +101,110 @@ def bind(state: TrainState, towers: Towers | None = None, exchange: Exchange | N
         )
     if state.resumed:
         compare_first_step(state, *key, worker)
-    steps = _steps.get(state, {})
-    if key not in steps or steps[key].worker is not worker:  # which another group has taken the place of
-        before = steps.get(key)
-        steps[key] = BoundStep(state, *key, worker, before)
-        _steps[state] = steps
-    return steps[key]
+    step: BoundStep | None = state.steps.get((BoundStep, *key))
+    if step is None or step.worker is not worker:  # which another group has taken the place of
+        step = state.steps[BoundStep, *key] = BoundStep(state, *key, worker, step)
+    return step
 
 
-class BoundStep:
+class Step:
+    """What the steps of a state have in common, whoever makes the update: the towers of this worker, and the report.
+
+    Args:
+        state: whose step it is.
+        towers: how a batch is split.
+        host: runs the towers of this worker.
+        reducer: sums over the towers.
+        worker: this one.
+        before: the step of the group that this worker's group has taken the place of.
+    """
+
+    def __init__(
+        self, state: TrainState, towers: Towers, host: TowerHost, reducer: Reducer, worker: Worker, before: Step | None
+    ) -> None:
+        # The state keeps its steps; it is to be gone with its last name, not when cycles are collected.
+        self.state = cast("TrainState", weakref.proxy(state))
+        self.towers, self.worker, self._host, self._reducer = towers, worker, host, reducer
+        self._missing = MissingGradients(
+            [*state.parameters],
+            state.penalised,
+            reducer.num_leaves,
+            is_chief=worker.is_chief,
+            check=partial(check_parameters, self.state),
+        )
+        if before is not None:
+            self._missing.told = before._missing.told
+        self._started = self._resumed = time.perf_counter()
+
+    def start(self) -> None:
+        """Begin a series of steps: its clock starts at 0.
+
+        Raises:
+            InputError: the model has changed since the state was made.
+        """
+        self._started = self._resumed = time.perf_counter()
+        check_parameters(self.state)
+        check_buffers(self.state)
+
+    def resume(self) -> None:
+        """The loop body is over: the clock of the next step begins."""
+        self._resumed = time.perf_counter()
+
+    @property
+    def loss_scale(self) -> float | None:
+        """The loss scale of the next gradients; None where losses are not scaled."""
+        return self.state.loss_scale.value if self.towers.precision == "fp16" else None
+
+    def _resolve(self, epoch_size: int, batch_size: int) -> None:
+        """Turn lengths in epochs into steps, once the stream is known."""
+        for line in self.state.resolve(epoch_size, batch_size):
+            if self.worker.is_chief:
+                log.info("%s", line)
+
+    def _run(
+        self,
+        losses: LossFunction,
+        parts: Sequence[TowerBatch],
+        inputs: StepInputs,
+        overlapped: OverlappedConnection | None = None,
+    ) -> TreeSum:
+        """Run this worker's towers; the buffers of other states' models, if the loss uses them, are restored.
+
+        Raises:
+            InputError: parameters have changed since the state was made, which may be why they fail.
+        """
+        try:
+            others = self.state.other_buffers()
+            with restored(others) if others else nullcontext():
+                return self._host.run(losses, parts, inputs, overlapped)
+        except (RuntimeError, InputError):
+            check_parameters(self.state)
+            raise
+
+    def _report_of(
+        self,
+        outcome: Outcome,
+        readings: Readings,
+        position: int,
+        epoch_size: int,
+        elapsed_seconds: float,
+        **more: Any,
+    ) -> StepReport:
+        """Report an attempt; `position` is where the stream stands after it, `more` are further fields."""
+        return StepReport(
+            progress=Progress(self.state.step, position, epoch_size, elapsed_seconds),
+            losses=outcome.losses,
+            smoothed=self.state.smoothed.now(),
+            metrics=self._host.outputs.metrics(readings.others),
+            learning_rate=next(iter(outcome.learning_rates.values())),
+            gradient_norm=outcome.gradient_norm,
+            skipped=outcome.skipped,
+            learning_rates=outcome.learning_rates,
+            **more,
+        )
+
+
+class BoundStep(Step):
     """The step of one state, connected with the other workers.
 
     An attempt in four parts: run this worker's towers, exchange their sums, apply the totals, report.
@@ -129,11 +219,8 @@ class BoundStep:
         before: BoundStep | None = None,
     ) -> None:
         prepare_steps(state, towers, exchange, worker)
-        self.towers, self.worker = towers, worker
         self._mine = assign_towers(towers.count, worker.num_workers)[worker.rank]
-        # The state keeps its steps; it is to be gone with its last name, not when cycles are collected.
-        self._state = cast("TrainState", weakref.proxy(state))
-        self._host = TowerHost(
+        host = TowerHost(
             state.model,
             state.parameters,
             towers,
@@ -144,95 +231,80 @@ class BoundStep:
             exact=is_exact(exchange),
         )
         num_leaves, mine = (worker.num_workers, [worker.rank]) if towers.joined else (towers.count, list(self._mine))
-        self._reducer = Reducer(exchange, worker, num_leaves, mine)
-        self._missing = MissingGradients(self._state, num_leaves, is_chief=worker.is_chief)
-        self._replicas = Replicas(self._state, worker)
+        super().__init__(state, towers, host, Reducer(exchange, worker, num_leaves, mine), worker, before)
+        self._replicas = Replicas(self.state, worker) if worker.num_workers > 1 else None
         self._extras = ExtraSums(self._replicas, worker)
-        self._extras.started = self._resumed = time.perf_counter()
         self._num_runs = 0
-        self.resolved_for: tuple[int, int] | None = None
+        self.resolved_for: tuple[int, int] | None = before.resolved_for if before else None
         """The sizes of epoch and batch for which the state has turned lengths in epochs into steps."""
-        self.runs_ahead = readback.reading_waits(worker.device)
+        self.runs_ahead = reading_waits(worker.device)
         """Updates may be enqueued before their attempts are read."""
-        if before is not None:  # of the group that this one has taken the place of
-            self.resolved_for, self._missing.told = before.resolved_for, before._missing.told
         if reasons := state.reads_first():
             self._read_first("; ".join(reasons))
-
-    def start(self) -> None:
-        """Begin a series of steps: its clock starts at 0.
-
-        Raises:
-            InputError: the model has changed since the state was made.
-        """
-        self._extras.started = self._resumed = time.perf_counter()
-        check_parameters(self._state)
-        check_buffers(self._state)
 
     def __call__(self, losses: LossFunction, batch: Batch, counts: CountFunction | None = None) -> StepReport:
         """Make one attempt; see `train_step`."""
         # A KeyboardInterrupt comes out of the loss function, the wait for other workers, or after the attempt.
         with uninterrupted():
-            return self._finish(self._begin(losses, batch, counts, self._state.step), losses)
+            return self._finish(self._begin(losses, batch, counts, self.state.step), losses)
 
     # In parts, for a device that is to work while the host reads -----------------------------------------------------
 
     def begin(
         self, losses: LossFunction, batch: Batch, counts: CountFunction | None = None, *, is_after: bool = False
-    ) -> Begun:
+    ) -> PendingAttempt:
         """Compute an attempt; `is_after` says that an update before it is enqueued, and taken to be good."""
         with uninterrupted():
-            return self._begin(losses, batch, counts, self._state.step + is_after, is_kept=True)
+            return self._begin(losses, batch, counts, self.state.step + is_after, is_kept=True)
 
-    def finish(self, begun: Begun, losses: LossFunction, counts: CountFunction | None = None) -> StepReport:
+    def finish(self, pending: PendingAttempt, losses: LossFunction, counts: CountFunction | None = None) -> StepReport:
         """Read an attempt, and make its update or refuse it; one that has to be made again is computed anew."""
         with uninterrupted():
-            if begun.proposal.attempt.unexpected is not None:
-                found = begun.proposal.read(self.worker.group.check_peers)
-                if self._is_unexpected(found):
-                    begun = self._begin(losses, begun.batch, counts, self._state.step)
-            return self._finish(begun, losses)
+            if pending.proposal.attempt.unexpected is not None:
+                readings = pending.proposal.read(self.worker.group.check_peers)
+                if self._is_unexpected(readings):
+                    pending = self._begin(losses, pending.batch, counts, self.state.step)
+            return self._finish(pending, losses)
 
-    def can_enqueue(self, begun: Begun) -> bool:
+    def can_enqueue(self, pending: PendingAttempt) -> bool:
         """Whether the update can be enqueued before the attempt is read; all workers find the same."""
-        has_bad = self.worker.num_workers == 1 and len(begun.batch.bad) > 0
-        return self.runs_ahead and begun.proposal.unread is not None and not has_bad
+        has_bad = self.worker.num_workers == 1 and len(pending.batch.bad) > 0
+        return self.runs_ahead and pending.proposal.pending is not None and not has_bad
 
-    def enqueue(self, begun: Begun) -> Enqueued:
+    def enqueue(self, pending: PendingAttempt) -> PendingUpdate:
         """Enqueue the update of an attempt that is not read; the device makes none that is not finite."""
-        batch, inputs, _, proposal, *_ = begun
-        assert proposal.unread is not None, "asked by can_enqueue"
+        batch, inputs, _, proposal, *_ = pending
+        assert proposal.pending is not None, "asked by can_enqueue"
         with uninterrupted(), torch.no_grad():
-            self._state.is_settled = False
-            found_inf = self._state.found_inf(proposal)
+            found_inf = self.state.found_inf(proposal)
             if found_inf is not None and proposal.attempt.statistics:
                 self._host.statistics.hold_back(found_inf)
-            self._state.update(proposal, found_inf=found_inf)
-        return Enqueued(batch, inputs, proposal.unread)
+            self.state.update(proposal, found_inf=found_inf)
+        return PendingUpdate(batch, inputs, proposal.pending)
 
-    def complete(self, enqueued: Enqueued) -> StepReport | None:
+    def complete(self, update: PendingUpdate) -> StepReport | None:
         """Read what has become of an update that is enqueued, and report it; None if the device has made none."""
-        batch, inputs, unread = enqueued
+        batch, inputs, pending = update
         with uninterrupted(), torch.no_grad():
-            found = unread.read(self.worker.group.check_peers)
-            extras = self._extras.read(found, batch.position)
-            if self._is_unexpected(found) or extras.num_bad or self._state.refuses(found, inputs.loss_scale):
+            readings = pending.read(self.worker.group.check_peers)
+            extras = self._extras.read(readings, batch.position)
+            if self._is_unexpected(readings) or extras.num_bad or self.state.refuses(readings, inputs.loss_scale):
                 return None
-            outcome = self._state.settle(found, inputs.loss_scale)
-            return self._report(batch, outcome, found, extras, time.perf_counter() - self._resumed)
+            outcome = self.state.settle(readings, inputs.loss_scale)
+            return self._report(batch, outcome, readings, extras, time.perf_counter() - self._resumed)
 
-    def is_stale(self, begun: Begun) -> bool:
+    def is_stale(self, pending: PendingAttempt) -> bool:
         """Whether an attempt was computed with something else than what is there now."""
-        state, inputs = self._state, begun.inputs
-        if begun.changes_of_others != state.changes_of_others:
+        state, inputs = self.state, pending.inputs
+        if pending.changes_of_others != state.changes_of_others:
             self._read_first("the loop body trains another model")  # as for a GAN, and will again
             return True
         loss_scale = None if inputs.loss_scale is None else state.loss_scale.value
-        return (inputs.step, inputs.loss_scale, begun.versions) != (state.step, loss_scale, self._versions())
+        return (inputs.step, inputs.loss_scale, pending.versions) != (state.step, loss_scale, self._versions())
 
-    def _is_unexpected(self, found: Found) -> bool:
+    def _is_unexpected(self, readings: Readings) -> bool:
         """Whether an attempt has other parameters without gradients than it was computed for."""
-        if not found.num_unexpected:
+        if not readings.num_unexpected:
             return False
         if not self._missing.forget():
             self._read_first("which parameters have no gradient changes too often")
@@ -246,26 +318,23 @@ class BoundStep:
 
     def compare(self) -> None:
         """Compare the copies of the state on all workers, which call it together; see `Replicas`."""
-        self._replicas.compare()
-
-    def resume(self) -> None:
-        """The loop body is over: the clock of the next step begins."""
-        self._resumed = time.perf_counter()
+        if self._replicas is not None:
+            self._replicas.compare()
 
     def rehearse(self, losses: LossFunction, batch: Batch, counts: CountFunction | None = None) -> None:
         """Compute losses and gradients of a batch, and forget them; all workers call it together."""
         self._check_dealing(batch)
         parts = self._host.parts(batch)
         of_parts = [counts(part) for _, _, part in parts] if counts else []
-        inputs = self._inputs(batch, of_parts, self._state.step, time.perf_counter())
+        inputs = self._inputs(batch, of_parts, self.state.step, time.perf_counter())
         self._run_towers(losses, parts, inputs, is_rehearsal=True)
-        self.worker.pulse.at(self._state.step, "start")
+        self.worker.pulse.at(self.state.step, "start")
 
     # Its parts ------------------------------------------------------------------------------------------------------
 
     def _begin(
         self, losses: LossFunction, batch: Batch, counts: CountFunction | None, step: int, *, is_kept: bool = False
-    ) -> Begun:
+    ) -> PendingAttempt:
         """Run this worker's towers, exchange their sums, and propose the update that follows `step` completed ones."""
         began = time.perf_counter()
         self._check(batch)
@@ -276,49 +345,44 @@ class BoundStep:
         inputs = self._inputs(batch, [counts(part) for _, _, part in parts] if counts else [], step, began)
         sums = self._run_towers(losses, parts, inputs)
         is_late = is_kept and self.runs_ahead
-        proposal = self._state.propose(self._attempt(sums, inputs.loss_scale, batch.position, is_late=is_late))
+        proposal = self.state.propose(self._attempt(sums, inputs.loss_scale, batch.position, is_late=is_late))
         if is_kept and _versions_of(batch) != before:
             self._read_first("the loss function changes its batch in place")
         versions = self._versions() if is_kept else []
-        return Begun(batch, inputs, sums, proposal, versions, self._state.changes_of_others, began)
+        return PendingAttempt(batch, inputs, sums, proposal, versions, self.state.changes_of_others, began)
 
-    def _finish(self, begun: Begun, losses: LossFunction) -> StepReport:
-        batch, inputs, sums, proposal, *_, began = begun
-        found = proposal.read(self.worker.group.check_peers)
-        extras = self._extras.read(found, batch.position)
+    def _finish(self, pending: PendingAttempt, losses: LossFunction) -> StepReport:
+        batch, inputs, sums, proposal, *_, began = pending
+        readings = proposal.read(self.worker.group.check_peers)
+        extras = self._extras.read(readings, batch.position)
         bad = self._extras.gather_bad(batch) if extras.num_bad else ()
-        self._state.is_settled = False
-        outcome = self._state.decide(proposal, found)
+        outcome = self.state.decide(proposal, readings)
         nonfinite = None
         if outcome.skipped:
-            nonfinite = handle(outcome, self._state, self._host, losses, batch, sums, inputs.counts, self.worker)
+            nonfinite = handle(outcome, self.state, self._host, losses, batch, sums, inputs.counts, self.worker)
         seconds = batch.wait_seconds + time.perf_counter() - began
-        return self._report(batch, outcome, found, extras, seconds, nonfinite, bad)
+        return self._report(batch, outcome, readings, extras, seconds, nonfinite, bad)
 
     def _report(
         self,
         batch: Batch,
         outcome: Outcome,
-        found: Found,
+        readings: Readings,
         extras: Extras,
         seconds: float,
         nonfinite: NonFiniteReport | None = None,
         bad: tuple[BadExample, ...] = (),
     ) -> StepReport:
         """Report an attempt that is over, and commit its batch."""
-        end = batch.position + batch.batch_size
-        report = StepReport(
-            progress=Progress(self._state.step, end, batch.epoch_size, extras.elapsed_seconds),
-            losses=outcome.losses,
-            smoothed=self._state.smoothed.now(),
-            metrics=self._host.outputs.metrics(found.others),
-            learning_rate=next(iter(outcome.learning_rates.values())),
-            gradient_norm=outcome.gradient_norm,
+        report = self._report_of(
+            outcome,
+            readings,
+            batch.position + batch.batch_size,
+            batch.epoch_size,
+            extras.elapsed_seconds,
             num_examples=batch.batch_size,
             step_seconds=seconds,
             wait_seconds=min(batch.wait_seconds, seconds),
-            skipped=outcome.skipped,
-            learning_rates=outcome.learning_rates,
             nonfinite=nonfinite,
             stage_seconds=batch.stage_seconds,
             queue_fill=batch.queue_fill,
@@ -328,22 +392,20 @@ class BoundStep:
         )
         if batch.loader is not None:
             batch.loader.commit(batch, report)
-        self._state.is_settled = True
-        self.worker.pulse.at(self._state.step, "loop body")
+        self.state.end_attempt()
+        self.worker.pulse.at(self.state.step, "loop body")
         return report
 
     def _versions(self) -> list[int]:
-        """Those of the state; and the towers' runs, since each takes the memory in which the one before was summed."""
-        return [self._num_runs, *self._state.versions()]
+        """Version counters of the state, and one of the runs of towers: each takes the memory of the sums before."""
+        return [self._num_runs, *self.state.versions()]
 
     def _check(self, batch: Batch) -> None:
         """Refuse a batch or a model that cannot be trained on; resolve lengths in epochs when the stream is new."""
         self._check_dealing(batch)
         stream = (batch.epoch_size, batch.batch_size)
         if self.resolved_for != stream:
-            for line in self._state.resolve(*stream):
-                if self.worker.is_chief:
-                    log.info("%s", line)
+            self._resolve(*stream)
             self.resolved_for = stream
 
     def _check_dealing(self, batch: Batch) -> None:
@@ -355,34 +417,25 @@ class BoundStep:
                 expected=f"one for towers {list(self._mine)}: {self.worker.name}'s of {self.towers.count}",
                 hint="give `batches` and `train_step` the same Towers",
             )
-        check_training_mode(self._state)
+        if not self.state.model.training:
+            check_training_mode(self.state)
 
     def _inputs(self, batch: Batch, counts: Sequence[Counts], step: int, began: float) -> StepInputs:
         return StepInputs(
             step,
             self._reducer.counted(counts) if counts else {},
-            self._state.loss_scale.value if self.towers.precision == "fp16" else None,
-            self._extras.own(batch, step, began),
+            self.loss_scale,
+            self._extras.own(batch, step, began - self._started),
         )
 
     def _run_towers(
         self, losses: LossFunction, parts: Sequence[TowerBatch], inputs: StepInputs, *, is_rehearsal: bool = False
     ) -> TreeSum:
-        """Run this worker's towers; the buffers of other states' models, if the loss uses them, are restored.
-
-        Raises:
-            InputError: parameters have changed since the state was made, which may be why they fail.
-        """
+        """Run this worker's towers; the first time all workers compare the names of losses and metrics."""
         self._num_runs += 1
         is_first = self._host.outputs.names is None
         self.worker.pulse.at(inputs.step, "first step" if is_first else "compute")
-        try:
-            others = self._state.other_buffers()
-            with restored(others) if others else nullcontext():
-                sums = self._host.run(losses, parts, inputs, None if is_rehearsal else self._reducer.overlapped)
-        except (RuntimeError, InputError):
-            check_parameters(self._state)
-            raise
+        sums = self._run(losses, parts, inputs, None if is_rehearsal else self._reducer.overlapped)
         self.worker.pulse.at(inputs.step, "exchange")
         if is_first:
             names = [list(some) for some in self._host.outputs.names or ()]
@@ -398,8 +451,11 @@ class BoundStep:
         totals = self._host.outputs.unpacked(total)
         statistics = self._host.statistics
         others, withheld = totals.others, None
-        find = self._missing.expected if is_late else lambda *of: (self._missing.left_out(*of), None)
-        gradients, unexpected = find(totals, self._host.absent)
+        gradients, unexpected, absent = totals.gradients, None, self._host.absent
+        if is_late:
+            gradients, unexpected = self._missing.expected(totals, absent)
+        elif absent or self.runs_ahead:  # which expects what was missing in the last attempt that was read
+            gradients = self._missing.left_out(totals, absent)
         if isinstance(others, Tensor) and self.worker.num_workers > 1:
             withheld = self._extras.withheld(others, position)
             withheld = withheld if unexpected is None else withheld + unexpected
@@ -420,3 +476,100 @@ class BoundStep:
 def _versions_of(batch: Batch) -> list[int]:
     """Numbers that grow with each change in place of a field."""
     return [value._version for value in batch.values() if isinstance(value, Tensor) and not value.is_inference()]
+
+
+# Numbers that travel with the losses, so that all workers decide alike without asking --------------------------------
+
+
+class Extras(NamedTuple):
+    """Numbers of each worker that travel with the losses, summed over the workers."""
+
+    elapsed_seconds: float
+    """On the chief's clock; the others add nothing."""
+    num_stops: float
+    """Workers that were asked to stop."""
+    num_regroups: float
+    """Workers that were asked to regroup, with others that are to join."""
+    num_bad: float
+    """Examples that could not be read."""
+    position: float
+    """Where the batch begins in the stream, on each worker the same."""
+    checksum: float = 0.0
+    """The checksum of the state, where the workers compare theirs; see `Replicas`."""
+    squared_checksum: float = 0.0
+
+
+class ExtraSums:
+    """What a worker adds to the sum of each attempt beside losses and gradients, and what it learns from the total.
+
+    Args:
+        replicas: the copies of the state; None for a worker that is alone.
+        worker: this one.
+    """
+
+    def __init__(self, replicas: Replicas | None, worker: Worker) -> None:
+        self._worker, self._replicas, self._is_chief = worker, replicas, worker.is_chief
+
+    def own(self, batch: Batch, step: int, elapsed_seconds: float) -> list[float] | Tensor:
+        """This worker's numbers for the attempt after `step` completed updates.
+
+        Args:
+            batch: that is computed on.
+            step: completed updates.
+            elapsed_seconds: from the start of the series of steps to that of the attempt.
+        """
+        worker = self._worker
+        extras = Extras(
+            elapsed_seconds=elapsed_seconds if self._is_chief else 0.0,
+            num_stops=float(worker.pulse.stop_requested is not None),
+            num_regroups=float(worker.pulse.regroup_requested),
+            num_bad=float(len(batch.bad)),
+            position=float(batch.position),
+        )
+        numbers = numbers_on(worker.device, extras)
+        if self._replicas is not None and self._replicas.is_due(step):
+            own = self._replicas.checksum(step)
+            if isinstance(numbers, Tensor):
+                numbers[-2], numbers[-1] = own, own * own
+            else:
+                numbers[-2:] = [float(own), float(own) ** 2]
+        return numbers
+
+    def withheld(self, others: Tensor, position: int) -> Tensor:
+        """A number on the device, not 0 where the host has to read the attempt before an update is made."""
+        num_workers = self._worker.num_workers
+        *_, num_bad, positions, checksums, squares = others[-len(Extras._fields) :].unbind()
+        differ = (positions - num_workers * position).abs() + (num_workers * squares - checksums * checksums).abs()
+        return num_bad + differ
+
+    def read(self, readings: Readings, position: int) -> Extras:
+        """Read what the workers have told each other with an attempt, here from the batch at `position`.
+
+        Raises:
+            WorkerError: the workers have not begun the same one, or their copies of the state differ.
+        """
+        worker = self._worker
+        extras = Extras(*readings.others[-len(Extras._fields) :])
+        mean = extras.position / worker.num_workers
+        if mean != position:
+            raise WorkerError(
+                "The workers have not begun the same attempt.",
+                given=f"the batch at position {position} on {worker.name}, and {mean:g} in the mean of all workers",
+                expected="loop bodies that change parameters and buffers on all workers alike, or on none",
+                hint="leave `if worker.is_chief` out around such changes",
+            )
+        if self._replicas is not None:
+            self._replicas.check(extras.checksum, extras.squared_checksum)
+        return extras
+
+    def gather_bad(self, batch: Batch) -> tuple[BadExample, ...]:
+        """Gather the examples that could not be read on any worker, and count them; all workers call it.
+
+        Raises:
+            DataError: there are more of them than the loader may replace.
+        """
+        found = self._worker.group.gather([list(example) for example in batch.bad])
+        bad = tuple(sorted(BadExample(*example) for examples in found for example in examples))
+        if batch.loader is not None:
+            batch.loader.add_bad(bad)
+        return bad

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from lockstep.checks import check_type, wrong_type
@@ -16,11 +17,11 @@ from lockstep.detection.detector import DetectionModel
 from lockstep.errors import CheckpointError, InputError
 from lockstep.listing import shorten
 from lockstep.screen import log
-from lockstep.tensor_lists import write_values
 from lockstep.training.run_weights import RunWeights, open_weights
 from lockstep.training.state import TrainState
-from lockstep.weights.assignment import assign_tensors
-from lockstep.weights.fitting import fitted, names_in_words
+from lockstep.weights.assignment import assign_tensors, select_variables
+from lockstep.weights.name_maps import SHIPPED
+from lockstep.weights.names import Destination, NameMap, Rename, apply_renames, find_prefixes, swap_prefix
 from lockstep.weights.source import MemorySource, WeightSource
 from lockstep.weights.warm_start import Flattening, Role, Takes, Target, WarmStart, WarmStartReport
 from lockstep.workers.rank import join
@@ -87,11 +88,8 @@ def warm_start(
     report = planned.report.after(loaded)
     _check_finite(report, planned.targets)
     own = {**dict(state.model.named_parameters()), **dict(state.model.named_buffers())}
-    with torch.no_grad():
-        for name, tensor in loaded.items():
-            write_values(own[name], tensor)
-        for name, average in state.averages().items():
-            average.copy_(own[name])
+    averages = [(average, loaded.get(name, own[name])) for name, average in state.averages().items()]
+    state.adopt([*((own[name], tensor) for name, tensor in loaded.items()), *averages])
     if join().is_chief:
         for line in str(report).splitlines():
             log.info("%s", line)
@@ -268,7 +266,7 @@ def _is_multiple(size: int, num_channels: int) -> bool:
 
 
 def _size_of_norm(module: nn.Module) -> int:
-    """Of how many features a module is the norm, where it can be one of flattened features; else 0."""
+    """The number of features of a norm that can be one of flattened features; else 0."""
     if isinstance(module, nn.LayerNorm):
         return math.prod(module.normalized_shape)
     return module.num_features if isinstance(module, nn.BatchNorm1d) else 0
@@ -309,3 +307,73 @@ def _opened(source: str | Path | WeightSource | Mapping[str, Any]) -> WeightSour
             hint="give the path of a file, or model.state_dict()",
         )
     return source
+
+
+LEAST_SHARE = 0.1
+"""The share of a detector's parameters that a start from trained weights has to load; less is next to nothing."""
+
+
+def fitted(
+    source: WeightSource,
+    names: Collection[str],
+    takes: Takes,
+    mapping: WarmStart,
+    *,
+    prefixes: Sequence[str],
+    name_maps: Iterable[NameMap] = (),
+) -> WarmStart:
+    """Say how a detector takes what it can of weights: what the file lacks, or has in another shape, stays fresh.
+
+    Args:
+        source: the weights.
+        names: of the detector's parameters and buffers.
+        takes: all of a detector, or the parameters of the backbone alone.
+        mapping: what the user asked for. Where it has no names (a map, renames, prefixes), those are taken of the name
+            map and the prefixes by which most tensors are found.
+        prefixes: the beginnings of the names of the backbone.
+        name_maps: that the detector knows beside the shipped ones.
+    """
+    of_backbone = [f"^{re.escape(prefix)}" for prefix in prefixes]
+    include = () if takes == "detector" else of_backbone
+    wanted = [name for name in names if not include or any(re.search(pattern, name) for pattern in include)]
+    says_names = mapping.name_map or mapping.rename or mapping.strip_prefix or mapping.add_prefix
+    return replace(
+        mapping if says_names else _with_names(source, wanted, mapping, [*SHIPPED, *name_maps]),
+        include=mapping.include or tuple(include),
+        ignore_missing=True,
+        mismatch="skip",
+        require_loaded=LEAST_SHARE if mapping.require_loaded is None else mapping.require_loaded,
+    )
+
+
+def _with_names(
+    source: WeightSource, wanted: Collection[str], mapping: WarmStart, name_maps: Iterable[str | NameMap]
+) -> WarmStart:
+    """Return the mapping with the name map and the prefixes by which most names are found; of equals, the first."""
+    variables, _ = select_variables(source, prefer_average=mapping.prefer_average)
+    places = {name: [Destination(name)] for name in variables}
+    best, most = mapping, -1
+    for name_map in (None, *name_maps):
+        candidate = replace(mapping, name_map=name_map)
+        mapped, unmatched = apply_renames(places, candidate.resolved_map.renames)
+        if name_map is not None and len(unmatched) == len(candidate.resolved_map.renames):
+            continue
+        named = {place.name for each in mapped.values() for place in each}
+        strip, add = find_prefixes(named, wanted)
+        found = len({swap_prefix(name, strip, add) for name in named}.intersection(wanted))
+        if found > most:
+            rename = (Rename(f"^{re.escape(strip)}", ""),) if strip else ()
+            best, most = replace(candidate, rename=rename, add_prefix=add), found
+    return best
+
+
+def names_in_words(mapping: WarmStart) -> str:
+    """Return the name map and the prefixes of a mapping, for the log; "" where names are taken as they are."""
+    name_map = mapping.name_map if isinstance(mapping.name_map, str) else "of the detector" if mapping.name_map else ""
+    said = {
+        "name map": name_map,
+        "rename": ", ".join(f"{each.pattern!r} to {each.to!r}" for each in mapping.rename),
+        "strip_prefix": mapping.strip_prefix,
+        "add_prefix": mapping.add_prefix,
+    }
+    return ", ".join(f"{what} {how}" for what, how in said.items() if how)

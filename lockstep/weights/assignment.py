@@ -1,4 +1,4 @@
-"""Which tensor of a file goes to which parameter of a model: decided by names and shapes, before any is read."""
+"""Assigns each tensor of a file to a parameter of a model, by names and shapes, before any is read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from torch import Tensor
 
 from lockstep.errors import CheckpointError, InputError
 from lockstep.listing import shorten
-from lockstep.weights.matching import (
+from lockstep.weights.name_maps import AVERAGE, AVERAGED_PARTS, best_name_map, bookkeeping
+from lockstep.weights.names import find_prefixes, matched, swap_prefix
+from lockstep.weights.pairing import (
     Pair,
     convert_tensor,
     equal_bits,
@@ -24,8 +26,6 @@ from lockstep.weights.matching import (
     rename_hint,
     tied_conflict,
 )
-from lockstep.weights.name_maps import AVERAGE, AVERAGED_PARTS, best_name_map, bookkeeping
-from lockstep.weights.names import find_prefixes, matched, swap_prefix
 from lockstep.weights.source import WeightSource
 from lockstep.weights.warm_start import Loaded, Mismatch, NotLoaded, Target, WarmStart, WarmStartReport
 
@@ -124,7 +124,7 @@ def assign_tensors(
 
 
 def _choice(names: Sequence[str], mapping: WarmStart) -> Callable[..., str]:
-    """A function that tells why something with given names is not loaded; "" if it is."""
+    """A function that returns why something with given names is not loaded; "" if it is."""
     include = matched("include", mapping.include, names) if mapping.include else None
     skip = matched("skip", mapping.skip, names) if mapping.skip else set()
 

@@ -67,7 +67,7 @@ class TruncatedNormal(Checked):
     """
 
     stddev: NonNegativeFloat
-    """Of the distribution before it is cut."""
+    """Standard deviation of the distribution before it is cut."""
     mean: FiniteFloat = 0.0
 
     def __call__(self, name: str, tensor: Tensor, generator: Generator) -> None:

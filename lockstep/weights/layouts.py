@@ -1,4 +1,4 @@
-"""In which order a tensor's axes lie: how weights of TensorFlow become those of torch.
+"""The order of a tensor's axes: how weights of TensorFlow become those of torch.
 
 TensorFlow lays a convolution out as height, width, in, out, and a dense layer as in, out; torch has out and in first.
 The axes are written as einops writes them (Rogozhnikov, "Einops", ICLR 2022).
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, ...]
 System = Literal["torch", "tensorflow"]
-"""Whose habit the axes follow."""
+"""The system whose habit the axes follow."""
 
 _AXIS = re.compile(r"([a-z])(?:=([1-9][0-9]*))?")
 _GROUP = re.compile(r"\(([^()]*)\)|([^\s()]+)")

@@ -62,11 +62,11 @@ class Rename(Checked):
 
 @dataclass(frozen=True)
 class NameMap:
-    """From the names of one trainer to ours."""
+    """A map from the names of one trainer to ours."""
 
     renames: tuple[Rename, ...]
     system: System = "tensorflow"
-    """Whose layouts the tensors have where no rename says."""
+    """The system whose layouts the tensors have where no rename says."""
     may_lack: tuple[str, ...] = ()
     """Patterns of parameters that such files need not hold; they keep the values they have."""
     may_be_cut: tuple[str, ...] = ()

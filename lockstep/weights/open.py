@@ -49,7 +49,7 @@ class _Look(NamedTuple):
 
 
 def open_weights_file(path: str | Path) -> WeightSource:
-    """Open the weights of another system, told by the content of the file; its name and ending mean nothing.
+    """Open the weights of another system, which is found by the content of the file; name and ending mean nothing.
 
     The folder of a TensorFlow checkpoint, its prefix and any of its files stand for the checkpoint.
 
@@ -197,8 +197,10 @@ def open_tensorflow(path: Path) -> WeightSource:
 
 def _opened(prefix: Path) -> WeightSource | None:
     """Open the checkpoint of a prefix or file; None if there is none."""
-    from lockstep.weights.tf_bundle import TensorBundle  # their tables of dtypes are torch's
-    from lockstep.weights.tf_v1 import TensorTables
+    from lockstep.weights.tf_checkpoints import (
+        TensorBundle,  # their tables of dtypes are torch's
+        TensorTables,
+    )
 
     if ending := _ENDING.fullmatch(prefix.name):
         prefix = prefix.with_name(ending[1])

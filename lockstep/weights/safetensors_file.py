@@ -34,7 +34,7 @@ _DTYPES = {
     "I64": "int64",
     "U64": "uint64",
 }
-"""By the kind in a file, the name of the dtype in torch."""
+"""The name of a dtype in torch, by its kind in a file."""
 
 
 class SafetensorsFile:

@@ -31,7 +31,7 @@ class TensorInfo:
     dtype: str
     """As torch calls it ("float32"); of a kind that torch has not, as the file calls it."""
     num_bytes: int
-    """Of its content, in memory."""
+    """Size of its content, in memory."""
 
     @classmethod
     def of(cls, shape: Sequence[int], dtype: torch.dtype) -> TensorInfo:

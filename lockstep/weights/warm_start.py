@@ -65,7 +65,7 @@ class Target:
 
 @dataclass(frozen=True)
 class WarmStart(Checked):
-    """Which tensors of a file are loaded into a model, and under which names.
+    """The tensors of a file that are loaded into a model, and their names there.
 
     A name loses `strip_prefix`, goes through the name map and then through `rename`, in order, and gets `add_prefix`.
     Steps and slots are never loaded; a moving average only instead of its weight.
@@ -89,7 +89,7 @@ class WarmStart(Checked):
     name_map: str | NameMap | None = None
     """A map of `lockstep.weights.name_maps`, or one of your own."""
     system: System | None = None
-    """Whose layouts the tensors have, "torch" or "tensorflow"; None: those of the name map, or else torch's."""
+    """The system whose layouts the tensors have, "torch" or "tensorflow"; None: that of the name map, or else torch."""
     require_loaded: Annotated[Probability | None, Hint("write require_loaded=0.95 for 95 %")] = None
     """The least share of the parameters' values that must be loaded."""
 
@@ -115,7 +115,7 @@ class Loaded:
     source: str
     """The tensor's name in the file."""
     shape: tuple[int, ...]
-    """Of the tensor in the file."""
+    """Shape of the tensor in the file."""
     layout: str | None
     """The pattern by which its axes move; None leaves them as they lie."""
     reshaped: bool
@@ -182,7 +182,7 @@ class WarmStartReport:
     ignored: tuple[NotLoaded, ...]
     """Tensors of the file that were not to be loaded: steps, slots, averages, and what was skipped."""
     num_values: int
-    """Of all parameters of the model, without its buffers."""
+    """Number of values of all parameters of the model, without its buffers."""
     num_values_loaded: int
     nonfinite: tuple[NonFinite, ...] | None = None
     """None as long as nothing has been read."""

@@ -31,7 +31,7 @@ _NAMES = re.compile(
     "RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_.*|OMPI_COMM_WORLD_.*|PMI_(RANK|SIZE)|MPI_LOCAL.*"
     "|SLURM_(PROCID|NODEID|JOB_ID|STEP_.*)|PET_.*|JOB_COMPLETION_INDEX"
 )
-"""Of variables that count or name the processes of a run."""
+"""Names of variables that count or name the processes of a run."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class WorkerEnvironment:
     """Keeps runs apart that use the same store."""
     one_a_host: bool = False
     """It is the only process on its host: our own launcher may start the workers there."""
-    said: str = field(default="", compare=False)
+    source: str = field(default="", compare=False)
     """The variables that say so, for messages."""
 
     @classmethod
@@ -176,9 +176,9 @@ def _tf_config(environment: Environment) -> WorkerEnvironment | None:
     address, _, port = next(iter(tasks.values())).rpartition(":")
     if here not in tasks or not address or not port.isdecimal():
         raise _unusable_tf_config(text)
-    rank, said = [*tasks].index(here), f"TF_CONFIG: {' '.join(here)}, {len(tasks)} tasks"
+    rank, source = [*tasks].index(here), f"TF_CONFIG: {' '.join(here)}, {len(tasks)} tasks"
     return WorkerEnvironment(
-        rank, len(tasks), address=address, port=int(port), store_rank=0, one_a_host=True, said=said
+        rank, len(tasks), address=address, port=int(port), store_rank=0, one_a_host=True, source=source
     )
 
 
@@ -204,8 +204,8 @@ def _counted(
     if local_rank in environment and local_size in environment:
         num_local = _number(environment, local_size, range(1, num_workers + 1))
         local = _number(environment, local_rank, range(num_local)), num_local
-    said = f"{rank}={number} of {size}={num_workers}"
-    return WorkerEnvironment(number, num_workers, local, store_rank=0, said=said)
+    source = f"{rank}={number} of {size}={num_workers}"
+    return WorkerEnvironment(number, num_workers, local, store_rank=0, source=source)
 
 
 def _meeting(
@@ -222,7 +222,7 @@ def _agreed(places: list[WorkerEnvironment]) -> WorkerEnvironment | None:
         if (other.rank, other.num_workers) != (places[0].rank, places[0].num_workers):
             raise InputError(
                 "The environment says in two ways which of the processes this is.",
-                given=f"{places[0].said}; {other.said}",
+                given=f"{places[0].source}; {other.source}",
                 expected="the same rank and the same number of processes",
                 hint="unset the variables of the one that has not started these processes",
             )

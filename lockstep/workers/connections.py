@@ -23,13 +23,10 @@ from pathlib import Path
 
 from lockstep.errors import InputError
 from lockstep.screen import log
+from lockstep.workers.limits import HANDSHAKE_SECONDS
 
 KEY = "LOCKSTEP_KEY"
 """The variable of the environment that holds the run's key."""
-START_SECONDS = 300.0
-"""In which the hosts and workers of a run have to find each other."""
-HANDSHAKE_SECONDS = 5.0
-"""In which both ends of a connection have to prove that they know the key."""
 INTERFACE_OF_GLOO, INTERFACE_OF_NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 """The variables of the environment by which gloo and NCCL are told the network interface to use."""
 _PAUSE_SECONDS = 0.5
@@ -37,7 +34,7 @@ _SHORTEST_KEY = 16
 _MAGIC = b"lockstep 1\n"
 _NONCE_BYTES = _PROOF_BYTES = 32
 _MOST_HANDSHAKES = 64
-_TELL_SECONDS = 5.0
+_LOG_SECONDS = 5.0
 """Between two warnings about strangers, of whom there may be thousands a second."""
 _SIOCGIFCONF = 0x8912
 _INTERFACE = struct.Struct("16s H 2x 4s 16x")
@@ -139,7 +136,7 @@ class Listener:
             del self._unproven[oldest]
             with contextlib.suppress(OSError):
                 oldest.shutdown(socket.SHUT_RDWR)  # its thread closes it
-        self._crowded_out.tell(address)
+        self._crowded_out.log(address)
 
     def _welcome(self, connection: socket.socket, address: str) -> None:
         failure: OSError | None = None
@@ -154,7 +151,7 @@ class Listener:
             return
         connection.close()
         if isinstance(failure, OtherKeyError) and not was_ended:
-            self._refused.tell(address)
+            self._refused.log(address)
 
 
 class _Warning:
@@ -165,17 +162,17 @@ class _Warning:
     """
 
     def __init__(self, text: str) -> None:
-        self._text, self._count, self._told = text, 0, -math.inf
+        self._text, self._count, self._logged = text, 0, -math.inf
         self._lock = threading.Lock()
 
-    def tell(self, address: str) -> None:
+    def log(self, address: str) -> None:
         """Show it, unless it was shown just now."""
         with self._lock:
             self._count += 1
             count, now = self._count, time.monotonic()
-            if now - self._told < _TELL_SECONDS:
+            if now - self._logged < _LOG_SECONDS:
                 return
-            self._told = now
+            self._logged = now
         log.warning(f"{self._text}%s", address, f" ({count} times by now)" if count > 1 else "")
 
 
@@ -207,8 +204,8 @@ def connect(
             if isinstance(error, OtherKeyError):
                 raise
             if time.monotonic() >= ends:
-                said = str(error.strerror or error).lower()
-                raise NotLetInError(f"what listens there did not let this host in: {said}") from None
+                reason = str(error.strerror or error).lower()
+                raise NotLetInError(f"what listens there did not let this host in: {reason}") from None
         time.sleep(_PAUSE_SECONDS)
 
 
@@ -279,16 +276,16 @@ def resolve_name(name: str, port: int, patience_seconds: float) -> list[str]:
     Raises:
         OSError: it does not resolve in this time; UnicodeError where it never could.
     """
-    deadline, told = time.monotonic() + patience_seconds, False
+    deadline, is_logged = time.monotonic() + patience_seconds, False
     while True:
         try:
             return [str(where[0]) for *_, where in socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)]
         except (OSError, UnicodeError):
             if time.monotonic() > deadline:
                 raise
-        if not told:
+        if not is_logged:
             log.info("%s does not resolve here; trying again for %.0f s", name, patience_seconds)
-            told = True
+            is_logged = True
         time.sleep(_PAUSE_SECONDS)
 
 

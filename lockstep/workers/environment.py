@@ -1,4 +1,7 @@
-"""The environment of workers: what the allocator, OpenMP and cuBLAS read once and for all."""
+"""The environment of workers: what the allocator, OpenMP and cuBLAS read once and for all.
+
+`benchmarks/neighbours.py` measures what it is worth beside busy processes.
+"""
 
 from __future__ import annotations
 

@@ -22,18 +22,14 @@ from torch._C._distributed_c10d import HashStore, Store
 from torch.distributed import DistNetworkError, DistStoreError
 
 from lockstep.errors import InputError, PeerLostError, WorkerError
-from lockstep.workers.generations import Generations
-from lockstep.workers.peers import Peers
+from lockstep.workers.limits import LAUNCHED_TIMEOUT_SECONDS, TIMEOUT_SECONDS, WATCHED_TIMEOUT_SECONDS
+from lockstep.workers.membership import Membership
 from lockstep.workers.pulse import Pulse, of_this_process
 from lockstep.workers.socket_store import SocketStore
 from lockstep.workers.store_server import MAX_VALUE_BYTES
 
 JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
 
-TIMEOUT_SECONDS = 120.0
-WATCHED_TIMEOUT_SECONDS = 1800.0
-"""Where it is known that all workers live: one of them may compile, or fetch data, for long."""
-_LAUNCHED_TIMEOUT_SECONDS = 365 * 86400.0
 _LONGEST_PAUSE_SECONDS = 0.05
 MEMORY_NAME = "lockstep-exchange"
 """The name of the memfds that workers share."""
@@ -41,7 +37,7 @@ MEMORY_NAME = "lockstep-exchange"
 
 def timeout_seconds(pulse: Pulse) -> float:
     """How long a worker waits for the others; where our launcher watches them, the launcher ends the wait."""
-    return _LAUNCHED_TIMEOUT_SECONDS if pulse.launched else WATCHED_TIMEOUT_SECONDS
+    return LAUNCHED_TIMEOUT_SECONDS if pulse.launched else WATCHED_TIMEOUT_SECONDS
 
 
 class Group:
@@ -55,8 +51,8 @@ class Group:
         rank: of this worker.
         num_workers: a worker that is alone waits for nobody, and sends itself its values.
         timeout_seconds: how long to wait for the others.
-        peers: says meanwhile whether they live; nothing where this worker is alone, or our launcher watches them and
-            ends all when one is lost.
+        membership: says meanwhile whether they are there still; None where this worker is alone, or our launcher
+            watches them and ends all when one is lost.
         pulse: of this worker; that of this process by default.
     """
 
@@ -66,10 +62,10 @@ class Group:
         rank: int,
         num_workers: int,
         timeout_seconds: float = TIMEOUT_SECONDS,
-        peers: Peers | Generations | None = None,
+        membership: Membership | None = None,
         pulse: Pulse | None = None,
     ) -> None:
-        self.store, self.peers = store, peers
+        self.store, self.membership = store, membership
         self._pulse = pulse or of_this_process()
         self.names = [f"worker {each}" for each in range(num_workers)]
         """The workers in messages, by rank; once they know each other, with their hosts where there are several."""
@@ -78,6 +74,7 @@ class Group:
         self._turn = 0
         self._checks: list[Callable[[], object]] = []
         self._at_end: list[Callable[[BaseException | None], object]] = []
+        self._farewell: Callable[[BaseException | None], object] | None = None
         self._owner = os.getpid()
 
     @classmethod
@@ -87,8 +84,8 @@ class Group:
 
     def check_peers(self) -> None:
         """Raise PeerLostError if another worker is known to be gone: for loops that wait, a microsecond a call."""
-        if self.peers is not None:
-            self.peers.check()
+        if self.membership is not None:
+            self.membership.check()
         for check in self._checks:
             check()
 
@@ -100,19 +97,23 @@ class Group:
         """Call this when this worker leaves, with the error that ends it, if any; the last one is called first."""
         self._at_end.append(action)
 
+    def say_farewell_by(self, action: Callable[[BaseException | None], object]) -> None:
+        """Call this, too, when this worker leaves: before all else where an error ends it, which the others learn."""
+        self._farewell = action
+
     def leave(self, error: BaseException | None = None) -> None:
-        """Leave the others, who are told so; `error` is what ends this worker, where it is one."""
+        """Leave the others; `error` is what ends this worker, where it is one."""
         if os.getpid() != self._owner:  # a child that this worker has forked
             return
-        if self.peers is not None and error is not None:
-            self.peers.leave(error)
+        if self._farewell is not None and error is not None:
+            self._farewell(error)
         self._checks.clear()
         try:
             while self._at_end:
                 self._at_end.pop()(error)
         finally:
-            if self.peers is not None and error is None:
-                self.peers.leave(None)
+            if self._farewell is not None and error is None:
+                self._farewell(None)
 
     def barrier(self, name: str) -> None:
         """Wait for all workers; the name says where, in errors."""
@@ -178,8 +179,8 @@ class Group:
         except DistNetworkError as error:
             lost = str(error).splitlines()[0]
         if lost:
-            if self.peers is not None:
-                self.peers.check()
+            if self.membership is not None:
+                self.membership.check()
             raise PeerLostError(
                 f"{self.names[self._rank]} lost the store of its run ({call}).",
                 given=lost,
@@ -202,7 +203,7 @@ class Group:
 
     def _have_come(self, keys: list[str]) -> bool:
         """Wait for keys of the store, up to the timeout; meanwhile see whether the others live."""
-        if self.peers is None or isinstance(self.store, SocketStore):  # whose answer ends when a worker is lost
+        if self.membership is None or isinstance(self.store, SocketStore):  # whose answer ends when a worker is lost
             with suppress(DistStoreError):
                 self.store.wait(keys, self._timeout)
                 return True
@@ -211,7 +212,7 @@ class Group:
         for key in keys:
             pause = 0.001
             while not self.store.check([key]):  # TCPStore logs each wait that ends too soon
-                self.peers.check()
+                self.membership.check()
                 if time.monotonic() > deadline:
                     return False
                 time.sleep(pause)

@@ -2,6 +2,12 @@
 
 gloo and NCCL would choose one by themselves: gloo the one whose address the host's own name has, which often is the
 loopback, and NCCL one by its name, which may be a bridge of containers. What then fails names no interface.
+
+Hosts may reach that of the chief, but not each other. A launcher hears from host 0 alone, so nobody is missed; the
+workers of all hosts wait in the exchange, for packets that do not come. When all of them have waited for some seconds,
+the supervisor has one worker of each host listen at a port of no meaning, and connect to the ports of the others, as
+gloo and NCCL do: `ConnectionTrial` is its part, `Probe` that of a worker. `tests/hosts/test_hosts_network.py` has
+networks of several kinds.
 """
 
 from __future__ import annotations
@@ -12,8 +18,9 @@ import selectors
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Any, NamedTuple, Protocol, cast
 
 from lockstep.errors import InputError, WorkerError
@@ -27,8 +34,7 @@ from lockstep.workers.connections import (
     interfaces,
     leads_out,
 )
-
-TRY_SECONDS = 5.0
+from lockstep.workers.limits import CONNECT_SECONDS, TRIAL_SECONDS
 
 
 class Network(NamedTuple):
@@ -76,9 +82,9 @@ def choose_network(
     """
     network = _chosen(environment)
     own = network.address if network else address_towards(*store) if store else ""
-    told = group.gather([own, network is not None])
-    outside = [address for address, _ in told if leads_out(address)]
-    if not outside and not any(is_chosen for _, is_chosen in told):
+    gathered = group.gather([own, network is not None])
+    outside = [address for address, _ in gathered if leads_out(address)]
+    if not outside and not any(is_chosen for _, is_chosen in gathered):
         return None
     if network is None:
         if outside and not leads_out(own):
@@ -111,13 +117,13 @@ def _try_connections(group: Gathering, rank: int, network: Network) -> None:
         places = group.gather(list(server.getsockname()[:2]))
         following = (rank + 1) % len(places)
         failed = _unreached([[following, *places[following]]]).get(following, "")
-        told = group.gather([failed, network.interface])
-    for each, (failed, interface) in enumerate(told):
+        gathered = group.gather([failed, network.interface])
+    for each, (failed, interface) in enumerate(gathered):
         if failed:
             there = (each + 1) % len(places)
             raise WorkerError(
                 f"{group.names[each]} does not reach {group.names[there]}.",
-                given=f"{failed}: from {interface} to {told[there][1]}, {places[there][0]} port {places[there][1]}",
+                given=f"{failed}: from {interface} to {gathered[there][1]}, {places[there][0]} port {places[there][1]}",
                 expected="a network in which the workers reach each other at all ports",
                 hint=f"let no firewall stand between the hosts, and set {INTERFACE_OF_GLOO} only where the interface "
                 "that leads to worker 0 is not the one to take",
@@ -141,7 +147,7 @@ def _unreached(places: Sequence[Sequence[Any]]) -> dict[int, str]:
             if error in (0, errno.EINPROGRESS):
                 waiting.register(connection, selectors.EVENT_WRITE, number)
             failed[number] = "timed out" if error in (0, errno.EINPROGRESS) else os.strerror(error).lower()
-        deadline = time.monotonic() + TRY_SECONDS
+        deadline = time.monotonic() + CONNECT_SECONDS
         while waiting.get_map() and (left := deadline - time.monotonic()) > 0:
             for key, _ in waiting.select(left):
                 waiting.unregister(key.fileobj)
@@ -155,7 +161,7 @@ def _unreached(places: Sequence[Sequence[Any]]) -> dict[int, str]:
 class Probe:
     """This worker's part in a trial of the connections between the hosts, beside what its main thread waits for.
 
-    The launcher, or the watcher that decides, asks for it; see `lockstep.launcher.partitions`.
+    The launcher, or the watcher that decides, asks for it; see `lockstep.launcher.survival`.
 
     Args:
         answer: sends a message to them.
@@ -178,8 +184,11 @@ class Probe:
             self._server.close()
             self._server = None
         if order["trial"] == "listen":
-            with suppress(OSError, InputError):  # the network is gone: the others do not reach this host
+            try:
                 self._listen()
+            except (OSError, InputError) as error:
+                why = error.given if isinstance(error, InputError) else error.strerror
+                self._answer({"listens": [], "why": f"its network is gone ({why})"})
 
     def _listen(self) -> None:
         network = _chosen(self._environment)
@@ -191,3 +200,77 @@ class Probe:
         where = {number: f"from {self._address} to {address} port {port}" for number, address, port in places}
         failed = _unreached(places)
         self._answer({"unreached": [[number, f"{why}, {where[number]}"] for number, why in failed.items()]})
+
+
+Orders = list[tuple[int, Mapping[str, object]]]
+"""Messages, each with the number of the worker that is to get it."""
+
+
+class Gap(NamedTuple):
+    """One worker does not reach another one."""
+
+    number: int
+    other: int
+    why: str
+
+
+class ConnectionTrial:
+    """One trial of all connections between the hosts.
+
+    Args:
+        numbers: of a worker on each host, that of the chief's host first.
+        now: seconds of a clock that only grows.
+    """
+
+    def __init__(self, numbers: Sequence[int], now: float) -> None:
+        self.numbers, self._deadline = list(numbers), now + TRIAL_SECONDS
+        self._places: dict[int, Sequence[object]] = {}
+        self._unreached: dict[int, list[Gap]] = {}
+
+    def begin(self) -> Orders:
+        """What the workers are told first: to listen."""
+        return [(number, {"trial": "listen"}) for number in self.numbers]
+
+    def take(self, number: int, message: Message) -> Orders:
+        """Take in an answer of a worker; returns what they are told by then."""
+        if "listens" in message:
+            if message["listens"]:
+                self._places[number] = [number, *message["listens"]]
+            else:
+                others = [each for each in self.numbers if each != number]
+                self._unreached[number] = [Gap(number, each, str(message["why"])) for each in others]
+            if len(self._places) + len(self._unreached) < len(self.numbers):
+                return []
+            places = {each: [self._places[other] for other in self._places if other != each] for each in self._places}
+            return [(each, {"trial": "connect", "places": places[each]}) for each in self.numbers if each in places]
+        self._unreached[number] = [Gap(number, int(other), str(why)) for other, why in message["unreached"]]
+        return []
+
+    def is_over(self, now: float) -> bool:
+        """Whether all have answered, or have had the time to."""
+        return len(self._unreached) == len(self.numbers) or now > self._deadline
+
+    def end(self) -> Orders:
+        """What the workers are told last: to listen no longer."""
+        return [(number, {"trial": "end"}) for number in self.numbers]
+
+    @property
+    def gaps(self) -> list[Gap]:
+        """Who does not reach whom, as far as it is known."""
+        return [gap for number in self.numbers for gap in self._unreached.get(number, ())]
+
+
+def left_out(gaps: Sequence[Gap], numbers: Sequence[int]) -> list[int]:
+    """Choose the workers to go on without, so that the others reach each other: few, and never the first.
+
+    Args:
+        gaps: between workers of different hosts.
+        numbers: of a worker on each host, that of the chief's host first.
+    """
+    pairs = {frozenset((gap.number, gap.other)) for gap in gaps}
+    chosen: list[int] = []
+    while pairs:
+        counts = Counter(number for pair in pairs for number in pair if number != numbers[0])
+        chosen.append(max(counts, key=lambda number: (counts[number], numbers.index(number))))
+        pairs = {pair for pair in pairs if chosen[-1] not in pair}
+    return chosen

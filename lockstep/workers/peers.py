@@ -2,7 +2,7 @@
 
 The first worker of each host starts a watcher there, a process that loads no torch (`lockstep.launcher.watcher`). Each
 worker is connected to that of its host by a socket which no other user can take part in: it sends its pulse, and why it
-leaves; it hears who is lost. This ends its waiting for others. A timeout of torch.distributed could not: it does not
+leaves; it is told who is lost. This ends its waiting for others. A timeout of torch.distributed could not: it does not
 know a dead worker from one that compiles for minutes.
 """
 
@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -29,16 +29,18 @@ from lockstep.tracebacks import short_traceback
 from lockstep.workers import pulse as pulses
 from lockstep.workers.channel import Channel, Message
 from lockstep.workers.connections import KEY, address_towards, leads_out
+from lockstep.workers.limits import BEAT_SECONDS, LEAVE_SECONDS, REACH_SECONDS, VERDICT_SECONDS
+from lockstep.workers.membership import Membership
 from lockstep.workers.network import Probe
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
+    from lockstep.workers.discovery import Discovery
     from lockstep.workers.pulse import Pulse
-    from lockstep.workers.roll_call import RollCall
 
 # What torch.distributed says in a worker when another one is gone; it names no worker.
-_SAID_OF_LOST_PEERS = (
+_LOST_PEER_TEXTS = (
     "connection closed by peer",
     "connection closed by remote peer",
     "connection reset by peer",
@@ -47,12 +49,6 @@ _SAID_OF_LOST_PEERS = (
     "application timeout caused pair closure",
     "ncclremoteerror",
 )
-_VERDICT_SECONDS = 3.0
-"""In which the watchers find out whose end has broken a connection."""
-_LEAVE_SECONDS = 30.0
-"""That the chief waits at its end for the others to leave: with its host go the store, and the watcher that decides."""
-REACH_SECONDS = 30.0
-"""In which workers and watchers find each other."""
 _PAUSE_SECONDS = 0.02
 _CREDENTIALS = struct.Struct("3i")
 _WATCHER = "lockstep.launcher.watcher"
@@ -60,7 +56,7 @@ _WATCHER = "lockstep.launcher.watcher"
 
 def says_peer_is_lost(text: str) -> bool:
     """Whether what torch.distributed says means that another worker, or the way to it, is gone."""
-    return any(said in text.lower() for said in _SAID_OF_LOST_PEERS)
+    return any(each in text.lower() for each in _LOST_PEER_TEXTS)
 
 
 def process_behind(connection: socket.socket) -> tuple[int, int]:
@@ -70,8 +66,8 @@ def process_behind(connection: socket.socket) -> tuple[int, int]:
     return pid, user
 
 
-class Peers:
-    """The other workers, as this one hears of them.
+class Peers(Membership):
+    """The membership of a worker that another launcher has started: its watcher says who is lost.
 
     Args:
         watcher: the connection to the watcher of this host.
@@ -85,20 +81,18 @@ class Peers:
     def __init__(
         self, watcher: Channel, rank: int, num_workers: int, pulse: Pulse, store: Store, *, leaves_last: bool = False
     ) -> None:
-        self._watcher, self._rank, self._num_workers, self._pulse = watcher, rank, num_workers, pulse
+        super().__init__(rank)
+        self._watcher, self._num_workers, self._pulse = watcher, num_workers, pulse
         self._store, self._leaves_last = store, leaves_last
         # torchrun's workers outlive it, where nothing else ends them; those of srun and mpirun do not.
         self._launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0
-        self._loss: tuple[str, str] | None = None
-        """Who is lost, and why; what that worker has said may follow on lines of its own."""
         self._is_leaving = False
-        self._watched, self._told = threading.Event(), threading.Event()
-        self._at_loss: list[Callable[[], object]] = []
+        self._watched = threading.Event()
         self._probe = Probe(watcher.send)
         self._thread = threading.Thread(target=self._keep_beating, name="lockstep-peers", daemon=True)
 
     def start(self) -> None:
-        """Begin to beat, and wait until the watchers of all hosts have come: from then on no loss goes unnoticed.
+        """Begin to beat, and wait until the watchers of all hosts have come: from then on no failure goes unnoticed.
 
         Raises:
             PeerLostError: a watcher has not come.
@@ -106,36 +100,6 @@ class Peers:
         self._thread.start()
         while not self._watched.wait(_PAUSE_SECONDS):
             self.check()
-
-    def at_loss(self, action: Callable[[], object]) -> None:
-        """Call this, in the thread that beats, when a worker is lost: it ends what the main thread may wait in."""
-        self._at_loss.append(action)
-
-    def check(self) -> None:
-        """Raise PeerLostError if a worker is gone; to be called now and then while others are waited for."""
-        if self._loss is not None:
-            raise self._error(*self._loss)
-
-    def lost(self, said: str) -> PeerLostError:
-        """The error to raise when a connection has broken; waits some seconds until it is known whose.
-
-        Args:
-            said: the words of torch.distributed.
-        """
-        self._told.wait(_VERDICT_SECONDS)
-        return self._error(*(self._loss or ("another worker", said)))
-
-    def _error(self, who: str, why: str) -> PeerLostError:
-        given, _, rest = why.partition("\n")
-        error = PeerLostError(
-            f"worker {self._rank} lost {who}.",
-            given=given.rstrip(":"),
-            expected="all workers to take part until the end",
-            hint="read what that worker said last",
-        )
-        if rest:
-            error.add_note(rest)
-        return error
 
     def leave(self, error: BaseException | None) -> None:
         """Tell the others that this worker leaves, and why; the one that leaves last waits for them."""
@@ -150,33 +114,33 @@ class Peers:
         self._pulse.at(self._pulse.step, "end")
         pulses.beat(self._pulse, self._watcher)
         self._watcher.send({"leaves": "last" if self._leaves_last else "now"})
-        if self._loss is None:
+        if self._failure is None:
             # In a thread: a store whose host is gone may never answer.
             leaving = threading.Thread(target=self._leave_store, daemon=True)
             leaving.start()
-            leaving.join(_LEAVE_SECONDS if self._leaves_last else _VERDICT_SECONDS)
+            leaving.join(LEAVE_SECONDS if self._leaves_last else VERDICT_SECONDS)
 
     def _leave_store(self) -> None:
         with suppress(RuntimeError):  # torch's stores: it is gone
             num_left = self._store.add("left", 1)
-            while self._leaves_last and num_left < self._num_workers and self._loss is None:
+            while self._leaves_last and num_left < self._num_workers and self._failure is None:
                 time.sleep(_PAUSE_SECONDS)
                 num_left = self._store.add("left", 0)
 
     def _keep_beating(self) -> None:
         while not self._watcher.ended:
             pulses.beat(self._pulse, self._watcher)
-            for message in self._watcher.receive(pulses.BEAT_SECONDS):
+            for message in self._watcher.receive(BEAT_SECONDS):
                 self._take(message)
             if self._launcher and os.getppid() != self._launcher:
-                self._lose("its launcher", "torchrun has ended, or was killed, and nobody would end its workers")
+                self._fail("its launcher", "torchrun has ended, or was killed, and nobody would end its workers")
         self._watcher.close()
         if not self._is_leaving:
-            self._lose("the watcher of its host", "it has ended, or was killed: nobody would be missed without it")
+            self._fail("the watcher of its host", "it has ended, or was killed: nobody would be missed without it")
 
     def _take(self, message: Message) -> None:
         if "lost" in message:
-            self._lose(str(message["lost"]), str(message["why"]))
+            self._fail(str(message["lost"]), str(message["why"]))
         elif "watched" in message:
             self._watched.set()
         elif "show" in message:
@@ -184,44 +148,41 @@ class Peers:
         elif "trial" in message:
             self._probe.obey(message)
 
-    def _lose(self, who: str, why: str) -> None:
-        if self._loss is None:
-            self._loss = who, why
-            self._told.set()
-            # After `check` raises: what the main thread reads is no longer to be trusted then.
-            for action in self._at_loss:
-                action()
+    def _fail(self, who: str, why: str) -> None:
+        given, _, note = why.partition("\n")
+        for action in self._record_failure(who, given.rstrip(":"), note):
+            action()
 
 
 # The watcher ----------------------------------------------------------------------------------------------------------
 
 
-def have_watched(store: Store, rank: int, roll: RollCall, pulse: Pulse, *, holds_store: bool) -> Peers:
+def have_watched(store: Store, rank: int, found: Discovery, pulse: Pulse, *, holds_store: bool) -> Peers:
     """Connect this worker to the watcher of its host, which the first worker there starts; it beats from now on.
 
     Args:
         store: of these workers alone.
         rank: of this worker.
-        roll: all of them.
+        found: all of them.
         pulse: of this worker.
         holds_store: the store ends with this worker.
 
     Raises:
         WorkerError: there is no watcher.
     """
-    hosts = roll.hosts()
+    hosts = found.hosts()
     host = next(number for number, ranks in enumerate(hosts) if rank in ranks)
-    name = f"\0lockstep/{roll.start}/{host}"
+    name = f"\0lockstep/{found.start}/{host}"
     task = None
     if rank == hosts[host][0]:
-        task = _task(host, roll, store)
+        task = _task(host, found, store)
         _start_watcher(name, len(hosts[host]))
-    watcher = Channel(_reach(name, roll.locations[rank].host))
+    watcher = Channel(_reach(name, found.locations[rank].host))
     watcher.send({"rank": rank, "can_show": _show_stack_on_signal(), "task": task})
     decides = rank == 0 and len(hosts) > 1
     if task and decides:
         _tell_where(task, watcher, store)
-    peers = Peers(watcher, rank, len(roll.locations), pulse, store, leaves_last=holds_store or decides)
+    peers = Peers(watcher, rank, len(found.locations), pulse, store, leaves_last=holds_store or decides)
     peers.start()
     return peers
 
@@ -234,24 +195,24 @@ def _show_stack_on_signal() -> bool:
     return True
 
 
-def _task(host: int, roll: RollCall, store: Store) -> dict[str, Any]:
+def _task(host: int, found: Discovery, store: Store) -> dict[str, Any]:
     """What the watcher of a host is to know. That of the chief's host decides; the others find it by the store."""
-    hosts, key = roll.hosts(), os.environ.get(KEY)
-    task = {"host": host, "ranks": hosts, "names": roll.host_names()}
+    hosts, key = found.hosts(), os.environ.get(KEY)
+    task = {"host": host, "ranks": hosts, "names": found.host_names()}
     if len(hosts) == 1:
         return task
     if not host:
         # Without a key from its user, one is drawn: it is as secret as the store is.
-        return {**task, "address": _address_for_others(roll), "key": key or secrets.token_hex(16)}
+        return {**task, "address": _address_for_others(found), "key": key or secrets.token_hex(16)}
     store.wait(["watcher"], timedelta(seconds=REACH_SECONDS))
     address, port, drawn = json.loads(store.get("watcher"))
     return {**task, "address": address, "port": port, "key": key or drawn}
 
 
-def _address_for_others(roll: RollCall) -> str:
+def _address_for_others(found: Discovery) -> str:
     """The address of the chief's host for the others; where the store is here, the way to it may be the loopback."""
-    outside = [each.address for each in roll.locations if leads_out(each.address)]
-    own = roll.locations[0].address
+    outside = [each.address for each in found.locations if leads_out(each.address)]
+    own = found.locations[0].address
     return own if own in outside or not outside else address_towards(outside[0], 1)
 
 

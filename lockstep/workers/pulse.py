@@ -16,7 +16,8 @@ from time import perf_counter
 from typing import Literal, get_args
 
 from lockstep.workers.channel import Channel
-from lockstep.workers.generations import Generations
+from lockstep.workers.limits import BEAT_SECONDS
+from lockstep.workers.membership import Generations
 from lockstep.workers.network import Probe
 
 Phase = Literal[
@@ -33,11 +34,13 @@ Phase = Literal[
     "end",
 ]
 
-BEAT_SECONDS = 0.1
-
 
 class Pulse:
-    """The place that the training loop reports, and the stop it was asked for; nobody need be listening."""
+    """What the training loop reports, and what it was asked for and given; nobody need be listening.
+
+    The main thread writes what it reports. The thread that beats, signals and the command that starts the worker write
+    the rest.
+    """
 
     __slots__ = (
         "_since",
@@ -58,7 +61,14 @@ class Pulse:
         "waits",
     )
 
-    def __init__(self, *, launched: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        launched: bool = False,
+        generations: Generations | None = None,
+        earlier_seconds: float = 0.0,
+        shared_threads: int | None = None,
+    ) -> None:
         self.step = 0
         self.phase: Phase = "start"
         self.count = 0
@@ -68,26 +78,27 @@ class Pulse:
         self._since = perf_counter()
         self.waits = False
         """The worker waits for all others to make the same call."""
-        self.stop_requested: str | None = None
-        """The name of the signal ("SIGTERM") that asked for the run to end after this step."""
         self.stopped = False
         """All workers have ended their loops after the same step, as one of them was asked to."""
         self.ended = False
         """The run has reached its end and is saved: a stop that is asked for now does not interrupt it."""
         self.saves_at_stop = False
         """A run is under way that writes a checkpoint when it is stopped; of a script's own loop nobody knows it."""
-        self.earlier_seconds = 0.0
-        """For which others had been at work in this run before the launcher started its workers again."""
         self.hang_seconds: float | None = None
-        """How long a worker may stay at one place, as the recipe has it that this one runs; see `watchdog.Limits`."""
+        """How long a worker may stay at one place, as the recipe has it that this one runs; see `limits.Limits`."""
+        # What it was asked for and given.
+        self.stop_requested: str | None = None
+        """The name of the signal ("SIGTERM") that asked for the run to end after this step."""
         self.launched = launched
         """A launcher listens, and it handles Ctrl-C."""
         self.named_threads: int | None = None
         """Torch's threads in each worker, where the command that started it has named their number."""
-        self.shared_threads: int | None = None
-        """Those that the launcher gave this worker as its share of the cores, where nobody had named a number."""
-        self.generations: Generations | None = None
-        """What that launcher says of who takes part, where workers go on when others are lost."""
+        self.shared_threads = shared_threads
+        """Threads that the launcher gave this worker as its share of the cores, where nobody had named a number."""
+        self.earlier_seconds = earlier_seconds
+        """How long others had been at work in this run before the launcher started its workers again."""
+        self.generations = generations
+        """What the launcher says of who takes part, where workers go on when others are lost."""
 
     @property
     def regroup_requested(self) -> bool:
@@ -129,18 +140,11 @@ def of_this_process() -> Pulse:
     return _launched or Pulse()
 
 
-def start_beating(channel: Channel, generations: Generations | None = None) -> Pulse:
-    """Send this process's pulse over the channel from now on; the process ends when the other end goes away.
-
-    Args:
-        channel: to the launcher.
-        generations: are to hear of losses, where this worker goes on after them.
-    """
+def start_beating(channel: Channel, pulse: Pulse) -> None:
+    """Send this process's pulse over the channel to its launcher; the process ends when the other end goes away."""
     global _launched
-    _launched = Pulse(launched=True)
-    _launched.generations = generations
-    threading.Thread(target=_keep_beating, args=(_launched, channel), name="lockstep-pulse", daemon=True).start()
-    return _launched
+    _launched = pulse
+    threading.Thread(target=_keep_beating, args=(pulse, channel), name="lockstep-pulse", daemon=True).start()
 
 
 def beat(pulse: Pulse, channel: Channel) -> None:
@@ -163,7 +167,7 @@ def _keep_beating(pulse: Pulse, channel: Channel) -> None:
             elif "trial" in message:
                 probe.obey(message)
             elif "lost" in message and pulse.generations is not None:
-                pulse.generations.hear(message)
+                pulse.generations.receive(message)
         if channel.ended:
             os._exit(1)
 

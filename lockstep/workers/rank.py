@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import accumulate
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Literal
 
@@ -28,19 +29,15 @@ from lockstep.workers import pulse as pulses
 from lockstep.workers.cluster import WorkerEnvironment
 from lockstep.workers.connections import address_towards, resolve_name
 from lockstep.workers.devices import check_devices, choose_device, identity
-from lockstep.workers.generations import Generation, Generations
-from lockstep.workers.group import TIMEOUT_SECONDS, Group, timeout_seconds
+from lockstep.workers.discovery import Location, discover
+from lockstep.workers.group import Group, timeout_seconds
+from lockstep.workers.limits import RESOLVE_SECONDS, STORE_ANSWER_SECONDS, TIMEOUT_SECONDS
+from lockstep.workers.membership import Generation, Generations
 from lockstep.workers.network import choose_network
-from lockstep.workers.peers import Peers, have_watched
+from lockstep.workers.peers import have_watched
 from lockstep.workers.pulse import Pulse
-from lockstep.workers.roll_call import Location, call_roll
 from lockstep.workers.socket_store import SocketStore
 from lockstep.workers.store_server import LAUNCHED, inherited
-
-NAME_SECONDS = 30.0
-"""Until the name of the chief's host resolves."""
-_ANSWER_SECONDS = 10.0
-"""Until the store has answered, after its port had to be open."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +78,7 @@ class Worker:
         return self.group.names[self.rank]
 
 
+_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 _joined: Worker | None = None
 
 
@@ -119,9 +117,9 @@ def join(device: str | None = None, *, workers_per_device: int | None = None) ->
 
 
 def regroup() -> Worker:
-    """Join the workers that go on after a loss, or with which newcomers are to go on; returns what this one is now.
+    """Join the workers that go on after a failure, or with which newcomers are to go on; returns what this one is now.
 
-    Survivors call it once PeerLostError has told them of a loss, outside of the `except` block, whose traceback would
+    Survivors call it once PeerLostError has named who is lost, outside of the `except` block, whose traceback would
     keep the old connections open; or all of them after the same step, when the pulse of one says `regroup_requested`.
     A newcomer calls it when it has built all that it needs. The group of before, and what was connected by it, ends
     here. The worker is the one that `join` returns from now on: its rank, and the number of workers, may be others;
@@ -136,7 +134,7 @@ def regroup() -> Worker:
     generations = generations_of(before)
     before.pulse.at(before.pulse.step, "regroup")
     left, worker = generations.joined, None
-    before.group.leave(generations.loss())
+    before.group.leave(generations.failure())
     while worker is None:
         with before.pulse.waiting():
             generation = generations.next()
@@ -144,14 +142,13 @@ def regroup() -> Worker:
             worker = _take_part(before, generations, generation)
     _joined = worker
     if worker.is_chief:
-        for number in range(left, generations.joined):
-            generations.store.forget(f"{number}/")
+        generations.forget_since(left)
     generations.confirm()
     return worker
 
 
 def generations_of(worker: Worker) -> Generations:
-    """What this worker hears of losses, after which it goes on.
+    """What tells this worker who takes part, where it goes on when others are lost.
 
     Raises:
         InputError: it ends with those that are lost, as its launcher neither says who is left nor starts newcomers.
@@ -159,10 +156,10 @@ def generations_of(worker: Worker) -> Generations:
     if worker.pulse.generations is None:
         raise InputError(
             "The workers of this run cannot go on when one is lost.",
-            given='watch.on_loss="continue", and '
-            + ("`lockstep run` without --on-loss" if worker.pulse.launched else "workers of another launcher"),
+            given='watch.on_failure="continue", and '
+            + ("`lockstep run` without --on-failure" if worker.pulse.launched else "workers of another launcher"),
             expected="Lockstep's own launcher, which says who is left, and starts others in the place of the lost",
-            hint="use `lockstep train`, or `lockstep run --on-loss continue`; or --set watch.on_loss=restart",
+            hint="use `lockstep train`, or `lockstep run --on-failure continue`; or --set watch.on_failure=restart",
         )
     return worker.pulse.generations
 
@@ -170,12 +167,10 @@ def generations_of(worker: Worker) -> Generations:
 def _take_part(before: Worker, generations: Generations, generation: Generation) -> Worker:
     """Meet the other members of a generation; returns what this worker is among them."""
     rank, num_workers = generation.members.index(generations.number), len(generation.members)
-    store = generations.store.within(f"{generation.number}/")
-    group = Group(store, rank, num_workers, timeout_seconds(before.pulse), generations, before.pulse)
-    generations.at_loss(store.shut_down)
-    told = group.gather([generations.places, identity(before.device)])
+    group = Group(generations.meet(), rank, num_workers, timeout_seconds(before.pulse), generations, before.pulse)
+    gathered = group.gather([generations.places, identity(before.device)])
     # Newcomers do not know the others yet, and are never the first.
-    generations.places = [(name, host) for name, host in told[0][0]]
+    generations.introduce([(name, host) for name, host in gathered[0][0]])
     group.names = [generations.places[number][0] for number in generation.members]
     hosts = [generations.places[number][1] for number in generation.members]
     local = [each for each, host in enumerate(hosts) if host == hosts[rank]]
@@ -186,7 +181,7 @@ def _take_part(before: Worker, generations: Generations, generation: Generation)
         local_rank=local.index(rank),
         num_local_workers=len(local),
         group=group,
-        shares_device=check_devices([device for _, device in told], before.workers_per_device),
+        shares_device=check_devices([device for _, device in gathered], before.workers_per_device),
         host=hosts[rank],
         is_newcomer=False,
     )
@@ -202,17 +197,25 @@ def leave() -> None:
     if worker is not None:
         error = getattr(sys, "last_value", None)
         worker.group.leave(error)
-        if error is not None and worker.group.peers is not None:
+        if error is not None and worker.group.membership is not None:
             _record_for_torchrun(error)
 
 
 def _record_for_torchrun(error: BaseException) -> None:
-    """Write what ends this worker into the file that torchrun shows of the first one to fail on its host."""
-    if "TORCHELASTIC_ERROR_FILE" in os.environ:
+    """Write what ends this worker into the file that torchrun shows of the first one to fail on its host.
+
+    The file comes whole or not at all: torchrun ends on a half-written one, in place of starting its workers again, and
+    it sends SIGTERM to this worker as soon as another one has failed.
+    """
+    if path := os.environ.get(_ERROR_FILE):
+        os.environ[_ERROR_FILE] = partial = f"{path}.{os.getpid()}.partial"
         try:
             raise error
         except BaseException as raised:
             get_error_handler().record_exception(raised)
+        finally:
+            os.environ[_ERROR_FILE] = path
+        Path(partial).replace(path)
 
 
 def _join(device: str | None, workers_per_device: int, environment: Mapping[str, str]) -> Worker:
@@ -225,21 +228,20 @@ def _join(device: str | None, workers_per_device: int, environment: Mapping[str,
         return _newcomer(env, pulse, device, workers_per_device)
     group = Group.alone()
     if env.num_workers > 1:
-        store, peers = _meet_of_launcher(env, pulse) if env.launched else _find_each_other(env, pulse)
-        group = Group(store, env.rank, env.num_workers, timeout_seconds(pulse), peers, pulse)
+        group = _group_of_launcher(env, pulse) if env.launched else _group_of_others(env, pulse)
     try:
         local_rank, num_local = env.local or _count_hosts(group, env.rank)
         chosen = choose_device(device, local_rank, num_local, workers_per_device)
-        told = group.gather([socket.gethostname(), local_rank, identity(chosen)])
-        hosts = host_names([(name, each) for name, each, _ in told])
+        gathered = group.gather([socket.gethostname(), local_rank, identity(chosen)])
+        hosts = host_names([(name, each) for name, each, _ in gathered])
         if len(set(hosts)) > 1:
             group.names = [f"worker {rank} on {host}" for rank, host in enumerate(hosts)]
             network = choose_network(group, env.rank, None if env.launched else (env.address, env.port))
             if network and local_rank == 0:
                 log.info("%s exchanges with the other hosts over %s", hosts[env.rank], network)
-        shares = check_devices([name for *_, name in told], workers_per_device)
+        shares = check_devices([name for *_, name in gathered], workers_per_device)
         if pulse.generations is not None:
-            pulse.generations.places = list(zip(group.names, hosts, strict=True))
+            pulse.generations.introduce(list(zip(group.names, hosts, strict=True)))
     except LockstepError as error:
         group.leave(error)
         raise
@@ -257,16 +259,16 @@ def _join(device: str | None, workers_per_device: int, environment: Mapping[str,
     )
 
 
-def host_names(told: Sequence[tuple[str, int]]) -> list[str]:
+def host_names(gathered: Sequence[tuple[str, int]]) -> list[str]:
     """Name the host of each worker, from what each has told by rank: the name of its host, and its local rank.
 
     Hosts may have the same name, as containers have: then each has a number, too, in the order of their workers.
     """
-    num_hosts = sum(local_rank == 0 for _, local_rank in told)
-    if num_hosts == len({name for name, _ in told}):
-        return [name for name, _ in told]
-    numbers = accumulate(int(local_rank == 0) for _, local_rank in told)
-    return [f"{name} (host {number - 1})" for (name, _), number in zip(told, numbers, strict=True)]
+    num_hosts = sum(local_rank == 0 for _, local_rank in gathered)
+    if num_hosts == len({name for name, _ in gathered}):
+        return [name for name, _ in gathered]
+    numbers = accumulate(int(local_rank == 0) for _, local_rank in gathered)
+    return [f"{name} (host {number - 1})" for (name, _), number in zip(gathered, numbers, strict=True)]
 
 
 def _count_hosts(group: Group, rank: int) -> tuple[int, int]:
@@ -279,7 +281,7 @@ def _newcomer(env: WorkerEnvironment, pulse: Pulse, device: str | None, workers_
     """A worker in the place of a lost one, before it knows the others: never the chief, who would write."""
     assert pulse.generations is not None, "it is a newcomer"
     assert env.local is not None, "our launcher has started it"
-    pulse.generations.store = _store_of_launcher(env)
+    pulse.generations.connect(_store_of_launcher(env))
     chosen, group, rank = choose_device(device, *env.local, workers_per_device), Group.alone(), max(env.rank, 1)
     group.names = [f"worker {env.rank if each == rank else each}" for each in range(env.num_workers)]
     host = socket.gethostname()
@@ -288,14 +290,13 @@ def _newcomer(env: WorkerEnvironment, pulse: Pulse, device: str | None, workers_
     )
 
 
-def _meet_of_launcher(env: WorkerEnvironment, pulse: Pulse) -> tuple[Store, Generations | None]:
-    """The launcher's store, for the first generation where others may follow, and what says who is lost of it."""
+def _group_of_launcher(env: WorkerEnvironment, pulse: Pulse) -> Group:
+    """The workers that our launcher has started, in its store: the first generation, where others may follow."""
     store, generations = _store_of_launcher(env), pulse.generations
-    if generations is None:
-        return store, None
-    generations.store, first = store, store.within("0/")
-    generations.at_loss(first.shut_down)
-    return first, generations
+    if generations is not None:
+        generations.connect(store)
+        store = generations.meet()
+    return Group(store, env.rank, env.num_workers, timeout_seconds(pulse), generations, pulse)
 
 
 def _store_of_launcher(env: WorkerEnvironment) -> SocketStore:
@@ -310,22 +311,25 @@ def _store_of_launcher(env: WorkerEnvironment) -> SocketStore:
     return SocketStore(connection)
 
 
-def _find_each_other(env: WorkerEnvironment, pulse: Pulse) -> tuple[Store, Peers]:
-    """Wait for the other workers that another launcher has started; returns the store of them alone, and the peers."""
+def _group_of_others(env: WorkerEnvironment, pulse: Pulse) -> Group:
+    """The workers that another launcher has started, once they have found each other, in a store of them alone."""
     store = _connect(env)
     address = address_towards(env.address, env.port)
-    roll = call_roll(store, env.rank, env.num_workers, Location.here(address))
-    store = PrefixStore(roll.start, store)
-    return store, have_watched(store, env.rank, roll, pulse, holds_store=env.rank == env.store_rank)
+    found = discover(store, env.rank, env.num_workers, Location.here(address))
+    store = PrefixStore(found.start, store)
+    peers = have_watched(store, env.rank, found, pulse, holds_store=env.rank == env.store_rank)
+    group = Group(store, env.rank, env.num_workers, timeout_seconds(pulse), peers, pulse)
+    group.say_farewell_by(peers.leave)
+    return group
 
 
 def _connect(env: WorkerEnvironment) -> Store:
     try:  # TCPStore would try again for two minutes, and log each time
-        resolve_name(env.address, env.port, NAME_SECONDS)
+        resolve_name(env.address, env.port, RESOLVE_SECONDS)
     except (OSError, UnicodeError) as error:
         raise InputError(
             "The name of the chief's host does not resolve.",
-            given=f"{env.address!r}, by {env.said}: {error}",
+            given=f"{env.address!r}, by {env.source}: {error}",
             expected="a name or an address that this host knows",
             hint=f"set MASTER_ADDR to an address of the host of worker {env.store_rank or 0}",
         ) from None
@@ -333,22 +337,22 @@ def _connect(env: WorkerEnvironment) -> Store:
     # In a thread: what listens there may be another program, for whose answer TCPStore waits without end.
     threading.Thread(target=lambda: made.put(_store(env)), name="lockstep-connect", daemon=True).start()
     try:
-        store = made.get(timeout=TIMEOUT_SECONDS + _ANSWER_SECONDS)
+        store = made.get(timeout=TIMEOUT_SECONDS + STORE_ANSWER_SECONDS)
     except Empty:
         store = RuntimeError("what listens there does not answer as a store of torch.distributed does")
     if isinstance(store, TCPStore):
         return PrefixStore(env.prefix, store)
-    said = str(store).splitlines()[0]
-    if "EADDRINUSE" in said:
+    reason = str(store).splitlines()[0]
+    if "EADDRINUSE" in reason:
         raise WorkerError(
             f"worker {env.rank} cannot open the store of the run: its port is in use on this host.",
-            given=f"port {env.port}, by {env.said}",
+            given=f"port {env.port}, by {env.source}",
             expected="a port that no other program, and no other run, listens on",
             hint="give all workers another one: MASTER_PORT",
         )
     raise WorkerError(
         f"worker {env.rank} cannot reach the other workers.",
-        given=f"{env.address}:{env.port}: {said}",
+        given=f"{env.address}:{env.port}: {reason}",
         expected="the store of the run to listen there",
         hint="check MASTER_ADDR and MASTER_PORT, and that worker 0 or the launcher is running",
     )

@@ -91,7 +91,7 @@ def request_stop(pulse: Pulse, owner: int, number: int) -> None:
 
 @contextmanager
 def stop_on_interrupt(pulse: Pulse) -> Iterator[None]:
-    """In a loop of a script, the first SIGINT requests a stop after the current step; the next one raises as ever.
+    """Have the first SIGINT in a loop of a script request a stop after the current step; the next one raises as ever.
 
     In a loop body that has taken more than `BODY_SECONDS` the first one raises too: the generator of a loop that was
     broken off may still be alive, in a notebook for one, and no step will come.
@@ -186,7 +186,7 @@ _interrupts = _Interrupts()
 
 
 class uninterrupted:  # noqa: N801 (written as a class for its speed: steps enter it)
-    """In the block SIGINT waits; at its end, the handler that would have handled it at once does.
+    """Hold SIGINT back in the block; at its end, the handler that would have handled it at once does.
 
     So a KeyboardInterrupt comes before the block or after it. Outside the main thread no handler runs, and the block
     does nothing. `interruptible` makes a hole in it for code that may take long.

@@ -21,7 +21,8 @@ from multiprocessing import Pipe, reduction
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from lockstep.workers.connections import START_SECONDS, connect
+from lockstep.workers.connections import connect
+from lockstep.workers.limits import START_SECONDS
 
 MAX_VALUE_BYTES = 8 << 20
 """The size of one value. TCPStore has the same limit: it closes the connection of a client that sends more."""

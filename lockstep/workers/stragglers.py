@@ -14,11 +14,11 @@ _PHASES = {"data": "input", "compute": "compute", "loop body": "the loop body", 
 """The phases in which a worker is busy by itself, in the words of messages."""
 _LEAST_SHARE = 0.1
 LEAST_SECONDS = 10.0
-"""In less time, who is the slowest is chance."""
+"""Least time by which a worker is called slow: in less, who is the slowest is chance."""
 _FIRST_SECONDS, _LONGEST_SECONDS = 60.0, 3600.0
 
 Seconds = Mapping[str, float]
-"""By phase, since the worker began."""
+"""Seconds of each phase, since the worker began."""
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,13 @@ class Straggler:
 
     rank: int
     phase: str
-    """In which it takes the longest beside the others, in words."""
+    """The phase in which it takes the longest beside the others, in words."""
     step_seconds: float
-    """Of this phase, a step."""
+    """Seconds of this phase, a step."""
     usual_seconds: float
     """The same of the others: their median."""
     share: float
-    """Of the time, for which the others wait for this worker."""
+    """Share of the time for which the others wait for this worker."""
 
     def describe(self, name: str) -> str:
         """Say so in a line; `name` is the worker's."""

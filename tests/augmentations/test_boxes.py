@@ -47,7 +47,7 @@ def test_objects_above_a_score_stay_and_those_without_one() -> None:
     assert by_scores["labels"].values.tolist() == [0]
 
 
-def test_scores_that_are_not_there_are_missed() -> None:
+def test_a_missing_field_of_scores_is_refused() -> None:
     with pytest.raises(InputError, match="finds no scores in the field 'weights'"):
         RetainBoxesAboveThreshold()(batch_of(noise(4, 4)), draws_of(1))
 

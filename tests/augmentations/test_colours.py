@@ -44,7 +44,7 @@ def options(cases: list[ColourOption]) -> pytest.MarkDecorator:
 
 
 @pytest.mark.parametrize(("option", "name"), AS_TENSORFLOW, ids=[name for _, name in AS_TENSORFLOW])
-def test_it_gives_the_numbers_of_tensorflow(option: ColourOption, name: str) -> None:
+def test_colours_equal_tensorflows_numbers(option: ColourOption, name: str) -> None:
     kind = type(option).__name__
     draws = GivenDraws({f"{kind} image {what}": what for what in option.bounds})
     images = option({"image": IMAGES}, draws)["image"]
@@ -146,6 +146,6 @@ def test_what_cannot_be_is_refused() -> None:
         SubtractChannelMean((1.0, float("nan")))
 
 
-def test_they_are_values() -> None:
+def test_colour_operations_are_values() -> None:
     assert RandomAdjustHue() == RandomAdjustHue(max_delta=0.02) != RandomAdjustHue(max_delta=0.1)
     assert repr(replace(RandomDistortColor(), color_ordering=1)) == "RandomDistortColor(color_ordering=1)"

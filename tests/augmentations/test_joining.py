@@ -10,8 +10,8 @@ import torch
 from painted_scenes import batch_of, labels_of, scene
 
 from lockstep.augmentations import CopyPaste, FixedSizeCrop, MixUp, Mosaic, RandomIoUCrop, RandomZoomOut, ScaleJitter
+from lockstep.augmentations.augment import num_partners
 from lockstep.augmentations.joining import join_objects, joined_masks
-from lockstep.images.augment import num_partners
 from lockstep.images.masks import dense_masks
 from lockstep.randomness import Draws
 

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.augmentations import RandomCropImage, RandomCropToAspectRatio
-from lockstep.augmentations.padding import pad_images
+from lockstep.augmentations.crops import Windows
 from lockstep.augmentations.random_crops import cropped
+from lockstep.augmentations.resizers import pad_images
 from lockstep.errors import DataError, InputError
 from lockstep.images.decode import EncodedImage
 from lockstep.images.objects import areas_of
-from lockstep.images.resized_crops import Windows
 
 EVERY = np.array([True])
 
@@ -143,7 +143,7 @@ def test_the_largest_crop_of_an_aspect(ratio: float, sides: tuple[int, int], siz
     assert after["image"][0].size == size[::-1]
 
 
-def test_it_lies_at_each_place_as_often_and_drops_boxes_without_area() -> None:
+def test_a_crop_to_an_aspect_ratio_is_uniform_in_place_and_drops_boxes_without_area() -> None:
     number = torch.arange(5, dtype=torch.uint8).expand(3, 2, 5)
     boxes = torch.tensor([[0, 0, 1, 1], [0.2, 0.5, 0.8, 0.5]])
     after = RandomCropToAspectRatio(overlap_thresh=0.0)(batch_of(*[number] * 400, boxes=boxes), draws_of(400))

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.augmentations import RandomRotation90, RandomVerticalFlip
+from lockstep.augmentations.augment import Augment
+from lockstep.augmentations.turns import HorizontalFlip
 from lockstep.errors import InputError
-from lockstep.images.augment import Augment, HorizontalFlip
 from lockstep.images.decode import EncodedImage
 
 SWAPPED = (1, 0)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.chaos.report import Report, Round, what_is_lost
+from lockstep.chaos.report import Report, Round, run_differences
 from lockstep.chaos.trial import Injected, Trial
 
 
@@ -25,13 +25,13 @@ def undisturbed(tmp_path: Path) -> Path:
 
 
 def test_equal_runs_differ_in_times_alone(undisturbed: Path, tmp_path: Path) -> None:
-    assert what_is_lost(undisturbed, write_run(tmp_path / "run"), bits=True) == []
+    assert run_differences(undisturbed, write_run(tmp_path / "run"), bits=True) == []
 
 
 def test_other_bytes_are_named_where_they_are_promised(undisturbed: Path, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", weights=b"others")
-    assert what_is_lost(undisturbed, run, bits=False) == []
-    assert what_is_lost(undisturbed, run, bits=True) == ["parameters.safetensors has other bytes"]
+    assert run_differences(undisturbed, run, bits=False) == []
+    assert run_differences(undisturbed, run, bits=True) == ["parameters.safetensors has other bytes"]
 
 
 def test_whose_gradients_came_first_is_left_to_chance(tmp_path: Path) -> None:
@@ -39,29 +39,31 @@ def test_whose_gradients_came_first_is_left_to_chance(tmp_path: Path) -> None:
     for run, loss, used in zip(runs, (2.5, 2.5, 2.4), ({"1": 2}, {"2": 2}, {"1": 2}), strict=True):
         line = {"step": 2, "position": 16, "losses": {"loss": loss}, "arrivals": {"used": used}}
         (run / "metrics.jsonl").write_text(json.dumps(line) + "\n")
-    assert what_is_lost(runs[0], runs[1], bits=True) == []
-    assert what_is_lost(runs[0], runs[2], bits=True) == ["metrics.jsonl has other bytes"]
+    assert run_differences(runs[0], runs[1], bits=True) == []
+    assert run_differences(runs[0], runs[2], bits=True) == ["metrics.jsonl has other bytes"]
 
 
 def test_lost_and_repeated_attempts_are_named(undisturbed: Path, tmp_path: Path) -> None:
-    assert what_is_lost(undisturbed, write_run(tmp_path / "short", positions=(8,)), bits=True) == [
+    assert run_differences(undisturbed, write_run(tmp_path / "short", positions=(8,)), bits=True) == [
         "last step: 1 in place of 2",
         "examples: 8 in place of 16",
         "attempts in metrics.jsonl: 1 in place of 2",
         "last checkpoint: step-00000001 in place of step-00000002",
     ]
-    twice = what_is_lost(undisturbed, write_run(tmp_path / "twice", positions=(8, 8, 16)), bits=False)
+    twice = run_differences(undisturbed, write_run(tmp_path / "twice", positions=(8, 8, 16)), bits=False)
     assert "attempts that stand there twice: 1 in place of 0" in twice
 
 
 def test_a_run_that_has_written_nothing(undisturbed: Path, tmp_path: Path) -> None:
-    assert "last checkpoint: none in place of step-00000002" in what_is_lost(undisturbed, tmp_path / "none", bits=True)
+    assert "last checkpoint: none in place of step-00000002" in run_differences(
+        undisturbed, tmp_path / "none", bits=True
+    )
 
 
 def test_files_half_written_are_named(undisturbed: Path, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     (run / ".choices.json.12.partial").touch()
-    assert what_is_lost(undisturbed, run, bits=True) == [".choices.json.12.partial is left behind"]
+    assert run_differences(undisturbed, run, bits=True) == [".choices.json.12.partial is left behind"]
 
 
 def report(*lost: str) -> Report:

@@ -13,7 +13,7 @@ from worker_processes import HANG_SECONDS
 from lockstep.chaos import trial as trials
 from lockstep.chaos.faults import FAULTS
 from lockstep.chaos.linked_data import LinkedData
-from lockstep.chaos.report import what_is_lost
+from lockstep.chaos.report import run_differences
 from lockstep.chaos.trial import Disturbed, Due, Trial
 
 pytestmark = pytest.mark.process
@@ -71,14 +71,14 @@ def test_a_run_that_survives_is_found_equal(disturb: Callable[..., Trial], undis
     assert injected.seconds is not None
     assert bool(injected.exit_codes) == FAULTS[fault].ends_command
     assert injected.steps_again <= (0 if fault == "preempt" else 12)
-    assert what_is_lost(undisturbed, trial.workdir, bits=True) == []
+    assert run_differences(undisturbed, trial.workdir, bits=True) == []
 
 
 def test_faults_come_one_after_another(disturb: Callable[..., Trial], undisturbed: Path) -> None:
     trial = disturb(Due(40, "all"), Due(12, "chief"), Due(12, "kill"))
     assert [injected.fault for injected in trial.faults] == ["chief", "kill", "all"]
     assert [injected.exit_codes for injected in trial.faults] == [[], [], [-9]]
-    assert what_is_lost(undisturbed, trial.workdir, bits=True) == []
+    assert run_differences(undisturbed, trial.workdir, bits=True) == []
 
 
 def test_damaged_data_is_mended_once_the_command_has_said_so(
@@ -89,7 +89,7 @@ def test_damaged_data_is_mended_once_the_command_has_said_so(
     assert not trial.problems
     (injected,) = trial.faults
     assert (injected.exit_codes, injected.error) == ([-9, 1], "error: a file is cut short given:    half of it")
-    assert what_is_lost(undisturbed, trial.workdir, bits=True) == []
+    assert run_differences(undisturbed, trial.workdir, bits=True) == []
 
 
 @pytest.mark.parametrize(
@@ -99,10 +99,12 @@ def test_damaged_data_is_mended_once_the_command_has_said_so(
         ("repeats steps", ["attempts that stand there twice"]),
     ],
 )
-def test_what_is_lost_is_named(disturb: Callable[..., Trial], undisturbed: Path, mistake: str, lost: list[str]) -> None:
+def test_differences_of_a_disturbed_run_are_named(
+    disturb: Callable[..., Trial], undisturbed: Path, mistake: str, lost: list[str]
+) -> None:
     trial = disturb(Due(23, "chief"), mistake=mistake)
     assert not trial.problems
-    found = what_is_lost(undisturbed, trial.workdir, bits=False)
+    found = run_differences(undisturbed, trial.workdir, bits=False)
     assert [line[: len(start)] for line, start in zip(found, lost, strict=True)] == lost
 
 

@@ -30,7 +30,9 @@ def every(hours: float, steps: range) -> dict[int, float]:
         (Retention(newest=2, every_hours=100.0), every(1, range(5)), [1, 2]),
     ],
 )
-def test_what_goes(retention: Retention, saved: dict[int, float], surplus: list[int]) -> None:
+def test_surplus_checkpoints_are_those_that_retention_drops(
+    retention: Retention, saved: dict[int, float], surplus: list[int]
+) -> None:
     assert retention.surplus(saved) == surplus
 
 
@@ -56,7 +58,7 @@ def test_the_newest_stay_and_a_second_look_finds_nothing(newest, every_hours, sa
 
 
 @pytest.mark.parametrize("newest", [0, -1])
-def test_none_at_all_is_refused(newest: int) -> None:
+def test_a_retention_of_no_checkpoint_is_refused(newest: int) -> None:
     with pytest.raises(InputError) as raised:
         Retention(newest=newest)
     assert str(raised.value) == (
@@ -108,7 +110,7 @@ def test_who_is_among_the_best(retention: Retention, score: float, scores: dict[
     assert retention.is_among_best(score, scores) is expected
 
 
-def test_of_equal_ones_the_older_comes_first() -> None:
+def test_equal_scores_keep_the_older_checkpoint() -> None:
     scores = {3: 0.5, 1: 0.5, 2: 0.7, 4: 0.3}
     assert Retention(best="a").ranked(scores) == [2, 1, 3, 4]
     assert Retention(best="a", better="lower").ranked(scores) == [4, 1, 3, 2]

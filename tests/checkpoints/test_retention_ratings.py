@@ -105,7 +105,7 @@ def test_later_steps_that_the_run_fell_back_from_do_not_count(store: Store) -> N
     assert not store.is_among_best(20, {"loss": 0.6})
 
 
-def test_by_another_score_it_begins_anew(store: Store) -> None:
+def test_ratings_begin_anew_by_another_score(store: Store) -> None:
     save(store, 10, 0.9, loss=5.0)
     other = Store(store.folder, Retention(newest=1, best="loss", better="lower"))
     assert other.best() is None

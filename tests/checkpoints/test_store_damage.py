@@ -110,7 +110,7 @@ def test_one_of_an_older_version_that_is_not_finite_is_passed_over(
     assert asked_for.step == 30
 
 
-def test_all_are_damaged(store: Store) -> None:
+def test_a_store_of_damaged_checkpoints_names_each(store: Store) -> None:
     (store.path(10) / "values.json").unlink()
     (store.path(20) / "manifest.json").write_bytes(b"[1]")
     with pytest.raises(CheckpointError) as raised:

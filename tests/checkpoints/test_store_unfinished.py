@@ -30,7 +30,7 @@ def test_my_own_stay(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_those_of_a_dead_process_go(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unfinished_checkpoints_of_a_dead_process_are_deleted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     process = multiprocessing.get_context("fork").Process(
         target=lambda: make(unfinished_path(tmp_path / "step-00000010", "new"))
     )
@@ -44,7 +44,7 @@ def test_those_of_a_dead_process_go(tmp_path: Path, caplog: pytest.LogCaptureFix
 
 
 @pytest.mark.process
-def test_those_of_a_killed_process_that_nobody_has_waited_for_go(tmp_path: Path) -> None:
+def test_unfinished_checkpoints_of_a_zombie_process_are_deleted(tmp_path: Path) -> None:
     process = multiprocessing.get_context("fork").Process(
         target=lambda: make(unfinished_path(tmp_path / "step-00000010", "new"))
     )
@@ -62,7 +62,7 @@ def test_a_new_process_with_an_old_number_owns_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_those_of_another_host_go_once_they_are_old(tmp_path: Path) -> None:
+def test_unfinished_checkpoints_of_another_host_are_deleted_once_they_are_old(tmp_path: Path) -> None:
     young = make(tmp_path / ".step-00000010.new.elsewhere.1.1", age_seconds=ABANDONED_SECONDS - 60)
     make(tmp_path / ".step-00000011.new.elsewhere.1.1", age_seconds=ABANDONED_SECONDS + 60)
     sweep(tmp_path)
@@ -79,7 +79,7 @@ def test_a_file_that_still_grows_keeps_an_old_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["step-00000010", ".step-10.new.h.1.1", "notes", ".step-00000010.new.h.1.1.keep", ".git"]
 )
-def test_what_is_not_ours_stays(tmp_path: Path, name: str) -> None:
+def test_folders_that_are_no_unfinished_checkpoints_stay(tmp_path: Path, name: str) -> None:
     make(tmp_path / name, age_seconds=1e6)
     sweep(tmp_path)
     assert (tmp_path / name).is_dir()

@@ -15,7 +15,7 @@ from lockstep.augmentations.resizers import FixedShapeResizer
 from lockstep.cli import benchmark
 from lockstep.cli.main import main, parse
 from lockstep.detection.values import SqueezeSsd
-from lockstep.recipes.detection import DetectionData
+from lockstep.recipes.data import DetectionData
 from lockstep.recipes.shipped import find
 from lockstep.recipes.toml import to_toml
 
@@ -171,5 +171,5 @@ def test_ctrl_c_ends_it_with_its_exit_code(images: Path, monkeypatch: pytest.Mon
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("lockstep.data.input_benchmark.measure", interrupted)
+    monkeypatch.setattr("lockstep.cli.input_benchmark.measure", interrupted)
     run(str(images), code=130)

@@ -42,7 +42,7 @@ def test_a_worker_is_killed_and_nothing_is_lost(
 ) -> None:
     caplog.set_level(logging.INFO)
     before, path = left_over(), tmp_path / "report.json"
-    flags = ["--steps", "12", "--rounds", "1", "--minutes", "2", "--faults", "kill", "--report", str(path)]
+    flags = ["--steps", "12", "--rounds", "1", "--minutes", "2", "--faults", "kill", "--to", str(path)]
     assert main(["chaos", *SMALL, *flags]) == 0
     assert capsys.readouterr().out.endswith("1 of 1 disturbed runs ended with the bytes of the undisturbed one\n")
     facts = json.loads(path.read_text())
@@ -58,7 +58,7 @@ def test_a_worker_is_killed_and_nothing_is_lost(
 @pytest.mark.parametrize("end", [["--steps", "200"], []])
 def test_nothing_is_lost_by_any_fault(tmp_path: Path, seed: int, end: list[str]) -> None:
     path = tmp_path / "report.json"
-    flags = ["--minutes", "3", "--seed", str(seed), "--report", str(path), *end]
+    flags = ["--minutes", "3", "--seed", str(seed), "--to", str(path), *end]
     assert main(["chaos", "mnist", "--workers", "3", "--set", "batch_size=24", "--set", "num_towers=4", *flags]) == 0
     facts = json.loads(path.read_text())
     assert {injected["fault"] for each in facts["rounds"] for injected in each["faults"]} == set(FAULTS)
@@ -69,10 +69,10 @@ def test_nothing_is_lost_by_any_fault(tmp_path: Path, seed: int, end: list[str])
 @pytest.mark.process
 @pytest.mark.parametrize("exchange", [["exact=true"], ["exact=true", "transport=gloo"], ["kind=backups"]])
 def test_survivors_go_on_with_the_same_bits(tmp_path: Path, exchange: list[str]) -> None:
-    path, fields = tmp_path / "report.json", ["watch.on_loss=continue", *(f"exchange.{field}" for field in exchange)]
+    path, fields = tmp_path / "report.json", ["watch.on_failure=continue", *(f"exchange.{field}" for field in exchange)]
     words = ["--workers=4", "--towers=4", "--set=batch_size=24", *(f"--set={field}" for field in fields)]
     flags = ["--steps", "80", "--rounds", "2", "--minutes", "10", "--faults", "kill,chief,two,stop,slow"]
-    assert main(["chaos", "mnist", *words, *flags, "--report", str(path)]) == 0
+    assert main(["chaos", "mnist", *words, *flags, "--to", str(path)]) == 0
     facts = json.loads(path.read_text())
     assert facts["bits_are_promised"]
     went_on = [how for each in facts["rounds"] for injected in each["faults"] for how in injected["went_on"]]
@@ -102,7 +102,7 @@ def test_ended_by_sigterm_it_takes_all_along(tmp_path: Path) -> None:
         (["--minutes", "0"], "--minutes 0"),
         (["--steps", "1"], "--steps 1"),
         (["--seed", "-1"], "--seed -1"),
-        (["--report", "report.txt"], "a file whose name ends in .json"),
+        (["--to", "report.txt"], "a file whose name ends in .json"),
         (["--keep", "tests"], "given:    --keep tests\n"),
         (["--set", "batch_size=7"], "batch_size"),
     ],

@@ -25,18 +25,18 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from worker_processes import HANG_SECONDS
 
 import lockstep as ls
-from lockstep.cli import scoring, training
-from lockstep.cli.evaluate import scored_run
+from lockstep.cli import evaluate as cli_evaluate
+from lockstep.cli import train as cli_train
+from lockstep.cli.given_run import scored_run
 from lockstep.cli.main import parse
 from lockstep.cli.scoring import Details, reference_names
 from lockstep.evaluation.follow import Polling
-from lockstep.progress import Interval
 from lockstep.recipes.parts import Evaluate, Stage
 from lockstep.recipes.shipped import find
 from lockstep.recipes.tasks import CONFUSION, MISTAKES
 from lockstep.recipes.toml import to_toml
-from lockstep.runs.known_data import class_names
-from lockstep.runs.workdir import Workdir
+from lockstep.runs.workdir import Workdir, class_names
+from lockstep.types import Interval
 
 ROOT = Path(__file__).parent.parent.parent
 WRITES_LITTLE = [
@@ -58,7 +58,7 @@ def train(workdir: Path, *words: str) -> list[str]:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of 6 steps."""
     workdir = tmp_path_factory.mktemp("finished") / "run"
-    assert training.train_in_worker(train(workdir, "--steps", "6")) == 0
+    assert cli_train.train_as_worker(train(workdir, "--steps", "6")) == 0
     return workdir
 
 
@@ -76,7 +76,7 @@ def unfinished(workdir: Path) -> Path:
 
 def evaluate(workdir: Path, *words: str) -> int:
     """The command in this process."""
-    return scoring.score_in_worker(["evaluate", str(workdir), *words])
+    return cli_evaluate.evaluate_as_worker(["evaluate", str(workdir), *words])
 
 
 def evaluations(workdir: Path) -> list[dict[str, Any]]:
@@ -93,7 +93,7 @@ class TestWhatIsSaidAndWritten:
         self, workdir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         before = {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()}
-        assert evaluate(workdir, "--json", str(tmp_path / "result.json")) == 0
+        assert evaluate(workdir, "--to", str(tmp_path / "result.json")) == 0
         assert {path: path.read_bytes() for path in before} == before, "those of the run are its own"
         (line,) = evaluations(workdir)
         assert list(line) == FACTS
@@ -122,7 +122,7 @@ class TestWhatIsSaidAndWritten:
         names = {path.name for path in (workdir / "summaries-evaluation").iterdir()}
         assert names == {"validation-raw", "train-average"}
 
-    def test_what_is_taken_for_what(self, workdir: Path, tmp_path: Path) -> None:
+    def test_evaluate_writes_a_confusion_table_and_a_sheet_of_mistakes(self, workdir: Path, tmp_path: Path) -> None:
         table, sheet = tmp_path / "table.csv", tmp_path / "sheet.png"
         evaluate(workdir, "--confusion", str(table), "--mistakes", str(sheet))
         header, *rows = csv.reader(table.read_text().splitlines())
@@ -134,7 +134,7 @@ class TestWhatIsSaidAndWritten:
         with Image.open(sheet) as image:
             assert image.width > 300 < image.height
 
-    def test_where_the_workdir_refuses_the_scores_are_said(
+    def test_scores_are_printed_where_the_workdir_cannot_be_written(
         self, workdir: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         (workdir / "evaluations.jsonl").mkdir()
@@ -161,7 +161,7 @@ class TestWhatIsSaidAndWritten:
         assert caplog.messages[-1].startswith("no new checkpoint in ")
 
     @pytest.mark.parametrize(("words", "signal_name", "code"), [([], "SIGTERM", 143), (["--follow"], "SIGINT", 130)])
-    def test_a_wish_to_stop_ends_it_before_anything_is_said(
+    def test_a_request_to_stop_ends_an_evaluation_before_it_writes(
         self, workdir: Path, words: list[str], signal_name: str, code: int
     ) -> None:
         ls.join().pulse.stop_requested = signal_name
@@ -180,7 +180,7 @@ def test_each_stage_of_a_run_is_scored(tmp_path: Path) -> None:
         evaluate=Evaluate(every=Interval(0, "steps"), weights="average", examples=20),
     )
     (tmp_path / "few.toml").write_text(to_toml(shorten))
-    training.train_in_worker(["train", str(tmp_path / "few.toml"), "--workdir", str(tmp_path / "run"), *WRITES_LITTLE])
+    cli_train.train_as_worker(["train", str(tmp_path / "few.toml"), "--workdir", str(tmp_path / "run"), *WRITES_LITTLE])
     assert evaluate(tmp_path / "run", "--step", "2") == 0
     assert evaluate(tmp_path / "run") == 0
     assert [(line["step"], line["weights"]) for line in evaluations(tmp_path / "run")] == [
@@ -221,7 +221,7 @@ def test_a_class_may_be_called_what_is_no_text(tmp_path: Path) -> None:
 def refused(workdir: Path, *words: str) -> str:
     """What the command says before any worker starts."""
     with pytest.raises(ls.InputError) as raised:
-        scoring.plan_scoring(["evaluate", str(workdir), *words])
+        cli_evaluate.plan_evaluate(["evaluate", str(workdir), *words])
     return str(raised.value)
 
 
@@ -237,7 +237,7 @@ class TestRefusals:
 
     @pytest.mark.parametrize(
         ("flag", "name", "ending"),
-        [("json", "result", ".json"), ("confusion", "table", ".csv"), ("mistakes", "sheet", ".png")],
+        [("to", "result", ".json"), ("confusion", "table", ".csv"), ("mistakes", "sheet", ".png")],
     )
     def test_a_file_that_cannot_be_written(
         self, workdir: Path, tmp_path: Path, flag: str, name: str, ending: str
@@ -246,7 +246,7 @@ class TestRefusals:
         path.touch()
         assert f"given:    --{flag} {path}" in refused(workdir, f"--{flag}", str(path))
         assert "--force to overwrite it" in refused(workdir, f"--{flag}", str(path))
-        scoring.plan_scoring(["evaluate", str(workdir), f"--{flag}", str(path), "--force"])
+        cli_evaluate.plan_evaluate(["evaluate", str(workdir), f"--{flag}", str(path), "--force"])
         assert f"--{flag} {path}" in refused(workdir, f"--{flag}", str(path.with_suffix(".doc")))
 
     @pytest.mark.parametrize(
@@ -316,7 +316,7 @@ class TestWhatIsScored:
     def test_a_run_without_a_checkpoint_is_waited_for(self, tmp_path: Path) -> None:
         Workdir(tmp_path).write_recipe(find("mnist"))
         assert "add --follow to wait for it" in refused(tmp_path)
-        assert scoring.plan_scoring(["evaluate", str(tmp_path), "--follow", "--workers", "1", "--device", "cpu"])
+        assert cli_evaluate.plan_evaluate(["evaluate", str(tmp_path), "--follow", "--workers", "1", "--device", "cpu"])
 
     @pytest.mark.parametrize(
         ("history", "expected"),
@@ -418,7 +418,7 @@ def test_one_process_trains_and_another_follows_to_the_end(start: Start, tmp_pat
     workdir, result = tmp_path / "run", tmp_path / "result.json"
     training = start(train(workdir, "--forever"))
     training.wait_for("step ")
-    following = start(follow(workdir, "--json", str(result), "--workers", "1"))
+    following = start(follow(workdir, "--to", str(result), "--workers", "1"))
     first, second = (int(following.wait_for(SCORED)[1]) for _ in range(2))
     stopped = re.search(r"stopped at step (\d+)", training.end(143, signal.SIGTERM))
     assert stopped, "and that is not the end of the run"
@@ -435,7 +435,7 @@ def test_one_process_trains_and_another_follows_to_the_end(start: Start, tmp_pat
 
 
 @pytest.mark.process
-def test_it_waits_on_all_workers_until_a_signal_ends_it(start: Start, workdir: Path) -> None:
+def test_following_a_run_waits_on_all_workers_until_a_signal(start: Start, workdir: Path) -> None:
     (workdir / "checkpoints").rename(workdir / "aside")
     following = start(follow(unfinished(workdir), "--workers", "2"))
     following.wait_for(f"waiting for the first checkpoint in {workdir}/checkpoints")

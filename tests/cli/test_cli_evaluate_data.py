@@ -16,9 +16,8 @@ from saved_runs import recipe_of_photos, saved
 from tiny_images import image_folder, image_shards
 
 import lockstep as ls
-from lockstep.cli import scoring
-from lockstep.runs.known_data import KnownData
-from lockstep.runs.workdir import Workdir
+from lockstep.cli import evaluate as cli_evaluate
+from lockstep.runs.workdir import KnownData, Workdir
 from lockstep.workers.rank import leave
 
 
@@ -41,7 +40,9 @@ def evaluate(home: Path, tmp_path: Path) -> Callable[..., dict[str, Any]]:
     def run(*words: str) -> dict[str, Any]:
         leave()
         file = tmp_path / "result.json"
-        assert scoring.score_in_worker(["evaluate", str(home / "run"), "--json", str(file), "--force", *words]) == 0
+        assert (
+            cli_evaluate.evaluate_as_worker(["evaluate", str(home / "run"), "--to", str(file), "--force", *words]) == 0
+        )
         result: dict[str, Any] = json.loads(file.read_text())
         return result
 
@@ -50,7 +51,7 @@ def evaluate(home: Path, tmp_path: Path) -> Callable[..., dict[str, Any]]:
 
 def refused(*words: str) -> str:
     with pytest.raises(ls.InputError) as caught:
-        scoring.plan_scoring(["evaluate", "run", *words])
+        cli_evaluate.plan_evaluate(["evaluate", "run", *words])
     return str(caught.value)
 
 
@@ -126,12 +127,25 @@ def test_data_is_found_from_another_folder(
 
 def test_folders_with_other_classes_are_told(home: Path, evaluate: Callable[..., dict[str, Any]]) -> None:
     image_folder(Path("others"), 1, ("blue", "red"))
-    with pytest.raises(ls.DataError, match=r"have other numbers(.*\n)*.*class 1 is 'red', and 'green' to train on"):
+    with pytest.raises(ls.DataError, match=r"have other labels(.*\n)*.*label 1 is 'red'; label 1 is 'green'"):
         evaluate("--data", "others")
     leave()
     image_folder(Path("more"), 1, ("blue", "green", "red", "white"))
     with pytest.raises(ls.DataError, match=r"white/0\.jpg is none of the model's classes"):
         evaluate("--data", "more")
+
+
+def test_a_class_of_another_number_is_refused(home: Path, evaluate: Callable[..., dict[str, Any]]) -> None:
+    """The names stand in the same order, but class 0 is the background for the one, and "blue" for the other."""
+    with pytest.raises(ls.DataError, match=r"have other labels(.*\n)*.*label 1 is 'blue'; label 1 is 'green'"):
+        evaluate("--set", "data.labels_offset=-1")
+    leave()
+    KnownData(Path.cwd(), {1: "red", 2: "red", 3: "blue"}).write(Workdir(Path("run")))
+    with pytest.raises(ls.DataError, match=r"label 0 is 'blue'; 'blue' has label 3 to train on"):
+        evaluate()
+    leave()
+    KnownData(Path.cwd(), {0: "blue", 1: "green", 2: "red", 4: "red"}).write(Workdir(Path("run")))
+    assert evaluate()["num_examples"] == 6, "two classes may share a name"
 
 
 def test_classes_are_called_by_their_names_where_the_data_has_none(

@@ -7,17 +7,13 @@ import logging
 from pathlib import Path
 
 import pytest
-from saved_runs import saved
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tiny_detector import build_tiny, tiny_recipe, write_coco
+from tiny_detector import save_detector_run
 
 import lockstep as ls
-from lockstep.cli import scoring
+from lockstep.cli import evaluate as cli_evaluate
 from lockstep.cli.main import main
-from lockstep.detection.values import Fcos
 from lockstep.readers.coco_results import read_coco_results
-from lockstep.runs.known_data import KnownData
-from lockstep.runs.workdir import Workdir
 from lockstep.workers.rank import leave
 
 MAP = "PascalBoxes_Precision/mAP@0.5IOU"
@@ -25,23 +21,18 @@ MAP = "PascalBoxes_Precision/mAP@0.5IOU"
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The current folder: the run of a tiny detector with a checkpoint of step 7, and its data in images/."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Fcos, "build", build_tiny)
-    Path("images").mkdir()
-    saved(Path("run"), tiny_recipe(write_coco(Path("images"), 5), per_category=True))
-    KnownData(tmp_path, {1: "red", 2: "green"}).write(Workdir(Path("run")))
+    save_detector_run(tmp_path, monkeypatch)
 
 
 def evaluate(*words: str) -> int:
     leave()
-    return scoring.score_in_worker(["evaluate", "run", *words])
+    return cli_evaluate.evaluate_as_worker(["evaluate", "run", *words])
 
 
 def test_evaluate_writes_scores_by_their_reference_names(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "lockstep")
     words = ["--set", "evaluate.detection.export_path=new/found.json", "--set", "evaluate.detection.pictures.count=2"]
-    assert evaluate("--json", "scores.json", *words) == 0
+    assert evaluate("--to", "scores.json", *words) == 0
     scores = json.loads(Path("scores.json").read_text())["scores"]
     by_category = "PascalBoxes_PerformanceByCategory/AP@0.5IOU"
     assert [*scores] == [MAP, f"{by_category}/red", f"{by_category}/green"]

@@ -17,8 +17,8 @@ from tiny_detector import build_tiny, tiny_recipe, write_coco
 from lockstep.checkpoints.store import Store
 from lockstep.cli.main import main
 from lockstep.detection.values import Fcos
-from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find
+from lockstep.recipes.toml import with_settings
 from lockstep.runs.workdir import Workdir
 
 BEST = "validation/top1"

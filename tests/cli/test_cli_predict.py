@@ -16,8 +16,7 @@ from lockstep.checkpoints.store import Store
 from lockstep.cli import predict
 from lockstep.cli.main import main
 from lockstep.recipes.shipped import find
-from lockstep.runs.known_data import KnownData
-from lockstep.runs.workdir import Workdir
+from lockstep.runs.workdir import KnownData, Workdir
 
 EVIL = "\x1b[2J\nerror: forged \u202egpj.\x9b"
 
@@ -41,7 +40,7 @@ def written(folder: str) -> list[str]:
     return sorted(path.name for path in Path(folder).iterdir())
 
 
-def test_it_writes_a_table_json_and_a_page(
+def test_predict_writes_a_table_json_and_a_page(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     Path("photos/red/broken.png").write_bytes(b"\x89PNG\r\n\x1a\n")

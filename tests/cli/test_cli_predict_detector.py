@@ -9,16 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from saved_runs import saved
-from tiny_detector import build_tiny, tiny_recipe, write_coco
+from tiny_detector import save_detector_run
 
 import lockstep as ls
-from lockstep.cli import scoring
+from lockstep.cli import evaluate as cli_evaluate
 from lockstep.cli.main import main
-from lockstep.detection.values import Fcos
 from lockstep.readers.coco_results import read_coco_results
-from lockstep.runs.known_data import KnownData
-from lockstep.runs.workdir import Workdir
 from lockstep.workers.rank import leave
 
 MAP = "PascalBoxes_Precision/mAP@0.5IOU"
@@ -26,12 +22,7 @@ MAP = "PascalBoxes_Precision/mAP@0.5IOU"
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The current folder: the run of a tiny detector with a checkpoint of step 7, and its data in images/."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Fcos, "build", build_tiny)
-    Path("images").mkdir()
-    saved(Path("run"), tiny_recipe(write_coco(Path("images"), 5), per_category=True))
-    KnownData(tmp_path, {1: "red", 2: "green"}).write(Workdir(Path("run")))
+    save_detector_run(tmp_path, monkeypatch)
 
 
 def pixels_of(path: str) -> np.ndarray:
@@ -41,7 +32,7 @@ def pixels_of(path: str) -> np.ndarray:
 
 def evaluate(*words: str) -> int:
     leave()
-    return scoring.score_in_worker(["evaluate", "run", *words])
+    return cli_evaluate.evaluate_as_worker(["evaluate", "run", *words])
 
 
 def test_predict_writes_objects_in_pixels_of_the_files(

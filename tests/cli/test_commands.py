@@ -18,7 +18,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from worker_processes import HANG_SECONDS
 
-from lockstep.parallel.exchange import AllReduce
+from lockstep.exchange.exchange import AllReduce
 
 pytestmark = pytest.mark.process
 
@@ -92,7 +92,7 @@ def test_the_workdir_tells_the_run(finished: tuple[Path, str]) -> None:
     assert events == ["start", "end"]
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("num_workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_other_numbers_of_workers_and_a_resume_give_the_same_bytes(
     finished: tuple[Path, str], tmp_path: Path, num_workers: int
 ) -> None:

@@ -69,7 +69,7 @@ def convert(capsys: pytest.CaptureFixture[str]) -> Convert:
 
 
 @pytest.mark.process
-def test_it_says_what_it_has_made(photos: Path, tmp_path: Path) -> None:
+def test_convert_prints_what_it_has_written(photos: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "lockstep", "convert", "images", str(photos), "--to", str(tmp_path / "out")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECONDS)
     assert done.returncode == 0, done.stderr
@@ -124,7 +124,7 @@ def test_another_conversion_is_not_written_over_unless_told_so(photos: Path, tmp
     code, said = convert("images", photos, "--to", tmp_path / "out")
     assert code == 2
     assert "error: There are shards in " in said
-    code, said = convert("images", photos, "--to", tmp_path / "out", "--overwrite")
+    code, said = convert("images", photos, "--to", tmp_path / "out", "--force")
     assert code == 0
     assert "15 records in 4 shards (2 of them before) in " in said
 

@@ -71,7 +71,7 @@ def test_what_is_there_is_written_over_when_asked(shard: Path, tmp_path: Path) -
     other = [shard, "--to", tmp_path / "out", "--short-side", 16]
     with pytest.raises(DataError, match="There are shards in"):
         prepare(*other)
-    prepare(*other, "--overwrite")
+    prepare(*other, "--force")
     assert records_in(tmp_path / "out" / shard.name)[0] == prepared_record(RECORDS[0], Preparation(16))
 
 

@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 
 import lockstep as ls
-from lockstep.cli import training
+from lockstep.cli import train, training
 from lockstep.cli.given_run import GivenRun, given_recipe, given_run
 from lockstep.cli.main import parse
 from lockstep.errors import WorkdirError
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.shipped import find, names
 from lockstep.recipes.toml import to_toml
-from lockstep.runs.known_data import KnownData
-from lockstep.runs.workdir import Workdir
+from lockstep.runs.workdir import KnownData, Workdir
 
 
 def given(*words: str) -> GivenRun:
@@ -24,7 +23,7 @@ def given(*words: str) -> GivenRun:
 
 
 def plan(*words: str) -> dict[str, object]:
-    return training.plan_training(["train", *words, "--device", "cpu"])
+    return train.plan_train(["train", *words, "--device", "cpu"])
 
 
 # By the folder of a run -----------------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ import sys
 from lockstep.cli.main import main
 assert main(["train", "mnist", "--print-recipe"]) == 0
 for words in [
-    "evaluate nowhere", "evaluate nowhere --interval 3", "evaluate {run}@3", "evaluate {run} --json result.txt",
+    "evaluate nowhere", "evaluate nowhere --interval 3", "evaluate {run}@3", "evaluate {run} --to result.txt",
     "evaluate {run} --split all", "evaluate {run}@2 --best", "evaluate {run}@2 --set optimizer.lr.initial=1",
     "predict nowhere photos --to out", "predict {run}@3 photos --to out", "predict {run} photos --to out --top none",
     "export nowhere --to model.pt2", "export {run}@3 --to model.pt2", "export {run} --to model.txt",

@@ -53,7 +53,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("train empty --print-recipe", "empty is neither a recipe nor the folder of a run.", "name another folder"),
     ],
 )  # fmt: skip
-def test_it_is_said_and_nothing_is_written(
+def test_a_wrong_path_is_one_error_and_nothing_is_written(
     here: Path, capsys: pytest.CaptureFixture[str], command: str, what: str, hint: str
 ) -> None:
     before = sorted(here.rglob("*"))

@@ -14,13 +14,12 @@ import pytest
 from tiny_images import image_folder, image_shards
 from worker_processes import HANG_SECONDS
 
-from lockstep.cli import scoring, training
+from lockstep.cli import evaluate, train
 from lockstep.cli.main import main
 from lockstep.errors import InputError
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find
-from lockstep.recipes.toml import to_toml
+from lockstep.recipes.toml import to_toml, with_settings
 from lockstep.workers.rank import leave
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
@@ -56,16 +55,16 @@ def test_a_recipe_of_photos_is_trained_resumed_scored_shown_and_measured(
     told = [f"data.train={shards}", f"data.validation={photos}", f"data.test={photos}"]
     argv = words(tmp_path, *told)
     caplog.set_level(logging.INFO, "lockstep")
-    assert training.plan_training(argv)["workers"] == 1
-    assert training.train_in_worker(argv) == 0
+    assert train.plan_train(argv)["workers"] == 1
+    assert train.train_as_worker(argv) == 0
     leave()
     caplog.clear()
-    assert training.train_in_worker([*argv, "--steps", "3"]) == 0
+    assert train.train_as_worker([*argv, "--steps", "3"]) == 0
     assert any(message.startswith("resumed at step 2, position 8, from") for message in caplog.messages)
     leave()
     result, table = tmp_path / "scores.json", tmp_path / "table.csv"
-    scored = ["evaluate", str(tmp_path / "run"), "--average", "--json", str(result), "--confusion", str(table)]
-    assert scoring.score_in_worker(scored) == 0
+    scored = ["evaluate", str(tmp_path / "run"), "--average", "--to", str(result), "--confusion", str(table)]
+    assert evaluate.evaluate_as_worker(scored) == 0
     leave()
     found = json.loads(result.read_text())
     assert (found["step"], found["weights"], found["num_examples"]) == (3, "average", 6)
@@ -128,7 +127,7 @@ def test_a_path_that_is_none_is_refused_before_workers_start(
 ) -> None:
     (tmp_path / "empty").mkdir()
     given = [setting.format(tmp_path) for setting in settings]
-    assert said.format(tmp_path) in refused(training.plan_training, words(tmp_path, *given))
+    assert said.format(tmp_path) in refused(train.plan_train, words(tmp_path, *given))
     assert not (tmp_path / "run").exists()
 
 
@@ -152,14 +151,14 @@ def test_data_that_will_not_do_is_refused_by_a_worker_at_its_start(
     image_shards(tmp_path / "unlabelled", "train", [None] * 4)
     given = [setting.format(tmp_path, FIXTURES) for setting in settings]
     argv = words(tmp_path, *given, "feed.order=sequential")
-    training.plan_training(argv)
-    assert said.format(tmp_path) in refused(training.train_in_worker, argv)
+    train.plan_train(argv)
+    assert said.format(tmp_path) in refused(train.train_as_worker, argv)
 
 
 def test_unlabelled_records_may_be_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "lockstep")
     path = image_shards(tmp_path / "shards", "train", [1, 2, 3, 1, None, 2, 3, 1])
-    assert training.train_in_worker(words(tmp_path, f"data.train={path}", "feed.bad_examples=skip")) == 0
+    assert train.train_as_worker(words(tmp_path, f"data.train={path}", "feed.bad_examples=skip")) == 0
     quarantined = (tmp_path / "run/quarantine.jsonl").read_text()
     assert "train-00000-of-00002:2 has no label." in quarantined
 
@@ -170,7 +169,7 @@ def test_a_resumed_run_with_another_stage_says_what_differs(shards: str, tmp_pat
     file = tmp_path / "run/recipe.toml"
     file.write_text(to_toml(small(f"data.train={shards}", *stage, "end.count=2")))
     shutil.copy(file, tmp_path / "saved.toml")
-    said = refused(training.plan_training, words(tmp_path, f"data.train={shards}", *stage, "stages.0.image_size=80"))
+    said = refused(train.plan_train, words(tmp_path, f"data.train={shards}", *stage, "stages.0.image_size=80"))
     assert said.startswith(f"The run in {tmp_path}/run has another recipe.\n")
     assert "given:    stages.0.image_size: saved None, given 80\n" in said
     assert file.read_text() == (tmp_path / "saved.toml").read_text()

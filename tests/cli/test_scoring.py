@@ -64,7 +64,7 @@ def cards(monkeypatch: pytest.MonkeyPatch) -> list[Card]:
     return drawn
 
 
-def test_each_says_what_it_is(reader: Reader, cards: list[Any]) -> None:
+def test_cards_of_mistakes_name_example_classes_and_loss(reader: Reader, cards: list[Any]) -> None:
     mistakes_sheet([Mistake(2, 9.51236, 0, 1), Mistake(1, math.inf, 7, 0)], reader, {0: "daisy", 1: "rose"})
     title, first, second = cards
     assert title == "the 2 worst mistakes"

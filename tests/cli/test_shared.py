@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.cli.main import main
+from lockstep.cli.main import main, parse
 from lockstep.cli.shared import check_target, choose_num_workers, given_seat, in_words_of_flags
 from lockstep.errors import InputError, LockstepError
 from lockstep.launcher.rendezvous import Seat
@@ -109,3 +109,21 @@ def test_a_place_that_no_host_can_have_is_refused(chief: str) -> None:
 )
 def test_a_chief_may_be_a_name_or_an_address(chief: str, name: str) -> None:
     assert given_seat(Namespace(hosts=2, host_rank=1, chief=chief), {}) == Seat(2, 1, name, 29500)
+
+
+@pytest.mark.parametrize(
+    ("line", "old", "new", "value"),
+    [
+        ("evaluate runs/mine --json scores.json", "--json", "--to", Path("scores.json")),
+        ("chaos mnist --report=report.json", "--report", "--to", Path("report.json")),
+        ("convert images photos --to shards --overwrite", "--overwrite", "--force", True),
+        ("convert boxes photos --to boxes.csv --overwrite", "--overwrite", "--force", True),
+    ],
+)
+def test_an_old_flag_does_what_the_new_one_does_and_names_it(
+    line: str, old: str, new: str, value: object, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("LOCKSTEP_OLD_NAMES", "")
+    assert getattr(parse(line.split()), new.removeprefix("--")) == value
+    assert caplog.messages == [f"{old} is called {new} now"]
+    assert parse(line.replace(old, new).split()) == parse(line.split())

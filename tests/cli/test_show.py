@@ -16,19 +16,18 @@ from PIL import Image
 
 from lockstep import durable
 from lockstep.augmentations.resizers import KeepAspectRatioResizer
+from lockstep.augmentations.turns import HorizontalFlip, RandomShift
 from lockstep.cli.main import main
 from lockstep.cli.source import example_stream
 from lockstep.convert.detection import convert_voc
 from lockstep.convert.sharding import Settings
-from lockstep.data.showing import examples
-from lockstep.images.augment import HorizontalFlip, RandomShift
 from lockstep.images.drawing import COLOURS, GREEN, RED, YELLOW
 from lockstep.readers.open import open_source
 from lockstep.readers.reader import Reader
-from lockstep.recipes.data import MnistData
-from lockstep.recipes.detection import DetectionData
+from lockstep.recipes.data import DetectionData, MnistData
 from lockstep.recipes.shipped import find
 from lockstep.recipes.toml import to_toml
+from lockstep.runs.showing import examples
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 INSTANCES = f"{FIXTURES / 'coco' / 'instances.json'}:{FIXTURES / 'coco' / 'images'}"
@@ -422,7 +421,7 @@ def test_ctrl_c_leaves_nothing_behind(folder: Path, tmp_path: Path, monkeypatch:
     def stopped(reader: Reader, *rest: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("lockstep.data.showing.examples", stopped)
+    monkeypatch.setattr("lockstep.runs.showing.examples", stopped)
     run(folder, "--to", tmp_path / "page.html", code=130)
     assert [path.name for path in tmp_path.iterdir()] == ["images"]
 

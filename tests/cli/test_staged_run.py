@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import lockstep as ls
-from lockstep.cli import scoring, training
+from lockstep.cli import evaluate, train
 from lockstep.cli.main import main
 from lockstep.recipes.parts import Checkpoints, Evaluate, Monitoring, Stage
 from lockstep.recipes.shipped import find
@@ -43,15 +43,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(run: Path) -> Path:
     workdir = run / "run"
     if not workdir.exists():
-        assert training.train_in_worker(["train", str(run / "staged.toml"), "--workdir", str(workdir)]) == 0
+        assert train.train_as_worker(["train", str(run / "staged.toml"), "--workdir", str(workdir)]) == 0
     return workdir
 
 
 def test_its_last_lines_say_how_good_it_is(run: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     workdir = run / "said"
-    assert training.plan_training(["train", str(run / "staged.toml"), "--workdir", str(workdir)])["workers"] == 1
-    assert training.train_in_worker(["train", str(run / "staged.toml"), "--workdir", str(workdir)]) == 0
+    assert train.plan_train(["train", str(run / "staged.toml"), "--workdir", str(workdir)])["workers"] == 1
+    assert train.train_as_worker(["train", str(run / "staged.toml"), "--workdir", str(workdir)]) == 0
     scores = json.loads((workdir / "result.json").read_text())["evaluations"]["test"]["scores"]
     said = [line for line in caplog.messages if "accuracy" in line or "precision" in line]
     assert said == [
@@ -64,8 +64,8 @@ def test_its_last_lines_say_how_good_it_is(run: Path, caplog: pytest.LogCaptureF
 @pytest.mark.parametrize("weights", ["--average", "--raw"])
 def test_a_checkpoint_of_any_stage_is_scored(trained: Path, tmp_path: Path, step: int, weights: str) -> None:
     file = tmp_path / "scores.json"
-    argv = ["evaluate", str(trained), "--step", str(step), weights, "--json", str(file), "--device", "cpu"]
-    assert scoring.score_in_worker(argv) == 0
+    argv = ["evaluate", str(trained), "--step", str(step), weights, "--to", str(file), "--device", "cpu"]
+    assert evaluate.evaluate_as_worker(argv) == 0
     found = json.loads(file.read_text())
     assert (found["step"], found["num_examples"]) == (step, 20)
     if (step, weights) == (4, "--average"):
@@ -92,13 +92,13 @@ def test_what_no_stage_takes_over_of_the_run_is_not_built(tmp_path: Path) -> Non
     )
     (tmp_path / "few.toml").write_text(to_toml(shorten))
     run = str(tmp_path / "run")
-    assert training.train_in_worker(["train", str(tmp_path / "few.toml"), "--workdir", run, "--device", "cpu"]) == 0
+    assert train.train_as_worker(["train", str(tmp_path / "few.toml"), "--workdir", run, "--device", "cpu"]) == 0
     for step in ("1", "2"):
-        assert scoring.score_in_worker(["evaluate", run, "--step", step, "--device", "cpu"]) == 0
+        assert evaluate.evaluate_as_worker(["evaluate", run, "--step", step, "--device", "cpu"]) == 0
 
 
-def test_it_is_rehearsed(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_rehearse_runs_a_staged_recipe_for_two_steps(run: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    assert training.train_in_worker(["train", str(run / "staged.toml"), "--rehearse"]) == 0
+    assert train.train_as_worker(["train", str(run / "staged.toml"), "--rehearse"]) == 0
     assert caplog.messages[-1].startswith("rehearsed: two steps, saved, resumed, step 3, evaluated")
     assert sum(line.startswith("test accuracy") for line in caplog.messages) == 1

@@ -24,7 +24,7 @@ from lockstep.cli.main import parse
 from lockstep.cli.shared import EXIT_CODES
 from lockstep.cli.train import PREEMPTION
 from lockstep.errors import InputError
-from lockstep.workers.watchdog import Limits
+from lockstep.launcher.watchdog import Limits
 
 ROOT = Path(__file__).parent.parent.parent
 WORDS = [
@@ -156,7 +156,7 @@ def test_a_time_of_grace_that_is_none(seconds: str) -> None:
     )
 
 
-def test_the_launcher_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requeue_and_grace_reach_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     told: dict[str, object] = {}
     monkeypatch.setattr("lockstep.launcher.launch.launch", lambda argv, **options: told.update(options) or 0)
     for words, seconds, requeue in ([], None, False), (["--requeue", "--grace", "90"], 90.0, True):

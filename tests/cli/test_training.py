@@ -11,20 +11,20 @@ import pytest
 from worker_processes import HANG_SECONDS
 
 import lockstep as ls
+from lockstep.cli import evaluate, shared, train, training
 from lockstep.cli import run as cli_run
-from lockstep.cli import scoring, shared, training
 from lockstep.cli.given_run import given_recipe
 from lockstep.cli.main import parse
 from lockstep.errors import InputErrors, WorkdirError
-from lockstep.lease import take
 from lockstep.recipes.shipped import find
 from lockstep.recipes.toml import to_toml
+from lockstep.runs.lease import take
 from lockstep.runs.workdir import Workdir
 from lockstep.workers import devices
 
 
 def plan(*words: str) -> dict[str, object]:
-    return training.plan_training(["train", *words])
+    return train.plan_train(["train", *words])
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def plan(*words: str) -> dict[str, object]:
         ),
     ],
 )
-def test_it_is_refused(
+def test_wrong_arguments_are_refused_and_nothing_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], error: type[Exception], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -231,34 +231,34 @@ class TestEvaluate:
 
     def test_a_run_without_averages(self, workdir: Path) -> None:
         with pytest.raises(ls.InputError, match=r"keeps no averages.*\n.*--average.*\n.*\n.*leave --average out"):
-            scoring.plan_scoring(["evaluate", str(workdir), "--average"])
+            evaluate.plan_evaluate(["evaluate", str(workdir), "--average"])
 
     def test_a_run_without_a_checkpoint(self, workdir: Path) -> None:
         with pytest.raises(ls.InputError, match=r"no such checkpoint.*\n.*the newest\n.*one at least"):
-            scoring.plan_scoring(["evaluate", str(workdir)])
+            evaluate.plan_evaluate(["evaluate", str(workdir)])
 
     def test_a_step_that_was_not_saved(self, workdir: Path) -> None:
         for step in (0, 20):
             (workdir / f"checkpoints/step-{step:08d}").mkdir(parents=True)
         with pytest.raises(ls.InputError, match=r"no such checkpoint.*\n.*--step 7\n.*one of step 0, 20"):
-            scoring.plan_scoring(["evaluate", str(workdir), "--step", "7"])
+            evaluate.plan_evaluate(["evaluate", str(workdir), "--step", "7"])
 
     def test_no_workers_on_a_device(self, workdir: Path) -> None:
         (workdir / "checkpoints/step-00000000").mkdir(parents=True)
         with pytest.raises(ls.InputError, match="--workers-per-device is out of range"):
-            scoring.plan_scoring(["evaluate", str(workdir), "--workers-per-device", "0"])
+            evaluate.plan_evaluate(["evaluate", str(workdir), "--workers-per-device", "0"])
 
     def test_a_split_that_does_not_exist(self, workdir: Path) -> None:
         with pytest.raises(ls.InputError, match=r"no split 'tset'.*\n.*--split tset\n.*train, validation, test"):
-            scoring.plan_scoring(["evaluate", str(workdir), "--split", "tset"])
+            evaluate.plan_evaluate(["evaluate", str(workdir), "--split", "tset"])
 
     def test_a_folder_without_a_run(self, tmp_path: Path) -> None:
         with pytest.raises(ls.WorkdirError, match=r"There is no run in .*\n.*\n.*\n.*lockstep train mnist --workdir"):
-            scoring.plan_scoring(["evaluate", str(tmp_path / "none")])
+            evaluate.plan_evaluate(["evaluate", str(tmp_path / "none")])
 
     def test_workers_need_no_towers(self, workdir: Path) -> None:
         (workdir / "checkpoints/step-00000000").mkdir(parents=True)
-        assert scoring.plan_scoring(["evaluate", str(workdir), "--workers", "3", "--device", "cpu"]) == {"workers": 3}
+        assert evaluate.plan_evaluate(["evaluate", str(workdir), "--workers", "3", "--device", "cpu"]) == {"workers": 3}
 
 
 def test_only_the_setting_at_fault_is_named() -> None:
@@ -300,15 +300,28 @@ def test_a_run_with_a_workdir_starts_its_workers_again_and_a_script_where_it_is_
 
 def test_the_plan_says_whether_workers_go_on_when_some_are_lost() -> None:
     assert plan("mnist")["survival"] is None
-    goes_on = plan("mnist", "--workdir", "none", "--set", "watch.on_loss=continue", "--set", "watch.min_workers=2")
+    goes_on = plan("mnist", "--workdir", "none", "--set", "watch.on_failure=continue", "--set", "watch.min_workers=2")
     assert (goes_on["survival"], goes_on["restarts"]) == ({"min_workers": 2, "replacements": 3}, 0)
     assert cli_run._plan(["run", "script.py"])["survival"] is None
-    script = cli_run._plan(["run", "--on-loss", "continue", "--restarts", "2", "script.py"])
+    script = cli_run._plan(["run", "--on-failure", "continue", "--restarts", "2", "script.py"])
     assert script["survival"] == {"min_workers": 1, "replacements": 2}
     with pytest.raises(ls.InputError, match="--min-workers"):
         cli_run._plan(["run", "--min-workers", "0", "script.py"])
     with pytest.raises(ls.InputError, match="--hang-seconds is out of range"):
         cli_run._plan(["run", "--hang-seconds", "-1", "script.py"])
+
+
+def test_the_old_flag_and_the_old_field_of_what_follows_a_failure_do_what_the_new_ones_do(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("LOCKSTEP_OLD_NAMES", "")
+    assert cli_run._plan(["run", "--on-loss", "continue", "script.py"])["survival"] is not None
+    assert plan("mnist", "--workdir", "none", "--set", "watch.on_loss=continue")["survival"] is not None
+    old = [message for message in caplog.messages if "is called" in message]
+    assert old == [
+        "--on-loss is called --on-failure now",
+        "watch.on_loss in --set is called watch.on_failure now",
+    ]
 
 
 def test_a_run_that_is_going_on_is_not_started(tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lockstep.convert.image_folder import convert_images, image_sets, split_images
-from lockstep.convert.image_record import LabelledImage
+from lockstep.convert.image_folder import LabelledImage, convert_images, image_sets, split_images
 from lockstep.convert.sharding import Settings
 from lockstep.errors import DataError, InputError
 from lockstep.records.example import Values, parse_example

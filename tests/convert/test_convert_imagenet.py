@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lockstep.convert.image_folder import convert_images
-from lockstep.convert.image_record import Box
+from lockstep.convert.image_folder import Box, convert_images
 from lockstep.convert.imagenet import BoxCounts, imagenet_sets, read_boxes, sort_validation, write_boxes
 from lockstep.convert.sharding import Settings
 from lockstep.errors import DataError, InputError
@@ -211,7 +210,7 @@ def test_only_synsets_that_are_wanted_are_kept(tmp_path: Path) -> None:
     ]
 
 
-def test_what_was_written_is_counted(tmp_path: Path) -> None:
+def test_written_boxes_are_counted(tmp_path: Path) -> None:
     files = {
         f"{DOG}/{DOG}_1.xml": annotation((DOG, 0, 0, 2, 1), (FOX, 0, 0, 6, 1), (DOG, 0, 0, 9, 0)),
         f"{FOX}/{FOX}_1.xml": annotation((DOG, 0, 0, 2, 1)),
@@ -312,7 +311,9 @@ def test_each_image_goes_to_its_class(
         assert (output / SYNSETS[0] / NAMES[0]).stat().st_nlink == links
 
 
-def test_they_may_stay_in_their_folder(validation_images: Path, labels_of_validation: Path) -> None:
+def test_validation_images_may_be_sorted_within_their_folder(
+    validation_images: Path, labels_of_validation: Path
+) -> None:
     seen: list[tuple[int, int]] = []
     sort_validation(
         validation_images,
@@ -325,7 +326,9 @@ def test_they_may_stay_in_their_folder(validation_images: Path, labels_of_valida
     assert seen == [(1, 3), (2, 3), (3, 3)]
 
 
-def test_what_stopped_goes_on(validation_images: Path, labels_of_validation: Path, tmp_path: Path) -> None:
+def test_a_stopped_sorting_of_validation_images_goes_on(
+    validation_images: Path, labels_of_validation: Path, tmp_path: Path
+) -> None:
     output = tmp_path / "out"
     (output / SYNSETS[0]).mkdir(parents=True)
     (validation_images / NAMES[0]).rename(output / SYNSETS[0] / NAMES[0])

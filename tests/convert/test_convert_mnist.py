@@ -55,7 +55,7 @@ def test_slims_layout_has_pngs(originals: Path, tmp_path: Path, name: str, count
         }
 
 
-def test_what_is_there_is_kept(originals: Path, tmp_path: Path) -> None:
+def test_shards_of_mnist_that_exist_are_kept(originals: Path, tmp_path: Path) -> None:
     convert_mnist(tmp_path / "out", "png", originals)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.tfrecord")}
     (tmp_path / "out" / "mnist_test.tfrecord").unlink()

@@ -106,7 +106,7 @@ def test_by_default_every_core_has_a_process(tmp_path: Path) -> None:
     assert len(list(pids.iterdir())) >= min(2, len(os.sched_getaffinity(0)))
 
 
-def test_what_is_finished_is_kept(whole: Path) -> None:
+def test_finished_shards_are_kept(whole: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in whole.glob("train-*")}
     summary = convert(ITEMS, fail, whole, "train", 5)
     assert {path: path.stat().st_mtime_ns for path in whole.glob("train-*")} == before
@@ -124,7 +124,7 @@ def test_a_missing_shard_is_written_again(whole: Path) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("run", [ALONE, TWO], ids=["alone", "two processes"])
-def test_what_stopped_goes_on(whole: Path, tmp_path: Path, run: Settings) -> None:
+def test_a_stopped_conversion_goes_on(whole: Path, tmp_path: Path, run: Settings) -> None:
     folder = tmp_path / "stopped"
     with pytest.raises(DataError, match="It cannot be read"):
         convert(ITEMS, failing_at("item 18", refuse), folder, "train", 5, settings=run)
@@ -227,7 +227,7 @@ def test_a_shard_that_has_changed_is_left_alone(whole: Path) -> None:
     assert shards_in(whole) == before
 
 
-def test_they_are_written_over_when_told_so(whole: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_overwrite_replaces_the_shards_of_another_conversion(whole: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = Settings(num_processes=1, overwrite=True)
     with caplog.at_level(logging.WARNING, "lockstep"):
         summary = convert(ITEMS, str.encode, whole, "train", 4, settings=run)
@@ -245,7 +245,7 @@ def test_conversions_of_two_names_share_a_folder(whole: Path) -> None:
 
 
 @pytest.mark.process
-def test_what_is_skipped_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_skipped_items_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "lockstep"):
         summary = convert(ITEMS, serialize, tmp_path, "train", 5, settings=TWO)
     assert summary.skipped == (SkippedItem("item 7", "odd"), SkippedItem("item 17", "odd"))

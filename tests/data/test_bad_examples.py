@@ -157,7 +157,7 @@ def test_the_same_bad_example_counts_once() -> None:
     assert list(stream.quarantine.reasons) == [3]
 
 
-def test_where_nothing_can_be_read_it_is_said() -> None:
+def test_an_epoch_without_a_readable_example_is_an_error() -> None:
     with pytest.raises(DataError) as caught:
         next(loader(*range(NUM_EXAMPLES)).batches(range(1), 1))
     assert "No example can stand in for the bad one at position 0." in str(caught.value)

@@ -15,12 +15,11 @@ from torch import Tensor
 
 from lockstep.data.iterable_loader import IterableLoader
 from lockstep.data.loader import Loader
-from lockstep.data.order import Int64s, Shuffled
+from lockstep.data.order import Int64s, Shuffled, Weighted
 from lockstep.data.rows import draw_partners
-from lockstep.data.showing import Pipeline, examples
-from lockstep.data.weighted_orders import Weighted
 from lockstep.errors import DataError, InputError
 from lockstep.randomness import Draws
+from lockstep.runs.showing import Pipeline, examples
 from lockstep.types import BadExample
 
 SIZE, BATCH = 20, 5

@@ -21,9 +21,9 @@ from lockstep.data.batch_reader import ReadRows
 from lockstep.data.device_copies import copied_ahead
 from lockstep.data.iterable_loader import IterableLoader
 from lockstep.data.loader import Loader
-from lockstep.data.prefetch import TimedResult
 from lockstep.errors import DataError, InputError
 from lockstep.ragged import Ragged
+from lockstep.tracing import TimedResult
 
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
 THREAD = "lockstep-copy_0"

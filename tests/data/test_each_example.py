@@ -173,7 +173,7 @@ def test_a_reader_of_single_examples_is_read() -> None:
     assert loader.example_ids(0, 2) == ["0", "1"]
 
 
-def test_it_may_say_more_of_itself() -> None:
+def test_a_data_set_may_give_its_cost_ids_and_decoder() -> None:
     loader = Loader(Single(cost="memory", example_id=lambda index: f"no. {index}", decoder="d 1"), batch_size=5)
     assert (loader.reader.cost, loader.reader.example_id(3), loader.reader.decoder) == ("memory", "no. 3", "d 1")
 

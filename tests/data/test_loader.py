@@ -10,13 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lockstep.augmentations.crops import RandomCrop
+from lockstep.augmentations.pixels import RandomErasing
+from lockstep.augmentations.turns import HorizontalFlip, RandomShift
 from lockstep.data.each_example import EachExample, ExampleDraws
 from lockstep.data.loader import Loader
 from lockstep.data.order import Sequential
 from lockstep.errors import DataError, InputError
-from lockstep.images.augment import HorizontalFlip, RandomShift
-from lockstep.images.crops import RandomCrop
-from lockstep.images.erasing import RandomErasing
 from lockstep.ragged import Ragged
 from lockstep.randomness import Draws
 

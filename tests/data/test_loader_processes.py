@@ -12,6 +12,7 @@ import tempfile
 import threading
 from dataclasses import dataclass
 from itertools import islice
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import torch
 from worker_processes import HANG_SECONDS
 
 from lockstep import cores
-from lockstep.data import prefetch
+from lockstep.data import loader_processes, prefetch
 from lockstep.data.loader import Loader
 from lockstep.errors import DataError, InputError, WorkerError
 from lockstep.randomness import Draws
@@ -226,6 +227,18 @@ def test_a_process_that_dies_reading_is_named_with_what_it_read(fail: Any, end: 
     with pytest.raises(WorkerError, match=pattern):
         list(islice(batches(Failing(fail)), 3))
     assert not multiprocessing.active_children()
+
+
+def test_a_process_that_dies_before_its_results_are_taken_is_named_with_what_it_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def late(ends: list[Any], timeout: float) -> list[Any]:
+        wait(ends[1:2])  # for the end of the first process, which has finished the batch at position 0
+        return wait(ends, timeout)
+
+    monkeypatch.setattr(loader_processes, "wait", late)
+    with pytest.raises(WorkerError, match="it was reading the batch at position 8"):
+        next(batches(Failing(lambda: os.kill(os.getpid(), signal.SIGKILL))))
 
 
 def test_a_process_that_dies_is_named_before_its_turn() -> None:

@@ -30,7 +30,7 @@ def saved(stream: Loader) -> dict[str, Any]:
     return state
 
 
-def test_the_same_data_goes_on() -> None:
+def test_a_loader_of_the_same_data_goes_on_at_its_position() -> None:
     again = loader(1, 2, 3)
     assert again.load_state(saved(loader(1, 2, 3))) == []
     assert again.position == 4

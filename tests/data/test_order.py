@@ -204,7 +204,7 @@ def test_block_the_order_never_changes_between_versions() -> None:
     assert later == [23283, 1171, 35899, 29483]
 
 
-def test_it_is_a_value_that_shows_each_example_once_an_epoch() -> None:
+def test_block_shuffled_is_a_value_that_shows_each_example_once_an_epoch() -> None:
     assert BlockShuffled(32) == BlockShuffled(32, window_blocks=64) != BlockShuffled(16)
     assert BlockShuffled.is_exactly_once
     assert BlockShuffled(32).epoch_size(7) == 7

@@ -49,7 +49,7 @@ def test_a_wait_of_ten_seconds_is_told_once(warnings: Callable[[], list[str]]) -
     ]
 
 
-def test_after_long_waits_only_one_ten_times_as_long_is_told(warnings: Callable[[], list[str]]) -> None:
+def test_a_stall_is_warned_of_only_at_ten_times_the_waits_before(warnings: Callable[[], list[str]]) -> None:
     stall_timeout = StallTimeout(0)
     stall_timeout.wait(found_after(6.2), lambda: THERE)  # found in the look that begins at 6 s
     stall_timeout.wait(found_after(59), lambda: THERE)

@@ -17,7 +17,7 @@ SMALL = FasterRcnnFpn(
     rpn_post_nms_top_n_test=20,
     rpn_batch_size_per_image=32,
     box_batch_size_per_image=16,
-    box_detections_per_img=10,
+    max_detections=10,
     freeze_batchnorm=False,
 )
 

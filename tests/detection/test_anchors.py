@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, tensor
 
 from lockstep.detection.anchors import anchors, anchors_per_cell
-from lockstep.detection.box_configs import (
+from lockstep.detection.blocks import (
     AnchorGrid,
     DefaultBoxGenerator,
     FlexibleGridAnchorGenerator,

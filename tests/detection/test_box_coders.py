@@ -8,20 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, tensor
 
-from lockstep.detection.box_coders import AnyBoxCoder, code_size, decode, encode
-from lockstep.detection.box_configs import (
+from lockstep.detection.blocks import (
     FasterRcnnBoxCoder,
-    KeypointBoxCoder,
     LinearBoxCoder,
-    MeanStddevBoxCoder,
     SquareBoxCoder,
     XYBoxCoder,
 )
+from lockstep.detection.box_coders import AnyBoxCoder, code_size, decode, encode
 from tests.detection.boxes_drawn import boxes_of
 
 BOXES = tensor([[10.0, 10.0, 20.0, 15.0], [0.2, 0.1, 0.5, 0.4]])
 ANCHORS = tensor([[15.0, 12.0, 30.0, 18.0], [0.1, 0.0, 0.7, 0.9]])
-KEYPOINTS = tensor([[15.0, 12.0, 10.0, 15.0], [0.5, 0.3, 0.2, 0.4]])
 
 
 @pytest.mark.parametrize(
@@ -37,16 +34,7 @@ KEYPOINTS = tensor([[15.0, 12.0, 10.0, 15.0], [0.5, 0.3, 0.2, 0.4]])
             BOXES,
             [[-1.25, -1, -0.911608, -1.62186], [-0.666667, -0.166667, -5.493062, -2.772588]],
         ),
-        (
-            KeypointBoxCoder(2, 2, 3, 4, 5),
-            torch.cat([BOXES, KEYPOINTS], 1),
-            [
-                [-1, -1.25, -1.62186, -0.911608, -1, -1.5, -1.666667, 0],
-                [-0.166667, -0.666667, -2.772588, -5.493062, 0.333333, -0.5, -0.666667, -0.166667],
-            ],
-        ),
         (SquareBoxCoder(2, 3, 4), BOXES, [[-1.581139, -0.790569, -1.175573], [-0.136083, -0.816497, -3.583519]]),
-        (MeanStddevBoxCoder(0.1), BOXES, [[-50, -20, -100, -30], [1, 1, -2, -5]]),
         (LinearBoxCoder(), BOXES, [[5 / 6, 12.5 / 15, 0, -2.5 / 15], [0.35 / 0.9, 1 / 3, -0.05 / 0.9, 1 / 6]]),
     ],
 )
@@ -64,7 +52,7 @@ def test_a_square_of_the_boxs_area_is_decoded() -> None:
     torch.testing.assert_close(decode(SquareBoxCoder(2, 3, 4), codes, ANCHORS), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("coder", [FasterRcnnBoxCoder(), XYBoxCoder(), LinearBoxCoder(), MeanStddevBoxCoder()])
+@pytest.mark.parametrize("coder", [FasterRcnnBoxCoder(), XYBoxCoder(), LinearBoxCoder()])
 @given(boxes=boxes_of(4), anchors=boxes_of(4))
 def test_what_is_encoded_is_decoded(coder: AnyBoxCoder, boxes: Tensor, anchors: Tensor) -> None:
     if isinstance(coder, XYBoxCoder):  # which decodes nothing larger

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, tensor
 
-from lockstep.detection.configs import (
+from lockstep.detection.blocks import (
     BootstrappedSigmoid,
     ClassificationLoss,
     L1LocalizationLoss,

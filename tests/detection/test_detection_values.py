@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from lockstep.detection.anchors import feature_shapes
-from lockstep.detection.configs import Detector
 from lockstep.detection.ssd import SsdNet
-from lockstep.detection.values import FasterRcnnFpn, Fcos, MaskRcnnFpn, SqueezeSsd, Ssd300, Ssdlite
+from lockstep.detection.values import Detector, FasterRcnnFpn, Fcos, MaskRcnnFpn, SqueezeSsd, Ssd300, Ssdlite
 from lockstep.errors import InputError
 
 
@@ -35,7 +34,17 @@ def test_a_squeeze_ssd_needs_anchors_for_each_map(fields: dict[str, object]) -> 
         SqueezeSsd(2, **fields)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("fields", [{"anchor_sizes": (32, 64)}, {"aspect_ratios": ()}])
+def test_ratios_of_anchors_are_height_over_width_in_each_detector() -> None:
+    one_stage = SqueezeSsd(2, (12,), anchor_sizes=((64.0,),), anchor_ratios=(4.0,))
+    two_stages = FasterRcnnFpn(2, anchor_sizes=(64,) * 5, anchor_ratios=(4.0,))
+    for detector in (one_stage, two_stages):
+        anchors = detector.build(0).anchors((256, 256), torch.device("cpu"))
+        assert anchors is not None
+        sizes = anchors[:, 2:] - anchors[:, :2]
+        torch.testing.assert_close(sizes, torch.tensor([128.0, 32.0]).expand_as(sizes))
+
+
+@pytest.mark.parametrize("fields", [{"anchor_sizes": (32, 64)}, {"anchor_ratios": ()}])
 @pytest.mark.parametrize("kind", [FasterRcnnFpn, MaskRcnnFpn])
 def test_a_pyramid_needs_anchors_on_each_level(
     kind: type[FasterRcnnFpn | MaskRcnnFpn], fields: dict[str, tuple[int, ...]]

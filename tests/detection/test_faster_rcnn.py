@@ -8,8 +8,8 @@ import pytest
 import torch
 from regions_drawn import SMALL, images, targets
 
+from lockstep.detection.blocks import XYBoxCoder
 from lockstep.detection.box_coders import encode
-from lockstep.detection.box_configs import XYBoxCoder
 from lockstep.detection.boxes import iou
 from lockstep.detection.faster_rcnn import FasterRcnnNet, RoIHeads, RpnHead
 
@@ -114,7 +114,7 @@ def test_boxes_that_are_not_finite_are_no_proposals(net: FasterRcnnNet) -> None:
 
 
 def test_detections_of_an_image_depend_on_no_other(net: FasterRcnnNet) -> None:
-    eager = FasterRcnnNet(replace(SMALL, box_score_thresh=0.0), net.backbone, net.rpn["head"], net.roi_heads).eval()
+    eager = FasterRcnnNet(replace(SMALL, score_threshold=0.0), net.backbone, net.rpn["head"], net.roi_heads).eval()
     inputs = eager.preprocess(images())
     with torch.no_grad():
         together = eager.postprocess(eager(inputs))
@@ -122,6 +122,6 @@ def test_detections_of_an_image_depend_on_no_other(net: FasterRcnnNet) -> None:
             (alone,) = eager.postprocess(eager(inputs[image : image + 1]))
             torch.testing.assert_close(alone.boxes, together[image].boxes, rtol=1e-4, atol=1e-3)
             assert alone.labels.tolist() == together[image].labels.tolist()
-            assert 0 < len(alone.boxes) <= SMALL.box_detections_per_img
+            assert 0 < len(alone.boxes) <= SMALL.max_detections
             assert alone.boxes.amin() >= 0
             assert alone.boxes.amax() <= 96

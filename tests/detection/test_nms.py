@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lockstep.detection.boxes import iou
-from lockstep.detection.configs import BatchNonMaxSuppression, PostProcessing
-from lockstep.detection.nms import batched_nms, best, multiclass_nms, nms, nms_mask, postprocess, soft_nms
+from lockstep.detection.blocks import BatchNonMaxSuppression, PostProcessing
+from lockstep.detection.boxes import area, iou
+from lockstep.detection.nms import batched_nms, best, multiclass_nms, nms_mask, postprocess
 
 SHAPE = (100, 100)
 GOLDEN = np.load(Path(__file__).parent.parent / "golden" / "regions_golden.npz")
@@ -31,6 +31,10 @@ def drawn(*shape: int, seed: int = 0, side: float = 100.0) -> Tensor:
 def coarse(*shape: int, seed: int = 0, steps: int = 50) -> Tensor:
     """Scores from 0 to 1, many of them equal."""
     return torch.randint(steps + 1, shape, generator=torch.Generator().manual_seed(seed + 1)) / steps
+
+
+def nms(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
+    return batched_nms(boxes, scores, torch.zeros_like(scores, dtype=torch.int64), threshold)
 
 
 def one_by_one(boxes: Tensor, scores: Tensor, labels: Tensor, threshold: float) -> list[int]:
@@ -75,9 +79,6 @@ def test_a_chain_of_boxes_takes_as_many_rounds_as_it_has_links() -> None:
 def test_boxes_without_area_overlap_nothing() -> None:
     boxes = torch.tensor([[5.0, 5, 5, 5], [5, 5, 5, 5], [0, 0, 9, 9]])
     assert nms(boxes, torch.tensor([0.9, 0.8, 0.7]), 0.0).tolist() == [0, 1, 2]
-    places, scores = soft_nms(boxes, torch.tensor([0.9, 0.8, 0.7]), sigma=0.5, score_threshold=0.0, max_detections=9)
-    assert places.tolist() == [0, 1, 2]
-    assert scores.tolist() == pytest.approx([0.9, 0.8, 0.7])
 
 
 def test_masks_of_a_batch_are_those_of_its_images() -> None:
@@ -216,11 +217,10 @@ def test_scores_are_made_of_scaled_logits(converter: str, expected: list[float])
 def test_soft_nms_is_that_of_tensorflow(number: int, sigma: float, other: int, thresholds: tuple[float, float]) -> None:
     boxes, scores = torch.from_numpy(GOLDEN["rivals"]), torch.from_numpy(GOLDEN["scores"])
     iou_threshold, score_threshold = thresholds
-    if sigma:
-        places, lowered = soft_nms(boxes, scores, sigma=sigma, score_threshold=score_threshold, max_detections=50)
-    else:
-        places = nms(boxes, scores, iou_threshold)
-        places = places[scores[places] > score_threshold][:50]
-        lowered = scores[places]
-    assert places.tolist() == GOLDEN[f"places_{number}_{other}"].tolist()
-    torch.testing.assert_close(lowered, torch.from_numpy(GOLDEN[f"lowered_{number}_{other}"]))
+    rule = BatchNonMaxSuppression(score_threshold, iou_threshold, 50, 50, soft_nms_sigma=sigma)
+    logits = scores[None, :, None]
+    (found,) = postprocess(PostProcessing(rule), boxes[None, :, None], logits, (10**6, 10**6), has_background=False)
+    places = torch.from_numpy(GOLDEN[f"places_{number}_{other}"]).long()
+    has_area = area(boxes[places]) > 0  # others are no detections
+    assert torch.equal(found.boxes, boxes[places[has_area]])
+    torch.testing.assert_close(found.scores, torch.from_numpy(GOLDEN[f"lowered_{number}_{other}"])[has_area])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lockstep.detection.roi_align import crop_and_resize, multiscale_roi_align, roi_align, roi_align_masks
+from lockstep.detection.roi_align import crop_and_resize, multiscale_roi_align, roi_align_masks
 
 GOLDEN = np.load(Path(__file__).parent.parent / "golden" / "regions_golden.npz")
 CROPS = ((14, 14), (1, 3), (2, 1))
@@ -36,13 +36,22 @@ def interpolated(values: Tensor, y: float, x: float) -> Tensor:
     return upper * (1 - y + top) + lower * (y - top)
 
 
-def aligned_point_by_point(
-    values: Tensor, box: Tensor, size: int, scale: float, sampling_ratio: int, aligned: bool
+def roi_align(
+    maps: Tensor,
+    boxes: Tensor,
+    image_of: Tensor,
+    size: tuple[int, int],
+    sampling_ratio: int,
+    *,
+    image_shape: tuple[int, int],
 ) -> Tensor:
-    top, left, bottom, right = (box * scale - 0.5 * aligned).tolist()
-    height, width = bottom - top, right - left
-    if not aligned:
-        height, width = max(height, 1), max(width, 1)
+    """Align on one level."""
+    return multiscale_roi_align([maps], boxes, image_of, size, image_shape=image_shape, sampling_ratio=sampling_ratio)
+
+
+def aligned_point_by_point(values: Tensor, box: Tensor, size: int, scale: float, sampling_ratio: int) -> Tensor:
+    top, left, bottom, right = (box * scale).tolist()
+    height, width = max(bottom - top, 1), max(right - left, 1)
     rows, columns = (sampling_ratio or max(1, int(np.ceil(side / size))) for side in (height, width))
     made = torch.zeros(len(values), size, size)
     for row in range(size):
@@ -66,13 +75,12 @@ BOXES = torch.tensor(
 IMAGE_OF = torch.tensor([0, 1, 0, 1, 1, 0])
 
 
-@pytest.mark.parametrize("aligned", [False, True])
 @pytest.mark.parametrize("sampling_ratio", [0, 1, 2])
-def test_roi_align_averages_interpolated_points(sampling_ratio: int, aligned: bool) -> None:
+def test_roi_align_averages_interpolated_points(sampling_ratio: int) -> None:
     maps = features(2, 3, 16, 24)
-    made = roi_align(maps, BOXES, IMAGE_OF, (3, 3), scale=0.25, sampling_ratio=sampling_ratio, aligned=aligned)
+    made = roi_align(maps, BOXES, IMAGE_OF, (3, 3), sampling_ratio, image_shape=(64, 96))
     for box, image, of_box in zip(BOXES, IMAGE_OF, made, strict=True):
-        expected = aligned_point_by_point(maps[image], box, 3, 0.25, sampling_ratio, aligned)
+        expected = aligned_point_by_point(maps[image], box, 3, 0.25, sampling_ratio)
         torch.testing.assert_close(of_box, expected)
 
 
@@ -80,7 +88,7 @@ def test_gradients_reach_the_features_and_not_the_boxes() -> None:
     maps, boxes = features(2, 3, 6, 7).requires_grad_(), BOXES.clone().requires_grad_()
 
     def made(given: Tensor) -> Tensor:
-        return roi_align(given, boxes, IMAGE_OF, (2, 2), scale=0.1, sampling_ratio=2)
+        return roi_align(given, boxes, IMAGE_OF, (2, 2), 2, image_shape=(48, 56))
 
     out = made(maps)
     seed = torch.randn_like(out)
@@ -109,7 +117,7 @@ def test_levels_are_aligned_each_by_itself() -> None:
     made = multiscale_roi_align(maps, boxes, image_of, (7, 7), image_shape=(512, 768), sampling_ratio=2)
     for place, level in enumerate([0, 1, 2, 3, 0]):
         one = slice(place, place + 1)
-        alone = roi_align(maps[level], boxes[one], image_of[one], (7, 7), scale=0.25 / 2**level, sampling_ratio=2)
+        alone = roi_align(maps[level], boxes[one], image_of[one], (7, 7), 2, image_shape=(512, 768))
         torch.testing.assert_close(made[one], alone, rtol=0, atol=0)
 
 
@@ -117,7 +125,7 @@ def test_no_boxes_are_no_features_and_no_gradient() -> None:
     maps = features(2, 3, 8, 8).requires_grad_()
     none, of_none = torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64)
     made = [
-        roi_align(maps, none, of_none, (7, 7), scale=0.5),
+        roi_align(maps, none, of_none, (7, 7), 0, image_shape=(16, 16)),
         multiscale_roi_align([maps], none, of_none, (7, 7), image_shape=(16, 16), sampling_ratio=2),
         crop_and_resize(maps, none, of_none, (7, 7)),
     ]
@@ -132,7 +140,7 @@ def test_masks_are_aligned_as_features() -> None:
     masks = (features(3, 40, 50) > 0).to(torch.uint8)
     boxes = torch.tensor([[1.0, 2, 30, 45], [-5, -5, 60, 60], [10, 10, 10.5, 11], [3, 4, 39, 9]])
     object_of = torch.tensor([2, 0, 1, 2])
-    expected = roi_align(masks[:, None].float(), boxes, object_of, (5, 7), scale=1.0)[:, 0]
+    expected = roi_align(masks[:, None].float(), boxes, object_of, (5, 7), 0, image_shape=(40, 50))[:, 0]
     torch.testing.assert_close(roi_align_masks(masks, boxes, object_of, (5, 7)), expected)
 
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn, tensor
 
-from lockstep.detection.box_coders import decode
-from lockstep.detection.box_configs import AnchorGrid, ArgmaxMatcher, FlexibleGridAnchorGenerator
-from lockstep.detection.boxes import matched_giou
-from lockstep.detection.configs import (
+from lockstep.detection.blocks import (
+    AnchorGrid,
+    ArgmaxMatcher,
     BatchNonMaxSuppression,
+    FlexibleGridAnchorGenerator,
     HardExampleMiner,
     Loss,
     PostProcessing,
@@ -21,6 +21,8 @@ from lockstep.detection.configs import (
     WeightedSigmoid,
     WeightedSmoothL1,
 )
+from lockstep.detection.box_coders import decode
+from lockstep.detection.boxes import matched_giou
 from lockstep.detection.detector import Targets
 from lockstep.detection.nms import postprocess
 from lockstep.detection.ssd import AnchorTargets, SsdHead, SsdNet, SsdSettings

@@ -13,8 +13,8 @@ from torch import Tensor
 import lockstep as ls
 from lockstep.models.values import Mnist
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find
+from lockstep.recipes.toml import with_settings
 
 MICRO_BATCH = 4
 

@@ -199,7 +199,7 @@ def test_one_that_takes_the_place_of_another_is_new(store: Store) -> None:
     assert followed(store, events, Polling(0, 8)) == [(0, 9), (3, 5)], "a score alone makes none new"
 
 
-def test_that_they_are_gone_is_said(store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_checkpoints_that_vanish_are_logged(store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(store, 1)
     caplog.set_level(logging.INFO, "lockstep")
     events = {

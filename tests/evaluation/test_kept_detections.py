@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import lockstep as ls
-from lockstep.detection.stored_images import FoundMasks
+from lockstep.detection.detector import FoundMasks
 from lockstep.evaluation.kept_detections import KeptDetections, with_data_labels
 from lockstep.mask_runs import flips_of_pixels, pixels_in
 from lockstep.readers.reader import Arrays

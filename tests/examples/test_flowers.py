@@ -36,7 +36,7 @@ def flowers(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_is_missing_is_named(examples: Any, tmp_path: Path) -> None:
+def test_missing_data_is_named(examples: Any, tmp_path: Path) -> None:
     ended = run(examples, "--data", tmp_path, "--weights", WEIGHTS, "--workdir", tmp_path / "runs")
     assert ended.returncode == 1
     assert str(tmp_path / "train") in ended.stderr

@@ -24,10 +24,11 @@ from lockstep.augmentations import (
     RetainBoxesAboveThreshold,
     ScaleBoxesToPixelCoordinates,
 )
+from lockstep.augmentations.augment import Augment
+from lockstep.augmentations.crops import Windows
 from lockstep.augmentations.random_crops import cropped
 from lockstep.augmentations.resizers import KeepAspectRatioResizer
-from lockstep.images.augment import Augment, HorizontalFlip
-from lockstep.images.resized_crops import Windows
+from lockstep.augmentations.turns import HorizontalFlip
 from lockstep.ragged import Ragged
 from lockstep.randomness import Draws
 

@@ -13,7 +13,8 @@ from update_reference import BOTH, LATER_TOLERANCE, RECORDED, TOLERANCE, assert_
 from lockstep import join, optim
 from lockstep.parallel.batch_norm import around_towers
 from lockstep.parallel.towers import Towers
-from lockstep.training.attempt import LossAverage, SmoothedLosses
+from lockstep.training.attempt import LossAverage
+from lockstep.training.state import SmoothedLosses
 
 AVERAGES = {
     "constant_0.9": optim.MovingAverage(0.9, dynamic=False),

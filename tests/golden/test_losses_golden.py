@@ -13,8 +13,8 @@ from torch import Tensor
 from update_reference import BOTH, RECORDED, TOLERANCE, assert_close, tensors
 
 from lockstep import losses
-from lockstep.losses.classification import log_loss
 from lockstep.losses.regularization import Regularizer
+from lockstep.losses.weighted import log_loss
 
 
 def cosine_distance_of_rows(predictions: Tensor, labels: Tensor, **kwargs: Any) -> Tensor:

@@ -20,7 +20,7 @@ from mnist_reference import (
 )
 from torch import Tensor, nn
 
-from lockstep.losses.classification import softmax_cross_entropy
+from lockstep.losses.weighted import softmax_cross_entropy
 
 
 def train(run: GoldenRun, net: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> tuple[np.ndarray, dict[str, Tensor]]:

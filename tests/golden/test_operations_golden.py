@@ -10,7 +10,7 @@ from mnist_reference import golden
 from lockstep.metrics.classification import in_top_k
 from lockstep.models.mnist import MnistNet, local_response_norm
 from lockstep.optim.gradients import Gradients
-from lockstep.optim.sgd import SGD
+from lockstep.optim.optimizers import SGD
 
 RECORDED = golden("operations_golden.json")
 

@@ -16,9 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lockstep as ls
-from lockstep.detection.box_predictors import ConvolutionalHead, WeightSharedHead
-from lockstep.detection.feature_maps import feature_maps
-from lockstep.detection.layer_configs import (
+from lockstep.detection.tf_configs import (
     BatchNorm,
     ConvolutionalBoxPredictor,
     FeaturePyramidNetworks,
@@ -26,8 +24,10 @@ from lockstep.detection.layer_configs import (
     SsdFeatureExtractor,
     WeightSharedConvolutionalBoxPredictor,
 )
+from lockstep.detection.tf_feature_maps import feature_maps
+from lockstep.detection.tf_ssd import ConvolutionalHead, WeightSharedHead
 from lockstep.models.layers import IntermediateLayerGetter
-from lockstep.models.mobilenet_v3 import mobilenet_v3_features
+from lockstep.models.mobilenet import mobilenet_v3_features
 from lockstep.models.resnet import ResNet
 
 TOLERANCE = 1e-4

@@ -22,9 +22,8 @@ from detection_inputs import (
 )
 from torch import Tensor
 
-from lockstep.detection.configs import Detector
 from lockstep.detection.detector import DetectionModel, Targets
-from lockstep.detection.values import FasterRcnnFpn, Fcos, MaskRcnnFpn, Ssd300, Ssdlite
+from lockstep.detection.values import Detector, FasterRcnnFpn, Fcos, MaskRcnnFpn, Ssd300, Ssdlite
 
 GOLDEN = np.load(Path(__file__).parent / "torchvision_detection_golden.npz")
 OURS: dict[str, Detector] = {

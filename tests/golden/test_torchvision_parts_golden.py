@@ -10,22 +10,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lockstep.detection.anchor_matching import AnyMatcher, match, match_images
 from lockstep.detection.anchors import AnyAnchorGenerator, anchors
-from lockstep.detection.box_coders import decode, encode
-from lockstep.detection.box_configs import (
+from lockstep.detection.blocks import (
     AnchorGrid,
     FlexibleGridAnchorGenerator,
     LinearBoxCoder,
     PyramidAnchorGenerator,
     SsdMatcher,
     ThresholdMatcher,
+    WeightedSigmoidFocal,
     XYBoxCoder,
 )
-from lockstep.detection.boxes import area, clip, giou, iou, matched_giou
-from lockstep.detection.configs import WeightedSigmoidFocal
+from lockstep.detection.box_coders import decode, encode
+from lockstep.detection.boxes import area, clip, iou, matched_giou
 from lockstep.detection.fcos import PointTargets, centerness_of
 from lockstep.detection.losses import classification_loss
-from lockstep.detection.matching import AnyMatcher, match, match_images
 from lockstep.detection.ssd import AnchorTargets, SsdNet, SsdSettings
 from lockstep.detection.values import Fcos, Ssd300, Ssdlite
 
@@ -91,7 +91,7 @@ def test_overlaps(golden: Mapping[str, Tensor]) -> None:
     first, second = (golden[f"overlaps {name}"][:, SWAPPED] for name in ("first", "second"))
     close(area(first), golden["overlaps area"])
     close(iou(first, second), golden["overlaps iou"])
-    close(giou(first, second), golden["overlaps giou"])
+    close(matched_giou(first[:, None], second), golden["overlaps giou"])
     close(1 - matched_giou(first, second[:7]), golden["overlaps giou loss of pairs"])
     close(clip(first, (40, 50))[:, SWAPPED], golden["overlaps clipped to 40, 50"])
 

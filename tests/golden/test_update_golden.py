@@ -13,9 +13,9 @@ from torch import Tensor
 from update_reference import BOTH, LATER_TOLERANCE, RECORDED, TOLERANCE, Named, Settings, assert_close, tensors
 
 from lockstep import optim
-from lockstep.optim.adaptive import FTRL, Adadelta
 from lockstep.optim.gradients import Gradients
-from lockstep.optim.optimizers import BoundOptimizer, Optimizer
+from lockstep.optim.optimizers import FTRL, Adadelta
+from lockstep.optim.rules import BoundOptimizer, Optimizer
 from lockstep.optim.schedules import Schedule
 from lockstep.optim.transforms import GradientTransform
 from lockstep.parallel.tower_outputs import densified, rows_of

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from gpu_nets import worker
 
 from lockstep.errors import InputError
-from lockstep.parallel.collectives import Collectives, collectives
+from lockstep.exchange.collectives import Collectives, collectives
 from lockstep.workers.rank import leave
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="NCCL needs a GPU")

@@ -13,7 +13,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 import lockstep as ls
-from lockstep.tensor_lists import copy_all
+from lockstep.tensors import copy_all
 
 NUM_LAYERS, MORE_LAUNCHES = 50, 80
 """A step has 41 launches more than one by hand, as counted on a CPU. The rest is room for what a GPU alone counts:

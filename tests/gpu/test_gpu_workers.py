@@ -14,7 +14,7 @@ from gpu_nets import learned, losses, make_loader, make_state, worker
 
 import lockstep as ls
 from lockstep.errors import PeerLostError
-from lockstep.parallel.tree import PartialSum, TreeSum, assign_towers
+from lockstep.exchange.tree import PartialSum, TreeSum, assign_towers
 
 STEPS, LOST_AT = 5, 3
 

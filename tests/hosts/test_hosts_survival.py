@@ -29,7 +29,7 @@ def start(hosts: Hosts, num_hosts: int, folder: Path, *, replacements: int, only
     folder.mkdir(exist_ok=True)
     plan = json.dumps({"workers": num_hosts, "survival": {"replacements": replacements}})
     words = ["-m", "lockstep", "run", "--hosts", str(num_hosts), "--chief", "host0:29500", "--workers", str(num_hosts)]
-    survives = ["--on-loss", "continue", "--restarts", str(replacements)]
+    survives = ["--on-failure", "continue", "--restarts", str(replacements)]
     script = [str(surviving_run.__file__), str(folder), plan, str(NUM_STEPS)]
     environment = {"LOCKSTEP_KEY": "a key that nobody guesses", "PYTHONPATH": os.pathsep.join(sys.path)}
     return [
@@ -117,7 +117,7 @@ def test_a_run_in_which_a_host_was_lost_and_came_back_ends_with_the_bytes_of_one
         "host0:29500",
         "--workers",
         "2",
-        "--on-loss",
+        "--on-failure",
         "continue",
     ]
     disturbed, slow = tmp_path / "disturbed" / "run", tmp_path / "disturbed" / "slow"

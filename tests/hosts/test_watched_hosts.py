@@ -16,7 +16,7 @@ SCRIPT = """
 import os, signal, sys, time
 import torch
 import lockstep as ls
-from lockstep.parallel.collectives import collectives
+from lockstep.exchange.collectives import collectives
 
 here = ls.join("cpu")
 calls = collectives(here, "gloo")

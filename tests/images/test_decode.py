@@ -25,8 +25,8 @@ from torch.nn.functional import interpolate
 
 from lockstep.errors import DataError, InputError
 from lockstep.images import jpeg, pillow
-from lockstep.images.decode import Decoding, EncodedImage, Region
-from lockstep.images.moves import QUARTER_TURN
+from lockstep.images.decode import Decoding, EncodedImage
+from lockstep.images.moves import QUARTER_TURN, Region
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "images"
 TURNED = FIXTURES / "padlock-406986_640_rotate_90.jpg"

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lockstep.errors import DataError, InputError
 from lockstep.images import jpeg
-from lockstep.images.decode import Decoding, Region
+from lockstep.images.decode import Decoding
 from lockstep.images.jpeg import (
     START,
     JpegDecoder,
@@ -30,6 +30,7 @@ from lockstep.images.jpeg import (
     read_jpeg_header,
     without_exif,
 )
+from lockstep.images.moves import Region
 
 
 def small_jpeg(width: int = 5, height: int = 3, **options: object) -> bytes:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from lockstep.errors import PeerLostError
-from lockstep.parallel.collectives import collectives
+from lockstep.exchange.collectives import collectives
 from lockstep.workers.rank import join, regroup
 
 NUM_TOWERS = 12

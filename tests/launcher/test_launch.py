@@ -20,13 +20,13 @@ from worker_processes import HANG_SECONDS
 
 from lockstep.errors import InputError
 from lockstep.launcher import launch as launching
-from lockstep.launcher.agent import Conclusion
 from lockstep.launcher.forkserver import Event
+from lockstep.launcher.hosts import Conclusion
 from lockstep.launcher.launch import exit_code_of_stop, is_worker
 from lockstep.launcher.supervisor import STOPPED_EARLY, RunOutcome
 from lockstep.launcher.survival import Restarts
+from lockstep.launcher.watchdog import Failure, root_cause
 from lockstep.workers.channel import Channel
-from lockstep.workers.watchdog import Failure, root_cause
 
 pytestmark = pytest.mark.process
 
@@ -271,7 +271,7 @@ import sys
 import toy
 from lockstep.launcher import forkserver
 from lockstep.launcher.launch import launch
-from lockstep.workers.watchdog import Limits
+from lockstep.launcher.watchdog import Limits
 
 if __name__ == "__main__":
     forkserver._CLOSE_SECONDS = 3600  # longer than any test waits

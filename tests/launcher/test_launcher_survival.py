@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from lockstep.errors import InputError
 from lockstep.launcher.launch import launch
 from lockstep.launcher.survival import Survival
-from lockstep.workers.generations import Generation
-from lockstep.workers.watchdog import Failure
+from lockstep.launcher.watchdog import Failure
+from lockstep.workers.membership import Generation
 from tests.launcher import surviving_run
 
 
@@ -27,7 +27,7 @@ def lost(number: int) -> Failure:
 
 def lose(survival: Survival, *numbers: int) -> Generation | None:
     for number in numbers:
-        survival.lose(number, lost(number))
+        survival.record_failure(number, lost(number))
     return survival.without_lost()
 
 
@@ -88,7 +88,7 @@ def test_a_newcomer_that_fails_before_it_takes_part_changes_nothing_for_the_othe
     lose(survival, 1)
     form(survival)
     replace(survival, 1, 5, took_part=True)
-    survival.lose(1, lost(1))
+    survival.record_failure(1, lost(1))
     assert survival.why_not(has_ended=True) == ""
     assert survival.without_lost() is None
     assert survival.generation == Generation(1, (0,), "worker 1", "worker 1 was killed")
@@ -96,9 +96,9 @@ def test_a_newcomer_that_fails_before_it_takes_part_changes_nothing_for_the_othe
 
 def test_with_too_few_they_do_not_go_on() -> None:
     survival = Survival(2, 3, num_workers=3)
-    survival.lose(0, lost(0))
+    survival.record_failure(0, lost(0))
     assert survival.why_not(has_ended=False) == ""
-    survival.lose(1, lost(1))
+    survival.record_failure(1, lost(1))
     assert survival.why_not(has_ended=False) == "1 of 3 workers are left, fewer than 2 (watch.min_workers)"
     assert survival.unsettled == [lost(0), lost(1)]
 
@@ -116,13 +116,13 @@ def test_newcomers_alone_have_nothing_to_go_on_from() -> None:
     form(survival)
     survival.record_ready(0)
     survival.with_newcomers()
-    survival.lose(1, lost(1))
+    survival.record_failure(1, lost(1))
     assert survival.why_not(has_ended=False) == "0 of 2 workers are left, fewer than 1 (watch.min_workers)"
 
 
 def test_where_some_have_ended_the_others_do_not_go_on() -> None:
     survival = Survival(1, 3, num_workers=2)
-    survival.lose(1, lost(1))
+    survival.record_failure(1, lost(1))
     assert "have come to their end" in survival.why_not(has_ended=True)
 
 
@@ -203,7 +203,7 @@ def test_whatever_happens_the_first_of_a_generation_has_taken_part_before(events
     for event, number in events:
         if event == "lose" and number in alive:
             took_part = not survival.is_newcomer(number)
-            survival.lose(number, lost(number))
+            survival.record_failure(number, lost(number))
             if survival.why_not(has_ended=False):
                 return
             survival.without_lost()
@@ -227,7 +227,7 @@ def run_with(folder: Path, num_workers: int, num_steps: int, *faults: str, **pla
     """Launch `surviving_run`; returns the exit code, and what its workers have said, in time."""
     survival = {"min_workers": 1, "replacements": 3} | plan
     argv = [str(folder), json.dumps({"workers": num_workers, "survival": survival}), str(num_steps), *faults]
-    preload = ("torch", "lockstep.parallel.collectives")
+    preload = ("torch", "lockstep.exchange.collectives")
     code = launch(argv, plan=surviving_run.plan, main=surviving_run.main, preload=preload)
     said = [json.loads(line) for file in folder.iterdir() for line in file.read_text().splitlines()]
     return code, sorted(said, key=lambda words: words[-1])

@@ -226,9 +226,7 @@ def test_who_does_not_fit_is_refused_while_the_others_go_on_and_ends_nobody(
             while not (said := [each for each in fewer.receive(0.05) if "end" in each]):
                 assert time.monotonic() < deadline
                 assert chief.take_hosts() == []
-        assert said[0]["log"] == (
-            "The run goes on without host 1, and takes it back with 2 workers, not with 1: give the same command."
-        )
+        assert said[0]["log"] == ("Host 1 was lost with 2 workers, and would come back with 1: give the same command.")
         back = come(1, 2)
         ((_, host),) = take(chief)
         assert not back.ended

@@ -20,8 +20,8 @@ from lockstep.launcher.forkserver import Event, ForkServer
 from lockstep.launcher.hosts import LocalHost
 from lockstep.launcher.supervisor import STOPPED_EARLY, RunOutcome, Supervisor
 from lockstep.launcher.survival import Survival
+from lockstep.launcher.watchdog import Limits
 from lockstep.workers.channel import Channel, Message
-from lockstep.workers.watchdog import Limits
 
 FIRST_PID = 9_000_001  # no process has such a number
 STOPPING = "stopping after this step; Ctrl-C aborts"

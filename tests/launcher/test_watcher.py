@@ -19,7 +19,7 @@ import pytest
 from worker_processes import HANG_SECONDS
 
 from lockstep.launcher import watcher as module
-from lockstep.launcher.hosts import Said
+from lockstep.launcher.hosts import Reports
 from lockstep.launcher.watcher import JoinedHost
 from lockstep.workers.channel import Channel
 from lockstep.workers.connections import connect
@@ -50,7 +50,7 @@ class Watching:
         listener.bind(f"\0{self.name}")
         listener.listen()
         self.host = stack.enter_context(closing(JoinedHost(listener, "", range(num_workers))))
-        self.said: Said = []
+        self.said: Reports = []
 
     def start(self, deed: str, rank: int = 0) -> subprocess.Popen[bytes]:
         """Start a worker, which the watcher sees join."""
@@ -248,7 +248,7 @@ def test_what_the_watcher_of_another_host_says_at_once_is_heard() -> None:
         others = pool.submit(module._others, task, asked_by)
         [answer] = worker.receive(5)
         with connect("127.0.0.1", answer["port"], task["key"].encode()) as connection:
-            connection.sendall(b'{"host": 1}\n{"said": [[1, {"step": 7}]]}\n')
+            connection.sendall(b'{"host": 1}\n{"reports": [[1, {"step": 7}]]}\n')
             [host] = others.result(HANG_SECONDS)
             host.start(1, {})
             assert (host.name, host.receive()) == ("node1", [(1, {"step": 7})])

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lockstep as ls
-from lockstep import readback
+from lockstep import tensors
 from lockstep.augmentations.resizers import KeepAspectRatioResizer
+from lockstep.augmentations.turns import RandomShift
 from lockstep.data.loader import Loader
-from lockstep.images.augment import RandomShift
 from lockstep.readers.reader import Arrays
 from lockstep.reporting.jsonl import MetricsFile
 
@@ -57,7 +57,7 @@ def main() -> None:
     workdir, steps = Path(sys.argv[1]), int(sys.argv[2])
     here = ls.join("cpu")
     if sys.argv[3:] == ["accelerator"]:  # as on a device that the host would wait for
-        readback.reading_waits = lambda device: True
+        tensors.READ_AT_ONCE = frozenset()
     is_detector = sys.argv[3:] == ["detector"]
     net, loader, losses_of, counts = detector() if is_detector else (make_net(), make_loader(), losses, None)
     state = ls.TrainState(

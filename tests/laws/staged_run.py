@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lockstep as ls
+from lockstep.augmentations.turns import RandomShift
 from lockstep.checkpoints.retention import Retention
 from lockstep.data.loader import Loader
-from lockstep.images.augment import Draws, RandomShift
+from lockstep.randomness import Draws
 from lockstep.readers.reader import Arrays, Reader
 from lockstep.recipes.data import ImageData
 from lockstep.recipes.parts import Checkpoints, Evaluate, Monitoring, Stage

@@ -1,6 +1,6 @@
 """The run of three stages, longer and on six towers, some of whose workers are lost at steps that the command names.
 
-lockstep run --workers 3 --on-loss continue tests/laws/survived_run.py WORKDIR [EXCHANGE] [FAULT ...]
+lockstep run --workers 3 --on-failure continue tests/laws/survived_run.py WORKDIR [EXCHANGE] [FAULT ...]
 
 A fault is `NUMBER:SIGKILL@STEP+MILLISECONDS`, or any other signal, or `drift`: the worker's copy of the model comes to
 differ.
@@ -43,7 +43,7 @@ def make_recipe(exchange: ls.AllReduce | ls.Backups | ls.Asynchronous) -> Recipe
     recipe = staged_run.make_recipe(
         20, stages=longer, batch_size=BATCH_SIZE, num_towers=NUM_TOWERS, exchange=exchange, device="cpu"
     )
-    watch = replace(recipe.watch, on_loss="continue" if ls.join().num_workers > 1 else "restart")
+    watch = replace(recipe.watch, on_failure="continue" if ls.join().num_workers > 1 else "restart")
     return replace(recipe, evaluate=replace(recipe.evaluate, every=ls.Interval(25)), watch=watch)
 
 

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lockstep.augmentations import AUGMENTATIONS
-from lockstep.augmentations.ssd_crops import (
+from lockstep.augmentations.augment import Augment, num_partners
+from lockstep.augmentations.lists import AUGMENTATIONS
+from lockstep.augmentations.random_crops import (
     SsdRandomCrop,
     SsdRandomCropFixedAspectRatio,
     SsdRandomCropFixedAspectRatioOperation,
@@ -22,7 +23,6 @@ from lockstep.augmentations.ssd_crops import (
     SsdRandomCropPadFixedAspectRatio,
     SsdRandomCropPadOperation,
 )
-from lockstep.images.augment import Augment, num_partners
 from lockstep.images.objects import object_fields
 from lockstep.ragged import Ragged
 from lockstep.randomness import Draws
@@ -195,7 +195,7 @@ def test_images_without_objects_and_batches_without_images(augment: Augment) -> 
 
 
 @each_value
-def test_it_is_a_value_that_a_recipe_can_hold(augment: Augment) -> None:
+def test_an_augmentation_is_a_value_that_a_recipe_can_hold(augment: Augment) -> None:
     hint, path = tuple[Augment, ...], FieldPath("recipe", "augment")
     written = write(hint, (augment,), path)
     assert read(hint, written, path) == (augment,)

@@ -19,7 +19,7 @@ from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioRe
 from lockstep.data.loader import Loader
 from lockstep.readers.detection import DetectionReader
 from lockstep.readers.reader import Arrays
-from lockstep.recipes.detection import DetectionData
+from lockstep.recipes.data import DetectionData
 from lockstep.recipes.parts import DetectionEvaluation
 from lockstep.recipes.tasks import KEPT, Detection
 

@@ -18,8 +18,7 @@ from torch import nn
 
 import lockstep as ls
 from lockstep.augmentations.resizers import FixedShapeResizer
-from lockstep.detection.configs import Detector
-from lockstep.detection.values import FasterRcnnFpn, Fcos, MaskRcnnFpn, SqueezeSsd, Ssdlite
+from lockstep.detection.values import Detector, FasterRcnnFpn, Fcos, MaskRcnnFpn, SqueezeSsd, Ssdlite
 from lockstep.recipes.parts import MAIN_SCORES, DetectionEvaluation, DetectionMetrics
 from lockstep.recipes.tasks import Detection
 from lockstep.weights.warm_start import WarmStart
@@ -96,7 +95,7 @@ def precision_after(steps: int, model: Detector, data: ls.recipes.DetectionData,
 
 @pytest.mark.process
 def test_squeeze_ssd_from_the_weights_of_a_classifier(tmp_path: Path) -> None:
-    model = SqueezeSsd(1, layers=(12,), anchor_sizes=((50.0, 75.0, 105.0),), aspect_ratios=(0.7, 1.0))
+    model = SqueezeSsd(1, layers=(12,), anchor_sizes=((50.0, 75.0, 105.0),), anchor_ratios=(1 / 0.7, 1.0))
     raccoons = eight_of("raccoon", tmp_path, side=120)
     assert precision_after(30, model, raccoons, weights=SQUEEZENET) > LEARNED
 

@@ -163,7 +163,7 @@ def test_ragged_metrics_have_the_same_bits_for_every_number_of_workers_and_any_m
         assert run_workers(matched, num_workers, micro_batch) == [alone] * num_workers
 
 
-def test_it_is_what_a_hand_written_loop_finds() -> None:
+def test_an_evaluation_equals_a_hand_written_loop() -> None:
     state, fields = make_state(), make_loader().reader.read_batch(np.arange(SIZE))
     result = ls.evaluate(state, score, make_loader())
     model = state.model.eval()

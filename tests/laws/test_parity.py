@@ -11,8 +11,8 @@ import pytest
 from torch import Tensor, nn
 
 import lockstep as ls
-from lockstep.losses.classification import softmax_cross_entropy
-from lockstep.parallel.tree import assign_towers
+from lockstep.exchange.tree import assign_towers
+from lockstep.losses.weighted import softmax_cross_entropy
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "golden"))
 

@@ -14,8 +14,8 @@ import pytest
 from tiny_images import image_folder, image_shards
 
 import lockstep as ls
-from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find
+from lockstep.recipes.toml import with_settings
 from lockstep.runs.run import Run
 from lockstep.runs.workdir import Result
 from lockstep.workers.rank import leave
@@ -64,7 +64,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> dict[
     return contents(workdir)
 
 
-def test_it_says_every_loss_and_score(undisturbed: dict[str, bytes]) -> None:
+def test_metrics_jsonl_has_every_loss_and_score(undisturbed: dict[str, bytes]) -> None:
     lines = [json.loads(line) for line in undisturbed["metrics.jsonl"].splitlines()]
     assert "auxiliary_cross_entropy" in str(lines[0])
     assert "l2" in str(lines[0])

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import lockstep as ls
 from lockstep.data.loader import Loader
-from lockstep.parallel import bucketed
+from lockstep.exchange import bucketed
 from lockstep.readers.reader import Arrays
 
 pytestmark = pytest.mark.usefixtures("each_device")

@@ -73,6 +73,7 @@ def wait_for(happened: Callable[[], bool], process: subprocess.Popen[bytes]) -> 
     while process.poll() is None and time.monotonic() < deadline:
         if happened():
             return True
+        time.sleep(0.002)
     return False
 
 
@@ -109,9 +110,10 @@ def wait_until_gone(workdir: Path) -> None:
     deadline = time.monotonic() + HANG_SECONDS
     while alive():
         assert time.monotonic() < deadline, "a worker outlived its launcher"
+        time.sleep(0.01)
 
 
-@pytest.mark.parametrize("seed", [*range(1, 3), *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 75))])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 75))])
 def test_killed_at_random_moments(undisturbed: dict[str, bytes], tmp_path: Path, seed: int) -> None:
     workdir = tmp_path / "run"
     kill_some(workdir, seed)

@@ -168,7 +168,7 @@ def failure(state: ls.TrainState, loader: Loader, bad: Sequence[int]) -> ls.NonF
     return caught.value
 
 
-def test_it_says_where_it_goes_and_why_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_rollback_logs_its_target_and_reason_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     state, loader = make_state(), make_loader(order="sequential")
     next(ls.train_steps(state, spoiled([]), loader, ls.Towers(2)))
     ls.save(state, loader, tmp_path)

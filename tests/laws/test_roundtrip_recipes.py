@@ -26,11 +26,12 @@ from lockstep.augmentations.colours import (
 )
 from lockstep.augmentations.pixels import RandomBlackPatches
 from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioResizer
+from lockstep.augmentations.turns import HorizontalFlip, RandomShift
 from lockstep.checkpoints.retention import Retention
 from lockstep.data.order import BlockShuffled
-from lockstep.detection.configs import FasterRcnn, Ssd
+from lockstep.detection.tf_configs import FasterRcnn, Ssd
 from lockstep.detection.values import FasterRcnnFpn, Fcos, MaskRcnnFpn, SqueezeSsd, Ssd300, Ssdlite, TorchvisionDetector
-from lockstep.images.augment import HorizontalFlip, RandomShift
+from lockstep.exchange.exchange import AllReduce, Alone
 from lockstep.images.decode import Decoding
 from lockstep.losses.regularization import L1, L2
 from lockstep.models import InceptionV3, LeNet, Mnist, SqueezeNet, Timm, Torchvision
@@ -52,11 +53,8 @@ from lockstep.optim import (
     Warmup,
 )
 from lockstep.optim.schedules import Constant
-from lockstep.parallel.exchange import AllReduce, Alone
 from lockstep.parallel.towers import Towers
-from lockstep.progress import Epochs, Hours, Interval, Steps
-from lockstep.recipes.data import ImageData, MnistData
-from lockstep.recipes.detection import DetectionData
+from lockstep.recipes.data import DetectionData, ImageData, MnistData
 from lockstep.recipes.parts import (
     Checkpoints,
     CrossEntropy,
@@ -69,10 +67,10 @@ from lockstep.recipes.parts import (
 )
 from lockstep.recipes.preprocessing import Cifarnet, Inception, Lenet, ResizedCrop, Vgg
 from lockstep.recipes.recipe import Recipe, recipe_changes
-from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find, names
-from lockstep.recipes.toml import FieldType, field_hints, field_type, from_toml, to_toml
+from lockstep.recipes.toml import FieldType, field_hints, field_type, from_toml, to_toml, with_settings
 from lockstep.training.attempt import LossAverage
+from lockstep.types import Epochs, Hours, Interval, Steps
 from lockstep.weights.layouts import Layout
 from lockstep.weights.names import Rename
 from lockstep.weights.warm_start import WarmStart
@@ -289,15 +287,15 @@ detectors = st.builds(detector, st.sampled_from([Ssd, FasterRcnn]), st.integers(
     SqueezeSsd,
     st.integers(1, 90),
     st.sampled_from([(7, 12), (4, 9)]),
-    aspect_ratios=st.tuples(shares),
+    anchor_ratios=st.tuples(shares),
     max_detections=counts,
 )
 detectors |= st.builds(detector, st.sampled_from([Fcos, Ssd300, Ssdlite]), st.integers(0, 10**6))
 torchvision_options = st.dictionaries(texts, st.booleans(), max_size=1)
 detectors |= st.builds(TorchvisionDetector, texts, st.integers(1, 90), torchvision_options)
 detectors |= st.builds(
-    FasterRcnnFpn, st.integers(1, 90), aspect_ratios=st.tuples(shares), rpn_pre_nms_top_n_test=counts
-) | st.builds(MaskRcnnFpn, st.integers(1, 90), freeze_batchnorm=st.booleans(), box_nms_thresh=shares)
+    FasterRcnnFpn, st.integers(1, 90), anchor_ratios=st.tuples(shares), rpn_pre_nms_top_n_test=counts
+) | st.builds(MaskRcnnFpn, st.integers(1, 90), freeze_batchnorm=st.booleans(), iou_threshold=shares)
 models_and_data = (
     st.tuples(models_of_photos, photos)
     | st.tuples(models_of_digits, digits)

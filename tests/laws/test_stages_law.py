@@ -119,7 +119,7 @@ def test_the_stream_goes_on(undisturbed: Path) -> None:
     assert positions == [position + BATCH_SIZE for position in POSITIONS]
 
 
-def test_the_stages_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_each_stage_is_logged_and_in_the_history(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     run(tmp_path, make_recipe())
     assert [line for line in caplog.messages if line.startswith("stage")] == [

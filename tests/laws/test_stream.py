@@ -19,13 +19,12 @@ import numpy as np
 import pytest
 import torch
 
+from lockstep.augmentations.turns import RandomShift
 from lockstep.data.loader import Loader
-from lockstep.data.order import BlockShuffled, Sequential, Shuffled
-from lockstep.data.weighted_orders import Balanced, Mixture, Weighted
-from lockstep.images.augment import RandomShift
-from lockstep.parallel.leases import Leases
+from lockstep.data.order import Balanced, BlockShuffled, Mixture, Sequential, Shuffled, Weighted
 from lockstep.randomness import Draws
 from lockstep.readers.combine import Concatenated, Subset, one_of, split
+from lockstep.served.leases import Leases
 
 MakeLoader = Callable[..., Loader]
 Row = tuple[Any, ...]

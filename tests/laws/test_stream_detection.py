@@ -22,13 +22,13 @@ from test_stream import (
 )
 
 from lockstep.augmentations.colours import RandomDistortColor
-from lockstep.augmentations.mosaic import Mosaic
+from lockstep.augmentations.mixing import Mosaic
+from lockstep.augmentations.random_crops import SsdRandomCrop
 from lockstep.augmentations.resizers import FixedShapeResizer
-from lockstep.augmentations.ssd_crops import SsdRandomCrop
+from lockstep.augmentations.turns import HorizontalFlip
 from lockstep.augmentations.zoom import RandomIoUCrop, RandomZoomOut
 from lockstep.data.loader import Loader
 from lockstep.detection.targets import DetectionTargets
-from lockstep.images.augment import HorizontalFlip
 from lockstep.readers.coco import Coco
 from lockstep.readers.detection import DetectionReader
 from lockstep.readers.reader import Reader

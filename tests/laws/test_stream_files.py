@@ -71,13 +71,13 @@ def brightened(example: dict[str, Any], draws: ExampleDraws) -> dict[str, Any]:
 
 
 AUGMENT = [
-    ls.images.DistortedCrop(8, resize="random"),
-    ls.images.HorizontalFlip(),
-    ls.images.RandAugment(1),
+    ls.augmentations.DistortedCrop(8, resize="random"),
+    ls.augmentations.HorizontalFlip(),
+    ls.augmentations.RandAugment(1),
     ls.data.EachExample(brightened),
-    ls.images.RandomErasing(),
-    ls.images.ColourDraws(),
-    ls.images.MixDraws(),
+    ls.augmentations.RandomErasing(),
+    ls.augmentations.ColourDraws(),
+    ls.augmentations.MixDraws(),
 ]
 
 

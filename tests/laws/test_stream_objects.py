@@ -14,8 +14,8 @@ from test_stream import rows_of_workers
 from torch import Tensor
 
 from lockstep.augmentations import CopyPaste, FixedSizeCrop, MixUp, Mosaic, RandomIoUCrop, RandomZoomOut, ScaleJitter
+from lockstep.augmentations.turns import HorizontalFlip
 from lockstep.data.loader import Loader
-from lockstep.images.augment import HorizontalFlip
 
 SIZE, BATCH_SIZE, NUM_BATCHES = 13, 4, 3
 AUGMENT = [

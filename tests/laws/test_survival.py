@@ -47,7 +47,7 @@ def survive(workdir: Path, *faults: str, num_workers: int = 3) -> tuple[list[dic
     """Run it to its end on several workers, some of which are lost; returns its history and what it has said."""
     command = [sys.executable, "-m", "lockstep", "run", "--threads", "1", "--workers", str(num_workers)]
     ended = subprocess.run(
-        [*command, "--on-loss", "continue", "--restarts", "20", str(SCRIPT), str(workdir), *faults],
+        [*command, "--on-failure", "continue", "--restarts", "20", str(SCRIPT), str(workdir), *faults],
         capture_output=True,
         text=True,
         timeout=HANG_SECONDS,

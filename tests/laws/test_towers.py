@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import lockstep as ls
 from lockstep.data.loader import Loader
-from lockstep.parallel import bucketed
+from lockstep.exchange import bucketed
 from lockstep.readers.reader import Arrays
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("each_device")]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lockstep as ls
-from lockstep.optim.adaptive import FTRL, Adadelta
+from lockstep.optim.optimizers import FTRL, Adadelta
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("each_device")]
 
@@ -94,7 +94,9 @@ def digests(precision: Any = "fp32") -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize(("num_workers", "precision"), [(2, "fp32"), (3, "fp32"), (2, "fp16")])
+@pytest.mark.parametrize(
+    ("num_workers", "precision"), [pytest.param(2, "fp32", marks=pytest.mark.slow), (3, "fp32"), (2, "fp16")]
+)
 def test_every_part_has_the_same_bits_on_any_number_of_workers(
     run_workers: Callable[..., list[Any]], num_workers: int, precision: str
 ) -> None:

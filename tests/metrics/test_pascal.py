@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lockstep as ls
-from lockstep.metrics.average_precision import average_precision
 from lockstep.metrics.detection_sets import DETECTION_METRICS
+from lockstep.metrics.pascal import average_precision
 from lockstep.ragged import Ragged
 
 CATEGORIES = {1: "cat", 2: "dog", 3: "elephant"}

@@ -65,6 +65,6 @@ def test_losses_that_are_a_mean_already_are_refused() -> None:
     it.match(r'expected: .*each of shape \(batch,\)\n  hint: .*reduction="none"')
 
 
-def test_one_is_kept_at_least() -> None:
+def test_keeping_no_mistake_is_refused() -> None:
     with pytest.raises(InputError, match=r"count is out of range\.\n.*count=0\n.*1 or more"):
         WorstMistakes(0)

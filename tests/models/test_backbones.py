@@ -8,9 +8,7 @@ import pytest
 import torch
 from torch import Generator, nn
 
-from lockstep.models.mobilenet_v1 import mobilenet_v1_features
-from lockstep.models.mobilenet_v2 import mobilenet_v2_features
-from lockstep.models.mobilenet_v3 import mobilenet_v3_features
+from lockstep.models.mobilenet import mobilenet_v1_features, mobilenet_v2_features, mobilenet_v3_features
 from lockstep.models.resnet import ResNet
 from lockstep.models.vgg import vgg16_features
 

@@ -7,12 +7,14 @@ import torch
 from torch import nn
 
 from lockstep.models.initial_weights import (
-    STDDEV_OF_CUT,
     clear_statistics,
     scaled_normal,
     truncated_normal,
     without_memory,
 )
+
+# The standard deviation of a standard normal distribution that is cut at two standard deviations.
+STDDEV_OF_CUT = 0.87962566103423978
 
 
 def generator(seed: int = 0) -> torch.Generator:

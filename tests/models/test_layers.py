@@ -16,7 +16,7 @@ from lockstep.models.layers import (
     make_divisible,
     same_padding,
 )
-from lockstep.models.mobilenet_v3 import mobilenet_v3_features
+from lockstep.models.mobilenet import mobilenet_v3_features
 
 
 @given(

@@ -367,7 +367,7 @@ def test_kernels_are_named_by_the_class(value: FromTorch, kernels: str) -> None:
     assert value.bind(start()).kernels == kernels
 
 
-def test_it_has_no_patterns() -> None:
+def test_a_torch_optimizer_has_no_patterns() -> None:
     assert list(CLASSES["adamw"].bind(start()).matched()) == []
 
 

@@ -14,15 +14,11 @@ from torch import Tensor
 
 import lockstep as ls
 from lockstep.optim import rules
-from lockstep.optim.adam import Adam, AdamW
-from lockstep.optim.adaptive import FTRL, Adadelta, Adagrad, RMSProp
 from lockstep.optim.from_torch import FromTorch
 from lockstep.optim.gradients import Gradients
-from lockstep.optim.layerwise import LAMB, LARS
-from lockstep.optim.resolution import ScaledByBatch
+from lockstep.optim.optimizers import FTRL, LAMB, LARS, SGD, Adadelta, Adagrad, Adam, AdamW, RMSProp
 from lockstep.optim.rules import Rule
-from lockstep.optim.schedules import Warmup
-from lockstep.optim.sgd import SGD
+from lockstep.optim.schedules import ScaledByBatch, Warmup
 
 SHAPES = {"conv.weight": (6, 2, 3, 3), "conv.bias": (40,), "scale": ()}
 NAMES = list(SHAPES)

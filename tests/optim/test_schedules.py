@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.errors import InputError
-from lockstep.optim.resolution import Scaled, ScaledByBatch, describe_schedule, resolve_schedule
 from lockstep.optim.schedules import (
     Constant,
     Cosine,
@@ -24,11 +23,15 @@ from lockstep.optim.schedules import (
     OneCycle,
     PiecewiseConstant,
     Polynomial,
+    Scaled,
+    ScaledByBatch,
     Schedule,
     Warmup,
+    describe_schedule,
     rate_at,
+    resolve_schedule,
 )
-from lockstep.progress import Epochs
+from lockstep.types import Epochs
 
 IMAGENET = 1_281_167
 """Examples to train on."""
@@ -360,7 +363,7 @@ def test_a_stream_without_epochs_is_fine_for_lengths_in_steps() -> None:
         (Cosine(0.1, 1000, warmup_steps=10), []),
     ],
 )
-def test_what_was_resolved_is_said(schedule: Schedule, lines: list[str]) -> None:
+def test_resolving_epochs_of_a_schedule_is_described(schedule: Schedule, lines: list[str]) -> None:
     assert describe_schedule(schedule, 55_000, 640) == lines
     assert describe_schedule(resolve_schedule(schedule, 55_000, 640), 55_000, 640) == []
 
@@ -793,7 +796,7 @@ def test_every_rate_is_finite_and_not_negative(schedule: Schedule, batch_size: i
 
 @settings(max_examples=50, deadline=None)
 @given(schedule=any_schedule, batch_size=st.integers(1, 100), other=st.integers(1, 100))
-def test_what_is_resolved_stays_so(schedule: Schedule, batch_size: int, other: int) -> None:
+def test_a_resolved_schedule_stays_as_it_is(schedule: Schedule, batch_size: int, other: int) -> None:
     once = resolve_schedule(schedule, EPOCH_SIZE, batch_size)
     assert resolve_schedule(once, EPOCH_SIZE, batch_size) is once
     assert resolve_schedule(once, EPOCH_SIZE, other) is once

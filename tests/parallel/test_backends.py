@@ -15,7 +15,7 @@ import lockstep as ls
 from lockstep.parallel import backends, hosting
 from lockstep.parallel.backends import backends_of_steps
 from lockstep.parallel.towers import Towers
-from lockstep.training import trained_with
+from lockstep.training import preflight
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 DEFAULTS = {
@@ -70,7 +70,7 @@ def test_the_flags_of_the_towers_hold_within(towers: Towers, changed: dict[str, 
         )  # which disagreeing flags refuse
 
 
-def test_they_are_put_back_after_an_error() -> None:
+def test_backend_flags_are_restored_after_an_error() -> None:
     with pytest.raises(ZeroDivisionError), backends_of_steps(Towers(matmul_tf32=True), GPU, exact=True):
         1 / 0  # noqa: B018
 
@@ -165,7 +165,7 @@ def losses(model: torch.nn.Module, batch: ls.Batch) -> dict[str, torch.Tensor]:
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, software: None) -> None:
     """Let the steps of a CPU have the flags of a GPU."""
-    for module in (hosting, trained_with):
+    for module in (hosting, preflight):
         monkeypatch.setattr(
             module, "backends_of_steps", lambda towers, device, exact: backends_of_steps(towers, GPU, exact=exact)
         )

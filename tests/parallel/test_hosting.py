@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import lockstep as ls
+from lockstep.exchange.tree import PartialSum, TreeSum
 from lockstep.optim.transforms import BoundTransforms
 from lockstep.parallel.hosting import StepInputs, TowerHost
-from lockstep.parallel.tree import PartialSum, TreeSum
 
 if TYPE_CHECKING:
-    from lockstep.parallel.tree import GradientHook
+    from lockstep.exchange.tree import GradientHook
     from lockstep.types import LossFunction
 
 NUM_EXAMPLES = 12

@@ -35,7 +35,7 @@ from lockstep.readers.records import Records
 from lockstep.readers.schemas import ImageNetSchema
 from lockstep.readers.tar_shards import TarShards
 from lockstep.readers.voc import Voc
-from lockstep.recipes.detection import DetectionData
+from lockstep.recipes.data import DetectionData
 from lockstep.records.template import Integer
 from lockstep.records.tfrecord import write_records
 from tests.tiny_images import image_folder, image_record

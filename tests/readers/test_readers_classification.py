@@ -179,7 +179,7 @@ class Drawing:
         return f"image {index}"
 
 
-def test_it_is_what_its_reader_is() -> None:
+def test_a_classification_reader_has_the_properties_of_its_source() -> None:
     reader = ClassificationReader(Drawing(), 2, offset=1)  # type: ignore[arg-type]
     assert (len(reader), reader.cost, decoder_of(reader), draws_globally(reader)) == (
         5,

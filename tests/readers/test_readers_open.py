@@ -28,7 +28,7 @@ from lockstep.readers.reader import Reader
 from lockstep.readers.records import Records
 from lockstep.readers.tar_shards import TarShards
 from lockstep.readers.voc import Voc
-from lockstep.records import record_index, tar_index
+from lockstep.records import record_index, tar_members
 from lockstep.records.example import Values, serialize_example
 from lockstep.records.tfrecord import write_records
 
@@ -415,7 +415,7 @@ def test_nothing_is_written_beside_the_data(
     opened: Callable[..., Reader],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in (record_index, tar_index):
+    for module in (record_index, tar_members):
         monkeypatch.setattr(module, "_WORTH_KEEPING_BYTES", 1)
     data, cache = tmp_path / "data", tmp_path / "cache"
     path = make(data)

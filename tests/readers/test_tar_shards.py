@@ -236,7 +236,7 @@ def test_a_shard_replaced_by_one_of_its_size_and_time_is_refused(tmp_path: Path)
 def test_a_kept_index_of_another_shard_of_its_size_and_time_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lockstep.records.tar_index._WORTH_KEEPING_BYTES", 1)
+    monkeypatch.setattr("lockstep.records.tar_members._WORTH_KEEPING_BYTES", 1)
     path = tmp_path / "a.tar"
     for digits in ("0123", "3210"):
         os.utime(shard_of(path, {f"{digit}.cls": digit.encode() for digit in digits}), (10**9, 10**9))
@@ -251,10 +251,10 @@ def test_of_no_samples_labels_are_whole_numbers(path: Path) -> None:
 
 
 def test_an_index_that_was_kept_is_used(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockstep.records.tar_index._WORTH_KEEPING_BYTES", 1)
+    monkeypatch.setattr("lockstep.records.tar_members._WORTH_KEEPING_BYTES", 1)
     first = read(TarShards(path, cache=tmp_path / "mine"), 0, 1, 2)
     assert len(list((tmp_path / "mine" / "record-index").iterdir())) == 1
-    monkeypatch.setattr("lockstep.records.tar_index.build_tar_index", None)
+    monkeypatch.setattr("lockstep.records.tar_members.build_tar_index", None)
     again = read(TarShards(path, cache=tmp_path / "mine"), 0, 1, 2)
     assert again["image"] == first["image"]
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 from PIL import Image
 
+from lockstep.augmentations.crops import Resize
 from lockstep.data.loader import Loader
 from lockstep.errors import DataError, InputError
 from lockstep.images.decode import Decoding
-from lockstep.images.resized_crops import Resize
 from lockstep.readers.label_map import Label, LabelMap, read_label_map
 from lockstep.readers.voc import Voc
 

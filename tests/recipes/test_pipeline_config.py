@@ -10,27 +10,27 @@ from typing import Any, get_args
 import pytest
 
 from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioResizer
-from lockstep.detection.box_configs import GridAnchorGenerator, SsdAnchorGenerator
-from lockstep.detection.configs import FasterRcnn, Quantization, Ssd, WeightedSigmoidFocal
-from lockstep.detection.layer_configs import (
+from lockstep.augmentations.turns import HorizontalFlip
+from lockstep.detection.blocks import GridAnchorGenerator, SsdAnchorGenerator, WeightedSigmoidFocal
+from lockstep.detection.tf_configs import (
+    FasterRcnn,
     L2Regularizer,
     MaskRcnnBoxPredictor,
-    RfcnBoxPredictor,
+    Ssd,
     VarianceScalingInitializer,
 )
 from lockstep.errors import DataError, InputError, InputErrors
-from lockstep.images.augment import HorizontalFlip
 from lockstep.inline_toml import kind_name
 from lockstep.metrics.detection_sets import DETECTION_METRICS
 from lockstep.optim import SGD, Cosine, Exponential, MovingAverage, PiecewiseConstant, RMSProp, ScaleGradients
-from lockstep.progress import Epochs, Interval, Steps
-from lockstep.recipes.detection import DetectionData
+from lockstep.recipes.data import DetectionData
 from lockstep.recipes.messages import Row, no_effect
 from lockstep.recipes.parts import DetectionEvaluation, DetectionMetrics, Pictures
 from lockstep.recipes.pipeline_config import Imported, import_pipeline
 from lockstep.recipes.recipe import recipe_changes
 from lockstep.recipes.toml import from_toml, to_toml
-from lockstep.text_format import Field, parse_text_format
+from lockstep.records.text_format import Field, parse_text_format
+from lockstep.types import Epochs, Interval, Steps
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "odapi_configs"
 """The 25 configs that the API has published for data sets of its time."""
@@ -97,8 +97,11 @@ def test_what_the_published_configs_have_is_counted() -> None:
     heads = [model.second_stage_box_predictor for model in two_stages]
     assert (sum(isinstance(model, Ssd) for model in models), len(two_stages)) == (14, 11)
     assert sum(isinstance(head, MaskRcnnBoxPredictor) and head.predict_instance_masks for head in heads) == 3
-    assert sum(isinstance(head, RfcnBoxPredictor) for head in heads) == 1
-    assert sum(model.context_config is not None for model in two_stages) == 1
+    assert heads.count(None) == 1
+    untrained = Counter(
+        part for model in models if isinstance(model, Ssd | FasterRcnn) for part in model.untrained_parts
+    )
+    assert untrained == {"quantization": 3, "context_config": 1, "rfcn_box_predictor": 1}
     optimizers: list[Any] = [recipe.optimizer for recipe in recipes]
     assert Counter(map(type, optimizers)) == {SGD: 16, RMSProp: 9}
     rates = Counter(type(optimizer.lr) for optimizer in optimizers)
@@ -154,10 +157,13 @@ def test_an_ssd_is_imported_with_all_that_it_says() -> None:
     assert row_of(made, "model.ssd.inplace_batchnorm_update").outcome.fate == "no effect"
 
 
-def test_quantization_becomes_a_value_of_the_model() -> None:
-    recipe = config("facessd").recipe
+def test_what_nothing_trains_is_kept_by_name() -> None:
+    made = config("facessd")
+    recipe = made.recipe
     assert isinstance(recipe.model, Ssd)
-    assert recipe.model.quantization == Quantization(500000, 8, 8)
+    assert recipe.model.untrained_parts == ("quantization",)
+    assert made.refusal
+    assert row_of(made, "graph_rewriter.quantization.delay").outcome.fate == "not mapped"
     assert recipe.average == MovingAverage(0.9999, dynamic=False)
     assert recipe.evaluate.weights == "average"
     assert recipe.warm_start is None
@@ -266,17 +272,12 @@ def test_all_wrong_values_are_told_together_with_line_and_column() -> None:
         ({"train": ""}, "line 13, column 14: train_config cannot", "no field optimizer"),
         ({"train": "optimizer { }"}, "training: A training has one optimizer", "none"),
         ({"rest": "model { ssd {} }"}, "line 1, column 9: model", "ssd, ssd"),
-        (
-            {"rest": "graph_rewriter { quantization { delay: -1 } }"},
-            "line 14, column 40, in graph_rewriter.quantization: delay is out",
-            "delay=-1",
-        ),
         ({"rest": "graph_rewriter: 3"}, "line 14, column 17: graph_rewriter cannot", "3"),
         ({"train": f"{OPTIMIZER} data_augmentation_options: 1"}, "train_config.data_augmentation_options cannot", "1"),
         ({"rest": "eval_config { min_score_threshold: 2 }"}, "evaluation: min_score is out of range", "min_score=2.0"),
     ],
 )
-def test_what_cannot_be_is_refused(parts: dict[str, str], what: str, given: str) -> None:
+def test_impossible_values_of_a_config_are_refused(parts: dict[str, str], what: str, given: str) -> None:
     error = refused(**parts)
     assert what in error.what
     assert error.what.startswith("a.config")
@@ -424,6 +425,23 @@ def test_a_resizer_that_there_is_not_is_reported() -> None:
     assert [row.name for row in made.rows if row.outcome.fate == "not mapped"] == ["size_threshold"]
 
 
+@pytest.mark.parametrize(
+    ("part", "message", "text"),
+    [
+        ("random_example_sampler", "  loss {", "random_example_sampler { }"),
+        ("equalization_loss", "  loss {", "equalization_loss { weight: 2 }"),
+        ("bifpn", "feature_extractor {", "bifpn { min_level: 3 }"),
+    ],
+)
+def test_a_part_of_an_ssd_that_nothing_trains_is_refused_by_name(part: str, message: str, text: str) -> None:
+    model = MODEL.replace(message, f"{message} {text}")
+    made = import_pipeline(f"model {{ ssd {{ {model} }} }} train_config {{ {OPTIMIZER} }}", "a", "a")
+    assert made.refusal
+    assert part in str(made.refusal.given)
+    assert any(part in row.field and row.outcome.fate == "not mapped" for row in made.rows)
+    assert from_toml(to_toml(made.recipe), "a") == made.recipe
+
+
 def test_a_feature_extractor_that_is_not_there_stays_in_the_recipe_unless_another_may_take_its_place() -> None:
     path = FIXTURES / "faster_rcnn_inception_v2_coco.config"
     as_it_is, substituted = (
@@ -471,4 +489,4 @@ def test_patterns_of_a_detector_that_is_not_trained_are_left_out_and_named() -> 
     assert made.refusal
     assert (made.recipe.train_only, made.recipe.gradient_transforms) == ((), ())
     left = {row.name for row in made.rows if row.outcome.fate == "not mapped"}
-    assert left == {"bias_grad_multiplier", "update_trainable_variables"}
+    assert left == {"bias_grad_multiplier", "update_trainable_variables", "quantization"}

@@ -6,20 +6,20 @@ from typing import Any
 
 import pytest
 
-from lockstep import augmentations as here
-from lockstep.augmentations.ssd_crops import (
+from lockstep.augmentations.lists import AUGMENTATIONS
+from lockstep.augmentations.random_crops import (
     SsdRandomCropFixedAspectRatioOperation,
     SsdRandomCropOperation,
     SsdRandomCropPadOperation,
 )
+from lockstep.augmentations.turns import HorizontalFlip
 from lockstep.errors import InputError
-from lockstep.images.augment import HorizontalFlip
 from lockstep.inline_toml import kind_name
-from lockstep.recipes.detection import DetectionData
+from lockstep.recipes.data import DetectionData
 from lockstep.recipes.pipeline_config import OPTIONS, Imported, import_pipeline
 from lockstep.recipes.toml import from_toml, to_toml
 
-CLASSES = {kind_name(cls): cls for cls in here.AUGMENTATIONS}
+CLASSES = {kind_name(cls): cls for cls in AUGMENTATIONS}
 SAMPLE = """
 model { faster_rcnn { num_classes: 1 image_resizer { fixed_shape_resizer { } }
   feature_extractor { type: "faster_rcnn_resnet50" } first_stage_anchor_generator { grid_anchor_generator { } } } }

@@ -12,21 +12,21 @@ import torch
 from tiny_images import photo
 from torch import Tensor
 
+from lockstep.augmentations.augment import Augment
+from lockstep.augmentations.auto_augment import RandAugment, TrivialAugmentWide
+from lockstep.augmentations.colours import JitterDraws
+from lockstep.augmentations.crops import CentralCrop, DistortedCrop, RandomResizedCrop, ShortSideCrop
+from lockstep.augmentations.pixels import RandomErasing
+from lockstep.augmentations.slim_presets import cifarnet_preset, inception_preset, lenet_preset, vgg_preset
+from lockstep.augmentations.turns import HorizontalFlip
 from lockstep.errors import InputError, RecipeError
-from lockstep.images.augment import Augment, HorizontalFlip
-from lockstep.images.auto_augment import RandAugment, TrivialAugmentWide
 from lockstep.images.colour import SLIM_ORDERS
-from lockstep.images.crops import ShortSideCrop
 from lockstep.images.decode import AS_STORED, EncodedImage
-from lockstep.images.erasing import RandomErasing
-from lockstep.images.jitter import JitterDraws
 from lockstep.images.normalisation import IMAGENET_MEAN, IMAGENET_STD
-from lockstep.images.resized_crops import CentralCrop, DistortedCrop, RandomResizedCrop
-from lockstep.images.slim_presets import cifarnet_preset, inception_preset, lenet_preset, vgg_preset
 from lockstep.randomness import Draws
 from lockstep.recipes.preprocessing import Cifarnet, Inception, Lenet, ResizedCrop, Vgg
-from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find
+from lockstep.recipes.toml import with_settings
 
 SIZE = 16
 
@@ -70,7 +70,7 @@ def test_a_crop_may_have_to_be_larger() -> None:
     assert ResizedCrop(least_area=0.5).preset(64).train[0] == RandomResizedCrop(64, scale=(0.5, 1.0))
 
 
-def test_others_are_slims_presets() -> None:
+def test_vgg_cifarnet_and_lenet_are_slims_presets() -> None:
     for ours, slims in [
         (Vgg().preset(224), vgg_preset(224)),
         (Vgg((40, 50)).preset(32), vgg_preset(32, (40, 50))),

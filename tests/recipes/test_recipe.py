@@ -7,14 +7,14 @@ import pytest
 
 from lockstep.checkpoints.retention import Retention
 from lockstep.errors import InputError
+from lockstep.exchange.exchange import Alone
 from lockstep.optim import ClipGlobalNorm, Cosine, MovingAverage
-from lockstep.parallel.exchange import Alone
 from lockstep.parallel.towers import Towers
-from lockstep.progress import Epochs, Hours, Interval, Steps
 from lockstep.recipes.parts import Checkpoints, Evaluate, Monitoring, Stage
 from lockstep.recipes.recipe import Recipe, is_harmless, recipe_changes
-from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find
+from lockstep.recipes.toml import with_settings
+from lockstep.types import Epochs, Hours, Interval, Steps
 
 
 def test_towers_not_given_are_as_many_as_the_workers(mnist: Recipe) -> None:
@@ -185,7 +185,7 @@ def test_lists_of_another_length_differ_as_a_whole() -> None:
 
 
 @pytest.mark.parametrize("setting", ["evaluate.patience=3", "end.kind=steps", "feed.num_threads=1", "name=mine"])
-def test_what_changes_nothing_is_harmless(setting: str) -> None:
+def test_settings_that_change_no_number_are_harmless(setting: str) -> None:
     more = ["end.count=10"] if setting.startswith("end") else []
     found = recipe_changes(SAVED, with_settings(SAVED, [setting, *more]))
     assert [is_harmless(each) for each in found] == [True]

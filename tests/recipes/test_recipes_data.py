@@ -11,14 +11,14 @@ import pytest
 import torch
 from tiny_images import image_folder, image_shards
 
+from lockstep.augmentations.crops import DistortedCrop
 from lockstep.errors import DataError, InputError, RecipeError
-from lockstep.images.resized_crops import DistortedCrop
 from lockstep.randomness import Draws
 from lockstep.readers.reader import decoder_of
 from lockstep.recipes.data import ImageData, MnistData
 from lockstep.recipes.preprocessing import Inception, Preprocessing, ResizedCrop, Vgg
-from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find
+from lockstep.recipes.toml import with_settings
 
 
 def said_by(call: Any, *given: Any) -> str:

@@ -6,10 +6,10 @@ import pytest
 
 from lockstep.errors import RecipeError
 from lockstep.optim import SGD, Cosine
-from lockstep.progress import Epochs, Interval
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.shipped import find, names
 from lockstep.recipes.toml import to_toml
+from lockstep.types import Epochs, Interval
 
 
 def test_mnist_falls_from_a_safe_rate(mnist: Recipe) -> None:

@@ -10,15 +10,15 @@ import pytest
 
 from lockstep.errors import InputError, LockstepError
 from lockstep.optim import SGD, MovingAverage
-from lockstep.optim.resolution import resolve_schedule
-from lockstep.progress import Epochs, Interval
-from lockstep.recipes.detection import DetectionData
+from lockstep.optim.schedules import resolve_schedule
+from lockstep.recipes.data import DetectionData
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.shipped import find
 from lockstep.runs.build import build_state
 from lockstep.runs.inputs import check_inputs
 from lockstep.runs.run import run
 from lockstep.training.warm_start import warm_start
+from lockstep.types import Epochs, Interval
 from lockstep.workers.rank import join
 
 ROOT = Path(__file__).parents[2]

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find
-from lockstep.recipes.toml import from_toml, to_toml
+from lockstep.recipes.toml import from_toml, to_toml, with_settings
 
 INCEPTION_TRAIN = {
     "max_steps": "end.count=10000000",

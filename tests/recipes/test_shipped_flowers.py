@@ -13,9 +13,9 @@ from lockstep.errors import InputError
 from lockstep.models.squeezenet import SqueezeNet
 from lockstep.recipes.parts import CrossEntropy
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find
 from lockstep.recipes.tasks import Classification
+from lockstep.recipes.toml import with_settings
 from lockstep.runs.build import build_state
 from lockstep.runs.inputs import check_inputs
 from lockstep.runs.run import run

@@ -17,21 +17,19 @@ from lockstep.losses.regularization import L2
 from lockstep.models.inception_v3 import InceptionV3, InceptionV3Net
 from lockstep.models.torchvision_models import Torchvision
 from lockstep.optim import Exponential, MovingAverage, RMSProp
-from lockstep.optim.resolution import resolve_schedule
-from lockstep.optim.schedules import Constant
+from lockstep.optim.schedules import Constant, resolve_schedule
 from lockstep.parallel.towers import Towers
-from lockstep.progress import Epochs, Interval, Steps
 from lockstep.recipes.data import ImageData
 from lockstep.recipes.parts import CrossEntropy, Evaluate, InitialWeights, Stage
 from lockstep.recipes.preprocessing import Inception
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find
-from lockstep.recipes.toml import from_toml, to_toml
+from lockstep.recipes.toml import from_toml, to_toml, with_settings
 from lockstep.runs.build import build_state
 from lockstep.runs.inputs import check_inputs
 from lockstep.selection import selected
 from lockstep.training.state import TrainState
+from lockstep.types import Epochs, Interval, Steps
 from lockstep.weights.warm_start import WarmStart
 from lockstep.workers.rank import join
 

@@ -12,7 +12,7 @@ import lockstep as ls
 from lockstep.errors import InputError
 from lockstep.losses import softmax_cross_entropy
 from lockstep.metrics.detection_sets import DETECTION_METRICS
-from lockstep.recipes.detection import DetectionData
+from lockstep.recipes.data import DetectionData
 from lockstep.recipes.parts import CrossEntropy, DetectionEvaluation, DetectionMetrics, Evaluate
 from lockstep.recipes.tasks import CONFUSION, MISTAKES, Classification, Detection
 
@@ -76,7 +76,7 @@ def test_several_auxiliary_heads_add_up() -> None:
 
 
 @pytest.mark.parametrize("outputs", [Heads(LOGITS, None), ThreeHeads(LOGITS, None, None), LOGITS])
-def test_heads_that_are_not_there_have_no_loss(outputs: Any) -> None:
+def test_missing_auxiliary_heads_have_no_loss(outputs: Any) -> None:
     assert [*task().losses(Fixed(outputs), batch_of())[0]] == ["cross_entropy"]
 
 

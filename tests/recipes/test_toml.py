@@ -10,13 +10,14 @@ from typing import Any, Literal
 
 import pytest
 
+from lockstep.detection.values import SqueezeSsd
 from lockstep.errors import RecipeError
 from lockstep.optim import SGD, Cosine
 from lockstep.optim.schedules import Constant, Schedule
-from lockstep.progress import Epochs, Hours, Interval, Steps
 from lockstep.recipes.parts import Monitoring
-from lockstep.recipes.recipe import Recipe
+from lockstep.recipes.recipe import NEW_NAMES, Recipe
 from lockstep.recipes.toml import FieldPath, field_hints, field_type, from_toml, kind_name, load, read, to_toml, write
+from lockstep.types import Epochs, Hours, Interval, Steps
 
 HERE = FieldPath("mine.toml", "part")
 
@@ -105,6 +106,17 @@ def test_an_unknown_field_is_refused(name: str, hint: str) -> None:
         "  expected: one of number, word, parts\n"
         f"  hint:     {hint}"
     )
+
+
+def test_the_old_name_of_a_field_is_read_and_the_new_one_logged(
+    mnist: Recipe, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("LOCKSTEP_OLD_NAMES", "")
+    before = to_toml(mnist).replace('on_failure = "restart"', 'on_loss = "continue"')
+    recipe = from_toml(before, "mine.toml")
+    assert recipe == replace(mnist, watch=replace(mnist.watch, on_failure="continue"))
+    assert caplog.messages == ["watch.on_loss in mine.toml is called watch.on_failure now"]
+    assert "on_loss" not in to_toml(recipe)
 
 
 def test_an_unknown_field_of_a_part_without_fields_is_refused() -> None:
@@ -213,6 +225,52 @@ def test_the_count_of_the_towers_is_said_once(mnist: Recipe) -> None:
     with pytest.raises(RecipeError, match=r"^part.count in mine.toml: there is no such field.") as caught:
         read(field_hints(Recipe)["towers"], {"count": 2}, HERE)
     assert caught.value.hint == "set num_towers instead"
+
+
+OLD_DETECTOR = """
+name = "old"
+[model]
+kind = "squeeze_ssd"
+num_classes = 1
+layers = [12]
+anchor_sizes = [[80.0]]
+aspect_ratios = [0.7, 1, 4.0]
+[data]
+kind = "detection_data"
+[optimizer]
+kind = "sgd"
+lr = 0.1
+"""
+
+
+def test_an_old_name_is_read_with_its_old_meaning_and_the_log_tells_the_new_one_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCKSTEP_OLD_NAMES", "")
+    model = from_toml(OLD_DETECTOR, "old.toml").model
+    assert model == SqueezeSsd(1, (12,), anchor_sizes=((80.0,),), anchor_ratios=(1 / 0.7, 1.0, 0.25))
+    from_toml(OLD_DETECTOR, "old.toml")
+    assert caplog.messages == [
+        "model.aspect_ratios in old.toml is called model.anchor_ratios (height over width, not width over height) now"
+    ]
+
+
+@pytest.mark.parametrize("given", ["[0.0]", "[-1]", "[true]", '"wide"'])
+def test_a_wrong_value_by_an_old_name_is_refused_by_the_new_one(given: str) -> None:
+    with pytest.raises(RecipeError, match="anchor_ratios"):
+        from_toml(OLD_DETECTOR.replace("[0.7, 1, 4.0]", given), "old.toml")
+
+
+def test_an_old_name_beside_the_new_one_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"^model.aspect_ratios in old.toml: there is no such field.") as caught:
+        from_toml(OLD_DETECTOR.replace("aspect_ratios", "anchor_ratios = [1.0]\naspect_ratios"), "old.toml")
+    assert caught.value.hint == "set anchor_ratios instead"
+
+
+def test_new_names_are_fields_and_old_ones_are_not() -> None:
+    for cls, names in NEW_NAMES.items():
+        assert {now.name for now in names.values()} <= field_hints(cls).keys()
+        assert names.keys().isdisjoint(field_hints(cls))
 
 
 def every_field() -> Iterator[tuple[type, str]]:

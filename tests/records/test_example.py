@@ -216,7 +216,7 @@ def test_a_feature_has_as_many_values_as_were_written(boxes: int) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", example(), example(entry(b"a")), example(entry(b"a", b""))])
-def test_nothing_is_no_features(data: bytes) -> None:
+def test_an_empty_example_has_no_features(data: bytes) -> None:
     assert parse_example(data) == {}
 
 

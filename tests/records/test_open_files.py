@@ -36,7 +36,7 @@ def open_below(folder: Path) -> list[str]:
     return sorted(Path(target).name for target in targets if target.startswith(f"{folder}/"))
 
 
-def test_those_read_last_are_open(paths: list[Path], tmp_path: Path) -> None:
+def test_the_files_read_last_stay_open(paths: list[Path], tmp_path: Path) -> None:
     files = OpenFiles(most=3)
     assert open_below(tmp_path) == []
     for number in (0, 1, 2, 0, 3):

@@ -45,7 +45,7 @@ def test_a_file_is_known_by_its_first_bytes(data: bytes, expected: Compression |
 
 
 @pytest.mark.parametrize("data", [b"BZh91AY&SY and more", b"\x28\xb5\x2f\xfd zstandard", b"\x1f\x8b\x07 no deflate"])
-def test_other_compressions_are_none(data: bytes) -> None:
+def test_an_unknown_compression_is_an_invalid_header(data: bytes) -> None:
     with pytest.raises(DataError, match="Record 0 of x, at byte 0, has no valid header"):
         compression_of(data[:12], SOURCE)
 

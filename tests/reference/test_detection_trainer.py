@@ -17,7 +17,7 @@ from lockstep.augmentations import RandomAdjustBrightness, RandomAdjustContrast
 from lockstep.augmentations.resizers import FixedShapeResizer
 from lockstep.detection.detector import DetectionModel, Detections, Targets
 from lockstep.errors import InputError, MissingFieldError
-from lockstep.recipes.detection import DetectionData
+from lockstep.recipes.data import DetectionData
 from lockstep.recipes.tasks import Detection
 from lockstep.records.example import serialize_example
 from lockstep.records.tfrecord import write_records

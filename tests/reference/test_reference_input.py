@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 
 import lockstep as ls
+from lockstep.augmentations.crops import Decode
 from lockstep.data.prefetch import default_num_processes
 from lockstep.errors import DataError, InputError
-from lockstep.images.crops import Decode
 from lockstep.images.decode import EncodedImage
 
 
@@ -66,7 +66,12 @@ def test_values_of_any_shape_arrive_as_they_are(crew: dict[str, int], batch_size
 @pytest.mark.parametrize("prefetch", [1, 2, 5])
 def test_what_is_read_ahead_keeps_its_order_and_shapes(prefetch: int) -> None:
     loader = ls.data.Loader(
-        Uneven(), batch_size=2, order="sequential", augment=ls.images.Resize(4), num_processes=2, prefetch=prefetch
+        Uneven(),
+        batch_size=2,
+        order="sequential",
+        augment=ls.augmentations.Resize(4),
+        num_processes=2,
+        prefetch=prefetch,
     )
     stream = loader.batches(range(1), 1)
     found = list(islice(stream, 7))

@@ -13,8 +13,8 @@ from toy import NUM_ROWS, Logistic, loss_after, losses, make_loader
 import lockstep as ls
 from lockstep.optim.schedules import Constant
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find
+from lockstep.recipes.toml import with_settings
 
 WEIGHTS, BIASES = "weight$", "bias$"
 

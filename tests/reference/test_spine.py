@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from toy import Logistic, loss_after, losses, make_loader
 
 import lockstep as ls
+from lockstep.cli import train
 from lockstep.cli.scoring import format_accuracy
-from lockstep.cli.training import plan_training
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.shipped import find
 from lockstep.reporting.events import event_paths
@@ -286,9 +286,9 @@ def test_the_intervals_of_a_run_are_those_of_the_supervisor_or_stated() -> None:
 def test_without_a_workdir_files_asked_for_are_refused() -> None:
     """Those of the command: what a recipe asks for by itself is left out."""
     off, asked = ["--set", "watch.summaries=0"], ["--set", "checkpoints.every=20 steps"]
-    plan_training(["train", "mnist", "--workdir", "none", *off])
+    train.plan_train(["train", "mnist", "--workdir", "none", *off])
     with pytest.raises(ls.InputError, match=r'given: +--workdir none --set checkpoints.every="20 steps"\n'):
-        plan_training(["train", "mnist", "--workdir", "none", *off, *asked])
+        train.plan_train(["train", "mnist", "--workdir", "none", *off, *asked])
 
 
 def test_a_folder_that_holds_something_else_is_never_deleted(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from worker_processes import HANG_SECONDS
 
 import lockstep as ls
-from lockstep.recipes.settings import with_settings
+from lockstep.recipes.toml import with_settings
 from lockstep.types import Arrivals
 
 pytestmark = pytest.mark.process

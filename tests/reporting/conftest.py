@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from lockstep.progress import Progress
-from lockstep.types import StepReport
+from lockstep.types import Progress, StepReport
 
 MakeReport = Callable[..., StepReport]
 

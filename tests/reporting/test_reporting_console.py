@@ -12,7 +12,6 @@ from typing import TextIO
 
 import pytest
 
-from lockstep.progress import Epochs, Interval, Steps
 from lockstep.reporting.console import (
     Console,
     format_duration,
@@ -24,6 +23,7 @@ from lockstep.reporting.console import (
 )
 from lockstep.reporting.throughput import Throughput
 from lockstep.screen import show_log
+from lockstep.types import Epochs, Interval, Steps
 
 
 def lines_of(console: Console, reports) -> list[str]:
@@ -145,7 +145,7 @@ class Screen:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     clock = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr("lockstep.reporting.bar.time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr("lockstep.reporting.console.time", SimpleNamespace(monotonic=lambda: clock.now))
     return clock
 
 

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from worker_processes import HANG_SECONDS
 
 from lockstep.errors import WorkdirError
-from lockstep.progress import Progress
 from lockstep.reporting.jsonl import MetricsFile
-from lockstep.types import StepReport
+from lockstep.types import Progress, StepReport
 
 
 def lines_of(path: Path) -> list[dict]:
@@ -160,7 +159,7 @@ def test_an_evaluation_stands_there_once(tmp_path: Path, make_report) -> None:
 def test_what_a_killed_process_wrote_is_there(tmp_path: Path) -> None:
     program = (
         "import os, sys, signal, pathlib\n"
-        "from lockstep.progress import Progress\n"
+        "from lockstep.types import Progress\n"
         "from lockstep.types import StepReport\n"
         "from lockstep.reporting.jsonl import MetricsFile\n"
         "file = MetricsFile(pathlib.Path(sys.argv[1]), from_position=0)\n"

@@ -13,9 +13,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from worker_processes import HANG_SECONDS
 
 from lockstep.errors import InputError, WorkdirError
-from lockstep.progress import Interval
 from lockstep.reporting.events import to_uint8
 from lockstep.reporting.summaries import Summaries
+from lockstep.types import Interval
 
 
 def read(folder: Path) -> EventAccumulator:
@@ -184,7 +184,7 @@ def test_what_is_no_image_is_refused(tmp_path: Path, shape: tuple[int, ...], dty
 def test_a_kill_loses_the_last_interval_at_most(tmp_path: Path) -> None:
     program = (
         "import os, sys, signal, pathlib\n"
-        "from lockstep.progress import Interval, Progress\n"
+        "from lockstep.types import Interval, Progress\n"
         "from lockstep.types import StepReport\n"
         "from lockstep.reporting.summaries import Summaries\n"
         "summaries = Summaries(pathlib.Path(sys.argv[1]), from_step=0, interval=Interval(10))\n"

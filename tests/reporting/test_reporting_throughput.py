@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from lockstep.progress import Epochs, Hours, Progress, Steps
 from lockstep.reporting.throughput import InputTotals, Throughput, last_step, moment_before, seconds_left
-from lockstep.types import BadExample
+from lockstep.types import BadExample, Epochs, Hours, Progress, Steps
 
 
 def test_rates_are_over_all_attempts(make_report) -> None:
@@ -108,12 +107,12 @@ def test_where_nothing_is_read_ahead_there_is_no_gauge(make_report: Any) -> None
     assert totals(make_report, {}).scalars() == {"input/bad_examples": 0.0}
 
 
-def test_in_words(make_report: Any) -> None:
+def test_input_totals_print_shares_and_seconds(make_report: Any) -> None:
     found = totals(make_report, {"stage_seconds": {"read": 1.0, "decode": 3.0, "copy": 0.001}, "bad": BAD}, {})
     assert str(found) == (
         "waited for data 25 % of 4 s; reading took 4.0 s (decode 75 %, read 25 %); bad examples replaced: 1"
     )
 
 
-def test_of_no_attempt_at_all() -> None:
+def test_input_totals_without_an_attempt_print_zero() -> None:
     assert str(InputTotals()) == "waited for data 0 % of 0 s"

@@ -16,8 +16,8 @@ from lockstep.errors import DataError, InputError
 from lockstep.readers.open import open_source
 from lockstep.readers.reader import Arrays, Reader
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find
+from lockstep.recipes.toml import with_settings
 from lockstep.runs.build import Examples, build
 
 
@@ -96,10 +96,11 @@ def test_a_folder_without_one_of_the_classes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         Examples(make_recipe(*given)).check_held_out()
     assert str(caught.value) == (
-        "The classes of the validation examples have other numbers than those to train on.\n"
-        "  given:    class 1 is 'red', and 'green' to train on\n"
-        "  expected: the same folders for both: blue, green, red\n"
-        "  hint:     have a folder with at least one image for each class in both"
+        "The classes of the validation examples have other labels than those to train on.\n"
+        "  given:    label 1 is 'red'; label 1 is 'green' to train on\n"
+        "  expected: the same label for each class in both: blue, green, red\n"
+        "  hint:     have a folder with at least one image for each class in both; of objects, set data.label_map to "
+        "a label map with all classes, or repair the ids of the categories"
     )
     first = image_folder(tmp_path / "first", classes=("blue", "green"))
     examples = Examples(make_recipe(given[0], f"data.test={first}"))

@@ -23,8 +23,8 @@ from lockstep.errors import InputError
 from lockstep.evaluation.scores import Weights
 from lockstep.images.normalisation import scale_image
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find
+from lockstep.recipes.toml import with_settings
 from lockstep.runs import export
 from lockstep.runs.export import METADATA, check_packages, encode_model
 from lockstep.runs.trained import Trained, trained_model
@@ -187,7 +187,7 @@ def test_safetensors_have_the_names_of_the_model_and_say_where_they_come_from(
 
 
 @pytest.mark.parametrize("error", [ModuleNotFoundError("No module named 'onnx'"), RuntimeError("made for NumPy 1")])
-def test_packages_that_are_not_there_or_broken(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_export_names_missing_or_broken_packages(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def refuse(name: str) -> None:
         raise error
 

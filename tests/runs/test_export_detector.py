@@ -16,10 +16,9 @@ from tiny_detector import build_tiny, tiny_recipe
 from torch import Tensor, nn
 
 import lockstep as ls
-from lockstep.detection.configs import BatchNonMaxSuppression, PostProcessing
+from lockstep.detection.blocks import BatchNonMaxSuppression, PostProcessing
 from lockstep.detection.detector import Detections
-from lockstep.detection.exported_nms import fixed_detections
-from lockstep.detection.nms import multiclass_nms, postprocess
+from lockstep.detection.nms import fixed_detections, multiclass_nms, postprocess
 from lockstep.detection.values import Fcos, SqueezeSsd
 from lockstep.runs.export import FOUND, IMAGE, encode_model
 from lockstep.runs.trained import Trained, trained_model

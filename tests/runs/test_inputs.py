@@ -11,10 +11,10 @@ import pytest
 import lockstep as ls
 from lockstep.errors import InputErrors
 from lockstep.models import torchvision_models
-from lockstep.recipes.detection import DetectionData
+from lockstep.recipes.data import DetectionData
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find
+from lockstep.recipes.toml import with_settings
 from lockstep.runs.inputs import check_inputs, unused_classes
 from lockstep.runs.workdir import Workdir
 
@@ -78,7 +78,7 @@ def test_what_is_wrong_is_told_together_and_nothing_is_written(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_all_is_well(recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+def test_complete_inputs_pass_and_nothing_is_written(recipe: Callable[..., Recipe], tmp_path: Path) -> None:
     check_inputs(recipe(), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -101,8 +101,8 @@ def test_more_classes_than_the_model_has(recipe: Callable[..., Recipe], tmp_path
 def test_classes_that_differ(recipe: Callable[..., Recipe], tmp_path: Path) -> None:
     other = photos(tmp_path / "photos/val", "daisy", "tulip")
     said = refused(recipe(f"data.validation={other}"))
-    assert said.startswith("The classes of the validation examples have other numbers than those to train on.\n")
-    assert "class 1 is 'tulip', and 'rose' to train on" in said
+    assert said.startswith("The classes of the validation examples have other labels than those to train on.\n")
+    assert "label 1 is 'tulip'; label 1 is 'rose' to train on" in said
 
 
 def test_images_without_folders_of_classes(recipe: Callable[..., Recipe], tmp_path: Path) -> None:

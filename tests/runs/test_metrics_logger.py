@@ -16,11 +16,11 @@ import lockstep as ls
 from lockstep.data.loader import Loader
 from lockstep.data.order import Int64s
 from lockstep.images.drawing import COLOURS
-from lockstep.progress import Interval, Progress
 from lockstep.readers.reader import Cost
 from lockstep.recipes.parts import Monitoring
 from lockstep.reporting.jsonl import MetricsFile
 from lockstep.runs.metrics_logger import MetricsLogger
+from lockstep.types import Interval, Progress
 
 BEGINNING = Progress(0, 0, 80)
 
@@ -132,7 +132,7 @@ class WithObjects:
 
 
 @pytest.mark.parametrize("boxes", [True, False], ids=["with boxes", "without"])
-def test_they_have_their_boxes_where_there_are_some(tmp_path: Path, boxes: bool) -> None:
+def test_logged_images_show_boxes_where_there_are_some(tmp_path: Path, boxes: bool) -> None:
     logger = MetricsLogger(tmp_path, Monitoring(images=2), Progress(0, 0, 5))
     logger.show_images(Loader(WithObjects(boxes), batch_size=4), 2, 7)
     logger.close()

@@ -18,16 +18,16 @@ from tiny_images import image_folder
 
 import lockstep as ls
 from lockstep.checkpoints.store import Store
-from lockstep.errors import DataError, InputError, LockstepError, NonFiniteError
+from lockstep.errors import DataError, InputError, LockstepError
 from lockstep.images.decode import Decoding
 from lockstep.images.normalisation import scale_image
 from lockstep.readers.image_folder import ImageFolder
 from lockstep.recipes.parts import Evaluate
 from lockstep.recipes.recipe import Recipe
 from lockstep.runs.build import Examples
-from lockstep.runs.known_data import KnownData
 from lockstep.runs.predict import predictions_csv, predictions_json
-from lockstep.runs.workdir import Workdir
+from lockstep.runs.workdir import KnownData, Workdir
+from lockstep.types import NonFiniteError
 
 DIGITS = np.random.default_rng(0).integers(0, 256, (5, 28, 28), dtype=np.uint8)
 
@@ -113,7 +113,7 @@ class TestFilesThatCannotBeRead:
         (photos / "green/0.jpg").write_bytes(b"no image")
         (photos / "red/1.jpg").write_bytes((photos / "red/1.jpg").read_bytes()[:300])
 
-    def test_they_are_skipped_and_named(self, run: Path, photos: Path) -> None:
+    def test_unreadable_files_are_skipped_and_named(self, run: Path, photos: Path) -> None:
         found = ls.predict(run, photos)
         assert [bad.example_id for bad in found.skipped] == ["green/0.jpg", "red/1.jpg"]
         assert "the first bytes" in found.skipped[0].reason
@@ -130,7 +130,7 @@ class TestFilesThatCannotBeRead:
             ls.predict(run, broken)
         assert not isinstance(one.value, InputError), "the command ends with 1"
 
-    def test_what_is_written_names_them(self, run: Path, photos: Path) -> None:
+    def test_a_table_of_predictions_names_unreadable_files(self, run: Path, photos: Path) -> None:
         found = ls.predict(run, photos, top=2)
         header, *rows = csv.reader(predictions_csv(found).splitlines())
         assert header == [
@@ -178,7 +178,7 @@ def test_logits_that_are_not_finite_are_no_prediction(run: Path, photos: Path) -
         ls.predict(run, [photos / "red/0.jpg", photos / "blue"])
 
 
-def test_what_is_not_there(run: Path, photos: Path, tmp_path: Path) -> None:
+def test_predicting_missing_images_or_runs_is_refused(run: Path, photos: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="phtos cannot be read"):
         ls.predict(run, tmp_path / "phtos")
     with pytest.raises(InputError, match="top is out of range"):

@@ -24,9 +24,10 @@ from own_script import TEST, stripes
 from worker_processes import HANG_SECONDS
 
 import lockstep as ls
-from lockstep.cli import training
+from lockstep.cli import train
 from lockstep.recipes.recipe import Recipe
 from lockstep.runs.run import Run
+from lockstep.runs.segment import RunEvent
 from lockstep.workers import stragglers
 from lockstep.workers.rank import leave
 
@@ -129,7 +130,7 @@ def test_a_script_alone_is_a_script_resumed_on_two_workers(
         ("end", 2),
     ]
     with pytest.raises(ls.InputError) as raised:
-        training.plan_training(["train", str(resumed / "recipe.toml"), "--workdir", str(resumed)])
+        train.plan_train(["train", str(resumed / "recipe.toml"), "--workdir", str(resumed)])
     assert raised.value.what == "The examples of this run come from the function stripes of a script."
 
 
@@ -356,10 +357,11 @@ def test_what_a_worker_did_alone_is_not_counted_among_those_that_have_joined(mon
     monkeypatch.setattr(Run, "step", 7)
     monkeypatch.setattr(run, "_segment", lambda: segments.pop(0))
 
-    def regroup() -> Any:
+    def regroup() -> None:
         pulse.seconds = {"compute": 30.0}
-        return lambda: ("join", {})
 
     monkeypatch.setattr(run, "_regroup", regroup)
-    run._train(lambda: ("start", {}))
+    monkeypatch.setattr(run, "_begin", lambda: RunEvent("start"))
+    monkeypatch.setattr(run, "_go_on", lambda regrouped: RunEvent("join"))
+    run._train(None)
     assert run._together_since == (7, {"compute": 30.0})

@@ -14,9 +14,9 @@ from torch import nn
 import lockstep as ls
 from lockstep.checkpoints import Store
 from lockstep.checkpoints.manifest import Manifest
-from lockstep.cli import scoring
+from lockstep.cli import evaluate
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.settings import with_settings
+from lockstep.recipes.toml import with_settings
 from lockstep.runs import stages
 from lockstep.runs.build import build
 from lockstep.runs.run import Run
@@ -65,7 +65,7 @@ def kept(workdir: Path) -> list[int]:
     return Store(workdir / "checkpoints").steps()
 
 
-def test_it_saves_where_a_score_is_the_best(
+def test_a_checkpoint_is_saved_at_the_best_score(
     monkeypatch: pytest.MonkeyPatch, written: list[int], tmp_path: Path
 ) -> None:
     start(monkeypatch, tmp_path)
@@ -130,7 +130,7 @@ def run(mnist: Recipe, tmp_path: Path) -> Path:
 
 def test_the_best_checkpoint_is_scored(run: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        assert scoring.score_in_worker(["evaluate", str(run), "--best", "--device", "cpu"]) == 0
+        assert evaluate.evaluate_as_worker(["evaluate", str(run), "--best", "--device", "cpu"]) == 0
     assert f"raw weights of step 1, from {run / 'checkpoints/step-00000001'}" in caplog.messages
 
 
@@ -140,7 +140,7 @@ def test_where_none_is_known_to_be_the_best_none_is_scored(run: Path) -> None:
     argv = ["evaluate", str(run), "--best"]
     Workdir(run).write_recipe(with_settings(recipe, ["checkpoints.retention.best=validation/other"]))
     with pytest.raises(ls.InputError) as raised:
-        scoring.plan_scoring(argv)
+        evaluate.plan_evaluate(argv)
     assert str(raised.value) == (
         f"None of the checkpoints in {run / 'checkpoints'} is known to be the best.\n"
         "  given:    checkpoints without a score 'validation/other'\n"
@@ -149,7 +149,7 @@ def test_where_none_is_known_to_be_the_best_none_is_scored(run: Path) -> None:
     )
     Workdir(run).write_recipe(with_settings(recipe, ["checkpoints.retention.best=none"]))
     with pytest.raises(ls.InputError) as raised:
-        scoring.plan_scoring(argv)
+        evaluate.plan_evaluate(argv)
     assert str(raised.value) == (
         f"The run in {run} does not say which checkpoint is the best.\n"
         "  given:    --best\n"

@@ -11,7 +11,7 @@ import pytest
 from tiny_images import image_folder
 
 import lockstep as ls
-from lockstep.cli import training
+from lockstep.cli import train
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.toml import to_toml
 from lockstep.workers.rank import leave
@@ -107,12 +107,12 @@ def test_the_command_takes_the_flag(photos: Path, tmp_path: Path) -> None:
     file, workdir = tmp_path / "recipe.toml", tmp_path / "run"
     file.write_text(to_toml(small(photos)))
     argv = ["train", str(file), "--workdir", str(workdir), "--workers", "1", "--device", "cpu"]
-    assert training.train_in_worker(argv) == 0
+    assert train.train_as_worker(argv) == 0
     leave()
     move_one(photos)
     with pytest.raises(ls.InputError, match="--accept-data-change"):
-        training.train_in_worker([*argv, "--steps", "3"])
+        train.train_as_worker([*argv, "--steps", "3"])
     leave()
-    assert training.train_in_worker([*argv, "--steps", "3", "--accept-data-change"]) == 0
+    assert train.train_as_worker([*argv, "--steps", "3", "--accept-data-change"]) == 0
     leave()
     assert len(history(workdir)[-2]["data_changed"]) == 2

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 import lockstep as ls
 from lockstep.errors import DataError
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find
+from lockstep.recipes.toml import with_settings
 from lockstep.runs import stages
 from lockstep.runs.build import Parts, build
 from lockstep.runs.run import Run

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 import lockstep as ls
 from lockstep.checkpoints.manifest import Manifest
 from lockstep.metrics.metric import Metric
-from lockstep.progress import Interval
 from lockstep.recipes.recipe import Recipe
 from lockstep.runs import stages
 from lockstep.runs.inputs import check_inputs
 from lockstep.runs.run import Run
 from lockstep.runs.workdir import Result
+from lockstep.types import Interval
 
 SCORES = {2: math.nan, 4: 0.25, 6: 0.75, 8: 0.5, STEPS: 0.625, 10: 0.625}
 
@@ -66,7 +66,7 @@ def start(workdir: Path, *settings: str, best: str = "validation/coco/map50", me
         stages.build = before
 
 
-def test_they_say_which_checkpoint_is_the_best_and_are_in_all_files(
+def test_metrics_choose_the_best_checkpoint_and_are_in_all_files(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -85,7 +85,7 @@ def test_they_say_which_checkpoint_is_the_best_and_are_in_all_files(
     assert [event.value for event in events][1:] == [0.25, 0.75, 0.5]
 
 
-def test_they_end_a_run_that_gets_no_better_also_when_it_is_resumed(tmp_path: Path) -> None:
+def test_metrics_end_a_run_without_progress_also_after_a_resume(tmp_path: Path) -> None:
     whole = start(tmp_path / "whole", "evaluate.patience=2", "end.count=20")
     assert (whole.step, whole.reason) == (10, "patience")
     start(tmp_path / "resumed", "evaluate.patience=2", "end.count=8")

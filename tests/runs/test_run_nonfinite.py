@@ -20,8 +20,8 @@ from torch import Tensor, nn
 import lockstep as ls
 from lockstep.metrics.metric import NO_METRICS, Metric
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find
+from lockstep.recipes.toml import with_settings
 from lockstep.runs import skipped, stages
 from lockstep.runs.build import Parts
 from lockstep.runs.run import Run

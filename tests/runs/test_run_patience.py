@@ -18,7 +18,7 @@ import lockstep as ls
 from lockstep.checkpoints.retention import Retention
 from lockstep.checkpoints.store import Store
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.settings import with_settings
+from lockstep.recipes.toml import with_settings
 from lockstep.runs import stages
 from lockstep.runs.run import Run
 from lockstep.runs.validation import num_without_improvement
@@ -71,7 +71,7 @@ def start(
 
 
 @pytest.mark.parametrize(("patience", "ends_at"), [(1, 6), (2, 8), (3, 16)])
-def test_it_ends_after_so_many_evaluations_in_a_row(
+def test_a_run_ends_after_patience_evaluations_without_progress(
     tmp_path: Path, patience: int, ends_at: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -93,12 +93,12 @@ def test_a_run_whose_patience_lasts_goes_to_its_end(tmp_path: Path) -> None:
     assert (result.step, result.reason) == (20, "end")
 
 
-def test_it_needs_no_workdir() -> None:
+def test_patience_needs_no_workdir() -> None:
     off = ["checkpoints.every=0", "watch.summaries=0", "watch.metrics=0"]
     assert start(None, patient(2, *off)).step == 8
 
 
-def test_it_goes_on_from_stage_to_stage_without_a_workdir(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patience_counts_over_stages_without_a_workdir(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "build_state", lambda recipe, worker: None)
     off = ["checkpoints.every=0", "watch.summaries=0", "watch.metrics=0"]
     given = replace(patient(2, *off), stages=tuple(ls.recipes.Stage(ls.Steps(count)) for count in (5, 2, 9)))
@@ -209,7 +209,7 @@ def test_all_workers_end_together(
         ([0.5, float("nan"), float("inf")], Retention(best="a"), 2),
     ],
 )
-def test_what_is_in_vain(scores: list[float], retention: Retention, count: int) -> None:
+def test_evaluations_without_improvement_are_counted(scores: list[float], retention: Retention, count: int) -> None:
     assert num_without_improvement(scores, retention) == count
 
 

@@ -18,8 +18,8 @@ from torch import nn
 import lockstep as ls
 from lockstep.cli import training
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find
+from lockstep.recipes.toml import with_settings
 from lockstep.runs import stages
 from lockstep.runs.build import Parts
 from lockstep.runs.inputs import check_inputs
@@ -63,7 +63,7 @@ def written(workdir: Path) -> Any:
     return json.loads((workdir / "result.json").read_text())
 
 
-def test_what_is_in_the_file(tmp_path: Path) -> None:
+def test_result_json_has_the_facts_of_the_run(tmp_path: Path) -> None:
     start(tmp_path, make_recipe("stop", *BEST))
     found = written(tmp_path)
     times = found.pop("times")
@@ -151,7 +151,7 @@ def test_without_a_workdir_it_is_returned(caplog: pytest.LogCaptureFixture) -> N
     assert (result.step, result.best, result.evaluation["top1"]) == (STEPS, None, STEPS / 16)
 
 
-def test_it_names_the_weights_that_were_scored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_result_names_the_weights_that_were_scored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     given = with_settings(find("mnist"), ["average.decay=0.9", "evaluate.weights=average", "evaluate.examples=8",
                                           "evaluate.every=1 steps", "batch_size=4", "num_towers=1",

@@ -202,9 +202,9 @@ def test_classes_with_other_labels_to_validate_on_are_refused(start: Start, tmp_
     with pytest.raises(ls.DataError) as caught:
         start(lambda recipe: replace(recipe, data=replace(recipe.data, validation=other)))
     error = caught.value
-    assert error.what == "The classes of the validation objects have other labels than those to train on."
+    assert error.what == "The classes of the validation examples have other labels than those to train on."
     assert error.given == "label 1 is 'green'; label 1 is 'red' to train on"
-    assert "--set data.label_map=PATH" in error.hint
+    assert "set data.label_map to" in error.hint
     assert not (tmp_path / "run").exists()
 
 

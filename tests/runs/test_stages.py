@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lockstep.optim import SGD, ByName, OneCycle
-from lockstep.progress import Steps
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.shipped import find
 from lockstep.runs.stages import _schedule_mismatches
+from lockstep.types import Steps
 
 
 def mismatches(recipe: Recipe, num_steps: int) -> list[str]:

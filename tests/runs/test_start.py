@@ -18,8 +18,8 @@ from lockstep.errors import CheckpointError
 from lockstep.models.layers import FrozenBatchNorm2d
 from lockstep.recipes.pipeline_config import import_pipeline
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find
+from lockstep.recipes.toml import with_settings
 from lockstep.runs import stages
 from lockstep.runs.build import Parts
 from lockstep.runs.run import Run

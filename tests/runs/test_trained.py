@@ -54,7 +54,7 @@ def test_averages_that_a_run_does_not_keep(tmp_path: Path, mnist: Recipe) -> Non
         trained_model(str(tmp_path / "run"), "average")
 
 
-def test_what_is_no_run(tmp_path: Path) -> None:
+def test_a_file_of_weights_is_no_run(tmp_path: Path) -> None:
     np.savez(tmp_path / "weights.npz", w=np.ones(2))
     with pytest.raises(InputError, match="is no run with a trained model") as caught:
         trained_model(str(tmp_path / "weights.npz"), "raw")

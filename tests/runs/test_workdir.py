@@ -77,6 +77,17 @@ def test_what_has_changed_is_shown_and_can_be_accepted(workdir: Workdir, mnist: 
     assert workdir.recipe() == mnist
 
 
+def test_a_run_that_was_saved_with_the_old_name_of_a_field_has_the_same_recipe(
+    workdir: Workdir, mnist: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCKSTEP_OLD_NAMES", "")
+    workdir.write_recipe(mnist)
+    path = workdir.path / "recipe.toml"
+    path.write_text(path.read_text().replace('on_failure = "restart"', 'on_loss = "restart"'))
+    assert "on_loss" in path.read_text()
+    assert workdir.check(mnist, accept_changes=False) == []
+
+
 def test_choices_come_back(workdir: Workdir) -> None:
     assert workdir.saved_choices() is None
     workdir.write_choices(CHOICES)
@@ -106,7 +117,7 @@ def test_damaged_choices_are_refused(workdir: Workdir, text: str, given: str) ->
     assert error.hint == "restore the file; or move it away, and the choices of this machine are taken"
 
 
-def test_it_is_held_once(workdir: Workdir) -> None:
+def test_a_workdir_is_held_once(workdir: Workdir) -> None:
     with workdir.held():
         with pytest.raises(WorkdirError, match=f"The run in {workdir.path} is going on already"), workdir.held():
             pass

@@ -35,11 +35,11 @@ def test_the_line_names_the_gpu() -> None:
 
 
 @pytest.mark.parametrize("choices", [CHOICES, replace(CHOICES, accelerator={}), replace(CHOICES, accelerator=GPU)])
-def test_they_come_back(choices: Choices) -> None:
+def test_choices_survive_json(choices: Choices) -> None:
     assert Choices.read(json.loads(json.dumps(asdict(choices)))) == choices
 
 
-def test_those_of_an_older_version_say_nothing_of_the_gpu() -> None:
+def test_choices_of_an_older_version_have_no_accelerator() -> None:
     older = Choices.read({name: value for name, value in asdict(CHOICES).items() if name != "accelerator"})
     assert older == CHOICES
     assert differences(older, replace(CHOICES, accelerator=GPU)) == []
@@ -85,7 +85,7 @@ def test_another_decoder_is_named_if_its_pixels_may_differ(before: str, after: s
 
 
 @pytest.mark.parametrize("exact", [True, False])
-def test_they_are_what_a_step_is_computed_with(monkeypatch: pytest.MonkeyPatch, exact: bool) -> None:
+def test_choices_are_what_a_step_is_computed_with(monkeypatch: pytest.MonkeyPatch, exact: bool) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     monkeypatch.setattr(backends, "describe_accelerator", lambda device: GPU)
     state = ls.TrainState(torch.nn.Linear(1, 1), ls.optim.SGD(0.1))

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 import lockstep as ls
 from lockstep.optim.gradients import Gradients
-from lockstep.progress import Interval, Progress
 from lockstep.reporting.summaries import Summaries
 from lockstep.training.observe import ActivationSource, GradientSource, Observer, Source, VariableSource
+from lockstep.types import Interval, Progress
 
 BEGINNING = Progress(0, 0, 80)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import lockstep as ls
-from lockstep import readback
+from lockstep import tensors
 from lockstep.data.loader import Loader
 from lockstep.errors import WorkerError
 from lockstep.readers.reader import Arrays
@@ -112,7 +112,7 @@ def train_apart(changed_rank: int, in_step: int, compare_steps: int, transport: 
 def test_a_run_whose_workers_drift_apart_ends_on_all_of_them(
     monkeypatch: pytest.MonkeyPatch, transport: str, waits: bool
 ) -> None:
-    monkeypatch.setattr(readback, "reading_waits", lambda device: waits)
+    monkeypatch.setattr(tensors, "READ_AT_ONCE", frozenset(() if waits else {"cpu"}))
     one, other = run_workers(train_apart, 2, 1, 5, 4, transport)
     assert one == other
     step, said = one
@@ -124,7 +124,7 @@ def test_a_run_whose_workers_drift_apart_ends_on_all_of_them(
 @pytest.mark.process
 @pytest.mark.parametrize("waits", [False, True])
 def test_copies_are_compared_at_the_end_too(monkeypatch: pytest.MonkeyPatch, waits: bool) -> None:
-    monkeypatch.setattr(readback, "reading_waits", lambda device: waits)
+    monkeypatch.setattr(tensors, "READ_AT_ONCE", frozenset(() if waits else {"cpu"}))
     for in_step in (11, 12):
         one, other = run_workers(train_apart, 2, 1, in_step, 100, "gloo")
         assert one == other

@@ -73,7 +73,7 @@ def trained_for(steps: int, state: ls.TrainState, loader: ls.data.Loader) -> ls.
 
 
 @pytest.mark.parametrize("in_background", [False, True])
-def test_it_is_saved_and_taken_back(tmp_path: Path, in_background: bool) -> None:
+def test_extra_state_of_modules_is_saved_and_loaded(tmp_path: Path, in_background: bool) -> None:
     expected = trained_for(5, make_state(Scaled(), Gives(1, 1)), make_loader()).model[0]
     loader = make_loader()
     state = trained_for(3, make_state(Scaled(), Gives(1, 1)), loader)

@@ -10,6 +10,7 @@ from torch import nn
 import lockstep as ls
 from lockstep.losses import L2
 from lockstep.training.attempt import Attempt
+from lockstep.training.state import before_change
 
 
 def make_state(**options: object) -> ls.TrainState:
@@ -114,6 +115,34 @@ def test_a_checkpoint_of_another_shape_names_both() -> None:
     state, other = ls.TrainState(nn.Linear(3, 4), ls.optim.SGD(0.1)), ls.TrainState(nn.Linear(3, 5), ls.optim.SGD(0.1))
     with pytest.raises(ls.CheckpointError, match=r"'weight' is \(5, 3\) torch.float32, not \(4, 3\) torch.float32"):
         state.load(other.sections(), other.values())
+
+
+def test_each_way_to_change_a_state_is_announced_before() -> None:
+    state, other = make_state(average=ls.optim.MovingAverage(0.9)), make_state(average=ls.optim.MovingAverage(0.9))
+    other.apply(attempt(other))
+    fresh = make_state(average=ls.optim.MovingAverage(0.9))
+    changes = [
+        lambda: ls.warm_start(state, {name: t + 1 for name, t in fresh.model.state_dict().items()}),
+        lambda: state.apply(attempt(state)),
+        lambda: state.load(other.sections(), other.values()),
+        lambda: state.adopt(zip(state.published(), [t + 1 for t in other.published()], strict=True), step=7),
+        lambda: state.continue_from(other),
+    ]
+    for change in changes:
+        before, seen = everything(state), []
+
+        def look(before: dict[str, torch.Tensor] = before, seen: list[bool] = seen) -> None:
+            now = everything(state)
+            seen.append(all(torch.equal(before[name], now[name]) for name in before))
+
+        before_change.append(look)
+        try:
+            change()
+        finally:
+            before_change.remove(look)
+        assert seen == [True], "announced once, before the first tensor changed"
+        assert any(not torch.equal(before[name], tensor) for name, tensor in everything(state).items())
+    assert state.step == other.step == 1
 
 
 def test_an_average_is_asked_of_a_state_without_one() -> None:

@@ -354,7 +354,7 @@ def test_the_clock_starts_with_each_stretch_of_steps(monkeypatch: pytest.MonkeyP
 def test_an_accelerator_that_no_worker_uses_is_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str | None
 ) -> None:
-    monkeypatch.setattr(preflight, "_prepared", WeakSet())
+    monkeypatch.setattr("lockstep.training.state._states", WeakSet())
     monkeypatch.setattr(preflight, "unused_kind", lambda: kind)
     caplog.set_level(logging.INFO, "lockstep")
     step.bind(ls.TrainState(nn.Linear(1, 1), ls.optim.SGD(0.1)))
@@ -365,7 +365,7 @@ def test_an_accelerator_that_no_worker_uses_is_told(
 def test_a_gpu_that_torch_does_not_see_is_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(preflight, "_prepared", WeakSet())
+    monkeypatch.setattr("lockstep.training.state._states", WeakSet())
     monkeypatch.setattr(preflight, "unusable_gpu", lambda: "torch is built without CUDA")
     caplog.set_level(logging.INFO, "lockstep")
     step.bind(ls.TrainState(nn.Linear(1, 1), ls.optim.SGD(0.1)))

@@ -188,7 +188,7 @@ def test_a_step_is_read_while_the_next_one_is_computed(towers: ls.Towers, option
             ls.train_step(state, function, batch, towers, counts=counted_by) for batch in ls.batches(loader, towers)
         )
     assert (in_a_run.waits, in_a_run.mixed) == ([], [])
-    assert [call.line.partition(":")[0] for call in alone.waits] == ["readback.py"]
+    assert [call.line.partition(":")[0] for call in alone.waits] == ["tensors.py"]
     assert alone.mixed == []
 
 
@@ -207,7 +207,7 @@ def test_what_cannot_be_held_back_waits_once_and_says_so(
     with accelerator():
         state = ls.TrainState(make_model(SMALL), **{"optimizer": ls.optim.SGD(0.1), **options})
         calls = of_one_step(ls.train_steps(state, losses, make_loader()))
-    assert [call.line.partition(":")[0] for call in calls.waits] == ["readback.py"]
+    assert [call.line.partition(":")[0] for call in calls.waits] == ["tensors.py"]
     assert f"each step waits for the device before its update: {why}" in caplog.text
 
 
@@ -243,4 +243,4 @@ def test_an_overflow_in_fp16_is_explained_in_one_read_more() -> None:
         )
     assert state.loss_scale.value == 2.0**12
     assert state.num_skipped == 0
-    assert [call.line.partition(":")[0] for call in calls.waits] == ["readback.py", "tensor_lists.py"]
+    assert [call.line.partition(":")[0] for call in calls.waits] == ["tensors.py", "tensors.py"]

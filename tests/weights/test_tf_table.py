@@ -35,7 +35,7 @@ def path(tmp_path: Path) -> Path:
     is_compressed=st.booleans(),
 )
 @settings(max_examples=50)
-def test_what_was_written_is_found(
+def test_entries_of_a_table_are_found(
     tmp_path_factory: pytest.TempPathFactory, entries: dict[bytes, bytes], per_block: int, is_compressed: bool
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "any.table"
@@ -170,7 +170,7 @@ def blocks(draw: st.DrawFn) -> tuple[bytes, bytes]:
 
 @given(blocks())
 @settings(max_examples=50)
-def test_what_was_compressed_comes_back(block: tuple[bytes, bytes]) -> None:
+def test_compressed_blocks_are_decompressed(block: tuple[bytes, bytes]) -> None:
     content, encoded = block
     assert decompress(encoded) == content
 

@@ -70,17 +70,18 @@ def test_a_stranger_who_tries_again_and_again_is_told_of_once_in_some_seconds_wi
     listener: Listener, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def come(num_times: int) -> None:
+        before = listener._refused._count
         for _ in range(num_times):
             with pytest.raises(OtherKeyError):
                 connect("127.0.0.1", listener.port, b"x" * 32)
         deadline = time.monotonic() + HANG_SECONDS
-        while listener._unproven:
+        while listener._refused._count < before + num_times:
             assert time.monotonic() < deadline
             time.sleep(0.01)
 
-    monkeypatch.setattr(connections, "_TELL_SECONDS", 1e9)
+    monkeypatch.setattr(connections, "_LOG_SECONDS", 1e9)
     come(5)
-    monkeypatch.setattr(connections, "_TELL_SECONDS", 0.0)
+    monkeypatch.setattr(connections, "_LOG_SECONDS", 0.0)
     come(1)
     wait_for("(6 times by now)", caplog)
     assert caplog.messages == [REFUSED, f"{REFUSED} (6 times by now)"]
@@ -148,7 +149,7 @@ def test_strangers_who_say_nothing_keep_nobody_out(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(connections, "HANDSHAKE_SECONDS", 600.0)  # none of them goes by himself
-    monkeypatch.setattr(connections, "_TELL_SECONDS", 1e9)
+    monkeypatch.setattr(connections, "_LOG_SECONDS", 1e9)
     strangers(100)
     with connect("127.0.0.1", listener.port, KEY):
         accepted.get(timeout=HANG_SECONDS).close()

@@ -177,7 +177,8 @@ def test_a_wait_for_workers_that_live_ends_when_they_have_come_or_in_time() -> N
 @pytest.mark.parametrize("error", [None, ValueError("boom")])
 def test_who_leaves_in_peace_tells_the_others_last_and_with_an_error_first(error: Exception | None) -> None:
     others = Others()
-    group = Group(dist.HashStore(), 0, 2, peers=others)  # type: ignore[arg-type]
+    group = Group(dist.HashStore(), 0, 2)
+    group.say_farewell_by(others.leave)
     for name in ("first", "second"):
         group.at_end(lambda _, name=name: others.told.append(name))
     group.leave(error)
@@ -188,7 +189,8 @@ def test_who_leaves_in_peace_tells_the_others_last_and_with_an_error_first(error
 
 def test_a_child_that_a_worker_has_forked_does_not_leave_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     others = Others()
-    group = Group(dist.HashStore(), 0, 2, peers=others)  # type: ignore[arg-type]
+    group = Group(dist.HashStore(), 0, 2)
+    group.say_farewell_by(others.leave)
     group.at_end(others.leave)
     pid = os.getpid()
     monkeypatch.setattr(os, "getpid", lambda: pid + 1)

@@ -29,8 +29,10 @@ def test_a_worker_listens_and_says_whom_it_does_not_reach() -> None:
     one.obey({"trial": "end"})
 
 
-def test_a_worker_whose_network_is_gone_says_nothing() -> None:
+def test_a_worker_whose_network_is_gone_says_so() -> None:
     said: list[Mapping[str, object]] = []
     Probe(said.append, {"GLOO_SOCKET_IFNAME": "eht0"}).obey({"trial": "listen"})
+    why = f"its network is gone (GLOO_SOCKET_IFNAME=eht0 on {socket.gethostname()})"
+    assert said == [{"listens": [], "why": why}]
     Probe(said.append, {}).obey({"trial": "listen"})
-    assert said == []
+    assert len(said) == 1, "where no network was chosen none can be missing"

@@ -13,7 +13,6 @@ import torch.distributed as dist
 from worker_processes import HANG_SECONDS
 
 from lockstep.errors import DataError, PeerLostError
-from lockstep.workers import peers as module
 from lockstep.workers.channel import Channel, Message
 from lockstep.workers.peers import Peers, process_behind, says_peer_is_lost
 from lockstep.workers.pulse import Pulse
@@ -86,7 +85,7 @@ def test_a_worker_begins_when_it_is_watched() -> None:
     peers._thread.join(HANG_SECONDS)
 
 
-def test_a_loss_is_told_with_its_reason_and_what_the_lost_worker_has_said(worker: Watched) -> None:
+def test_a_failure_is_told_with_its_reason_and_what_the_lost_worker_has_said(worker: Watched) -> None:
     why = "worker 1 on b failed at step 7 (phase compute):\nTraceback (most recent call last):\nValueError: boom"
     worker.watcher.send({"lost": "worker 1 on b", "why": why})
     error = soon(worker.error)
@@ -95,16 +94,16 @@ def test_a_loss_is_told_with_its_reason_and_what_the_lost_worker_has_said(worker
     assert error.__notes__ == ["Traceback (most recent call last):\nValueError: boom"]
 
 
-def test_the_first_loss_is_the_one_that_counts(worker: Watched) -> None:
+def test_the_first_failure_is_the_one_that_counts(worker: Watched) -> None:
     for rank in (1, 2):
         worker.watcher.send({"lost": f"worker {rank}", "why": "killed"})
     assert soon(worker.error).what == "worker 0 lost worker 1."
-    assert worker.peers.lost("Broken pipe").what == "worker 0 lost worker 1."
+    assert worker.peers.connection_lost("Broken pipe").what == "worker 0 lost worker 1."
 
 
 def test_what_waits_is_ended_when_a_worker_is_lost(worker: Watched) -> None:
     ended: list[PeerLostError | None] = []
-    worker.peers.at_loss(lambda: ended.append(worker.error()))
+    worker.peers.on_failure(lambda: ended.append(worker.error()))
     worker.watcher.send({"lost": "worker 1", "why": "killed"})
     [error] = soon(lambda: ended or None)
     assert error is not None  # who comes back from waiting finds the reason there
@@ -112,15 +111,15 @@ def test_what_waits_is_ended_when_a_worker_is_lost(worker: Watched) -> None:
 
 def test_of_a_broken_connection_the_reason_is_waited_for(worker: Watched) -> None:
     threading.Timer(0.2, worker.watcher.send, [{"lost": "worker 1", "why": "killed"}]).start()
-    said = worker.peers.lost("Connection closed by peer")
+    said = worker.peers.connection_lost("Connection closed by peer")
     assert (said.what, said.given) == ("worker 0 lost worker 1.", "killed")
 
 
 def test_a_broken_connection_between_living_workers_is_told_as_it_was_said(
     worker: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_VERDICT_SECONDS", 0.1)
-    said = worker.peers.lost("Connection reset by peer")
+    monkeypatch.setattr("lockstep.workers.membership.VERDICT_SECONDS", 0.1)
+    said = worker.peers.connection_lost("Connection reset by peer")
     assert (said.what, said.given) == ("worker 0 lost another worker.", "Connection reset by peer")
 
 

@@ -35,7 +35,9 @@ def launcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Channel, Pulse, 
     monkeypatch.setattr(pulses, "_launched", None)
     ours, theirs = socket.socketpair()
     channel = Channel(ours)
-    yield channel, pulses.start_beating(Channel(theirs)), codes
+    pulse = Pulse(launched=True)
+    pulses.start_beating(Channel(theirs), pulse)
+    yield channel, pulse, codes
     channel.close()
     for thread in threading.enumerate():
         if thread.name == "lockstep-pulse":

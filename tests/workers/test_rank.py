@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -12,12 +13,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 from worker_processes import HANG_SECONDS
 
 from lockstep.errors import InputError, LockstepError, WorkerError
 from lockstep.workers import rank as ranks
-from lockstep.workers.generations import Generation, Generations
 from lockstep.workers.group import Group
+from lockstep.workers.membership import Generation, Generations
 from lockstep.workers.pulse import Pulse
 from lockstep.workers.rank import Worker, join, leave, regroup
 from lockstep.workers.socket_store import SocketStore
@@ -159,14 +161,14 @@ def test_a_newcomer_is_not_the_chief_before_it_knows_the_others(
 def run_generations(number: int, server: StoreServer, told: list[Generation], *, is_newcomer: bool = False) -> Worker:
     """What a worker is after it has heard of generations, the last of which it joins."""
     generations = Generations(number, is_newcomer=is_newcomer)
-    generations.store = SocketStore(server.connect())
-    generations.places = [] if is_newcomer else [(f"worker {each}", "here") for each in range(4)]
+    generations.connect(SocketStore(server.connect()))
+    generations.introduce([] if is_newcomer else [(f"worker {each}", "here") for each in range(4)])
     pulse = Pulse(launched=True)
     pulse.generations = generations
     before = Worker(max(number, 1), 4, 0, 4, torch.device("cpu"), Group.alone(), pulse, is_newcomer=is_newcomer)
     for generation in told:
         if number in generation.members:
-            generations.hear(generation.message())
+            generations.receive(generation.message())
     return ranks._take_part(before, generations, generations.next())
 
 
@@ -195,7 +197,7 @@ def test_what_a_worker_starts_is_not_that_worker(monkeypatch: pytest.MonkeyPatch
 def test_a_name_that_does_not_resolve_is_refused(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(ranks, "NAME_SECONDS", 0.1)
+    monkeypatch.setattr(ranks, "RESOLVE_SECONDS", 0.1)
     for name, value in {**FULL, "MASTER_ADDR": "no-such-host.invalid"}.items():
         monkeypatch.setenv(name, value)
     with caplog.at_level("INFO"), pytest.raises(InputError) as caught:
@@ -218,7 +220,7 @@ def test_a_port_in_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_another_program_on_the_port_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "TIMEOUT_SECONDS", 0.1)
-    monkeypatch.setattr(ranks, "_ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(ranks, "STORE_ANSWER_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         for name, value in {**FULL, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}.items():
@@ -285,6 +287,24 @@ here.group.barrier("end")
 # One write a line: torchrun has its workers share an unbuffered pipe.
 os.write(1, f"{here.name} {here.local_rank} {here.num_local_workers} {values}\\n".encode())
 """
+
+
+def test_the_error_file_of_torchrun_comes_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+    with monkeypatch.context() as patch:
+
+        def ended_while_it_writes(handler: ErrorHandler, error: BaseException) -> None:
+            Path(handler._get_error_file_path() or "").write_text("{")
+            raise KeyboardInterrupt
+
+        patch.setattr(ErrorHandler, "record_exception", ended_while_it_writes)
+        with pytest.raises(KeyboardInterrupt):
+            ranks._record_for_torchrun(ValueError("boom"))
+    assert not path.exists()
+    ranks._record_for_torchrun(ValueError("boom"))
+    assert "boom" in json.loads(path.read_text())["message"]["message"]
+    assert os.environ["TORCHELASTIC_ERROR_FILE"] == str(path)
 
 
 @pytest.mark.process

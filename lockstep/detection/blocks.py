@@ -1,0 +1,379 @@
+"""Building blocks of detectors as plain values: anchors, box coders, matchers, similarities, losses, suppression.
+
+Names, defaults and meaning are those of the Object Detection API's protos (tensorflow/models,
+research/object_detection/protos, Apache 2.0). Sizes are in pixels of the resized image, scales in shares of it;
+`aspect_ratios` are width over height, while the `anchor_ratios` of Lockstep's own detectors are height over width.
+Beside them are those of torchvision's detectors, with torchvision's names where nothing else has them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from lockstep.checks import (
+    Checked,
+    FiniteFloat,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+)
+
+
+@dataclass(frozen=True)
+class GridAnchorGenerator(Checked):
+    """At each cell of one feature map an anchor of each scale and aspect ratio."""
+
+    height: PositiveInt = 256
+    width: PositiveInt = 256
+    """Height and width of an anchor of scale 1."""
+    height_stride: PositiveInt = 16
+    width_stride: PositiveInt = 16
+    height_offset: int = 0
+    width_offset: int = 0
+    scales: tuple[PositiveFloat, ...] = ()
+    aspect_ratios: tuple[PositiveFloat, ...] = ()
+    """Width over height."""
+
+
+@dataclass(frozen=True)
+class SsdAnchorGenerator(Checked):
+    """For each feature map a scale of its own, from `min_scale` to `max_scale` (Liu et al.: SSD, 2016)."""
+
+    num_layers: PositiveInt = 6
+    min_scale: PositiveFloat = 0.2
+    max_scale: PositiveFloat = 0.95
+    scales: tuple[PositiveFloat, ...] = ()
+    """Scales that take the place of those from `min_scale` to `max_scale`."""
+    aspect_ratios: tuple[PositiveFloat, ...] = ()
+    """Width over height."""
+    interpolated_scale_aspect_ratio: NonNegativeFloat = 1.0
+    """Aspect ratio of one more anchor, whose scale is between those of two feature maps; 0: there is none."""
+    reduce_boxes_in_lowest_layer: bool = True
+    """Three anchors a cell in the finest feature map."""
+    base_anchor_height: PositiveFloat = 1.0
+    base_anchor_width: PositiveFloat = 1.0
+    height_stride: tuple[PositiveInt, ...] = ()
+    width_stride: tuple[PositiveInt, ...] = ()
+    """Strides of each feature map; none: by its size."""
+    height_offset: tuple[int, ...] = ()
+    width_offset: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class MultiscaleAnchorGenerator(Checked):
+    """Anchors for a feature pyramid (Lin et al.: RetinaNet, 2017)."""
+
+    min_level: PositiveInt = 3
+    max_level: PositiveInt = 7
+    anchor_scale: PositiveFloat = 4.0
+    """Size of an anchor over the stride of its level."""
+    aspect_ratios: tuple[PositiveFloat, ...] = ()
+    """Width over height."""
+    scales_per_octave: PositiveInt = 2
+    normalize_coordinates: bool = True
+
+
+@dataclass(frozen=True)
+class AnchorGrid(Checked):
+    """The anchors of one feature map."""
+
+    height_stride: PositiveInt
+    width_stride: PositiveInt
+    base_sizes: tuple[PositiveFloat, ...] = ()
+    aspect_ratios: tuple[PositiveFloat, ...] = ()
+    """Width over height, of each size."""
+    height_offset: NonNegativeInt = 0
+    width_offset: NonNegativeInt = 0
+
+
+@dataclass(frozen=True)
+class FlexibleGridAnchorGenerator(Checked):
+    """Grids of anchors, each said in full."""
+
+    anchor_grid: tuple[AnchorGrid, ...] = ()
+    normalize_coordinates: bool = True
+
+
+@dataclass(frozen=True)
+class DefaultBoxGenerator(Checked):
+    """The default boxes of torchvision's SSD: at each cell squares of two sizes, then each aspect ratio both ways."""
+
+    aspect_ratios: tuple[tuple[PositiveFloat, ...], ...]
+    """The longer side over the shorter one, for each feature map."""
+    scales: tuple[PositiveFloat, ...]
+    """Scales of the feature maps, and one more: the second square's is between those of two feature maps."""
+    steps: tuple[PositiveInt, ...] = ()
+    """Pixels between the cells of each feature map; none: by its size."""
+    clip: bool = True
+    """No box is larger than the image."""
+
+
+@dataclass(frozen=True)
+class PyramidAnchorGenerator(Checked):
+    """The anchors of torchvision's Faster R-CNN, RetinaNet and FCOS (`AnchorGenerator` there)."""
+
+    sizes: tuple[tuple[PositiveInt, ...], ...]
+    """Sizes on each feature map, in pixels: the square root of an anchor's area."""
+    anchor_ratios: tuple[PositiveFloat, ...] = (0.5, 1.0, 2.0)
+    """Height over width; each with each size, the sizes first."""
+
+
+AnchorGenerator = GridAnchorGenerator | SsdAnchorGenerator | MultiscaleAnchorGenerator | FlexibleGridAnchorGenerator
+
+
+@dataclass(frozen=True)
+class FasterRcnnBoxCoder(Checked):
+    """Centre and logarithm of the size, relative to the anchor, each times its factor."""
+
+    y_scale: PositiveFloat = 10.0
+    x_scale: PositiveFloat = 10.0
+    height_scale: PositiveFloat = 5.0
+    width_scale: PositiveFloat = 5.0
+
+
+@dataclass(frozen=True)
+class SquareBoxCoder(Checked):
+    """Centre and side of a square."""
+
+    y_scale: PositiveFloat = 10.0
+    x_scale: PositiveFloat = 10.0
+    length_scale: PositiveFloat = 5.0
+
+
+@dataclass(frozen=True)
+class XYBoxCoder(Checked):
+    """The code of `FasterRcnnBoxCoder` in torchvision's order: x before y, width before height (`BoxCoder` there).
+
+    Decoded boxes are at most 62.5 times as wide and high as the anchor.
+    """
+
+    weights: tuple[PositiveFloat, PositiveFloat, PositiveFloat, PositiveFloat] = (10.0, 10.0, 5.0, 5.0)
+    """Factors of x, y, width and height."""
+
+
+@dataclass(frozen=True)
+class LinearBoxCoder:
+    """Distances from the anchor's centre to the left, top, right and bottom edge, over the anchor's size (FCOS)."""
+
+
+BoxCoder = FasterRcnnBoxCoder | SquareBoxCoder
+
+
+@dataclass(frozen=True)
+class ArgmaxMatcher(Checked):
+    """Each anchor belongs to the object that is most similar to it, if it is similar enough."""
+
+    matched_threshold: FiniteFloat = 0.5
+    unmatched_threshold: FiniteFloat = 0.5
+    ignore_thresholds: bool = False
+    negatives_lower_than_unmatched: bool = True
+    """Anchors below both thresholds are background, and those between them ignored; False: the other way round."""
+    force_match_for_each_row: bool = False
+    """Each object gets the anchor that is most similar to it."""
+
+
+@dataclass(frozen=True)
+class SsdMatcher(Checked):
+    """Torchvision's matcher of SSD: as `ArgmaxMatcher`, and each object gets the anchor that is most similar to it.
+
+    Of several objects with the same such anchor, the last one gets it.
+    """
+
+    threshold: Probability = 0.5
+
+
+@dataclass(frozen=True)
+class ThresholdMatcher(Checked):
+    """Torchvision's matcher of Faster R-CNN and RetinaNet (`Matcher` there).
+
+    Anchors below `low_threshold` are background, and those between both thresholds are ignored.
+    """
+
+    high_threshold: Probability
+    low_threshold: Probability
+    allow_low_quality_matches: bool = False
+    """The anchors that are most similar to an object belong to the object that is most similar to them."""
+
+
+@dataclass(frozen=True)
+class BipartiteMatcher:
+    """Each object gets one anchor, the most similar pairs first."""
+
+
+Matcher = ArgmaxMatcher | BipartiteMatcher
+
+
+@dataclass(frozen=True)
+class IouSimilarity:
+    """Intersection over union."""
+
+
+@dataclass(frozen=True)
+class IoaSimilarity:
+    """Intersection over the area of the second box."""
+
+
+@dataclass(frozen=True)
+class ThresholdedIouSimilarity(Checked):
+    """1 where the intersection over union is greater than the threshold, else 0."""
+
+    iou_threshold: Probability = 0.5
+
+
+Similarity = IouSimilarity | IoaSimilarity | ThresholdedIouSimilarity
+
+
+@dataclass(frozen=True)
+class WeightedL2:
+    """Half the squared distance of the encoded boxes."""
+
+
+@dataclass(frozen=True)
+class WeightedSmoothL1(Checked):
+    """Huber loss of the encoded boxes."""
+
+    delta: PositiveFloat = 1.0
+    """Differences up to here are squared."""
+
+
+@dataclass(frozen=True)
+class WeightedIou:
+    """1 - intersection over union."""
+
+
+@dataclass(frozen=True)
+class L1LocalizationLoss:
+    """Distance of the encoded boxes."""
+
+
+@dataclass(frozen=True)
+class WeightedGiou:
+    """1 - generalised intersection over union."""
+
+
+LocalizationLoss = WeightedL2 | WeightedSmoothL1 | WeightedIou | L1LocalizationLoss | WeightedGiou
+
+
+@dataclass(frozen=True)
+class WeightedSigmoid:
+    """Sigmoid cross entropy of each class."""
+
+
+@dataclass(frozen=True)
+class WeightedSoftmax(Checked):
+    """Softmax cross entropy."""
+
+    logit_scale: PositiveFloat = 1.0
+    """The logits are divided by it."""
+
+
+@dataclass(frozen=True)
+class WeightedLogitsSoftmax(Checked):
+    """Softmax cross entropy against the softmax of a teacher's logits."""
+
+    logit_scale: PositiveFloat = 1.0
+
+
+@dataclass(frozen=True)
+class BootstrappedSigmoid(Checked):
+    """Sigmoid cross entropy against a mixture of the targets and the model's own predictions."""
+
+    alpha: Probability
+    """The share of the targets."""
+    hard_bootstrap: bool = False
+    """The predictions are rounded to 0 or 1."""
+
+
+@dataclass(frozen=True)
+class WeightedSigmoidFocal(Checked):
+    """Focal loss (Lin et al.: RetinaNet, 2017)."""
+
+    gamma: NonNegativeFloat = 2.0
+    alpha: Probability | None = None
+    """Weight of the objects; that of the background is 1 - alpha. None: both 1."""
+
+
+@dataclass(frozen=True)
+class PenaltyReducedLogisticFocalLoss(Checked):
+    """Focal loss of heat maps (Zhou et al.: Objects as Points, 2019)."""
+
+    alpha: FiniteFloat | None = None
+    beta: FiniteFloat | None = None
+
+
+@dataclass(frozen=True)
+class WeightedDiceClassificationLoss(Checked):
+    """1 - Dice coefficient."""
+
+    squared_normalization: bool = False
+
+
+ClassificationLoss = (
+    WeightedSigmoid
+    | WeightedSoftmax
+    | WeightedLogitsSoftmax
+    | BootstrappedSigmoid
+    | WeightedSigmoidFocal
+    | PenaltyReducedLogisticFocalLoss
+    | WeightedDiceClassificationLoss
+)
+
+
+@dataclass(frozen=True)
+class HardExampleMiner(Checked):
+    """The anchors with the largest losses count, without near duplicates."""
+
+    num_hard_examples: NonNegativeInt = 64
+    """At most so many an image; 0: no limit."""
+    iou_threshold: Probability = 0.7
+    """Anchors that overlap one with a larger loss by more are left out."""
+    loss_type: Literal["both", "classification", "localization"] = "both"
+    """The loss that is compared."""
+    max_negatives_per_positive: NonNegativeInt = 0
+    """0: no limit."""
+    min_negatives_per_image: NonNegativeInt = 0
+
+
+@dataclass(frozen=True)
+class Loss(Checked):
+    """The losses of an SSD."""
+
+    localization_loss: LocalizationLoss
+    classification_loss: ClassificationLoss
+    hard_example_miner: HardExampleMiner | None = None
+    """None: all anchors count."""
+    classification_weight: NonNegativeFloat = 1.0
+    localization_weight: NonNegativeFloat = 1.0
+    expected_loss_weights: Literal["none", "expected_sampling", "reweighting_unmatched_anchors"] = "none"
+    """Weights in place of sampling."""
+    min_num_negative_samples: NonNegativeFloat = 0.0
+    desired_negative_sampling_ratio: NonNegativeFloat = 3.0
+
+
+@dataclass(frozen=True)
+class BatchNonMaxSuppression(Checked):
+    """Non-maximum suppression: the boxes that become detections."""
+
+    score_threshold: FiniteFloat = 0.0
+    iou_threshold: Probability = 0.6
+    """Boxes that overlap one with a higher score by more are left out."""
+    max_detections_per_class: PositiveInt = 100
+    max_total_detections: PositiveInt = 100
+    use_class_agnostic_nms: bool = False
+    max_classes_per_detection: PositiveInt = 1
+    """With `use_class_agnostic_nms`."""
+    soft_nms_sigma: NonNegativeFloat = 0.0
+    """Above 0, scores are lowered in place of leaving boxes out (Bodla et al.: Soft-NMS, 2017)."""
+
+
+@dataclass(frozen=True)
+class PostProcessing(Checked):
+    """How predictions become detections."""
+
+    batch_non_max_suppression: BatchNonMaxSuppression = field(default_factory=BatchNonMaxSuppression)
+    score_converter: Literal["identity", "sigmoid", "softmax"] = "identity"
+    logit_scale: PositiveFloat = 1.0
+    """The logits are divided by it."""

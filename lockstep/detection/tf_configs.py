@@ -1,0 +1,331 @@
+"""The detectors of the Object Detection API as values of a recipe: SSD and Faster R-CNN with all their layers.
+
+Names, defaults and meaning are those of its protos (tensorflow/models, research/object_detection/protos, Apache 2.0),
+of October 2017 and of 2018, and of later ones what its published configurations use. A shape is in cells of a feature
+map, a depth in channels. How images are resized is said by the data of a recipe. What is only about TPUs is left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, Literal
+
+from lockstep.checks import (
+    Checked,
+    FiniteFloat,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+    Range,
+)
+from lockstep.detection.blocks import (
+    AnchorGenerator,
+    BoxCoder,
+    ClassificationLoss,
+    HardExampleMiner,
+    Loss,
+    Matcher,
+    PostProcessing,
+    Similarity,
+    WeightedSoftmax,
+)
+from lockstep.detection.values import Detector, NumClasses
+
+
+@dataclass(frozen=True)
+class TruncatedNormalInitializer(Checked):
+    """Normal, without what is beyond two standard deviations."""
+
+    mean: FiniteFloat = 0.0
+    stddev: NonNegativeFloat = 1.0
+
+
+@dataclass(frozen=True)
+class RandomNormalInitializer(Checked):
+    """Draws from a normal distribution."""
+
+    mean: FiniteFloat = 0.0
+    stddev: NonNegativeFloat = 1.0
+
+
+@dataclass(frozen=True)
+class VarianceScalingInitializer(Checked):
+    """The variance is factor / n, where n is the number of inputs or outputs of a layer, or their mean."""
+
+    factor: NonNegativeFloat = 2.0
+    uniform: bool = False
+    """Uniform, or truncated normal."""
+    mode: Literal["fan_in", "fan_out", "fan_avg"] = "fan_in"
+
+
+Initializer = TruncatedNormalInitializer | VarianceScalingInitializer | RandomNormalInitializer
+
+
+@dataclass(frozen=True)
+class L1Regularizer(Checked):
+    """weight * sum(|w|)."""
+
+    weight: NonNegativeFloat = 1.0
+
+
+@dataclass(frozen=True)
+class L2Regularizer(Checked):
+    """weight / 2 * sum(w ** 2)."""
+
+    weight: NonNegativeFloat = 1.0
+
+
+Regularizer = L1Regularizer | L2Regularizer
+
+
+@dataclass(frozen=True)
+class BatchNorm(Checked):
+    """Batch norm after each convolution."""
+
+    decay: Probability = 0.999
+    """The share of the moving statistics that a step keeps."""
+    center: bool = True
+    """Add a trained bias."""
+    scale: bool = False
+    """Multiply by a trained factor."""
+    epsilon: NonNegativeFloat = 0.001
+    train: bool = True
+    """False: normalise with the moving statistics in training too, and leave them as they are."""
+
+
+@dataclass(frozen=True)
+class GroupNorm:
+    """Group norm after each convolution."""
+
+
+@dataclass(frozen=True)
+class Hyperparams(Checked):
+    """The convolutions, or linear layers, of a part of a detector."""
+
+    op: Literal["conv", "fc"] = "conv"
+    """Convolutions, or linear layers."""
+    regularizer: Regularizer | None = None
+    """Regularizer of the weights; None: there is none."""
+    initializer: Initializer | None = None
+    """First values of the weights; the reference takes no configuration of layers that it makes without one."""
+    activation: Literal["none", "relu", "relu_6", "swish"] = "relu"
+    batch_norm: BatchNorm | None = None
+    group_norm: GroupNorm | None = None
+    regularize_depthwise: bool = False
+    """Regularize the weights of depthwise convolutions too."""
+    force_use_bias: bool = False
+    """A bias in the convolution although batch norm adds one."""
+
+
+@dataclass(frozen=True)
+class ConvolutionalBoxPredictor(Checked):
+    """For each feature map convolutions of its own, for boxes and for classes."""
+
+    conv_hyperparams: Hyperparams | None = None
+    min_depth: NonNegativeInt = 0
+    max_depth: NonNegativeInt = 0
+    """Depth of the layers before the predictions; 0: there are none."""
+    num_layers_before_predictor: NonNegativeInt = 0
+    use_dropout: bool = True
+    dropout_keep_probability: Probability = 0.8
+    kernel_size: PositiveInt = 1
+    box_code_size: PositiveInt = 4
+    apply_sigmoid_to_scores: bool = False
+    class_prediction_bias_init: FiniteFloat = 0.0
+    """Bias of the scores before training."""
+    use_depthwise: bool = False
+
+
+@dataclass(frozen=True)
+class BoxEncodingsClipRange(Checked):
+    """Limits of the encoded boxes."""
+
+    min: FiniteFloat
+    max: FiniteFloat
+
+
+@dataclass(frozen=True)
+class WeightSharedConvolutionalBoxPredictor(Checked):
+    """The same convolutions for all feature maps, as in RetinaNet."""
+
+    conv_hyperparams: Hyperparams | None = None
+    num_layers_before_predictor: NonNegativeInt = 0
+    depth: NonNegativeInt = 0
+    kernel_size: PositiveInt = 3
+    box_code_size: PositiveInt = 4
+    class_prediction_bias_init: FiniteFloat = 0.0
+    """Bias of the scores before training."""
+    use_dropout: bool = False
+    dropout_keep_probability: Probability = 0.8
+    share_prediction_tower: bool = False
+    """Boxes and classes share the layers before the predictions."""
+    use_depthwise: bool = False
+    score_converter: Literal["identity", "sigmoid"] = "identity"
+    box_encodings_clip_range: BoxEncodingsClipRange | None = None
+
+
+@dataclass(frozen=True)
+class MaskRcnnBoxPredictor(Checked):
+    """The second stage of Faster R-CNN: boxes, classes and, if asked for, masks of each proposal."""
+
+    fc_hyperparams: Hyperparams | None = None
+    use_dropout: bool = False
+    dropout_keep_probability: Probability = 0.5
+    box_code_size: PositiveInt = 4
+    conv_hyperparams: Hyperparams | None = None
+    """Layers of the masks' branch."""
+    predict_instance_masks: bool = False
+    mask_prediction_conv_depth: NonNegativeInt = 256
+    """Depth of the masks' branch; 0: by the depth of the features and the number of classes."""
+    predict_keypoints: bool = False
+    mask_height: PositiveInt = 15
+    mask_width: PositiveInt = 15
+    mask_prediction_num_conv_layers: PositiveInt = 2
+    masks_are_class_agnostic: bool = False
+    share_box_across_classes: bool = False
+    """One box for all classes, in place of one for each."""
+    convolve_then_upsample_masks: bool = False
+
+
+BoxPredictor = ConvolutionalBoxPredictor | MaskRcnnBoxPredictor | WeightSharedConvolutionalBoxPredictor
+
+
+@dataclass(frozen=True)
+class FeaturePyramidNetworks(Checked):
+    """A feature pyramid; level l has one cell for 2 ** l pixels."""
+
+    min_level: PositiveInt = 3
+    max_level: PositiveInt = 7
+    additional_layer_depth: PositiveInt = 256
+    """Channels of the levels beyond those of the feature extractor."""
+
+
+@dataclass(frozen=True)
+class SsdFeatureExtractor(Checked):
+    """The feature maps of an SSD: a backbone, and layers on top of it."""
+
+    type: str
+    """The reference's name of the backbone, such as "ssd_mobilenet_v1"."""
+    depth_multiplier: PositiveFloat = 1.0
+    """Scales the channels of the backbone."""
+    min_depth: PositiveInt = 16
+    """Channels that remain, whatever the multiplier."""
+    conv_hyperparams: Hyperparams | None = None
+    """Hyperparameters of the layers on top."""
+    override_base_feature_extractor_hyperparams: bool = False
+    """The backbone has these hyperparameters too."""
+    pad_to_multiple: PositiveInt = 1
+    """Height and width of the images are padded with zeros to a multiple of this number of pixels."""
+    use_explicit_padding: bool = False
+    use_depthwise: bool = False
+    fpn: FeaturePyramidNetworks | None = None
+    num_layers: PositiveInt = 6
+    """Feature maps."""
+
+
+@dataclass(frozen=True)
+class FasterRcnnFeatureExtractor(Checked):
+    """The features of a Faster R-CNN."""
+
+    type: str
+    """The reference's name of the backbone, such as "faster_rcnn_resnet101"."""
+    first_stage_features_stride: PositiveInt = 16
+    """Pixels to a cell of the first stage's feature map: 8 or 16."""
+    batch_norm_trainable: bool = False
+    """False: the backbone's batch norm keeps its statistics."""
+    conv_hyperparams: Hyperparams | None = None
+    fpn: FeaturePyramidNetworks | None = None
+    override_base_feature_extractor_hyperparams: bool = False
+    pad_to_multiple: PositiveInt = 32
+
+
+UntrainedPart = Literal[
+    "quantization", "context_config", "rfcn_box_predictor", "bifpn", "random_example_sampler", "equalization_loss"
+]
+"""Parts of configurations that have no values here, by the names of their messages."""
+
+
+@dataclass(frozen=True)
+class Ssd(Detector):
+    """A detector that predicts from anchors in one stage (Liu et al.: SSD, 2016), RetinaNet among them."""
+
+    net: ClassVar[str] = "lockstep.detection.tf_ssd.TfSsd"
+
+    num_classes: NumClasses
+    """Number of classes, without the background."""
+    feature_extractor: SsdFeatureExtractor
+    box_coder: BoxCoder
+    matcher: Matcher
+    similarity_calculator: Similarity
+    box_predictor: BoxPredictor
+    anchor_generator: AnchorGenerator
+    loss: Loss
+    post_processing: PostProcessing = field(default_factory=PostProcessing)
+    encode_background_as_zeros: bool = False
+    """The background has no class of its own in the targets."""
+    negative_class_weight: Probability = 1.0
+    """Weight of the classification loss of the background."""
+    normalize_loss_by_num_matches: bool = True
+    normalize_loc_loss_by_codesize: bool = False
+    freeze_batchnorm: bool = False
+    add_background_class: bool = True
+    explicit_background_class: bool = False
+    use_confidences_as_targets: bool = False
+    implicit_example_weight: NonNegativeFloat = 1.0
+    add_regularization_loss: bool = True
+    """Train on the regularizers of the layers; of the training's configuration."""
+    untrained_parts: tuple[UntrainedPart, ...] = ()
+    """What its configuration asks for and nothing trains here: the model is refused until the list is empty."""
+
+
+@dataclass(frozen=True)
+class FasterRcnn(Detector):
+    """A detector of two stages: proposals, then their classes and boxes (Ren et al., 2015).
+
+    With masks it is a Mask R-CNN (He et al., 2017).
+    """
+
+    net: ClassVar[str] = "lockstep.detection.tf_faster_rcnn.TfFasterRcnn"
+
+    num_classes: NumClasses
+    """Number of classes, without the background."""
+    feature_extractor: FasterRcnnFeatureExtractor
+    first_stage_anchor_generator: AnchorGenerator
+    first_stage_box_predictor_conv_hyperparams: Hyperparams | None = None
+    number_of_stages: Annotated[int, Range(ge=1, le=3)] = 2
+    """1: proposals alone; 3: masks of the detections, and not of the proposals."""
+    first_stage_atrous_rate: PositiveInt = 1
+    first_stage_box_predictor_kernel_size: PositiveInt = 3
+    first_stage_box_predictor_depth: PositiveInt = 512
+    first_stage_minibatch_size: PositiveInt = 256
+    """Anchors of an image that the first stage's losses are computed on."""
+    first_stage_positive_balance_fraction: Probability = 0.5
+    first_stage_nms_score_threshold: FiniteFloat = 0.0
+    first_stage_nms_iou_threshold: Probability = 0.7
+    first_stage_max_proposals: PositiveInt = 300
+    first_stage_localization_loss_weight: NonNegativeFloat = 1.0
+    first_stage_objectness_loss_weight: NonNegativeFloat = 1.0
+    initial_crop_size: PositiveInt | None = None
+    """Height and width that a proposal's features are resized to, before the pooling."""
+    maxpool_kernel_size: PositiveInt | None = None
+    maxpool_stride: PositiveInt | None = None
+    second_stage_box_predictor: BoxPredictor | None = None
+    """None where there is one stage."""
+    second_stage_batch_size: PositiveInt = 64
+    """Proposals of an image that the second stage's losses are computed on."""
+    second_stage_balance_fraction: Probability = 0.25
+    second_stage_post_processing: PostProcessing = field(default_factory=PostProcessing)
+    second_stage_localization_loss_weight: NonNegativeFloat = 1.0
+    second_stage_classification_loss_weight: NonNegativeFloat = 1.0
+    second_stage_mask_prediction_loss_weight: NonNegativeFloat = 1.0
+    hard_example_miner: HardExampleMiner | None = None
+    second_stage_classification_loss: ClassificationLoss = field(default_factory=WeightedSoftmax)
+    clip_anchors_to_image: bool = False
+    resize_masks: bool = True
+    """Masks for training are resized with the image."""
+    add_regularization_loss: bool = True
+    """Train on the regularizers of the layers; of the training's configuration."""
+    untrained_parts: tuple[UntrainedPart, ...] = ()
+    """What its configuration asks for and nothing trains here: the model is refused until the list is empty."""

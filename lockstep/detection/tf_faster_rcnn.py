@@ -1,0 +1,424 @@
+"""The Faster and Mask R-CNNs of the Object Detection API on a ResNet: a net by its configuration.
+
+The second stage sees crops of the one feature map of the first (C4), through the last layer of the ResNet. After
+meta_architectures/faster_rcnn_meta_arch.py and predictors/mask_rcnn_box_predictor.py of tensorflow/models (Apache 2.0).
+Losses are means over the images of a tower, of the means over what was drawn on each, from torch's global stream.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor, nn
+
+from lockstep.detection.anchor_matching import IGNORED, hard_examples, match_images
+from lockstep.detection.anchors import BackboneAnchors, anchors_per_cell
+from lockstep.detection.blocks import (
+    ArgmaxMatcher,
+    BatchNonMaxSuppression,
+    FasterRcnnBoxCoder,
+    IouSimilarity,
+    PostProcessing,
+)
+from lockstep.detection.box_coders import decode, encode
+from lockstep.detection.boxes import clip
+from lockstep.detection.detector import DetectionModel, Detections, Targets
+from lockstep.detection.faster_rcnn import (
+    AssignedAnchors,
+    DrawnAnchors,
+    Regions,
+    all_regions,
+    drawn_anchors,
+    drawn_regions,
+    ignoring,
+    labels_of,
+    masks_of,
+    object_boxes,
+)
+from lockstep.detection.losses import classification_loss
+from lockstep.detection.nms import postprocess
+from lockstep.detection.roi_align import crop_and_resize
+from lockstep.detection.tf_configs import BatchNorm, Hyperparams, MaskRcnnBoxPredictor
+from lockstep.detection.tf_layers import TfBatchNorm, activation_layer, draw_weights, norm_layer, penalties
+from lockstep.detection.tf_supported import check_supported
+from lockstep.images.normalisation import normalize
+from lockstep.models.initial_weights import check_images, without_memory
+from lockstep.models.layers import Conv2dNormActivation, IntermediateLayerGetter, NormLayer, conv2d, kaiming_fan_out
+from lockstep.models.resnet import Bottleneck, ResNet
+
+if TYPE_CHECKING:
+    from lockstep.detection.tf_configs import FasterRcnn
+
+_LEAST_SIDE = 33
+_MEAN = (123.68, 116.779, 103.939)
+_CODER = FasterRcnnBoxCoder()
+_ANCHOR_MATCHER = ArgmaxMatcher(0.7, 0.3, force_match_for_each_row=True)
+_REGION_MATCHER = ArgmaxMatcher(0.5, 0.5)
+_BATCH_NORM = BatchNorm(decay=0.997, epsilon=1e-5, scale=True)
+
+
+class TfFasterRcnn(DetectionModel):
+    """A Faster R-CNN of the Object Detection API, or a Mask R-CNN; features of regions have 2048 channels.
+
+    Args:
+        config: raises InputError for one that `check_supported` refuses.
+        generator: draws the initial weights; torch's default one where none is given.
+    """
+
+    backbone_prefixes = ("backbone.", "second_stage.")
+
+    def __init__(self, config: FasterRcnn, generator: Generator | None = None) -> None:
+        super().__init__()
+        check_supported(config)
+        self.config, self.num_classes = config, config.num_classes
+        extractor, predictor = config.feature_extractor, config.second_stage_box_predictor
+        assert isinstance(predictor, MaskRcnnBoxPredictor), "others are refused"
+        norm = partial(TfBatchNorm, _BATCH_NORM, is_fixed=not extractor.batch_norm_trainable)
+        net = ResNet(
+            101 if extractor.type.endswith("101") else 50,
+            output_stride=8 if extractor.first_stage_features_stride == 8 else 16,
+            style="slim",
+            norm_layer=norm,
+            generator=generator,
+        )
+        self.backbone = IntermediateLayerGetter(net, {"layer3": "0"})
+        self.rpn = FirstStage(config, generator=generator)
+        self.second_stage = nn.ModuleDict({"layer4": last_layer(norm, generator)})
+        self.box_head = BoxHead(predictor, config.num_classes, generator=generator)
+        self.mask_head: MaskHead | None = None
+        if predictor.predict_instance_masks:
+            self.mask_head = MaskHead(predictor, config.num_classes, generator=generator)
+        parts = [part for part in (self.rpn, self.box_head, self.mask_head) if part is not None]
+        self._penalties = (
+            penalties(self, [(part.hyperparams, part) for part in parts]) if config.add_regularization_loss else []
+        )
+        self._anchors = BackboneAnchors(config.first_stage_anchor_generator, self.backbone)
+
+    def preprocess(self, images: Tensor) -> Tensor:
+        """Subtract the means of ImageNet from images (batch, 3, height, width), red, green and blue, 0 to 255."""
+        return normalize(images.float(), _MEAN, (1.0, 1.0, 1.0))
+
+    def anchors(self, shape: tuple[int, int], device: torch.device) -> Tensor:
+        """Return all anchors on an input of this height and width, (anchors, 4); clipped to it, but for training."""
+        (anchors,) = self._anchors(shape, device)
+        return anchors if self._drops_anchors() else clip(anchors, shape)
+
+    def _drops_anchors(self) -> bool:
+        """Tell whether anchors that reach out of the image are left out, as they are in training."""
+        return self.training and not self.config.clip_anchors_to_image
+
+    def _is_inside(self, anchors: Tensor, shape: tuple[int, int]) -> Tensor:
+        if not self._drops_anchors():
+            return torch.ones(len(anchors), dtype=torch.bool, device=anchors.device)
+        return (anchors == clip(anchors, shape)).all(-1)
+
+    @torch.no_grad()
+    def assign(self, targets: Targets) -> AssignedAnchors:
+        """Find which anchor can learn which object: one image after the other."""
+        anchors = self.anchors(targets.shape, targets.boxes[0].device)
+        is_inside = self._is_inside(anchors, targets.shape)
+        matches = anchors.new_full((len(targets), len(anchors)), IGNORED, dtype=torch.int64)
+        matches[:, is_inside] = match_images(
+            _ANCHOR_MATCHER, IouSimilarity(), targets.boxes, anchors[is_inside], targets.weights
+        )
+        return AssignedAnchors(
+            targets, torch.stack([ignoring(each, targets, image) for image, each in enumerate(matches)])
+        )
+
+    def forward(self, inputs: Tensor, assigned: AssignedAnchors | None = None) -> dict[str, Any]:
+        """Predict logits and codes of all anchors, and of the proposals; in training, of those that are drawn."""
+        check_images("This Faster R-CNN", inputs, channels=3, smallest=_LEAST_SIDE)
+        shape, features = (inputs.shape[2], inputs.shape[3]), self.backbone(inputs)["0"]
+        objectness, codes = self.rpn(features)
+        proposals = self.propose(objectness.detach().float(), codes.detach().float(), shape)
+        drawn = None if assigned is None else self.draw_anchors(assigned)
+        regions = all_regions(proposals) if assigned is None else self._drawn_regions(proposals, assigned.targets)
+        hidden = self._features_of(features, regions, shape)
+        logits, region_codes = self.box_head(hidden)
+        masks = None
+        if self.mask_head is not None and assigned is not None:
+            masks = self.mask_head(hidden[regions.object_of >= 0])
+        return {
+            "objectness": objectness,
+            "anchor_codes": codes,
+            "drawn": drawn,
+            "features": features,
+            "regions": regions,
+            "logits": logits,
+            "codes": region_codes,
+            "masks": masks,
+            "shape": shape,
+        }
+
+    @torch.no_grad()
+    def propose(self, objectness: Tensor, codes: Tensor, shape: tuple[int, int]) -> list[Tensor]:
+        """Return the proposals of each image, (proposals, 4), best first.
+
+        Args:
+            objectness: logits (batch, anchors, 2), of the background first.
+            codes: (batch, anchors, 4).
+            shape: height and width of the input.
+        """
+        config, anchors = self.config, self.anchors(shape, codes.device)
+        boxes = decode(_CODER, codes, anchors)
+        usable = self._is_inside(anchors, shape) & torch.isfinite(boxes).all(-1)
+        scores = objectness.softmax(-1)[..., 1].masked_fill(~usable, -torch.inf)
+        most = config.first_stage_max_proposals
+        rule = BatchNonMaxSuppression(
+            config.first_stage_nms_score_threshold, config.first_stage_nms_iou_threshold, most, most
+        )
+        boxes, scores = boxes[:, :, None], scores[..., None]
+        return [each.boxes for each in postprocess(PostProcessing(rule), boxes, scores, shape, has_background=False)]
+
+    def draw_anchors(self, assigned: AssignedAnchors) -> DrawnAnchors:
+        """Draw the anchors that the first stage learns from."""
+        config, anchors = self.config, self.anchors(assigned.targets.shape, assigned.matches.device)
+        number, fraction = config.first_stage_minibatch_size, config.first_stage_positive_balance_fraction
+        return drawn_anchors(assigned, anchors, _CODER, number, fraction)
+
+    def _drawn_regions(self, proposals: Sequence[Tensor], targets: Targets) -> Regions:
+        """Draw the proposals that the second stage learns from; all, where a miner chooses among their losses."""
+        config = self.config
+        if config.hard_example_miner is not None:
+            number, fraction = config.first_stage_max_proposals, 1.0
+        else:
+            number, fraction = config.second_stage_batch_size, config.second_stage_balance_fraction
+        return drawn_regions(proposals, targets, _REGION_MATCHER, number, fraction)
+
+    def _features_of(self, features: Tensor, regions: Regions, shape: tuple[int, int]) -> Tensor:
+        """Return what the last layer of the ResNet makes of each region: (regions, 2048, height, width)."""
+        size = self.config.initial_crop_size
+        kernel, stride = self.config.maxpool_kernel_size, self.config.maxpool_stride
+        assert size is not None and kernel is not None and stride is not None, "a config without them is refused"  # noqa: PT018
+        crops = crop_and_resize(features, _shares(regions.boxes, shape), regions.image_of, (size, size))
+        hidden: Tensor = self.second_stage["layer4"](F.max_pool2d(crops, kernel, stride))
+        return hidden
+
+    def losses(self, predictions: Mapping[str, Any], assigned: AssignedAnchors) -> dict[str, Tensor]:
+        """Compute the losses of both stages, of the masks, and the penalties of the regularizers."""
+        losses = self._first_stage_losses(predictions, assigned) | self._second_stage_losses(predictions, assigned)
+        if predictions["masks"] is not None:
+            losses["mask"] = self.config.second_stage_mask_prediction_loss_weight * _mask_loss(predictions, assigned)
+        if self._penalties:
+            parameters = dict(self.named_parameters())
+            losses["regularization"] = torch.stack([each(parameters) for each in self._penalties]).sum()
+        return losses
+
+    def _first_stage_losses(self, predictions: Mapping[str, Any], assigned: AssignedAnchors) -> dict[str, Tensor]:
+        drawn: DrawnAnchors = predictions["drawn"]
+        logits = predictions["objectness"].float().flatten(0, 1)[drawn.places]
+        codes = predictions["anchor_codes"].float().flatten(0, 1)[drawn.places]
+        weights = _of_means(drawn.places // assigned.matches.shape[1], len(assigned.targets))
+        of_classes = F.cross_entropy(logits, drawn.is_object.long(), reduction="none")
+        of_boxes = F.huber_loss(codes, drawn.codes, reduction="none").sum(-1)
+        of_boxes = torch.where(drawn.is_object > 0, of_boxes, 0)
+        return {
+            "rpn_classification": self.config.first_stage_objectness_loss_weight * (of_classes * weights).sum(),
+            "rpn_localization": self.config.first_stage_localization_loss_weight * (of_boxes * weights).sum(),
+        }
+
+    def _second_stage_losses(self, predictions: Mapping[str, Any], assigned: AssignedAnchors) -> dict[str, Tensor]:
+        config, regions = self.config, predictions["regions"]
+        labels = labels_of(assigned.targets, regions)
+        weights = _of_means(regions.image_of, len(assigned.targets))
+        classes = F.one_hot(labels, self.num_classes + 1).to(weights.dtype)
+        of_classes = classification_loss(
+            config.second_stage_classification_loss, predictions["logits"].float()[None], classes[None], weights[None]
+        ).reshape(-1)
+        codes = _of_labels(predictions["codes"].float(), labels)
+        targets = encode(_CODER, object_boxes(assigned.targets, regions.image_of, regions.object_of), regions.boxes)
+        of_boxes = F.huber_loss(codes, targets, reduction="none").sum(-1) * weights
+        of_boxes = torch.where(labels > 0, of_boxes, 0) * config.second_stage_localization_loss_weight
+        of_classes = of_classes * config.second_stage_classification_loss_weight
+        if config.hard_example_miner is not None:
+            counted = self._hard_regions(of_classes.detach(), of_boxes.detach(), regions, len(assigned.targets))
+            of_classes, of_boxes = of_classes * counted, of_boxes * counted
+        return {"classification": of_classes.sum(), "localization": of_boxes.sum()}
+
+    def _hard_regions(self, of_classes: Tensor, of_boxes: Tensor, regions: Regions, num_images: int) -> Tensor:
+        """Say which regions count, bool (regions,): one image after the other, as they have different numbers."""
+        assert self.config.hard_example_miner is not None, "the caller has looked"
+        miner = replace(self.config.hard_example_miner, max_negatives_per_positive=0)
+        losses = {"both": of_classes + of_boxes, "classification": of_classes, "localization": of_boxes}[
+            miner.loss_type
+        ]
+        counted = torch.zeros_like(losses, dtype=torch.bool)
+        for image in range(num_images):
+            here = regions.image_of == image
+            none = torch.zeros_like(losses[here], dtype=torch.bool)[None]
+            counted[here] = hard_examples(miner, losses[here][None], regions.boxes[here][None], none, none)[0]
+        return counted
+
+    def postprocess(self, predictions: Mapping[str, Any]) -> Sequence[Detections]:
+        """Choose the detections of each image, and draw their masks, if the net has learned them."""
+        regions, shape = predictions["regions"], predictions["shape"]
+        boxes = decode(_CODER, predictions["codes"].float(), regions.boxes[:, None])
+        detections = []
+        for image in range(len(predictions["features"])):
+            here = regions.image_of == image
+            of_image = boxes[here][None], predictions["logits"].float()[here][None]
+            detections += postprocess(self.config.second_stage_post_processing, *of_image, shape)
+        if self.mask_head is None:
+            return detections
+        found = all_regions([each.boxes for each in detections])
+        logits = self.mask_head(self._features_of(predictions["features"], found, shape)).float()
+        masks = _of_labels(logits, torch.cat([each.labels for each in detections])).sigmoid()
+        of_images = torch.split(masks, [len(each.boxes) for each in detections])
+        return [each._replace(masks=mask) for each, mask in zip(detections, of_images, strict=True)]
+
+
+def _mask_loss(predictions: Mapping[str, Any], assigned: AssignedAnchors) -> Tensor:
+    """Compute the mean cross entropy of the masks of the regions that learn objects; 0 where there are none."""
+    regions, targets = predictions["regions"], assigned.targets
+    learning = Regions(*(part[regions.object_of >= 0] for part in regions))
+    logits = _of_labels(predictions["masks"].float(), labels_of(targets, learning))
+    wanted = [logits.new_empty(0, *logits.shape[1:])]
+    for image, masks in enumerate(masks_of(targets)):
+        here = learning.image_of == image
+        # Masks are as large as their image, and the network's input may be larger.
+        boxes = _shares(learning.boxes[here], (masks.shape[1], masks.shape[2]))
+        crops = crop_and_resize(
+            masks[:, None].to(boxes.dtype), boxes, learning.object_of[here], (logits.shape[1], logits.shape[2])
+        )
+        wanted.append(crops[:, 0])
+    return F.binary_cross_entropy_with_logits(logits, torch.cat(wanted), reduction="sum") / max(logits.numel(), 1)
+
+
+def _of_labels(values: Tensor, labels: Tensor) -> Tensor:
+    """Return what is predicted for each region's label: (n, classes or 1, ...) to (n, ...)."""
+    places = (labels - 1).clamp(min=0, max=values.shape[1] - 1)
+    return values[torch.arange(len(labels), device=labels.device), places]
+
+
+def _of_means(image_of: Tensor, num_images: int) -> Tensor:
+    """Return the weights that make of a sum a mean over the images, of the means over what was drawn on each."""
+    counts = image_of.bincount(minlength=num_images).clamp(min=1)
+    return 1 / (counts[image_of] * num_images).to(torch.float32)
+
+
+def _shares(boxes: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Return boxes in pixels as shares of height and width."""
+    return boxes / boxes.new_tensor([*shape, *shape])
+
+
+_FIRST, _SECOND, _BLOCKS = 1024, 2048, 3
+
+
+class FirstStage(nn.Module):
+    """Predicts which anchors have objects, and their boxes.
+
+    Args:
+        config: of the detector.
+        generator: draws the initial weights; torch's default one where none is given.
+    """
+
+    def __init__(self, config: FasterRcnn, *, generator: Generator | None = None) -> None:
+        super().__init__()
+        self.hyperparams = config.first_stage_box_predictor_conv_hyperparams or Hyperparams()
+        depth, kernel = config.first_stage_box_predictor_depth, config.first_stage_box_predictor_kernel_size
+        (per_cell,) = anchors_per_cell(config.first_stage_anchor_generator)
+        with without_memory():
+            self.conv = conv2d(_FIRST, depth, kernel, dilation=config.first_stage_atrous_rate)
+            self.box_predictor = nn.Conv2d(depth, per_cell * 4, 1)
+            self.class_predictor = nn.Conv2d(depth, per_cell * 2, 1)
+        self.to_empty(device="cpu")
+        draw_weights(self, self.hyperparams.initializer, generator)
+
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits (batch, anchors, 2), of the background first, and codes (batch, anchors, 4)."""
+        hidden = F.relu6(self.conv(features))
+        logits = self.class_predictor(hidden).permute(0, 2, 3, 1).reshape(len(features), -1, 2)
+        return logits, self.box_predictor(hidden).permute(0, 2, 3, 1).reshape(len(features), -1, 4)
+
+
+class BoxHead(nn.Module):
+    """Predicts the classes of regions, and a box for each class or one for all.
+
+    Args:
+        config: of the predictor.
+        num_classes: without the background.
+        generator: draws the initial weights; torch's default one where none is given.
+    """
+
+    def __init__(self, config: MaskRcnnBoxPredictor, num_classes: int, *, generator: Generator | None = None) -> None:
+        super().__init__()
+        self.hyperparams = config.fc_hyperparams or Hyperparams(op="fc")
+        with without_memory():
+            self.dropout = nn.Dropout(1 - config.dropout_keep_probability if config.use_dropout else 0.0)
+            self.box_predictor = nn.Linear(_SECOND, 4 * (1 if config.share_box_across_classes else num_classes))
+            self.class_predictor = nn.Linear(_SECOND, num_classes + 1)
+        self.to_empty(device="cpu")
+        draw_weights(self, self.hyperparams.initializer, generator)
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits (regions, 1 + classes), of the background first, and codes (regions, classes or 1, 4)."""
+        means = self.dropout(hidden.mean((2, 3)))
+        codes = self.box_predictor(means)
+        return self.class_predictor(means), codes.view(len(codes), codes.shape[1] // 4, 4)
+
+
+class MaskHead(nn.Module):
+    """Predicts a mask for each class or one for all.
+
+    Args:
+        config: of the predictor.
+        num_classes: without the background.
+        generator: draws the initial weights; torch's default one where none is given.
+    """
+
+    def __init__(self, config: MaskRcnnBoxPredictor, num_classes: int, *, generator: Generator | None = None) -> None:
+        super().__init__()
+        self.hyperparams = config.conv_hyperparams or Hyperparams()
+        self._size = (config.mask_height, config.mask_width)
+        self._upsamples_first = not config.convolve_then_upsample_masks
+        depth = config.mask_prediction_conv_depth or _mask_depth(num_classes)
+        count = config.mask_prediction_num_conv_layers - 1
+        norm, activation = norm_layer(self.hyperparams), activation_layer(self.hyperparams)
+        with without_memory():
+            self.layers = nn.Sequential(
+                *(
+                    Conv2dNormActivation(
+                        depth if number else _SECOND, depth, norm_layer=norm, activation_layer=activation
+                    )
+                    for number in range(count)
+                )
+            )
+            outputs = 1 if config.masks_are_class_agnostic else num_classes
+            self.predictor = conv2d(depth if count else _SECOND, outputs, 3)
+        self.to_empty(device="cpu")
+        draw_weights(self, self.hyperparams.initializer, generator)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return logits (regions, classes or 1, height, width)."""
+        if self._upsamples_first:
+            hidden = self._resized(hidden)
+        hidden = self.layers(hidden)
+        logits: Tensor = self.predictor(hidden if self._upsamples_first else self._resized(hidden))
+        return logits
+
+    def _resized(self, hidden: Tensor) -> Tensor:
+        if not len(hidden):  # which torch does not resize
+            return hidden.new_empty(0, hidden.shape[1], *self._size) + hidden.sum()
+        return F.interpolate(hidden, self._size, mode="bilinear", align_corners=True)
+
+
+def last_layer(norm: NormLayer, generator: Generator | None = None) -> nn.Sequential:
+    """Make the last layer of a ResNet without its stride: it maps (regions, 1024, ...) to (regions, 2048, ...)."""
+    with without_memory():
+        layer = nn.Sequential(
+            *(Bottleneck(_SECOND if number else _FIRST, _SECOND // 4, 1, 1, norm) for number in range(_BLOCKS))
+        )
+    layer.to_empty(device="cpu")
+    kaiming_fan_out(layer, generator)
+    return layer
+
+
+def _mask_depth(num_classes: int) -> int:
+    """Return the channels of a mask's layers where the configuration leaves them to the reference's rule."""
+    return int(2 ** ((math.log2(_SECOND) * 2 + math.log2(num_classes) * 3) / 5))

@@ -1,0 +1,291 @@
+"""The feature maps of the Object Detection API's SSDs: some of a backbone's, and smaller ones made of the last.
+
+After models/feature_map_generators.py and models/ssd_*_feature_extractor.py of tensorflow/models (Apache 2.0).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor, nn
+
+from lockstep.detection.tf_configs import (
+    BatchNorm,
+    FeaturePyramidNetworks,
+    Hyperparams,
+    L2Regularizer,
+    SsdFeatureExtractor,
+    TruncatedNormalInitializer,
+)
+from lockstep.detection.tf_layers import activation_layer, draw_weights, norm_layer
+from lockstep.models.inception_v3 import InceptionV3Net, Layers
+from lockstep.models.initial_weights import without_memory
+from lockstep.models.layers import Conv2dNormActivation, IntermediateLayerGetter, NormLayer, Padding, conv2d
+from lockstep.models.mobilenet import mobilenet_v1_features, mobilenet_v2_features, mobilenet_v3_features
+from lockstep.models.values import InceptionV3
+
+SLIM = Hyperparams(
+    regularizer=L2Regularizer(4e-5),
+    initializer=TruncatedNormalInitializer(stddev=0.09),
+    activation="relu_6",
+    batch_norm=BatchNorm(decay=0.9997, scale=True),
+)
+"""The layers of TF-Slim's MobileNets, where a configuration does not override them."""
+
+_FIRST_LEVEL = 2
+"""The finest level that a pyramid can be made of, of stride 4."""
+
+
+class SsdFeatures(nn.Module):
+    """Base of the feature maps of SSDs: a backbone, and what is on top of it.
+
+    Args:
+        config: one whose type is in `EXTRACTORS`.
+        freeze_batchnorm: normalise with the moving statistics in training too.
+        generator: draws the initial weights; torch's default one where none is given.
+    """
+
+    def __init__(
+        self, config: SsdFeatureExtractor, *, freeze_batchnorm: bool = False, generator: Generator | None = None
+    ) -> None:
+        super().__init__()
+        extractor = EXTRACTORS[config.type]
+        self.on_top = config.conv_hyperparams or Hyperparams()
+        """The hyperparameters of the layers on top of the backbone."""
+        self.of_backbone = self.on_top if config.override_base_feature_extractor_hyperparams else extractor.hyperparams
+        style = _Style(config, self.of_backbone, freeze_batchnorm, generator)
+        layers = self._layers_of(config, extractor)
+        self.features = IntermediateLayerGetter(extractor.make(style), {name: name for name in layers})
+        self.out_channels = _channels_of(self.features)
+        """Channels of each map."""
+        self._pad_to_multiple = config.pad_to_multiple
+        made = partial(
+            Conv2dNormActivation,
+            norm_layer=norm_layer(self.on_top, freeze_batchnorm=freeze_batchnorm),
+            activation_layer=activation_layer(self.on_top),
+            padding=style.padding,
+        )
+        with without_memory():
+            self.extra = self._on_top(style, made, extractor)
+        self.extra.to_empty(device="cpu")
+        draw_weights(self.features, self.of_backbone.initializer, generator)
+        draw_weights(self.extra, self.on_top.initializer, generator)
+
+    def _layers_of(self, config: SsdFeatureExtractor, extractor: _Extractor) -> Sequence[str]:
+        """Return the layers of the backbone whose maps are taken."""
+        raise NotImplementedError
+
+    def _on_top(self, style: _Style, made: Callable[..., nn.Module], extractor: _Extractor) -> nn.Module:
+        """Make the layers on top, and set the channels of all maps."""
+        raise NotImplementedError
+
+    def _maps(self, images: Tensor) -> list[Tensor]:
+        """Return the maps of the backbone."""
+        height, width = images.shape[2:]
+        bottom, right = -height % self._pad_to_multiple, -width % self._pad_to_multiple
+        padded = F.pad(images, (0, right, 0, bottom)) if bottom or right else images
+        return [*self.features(padded).values()]
+
+
+class MultiResolutionFeatureMaps(SsdFeatures):
+    """Maps images to maps of the backbone and, on top of them, maps that each have half the size of the one before."""
+
+    def _layers_of(self, config: SsdFeatureExtractor, extractor: _Extractor) -> Sequence[str]:
+        return extractor.layers[: config.num_layers]
+
+    def _on_top(self, style: _Style, made: Callable[..., nn.Module], extractor: _Extractor) -> nn.ModuleList:
+        layers = nn.ModuleList()
+        for nominal in extractor.depths[: style.config.num_layers - len(self.out_channels)]:
+            inputs, half, outputs = self.out_channels[-1], style.depth(nominal / 2), style.depth(nominal)
+            layer = nn.Sequential(OrderedDict(reduce=made(inputs, half, 1)))
+            if style.config.use_depthwise:
+                layer.add_module("depthwise", made(half, half, 3, 2, groups=half))
+            layer.add_module("halve", made(half, outputs, *((1,) if style.config.use_depthwise else (3, 2))))
+            layers.append(layer)
+            self.out_channels.append(outputs)
+        return layers
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """Map images of shape (batch, 3, height, width), from -1 to 1, to feature maps, the largest first."""
+        maps = self._maps(images)
+        for layer in self.extra.children():
+            maps.append(layer(maps[-1]))
+        return maps
+
+
+class TopDownFeatureMaps(SsdFeatures):
+    """Maps images to a feature pyramid: all maps have one number of channels, and see what coarser ones saw."""
+
+    def _layers_of(self, config: SsdFeatureExtractor, extractor: _Extractor) -> Sequence[str]:
+        pyramid = config.fpn or FeaturePyramidNetworks()
+        return extractor.layers[pyramid.min_level - _FIRST_LEVEL : pyramid.max_level - _FIRST_LEVEL + 1]
+
+    def _on_top(self, style: _Style, made: Callable[..., nn.Module], extractor: _Extractor) -> nn.ModuleDict:
+        pyramid = style.config.fpn or FeaturePyramidNetworks()
+        depth, count = style.depth(pyramid.additional_layer_depth), len(self.out_channels)
+        num_levels = pyramid.max_level - pyramid.min_level + 1
+
+        def layer(stride: int) -> nn.Module:
+            if not style.config.use_depthwise:
+                return nn.Sequential(OrderedDict(convolution=made(depth, depth, 3, stride)))
+            depthwise = conv2d(depth, depth, 3, stride, groups=depth, bias=False, padding=style.padding)
+            return nn.Sequential(OrderedDict(depthwise=depthwise, convolution=made(depth, depth, 1)))
+
+        layers: dict[str, list[nn.Module]] = {
+            "projection": [
+                Conv2dNormActivation(channels, depth, 1, norm_layer=None, activation_layer=None)
+                for channels in self.out_channels
+            ],
+            "smoothing": [layer(1) for _ in range(count - 1)],
+            "bottom_up": [layer(2) for _ in range(num_levels - count)],
+        }
+        self.out_channels = [depth] * num_levels
+        return nn.ModuleDict({name: nn.ModuleList(each) for name, each in layers.items()})
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """Map images of shape (batch, 3, height, width), from -1 to 1, to feature maps, the largest first."""
+        projection, smoothing, bottom_up = cast(Iterable[nn.ModuleList], self.extra.children())
+        laterals = [layer(each) for layer, each in zip(projection, self._maps(images), strict=True)]
+        # What goes on to the next finer level is not smoothed: so it is in the reference's layers of TF-Slim, whose
+        # checkpoints are warm-started, while those of Keras smooth it.
+        summed = laterals.pop()
+        levels = [summed]
+        for lateral, layer in zip(reversed(laterals), reversed(smoothing), strict=True):
+            height, width = lateral.shape[2:]
+            summed = F.interpolate(summed, scale_factor=2.0)[..., :height, :width] + lateral
+            levels.insert(0, layer(summed))
+        for layer in bottom_up:
+            levels.append(layer(levels[-1]))
+        return levels
+
+
+@dataclass(frozen=True)
+class _Style:
+    """What the layers of a backbone are made of."""
+
+    config: SsdFeatureExtractor
+    hyperparams: Hyperparams
+    freeze_batchnorm: bool
+    generator: Generator | None
+
+    @property
+    def padding(self) -> Padding:
+        return "symmetric" if self.config.use_explicit_padding else "same"
+
+    @property
+    def norm_layer(self) -> NormLayer:
+        # Backbones without norms are refused: see `build_ssd`.
+        made = norm_layer(self.hyperparams, freeze_batchnorm=self.freeze_batchnorm)
+        assert made is not None, "a backbone has norms"
+        return made
+
+    def depth(self, channels: float) -> int:
+        """Scale a number of channels."""
+        return max(int(channels * self.config.depth_multiplier), self.config.min_depth)
+
+
+def _channels_of(features: IntermediateLayerGetter) -> list[int]:
+    """Run a copy without memory on an image, and look."""
+    maps = copy.deepcopy(features).to("meta").eval()(torch.empty(1, 3, 96, 96, device="meta"))
+    return [each.shape[1] for each in maps.values()]
+
+
+def _mobilenet_v1(style: _Style) -> nn.Module:
+    return mobilenet_v1_features(
+        depth_multiplier=style.config.depth_multiplier,
+        min_depth=style.config.min_depth,
+        norm_layer=style.norm_layer,
+        activation_layer=activation_layer(style.hyperparams),
+        padding=style.padding,
+        generator=style.generator,
+    )
+
+
+def _mobilenet_v2(style: _Style) -> nn.Module:
+    """Its activations are its own, whatever the configuration."""
+    return mobilenet_v2_features(
+        width_mult=style.config.depth_multiplier,
+        min_depth=style.config.min_depth,
+        wide_last=False,
+        norm_layer=style.norm_layer,
+        padding=style.padding,
+        generator=style.generator,
+    )
+
+
+def _mobilenet_v3(size: Literal["large", "small"], style: _Style) -> nn.Module:
+    """Its activations are its own, whatever the configuration."""
+    return mobilenet_v3_features(
+        size,
+        width_mult=style.config.depth_multiplier,
+        reduced_tail=True,
+        norm_layer=style.norm_layer,
+        padding=style.padding,
+        generator=style.generator,
+    )
+
+
+def _inception_v3(style: _Style) -> nn.Module:
+    settings = InceptionV3(auxiliary=False)
+    return InceptionV3Net(settings, generator=style.generator, layers=_InceptionLayers(settings, style))
+
+
+class _InceptionLayers(Layers):
+    """The layers of Inception-v3 as a configuration has them."""
+
+    def __init__(self, settings: InceptionV3, style: _Style) -> None:
+        super().__init__(settings)
+        self._style = style
+        made = activation_layer(style.hyperparams)
+        self.activate = nn.Identity() if made is None else made()
+
+    def depth(self, channels: int) -> int:
+        return self._style.depth(channels)
+
+    def batch_norm(self, channels: int) -> nn.Module:
+        return self._style.norm_layer(channels)
+
+
+@dataclass(frozen=True)
+class _Extractor:
+    """A backbone of the reference: how it is made, which of its maps are taken, the depths of those on top."""
+
+    make: Callable[[_Style], nn.Module]
+    layers: tuple[str, ...]
+    depths: tuple[int, ...] = (512, 256, 256, 128)
+    """Channels of the layers that halve, at depth multiplier 1."""
+    hyperparams: Hyperparams = SLIM
+    """The hyperparameters of the backbone, where a configuration does not override them."""
+    maps: type[SsdFeatures] = MultiResolutionFeatureMaps
+
+
+_V1 = replace(SLIM, regularize_depthwise=True)
+EXTRACTORS = {
+    "ssd_mobilenet_v1": _Extractor(_mobilenet_v1, ("Conv2d_11_pointwise", "Conv2d_13_pointwise"), hyperparams=_V1),
+    "ssd_mobilenet_v1_fpn": _Extractor(
+        _mobilenet_v1,
+        ("Conv2d_3_pointwise", "Conv2d_5_pointwise", "Conv2d_11_pointwise", "Conv2d_13_pointwise"),
+        hyperparams=_V1,
+        maps=TopDownFeatureMaps,
+    ),
+    "ssd_mobilenet_v2": _Extractor(_mobilenet_v2, ("14.expansion", "18")),
+    "ssd_mobilenet_v2_fpn": _Extractor(_mobilenet_v2, ("3", "6", "13", "18"), maps=TopDownFeatureMaps),
+    "ssd_mobilenet_v3_small": _Extractor(partial(_mobilenet_v3, "small"), ("9.expansion", "12")),
+    "ssd_mobilenet_v3_large": _Extractor(partial(_mobilenet_v3, "large"), ("13.expansion", "16")),
+    "ssd_inception_v3": _Extractor(_inception_v3, ("Mixed_5d", "Mixed_6e", "Mixed_7c"), (512, 256, 128)),
+}
+"""The feature extractors that there are, by the reference's names."""
+
+
+def feature_maps(
+    config: SsdFeatureExtractor, *, freeze_batchnorm: bool = False, generator: Generator | None = None
+) -> SsdFeatures:
+    """Make the feature maps of a configuration."""
+    return EXTRACTORS[config.type].maps(config, freeze_batchnorm=freeze_batchnorm, generator=generator)

@@ -1,0 +1,141 @@
+"""Layers by the `Hyperparams` of a configuration: their norm, activation, first weights, and regularizer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from functools import partial
+
+import torch
+from torch import Generator, Tensor, nn
+
+from lockstep.detection.tf_configs import (
+    BatchNorm,
+    Hyperparams,
+    Initializer,
+    L2Regularizer,
+    TruncatedNormalInitializer,
+    VarianceScalingInitializer,
+)
+from lockstep.losses.regularization import L1, L2
+from lockstep.models.initial_weights import clear_statistics, truncated_normal
+from lockstep.models.layers import RELU, RELU6, ActivationLayer, NormLayer
+from lockstep.weights.initializers import fans
+
+_ACTIVATIONS: Mapping[str, ActivationLayer | None] = {
+    "none": None,
+    "relu": RELU,
+    "relu_6": RELU6,
+    "swish": partial(nn.SiLU, inplace=True),
+}
+_GROUPS = 32
+"""Number of groups in TF-Slim's group norm."""
+_SLIM_FACTOR = 1.3
+"""Factor by which TF-Slim raises the variance of a normal distribution that is cut."""
+
+
+class TfBatchNorm(nn.BatchNorm2d):
+    """Batch norm as a configuration has it: perhaps without scale or shift, perhaps with fixed statistics."""
+
+    def __init__(self, config: BatchNorm, channels: int, *, is_fixed: bool = False) -> None:
+        super().__init__(channels, config.epsilon, momentum=1 - config.decay)
+        if not config.scale:
+            self.register_parameter("weight", None)
+        if not config.center:
+            self.register_parameter("bias", None)
+        self._is_fixed = is_fixed or not config.train
+
+    def train(self, mode: bool = True) -> TfBatchNorm:
+        """Normalise with the statistics of the batch in training, unless they are fixed."""
+        super().train(mode and not self._is_fixed)
+        return self
+
+
+def norm_layer(config: Hyperparams, *, freeze_batchnorm: bool = False) -> NormLayer | None:
+    """Return what makes the norms after convolutions; None where they have none."""
+    if config.group_norm is not None:
+        return partial(nn.GroupNorm, _GROUPS)
+    if config.batch_norm is None:
+        return None
+    return partial(TfBatchNorm, config.batch_norm, is_fixed=freeze_batchnorm)
+
+
+def activation_layer(config: Hyperparams) -> ActivationLayer | None:
+    """Return what makes the activations after convolutions; None where they have none."""
+    return _ACTIVATIONS[config.activation]
+
+
+def draw_weights(module: nn.Module, config: Initializer | None, generator: Generator | None = None) -> None:
+    """Draw first weights as TF-Slim does; biases are 0, and norms multiply by 1.
+
+    Args:
+        module: changed in place.
+        config: None: the weights of convolutions and linear layers are Glorot's uniform ones, TF-Slim's own default.
+        generator: torch's default one where none is given.
+    """
+    clear_statistics(module)
+    for layer in module.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            _draw(layer.weight, config, generator)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+
+
+@torch.no_grad()
+def _draw(weight: Tensor, config: Initializer | None, generator: Generator | None) -> None:
+    match config:
+        case None:
+            _scaled(weight, VarianceScalingInitializer(1.0, uniform=True, mode="fan_avg"), generator)
+        case VarianceScalingInitializer():
+            _scaled(weight, config, generator)
+        case TruncatedNormalInitializer():
+            truncated_normal(weight, config.stddev, generator)
+            weight += config.mean
+        case _:
+            weight.normal_(config.mean, config.stddev, generator=generator)
+
+
+def _scaled(weight: Tensor, config: VarianceScalingInitializer, generator: Generator | None) -> None:
+    inputs, outputs = fans(weight.shape)
+    number = {"fan_in": inputs, "fan_out": outputs, "fan_avg": (inputs + outputs) / 2}[config.mode]
+    variance = config.factor / max(1.0, number)
+    if config.uniform:
+        limit = math.sqrt(3 * variance)
+        weight.uniform_(-limit, limit, generator=generator)
+    else:
+        truncated_normal(weight, math.sqrt(_SLIM_FACTOR * variance), generator)
+
+
+class Penalty:
+    """The regularizer of a part of a detector.
+
+    Args:
+        config: which one, and whether it is on depthwise convolutions too.
+        model: what `part` is a part of.
+        part: whose convolutions and linear layers have it.
+    """
+
+    def __init__(self, config: Hyperparams, model: nn.Module, part: nn.Module) -> None:
+        regularizer = config.regularizer
+        assert regularizer is not None, "the caller has looked"
+        self._regularizer = (L2 if isinstance(regularizer, L2Regularizer) else L1)(regularizer.weight)
+        chosen = {
+            id(layer.weight)
+            for layer in part.modules()
+            if isinstance(layer, nn.Linear)
+            or (isinstance(layer, nn.Conv2d) and (config.regularize_depthwise or layer.groups == 1))
+        }
+        self._names = [name for name, parameter in model.named_parameters() if id(parameter) in chosen]
+
+    def __call__(self, parameters: Mapping[str, Tensor]) -> Tensor:
+        """Compute the penalty on the parameters of the model that are trained; a scalar."""
+        return self._regularizer.penalty([each for name in self._names if (each := parameters[name]).requires_grad])
+
+
+def penalties(model: nn.Module, parts: Iterable[tuple[Hyperparams, nn.Module]]) -> list[Penalty]:
+    """Return the regularizers of the parts of a model, of those that have one with a weight above 0."""
+    return [
+        Penalty(config, model, part)
+        for config, part in parts
+        if config.regularizer is not None and config.regularizer.weight > 0
+    ]

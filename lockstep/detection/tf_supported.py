@@ -1,0 +1,217 @@
+"""The detectors of the Object Detection API that are trained here, why others are not, and what is nearest to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from lockstep.detection.blocks import PostProcessing
+from lockstep.detection.tf_configs import (
+    ConvolutionalBoxPredictor,
+    FasterRcnn,
+    Hyperparams,
+    MaskRcnnBoxPredictor,
+    Ssd,
+    WeightSharedConvolutionalBoxPredictor,
+)
+from lockstep.detection.values import Detector
+from lockstep.errors import InputError
+from lockstep.inline_toml import kind_name
+from lockstep.listing import did_you_mean
+
+SSD_EXTRACTORS = (
+    "ssd_mobilenet_v1",
+    "ssd_mobilenet_v1_fpn",
+    "ssd_mobilenet_v2",
+    "ssd_mobilenet_v2_fpn",
+    "ssd_mobilenet_v3_small",
+    "ssd_mobilenet_v3_large",
+    "ssd_inception_v3",
+)
+FASTER_RCNN_EXTRACTORS = ("faster_rcnn_resnet50", "faster_rcnn_resnet101")
+
+NEAREST = {
+    "ssd_inception_v2": "ssd_inception_v3",
+    "ssd_mobilenet_v2_mnasfpn": "ssd_mobilenet_v2_fpn",
+    "ssd_mobiledet_cpu": "ssd_mobilenet_v3_large",
+    "ssd_mobiledet_gpu": "ssd_mobilenet_v2",
+    "faster_rcnn_inception_v2": "faster_rcnn_resnet50",
+    "faster_rcnn_inception_resnet_v2": "faster_rcnn_resnet101",
+}
+"""The feature extractor that comes nearest to one that is not there, by speed and kind of layers."""
+
+
+_REFUSALS = {
+    "quantization": (
+        "Detectors are not trained for whole numbers (quantization) here.",
+        "a detector of floating point",
+        "--set model.untrained_parts=[] trains it as one",
+    ),
+    "context_config": (
+        "Context R-CNN is not trained here: a detector sees one image, and no others of the same camera.",
+        "a detector without context",
+        "--set model.untrained_parts=[] trains it as a Faster R-CNN",
+    ),
+    "rfcn_box_predictor": (
+        "R-FCN is not trained here: there are no position-sensitive score maps.",
+        "a mask_rcnn_box_predictor",
+        "take a Faster R-CNN of the same feature extractor, such as faster_rcnn_resnet101",
+    ),
+}
+"""What is said of a part that is not trained: what it is, what is expected, and the hint."""
+_OTHER_REFUSAL = (
+    "An SSD is not trained with this here.",
+    "an SSD without it",
+    "--set model.untrained_parts=[] trains it without",
+)
+
+
+def check_supported(model: Detector) -> None:
+    """Refuse a detector of the Object Detection API that cannot be trained, with the reason; others all can.
+
+    Raises:
+        InputError: it is quantized, an R-FCN or a Context R-CNN, or its feature extractor is not there.
+    """
+    if not isinstance(model, Ssd | FasterRcnn):
+        return
+    _check_untrained_parts(model)
+    if isinstance(model, FasterRcnn):
+        _check_two_stages(model)
+    _check_extractor(model)
+    if isinstance(model, Ssd):
+        _check_one_stage(model)
+
+
+def _check_untrained_parts(model: Ssd | FasterRcnn) -> None:
+    if not model.untrained_parts:
+        return
+    what, expected, hint = _REFUSALS.get(model.untrained_parts[0], _OTHER_REFUSAL)
+    raise InputError(
+        what,
+        given=f"model.untrained_parts={list(model.untrained_parts)}",
+        expected=expected,
+        hint=hint,
+    )
+
+
+def _check_one_stage(model: Ssd) -> None:
+    """Refuse what the layers and losses of an SSD do not have here."""
+    extractor = model.feature_extractor
+    on_top = extractor.conv_hyperparams or Hyperparams()
+    of_backbone = on_top if extractor.override_base_feature_extractor_hyperparams else None
+    lacking = {
+        "feature_extractor.conv_hyperparams.batch_norm, of the backbone": of_backbone is not None
+        and of_backbone.batch_norm is None,
+        "explicit_background_class": model.explicit_background_class,
+        "use_confidences_as_targets": model.use_confidences_as_targets,
+        "loss.expected_loss_weights": model.loss.expected_loss_weights != "none",
+        f"box_predictor.kind={kind_name(type(model.box_predictor))}": not isinstance(
+            model.box_predictor, ConvolutionalBoxPredictor | WeightSharedConvolutionalBoxPredictor
+        ),
+        **_ignored_nms_options("post_processing", model.post_processing),
+        **_ignored_layer_options(
+            {
+                "feature_extractor.conv_hyperparams": extractor.conv_hyperparams,
+                "box_predictor.conv_hyperparams": getattr(model.box_predictor, "conv_hyperparams", None),
+            }
+        ),
+    }
+    if given := [f"model.{name}" for name, is_given in lacking.items() if is_given]:
+        raise InputError(
+            "An SSD is not trained with this here.",
+            given=", ".join(given),
+            expected="an SSD without it; a backbone has batch norm",
+            hint="leave it out of the recipe, or set what stands in its place",
+        )
+    if extractor.type == "ssd_inception_v3" and of_backbone is None:
+        raise InputError(
+            "ssd_inception_v3 has no layers of its own: they are always those of conv_hyperparams.",
+            given="model.feature_extractor.override_base_feature_extractor_hyperparams=false",
+            expected="true, as the reference wants it",
+            hint="--set model.feature_extractor.override_base_feature_extractor_hyperparams=true",
+        )
+
+
+def _ignored_nms_options(name: str, given: PostProcessing) -> dict[str, bool]:
+    """Return options of non-maximum suppression that are not implemented, and whether they are set."""
+    most = given.batch_non_max_suppression.max_classes_per_detection
+    return {f"{name}.batch_non_max_suppression.max_classes_per_detection={most}": most > 1}
+
+
+def _ignored_layer_options(parts: Mapping[str, Hyperparams | None], *, normed: bool = True) -> dict[str, bool]:
+    """Return options of layers, with norms or without, that are not implemented, and whether they are set."""
+    fields = ("force_use_bias",) if normed else ("force_use_bias", "batch_norm", "group_norm")
+    return {f"{name}.{field}": bool(getattr(part, field, None)) for name, part in parts.items() for field in fields}
+
+
+def _check_two_stages(model: FasterRcnn) -> None:
+    """Refuse what the layers and losses of a Faster R-CNN do not have here."""
+    predictor, extractor = model.second_stage_box_predictor, model.feature_extractor
+    crops = (model.initial_crop_size, model.maxpool_kernel_size, model.maxpool_stride)
+    lacking = {
+        "number_of_stages=1": model.number_of_stages == 1,
+        "second_stage_box_predictor": not isinstance(predictor, MaskRcnnBoxPredictor),
+        "initial_crop_size, maxpool_kernel_size or maxpool_stride, none": None in crops,
+        f"feature_extractor.first_stage_features_stride={extractor.first_stage_features_stride}": (
+            extractor.first_stage_features_stride not in {8, 16}
+        ),
+        "feature_extractor.fpn": extractor.fpn is not None,
+        "resize_masks=false": not model.resize_masks,
+        **_ignored_nms_options("second_stage_post_processing", model.second_stage_post_processing),
+        **_ignored_layer_options(
+            {"first_stage_box_predictor_conv_hyperparams": model.first_stage_box_predictor_conv_hyperparams},
+            normed=False,
+        ),
+    }
+    if isinstance(predictor, MaskRcnnBoxPredictor):
+        name = "second_stage_box_predictor"
+        lacking |= {
+            f"{name}.predict_keypoints": predictor.predict_keypoints,
+            f"{name}.box_code_size={predictor.box_code_size}": predictor.box_code_size != 4,
+            **_ignored_layer_options({f"{name}.fc_hyperparams": predictor.fc_hyperparams}, normed=False),
+            **_ignored_layer_options({f"{name}.conv_hyperparams": predictor.conv_hyperparams}),
+        }
+    if given := [f"model.{name}" for name, is_given in lacking.items() if is_given]:
+        raise InputError(
+            "A Faster R-CNN is not trained with this here.",
+            given=", ".join(given),
+            expected="two stages or three, a mask_rcnn_box_predictor, crops that are pooled, a stride of 8 or 16",
+            hint="set what stands in its place, or take FasterRcnnFpn, which has a feature pyramid",
+        )
+
+
+def _check_extractor(model: Ssd | FasterRcnn) -> None:
+    given, known = model.feature_extractor.type, _extractors_for(model)
+    if given in known:
+        return
+    nearest = NEAREST.get(given)
+    raise InputError(
+        f"There is no feature extractor {given} here.",
+        given=f'model.feature_extractor.type="{given}"',
+        expected=f"one of {', '.join(known)}",
+        hint=f"{nearest} is the nearest: `lockstep import pipeline CONFIG --to RECIPE --substitute-model` takes it"
+        if nearest in known
+        else did_you_mean(given, known) or "name one of these",
+    )
+
+
+def _extractors_for(model: Ssd | FasterRcnn) -> tuple[str, ...]:
+    return SSD_EXTRACTORS if isinstance(model, Ssd) else FASTER_RCNN_EXTRACTORS
+
+
+def substitutes(model: Ssd | FasterRcnn) -> dict[str, str]:
+    """Return fields of the model, by their paths, with which the nearest feature extractor takes the place of its own.
+
+    Returns:
+        Nothing where its own is there, or where none is near it.
+    """
+    nearest = NEAREST.get(model.feature_extractor.type, "")
+    return {"feature_extractor.type": nearest} if nearest in _extractors_for(model) else {}
+
+
+def substituted(model: Ssd | FasterRcnn) -> Ssd | FasterRcnn:
+    """Return the model with the nearest feature extractor in place of one that is not there."""
+    kind = substitutes(model).get("feature_extractor.type", model.feature_extractor.type)
+    if isinstance(model, Ssd):
+        return replace(model, feature_extractor=replace(model.feature_extractor, type=kind))
+    return replace(model, feature_extractor=replace(model.feature_extractor, type=kind))

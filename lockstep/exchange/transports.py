@@ -1,0 +1,291 @@
+"""The transport through shared memory, between workers of one CPU host; and how tensors lie in a block of bytes.
+
+Tensors of a step travel in blocks of bytes with a fixed layout, by the order of the parameters: it never changes after
+the first step, so a resumed run adds up in the same order as the one that was stopped.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import select
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lockstep.errors import PeerLostError, WorkerError
+from lockstep.exchange.tree import PartialSum, TreeSum, reduction, rows_of_workers
+from lockstep.tensors import reading_waits
+from lockstep.workers.group import MEMORY_NAME
+from lockstep.workers.rank import Worker
+
+ALIGNMENT_BYTES = 64
+_LINE_BYTES = 64
+_SPINS = 200
+_PAUSE_SECONDS = 20e-6
+_LOOK_EVERY, _CHECK_EVERY = 100, 2_000
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+class SharedMemoryTransport:
+    """Sums over all towers through one block of shared memory, always by the fixed tree.
+
+    The block has a row for each node of the tree that a worker owns, and one for the result. Each worker writes its
+    nodes; then worker w adds up its share of the columns over all rows, in tree order, into the result. Every worker
+    reads the whole result and makes the whole update on parameters of its own, so a kill can never leave parameters
+    half updated for the others.
+
+    Two barriers a step are enough: the result of one step is overwritten only behind the first barrier of the next,
+    which every worker reaches after its update.
+    """
+
+    def __init__(self, worker: Worker, num_towers: int) -> None:
+        self._worker = worker
+        rows, self._additions = rows_of_workers(num_towers, worker.num_workers)
+        self._own_rows, self._num_rows = slice(rows[worker.rank].start, rows[worker.rank].stop), rows[-1].stop
+        self._rows: list[list[Tensor]] = []
+        self._result: list[Tensor] = []
+        self._reductions: list[Callable[[], None]] = []
+        self._barrier: SpinBarrier | None = None
+
+    def total(self, sums: TreeSum) -> PartialSum:
+        """Return the sum over all towers; valid until the next call, never to be changed."""
+        if self._barrier is None:
+            self._barrier = self._open(FlatLayout(pack(sums.nodes[0][1])))
+        for row, (_, partial) in zip(self._rows, sums.nodes, strict=True):
+            torch._foreach_copy_(row, pack(partial))
+        self._barrier.wait()
+        for reduce in self._reductions:
+            reduce()
+        self._barrier.wait()
+        return unpack(self._result, owned=False)
+
+    def close(self) -> None:
+        """Let go of the block; it vanishes with the last worker."""
+        if self._barrier is not None:
+            self._barrier.close()
+        self._rows, self._result, self._reductions, self._barrier = [], [], [], None
+
+    def _open(self, layout: FlatLayout) -> SpinBarrier:
+        """Map the chief's block once all workers agree on its layout; returns the barrier at its head."""
+        worker = self._worker
+        worker.group.agree("the tensors to exchange", layout.describe())
+        header = SpinBarrier.num_bytes(worker.num_workers)
+        block = _map_together(worker, header + (self._num_rows + 1) * layout.num_bytes)
+        barrier = SpinBarrier(block[:header], worker)
+        *rows, result = (block[header + i * layout.num_bytes :][: layout.num_bytes] for i in range(self._num_rows + 1))
+        self._rows = [layout.views(row) for row in rows[self._own_rows]]
+        self._result = layout.views(result)
+        share = layout.share(worker.rank, worker.num_workers)
+        self._reductions = layout.reductions(share, [row[share] for row in rows], result[share], self._additions)
+        return barrier
+
+
+def _map_together(worker: Worker, num_bytes: int) -> Tensor:
+    """Map one block of zeros in all workers: a file without a name, so nothing is left behind whoever is killed."""
+    descriptor = worker.group.share_memory(create_memory(num_bytes) if worker.is_chief else None)
+    try:
+        check_memory(descriptor, num_bytes)
+        return torch.frombuffer(mmap.mmap(descriptor, num_bytes), dtype=torch.uint8)
+    finally:
+        os.close(descriptor)
+
+
+def create_memory(num_bytes: int) -> int:
+    """A memfd of zeros whose size nobody can change: touching a mapping that was cut off kills the process."""
+    descriptor = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, num_bytes)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    return descriptor
+
+
+def check_memory(descriptor: int, num_bytes: int) -> None:
+    """Refuse memory of another size, or of one that may change."""
+    found = os.fstat(descriptor).st_size
+    # Only a memfd has seals.
+    if found != num_bytes or fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+        raise WorkerError(
+            "The memory that the chief shares is not the one to exchange gradients in.",
+            given=f"{found} bytes",
+            expected=f"{num_bytes} bytes whose size is sealed",
+            hint="start all workers with the same version of Lockstep, and let nobody else reach their store",
+        )
+
+
+@dataclass(frozen=True)
+class _Segment:
+    """The tensors of one dtype, one after the other, in a block of bytes."""
+
+    dtype: torch.dtype
+    offset_bytes: int
+    num_elements: int
+
+    def of(self, block: Tensor) -> Tensor:
+        """The segment's elements in a block (uint8, one-dimensional)."""
+        return block[self.offset_bytes : self.offset_bytes + self.num_elements * self.dtype.itemsize].view(self.dtype)
+
+
+class FlatLayout:
+    """Where each tensor of a list lies in one block of bytes: by dtype in order of first appearance, then by the list.
+
+    A tensor keeps its strides: its memory lies in the block as it is.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._shapes = [(t.shape, t.stride(), t.dtype) for t in tensors]
+        self.segments: list[_Segment] = []
+        self.num_bytes = 0
+        for dtype in dict.fromkeys(t.dtype for t in tensors):
+            num_elements = sum(t.numel() for t in tensors if t.dtype == dtype)
+            self.segments.append(_Segment(dtype, self.num_bytes, num_elements))
+            self.num_bytes += -(-num_elements * dtype.itemsize // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+    def describe(self) -> list[str]:
+        """One line a tensor, equal on two workers exactly where their layouts are.
+
+        Torch leaves open which stride a dimension of size 1 has: a sum may have another one than its parts.
+        """
+        return [
+            f"{tuple(shape)} {tuple(s if size > 1 else 1 for size, s in zip(shape, strides, strict=True))} {dtype}"
+            for shape, strides, dtype in self._shapes
+        ]
+
+    def views(self, block: Tensor) -> list[Tensor]:
+        """The tensors in a block of `num_bytes` bytes, in the order of the list."""
+        rest = {segment.dtype: segment.of(block) for segment in self.segments}
+        views = []
+        for shape, stride, dtype in self._shapes:
+            num_elements = shape.numel()
+            views.append(rest[dtype][:num_elements].as_strided(shape, stride))
+            rest[dtype] = rest[dtype][num_elements:]
+        return views
+
+    def share(self, rank: int, num_workers: int) -> slice:
+        """The bytes that one of several workers adds up: whole cache lines, so that no two write to the same one."""
+        first, last = (self.num_bytes // ALIGNMENT_BYTES * each // num_workers for each in (rank, rank + 1))
+        return slice(first * ALIGNMENT_BYTES, last * ALIGNMENT_BYTES)
+
+    def reductions(
+        self, share: slice, rows: Sequence[Tensor], result: Tensor, plan: list[tuple[int, int]]
+    ) -> list[Callable[[], None]]:
+        """Functions that add up a share of the bytes of some rows, into that share of a result: one a dtype."""
+        found = []
+        for segment in self.segments:
+            start = max(share.start, segment.offset_bytes)
+            stop = min(share.stop, segment.offset_bytes + segment.num_elements * segment.dtype.itemsize)
+            if start < stop:
+                *each, total = (
+                    row[start - share.start : stop - share.start].view(segment.dtype) for row in (*rows, result)
+                )
+                found.append(reduction(each, total, plan))
+        return found
+
+
+def pack(partial: PartialSum, device: torch.device | str = "cpu") -> list[Tensor]:
+    """The tensors of a partial sum, then its numbers as one more tensor (float64)."""
+    numbers = partial.numbers
+    if isinstance(numbers, list):
+        numbers = torch.tensor(numbers, dtype=torch.float64, device=device)
+    return [*partial.tensors, numbers]
+
+
+def unpack(tensors: Sequence[Tensor], *, owned: bool) -> PartialSum:
+    """The partial sum that was packed; `owned` if no other worker reads its tensors."""
+    *rest, numbers = tensors
+    waits = reading_waits(numbers.device)
+    return PartialSum(rest, numbers if waits else numbers.tolist(), owned=owned)
+
+
+class SpinBarrier:
+    """A barrier in shared memory that watches its peers: no worker waits for a dead one.
+
+    Each worker counts its arrivals in a cache line of its own, and waits until the counts of all are there.
+
+    Args:
+        block: `num_bytes` shared bytes, zeros at first.
+        worker: this one; all of them make the barrier together.
+    """
+
+    @staticmethod
+    def num_bytes(num_workers: int) -> int:
+        """Shared bytes that a barrier needs."""
+        return num_workers * _LINE_BYTES
+
+    def __init__(self, block: Tensor, worker: Worker) -> None:
+        counts = block.view(torch.int64)[:: _LINE_BYTES // 8].numpy()
+        self._counts, self._mine = counts, counts[worker.rank : worker.rank + 1]
+        self._arrivals = 0
+        self._lock = threading.Lock()
+        self._name, self._group = worker.name, worker.group
+        pids = worker.group.gather(os.getpid())
+        self._peers = {_open_process(pid, rank): rank for rank, pid in enumerate(pids) if rank != worker.rank}
+        self._close = weakref.finalize(self, _close_all, list(self._peers))
+        self._poll = select.poll()
+        for descriptor in self._peers:
+            self._poll.register(descriptor, select.POLLIN)
+
+    def wait(self) -> None:
+        """Return once every worker has arrived as often as this one; what they wrote before is then visible here."""
+        self._arrivals += 1
+        self._fence()
+        self._mine[0] = self._arrivals
+        waits = 0
+        while self._counts.min() < self._arrivals:
+            waits += 1
+            if waits > _SPINS:
+                time.sleep(_PAUSE_SECONDS)
+            if waits % _LOOK_EVERY == 0:
+                self._group.check_peers()
+            if waits % _CHECK_EVERY == 0:
+                self._check_peers()
+        self._fence()
+
+    def _fence(self) -> None:
+        # x86 keeps stores in order by itself. Elsewhere the atomics of a lock do it, and it takes two rounds: nothing
+        # moves up past the second acquire, which itself cannot pass the first release.
+        for _ in range(2):
+            self._lock.acquire()
+            self._lock.release()
+
+    def _check_peers(self) -> None:
+        """Raise PeerLostError for a worker whose process has ended, or that is known to be gone in another way."""
+        gone = sorted(self._peers[descriptor] for descriptor, _ in self._poll.poll(0))
+        missing = [rank for rank in gone if self._counts[rank] < self._arrivals]
+        if missing:
+            names = ", ".join(self._group.names[rank] for rank in missing)
+            if self._group.membership is not None:  # the watcher of this host, or the launcher, is about to know why
+                raise self._group.membership.connection_lost(f"{names} has ended")
+            raise PeerLostError(
+                f"{self._name} waits in the exchange for a worker that is gone.",
+                given=names,
+                expected="all workers to come to the barrier",
+                hint="read what that worker said last; its launcher reports the cause",
+            )
+
+    def close(self) -> None:
+        """Close the descriptors of the peers; the end of the barrier's life does so too."""
+        self._close()
+
+
+def _open_process(pid: object, rank: int) -> int:
+    """A descriptor of another worker's process, by the pid that it has sent."""
+    try:
+        return os.pidfd_open(pid if type(pid) is int else -1)
+    except (OSError, OverflowError) as error:
+        raise PeerLostError(
+            f"worker {rank} is no process on this host.",
+            given=f"process {pid!r} ({error})",
+            expected="the workers of an exchange through shared memory on one host, in one container",
+            hint="read what that worker said last; or use AllReduce('gloo')",
+        ) from None
+
+
+def _close_all(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

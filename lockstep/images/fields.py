@@ -1,0 +1,133 @@
+"""The images in a field of a batch, whatever their form: encoded or decoded, of one size or of several."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import torch
+
+from lockstep.errors import InputError
+from lockstep.images.decode import EncodedImage
+from lockstep.images.moves import Int64s, Region, Turn
+from lockstep.images.objects import Fields
+from lockstep.ragged import Ragged
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from torch import Tensor
+
+Bools: TypeAlias = "npt.NDArray[np.bool_]"
+
+
+Image: TypeAlias = "EncodedImage | Tensor"
+"""An image file that is not decoded yet, or a raster of shape (channels, height, width)."""
+
+
+def images_of(batch: Fields, field: str, wanted_by: object, *, colour: bool = False) -> Sequence[Image]:
+    """Look up the images of a field: encoded or decoded, of one size or of several.
+
+    Args:
+        batch: with the field.
+        field: of the images.
+        wanted_by: the augmentation, for an error.
+        colour: take rasters of uint8 and three channels alone, as encoded images are once they are decoded.
+    """
+    images: Any = batch.get(field)
+    if isinstance(images, torch.Tensor) and images.ndim == 4:
+        if not len(images) or _is_raster(images[0], colour=colour):
+            return images  # type: ignore[return-value]
+    elif isinstance(images, list) and all(
+        isinstance(image, EncodedImage) or _is_raster(image, colour=colour) for image in images
+    ):
+        return images
+    name = type(wanted_by).__name__
+    rasters = "uint8 rasters of shape (3, height, width)" if colour else "rasters of shape (channels, height, width)"
+    raise InputError(
+        f"{name} finds no images in the field {field!r}.",
+        given=describe_field(batch, field),
+        expected=f"encoded images, as ImageFolder reads them, or {rasters}",
+        hint=f"name their field: {name}(..., field=...)",
+    )
+
+
+def sides_of(images: Sequence[Image] | Tensor) -> Int64s:
+    """Return heights and widths in pixels, shape (batch, 2), by the headers of encoded images alone."""
+    if isinstance(images, torch.Tensor):
+        return np.tile(images.shape[-2:], (len(images), 1))
+    sides = [image.size[::-1] if isinstance(image, EncodedImage) else image.shape[-2:] for image in images]
+    return np.array(sides, dtype=np.int64).reshape(-1, 2)
+
+
+def decoded(image: Image, region: Region | None = None) -> Tensor:
+    """Decode an image, or a region of it, if it is not decoded yet."""
+    if isinstance(image, EncodedImage):
+        return image.decode(region)
+    return image if region is None else _part(image, region)
+
+
+def cropped_image(image: Image, region: Region) -> Image:
+    """Cut out a part that lies within the image; of one that is not decoded yet, no more is when it is."""
+    return image.cropped(region) if isinstance(image, EncodedImage) else _part(image, region)
+
+
+def _part(raster: Tensor, region: Region) -> Tensor:
+    top, left, height, width = region
+    return raster[:, top : top + height, left : left + width]
+
+
+def turned_image(image: Image, turn: Turn) -> Image:
+    """Turn an image; one that is not decoded yet is turned when it is."""
+    return image.turned(turn) if isinstance(image, EncodedImage) else turn(image)
+
+
+def name_of(image: Image) -> str:
+    """Name an image in an error."""
+    return image.source if isinstance(image, EncodedImage) else "An image"
+
+
+def _is_raster(image: object, *, colour: bool) -> bool:
+    if not isinstance(image, torch.Tensor) or image.ndim != 3:
+        return False
+    return not colour or (image.dtype == torch.uint8 and len(image) == 3)
+
+
+def image_tensor(batch: Mapping[str, Any], field: str, wanted_by: object) -> Tensor:
+    """Look up the images in a field of a batch: shape (batch, channels, height, width), any dtype."""
+    images = batch.get(field)
+    if isinstance(images, torch.Tensor) and images.ndim == 4:
+        return images
+    raise _no_decoded_images(batch, field, wanted_by, "a tensor of shape (batch, channels, height, width)")
+
+
+def colour_images(batch: dict[str, Any], field: str, wanted_by: object) -> Tensor:
+    """Look up the decoded images in a field of a batch: uint8 of shape (batch, 3, height, width)."""
+    images = batch.get(field)
+    if isinstance(images, torch.Tensor) and images.dtype == torch.uint8 and images.ndim == 4 and images.shape[1] == 3:
+        return images
+    raise _no_decoded_images(batch, field, wanted_by, "a uint8 tensor of shape (batch, 3, height, width)")
+
+
+def _no_decoded_images(batch: Mapping[str, Any], field: str, wanted_by: object, expected: str) -> InputError:
+    name = type(wanted_by).__name__
+    return InputError(
+        f"{name} finds no decoded images in the field {field!r}.",
+        given=describe_field(batch, field),
+        expected=expected,
+        hint=f"crop or resize encoded images first, or name their field: {name}(..., field=...)",
+    )
+
+
+def describe_field(batch: Mapping[str, Any], field: str) -> str:
+    """Say for an error what a field of a batch holds, and which fields there are."""
+    value = batch.get(field)
+    if isinstance(value, torch.Tensor):
+        found = f"a tensor of shape {tuple(value.shape)}, {value.dtype}"
+    elif isinstance(value, Ragged):
+        found = f"a Ragged of values of shape {tuple(value.values.shape)}, {value.values.dtype}"
+    elif isinstance(value, list) and value:
+        found = f"a list of {', '.join(sorted({type(item).__name__ for item in value}))}"
+    else:
+        found = type(value).__name__ if field in batch else "missing"
+    return f"{field!r} is {found}; the fields are {', '.join(batch)}"

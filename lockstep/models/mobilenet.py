@@ -1,0 +1,269 @@
+"""MobileNets without their classifiers.
+
+Version 1 has the layers named as in TF-Slim (Howard et al., 2017), versions 2 (Sandler et al., 2018) and 3 (Howard et
+al., 2019) have the parameters named as in torchvision. Torchvision's and TF-Slim's nets of version 3 are the same but
+for their padding and batch norm.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal, NamedTuple
+
+import torch.nn.functional as F
+from torch import Generator, Tensor, nn
+
+from lockstep.models.initial_weights import clear_statistics, truncated_normal, without_memory
+from lockstep.models.layers import (
+    HARD_SWISH,
+    RELU,
+    RELU6,
+    ActivationLayer,
+    Conv2dNormActivation,
+    InvertedResidual,
+    NormLayer,
+    Padding,
+    kaiming_fan_out,
+    make_divisible,
+)
+
+SLIM_BATCH_NORM: NormLayer = partial(nn.BatchNorm2d, eps=0.001, momentum=0.0003)
+"""As TF-Slim's MobileNets have it: a decay of 0.9997."""
+
+_V1_STEM_CHANNELS = 32
+_V1_LAYERS = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *((512, 1),) * 5, (1024, 2), (1024, 1))
+"""Channels after, and stride of, each depthwise convolution with the 1x1 one that follows it."""
+_V1_STDDEV = 0.09
+
+
+def mobilenet_v1_features(
+    *,
+    depth_multiplier: float = 1.0,
+    min_depth: int = 8,
+    norm_layer: NormLayer | None = SLIM_BATCH_NORM,
+    activation_layer: ActivationLayer | None = RELU6,
+    padding: Padding = "same",
+    generator: Generator | None = None,
+) -> nn.Sequential:
+    """Make the layers from images to 1024 channels at stride 32.
+
+    They are "Conv2d_0", then "Conv2d_1_depthwise" and "Conv2d_1_pointwise" to "Conv2d_13_pointwise". "Conv2d_11" is the
+    last one of stride 16.
+
+    Args:
+        depth_multiplier: scales the channels.
+        min_depth: channels that remain, whatever the multiplier.
+        norm_layer: makes the norms; None: there are none, and convolutions have biases.
+        activation_layer: makes the activations; None: there are none.
+        padding: "symmetric" pads both sides, as TF-Slim's "use_explicit_padding" does.
+        generator: draws the initial weights; torch's default one where none is given.
+    """
+
+    def depth(channels: int) -> int:
+        return max(int(channels * depth_multiplier), min_depth)
+
+    active = partial(Conv2dNormActivation, norm_layer=norm_layer, activation_layer=activation_layer, padding=padding)
+    features = nn.Sequential()
+    with without_memory():
+        inputs = depth(_V1_STEM_CHANNELS)
+        features.add_module("Conv2d_0", active(3, inputs, 3, 2))
+        for index, (channels, stride) in enumerate(_V1_LAYERS, start=1):
+            features.add_module(f"Conv2d_{index}_depthwise", active(inputs, inputs, 3, stride, groups=inputs))
+            features.add_module(f"Conv2d_{index}_pointwise", active(inputs, outputs := depth(channels), 1))
+            inputs = outputs
+    features.to_empty(device="cpu")
+    clear_statistics(features)
+    for module in features.modules():
+        if isinstance(module, nn.Conv2d):
+            truncated_normal(module.weight, _V1_STDDEV, generator)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    return features
+
+
+_V2_STEM_CHANNELS, _V2_LAST_CHANNELS = 32, 1280
+_V2_BLOCKS = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
+"""How many times a block expands its channels, its outputs, the number of such blocks, the stride of the first."""
+
+
+def mobilenet_v2_features(
+    *,
+    width_mult: float = 1.0,
+    min_depth: int = 8,
+    wide_last: bool = True,
+    norm_layer: NormLayer = nn.BatchNorm2d,
+    padding: Padding = "symmetric",
+    generator: Generator | None = None,
+) -> nn.Sequential:
+    """Make the layers from images to 1280 channels at stride 32: the "features" of torchvision's net.
+
+    Layer 0 is the first convolution; 1 to 17 are the inverted residuals; then comes a 1x1 convolution. Stride 16 is
+    reached by layer 7; layer 14 goes on to 32, after its expansion.
+
+    Args:
+        width_mult: scales the channels, which stay divisible by 8.
+        min_depth: channels that remain, whatever the multiplier.
+        wide_last: the last layer keeps its channels where others get fewer, as torchvision's does and the Object
+            Detection API's does not.
+        norm_layer: makes the norms; those of TF-Slim have epsilon 0.001.
+        padding: "same" where weights of TF-Slim are to give its numbers.
+        generator: draws the initial weights; torch's default one where none is given.
+    """
+
+    def width(channels: int, multiplier: float = width_mult) -> int:
+        return make_divisible(channels * multiplier, least=min_depth)
+
+    active = partial(Conv2dNormActivation, norm_layer=norm_layer, activation_layer=RELU6, padding=padding)
+    with without_memory():
+        inputs = width(_V2_STEM_CHANNELS)
+        layers: list[nn.Module] = [active(3, inputs, 3, 2)]
+        for factor, channels, count, first_stride in _V2_BLOCKS:
+            outputs = width(channels)
+            for index in range(count):
+                stride, expanded = first_stride if index == 0 else 1, factor * inputs
+                inside: list[nn.Module] = [] if factor == 1 else [active(inputs, expanded, 1)]
+                inside += [
+                    active(expanded, expanded, 3, stride, groups=expanded),
+                    nn.Conv2d(expanded, outputs, 1, bias=False),
+                    norm_layer(outputs),
+                ]
+                layers.append(InvertedResidual("conv", inside, is_residual=stride == 1 and inputs == outputs))
+                inputs = outputs
+        layers.append(active(inputs, width(_V2_LAST_CHANNELS, max(1.0, width_mult) if wide_last else width_mult), 1))
+    features = nn.Sequential(*layers).to_empty(device="cpu")
+    kaiming_fan_out(features, generator)
+    return features
+
+
+TORCHVISION_BATCH_NORM: NormLayer = partial(nn.BatchNorm2d, eps=0.001, momentum=0.01)
+"""As torchvision's classifiers have it, and TF-Slim's but for the decay."""
+
+
+class _V3Block(NamedTuple):
+    kernel_size: int
+    expanded: int
+    outputs: int
+    excitation: bool
+    hard_swish: bool
+    stride: int
+    is_tail: bool = False
+    """It is one of the last three, which detectors may have with half the channels, or dilated."""
+
+
+_V3_STEM_CHANNELS = 16
+_V3_BLOCKS: dict[str, tuple[_V3Block, ...]] = {
+    "large": (
+        _V3Block(3, 16, 16, False, False, 1),
+        _V3Block(3, 64, 24, False, False, 2),
+        _V3Block(3, 72, 24, False, False, 1),
+        _V3Block(5, 72, 40, True, False, 2),
+        _V3Block(5, 120, 40, True, False, 1),
+        _V3Block(5, 120, 40, True, False, 1),
+        _V3Block(3, 240, 80, False, True, 2),
+        _V3Block(3, 200, 80, False, True, 1),
+        _V3Block(3, 184, 80, False, True, 1),
+        _V3Block(3, 184, 80, False, True, 1),
+        _V3Block(3, 480, 112, True, True, 1),
+        _V3Block(3, 672, 112, True, True, 1),
+        _V3Block(5, 672, 160, True, True, 2, is_tail=True),
+        _V3Block(5, 960, 160, True, True, 1, is_tail=True),
+        _V3Block(5, 960, 160, True, True, 1, is_tail=True),
+    ),
+    "small": (
+        _V3Block(3, 16, 16, True, False, 2),
+        _V3Block(3, 72, 24, False, False, 2),
+        _V3Block(3, 88, 24, False, False, 1),
+        _V3Block(5, 96, 40, True, True, 2),
+        _V3Block(5, 240, 40, True, True, 1),
+        _V3Block(5, 240, 40, True, True, 1),
+        _V3Block(5, 120, 48, True, True, 1),
+        _V3Block(5, 144, 48, True, True, 1),
+        _V3Block(5, 288, 96, True, True, 2, is_tail=True),
+        _V3Block(5, 576, 96, True, True, 1, is_tail=True),
+        _V3Block(5, 576, 96, True, True, 1, is_tail=True),
+    ),
+}
+
+
+def mobilenet_v3_features(
+    size: Literal["large", "small"] = "large",
+    *,
+    width_mult: float = 1.0,
+    reduced_tail: bool = False,
+    dilated: bool = False,
+    norm_layer: NormLayer = TORCHVISION_BATCH_NORM,
+    padding: Padding = "symmetric",
+    generator: Generator | None = None,
+) -> nn.Sequential:
+    """Make the layers from images to 960 channels (small: 576) at stride 32: the "features" of torchvision's net.
+
+    Layer 0 is the first convolution; 1 to 15 (small: 1 to 11) are the inverted residuals; then comes a 1x1 convolution.
+    Stride 16 is reached by layer 7 (small: 4); layer 13 (small: 9) goes on to 32, after its expansion.
+
+    Args:
+        size: "large" or "small".
+        width_mult: scales the channels, which stay divisible by 8.
+        reduced_tail: halve the channels of the last three blocks, as nets of detectors do.
+        dilated: dilate their convolutions in place of the last stride.
+        norm_layer: makes the norms.
+        padding: "same" where weights of TF-Slim are to give its numbers.
+        generator: draws the initial weights; torch's default one where none is given.
+    """
+
+    def width(channels: int, is_tail: bool = False) -> int:
+        return make_divisible((channels // 2 if is_tail and reduced_tail else channels) * width_mult)
+
+    ends = partial(Conv2dNormActivation, norm_layer=norm_layer, activation_layer=HARD_SWISH, padding=padding)
+    with without_memory():
+        inputs = width(_V3_STEM_CHANNELS)
+        layers: list[nn.Module] = [ends(3, inputs, 3, 2)]
+        for block in _V3_BLOCKS[size]:
+            # The first block of the tail expands what is not of the tail.
+            expanded = width(block.expanded, block.is_tail and block.stride == 1)
+            outputs = width(block.outputs, block.is_tail)
+            is_dilated = dilated and block.is_tail
+            layers.append(
+                _inverted_residual(
+                    inputs, expanded, outputs, block, is_dilated=is_dilated, norm_layer=norm_layer, padding=padding
+                )
+            )
+            inputs = outputs
+        layers.append(ends(inputs, 6 * inputs, 1))
+    features = nn.Sequential(*layers).to_empty(device="cpu")
+    kaiming_fan_out(features, generator)
+    return features
+
+
+def _inverted_residual(
+    inputs: int,
+    expanded: int,
+    outputs: int,
+    block: _V3Block,
+    *,
+    is_dilated: bool,
+    norm_layer: NormLayer,
+    padding: Padding,
+) -> InvertedResidual:
+    made = partial(Conv2dNormActivation, norm_layer=norm_layer, padding=padding)
+    active = partial(made, activation_layer=HARD_SWISH if block.hard_swish else RELU)
+    stride, dilation = (1, 2) if is_dilated else (block.stride, 1)
+    layers: list[nn.Module] = [] if expanded == inputs else [active(inputs, expanded, 1)]
+    layers.append(active(expanded, expanded, block.kernel_size, stride, dilation=dilation, groups=expanded))
+    if block.excitation:
+        layers.append(SqueezeExcitation(expanded, make_divisible(expanded // 4)))
+    layers.append(made(expanded, outputs, 1, activation_layer=None))
+    return InvertedResidual("block", layers, is_residual=block.stride == 1 and inputs == outputs)
+
+
+class SqueezeExcitation(nn.Module):
+    """Scales each channel by a share that two convolutions make of the means of all channels (Hu et al., 2017)."""
+
+    def __init__(self, channels: int, squeezed: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Conv2d(channels, squeezed, 1)
+        self.fc2 = nn.Conv2d(squeezed, channels, 1)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Keep the shape."""
+        squeezed = F.relu(self.fc1(hidden.mean((2, 3), keepdim=True)), inplace=True)
+        return F.hardsigmoid(self.fc2(squeezed)) * hidden

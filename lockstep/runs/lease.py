@@ -1,0 +1,231 @@
+"""A lease: a folder belongs to one process at a time, and to a dead one no longer.
+
+`flock` would do on a local disk; network file systems lack it, or grant it to everybody.
+
+The lease is a file, `.lease-000001`, with its owner in it. A process that takes the folder over, from an owner that is
+dead or has given it up, creates the file with the next number. The system lets exactly one process create a file, so of
+all that have seen the same owner dead exactly one follows it. The highest number holds the folder: a process that was
+slow, and has created a file that is no longer the highest, sees that and withdraws. Lower numbers are deleted, the
+highest never, not even when the lease is given up.
+
+An owner on this system is looked up among its processes. Any other is alive as long as it renews the time of its file.
+That time is compared with the time of a file created for the purpose: both come from the file server's clock, so the
+clocks of the hosts do not matter.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import threading
+import time
+import uuid
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from lockstep.durable import atomic_write
+from lockstep.errors import WorkdirError, WorkdirLostError
+from lockstep.owner import Owner, this_process
+from lockstep.screen import log
+
+RENEW_SECONDS = 10.0
+EXPIRY_SECONDS = 60.0
+"""An owner that cannot be seen is dead when it has not renewed its lease for this long."""
+
+_NAME = re.compile(r"\.lease-(\d{6,})")
+_CLOCK = ".lease-clock-"
+_MAX_BYTES = 1 << 12
+_NUM_READS, _READ_PAUSE_SECONDS = 20, 0.05
+_UNKNOWN = Owner("", 0, "0", "", 0, "")
+
+
+class _Entry(NamedTuple):
+    """The content of a lease file."""
+
+    owner: Owner
+    renewed: float
+    """Time of the last renewal in seconds, by the server's clock."""
+
+
+class Lease:
+    """The hold of this process on a folder; `take` makes it, and a thread renews it until it is released.
+
+    Methods raise OSError where the system refuses.
+    """
+
+    def __init__(self, path: Path, owner: Owner, taken_from: Owner | None) -> None:
+        self.path = path
+        self.owner = owner
+        self.taken_from = taken_from
+        """The owner before, if it died without giving the folder up."""
+        self._renewed, self._is_gone = time.time(), False
+        self._released = threading.Event()
+        threading.Thread(target=self._keep, name="lockstep-lease", daemon=True).start()
+
+    def check(self) -> None:
+        """Check that the folder is still this process's, and renew the lease.
+
+        Raises:
+            WorkdirError: another process has taken it over; a WorkdirLostError where the lease is deleted.
+        """
+        mine, newest = _read(self.path), _newest(self.path.parent)
+        if mine is None or mine.owner != self.owner or newest != self.path:
+            raise self._lost(_read(newest) if newest else None)
+        self._renew()
+
+    def check_if_stale(self) -> None:
+        """Check only if the lease is gone or was not renewed in time; cheap enough for every step."""
+        # time.time is the one clock that goes on while the host sleeps.
+        if self._is_gone or abs(time.time() - self._renewed) > 3 * RENEW_SECONDS:
+            self.check()
+
+    def release(self) -> None:
+        """Give the folder up, if it is still this process's."""
+        self._released.set()
+        try:
+            mine = _read(self.path)
+            if mine and mine.owner == self.owner:
+                with atomic_write(self.path) as file:
+                    file.write(replace(self.owner, released=True).encode())
+        except OSError as error:
+            log.info("%s cannot be released (%s); it is void without this process", self.path, error.strerror)
+
+    def _keep(self) -> None:
+        while not self._released.wait(RENEW_SECONDS):
+            self._renew()
+
+    def _renew(self) -> None:
+        try:
+            os.utime(self.path)  # the time of the server, not of this host
+        except FileNotFoundError:
+            self._is_gone = True
+        except OSError as error:
+            log.warning("%s cannot be renewed: %s", self.path, error.strerror)
+        else:
+            self._renewed = time.time()
+
+    def _lost(self, by: _Entry | None) -> WorkdirError:
+        return (WorkdirError if by else WorkdirLostError)(
+            f"The run in {self.path.parent} is no longer this start's, which ends here.",
+            given=f"taken over by {by.owner}" if by else f"{self.path.name} is gone",
+            expected=f"held by {self.owner}, without a break of more than {EXPIRY_SECONDS:.0f} s",
+            hint="let the other start go on; where there is none, the same command goes on from the last checkpoint",
+        )
+
+
+def take(folder: Path, *, known_dead: Owner | None = None) -> Lease:
+    """Take the lease of an existing folder.
+
+    Args:
+        folder: which may be held by a dead process, or have been given up.
+        known_dead: an owner that is known to be dead, though perhaps not to this system.
+
+    Raises:
+        WorkdirError: a process that is alive holds it.
+        OSError: the folder cannot be read or written.
+    """
+    owner = this_process()
+    while True:
+        last = _newest(folder)
+        before = _read(last) if last else None
+        dead = before.owner if before and not before.owner.released else None
+        if before and dead and dead != known_dead:
+            _check_dead(before, folder)
+            log.warning("the run in %s was held by %s, which is dead: going on in its place", folder, dead)
+        mine = folder / f".lease-{_number(last) + 1:06d}"
+        if _create(mine, owner):
+            if _newest(folder) == mine:
+                _sweep(folder, mine)
+                return Lease(mine, owner, dead)
+            mine.unlink(missing_ok=True)
+
+
+def check_free(folder: Path) -> None:
+    """Refuse a folder that another process holds, as `take` does, and take nothing."""
+    last = _newest(folder)
+    seen = _read(last) if last else None
+    if seen and not seen.owner.released:
+        _check_dead(seen, folder)
+
+
+def _check_dead(seen: _Entry, folder: Path) -> None:
+    """Raise WorkdirError unless the owner is dead."""
+    state, silent_seconds = seen.owner.state(), 0.0
+    if state == "unseen":
+        # The clock of a server may be set: a time far ahead is that of no renewal.
+        silent_seconds = abs(_server_seconds(folder) - seen.renewed)
+    if state == "dead" or silent_seconds >= EXPIRY_SECONDS:
+        return
+    heard, more = "alive", ""
+    if state == "unseen":
+        heard = f"it renewed its lease {silent_seconds:.0f} s ago"
+        more = f"; if it is dead, start again in {EXPIRY_SECONDS - silent_seconds + 1:.0f} s"
+    raise WorkdirError(
+        f"The run in {folder} is going on already.",
+        given=f"held by {seen.owner} ({heard})",
+        expected="one start of a run at a time",
+        hint=f"wait for it or stop it, or name another --workdir{more}",
+    )
+
+
+def _create(path: Path, owner: Owner) -> bool:
+    """Create a lease file; returns whether this process, and no other, has created it."""
+    try:
+        file = path.open("xb", buffering=0)
+    except FileExistsError:
+        return False
+    with file:
+        try:
+            file.write(owner.encode())
+            os.fsync(file.fileno())
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+    return True
+
+
+def _read(path: Path) -> _Entry | None:
+    """Read a lease: None where there is no such file; one that cannot be read belongs to an unknown owner."""
+    for _ in range(_NUM_READS):
+        try:
+            with path.open("rb") as file:  # `open` asks the server; `stat` may answer from memory
+                data, renewed = file.read(_MAX_BYTES), os.fstat(file.fileno()).st_mtime
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ESTALE):
+                return None
+            raise
+        with suppress(ValueError):
+            return _Entry(Owner.decode(data), renewed)
+        time.sleep(_READ_PAUSE_SECONDS)  # most likely it is just being written
+    return _Entry(_UNKNOWN, renewed)
+
+
+def _newest(folder: Path) -> Path | None:
+    """Return the lease with the highest number."""
+    return max((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), key=_number, default=None)
+
+
+def _number(path: Path | None) -> int:
+    match = _NAME.fullmatch(path.name) if path else None
+    return int(match[1]) if match else 0
+
+
+def _server_seconds(folder: Path) -> float:
+    """Return the time now, on the clock of the file server."""
+    probe = folder / f"{_CLOCK}{uuid.uuid4().hex}"
+    try:
+        with probe.open("xb") as file:
+            return os.fstat(file.fileno()).st_mtime
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def _sweep(folder: Path, newest: Path) -> None:
+    """Delete leases with lower numbers, and the clock files of processes that were killed."""
+    for path in list(folder.iterdir()):
+        if 0 < _number(path) < _number(newest) or path.name.startswith(_CLOCK):
+            with suppress(OSError):
+                path.unlink()

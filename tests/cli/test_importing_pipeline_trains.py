@@ -1,0 +1,96 @@
+"""The published configs of the Object Detection API train as they are: only paths and the size of images are set."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from lockstep.cli.main import main
+from lockstep.recipes.toml import load, with_settings
+from lockstep.runs.run import run
+from lockstep.runs.workdir import Result
+from lockstep.workers.rank import leave
+
+ROOT = Path(__file__).parents[2]
+FIXTURES = ROOT / "tests" / "fixtures" / "odapi_configs"
+RACCOONS = ROOT / "data" / "raccoon"
+REFUSED = ("context_rcnn", "rfcn", "quantized")
+TRAINED = [path for path in sorted(FIXTURES.glob("*.config")) if not any(word in path.stem for word in REFUSED)]
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that wait for each other beside other tests take many times as long."""
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
+
+
+@pytest.fixture(scope="module")
+def raccoons(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sharded records of raccoons, as the API's tutorials have them."""
+    folder = tmp_path_factory.mktemp("raccoons")
+    options = ["--set", "all", "--shards", "2", "--processes", "1"]
+    assert main(["convert", "voc", "--data-dir", str(RACCOONS), "--to", str(folder), *options]) == 0
+    return folder / "all-?????-of-00002"
+
+
+@pytest.fixture(scope="module")
+def rectangles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Annotations of eight images in COCO's format, on each of which a rectangle has a mask."""
+    folder = tmp_path_factory.mktemp("rectangles")
+    images, annotations = list[dict[str, Any]](), list[dict[str, Any]]()
+    for number in range(1, 9):
+        pixels = np.random.default_rng(number).integers(0, 90, (120, 100, 3), np.uint8)
+        left, top, right, bottom = 10 + number, 20, 60, 80 + number
+        pixels[top:bottom, left:right] = (250, 20, 20)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+        images.append({"id": number, "file_name": f"{number}.png", "height": 120, "width": 100})
+        outline = [left, top, right, top, right, bottom, left, bottom]
+        box = [left, top, right - left, bottom - top]
+        of_image = {"id": number, "image_id": number, "category_id": 1, "iscrowd": 0, "bbox": box}
+        annotations.append({**of_image, "area": box[2] * box[3], "segmentation": [outline]})
+    path = folder / "instances.json"
+    categories = [{"id": 1, "name": "rectangle"}]
+    path.write_text(json.dumps({"images": images, "annotations": annotations, "categories": categories}))
+    return path
+
+
+def train(config: Path, target: Path, *settings: str) -> Result:
+    """Import a config, and train three steps by its recipe; losses that are not finite would end it."""
+    assert main(["import", "pipeline", str(config), "--to", str(target), "--substitute-model"]) == 0
+    fresh = [
+        "feed.num_processes=0",
+        "data.validation=none",
+        "data.label_map=none",
+        "warm_start=none",
+        "end.kind=steps",
+        "end.count=3",
+    ]
+    leave()
+    return run(with_settings(load(target), [*fresh, *settings]), None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", TRAINED, ids=lambda path: path.stem)
+def test_a_published_config_trains_three_steps(config: Path, raccoons: Path, rectangles: Path, tmp_path: Path) -> None:
+    has_masks = config.stem.startswith("mask_rcnn")
+    fixed = "fixed_shape_resizer" in config.read_text()
+    sides = ("height", "width") if fixed else ("min_dimension", "max_dimension")
+    size = [f"data.resizer.{side}={96 if fixed else 128}" for side in sides]
+    assert train(config, tmp_path / "a.toml", f"data.train={rectangles if has_masks else raccoons}", *size).step == 3
+
+
+@pytest.mark.parametrize("name", ["ssd_mobilenet_v1_focal_loss_pets", "ssdlite_mobiledet_gpu_320x320_coco_sync_4x4"])
+def test_small_batches_of_small_images_train(name: str, rectangles: Path, tmp_path: Path) -> None:
+    config = FIXTURES / f"{name}.config"
+    small = ["data.resizer.height=64", "data.resizer.width=64", "batch_size=2", "num_towers=1", "end.count=1"]
+    assert train(config, tmp_path / "a.toml", f"data.train={rectangles}", "data.masks=false", *small).step == 1
+
+
+def test_all_configs_that_are_not_refused_are_here() -> None:
+    assert len(TRAINED) == 20

@@ -1,0 +1,88 @@
+"""Layers by configuration: norms, first weights and penalties as TF-Slim has them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Generator, nn
+
+from lockstep.detection.tf_configs import (
+    BatchNorm,
+    GroupNorm,
+    Hyperparams,
+    Initializer,
+    L1Regularizer,
+    L2Regularizer,
+    RandomNormalInitializer,
+    TruncatedNormalInitializer,
+    VarianceScalingInitializer,
+)
+from lockstep.detection.tf_layers import activation_layer, draw_weights, norm_layer, penalties
+
+
+def made(config: Hyperparams, channels: int = 4, **given: bool) -> nn.Module:
+    make = norm_layer(config, **given)
+    assert make is not None
+    return make(channels)
+
+
+def test_batch_norm_has_only_what_the_configuration_gives_it() -> None:
+    norm = made(Hyperparams(batch_norm=BatchNorm(decay=0.9, center=False, scale=True, epsilon=0.01)))
+    assert isinstance(norm, nn.BatchNorm2d)
+    assert [name for name, _ in norm.named_parameters()] == ["weight"]
+    assert (norm.momentum, norm.eps) == (pytest.approx(0.1), 0.01)
+
+
+@pytest.mark.parametrize(("train", "freeze"), [(False, False), (True, True)])
+def test_fixed_statistics_normalise_in_training_too(train: bool, freeze: bool) -> None:
+    norm = made(Hyperparams(batch_norm=BatchNorm(train=train, epsilon=0)), freeze_batchnorm=freeze).train()
+    hidden = torch.full((2, 4, 3, 3), 5.0)
+    assert torch.equal(norm(hidden), hidden)
+    assert norm.get_buffer("num_batches_tracked") == 0
+
+
+def test_there_may_be_no_norm_or_one_of_groups() -> None:
+    assert norm_layer(Hyperparams()) is None
+    assert isinstance(made(Hyperparams(group_norm=GroupNorm()), 64), nn.GroupNorm)
+
+
+def test_there_may_be_no_activation() -> None:
+    assert activation_layer(Hyperparams(activation="none")) is None
+    made = activation_layer(Hyperparams(activation="relu_6"))
+    assert made is not None
+    assert made()(torch.tensor([-1.0, 3, 9])).tolist() == [0, 3, 6]
+
+
+@pytest.mark.parametrize(
+    ("config", "mean", "deviation"),
+    [
+        (TruncatedNormalInitializer(mean=1.0, stddev=0.5), 1, 0.5 * 0.8796),
+        (RandomNormalInitializer(mean=-1.0, stddev=0.5), -1, 0.5),
+        (VarianceScalingInitializer(factor=2.0, mode="fan_in"), 0, math.sqrt(1.3 * 2 / 90) * 0.8796),
+        (VarianceScalingInitializer(factor=1.0, mode="fan_out", uniform=True), 0, math.sqrt(1 / 1800)),
+        (None, 0, math.sqrt(2 / (90 + 1800))),
+    ],
+)
+def test_first_weights_have_the_law_of_the_configuration(
+    config: Initializer | None, mean: float, deviation: float
+) -> None:
+    layer = nn.Conv2d(10, 200, 3)
+    draw_weights(layer, config, Generator().manual_seed(0))
+    assert layer.weight.mean().item() == pytest.approx(mean, abs=0.02)
+    assert layer.weight.std().item() == pytest.approx(deviation, rel=0.02)
+    assert not layer.bias.any()
+
+
+def test_a_penalty_is_on_kernels_and_on_depthwise_ones_only_if_asked() -> None:
+    model = nn.ModuleDict({"a": nn.Conv2d(2, 2, 1), "b": nn.Conv2d(2, 2, 3, groups=2), "other": nn.Conv2d(2, 2, 1)})
+    for parameter in model.parameters():
+        nn.init.constant_(parameter, 2.0)
+    part = nn.ModuleList([model["a"], model["b"]])
+    parameters = dict(model.named_parameters())
+    plain = Hyperparams(regularizer=L2Regularizer(0.1))
+    (l2,) = penalties(model, [(plain, part), (Hyperparams(), part)])
+    (l1,) = penalties(model, [(Hyperparams(regularizer=L1Regularizer(0.1), regularize_depthwise=True), part)])
+    assert l2(parameters).item() == pytest.approx(0.1 / 2 * 4 * 4)
+    assert l1(parameters).item() == pytest.approx(0.1 * 2 * (4 + 18))
