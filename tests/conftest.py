@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import logging
 import os
@@ -27,6 +28,10 @@ from lockstep.screen import LineHandler
 ROOT = Path(__file__).parent.parent
 NUM_SLOWEST_SHOWN, MAX_CPU_SECONDS = 20, 300.0
 """The dearest tests take 20 s, and more on other processors or beside others: only an accident meets the limit."""
+SECONDS_TO_END = 120
+"""After its timeout, for a test to end of itself; for a test process to end after its last test."""
+STDERR = pytest.StashKey[int]()
+"""The descriptor of standard error as it was before pytest captured it."""
 KEPT_VARIABLES = re.compile(
     r"PATH|LANG|LC_\w+|TZ|TMPDIR|USER|LOGNAME|CI|VIRTUAL_ENV|LD_\w+|(PYTHON|PYTEST|HYPOTHESIS|COVERAGE)\w*"
     r"|(ATEN|ONEDNN|DNNL|MKL|CUDA|NVIDIA|NCCL)_\w+"
@@ -61,6 +66,7 @@ def cpu_seconds() -> float:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Leave the variables that tests may see; show a GPU to the tests that are for one alone, on any machine."""
+    config.stash[STDERR] = os.dup(2)
     for name, value in [*os.environ.items()]:
         if DATA_VARIABLES.fullmatch(name):  # of VOC several
             os.environ[name] = os.pathsep.join(str(Path(path).resolve()) for path in value.split(os.pathsep) if path)
@@ -74,6 +80,39 @@ def pytest_collection_finish() -> None:
     """Spare tests that collect garbage a look through all that pytest has made, which took a second each time."""
     gc.collect()
     gc.freeze()
+
+
+def end_this_process_after(seconds: float, config: pytest.Config) -> None:
+    """Show the stacks of all threads then, and end the process: it hangs where no exception reaches it.
+
+    pytest-timeout raises an exception in the test, which native code does not hear, and an `except` may swallow.
+    """
+    faulthandler.dump_traceback_later(seconds, exit=True, file=config.stash[STDERR])
+
+
+def seconds_of(item: pytest.Item) -> float:
+    mark = item.get_closest_marker("timeout")
+    return float(mark.args[0] if mark else item.config.getini("timeout")) + SECONDS_TO_END
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Let no test go on for ever: xdist names the one whose process has ended, and goes on with the others."""
+    end_this_process_after(seconds_of(item), item.config)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Go on to watch: pytest stops to do so where a test has failed."""
+    end_this_process_after(seconds_of(item), item.config)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Let no thread that a test has left hold up the end."""
+    end_this_process_after(SECONDS_TO_END, session.config)
 
 
 def files_of_the_checkout() -> set[Path]:

@@ -61,3 +61,33 @@ def test_tests_see_nothing_of_the_place_where_they_run_and_leave_nothing_there(t
     assert "ERROR test_places.py::test_that_writes_where_it_stands - " in ended.stdout
     assert "the test has left runs in the working folder: let it write into tmp_path" in ended.stdout
     assert "a test has left these in the checkout, unless somebody else has meanwhile: runs/mine" in ended.stdout
+
+
+HANGING_TEST = """
+import time
+
+import conftest
+
+conftest.SECONDS_TO_END = 0.5
+
+
+def test_that_hangs():
+    while True:
+        try:
+            time.sleep(60)
+        except BaseException:
+            pass
+"""
+
+
+@pytest.mark.process
+def test_a_test_that_hangs_and_hears_no_exception_is_named_and_ended(tmp_path: Path) -> None:
+    (tmp_path / "test_hanging.py").write_text(HANGING_TEST)
+    ended = subprocess.run(
+        [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), f"--rootdir={tmp_path}",
+         "-p", "conftest", "-p", "no:cacheprovider", "-o", "timeout=0.5", "test_hanging.py"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},
+        capture_output=True, text=True, timeout=HANG_SECONDS,
+    )  # fmt: skip
+    assert ended.returncode == 1
+    assert "in test_that_hangs" in ended.stderr
