@@ -8,7 +8,7 @@ On a CPU nothing would be gained: there torch takes every list tensor by tensor,
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache, partial, reduce
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -158,6 +158,14 @@ def are_finite(tensors: Sequence[Tensor]) -> list[bool]:
         read: list[bool] = torch.stack(verdicts).tolist()
         return read
     return [bool(verdict) for verdict in verdicts]
+
+
+def to_channels_last(tensors: Iterable[Tensor]) -> None:
+    """Convert those of four dimensions, such as convolution weights, to the channels_last memory format in place."""
+    for tensor in tensors:
+        if tensor.ndim == 4:
+            # Not `contiguous`, which leaves a 1x1 kernel with other strides than its gradient has.
+            tensor.data = tensor.data.to(memory_format=torch.channels_last)
 
 
 def with_strides_of(tensor: Tensor, like: Tensor) -> Tensor:

@@ -43,6 +43,7 @@ from lockstep.parallel.hosting import autocast
 from lockstep.parallel.towers import Precision
 from lockstep.ragged import Ragged, tensors_of
 from lockstep.screen import log
+from lockstep.tensors import to_channels_last
 from lockstep.training.state import TrainState
 from lockstep.types import BadExample, Batch
 from lockstep.workers.group import JSON
@@ -286,6 +287,9 @@ def _scored_copy(state: TrainState, weights: Weights) -> nn.Module:
         with torch.no_grad():
             for name, value in state.averaged().items():
                 parameters[name].copy_(value)
+    if state.trained_with.get("towers", {}).get("channels_last"):
+        # The layout decides the order of sums, and a state that has just been loaded gets its own at its first step.
+        to_channels_last(model.parameters())
     return model
 
 

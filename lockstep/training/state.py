@@ -23,7 +23,7 @@ from lockstep.optim.transforms import BoundTransform, GradientTransform, bound_t
 from lockstep.parallel.statistics import changeable_buffers
 from lockstep.parallel.tower_outputs import sparse_parameters
 from lockstep.selection import Patterns
-from lockstep.tensors import copy_all, write_values
+from lockstep.tensors import copy_all, to_channels_last, write_values
 from lockstep.training.attempt import (
     Attempt,
     LossAverage,
@@ -345,10 +345,7 @@ class TrainState:
     def to_channels_last(self) -> None:
         """Convert convolution weights, their slots and averages to the channels_last memory format."""
         averages = self._average.tensors.values() if self._average else ()
-        for tensor in (*self.model.parameters(), *self._optimizer.slots().values(), *averages):
-            if tensor.ndim == 4:
-                # Not `contiguous`, which leaves a 1x1 kernel with other strides than its gradient has.
-                tensor.data = tensor.data.to(memory_format=torch.channels_last)
+        to_channels_last([*self.model.parameters(), *self._optimizer.slots().values(), *averages])
         self.layouts = self.parameter_layouts()
 
     def parameter_layouts(self) -> list[tuple[tuple[int, ...], torch.dtype]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -93,3 +94,27 @@ def test_precision_at_1_and_recall_at_5_are_over_each_example_once(run_workers: 
     for micro_batch in (10, 53, 64):  # the last one not full, the only one full, the only one not full
         assert precision_and_recall(micro_batch) == expected
     assert run_workers(precision_and_recall, 3, 10) == [expected] * 3
+
+
+def test_a_state_that_is_loaded_is_scored_to_the_bits_of_the_one_that_was_saved(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(7)
+    labels = torch.randint(0, NUM_CLASSES, (SIZE,), generator=generator)
+    fields = {"x": torch.randn(SIZE, 1, 28, 28, generator=generator), "label": labels}
+    loader = ls.data.Loader(ls.data.Arrays(fields), batch_size=10)
+
+    def convolutional() -> ls.TrainState:
+        torch.manual_seed(3)
+        means = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), *means, nn.Linear(3, NUM_CLASSES))
+        return ls.TrainState(net, ls.optim.SGD(0.5), average=ls.optim.MovingAverage(0.5))
+
+    def score(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+        return {"cross_entropy": nn.functional.cross_entropy(model(batch["x"]), batch["label"], reduction="none")}
+
+    state = convolutional()
+    ls.train(state, losses, loader, towers=ls.Towers(2, channels_last=True), until=ls.Steps(2))
+    ls.save(state, loader, tmp_path)
+    loaded = convolutional()
+    ls.resume(loaded, loader, tmp_path)
+    for weights in ("raw", "average"):
+        assert ls.evaluate(loaded, score, loader, weights=weights) == ls.evaluate(state, score, loader, weights=weights)

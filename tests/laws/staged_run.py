@@ -18,6 +18,7 @@ import lockstep as ls
 from lockstep.augmentations.turns import RandomShift
 from lockstep.checkpoints.retention import Retention
 from lockstep.data.loader import Loader
+from lockstep.description import described
 from lockstep.randomness import Draws
 from lockstep.readers.reader import Arrays, Reader
 from lockstep.recipes.data import ImageData
@@ -108,7 +109,7 @@ def make_state(given: Recipe, worker: Worker) -> ls.TrainState:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(given.seed)
         net = Net()
-    return ls.TrainState(
+    state = ls.TrainState(
         net,
         given.optimizer,
         train_only=given.train_only,
@@ -117,6 +118,8 @@ def make_state(given: Recipe, worker: Worker) -> ls.TrainState:
         regularization=given.regularization,
         nonfinite=given.nonfinite,
     )
+    state.train_with(towers=described(given.towers_for(worker.num_workers)), exchange=described(given.exchange))
+    return state
 
 
 def make_build(what: Disturbance) -> Any:
