@@ -52,16 +52,17 @@ def test_a_worker_is_killed_and_nothing_is_lost(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(3600)
 @pytest.mark.process
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("end", [["--steps", "200"], []])
+@pytest.mark.parametrize("end", [["--steps", "200", "--rounds", "4", "--minutes", "45"], ["--minutes", "3"]])
 def test_nothing_is_lost_by_any_fault(tmp_path: Path, seed: int, end: list[str]) -> None:
     path = tmp_path / "report.json"
-    flags = ["--minutes", "3", "--seed", str(seed), "--to", str(path), *end]
+    flags = ["--seed", str(seed), "--to", str(path), *end]
     assert main(["chaos", "mnist", "--workers", "3", "--set", "batch_size=24", "--set", "num_towers=4", *flags]) == 0
     facts = json.loads(path.read_text())
-    assert {injected["fault"] for each in facts["rounds"] for injected in each["faults"]} == set(FAULTS)
+    if "--rounds" in end:  # how many faults come in 3 minutes is up to the machine
+        assert {injected["fault"] for each in facts["rounds"] for injected in each["faults"]} == set(FAULTS)
 
 
 @pytest.mark.slow
