@@ -56,7 +56,7 @@ class Marks:
     colours: Sequence[Colour] = ()
     """The boxes' colours; () gives each box the colour of its class."""
     labels: Sequence[int] = ()
-    """The objects' classes: each class has one colour, on all images; () gives each object a colour of its own."""
+    """The objects' classes: each class has one colour, on all images; an object without one has a colour of its own."""
     dashed: Sequence[bool] = ()
     """Whether each box has broken lines; () for none."""
     masks: Tensor | None = None
@@ -129,7 +129,8 @@ def printable(text: str) -> str:
 
 def _colours(marks: Marks) -> Iterable[Colour]:
     """Return the colours of the objects, or of more."""
-    return [COLOURS[(label - 1) % len(COLOURS)] for label in marks.labels] or cycle(COLOURS)
+    of_labels = [COLOURS[(label - 1) % len(COLOURS)] for label in marks.labels]
+    return chain(of_labels, cycle(COLOURS))
 
 
 def _outlines(

@@ -364,15 +364,17 @@ def _kept(before: Mapping[str, Any], field: FieldType, kind: object) -> dict[str
 
 _KEPT = ("lr",)
 
-_KEY = re.compile(r"""\s*(?:"((?:[^"\\]|\\.)*)"|'([^']*)'|([^."'=]+?))\s*([.=])""")
-"""One key of a path, as in TOML: in quotes where it holds a dot, and the dot or = after it."""
+_KEY = re.compile(r"""\s*+(?:"((?:[^"\\]|\\.)*+)"|'([^']*+)'|([^."'=]++))\s*+([.=])""")
+"""One key of a path, as in TOML: in quotes where it holds a dot, and the dot or = after it.
+
+It gives back nothing that it has read: a long text without = is refused in linear time."""
 
 
 def _parsed(setting: str) -> _Setting:
     keys, text = [], setting
     while match := _KEY.match(text):
         basic, literal, bare, after = match.groups()
-        keys.append(tomllib.loads(f'key = "{basic}"')["key"] if basic is not None else literal or bare)
+        keys.append(tomllib.loads(f'key = "{basic}"')["key"] if basic is not None else literal or bare.strip())
         text = text[match.end() :]
         if after == "=":
             return _Setting(keys, _value(text.strip()))

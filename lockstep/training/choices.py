@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from lockstep.cores import share_of_cores
+from lockstep.cores import openmp_threads_are_named, share_of_cores
 from lockstep.data.loader import Loader
 from lockstep.errors import WorkdirError
 from lockstep.images.jpeg import TURBO
@@ -109,7 +109,10 @@ def resolve(
 def _threads_here(worker: Worker) -> int:
     """The threads that the user has set for this worker, by OMP_NUM_THREADS or in a script; else its share of cores."""
     in_force = torch.get_num_threads()
-    is_set = worker.pulse.launched and in_force != worker.pulse.shared_threads
+    if worker.pulse.launched:
+        is_set = in_force != worker.pulse.shared_threads
+    else:  # of several workers, torchrun has set it for each
+        is_set = openmp_threads_are_named() and worker.num_local_workers == 1
     return in_force if is_set else share_of_cores(worker.num_local_workers)
 
 

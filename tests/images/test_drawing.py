@@ -157,6 +157,13 @@ def test_lines_may_be_broken_and_colours_chosen() -> None:
     assert torch.equal(is_colour(drawn, RED), edge(0, 0, 7, 11))
 
 
+def test_an_object_without_a_label_is_drawn_too() -> None:
+    boxes = torch.tensor([[0.25, 0.5, 0.75, 1.0], [0.0, 0.0, 0.2, 0.2]])
+    drawn = draw_marks(grey(), Marks(boxes=boxes, labels=[3]))
+    assert torch.equal(is_colour(drawn, COLOURS[2]), edge(10, 30, 29, 59))
+    assert torch.equal(is_colour(drawn, COLOURS[0]), edge(0, 0, 7, 11))
+
+
 def test_around_a_single_window_the_image_is_darkened() -> None:
     drawn = draw_marks(grey(), Marks(windows=torch.tensor([[0.25, 0.5, 0.75, 1.0]], dtype=torch.float64)))
     assert torch.equal(is_colour(drawn, (255, 255, 255)), edge(10, 30, 29, 59))

@@ -203,6 +203,11 @@ def test_a_wrong_setting_is_named(mnist: Recipe, setting: str, text: str) -> Non
     assert str(caught.value) == text
 
 
+def test_a_long_text_that_sets_nothing_is_refused_in_linear_time(mnist: Recipe) -> None:
+    with pytest.raises(RecipeError, match="this sets nothing"):
+        with_settings(mnist, ["batch_size" + " " * 300_000 + "x"])
+
+
 @pytest.mark.parametrize("key", [r'"^conv1\\."', r"'^conv1\.'"])
 def test_a_pattern_in_quotes_is_one_key(key: str) -> None:
     settings = [

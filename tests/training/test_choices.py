@@ -130,6 +130,22 @@ def test_threads_are_those_named_or_saved_or_a_share_of_the_cores(
     assert now.threads == threads
 
 
+@pytest.mark.parametrize(
+    ("variable", "num_workers", "threads"), [("3", 1, 3), ("3", 2, 2), ("none", 1, 4), (None, 1, 4)]
+)
+def test_without_a_launcher_threads_are_those_of_the_variable_for_one_worker(
+    monkeypatch: pytest.MonkeyPatch, variable: str | None, num_workers: int, threads: int
+) -> None:
+    monkeypatch.setattr("lockstep.cores.usable_cores", lambda: 4)
+    if variable:
+        monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    torch.set_num_threads(3)  # as torch itself does for the variable
+    worker = replace(ls.join("cpu"), num_local_workers=num_workers, pulse=Pulse())
+    state = ls.TrainState(torch.nn.Linear(1, 1), ls.optim.SGD(0.1))
+    loader = ls.data.Loader(ls.data.Arrays({"x": torch.ones(4, 1)}), batch_size=2)
+    assert resolve(state, ls.Towers(), loader, worker, exact=False, saved=None, num_threads=None).threads == threads
+
+
 def test_exact_runs_refuse_them() -> None:
     refuse_changed([])
     with pytest.raises(WorkdirError) as caught:
