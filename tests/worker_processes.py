@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
+import random
 import select
 import socket
 import sys
@@ -22,6 +24,15 @@ HANG_SECONDS = 600.0
 EVENT = "worker_processes.run_workers"
 
 
+def free_port() -> int:
+    """A port of this host that is free, and stays so: the system gives those below 32768 to nobody who asks for any."""
+    while True:
+        port = random.SystemRandom().randrange(12_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
 def run_workers(
     function: Callable[..., Any], num_workers: int, *arguments: Any, lost: Collection[int] = ()
 ) -> list[Any]:
@@ -33,10 +44,7 @@ def run_workers(
     sys.audit(EVENT)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "lockstep.training.loop", "lockstep.evaluation.evaluate"])
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    pipes, processes, waits = [], [], tensors.reading_waits(torch.device("cpu"))
+    pipes, processes, port, waits = [], [], free_port(), tensors.reading_waits(torch.device("cpu"))
     for rank in range(num_workers):
         here, there = context.Pipe(duplex=False)
         seat = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_workers, "LOCAL_WORLD_SIZE": num_workers}

@@ -3,7 +3,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -23,7 +22,7 @@ from thread_workers import thread_workers
 from torch import nn
 from torch._C._distributed_c10d import ErrorType, PrefixStore
 from torch.nn import functional as F
-from worker_processes import HANG_SECONDS
+from worker_processes import HANG_SECONDS, free_port
 
 import lockstep as ls
 from lockstep.errors import InputError, PeerLostError, WorkerError
@@ -466,9 +465,7 @@ def test_scripts_of_a_bare_launcher_end_in_peace_or_with_the_words_of_the_one_th
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.replace("FAILS", str(fails)))
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(unused.getsockname()[1]), "WORLD_SIZE": "2"}
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     workers = [
         subprocess.Popen(
             [sys.executable, script],

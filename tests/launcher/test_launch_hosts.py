@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from worker_processes import HANG_SECONDS
+from worker_processes import HANG_SECONDS, free_port
 
 pytestmark = pytest.mark.process
 
@@ -103,9 +103,7 @@ Start = Callable[..., list[Launcher]]
 def start(tmp_path: Path) -> Iterator[Start]:
     """Start both hosts in a mode of the script."""
     (tmp_path / "toy.py").write_text(WORKERS)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     root = str(Path(__file__).parents[2])
     started: list[Launcher] = []
 

@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from worker_processes import HANG_SECONDS
+from worker_processes import HANG_SECONDS, free_port
 
 from lockstep.errors import InputError, WorkerError
 from lockstep.launcher import rendezvous
@@ -38,10 +38,7 @@ INTRODUCTION = {
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        number: int = probe.getsockname()[1]
-    return number
+    return free_port()
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
-from worker_processes import HANG_SECONDS
+from worker_processes import HANG_SECONDS, free_port
 
 from lockstep.errors import InputError, LockstepError, WorkerError
 from lockstep.workers import rank as ranks
@@ -233,9 +233,7 @@ def test_another_program_on_the_port_is_not_waited_for_without_end(monkeypatch: 
 
 def test_a_store_out_of_reach_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "TIMEOUT_SECONDS", 0.05)
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port = unused.getsockname()[1]
+    port = free_port()
     for name, value in {**FULL, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(WorkerError) as caught:
