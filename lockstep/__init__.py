@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from lockstep.evaluation.precise_statistics import PreciseStatistics as PreciseStatistics
     from lockstep.exchange.exchange import AllReduce as AllReduce
     from lockstep.exchange.exchange import Alone as Alone
-    from lockstep.parallel.towers import InTurn as InTurn
-    from lockstep.parallel.towers import Towers as Towers
     from lockstep.ragged import Ragged as Ragged
     from lockstep.runs.predict import FoundObjects as FoundObjects
     from lockstep.runs.predict import Predictions as Predictions
@@ -43,6 +41,8 @@ if TYPE_CHECKING:
     from lockstep.runs.workdir import Result as Result
     from lockstep.served.exchanges import Asynchronous as Asynchronous
     from lockstep.served.exchanges import Backups as Backups
+    from lockstep.towers.towers import InTurn as InTurn
+    from lockstep.towers.towers import Towers as Towers
     from lockstep.training.attempt import LossAverage as LossAverage
     from lockstep.training.loop import batches as batches
     from lockstep.training.loop import every as every

@@ -38,12 +38,12 @@ from lockstep.evaluation.scores import (
     summed,
 )
 from lockstep.metrics.metric import NO_METRICS, Metric, PreparedMetric, check_metrics
-from lockstep.parallel.backends import backends_of_scores
-from lockstep.parallel.hosting import autocast
-from lockstep.parallel.towers import Precision
 from lockstep.ragged import Ragged, tensors_of
 from lockstep.screen import log
 from lockstep.tensors import to_channels_last
+from lockstep.towers.backends import backends_of_scores
+from lockstep.towers.hosting import autocast
+from lockstep.towers.towers import Precision
 from lockstep.training.state import TrainState
 from lockstep.types import BadExample, Batch
 from lockstep.workers.group import JSON

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lockstep.checks import Checked, Hint, NonNegativeInt, PositiveInt
 from lockstep.data.loader import Loader
 from lockstep.errors import InputError
-from lockstep.parallel.batch_norm import BatchNormCall, BatchNormMode, keeps_batch_statistics, moments
+from lockstep.towers.batch_norm import BatchNormCall, BatchNormMode, keeps_batch_statistics, moments
 from lockstep.workers.rank import Worker
 
 if TYPE_CHECKING:

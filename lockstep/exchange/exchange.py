@@ -99,7 +99,7 @@ class AllReduce:
     a GPU."""
     exact: bool = False
     """Add up by the fixed tree over any transport: the same bits for every number of workers, from one to one a tower.
-    On GPUs torch computes with deterministic algorithms: `lockstep.parallel.backends`."""
+    On GPUs torch computes with deterministic algorithms: `lockstep.towers.backends`."""
     compression: Compression | None = None
     """Over gloo and nccl: send float32 gradients, and add them up between workers, in bfloat16 or float16. Half the
     bytes, for slow networks, and a relative error of about 2**-9 or 2**-12 for each addition; beyond 65,504, float16 is

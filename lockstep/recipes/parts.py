@@ -24,7 +24,7 @@ from lockstep.data.prefetch import LoaderPool
 from lockstep.errors import InputError
 from lockstep.evaluation.scores import Weights
 from lockstep.optim.rules import Optimizer
-from lockstep.parallel.towers import Precision
+from lockstep.towers.towers import Precision
 from lockstep.types import Epochs, Interval, Steps
 from lockstep.weights.warm_start import Takes, WarmStart
 

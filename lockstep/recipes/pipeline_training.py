@@ -29,9 +29,9 @@ from lockstep.optim import (
 from lockstep.optim.rules import Optimizer
 from lockstep.optim.schedules import Schedule
 from lockstep.optim.transforms import GradientTransform
-from lockstep.parallel.towers import Towers
 from lockstep.recipes import pipeline_messages as messages
 from lockstep.recipes.parts import Checkpoints, InitialWeights
+from lockstep.towers.towers import Towers
 from lockstep.types import Steps
 
 if TYPE_CHECKING:

@@ -49,7 +49,6 @@ from lockstep.optim.optimizers import FTRL, Adadelta
 from lockstep.optim.rules import Optimizer
 from lockstep.optim.schedules import Constant, Schedule
 from lockstep.optim.transforms import GradientTransform
-from lockstep.parallel.towers import Precision, Towers
 from lockstep.recipes.data import DetectionData, ImageData, MnistData
 from lockstep.recipes.parts import (
     Checkpoints,
@@ -64,6 +63,7 @@ from lockstep.recipes.parts import (
 )
 from lockstep.recipes.tasks import Task
 from lockstep.served.exchanges import Asynchronous, Backups, is_served, num_computing
+from lockstep.towers.towers import Precision, Towers
 from lockstep.training.attempt import LossAverage, Nonfinite
 from lockstep.types import End
 

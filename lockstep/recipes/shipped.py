@@ -32,12 +32,12 @@ from lockstep.optim import (
     RMSProp,
     Warmup,
 )
-from lockstep.parallel.towers import Towers
 from lockstep.recipes.data import DetectionData, ImageData, MnistData
 from lockstep.recipes.parts import Checkpoints, CrossEntropy, DetectionEvaluation, Evaluate, InitialWeights, Stage
 from lockstep.recipes.preprocessing import Inception, ResizedCrop
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.toml import load
+from lockstep.towers.towers import Towers
 from lockstep.types import Epochs, Interval, Steps
 from lockstep.weights.warm_start import WarmStart
 

@@ -10,7 +10,6 @@ from lockstep.data.loader import Loader
 from lockstep.description import described
 from lockstep.errors import DataError
 from lockstep.metrics.metric import NO_METRICS, Metric
-from lockstep.parallel.towers import Towers
 from lockstep.readers.combine import Subset
 from lockstep.readers.reader import Reader, reader_of
 from lockstep.recipes.data import PathData
@@ -18,6 +17,7 @@ from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.tasks import Task
 from lockstep.runs.inputs import check_best, check_same_classes
 from lockstep.runs.workdir import class_names
+from lockstep.towers.towers import Towers
 from lockstep.training.state import TrainState
 from lockstep.workers.rank import Worker
 

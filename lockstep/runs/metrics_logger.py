@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.data.loader import Loader
-from lockstep.parallel.towers import Towers
 from lockstep.recipes.parts import Monitoring
 from lockstep.reporting.jsonl import MetricsFile
 from lockstep.reporting.summaries import Summaries
 from lockstep.reporting.throughput import moment_before
 from lockstep.runs.showing import with_marks
+from lockstep.towers.towers import Towers
 from lockstep.training.loop import Hook, every
 from lockstep.training.observe import ActivationSource, GradientSource, Observer, Source, VariableSource
 from lockstep.training.state import TrainState

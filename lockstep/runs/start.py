@@ -20,7 +20,6 @@ from lockstep.exchange.exchange import AllReduce, is_exact
 from lockstep.exchange.tree import assign_towers
 from lockstep.listing import shorten
 from lockstep.models.layers import FrozenBatchNorm2d
-from lockstep.parallel.batch_norm import keeps_batch_statistics
 from lockstep.readers.object_survey import ObjectSurvey
 from lockstep.readers.reader import NO_DECODER
 from lockstep.recipes.recipe import Recipe
@@ -33,6 +32,7 @@ from lockstep.runs.workdir import KnownData, Workdir, class_names
 from lockstep.screen import log
 from lockstep.served.exchanges import Asynchronous, Backups, is_served, num_computing
 from lockstep.terminal import num_columns
+from lockstep.towers.batch_norm import keeps_batch_statistics
 from lockstep.training import choices
 from lockstep.training.choices import Choices
 from lockstep.training.loop import bind_loop

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from lockstep.exchange.tree import TreeSum
     from lockstep.optim.gradients import Gradients
-    from lockstep.parallel.hosting import StepInputs
+    from lockstep.towers.hosting import StepInputs
     from lockstep.types import Batch
 
 Nonfinite = Literal["stop", "skip", "rollback", "off"]
@@ -209,7 +209,7 @@ class LossAverage(Checked):
 
 def describe_nonfinite(readings: Readings, gradients: Gradients) -> list[str]:
     """The losses and gradients that are not finite, and the statistics if they are not; at most eight gradients."""
-    from lockstep.parallel.diagnosis import nonfinite_losses
+    from lockstep.towers.diagnosis import nonfinite_losses
 
     present = {n: g for n, g in zip(gradients.names, gradients.tensors, strict=True) if g is not None}
     finite = are_finite([*present.values()])

@@ -12,10 +12,10 @@ from lockstep.cores import openmp_threads_are_named, share_of_cores
 from lockstep.data.loader import Loader
 from lockstep.errors import WorkdirError
 from lockstep.images.jpeg import TURBO
-from lockstep.parallel.backends import backends_of_steps
-from lockstep.parallel.towers import Towers
 from lockstep.readers.reader import decoder_of
 from lockstep.screen import log
+from lockstep.towers.backends import backends_of_steps
+from lockstep.towers.towers import Towers
 from lockstep.training.state import TrainState
 from lockstep.version import __version__
 from lockstep.workers.devices import describe_cpu

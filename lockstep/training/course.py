@@ -7,8 +7,8 @@ from collections.abc import Generator
 from lockstep.data.loader import Loader
 from lockstep.errors import InputError
 from lockstep.exchange.tree import assign_towers
-from lockstep.parallel.towers import Towers
 from lockstep.screen import log
+from lockstep.towers.towers import Towers
 from lockstep.types import Batch, End, Progress
 from lockstep.workers.rank import join
 from lockstep.workers.signals import enter_body, log_stop

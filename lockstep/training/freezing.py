@@ -14,8 +14,8 @@ from lockstep.errors import InputError
 from lockstep.inline_toml import inline_toml
 from lockstep.listing import shorten
 from lockstep.losses.regularization import Regularizer
-from lockstep.parallel.batch_norm import keeps_batch_statistics
 from lockstep.selection import Patterns, selected
+from lockstep.towers.batch_norm import keeps_batch_statistics
 
 
 class Frozen(NamedTuple):

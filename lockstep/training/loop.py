@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, cast
 from lockstep.checks import check_type
 from lockstep.data.loader import Loader
 from lockstep.exchange.exchange import Exchange
-from lockstep.parallel.towers import Towers
 from lockstep.served.exchanges import ServedExchange, is_served
+from lockstep.towers.towers import Towers
 from lockstep.training.attempt import PendingAttempt, PendingUpdate
 from lockstep.training.course import Course
 from lockstep.training.preflight import check_data

@@ -12,8 +12,8 @@ import torch
 
 from lockstep.errors import InputError
 from lockstep.exchange.exchange import Exchange
-from lockstep.parallel.towers import Towers
 from lockstep.ragged import Ragged
+from lockstep.towers.towers import Towers
 from lockstep.training.loop import bind_loop
 from lockstep.training.state import TrainState
 from lockstep.types import Batch

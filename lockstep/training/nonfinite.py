@@ -10,11 +10,11 @@ from lockstep.checkpoints.encoding import find_nonfinite
 from lockstep.exchange.exchange import no_count
 from lockstep.exchange.tree import TreeSum
 from lockstep.listing import shorten
-from lockstep.parallel.diagnosis import Again, Finding, nonfinite_losses
-from lockstep.parallel.hosting import TowerHost
-from lockstep.parallel.statistics import restored
 from lockstep.screen import log
 from lockstep.tensors import are_finite
+from lockstep.towers.diagnosis import Again, Finding, nonfinite_losses
+from lockstep.towers.hosting import TowerHost
+from lockstep.towers.statistics import restored
 from lockstep.training.attempt import Outcome
 from lockstep.types import Batch, NonFiniteError, NonFiniteReport
 from lockstep.workers.rank import Worker

@@ -15,10 +15,10 @@ from torch.utils.hooks import RemovableHandle
 
 from lockstep.errors import InputError
 from lockstep.optim.gradients import Gradients
-from lockstep.parallel.towers import Towers
 from lockstep.reporting.histograms import Histogram, compute_histograms
 from lockstep.reporting.summaries import Summaries
 from lockstep.screen import log
+from lockstep.towers.towers import Towers
 from lockstep.training.state import TrainState
 from lockstep.types import Interval, Progress, StepReport
 from lockstep.workers.rank import join

@@ -23,12 +23,12 @@ from lockstep.data.loader import Loader
 from lockstep.description import Change, changes, described, paths
 from lockstep.errors import InputError
 from lockstep.exchange.exchange import Exchange, is_exact
-from lockstep.parallel.backends import backends_of_steps
-from lockstep.parallel.tower_outputs import sparse_parameters
-from lockstep.parallel.towers import Towers
 from lockstep.readers.fingerprint import lines_of
 from lockstep.screen import log
 from lockstep.served.exchanges import num_computing
+from lockstep.towers.backends import backends_of_steps
+from lockstep.towers.tower_outputs import sparse_parameters
+from lockstep.towers.towers import Towers
 from lockstep.training.replicas import digest
 from lockstep.training.saved_state import EXTRA, extra_state
 from lockstep.training.state import Resumed, TrainState

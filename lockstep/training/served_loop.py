@@ -19,11 +19,11 @@ from lockstep.data.loader import Loader
 from lockstep.data.places import saved_ranges
 from lockstep.data.slices import Slices
 from lockstep.errors import InputError, LockstepError, PeerLostError, WorkerError
-from lockstep.parallel.towers import Towers
 from lockstep.screen import log
 from lockstep.served.exchanges import Asynchronous, ServedExchange, num_computing
 from lockstep.served.leases import Futile, Leases
 from lockstep.served.parameter_server import Client, Server
+from lockstep.towers.towers import Towers
 from lockstep.training.course import Course
 from lockstep.training.preflight import check_state_and_towers, compare_first_step
 from lockstep.training.served_step import ServedStep, check_counts

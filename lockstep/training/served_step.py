@@ -15,11 +15,11 @@ from lockstep.errors import InputError
 from lockstep.exchange.exchange import Alone, Reducer
 from lockstep.exchange.tree import PartialSum, TreeSum
 from lockstep.listing import shorten
-from lockstep.parallel.hosting import StepInputs, TowerHost
-from lockstep.parallel.tower_outputs import ScalarNames
-from lockstep.parallel.towers import Towers
 from lockstep.served.exchanges import Backups, ServedExchange
 from lockstep.tensors import are_finite, numbers_on
+from lockstep.towers.hosting import StepInputs, TowerHost
+from lockstep.towers.tower_outputs import ScalarNames
+from lockstep.towers.towers import Towers
 from lockstep.training.attempt import Attempt, Outcome
 from lockstep.training.nonfinite import MAX_EXAMPLES_NAMED, NO_TOWER, act, check_finite
 from lockstep.training.preflight import check_training_mode, prepare_steps

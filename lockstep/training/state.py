@@ -20,10 +20,10 @@ from lockstep.optim.by_name import ByName, optimizer_of
 from lockstep.optim.gradients import Gradients
 from lockstep.optim.rules import Optimizer
 from lockstep.optim.transforms import BoundTransform, GradientTransform, bound_transforms
-from lockstep.parallel.statistics import changeable_buffers
-from lockstep.parallel.tower_outputs import sparse_parameters
 from lockstep.selection import Patterns
 from lockstep.tensors import copy_all, to_channels_last, write_values
+from lockstep.towers.statistics import changeable_buffers
+from lockstep.towers.tower_outputs import sparse_parameters
 from lockstep.training.attempt import (
     Attempt,
     LossAverage,

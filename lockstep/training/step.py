@@ -16,12 +16,12 @@ from torch import Tensor
 from lockstep.errors import InputError, WorkerError
 from lockstep.exchange.exchange import AllReduce, Counts, Exchange, Reducer, is_exact
 from lockstep.exchange.tree import TreeSum, assign_towers
-from lockstep.parallel.hosting import StepInputs, TowerBatch, TowerHost
-from lockstep.parallel.statistics import restored
-from lockstep.parallel.tower_outputs import MissingGradients
-from lockstep.parallel.towers import Towers
 from lockstep.screen import log
 from lockstep.tensors import numbers_on, reading_waits
+from lockstep.towers.hosting import StepInputs, TowerBatch, TowerHost
+from lockstep.towers.statistics import restored
+from lockstep.towers.tower_outputs import MissingGradients
+from lockstep.towers.towers import Towers
 from lockstep.training.attempt import Attempt, Outcome, PendingAttempt, PendingUpdate, Readings
 from lockstep.training.nonfinite import handle
 from lockstep.training.preflight import (

@@ -14,7 +14,7 @@ import lockstep as ls
 from lockstep.errors import InputError
 from lockstep.evaluation import evaluate
 from lockstep.evaluation.precise_statistics import PreciseStatistics
-from lockstep.parallel.backends import backends_of_scores
+from lockstep.towers.backends import backends_of_scores
 
 SIZE = 40
 

@@ -21,7 +21,7 @@ from lockstep.errors import InputError, PeerLostError, WorkerError
 from lockstep.exchange import bucketed
 from lockstep.exchange.bucketed import BucketedTransport
 from lockstep.exchange.tree import PartialSum, TreeSum, assign_towers
-from lockstep.parallel.hosting import StepInputs, TowerHost
+from lockstep.towers.hosting import StepInputs, TowerHost
 from lockstep.workers.rank import Worker
 
 # Workers that are threads, and collective calls that are additions ----------------------------------------------------

@@ -21,9 +21,9 @@ import lockstep as ls
 from lockstep.models import inception_v3
 from lockstep.models.inception_v3 import InceptionV3, InceptionV3Net
 from lockstep.optim import Exponential, MovingAverage, RMSProp
-from lockstep.parallel.towers import Variance
 from lockstep.recipes.parts import CrossEntropy
 from lockstep.recipes.tasks import Classification
+from lockstep.towers.towers import Variance
 from lockstep.weights.name_maps import SLIM_INCEPTION_V3
 from lockstep.weights.names import Destination, apply_renames
 

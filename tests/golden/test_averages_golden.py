@@ -11,8 +11,8 @@ from torch import nn
 from update_reference import BOTH, LATER_TOLERANCE, RECORDED, TOLERANCE, assert_close
 
 from lockstep import join, optim
-from lockstep.parallel.batch_norm import around_towers
-from lockstep.parallel.towers import Towers
+from lockstep.towers.batch_norm import around_towers
+from lockstep.towers.towers import Towers
 from lockstep.training.attempt import LossAverage
 from lockstep.training.state import SmoothedLosses
 

@@ -30,7 +30,7 @@ import lockstep as ls
 from lockstep.cli.main import main
 from lockstep.models.inception_v3 import InceptionV3
 from lockstep.models.squeezenet import SqueezeNet
-from lockstep.parallel.towers import BatchNorm, Variance
+from lockstep.towers.towers import BatchNorm, Variance
 
 HERE = Path(__file__).parent
 SCORE_TOLERANCE = 1e-4

@@ -18,7 +18,7 @@ from lockstep.optim.optimizers import FTRL, Adadelta
 from lockstep.optim.rules import BoundOptimizer, Optimizer
 from lockstep.optim.schedules import Schedule
 from lockstep.optim.transforms import GradientTransform
-from lockstep.parallel.tower_outputs import densified, rows_of
+from lockstep.towers.tower_outputs import densified, rows_of
 
 
 def test_the_inputs_are_those_that_were_recorded_with() -> None:

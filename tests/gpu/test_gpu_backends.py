@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import lockstep as ls
-from lockstep.parallel.backends import backends_of_steps
+from lockstep.towers.backends import backends_of_steps
 from lockstep.workers.devices import check_devices, identity
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lockstep as ls
-from lockstep.parallel.batch_norm import SyncedBatchNorm
+from lockstep.towers.batch_norm import SyncedBatchNorm
 from lockstep.workers.rank import leave
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("each_device")]

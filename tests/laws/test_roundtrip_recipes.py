@@ -53,7 +53,6 @@ from lockstep.optim import (
     Warmup,
 )
 from lockstep.optim.schedules import Constant
-from lockstep.parallel.towers import Towers
 from lockstep.recipes.data import DetectionData, ImageData, MnistData
 from lockstep.recipes.parts import (
     Checkpoints,
@@ -69,6 +68,7 @@ from lockstep.recipes.preprocessing import Cifarnet, Inception, Lenet, ResizedCr
 from lockstep.recipes.recipe import Recipe, recipe_changes
 from lockstep.recipes.shipped import find, names
 from lockstep.recipes.toml import FieldType, field_hints, field_type, from_toml, to_toml, with_settings
+from lockstep.towers.towers import Towers
 from lockstep.training.attempt import LossAverage
 from lockstep.types import Epochs, Hours, Interval, Steps
 from lockstep.weights.layouts import Layout

@@ -19,12 +19,12 @@ from lockstep.optim import (
     RMSProp,
     ScaleGradients,
 )
-from lockstep.parallel.towers import Towers
 from lockstep.recipes.messages import At, MessageReader, to
 from lockstep.recipes.parts import InitialWeights
 from lockstep.recipes.pipeline_messages import TrainConfig
 from lockstep.recipes.pipeline_training import fields_by_name, recipe_fields, unmatched
 from lockstep.records.text_format import Place, parse_text_format
+from lockstep.towers.towers import Towers
 from lockstep.types import Steps
 
 RATE = "learning_rate { constant_learning_rate { learning_rate: 0.1 } }"

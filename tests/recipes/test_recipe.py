@@ -9,11 +9,11 @@ from lockstep.checkpoints.retention import Retention
 from lockstep.errors import InputError
 from lockstep.exchange.exchange import Alone
 from lockstep.optim import ClipGlobalNorm, Cosine, MovingAverage
-from lockstep.parallel.towers import Towers
 from lockstep.recipes.parts import Checkpoints, Evaluate, Monitoring, Stage
 from lockstep.recipes.recipe import Recipe, is_harmless, recipe_changes
 from lockstep.recipes.shipped import find
 from lockstep.recipes.toml import with_settings
+from lockstep.towers.towers import Towers
 from lockstep.types import Epochs, Hours, Interval, Steps
 
 

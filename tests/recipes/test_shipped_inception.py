@@ -18,7 +18,6 @@ from lockstep.models.inception_v3 import InceptionV3, InceptionV3Net
 from lockstep.models.torchvision_models import Torchvision
 from lockstep.optim import Exponential, MovingAverage, RMSProp
 from lockstep.optim.schedules import Constant, resolve_schedule
-from lockstep.parallel.towers import Towers
 from lockstep.recipes.data import ImageData
 from lockstep.recipes.parts import CrossEntropy, Evaluate, InitialWeights, Stage
 from lockstep.recipes.preprocessing import Inception
@@ -28,6 +27,7 @@ from lockstep.recipes.toml import from_toml, to_toml, with_settings
 from lockstep.runs.build import build_state
 from lockstep.runs.inputs import check_inputs
 from lockstep.selection import selected
+from lockstep.towers.towers import Towers
 from lockstep.training.state import TrainState
 from lockstep.types import Epochs, Interval, Steps
 from lockstep.weights.warm_start import WarmStart

@@ -9,7 +9,7 @@ import torch
 
 import lockstep as ls
 from lockstep.errors import WorkdirError, WorkerError
-from lockstep.parallel import backends
+from lockstep.towers import backends
 from lockstep.training.choices import Choices, compare, differences, refuse_changed, resolve
 from lockstep.workers.pulse import Pulse
 from lockstep.workers.rank import Worker

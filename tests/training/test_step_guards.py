@@ -38,7 +38,7 @@ def squares(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
 
 @pytest.fixture(autouse=True)
 def small_models_own_their_gradients_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockstep.parallel.hosting.OWNING_PAYS_FROM_ELEMENTS", 0)
+    monkeypatch.setattr("lockstep.towers.hosting.OWNING_PAYS_FROM_ELEMENTS", 0)
 
 
 # -- tensors that belong to others ------------------------------------------------------------------------------------

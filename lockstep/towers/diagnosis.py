@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from lockstep.parallel.tower_outputs import objective
 from lockstep.ragged import Ragged
 from lockstep.tensors import are_finite
+from lockstep.towers.tower_outputs import objective
 from lockstep.types import Batch
 
 if TYPE_CHECKING:

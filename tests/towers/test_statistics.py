@@ -7,8 +7,8 @@ import torch
 from device_calls import accelerator, counted
 from torch import nn
 
-from lockstep.parallel.statistics import Statistics, changeable_buffers
-from lockstep.parallel.towers import BatchNorm
+from lockstep.towers.statistics import Statistics, changeable_buffers
+from lockstep.towers.towers import BatchNorm
 
 
 class Buffers(nn.Module):

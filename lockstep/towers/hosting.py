@@ -19,13 +19,13 @@ from lockstep.errors import InputError
 from lockstep.exchange.tree import GradientHook, PartialSum, TreeSum, assign_towers
 from lockstep.optim.gradients import Gradients
 from lockstep.optim.transforms import BoundTransforms
-from lockstep.parallel.backends import backends_of_steps
-from lockstep.parallel.batch_norm import around_towers
-from lockstep.parallel.diagnosis import Finding, first_nonfinite
-from lockstep.parallel.statistics import Statistics
-from lockstep.parallel.tower_outputs import TowerOutputs, objective
-from lockstep.parallel.towers import Precision, Towers
 from lockstep.randomness import key_of, mix
+from lockstep.towers.backends import backends_of_steps
+from lockstep.towers.batch_norm import around_towers
+from lockstep.towers.diagnosis import Finding, first_nonfinite
+from lockstep.towers.statistics import Statistics
+from lockstep.towers.tower_outputs import TowerOutputs, objective
+from lockstep.towers.towers import Precision, Towers
 from lockstep.types import Batch
 from lockstep.workers.random_streams import RandomStreams
 from lockstep.workers.rank import Worker

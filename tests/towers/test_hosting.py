@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import lockstep as ls
 from lockstep.exchange.tree import PartialSum, TreeSum
 from lockstep.optim.transforms import BoundTransforms
-from lockstep.parallel.hosting import StepInputs, TowerHost
+from lockstep.towers.hosting import StepInputs, TowerHost
 
 if TYPE_CHECKING:
     from lockstep.exchange.tree import GradientHook

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from lockstep.errors import InputError
 from lockstep.exchange.transports import FlatLayout
-from lockstep.parallel.towers import BatchNorm
 from lockstep.tensors import addable, copy_all, reading_waits
+from lockstep.towers.towers import BatchNorm
 
 
 class Statistics:

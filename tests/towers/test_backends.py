@@ -12,9 +12,9 @@ import torch
 from torch.backends import cuda, cudnn
 
 import lockstep as ls
-from lockstep.parallel import backends, hosting
-from lockstep.parallel.backends import backends_of_steps
-from lockstep.parallel.towers import Towers
+from lockstep.towers import backends, hosting
+from lockstep.towers.backends import backends_of_steps
+from lockstep.towers.towers import Towers
 from lockstep.training import preflight
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import lockstep as ls
-from lockstep.parallel import hosting
+from lockstep.towers import hosting
 
 
 @pytest.fixture(params=["engine", "public"])

@@ -19,7 +19,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.overrides import TorchFunctionMode
 
 from lockstep.exchange.collectives import collectives
-from lockstep.parallel.towers import Towers
+from lockstep.towers.towers import Towers
 from lockstep.workers.rank import Worker
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lockstep as ls
-from lockstep.parallel.batch_norm import (
+from lockstep.towers.batch_norm import (
     BiasedVariance,
     FrozenStatistics,
     around_towers,
@@ -22,7 +22,7 @@ from lockstep.parallel.batch_norm import (
     moments,
     pooled,
 )
-from lockstep.parallel.towers import Towers
+from lockstep.towers.towers import Towers
 from lockstep.workers.rank import join
 
 SHAPES = [(6, 3), (4, 3, 5), (4, 3, 2, 5), (2, 3, 2, 3, 2)]

@@ -11,7 +11,7 @@ import torch
 from torch.backends import cuda, cudnn
 
 from lockstep.errors import InputError
-from lockstep.parallel.towers import Towers
+from lockstep.towers.towers import Towers
 from lockstep.workers.devices import describe_accelerator
 
 _WORKSPACE, _DETERMINISTIC = "CUBLAS_WORKSPACE_CONFIG", (":4096:8", ":16:8")
