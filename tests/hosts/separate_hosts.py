@@ -25,7 +25,6 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
 
 from worker_processes import HANG_SECONDS
 
@@ -52,20 +51,13 @@ def missing() -> str | None:
     return None
 
 
-class Line(NamedTuple):
-    """A line of a command's output, and when it came, by `time.monotonic`."""
-
-    seconds: float
-    text: str
-
-
 class Command:
     """A process on a host; what it prints, both streams together, is kept by line."""
 
     def __init__(self, arguments: list[str], environment: Mapping[str, str]) -> None:
-        self.lines: list[Line] = []
-        self.ended: float | None = None
-        """When its last line was read and the process was gone, by `time.monotonic`."""
+        self.lines: list[str] = []
+        self._has_ended = False
+        """Its last line is read, and the process is gone."""
         self.process = subprocess.Popen(
             arguments,
             env=environment,
@@ -82,19 +74,19 @@ class Command:
 
     @property
     def text(self) -> str:
-        return "\n".join(line.text for line in self.lines)
+        return "\n".join(self.lines)
 
     @property
     def last_line(self) -> str:
-        return next((line.text for line in reversed(self.lines) if line.text.strip()), "")
+        return next((line for line in reversed(self.lines) if line.strip()), "")
 
-    def wait_for(self, text: str, seconds: float = HANG_SECONDS) -> Line:
+    def wait_for(self, text: str, seconds: float = HANG_SECONDS) -> str:
         """The first line with this text, if it comes in so many seconds."""
-        found: list[Line] = []
+        found: list[str] = []
 
         def look() -> bool:
-            found[:] = [line for line in self.lines if text in line.text]
-            return bool(found) or self.ended is not None
+            found[:] = [line for line in self.lines if text in line]
+            return bool(found) or self._has_ended
 
         with self._changed:
             self._changed.wait_for(look, seconds)
@@ -104,7 +96,7 @@ class Command:
     def wait(self, seconds: float = HANG_SECONDS) -> int:
         """The exit code; all that was printed has been read then. Below 0: ended by that signal."""
         with self._changed:
-            ended = self._changed.wait_for(lambda: self.ended is not None, seconds)
+            ended = self._changed.wait_for(lambda: self._has_ended, seconds)
         assert ended, f"it has not ended in {seconds} s. Printed was:\n{self.text}"
         return self.process.wait()
 
@@ -120,11 +112,11 @@ class Command:
         with self.process.stdout as output:
             for text in output:
                 with self._changed:
-                    self.lines.append(Line(time.monotonic(), text.rstrip("\n")))
+                    self.lines.append(text.rstrip("\n"))
                     self._changed.notify_all()
         self.process.wait()
         with self._changed:
-            self.ended = time.monotonic()
+            self._has_ended = True
             self._changed.notify_all()
 
 

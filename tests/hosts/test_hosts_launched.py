@@ -20,8 +20,6 @@ pytestmark = pytest.mark.process
 SCRIPT = Path(__file__).parent / "exact_run.py"
 KEY = "a key that nobody guesses"
 FAILED = 1
-GONE_SECONDS, SILENT_SECONDS, END_SECONDS = 0.1, 2.0, 3.0
-"""Until an end is noticed, until silence is, and until all have ended after that."""
 
 
 def start(hosts: Hosts, num_hosts: int, workdir: Path, steps: str, *others: str, **environment: str) -> list[Command]:
@@ -78,7 +76,7 @@ def test_workers_on_other_hosts_than_the_chief_that_serves_them_learn_what_one_w
     assert hosts.leftovers() == []
 
 
-# Each failure: seconds until the last screen has gone, its last lines, the exit codes, and that nothing is left -------
+# Each failure: the last lines of both screens, the exit codes, and that nothing is left ------------------------------
 
 
 @pytest.fixture
@@ -90,11 +88,11 @@ def pair(make_hosts: Callable[[int], Hosts], tmp_path: Path) -> tuple[Hosts, Com
     return hosts, chief, other
 
 
-def ended(hosts: Hosts, commands: tuple[Command, ...], since: float) -> tuple[list[int], float]:
-    """The exit codes, and the seconds until the last command had ended; nothing is left on the hosts then."""
+def ended(hosts: Hosts, commands: tuple[Command, ...]) -> list[int]:
+    """The exit codes; nothing is left on the hosts then."""
     codes = [command.wait() for command in commands]
     assert hosts.leftovers() == []
-    return codes, max(command.ended or 0.0 for command in commands) - since
+    return codes
 
 
 def worker_of(hosts: Hosts, host: int) -> int:
@@ -104,12 +102,9 @@ def worker_of(hosts: Hosts, host: int) -> int:
 
 def test_a_cut_link_ends_the_run_on_both_sides_of_it(pair: tuple[Hosts, Command, Command]) -> None:
     hosts, chief, other = pair
-    cut = time.monotonic()
     hosts.cut(1)
-    codes, seconds = ended(hosts, (chief, other), cut)
-    assert codes == [FAILED, FAILED]
-    assert SILENT_SECONDS <= seconds < SILENT_SECONDS + END_SECONDS
-    assert "host1 gives no sign of life for 2." in chief.last_line
+    assert ended(hosts, (chief, other)) == [FAILED, FAILED]
+    assert "host1 gives no sign of life for " in chief.last_line
     assert "lost with it: worker 1 at step " in chief.last_line
     assert "Host 0, which decides for all of them, is gone." in other.text
     assert "the workers of this host are ended: worker 1 at step " in other.last_line
@@ -120,33 +115,25 @@ def test_a_cut_link_ends_what_the_chief_serves(make_hosts: Callable[[int], Hosts
     hosts = make_hosts(2)
     chief, other = start(hosts, 2, tmp_path, "forever", "backups")
     chief.wait_for("at step 3")
-    cut = time.monotonic()
     hosts.cut(1)
-    codes, seconds = ended(hosts, (chief, other), cut)
-    assert codes == [FAILED, FAILED]
-    assert SILENT_SECONDS <= seconds < SILENT_SECONDS + END_SECONDS
+    assert ended(hosts, (chief, other)) == [FAILED, FAILED]
     assert "lost with it: worker 1 at step " in chief.last_line
     assert "the workers of this host are ended: worker 1 at step " in other.last_line
 
 
 def test_a_host_that_is_killed_is_missed_at_once(pair: tuple[Hosts, Command, Command]) -> None:
     hosts, chief, other = pair
-    killed = time.monotonic()
     hosts.kill(1)
-    codes, seconds = ended(hosts, (chief, other), killed)
-    assert codes == [FAILED, -signal.SIGKILL]
-    assert seconds < GONE_SECONDS + END_SECONDS
+    assert ended(hosts, (chief, other)) == [FAILED, -signal.SIGKILL]
     assert "host1 is gone: its launcher has ended, or was killed; lost with it: worker 1 at step " in chief.last_line
 
 
 @pytest.mark.slow
 def test_a_worker_that_is_killed_is_named_on_both_screens(pair: tuple[Hosts, Command, Command]) -> None:
     hosts, chief, other = pair
-    pid, killed = worker_of(hosts, 1), time.monotonic()
+    pid = worker_of(hosts, 1)
     os.kill(pid, signal.SIGKILL)
-    codes, seconds = ended(hosts, (chief, other), killed)
-    assert codes == [FAILED, FAILED]
-    assert seconds < GONE_SECONDS + END_SECONDS
+    assert ended(hosts, (chief, other)) == [FAILED, FAILED]
     for command in (chief, other):
         assert f"worker 1 (pid {pid} on host1) was killed by SIGKILL at step " in command.last_line
 
@@ -154,23 +141,18 @@ def test_a_worker_that_is_killed_is_named_on_both_screens(pair: tuple[Hosts, Com
 @pytest.mark.slow
 def test_a_worker_that_is_stopped_is_named_on_both_screens(pair: tuple[Hosts, Command, Command]) -> None:
     hosts, chief, other = pair
-    pid, stopped = worker_of(hosts, 1), time.monotonic()
+    pid = worker_of(hosts, 1)
     os.kill(pid, signal.SIGSTOP)
-    codes, seconds = ended(hosts, (chief, other), stopped)
-    assert codes == [FAILED, FAILED]
-    assert SILENT_SECONDS <= seconds < SILENT_SECONDS + END_SECONDS
+    assert ended(hosts, (chief, other)) == [FAILED, FAILED]
     for command in (chief, other):
-        assert f"worker 1 (pid {pid} on host1) was stopped (SIGSTOP) for 2.0 s at step " in command.last_line
+        assert f"worker 1 (pid {pid} on host1) was stopped (SIGSTOP) for " in command.last_line
 
 
 @pytest.mark.slow
 def test_the_host_of_the_chief_vanishes(pair: tuple[Hosts, Command, Command]) -> None:
     hosts, chief, other = pair
-    vanished = time.monotonic()
     hosts.vanish(0)
-    codes, seconds = ended(hosts, (chief, other), vanished)
-    assert codes == [-signal.SIGKILL, FAILED]
-    assert SILENT_SECONDS <= seconds < SILENT_SECONDS + END_SECONDS
+    assert ended(hosts, (chief, other)) == [-signal.SIGKILL, FAILED]
     assert "Host 0, which decides for all of them, is gone." in other.text
 
 
@@ -179,10 +161,8 @@ def test_a_signal_on_any_host_stops_all_at_one_step_which_is_saved(
     pair: tuple[Hosts, Command, Command], tmp_path: Path
 ) -> None:
     hosts, chief, other = pair
-    told = time.monotonic()
     other.signal(signal.SIGTERM)
-    codes, _ = ended(hosts, (chief, other), told)
-    assert codes == [143, 143]
+    assert ended(hosts, (chief, other)) == [143, 143]
     (checkpoint,) = (tmp_path / "host0/checkpoints").iterdir()
     said = f"at step {int(checkpoint.name.removeprefix('step-'))}"
     assert said in chief.text
@@ -200,5 +180,4 @@ def test_a_link_that_is_slow_or_down_for_a_second_ends_nothing(pair: tuple[Hosts
     step = int(chief.last_line.rpartition(" ")[2])
     chief.wait_for(f"worker 0 on host0 at step {step + 5}")
     chief.signal(signal.SIGTERM)
-    codes, _ = ended(hosts, (chief, other), time.monotonic())
-    assert codes == [143, 143]
+    assert ended(hosts, (chief, other)) == [143, 143]

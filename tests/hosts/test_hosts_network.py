@@ -48,7 +48,7 @@ def test_the_network_is_the_one_that_leads_to_the_others(make_hosts: Callable[[i
     commands = [hosts.start(host, sys.executable, script, str(host)) for host in range(2)]
     for host, command in enumerate(commands):
         assert command.wait() == 0, command.text
-        found, unreachable, loopback, unknown = (line.text for line in command.lines if "c10d" not in line.text)
+        found, unreachable, loopback, unknown = (line for line in command.lines if "c10d" not in line)
         assert found == f"eth0 (10.77.0.{host + 1}) GLOO_SOCKET_IFNAME=eth0 NCCL_SOCKET_IFNAME=eth0"
         assert "worker 0 on host0 does not reach worker 1 on host1." in unreachable
         assert "connection refused: from docker0 to docker0, 172.17.0.1 port " in unreachable

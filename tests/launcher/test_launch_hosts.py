@@ -158,10 +158,8 @@ def test_both_screens_show_the_error_of_a_worker_of_the_other_host(start: Start)
 def test_a_worker_that_is_killed_ends_all_hosts(start: Start) -> None:
     here, there = start("wait")
     pid = pid_of(there.read_until("worker 2"))
-    began = time.monotonic()
     os.kill(pid, signal.SIGKILL)
     code, shown = here.end()
-    assert time.monotonic() - began < 3
     assert (code, len(shown)) == (1, 1)
     assert f"worker 2 (pid {pid} on {socket.gethostname()} (host 1)) was killed by SIGKILL" in shown[0]
     assert there.end() == (code, shown)
@@ -171,11 +169,11 @@ def test_a_worker_that_is_killed_ends_all_hosts(start: Start) -> None:
 def test_a_launcher_that_is_gone_or_stopped_is_missed_by_the_other(start: Start, number: signal.Signals) -> None:
     here, there = start("wait")
     first, second = pid_of(here.read_until("worker 0")), pid_of(there.read_until("worker 2"))
-    began = time.monotonic()
     there.process.send_signal(number)
     code, shown = here.end()
-    assert time.monotonic() - began < (1.5 if number is signal.SIGKILL else 5)
     assert code == 1
+    # A connection that is closed needs no patience.
+    assert ("no sign of life" in shown[0]) == (number is signal.SIGSTOP)
     assert shown[0].startswith(f"error: host {socket.gethostname()} (host 1) ")
     assert shown[0].endswith("; lost with it: worker 2 at step 57 (phase exchange)")
     assert not is_alive(first)
