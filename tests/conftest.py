@@ -28,6 +28,8 @@ from lockstep.screen import LineHandler
 ROOT = Path(__file__).parent.parent
 NUM_SLOWEST_SHOWN, MAX_CPU_SECONDS = 20, 300.0
 """The dearest tests take 20 s, and more on other processors or beside others: only an accident meets the limit."""
+SLOW_SECONDS = 3600
+"""The timeout of a slow test; that of others is in pyproject.toml."""
 SECONDS_TO_END = 120
 """After its timeout, for a test to end of itself; for a test process to end after its last test."""
 STDERR = pytest.StashKey[int]()
@@ -80,6 +82,12 @@ def pytest_collection_finish() -> None:
     """Spare tests that collect garbage a look through all that pytest has made, which took a second each time."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Give tests that take minutes an hour, where they do not ask for more."""
+    if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+        item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
 
 
 def end_this_process_after(seconds: float, config: pytest.Config) -> None:

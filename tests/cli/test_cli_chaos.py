@@ -52,7 +52,6 @@ def test_a_worker_is_killed_and_nothing_is_lost(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
 @pytest.mark.process
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("end", [["--steps", "200", "--rounds", "4", "--minutes", "45"], ["--minutes", "3"]])
@@ -66,7 +65,6 @@ def test_nothing_is_lost_by_any_fault(tmp_path: Path, seed: int, end: list[str])
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
 @pytest.mark.process
 @pytest.mark.parametrize("exchange", [["exact=true"], ["exact=true", "transport=gloo"], ["kind=backups"]])
 def test_survivors_go_on_with_the_same_bits(tmp_path: Path, exchange: list[str]) -> None:

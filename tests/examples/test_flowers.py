@@ -62,7 +62,6 @@ def test_a_seed_is_trained_and_scored(examples: Any, flowers: Path) -> None:
 
 @needs_flowers
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
 def test_three_seeds_know_more_than_four_flowers_of_five(examples: Any, tmp_path: Path) -> None:
     options = ["--data", str(FOLDER), "--weights", WEIGHTS, "--seeds", "3", "--workdir", tmp_path]
     ended = run(examples, *options, threads=2)

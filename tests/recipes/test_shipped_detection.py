@@ -87,7 +87,6 @@ def precision(recipe: Recipe, workdir: Path) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
 @pytest.mark.usefixtures("in_the_project")
 def test_blood_cells_are_found(tmp_path: Path) -> None:
     found = [precision(replace(find("bccd"), seed=seed), tmp_path / str(seed)) for seed in range(3)]
@@ -96,7 +95,6 @@ def test_blood_cells_are_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
 @pytest.mark.usefixtures("in_the_project")
 def test_raccoons_are_found(tmp_path: Path) -> None:
     assert precision(find("raccoon"), tmp_path) >= 0.7

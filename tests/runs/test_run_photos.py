@@ -26,7 +26,6 @@ def photos(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 @pytest.mark.skipif(not FOLDER, reason="LOCKSTEP_FLOWERS names no folder with train/ and val/")
 def test_its_averaged_weights_know_64_photos(photos: Path, tmp_path: Path) -> None:
     shipped, parts = ls.recipes.find("inception_v3"), ls.recipes
