@@ -181,6 +181,9 @@ def _home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(home))
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        # What torch has compiled lies in /tmp by default: code for other vector instructions, as ATEN_CPU_CAPABILITY
+        # names them, is taken from there, too, and then memory is overwritten.
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
         yield
     new = sorted(str(path.relative_to(ROOT)) for path in files_of_the_checkout() - before)
     assert not new, f"a test has left these in the checkout, unless somebody else has meanwhile: {', '.join(new)}"
