@@ -37,7 +37,7 @@ def test_batch_norm_has_only_what_the_configuration_gives_it() -> None:
 
 @pytest.mark.parametrize(("train", "freeze"), [(False, False), (True, True)])
 def test_fixed_statistics_normalise_in_training_too(train: bool, freeze: bool) -> None:
-    norm = made(Hyperparams(batch_norm=BatchNorm(train=train, epsilon=0)), freeze_batchnorm=freeze).train()
+    norm = made(Hyperparams(batch_norm=BatchNorm(train=train, epsilon=1e-12)), freeze_batchnorm=freeze).train()
     hidden = torch.full((2, 4, 3, 3), 5.0)
     assert torch.equal(norm(hidden), hidden)
     assert norm.get_buffer("num_batches_tracked") == 0

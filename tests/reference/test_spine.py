@@ -211,8 +211,9 @@ def test_the_net_has_the_references_layers_and_initial_values() -> None:
         assert tuple(layer.weight.shape) == shape
         assert (layer.bias == bias).all()
         assert layer.weight.abs().max() <= 2 * std * (1 + 1e-6)
-        # A normal distribution cut at two standard deviations keeps 0.88 of its own.
-        assert layer.weight.std().item() == pytest.approx(0.88 * std, rel=0.02 if layer.weight.numel() > 500 else 0.25)
+        # A normal distribution cut at two standard deviations keeps 0.88 of its own; that of n samples is off by chance.
+        by_chance = 4 / math.sqrt(2 * layer.weight.numel())
+        assert layer.weight.std().item() == pytest.approx(0.88 * std, rel=0.002 + by_chance)
 
 
 def test_response_normalisation_is_an_option_by_the_references_formula() -> None:
