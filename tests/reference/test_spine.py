@@ -211,7 +211,7 @@ def test_the_net_has_the_references_layers_and_initial_values() -> None:
         assert tuple(layer.weight.shape) == shape
         assert (layer.bias == bias).all()
         assert layer.weight.abs().max() <= 2 * std * (1 + 1e-6)
-        # A normal distribution cut at two standard deviations keeps 0.88 of its own; that of n samples is off by chance.
+        # A normal distribution cut at two standard deviations keeps 0.88 of its own, but for the chance of samples.
         by_chance = 4 / math.sqrt(2 * layer.weight.numel())
         assert layer.weight.std().item() == pytest.approx(0.88 * std, rel=0.002 + by_chance)
 
