@@ -129,8 +129,7 @@ def printable(text: str) -> str:
 
 def _colours(marks: Marks) -> Iterable[Colour]:
     """Return the colours of the objects, or of more."""
-    of_labels = [COLOURS[(label - 1) % len(COLOURS)] for label in marks.labels]
-    return chain(of_labels, cycle(COLOURS))
+    return chain((COLOURS[(label - 1) % len(COLOURS)] for label in marks.labels), cycle(COLOURS))
 
 
 def _outlines(
