@@ -200,6 +200,7 @@ def test_half_precision_has_statistics_in_float32_and_keeps_its_memory_format(
 def lose_the_other() -> str:
     worker = ls.join()
     synced = SyncedBatchNorm(worker, biased=False)
+    worker.group.barrier("both are connected")
     if worker.rank:
         leave()
         return "gone"
