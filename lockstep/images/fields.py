@@ -64,17 +64,12 @@ def decoded(image: Image, region: Region | None = None) -> Tensor:
     """Decode an image, or a region of it, if it is not decoded yet."""
     if isinstance(image, EncodedImage):
         return image.decode(region)
-    return image if region is None else _part(image, region)
+    return image if region is None else region.cut(image)
 
 
 def cropped_image(image: Image, region: Region) -> Image:
     """Cut out a part that lies within the image; of one that is not decoded yet, no more is when it is."""
-    return image.cropped(region) if isinstance(image, EncodedImage) else _part(image, region)
-
-
-def _part(raster: Tensor, region: Region) -> Tensor:
-    top, left, height, width = region
-    return raster[:, top : top + height, left : left + width]
+    return image.cropped(region) if isinstance(image, EncodedImage) else region.cut(image)
 
 
 def turned_image(image: Image, turn: Turn) -> Image:

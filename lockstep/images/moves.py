@@ -33,6 +33,10 @@ class Region(NamedTuple):
     height: int
     width: int
 
+    def cut(self, pixels: Tensor) -> Tensor:
+        """Cut the part out of a raster of shape (..., height, width)."""
+        return pixels[..., self.top : self.top + self.height, self.left : self.left + self.width]
+
 
 class Turn(NamedTuple):
     """One of the eight ways to lay an image down: rows and columns are exchanged first, then some are reversed."""
