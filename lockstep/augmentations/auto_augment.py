@@ -18,7 +18,7 @@ from lockstep.augmentations.augment import check_no_locations
 from lockstep.checks import Checked, NonNegativeInt, PositiveInt, Range
 from lockstep.errors import InputError
 from lockstep.images.colour import grey
-from lockstep.images.fields import colour_images
+from lockstep.images.fields import image_tensor
 from lockstep.randomness import Draws
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class RandAugment(Checked):
 
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch with its images changed; the images given stay as they are."""
-        images = colour_images(batch, self.field, self)
+        images = image_tensor(batch, self.field, self, colour=True)
         check_no_locations(batch, self)
         strengths = np.full(len(images), self.magnitude / (self.num_bins - 1))
         for number in range(self.num_ops):
@@ -76,7 +76,7 @@ class TrivialAugmentWide(Checked):
 
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch with its images changed; the images given stay as they are."""
-        images = colour_images(batch, self.field, self)
+        images = image_tensor(batch, self.field, self, colour=True)
         check_no_locations(batch, self)
         column = f"TrivialAugmentWide {self.field}"
         strengths = draws.integers(f"{column} strength", 0, self.num_bins) / (self.num_bins - 1)

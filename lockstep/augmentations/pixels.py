@@ -16,7 +16,7 @@ from lockstep.augmentations.augment import Bounds, Shares
 from lockstep.augmentations.colours import IMAGE, WHITE, with_images
 from lockstep.checks import Checked, NonNegativeFloat, NonNegativeInt, OneOf, Probability, Range, ordered
 from lockstep.images.decode import EncodedImage
-from lockstep.images.fields import colour_images, decoded, images_of
+from lockstep.images.fields import decoded, image_tensor, images_of
 from lockstep.images.moves import Int64s
 from lockstep.images.normalisation import IMAGENET_MEAN
 from lockstep.randomness import Draws, mix_arrays
@@ -118,7 +118,7 @@ class RandomErasing(Checked):
 
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch with some of its images changed; the images given stay as they are."""
-        images = colour_images(batch, self.field, self).clone()
+        images = image_tensor(batch, self.field, self, colour=True).clone()
         column = f"RandomErasing {self.field}"
         rectangles = self._rectangles(images.shape[2], images.shape[3], draws, column)
         erased = (draws.uniform(column) < self.p) & (rectangles[2] > 0)

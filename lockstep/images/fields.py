@@ -83,33 +83,28 @@ def name_of(image: Image) -> str:
 
 
 def _is_raster(image: object, *, colour: bool) -> bool:
-    if not isinstance(image, torch.Tensor) or image.ndim != 3:
-        return False
-    return not colour or (image.dtype == torch.uint8 and len(image) == 3)
+    return isinstance(image, torch.Tensor) and image.ndim == 3 and (not colour or _is_coloured(image))
 
 
-def image_tensor(batch: Mapping[str, Any], field: str, wanted_by: object) -> Tensor:
-    """Look up the images in a field of a batch: shape (batch, channels, height, width), any dtype."""
+def _is_coloured(pixels: Tensor) -> bool:
+    return pixels.dtype == torch.uint8 and pixels.shape[-3] == 3
+
+
+def image_tensor(batch: Mapping[str, Any], field: str, wanted_by: object, *, colour: bool = False) -> Tensor:
+    """Look up the decoded images in a field of a batch: shape (batch, channels, height, width).
+
+    They may have any dtype and any channels; with `colour` they are uint8 of three channels.
+    """
     images = batch.get(field)
-    if isinstance(images, torch.Tensor) and images.ndim == 4:
+    if isinstance(images, torch.Tensor) and images.ndim == 4 and (not colour or _is_coloured(images)):
         return images
-    raise _no_decoded_images(batch, field, wanted_by, "a tensor of shape (batch, channels, height, width)")
-
-
-def colour_images(batch: dict[str, Any], field: str, wanted_by: object) -> Tensor:
-    """Look up the decoded images in a field of a batch: uint8 of shape (batch, 3, height, width)."""
-    images = batch.get(field)
-    if isinstance(images, torch.Tensor) and images.dtype == torch.uint8 and images.ndim == 4 and images.shape[1] == 3:
-        return images
-    raise _no_decoded_images(batch, field, wanted_by, "a uint8 tensor of shape (batch, 3, height, width)")
-
-
-def _no_decoded_images(batch: Mapping[str, Any], field: str, wanted_by: object, expected: str) -> InputError:
     name = type(wanted_by).__name__
-    return InputError(
+    raise InputError(
         f"{name} finds no decoded images in the field {field!r}.",
         given=describe_field(batch, field),
-        expected=expected,
+        expected="a uint8 tensor of shape (batch, 3, height, width)"
+        if colour
+        else "a tensor of shape (batch, channels, height, width)",
         hint=f"crop or resize encoded images first, or name their field: {name}(..., field=...)",
     )
 
