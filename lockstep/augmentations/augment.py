@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
+import numpy as np
+
 from lockstep.checks import Checked, PositiveFloat, Range, ordered
 from lockstep.errors import InputError
-from lockstep.images.fields import Bools
+from lockstep.images.moves import Bools, Float64s, Int64s
 from lockstep.images.objects import LOCATION_FIELDS, object_fields
 from lockstep.randomness import Draws
 
@@ -117,6 +119,22 @@ def turns(augmentations: Sequence[Augment]) -> list[int]:
 
 def _kind(augment: Augment) -> tuple[object, ...]:
     return (type(augment), getattr(augment, "field", None)) if is_dataclass(augment) else (id(augment),)
+
+
+def drawn_between(draws: Draws, column: str, least: float, most: float) -> Float64s:
+    """Draw a number from the least to below the most for each example: shape (batch,)."""
+    return least + draws.uniform(column) * (most - least)
+
+
+def drawn_shares(draws: Draws, column: str, *axes: str) -> Float64s:
+    """Draw a number in [0, 1) for each example and each of the axes, in columns of their own: shape (batch, axes)."""
+    return np.stack([draws.uniform(f"{column} {axis}") for axis in axes], axis=1)
+
+
+def drawn_corners(draws: Draws, column: str, room: Int64s) -> Int64s:
+    """Draw the top and the left of a part of each image: whole numbers from 0 to the room that there is, (batch, 2)."""
+    corners: Int64s = np.floor(drawn_shares(draws, column, "top", "left") * (room + 1)).astype(np.int64)
+    return corners
 
 
 def check_no_locations(batch: dict[str, Any], moved_by: object) -> None:

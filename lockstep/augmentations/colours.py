@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
 import numpy as np
 import torch
 
-from lockstep.augmentations.augment import Deferred
+from lockstep.augmentations.augment import Deferred, drawn_between
 from lockstep.checks import (
     Checked,
     FiniteFloat,
@@ -43,9 +43,6 @@ from lockstep.randomness import Draws
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from lockstep.randomness import Draws
-
-
 _Bounds: TypeAlias = Mapping[str, tuple[float, float]]
 
 _Factors = Annotated[tuple[NonNegativeFloat, NonNegativeFloat], ordered]
@@ -56,7 +53,7 @@ WHITE = 255.0
 
 def drawn_numbers(draws: Draws, field: str, bounds: Mapping[str, tuple[float, float]]) -> Tensor:
     """Draw a number within each pair of bounds for each example: float32 (batch, bounds)."""
-    columns = [low + draws.uniform(f"{field} {name}") * (high - low) for name, (low, high) in bounds.items()]
+    columns = [drawn_between(draws, f"{field} {name}", *ends) for name, ends in bounds.items()]
     return torch.from_numpy(np.stack(columns, axis=1)).float()
 
 

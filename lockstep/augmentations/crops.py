@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from lockstep.augmentations.augment import Bounds, Share, Shares
+from lockstep.augmentations.augment import Bounds, Share, Shares, drawn_between, drawn_corners
 from lockstep.checks import Checked, NonNegativeFloat, NonNegativeInt, OneOf, PositiveInt, ordered
 from lockstep.errors import DataError, InputError
 from lockstep.images.decode import AS_STORED, EncodedImage
-from lockstep.images.fields import Bools, Image, decoded, describe_field, images_of, name_of, sides_of
-from lockstep.images.moves import Int64s, Move, Region, move
+from lockstep.images.fields import Image, decoded, describe_field, images_of, name_of, sides_of
+from lockstep.images.moves import Bools, Float64s, Int64s, Move, Region, move
 from lockstep.images.objects import Fields, as_ragged, move_objects
 from lockstep.images.resizing import ANTIALIASED, LEGACY_METHODS, METHODS, resized
 from lockstep.ragged import Ragged
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _Float32s: TypeAlias = "npt.NDArray[np.float32]"
-_Float64s: TypeAlias = "npt.NDArray[np.float64]"
 
 RANDOM = "random"
 _TORCHVISION_ATTEMPTS = 10
@@ -189,11 +188,11 @@ class DistortedLaw:
     the demanded share of one object or more. If no attempt is, the whole image is taken.
     """
 
-    min_object_covered: float | _Float64s
+    min_object_covered: float | Float64s
     """As `DistortedCrop` has them, or one for each image, shape (batch,)."""
-    aspect: tuple[float, float] | _Float64s
+    aspect: tuple[float, float] | Float64s
     """Or shape (2, batch)."""
-    area: tuple[float, float] | _Float64s
+    area: tuple[float, float] | Float64s
     """Or shape (2, batch)."""
     max_attempts: int
 
@@ -255,7 +254,7 @@ def _width(height: Int64s, aspect: _Float32s) -> Int64s:
     return _rounded(height.astype(np.float32) * aspect)
 
 
-def _shows(windows: Windows, objects: Objects, share: float | _Float64s) -> Bools:
+def _shows(windows: Windows, objects: Objects, share: float | Float64s) -> Bools:
     """Say whether each window, of shape (attempts, batch), shows this share of one of the objects in its image."""
     attempts, batch = windows.top.shape
     top, left, height, width = (side[:, objects.owner] for side in windows)
@@ -283,12 +282,12 @@ def resized_crop_windows(
     found = np.zeros(len(height), dtype=bool)
     logarithms = float(np.log(ratio[0])), float(np.log(ratio[1]))
     for attempt in range(_TORCHVISION_ATTEMPTS):
-        area = height * width * _between(draws, f"{column} {attempt} area", scale)
-        aspect = np.exp(_between(draws, f"{column} {attempt} aspect", logarithms))
+        area = height * width * drawn_between(draws, f"{column} {attempt} area", *scale)
+        aspect = np.exp(drawn_between(draws, f"{column} {attempt} aspect", *logarithms))
         columns, rows = _rounded(np.sqrt(area * aspect)), _rounded(np.sqrt(area / aspect))
         taken = ~found & (columns > 0) & (columns <= width) & (rows > 0) & (rows <= height)
-        top = _below(draws, f"{column} {attempt} top", height - rows + 1)
-        left = _below(draws, f"{column} {attempt} left", width - columns + 1)
+        top = _floor(draws.uniform(f"{column} {attempt} top") * (height - rows + 1))
+        left = _floor(draws.uniform(f"{column} {attempt} left") * (width - columns + 1))
         windows = _where(taken, Windows(top, left, rows, columns), windows)
         found |= taken
         if found.all():
@@ -306,21 +305,12 @@ def _where(rows: Bools, chosen: Windows, others: Windows) -> Windows:
     return Windows(*(np.where(rows, one, other) for one, other in zip(chosen, others, strict=True)))
 
 
-def _between(draws: Draws, column: str, bounds: tuple[float, float]) -> _Float64s:
-    return bounds[0] + draws.uniform(column) * (bounds[1] - bounds[0])
-
-
-def _below(draws: Draws, column: str, bound: Int64s) -> Int64s:
-    """Draw whole numbers from 0 to below the bound; 0 where the bound is 0."""
-    return _floor(draws.uniform(column) * bound)
-
-
-def _floor(values: _Float64s) -> Int64s:
+def _floor(values: Float64s) -> Int64s:
     floor: Int64s = np.floor(values).astype(np.int64)
     return floor
 
 
-def _rounded(values: _Float32s | _Float64s) -> Int64s:
+def _rounded(values: _Float32s | Float64s) -> Int64s:
     rounded: Int64s = np.rint(values).astype(np.int64)
     return rounded
 
@@ -411,7 +401,7 @@ class RandomCrop(Checked):
         room = sides + 2 * self.padding - self.size
         if (room < 0).any():
             raise self._too_small(images, sides, int((room < 0).any(1).argmax()))
-        corners = _corners(room, draws, f"RandomCrop {self.field}") - self.padding
+        corners = drawn_corners(draws, f"RandomCrop {self.field}", room) - self.padding
         return _cropped(batch, images, corners, self)
 
     def _too_small(self, images: Sequence[Image], sides: Int64s, row: int) -> DataError:
@@ -455,7 +445,7 @@ class ShortSideCrop(Checked):
         sides = scaled_sides(sides_of(images), short)
         self._check_pixels(images, sides, short)
         room = sides - self.size
-        corners = room // 2 if self.place == "middle" else _corners(room, draws, column)
+        corners = room // 2 if self.place == "middle" else drawn_corners(draws, column, room)
         places = np.concatenate([sides, corners], axis=1).tolist()
         crops = [self._crop(image, *place) for image, place in zip(images, places, strict=True)]
         resizes = (
@@ -488,13 +478,6 @@ def scaled_sides(sides: Int64s, short: Int64s) -> Int64s:
     scale = short.astype(np.float32) / sides.min(1).astype(np.float32)
     scaled: Int64s = np.rint(sides.astype(np.float32) * scale[:, None]).astype(np.int64)
     return scaled
-
-
-def _corners(room: Int64s, draws: Draws, column: str) -> Int64s:
-    """Draw whole numbers from 0 to the room that there is, shape (batch, 2)."""
-    shares = np.stack([draws.uniform(f"{column} top"), draws.uniform(f"{column} left")], axis=1)
-    corners: Int64s = np.floor(shares * (room + 1)).astype(np.int64)
-    return corners
 
 
 def _cropped(batch: Fields, images: Sequence[Image], corners: Int64s, crop: CropOrPad | RandomCrop) -> Fields:

@@ -18,8 +18,8 @@ from lockstep.ragged import Ragged
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from lockstep.images.fields import Bools, Image
-    from lockstep.images.moves import Masks
+    from lockstep.images.fields import Image
+    from lockstep.images.moves import Bools, Masks
     from lockstep.randomness import Draws
 
 Colour = Annotated[int, Range(ge=0, le=255)]

@@ -8,31 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 
-from lockstep.augmentations.augment import Deferred
+from lockstep.augmentations.augment import Deferred, drawn_shares
 from lockstep.augmentations.joining import Colour, WithPartners, canvas, dtype_of, images_and_objects, join_objects
 from lockstep.checks import Hint, NonNegativeFloat, PositiveFloat, PositiveInt, Probability, Range, ordered
 from lockstep.errors import InputError
 from lockstep.images.fields import decoded, image_tensor, sides_of
-from lockstep.images.moves import Int64s, Move, Region, move
+from lockstep.images.moves import Float64s, Int64s, Move, Region, move
 from lockstep.images.normalisation import as_floats
 from lockstep.images.objects import Fields, as_ragged, move_objects
 from lockstep.images.resizing import resized
 from lockstep.randomness import Draws
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     from torch import Tensor
 
     from lockstep.images.fields import Image
-    from lockstep.randomness import Draws
 
-
-_Floats: TypeAlias = "npt.NDArray[np.float64]"
 
 _Place = Annotated[float, Range(gt=0, lt=2)]
 # Whether each of the four lies below and to the right of the point where they meet.
@@ -87,12 +83,12 @@ class MixDraws(Deferred):
         left, right = self._span("column", images.shape[3], area, draws)
         return torch.from_numpy(np.stack([share, top, left, bottom, right], axis=1)).float()
 
-    def _shares(self, alpha: float, draws: Draws) -> _Floats:
+    def _shares(self, alpha: float, draws: Draws) -> Float64s:
         """Draw from Beta(alpha, alpha), shape (batch,); 1 if alpha is 0."""
         uniform, angle = draws.uniform(f"{self.into} share"), draws.uniform(f"{self.into} angle")
         return symmetric_beta(uniform, angle, alpha) if alpha else np.ones_like(uniform)
 
-    def _span(self, axis: str, length: int, area: _Floats, draws: Draws) -> tuple[_Floats, _Floats]:
+    def _span(self, axis: str, length: int, area: Float64s, draws: Draws) -> tuple[Float64s, Float64s]:
         """Draw where a square of this share of the area begins and ends: about any pixel, and clipped to the image."""
         middle = np.floor(draws.uniform(f"{self.into} {axis}") * length)
         half = np.floor(np.sqrt(area) / 2 * length)
@@ -168,7 +164,7 @@ def _check_labels(labels: Tensor, images: Tensor, num_classes: int) -> None:
         )
 
 
-def symmetric_beta(uniform: _Floats, angle: _Floats, alpha: float) -> _Floats:
+def symmetric_beta(uniform: Float64s, angle: Float64s, alpha: float) -> Float64s:
     """Turn two arrays of uniform numbers in [0, 1) into one of numbers distributed exactly as Beta(alpha, alpha).
 
     sqrt(nu * (u ** (-2 / nu) - 1)) * cos(2 pi v) has Student's t distribution with nu degrees of freedom (Bailey,
@@ -178,7 +174,7 @@ def symmetric_beta(uniform: _Floats, angle: _Floats, alpha: float) -> _Floats:
     cosine = np.cos(2 * np.pi * angle)
     with np.errstate(over="ignore", divide="ignore"):
         square = np.expm1(-np.log1p(-uniform) / alpha) * cosine**2  # t ** 2 / nu; 1 - u is as uniform as u
-        beta: _Floats = 0.5 + 0.5 * np.copysign(np.sqrt(1 / (1 + 1 / square)), cosine)
+        beta: Float64s = 0.5 + 0.5 * np.copysign(np.sqrt(1 / (1 + 1 / square)), cosine)
     return beta
 
 
@@ -299,7 +295,7 @@ class Mosaic(WithPartners):
     def _centers(self, draws: Draws) -> Int64s:
         """Draw where the images meet, in pixels, shape (batch, 2)."""
         least, most = self.center
-        shares = np.stack([draws.uniform(f"Mosaic {self.field} {axis}") for axis in ("row", "column")], axis=1)
+        shares = drawn_shares(draws, f"Mosaic {self.field}", "row", "column")
         centers: Int64s = np.floor((least + (most - least) * shares) * self.size).astype(np.int64)
         return centers.clip(1, 2 * self.size - 1)
 

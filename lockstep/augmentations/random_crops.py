@@ -8,25 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 
-from lockstep.augmentations.augment import Share
+from lockstep.augmentations.augment import Share, drawn_corners, drawn_shares
 from lockstep.augmentations.crops import DistortedLaw, Windows, objects_in_pixels
 from lockstep.augmentations.resizers import pad_images
 from lockstep.checks import Checked, Hint, PositiveFloat, PositiveInt, Probability, Range, check_least_and_most
 from lockstep.errors import DataError, InputError
-from lockstep.images.fields import Bools, Image, cropped_image, images_of, name_of, sides_of
-from lockstep.images.moves import Int64s, Region, move
+from lockstep.images.fields import Image, cropped_image, images_of, name_of, sides_of
+from lockstep.images.moves import Bools, Float64s, Int64s, Region, move
 from lockstep.images.objects import Fields, as_ragged, move_objects, object_fields
 from lockstep.ragged import Ragged
 from lockstep.randomness import Draws
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
 
 Colour = Annotated[float, Range(ge=0, le=255)]
 Colours = Annotated[tuple[Colour, Colour, Colour], Hint("give red, green and blue from 0 to 255")]
@@ -138,19 +134,13 @@ def crop_to_aspect_ratio(batch: Fields, draws: Draws, ratio: float, overlap: flo
             expected=f"a pixel or more in a window of width / height = {ratio:g}",
             hint="leave it out of the data",
         )
-    column = f"{type(wanted_by).__name__} image offset"
-    room = sides - np.stack([rows, columns], axis=1) + 1
-    top, left = (
-        np.floor(draws.uniform(f"{column} {side}") * room[:, axis]).astype(np.int64)
-        for axis, side in enumerate(("top", "left"))
-    )
+    room = sides - np.stack([rows, columns], axis=1)
+    top, left = drawn_corners(draws, f"{type(wanted_by).__name__} image offset", room).T
     everywhere = np.ones(len(images), dtype=bool)
     return cropped(batch, images, Windows(top, left, rows, columns), np.full(len(images), overlap), everywhere)
 
 
-def cropped(
-    batch: Fields, images: Sequence[Image], windows: Windows, overlap: npt.NDArray[np.float64], is_cropped: Bools
-) -> Fields:
+def cropped(batch: Fields, images: Sequence[Image], windows: Windows, overlap: Float64s, is_cropped: Bools) -> Fields:
     """Cut windows out of some of the images, and take the objects with them.
 
     Args:
@@ -325,14 +315,12 @@ def _pad_at_random(
     images = images_of(batch, "image", wanted_by)
     sides = sides_of(images)
     least, most = np.maximum(least, sides), np.maximum(most, sides)
-    drawn = {
-        what: np.stack(
-            [draws.uniform(f"{type(wanted_by).__name__} image {what} {axis}") for axis in ("rows", "columns")], 1
-        )
+    size, offset = (
+        drawn_shares(draws, f"{type(wanted_by).__name__} image {what}", "rows", "columns")
         for what in ("size", "offset")
-    }
-    targets = np.where(most > least, least + np.floor(drawn["size"] * (most - least)), most).astype(np.int64)
-    corners = np.floor(drawn["offset"] * (targets - sides)).astype(np.int64)
+    )
+    targets = np.where(most > least, least + np.floor(size * (most - least)), most).astype(np.int64)
+    corners = np.floor(offset * (targets - sides)).astype(np.int64)
     return pad_images(batch, images, corners, targets, colours, wanted_by)
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import numpy as np
 import torch
 
+from lockstep.augmentations.augment import drawn_between
 from lockstep.augmentations.joining import Colours
 from lockstep.checks import Checked, OneOf, PositiveFloat, PositiveInt, check_least_and_most
 from lockstep.errors import DataError, InputError
@@ -26,9 +27,6 @@ from lockstep.randomness import Draws
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from lockstep.randomness import Draws
-
 
 _Method = Annotated[str, OneOf(METHODS)]
 
@@ -168,8 +166,7 @@ class RandomImageScale(Checked):
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch with its images decoded and resized: a list of images of several sizes."""
         images = images_of(batch, "image", self)
-        spread = self.max_scale_ratio - self.min_scale_ratio
-        factor = self.min_scale_ratio + draws.uniform("RandomImageScale image factor") * spread
+        factor = drawn_between(draws, "RandomImageScale image factor", self.min_scale_ratio, self.max_scale_ratio)
         sizes = (sides_of(images).astype(np.float32) * factor.astype(np.float32)[:, None]).astype(np.int64)
         return resize_each(batch, images, sizes, ["bilinear"] * len(images), self, align_corners=True)
 

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 
 from lockstep.checks import Checked, Hint, NonNegativeInt, PositiveInt, Probability
 from lockstep.errors import InputError
-from lockstep.images.fields import Bools, image_tensor, images_of, sides_of, turned_image
-from lockstep.images.moves import AS_IT_IS, MIRRORED, QUARTER_TURN, UPSIDE_DOWN, Region, Turn, move
+from lockstep.images.fields import image_tensor, images_of, sides_of, turned_image
+from lockstep.images.moves import AS_IT_IS, MIRRORED, QUARTER_TURN, UPSIDE_DOWN, Bools, Region, Turn, move
 from lockstep.images.objects import Fields, move_objects, object_fields
 from lockstep.ragged import Ragged
 from lockstep.randomness import Draws
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)

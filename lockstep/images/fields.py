@@ -15,11 +15,7 @@ from lockstep.images.objects import Fields
 from lockstep.ragged import Ragged
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     from torch import Tensor
-
-Bools: TypeAlias = "npt.NDArray[np.bool_]"
-
 
 Image: TypeAlias = "EncodedImage | Tensor"
 """An image file that is not decoded yet, or a raster of shape (channels, height, width)."""

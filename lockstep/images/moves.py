@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Int64s: TypeAlias = "npt.NDArray[np.int64]"
+Float64s: TypeAlias = "npt.NDArray[np.float64]"
+Bools: TypeAlias = "npt.NDArray[np.bool_]"
 
 _OUTSIDE = -1  # of the image: black, and no object's
 
@@ -156,7 +158,7 @@ def moved_boxes(boxes: Tensor, owner: Tensor, moves: Sequence[Move]) -> Tensor:
     return torch.cat([corners.amin(1), corners.amax(1)], dim=1)
 
 
-def _affine(moves: Sequence[Move]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+def _affine(moves: Sequence[Move]) -> tuple[Float64s, Float64s, Bools]:
     """Return scale and shift of y and x, shape (batch, 2), and whether they are exchanged afterwards, (batch,)."""
     sides = np.array([each[:2] for each in moves], np.float64).reshape(-1, 2)
     regions = np.array([each.region for each in moves], np.float64).reshape(-1, 4)
