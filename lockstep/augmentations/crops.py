@@ -8,7 +8,7 @@ images: what lies outside of an image is black. `Decode` takes all of each image
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeAlias
 
@@ -19,7 +19,7 @@ from lockstep.augmentations.augment import Bounds, Share, Shares, drawn_between,
 from lockstep.checks import Checked, NonNegativeFloat, NonNegativeInt, OneOf, PositiveInt, ordered
 from lockstep.errors import DataError, InputError
 from lockstep.images.decode import AS_STORED, EncodedImage
-from lockstep.images.fields import Image, decoded, describe_field, images_of, name_of, sides_of
+from lockstep.images.fields import Image, decoded, describe_field, draw_moved, images_of, name_of, sides_of
 from lockstep.images.moves import Bools, Float64s, Int64s, Move, Region, move
 from lockstep.images.objects import Fields, as_ragged, move_objects
 from lockstep.images.resizing import ANTIALIASED, LEGACY_METHODS, METHODS, resized
@@ -481,21 +481,19 @@ def scaled_sides(sides: Int64s, short: Int64s) -> Int64s:
 
 
 def _cropped(batch: Fields, images: Sequence[Image], corners: Int64s, crop: CropOrPad | RandomCrop) -> Fields:
-    """Cut a square from each image, and take the objects with it."""
-    moves = _window_moves(sides_of(images), corners, crop.size)
-    windows = _windows(map(decoded, images), corners, crop.size)
+    """Cut a square from each image, black where it lies outside, and take the objects with it."""
+    moves = [*_window_moves(sides_of(images), corners, crop.size)]
+    windows = []
+    for pixels, by in zip(map(decoded, images), moves, strict=True):
+        window = pixels.new_zeros(len(pixels), crop.size, crop.size)
+        draw_moved(pixels, by, window)
+        windows.append(window)
     return {**move_objects(batch, moves), crop.field: _stacked(windows, batch, crop)}
 
 
 def _window_moves(sides: Int64s, corners: Int64s, size: int) -> Iterator[Move]:
     for before, (top, left) in zip(sides.tolist(), corners.tolist(), strict=True):
         yield move(before, Region(top, left, size, size))
-
-
-def _windows(images: Iterable[Tensor], corners: Int64s, size: int) -> list[Tensor]:
-    """Cut a square from each image, from its top and left corner on, which may lie outside of it."""
-    places = corners.tolist()
-    return [_window(image, top, left, size) for image, (top, left) in zip(images, places, strict=True)]
 
 
 def _stacked(crops: list[Tensor], batch: Fields, crop: CropOrPad | RandomCrop | ShortSideCrop) -> Tensor:
@@ -505,15 +503,3 @@ def _stacked(crops: list[Tensor], batch: Fields, crop: CropOrPad | RandomCrop | 
     given = batch[crop.field]
     images = given if isinstance(given, torch.Tensor) else torch.empty(0, 3, 0, 0, dtype=torch.uint8)
     return images.new_empty(0, images.shape[1], crop.size, crop.size)
-
-
-def _window(image: Tensor, top: int, left: int, size: int) -> Tensor:
-    """Cut a square from an image, black where it lies outside."""
-    height, width = image.shape[1:]
-    window = image.new_zeros(len(image), size, size)
-    (from_top, to_bottom), (from_left, to_right) = (
-        (max(start, 0), min(start + size, length)) for start, length in ((top, height), (left, width))
-    )
-    inside = image[:, from_top:to_bottom, from_left:to_right]
-    window[:, from_top - top : to_bottom - top, from_left - left : to_right - left] = inside
-    return window

@@ -26,14 +26,12 @@ from lockstep.checks import (
     ordered,
 )
 from lockstep.errors import InputError
-from lockstep.images.fields import Image, cropped_image, decoded, images_of, sides_of
+from lockstep.images.fields import Image, cropped_image, decoded, draw_moved, images_of, sides_of
 from lockstep.images.moves import Bools, Float64s, Int64s, Move, Region, move
 from lockstep.images.objects import Fields, as_ragged, move_objects, object_fields, select_objects
 from lockstep.images.resizing import resized
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from lockstep.randomness import Draws
 
 _Sides = Annotated[tuple[PositiveInt, PositiveInt], Hint("write [1024, 1024]")]
@@ -88,7 +86,7 @@ class FixedSizeCrop(Checked):
         ]
         pixels = canvas(*self.size, self.fill, dtype_of(images)).repeat(len(images), 1, 1, 1)
         for result, image, by in zip(pixels, images, moves, strict=True):
-            _draw(image, by, result)
+            draw_moved(image, by, result)
         return {**move_objects(batch, moves), self.field: pixels}
 
 
@@ -116,7 +114,7 @@ class RandomZoomOut(Checked):
         for row in np.flatnonzero(draws.uniform(f"{column} p") < self.p).tolist():
             by = moves[row] = move(moves[row][:2], Region(*(-corners[row]).tolist(), *large[row].tolist()))
             zoomed = canvas(by.to_height, by.to_width, self.fill, dtype_of(images[row : row + 1]))
-            _draw(images[row], by, zoomed)
+            draw_moved(images[row], by, zoomed)
             images[row] = zoomed
         return {**move_objects(batch, moves), self.field: images}
 
@@ -246,12 +244,3 @@ def _centers_inside(boxes: Float64s, regions: Int64s) -> Bools:
 
 def _cropped(image: Image, by: Move) -> Image:
     return image if by.stays_whole else cropped_image(image, by.region)
-
-
-def _draw(image: Image, by: Move, result: Tensor) -> None:
-    """Draw on a canvas the part of an image that a move of the scale 1 leaves there."""
-    top, left, height, width = by.region
-    first, last = max(top, 0), min(top + height, by.height)
-    start, end = max(left, 0), min(left + width, by.width)
-    pixels = decoded(image, Region(first, start, last - first, end - start))
-    result[:, first - top : last - top, start - left : end - left] = pixels

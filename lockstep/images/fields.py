@@ -10,7 +10,7 @@ import torch
 
 from lockstep.errors import InputError
 from lockstep.images.decode import EncodedImage
-from lockstep.images.moves import Int64s, Region, Turn
+from lockstep.images.moves import Int64s, Move, Region, Turn
 from lockstep.images.objects import Fields
 from lockstep.ragged import Ragged
 
@@ -66,6 +66,15 @@ def decoded(image: Image, region: Region | None = None) -> Tensor:
 def cropped_image(image: Image, region: Region) -> Image:
     """Cut out a part that lies within the image; of one that is not decoded yet, no more is when it is."""
     return image.cropped(region) if isinstance(image, EncodedImage) else region.cut(image)
+
+
+def draw_moved(image: Image, by: Move, canvas: Tensor) -> None:
+    """Draw what a move leaves of an image, at its scale, on a canvas of the move's result."""
+    top, left, height, width = by.region
+    first, last = max(top, 0), min(top + height, by.height)
+    start, end = max(left, 0), min(left + width, by.width)
+    pixels = decoded(image, Region(first, start, last - first, end - start))
+    canvas[:, first - top : last - top, start - left : end - left] = pixels
 
 
 def turned_image(image: Image, turn: Turn) -> Image:
