@@ -73,8 +73,9 @@ def draw_moved(image: Image, by: Move, canvas: Tensor) -> None:
     top, left, height, width = by.region
     first, last = max(top, 0), min(top + height, by.height)
     start, end = max(left, 0), min(left + width, by.width)
-    pixels = decoded(image, Region(first, start, last - first, end - start))
-    canvas[:, first - top : last - top, start - left : end - left] = pixels
+    if first < last and start < end:  # else nothing is left of it
+        pixels = decoded(image, Region(first, start, last - first, end - start))
+        canvas[:, first - top : last - top, start - left : end - left] = pixels
 
 
 def turned_image(image: Image, turn: Turn) -> Image:
