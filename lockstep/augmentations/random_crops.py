@@ -19,7 +19,7 @@ from lockstep.augmentations.resizers import pad_images
 from lockstep.checks import Checked, Hint, PositiveFloat, PositiveInt, Probability, Range, check_least_and_most
 from lockstep.errors import DataError, InputError
 from lockstep.images.fields import Image, cropped_image, images_of, name_of, sides_of
-from lockstep.images.moves import Bools, Float64s, Int64s, Region, move
+from lockstep.images.moves import Bools, Float64s, Int64s, move
 from lockstep.images.objects import Fields, as_ragged, move_objects, object_fields
 from lockstep.ragged import Ragged
 from lockstep.randomness import Draws
@@ -151,22 +151,10 @@ def cropped(batch: Fields, images: Sequence[Image], windows: Windows, overlap: F
         is_cropped: which of the images are cropped, shape (batch,).
     """
     _boxes_of(batch, images)
-    sides = sides_of(images).tolist()
-    whole = [Region(0, 0, *side) for side in sides]
-    parts = [
-        part if crops else all_of for part, all_of, crops in zip(windows.regions(), whole, is_cropped, strict=True)
-    ]
-    moved = move_objects(
-        batch,
-        map(move, sides, parts),
-        min_overlap=torch.from_numpy(overlap),
-        is_cut=torch.from_numpy(is_cropped),
-    )
-    return {**moved, "image": [*map(_part_of, images, parts, whole)]}
-
-
-def _part_of(image: Image, part: Region, whole: Region) -> Image:
-    return image if part == whole else cropped_image(image, part)
+    rows = zip(sides_of(images).tolist(), windows.regions(), is_cropped, strict=True)
+    moves = [move(sides, window if crops else None) for sides, window, crops in rows]
+    moved = move_objects(batch, moves, min_overlap=torch.from_numpy(overlap), is_cut=torch.from_numpy(is_cropped))
+    return {**moved, "image": [*map(cropped_image, images, moves)]}
 
 
 def _boxes_of(batch: Fields, images: Sequence[Image]) -> Ragged:

@@ -26,8 +26,8 @@ from lockstep.checks import (
     ordered,
 )
 from lockstep.errors import InputError
-from lockstep.images.fields import Image, cropped_image, decoded, draw_moved, images_of, sides_of
-from lockstep.images.moves import Bools, Float64s, Int64s, Move, Region, move
+from lockstep.images.fields import cropped_image, decoded, draw_moved, images_of, sides_of
+from lockstep.images.moves import Bools, Float64s, Int64s, Region, move
 from lockstep.images.objects import Fields, as_ragged, move_objects, object_fields, select_objects
 from lockstep.images.resizing import resized
 
@@ -176,7 +176,7 @@ class RandomIoUCrop(Checked):
         inside = _centers_inside(corners, regions[boxes.owner.numpy()][:, :, None])[:, 0]
         is_whole = np.array([by.stays_whole for by in moves], np.bool_)[boxes.owner.numpy()]
         kept = select_objects(batch, torch.from_numpy(inside | is_whole))
-        return {**move_objects(kept, moves), self.field: list(map(_cropped, images, moves))}
+        return {**move_objects(kept, moves), self.field: list(map(cropped_image, images, moves))}
 
     def regions(self, sides: Int64s, boxes: Float64s, lengths: Int64s, draws: Draws) -> Int64s:
         """Draw the part of each image: top, left, height and width in pixels, shape (batch, 4).
@@ -240,7 +240,3 @@ def _centers_inside(boxes: Float64s, regions: Int64s) -> Bools:
     row, column = ((boxes[:, side] + boxes[:, side + 2])[:, None] / 2 for side in (0, 1))
     inside: Bools = (top < row) & (row < top + height) & (left < column) & (column < left + width)
     return inside
-
-
-def _cropped(image: Image, by: Move) -> Image:
-    return image if by.stays_whole else cropped_image(image, by.region)

@@ -63,9 +63,11 @@ def decoded(image: Image, region: Region | None = None) -> Tensor:
     return image if region is None else region.cut(image)
 
 
-def cropped_image(image: Image, region: Region) -> Image:
-    """Cut out a part that lies within the image; of one that is not decoded yet, no more is when it is."""
-    return image.cropped(region) if isinstance(image, EncodedImage) else region.cut(image)
+def cropped_image(image: Image, by: Move) -> Image:
+    """Cut out the part that a move leaves, within the image; of one that is not decoded yet, no more is when it is."""
+    if by.stays_whole:
+        return image
+    return image.cropped(by.region) if isinstance(image, EncodedImage) else by.region.cut(image)
 
 
 def draw_moved(image: Image, by: Move, canvas: Tensor) -> None:
