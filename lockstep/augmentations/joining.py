@@ -122,12 +122,9 @@ def joined_masks(parts: Sequence[Masks | Tensor]) -> Masks | Tensor:
     """Join masks of one size, one after another; where some are decoded, all are."""
     if any(isinstance(part, torch.Tensor) for part in parts):
         return torch.cat([part if isinstance(part, torch.Tensor) else part.decode() for part in parts])
-    lazy: list[Any] = [part for part in parts if len(part)]
-    return JoinedMasks(tuple(lazy), *_sides(parts[0])) if len(lazy) != 1 else lazy[0]
-
-
-def _sides(masks: Any) -> tuple[int, int]:
-    return masks.height, masks.width
+    lazy: list[Any] = [*parts]
+    some = [part for part in lazy if len(part)]
+    return JoinedMasks(tuple(some), lazy[0].height, lazy[0].width) if len(some) != 1 else some[0]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

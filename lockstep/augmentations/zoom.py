@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 _Sides = Annotated[tuple[PositiveInt, PositiveInt], Hint("write [1024, 1024]")]
 _Expansion = Annotated[float, Range(ge=1)]
 
+_OPTIONS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
 _MOST_ROUNDS = 50  # of 40 trials each: an image that has no such crop stays whole
 
 
@@ -137,15 +138,7 @@ class RandomIoUCrop(Checked):
     """The least of the part's width by its height."""
     max_aspect_ratio: PositiveFloat = 2.0
     """The most of it."""
-    sampler_options: Annotated[tuple[NonNegativeFloat, ...], Hint("write [0.0, 0.5, 1.0]")] = (
-        0.0,
-        0.1,
-        0.3,
-        0.5,
-        0.7,
-        0.9,
-        1.0,
-    )
+    sampler_options: Annotated[tuple[NonNegativeFloat, ...], Hint("write [0.0, 0.5, 1.0]")] = _OPTIONS
     """The least overlaps, each drawn as often."""
     trials: PositiveInt = 40
     """Parts that are tried for an option."""
