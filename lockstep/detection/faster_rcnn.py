@@ -32,7 +32,7 @@ from lockstep.detection.box_coders import AnyBoxCoder, decode, encode
 from lockstep.detection.boxes import clip, iou
 from lockstep.detection.detector import DetectionModel, Detections, Targets
 from lockstep.detection.fpn import BackboneWithFpn, FeaturePyramidNetwork, LastLevelMaxPool
-from lockstep.detection.nms import batched_nms, multiclass_nms
+from lockstep.detection.nms import NmsLimits, batched_nms, multiclass_nms
 from lockstep.detection.roi_align import multiscale_roi_align, roi_align_masks
 from lockstep.errors import DataError
 from lockstep.images.normalisation import normalize
@@ -213,13 +213,9 @@ class FasterRcnnNet(DetectionModel):
         is_large = (boxes[..., 2:] - boxes[..., :2] >= _LEAST_DETECTION).all(-1)
         scores = predictions["logits"].float().softmax(-1)[:, 1:].masked_fill(~is_large, -1)
         lengths = regions.image_of.bincount(minlength=len(predictions["objectness"])).tolist()
+        limits = NmsLimits(settings.score_threshold, settings.iou_threshold, settings.max_detections)
         return [
-            multiclass_nms(
-                *of_image,
-                score_threshold=settings.score_threshold,
-                iou_threshold=settings.iou_threshold,
-                max_detections=settings.max_detections,
-            )
+            multiclass_nms(*of_image, limits)
             for of_image in zip(torch.split(boxes, lengths), torch.split(scores, lengths), strict=True)
         ]
 

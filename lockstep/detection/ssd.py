@@ -46,7 +46,7 @@ from lockstep.detection.box_coders import AnyBoxCoder, code_size, decode, encode
 from lockstep.detection.boxes import clip
 from lockstep.detection.detector import DetectionModel, Detections, Targets
 from lockstep.detection.losses import classification_loss, localization_loss, takes_boxes
-from lockstep.detection.nms import multiclass_nms
+from lockstep.detection.nms import NmsLimits, multiclass_nms
 from lockstep.images.normalisation import normalize
 from lockstep.models.initial_weights import check_images, clear_statistics, without_memory
 from lockstep.models.layers import RELU6, Conv2dNormActivation, NormLayer
@@ -252,14 +252,7 @@ def _hard_negatives(per_positive: int, losses: Tensor, matches: Tensor) -> Tenso
 
 
 def per_class_detections(
-    boxes: Tensor,
-    logits: Tensor,
-    shape: tuple[int, int],
-    *,
-    score_threshold: float,
-    iou_threshold: float,
-    candidates_per_class: int,
-    max_detections: int,
+    boxes: Tensor, logits: Tensor, shape: tuple[int, int], *, limits: NmsLimits
 ) -> list[Detections]:
     """Choose detections as torchvision's SSD does: the softmax's best ones of each class, then NMS.
 
@@ -267,21 +260,11 @@ def per_class_detections(
         boxes: (batch, anchors, 4), which are clipped to the input first.
         logits: (batch, anchors, classes), those of the background first.
         shape: height and width of the input.
-        score_threshold: what has no higher score is dropped.
-        iou_threshold: boxes that overlap a better one of their class by more are dropped.
-        candidates_per_class: the best so many of a class compete.
-        max_detections: the best so many of an image remain.
+        limits: which of them remain.
     """
     scores = logits.softmax(-1)[..., 1:]
     return [
-        multiclass_nms(
-            each[:, None],
-            of_image,
-            score_threshold=score_threshold,
-            iou_threshold=iou_threshold,
-            max_detections=max_detections,
-            candidates_per_class=candidates_per_class,
-        )
+        multiclass_nms(each[:, None], of_image, limits)
         for each, of_image in zip(clip(boxes, shape), scores, strict=True)
     ]
 
@@ -577,13 +560,8 @@ def _lite_predictor(inputs: int, outputs: int) -> nn.Module:
 
 
 def _postprocess(value: Ssd300 | Ssdlite | SqueezeSsd, candidates_per_class: int) -> Postprocess:
-    return partial(
-        per_class_detections,
-        score_threshold=value.score_threshold,
-        iou_threshold=value.iou_threshold,
-        candidates_per_class=candidates_per_class,
-        max_detections=value.max_detections,
-    )
+    limits = NmsLimits(value.score_threshold, value.iou_threshold, value.max_detections, candidates_per_class)
+    return partial(per_class_detections, limits=limits)
 
 
 def _xavier(layers: nn.Module, generator: Generator | None) -> None:
