@@ -112,6 +112,11 @@ def in_order(maps: Mapping[str, Tensor] | Iterable[Tensor]) -> list[Tensor]:
     return list(maps.values() if isinstance(maps, Mapping) else maps)
 
 
+def by_anchor(predicted: Tensor, size: int) -> Tensor:
+    """Lay out a map of (batch, anchors of a cell * size, height, width) as (batch, anchors, size)."""
+    return predicted.permute(0, 2, 3, 1).reshape(len(predicted), -1, size)
+
+
 def anchors_per_cell(generator: AnyAnchorGenerator) -> tuple[int, ...]:
     """Count the anchors of a cell, for each feature map."""
     return tuple(len(sizes) for sizes in _cell_sizes(generator))

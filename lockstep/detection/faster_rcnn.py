@@ -26,7 +26,7 @@ from lockstep.detection.anchor_matching import (
     match_images,
     rows_of_objects,
 )
-from lockstep.detection.anchors import BackboneAnchors, in_order
+from lockstep.detection.anchors import BackboneAnchors, by_anchor, in_order
 from lockstep.detection.blocks import IouSimilarity, PyramidAnchorGenerator, ThresholdMatcher, XYBoxCoder
 from lockstep.detection.box_coders import AnyBoxCoder, decode, encode
 from lockstep.detection.boxes import clip, iou
@@ -244,8 +244,8 @@ class RpnHead(nn.Module):
     def forward(self, levels: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Return objectness (batch, anchors) and codes (batch, anchors, 4), in the order of the anchors."""
         hidden = [self.conv(level) for level in levels]
-        objectness = [self.cls_logits(each).permute(0, 2, 3, 1).flatten(1) for each in hidden]
-        codes = [self.bbox_pred(each).permute(0, 2, 3, 1).reshape(len(each), -1, 4) for each in hidden]
+        objectness = [by_anchor(self.cls_logits(each), 1)[..., 0] for each in hidden]
+        codes = [by_anchor(self.bbox_pred(each), 4) for each in hidden]
         return torch.cat(objectness, 1), torch.cat(codes, 1)
 
 

@@ -28,7 +28,7 @@ from lockstep.detection.anchor_matching import (
     match_images,
     rows_of_objects,
 )
-from lockstep.detection.anchors import AnyAnchorGenerator, BackboneAnchors, anchors_per_cell, in_order
+from lockstep.detection.anchors import AnyAnchorGenerator, BackboneAnchors, anchors_per_cell, by_anchor, in_order
 from lockstep.detection.blocks import (
     AnchorGrid,
     DefaultBoxGenerator,
@@ -299,7 +299,7 @@ class _Predictors(nn.Module):
 
     def forward(self, maps: Sequence[Tensor]) -> Tensor:
         predicted = [layer(each) for layer, each in zip(self.module_list, maps, strict=True)]
-        return torch.cat([each.permute(0, 2, 3, 1).reshape(len(each), -1, self.size) for each in predicted], 1)
+        return torch.cat([by_anchor(each, self.size) for each in predicted], 1)
 
 
 class SqueezeNetMaps(nn.Module):

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from lockstep.detection.anchor_matching import IGNORED, hard_examples, match_images
-from lockstep.detection.anchors import BackboneAnchors, anchors_per_cell
+from lockstep.detection.anchors import BackboneAnchors, anchors_per_cell, by_anchor
 from lockstep.detection.blocks import (
     ArgmaxMatcher,
     BatchNonMaxSuppression,
@@ -333,8 +333,7 @@ class FirstStage(nn.Module):
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits (batch, anchors, 2), of the background first, and codes (batch, anchors, 4)."""
         hidden = F.relu6(self.conv(features))
-        logits = self.class_predictor(hidden).permute(0, 2, 3, 1).reshape(len(features), -1, 2)
-        return logits, self.box_predictor(hidden).permute(0, 2, 3, 1).reshape(len(features), -1, 4)
+        return by_anchor(self.class_predictor(hidden), 2), by_anchor(self.box_predictor(hidden), 4)
 
 
 class BoxHead(nn.Module):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 from torch import Generator, Tensor, nn
 
-from lockstep.detection.anchors import anchors_per_cell
+from lockstep.detection.anchors import anchors_per_cell, by_anchor
 from lockstep.detection.box_coders import code_size
 from lockstep.detection.detector import Detections
 from lockstep.detection.nms import postprocess
@@ -193,7 +193,7 @@ class ConvolutionalHead(nn.Module):
         """Return logits (batch, anchors, classes) and codes (batch, anchors, code size)."""
         hidden = [layers(each) for layers, each in zip(self.layers, maps, strict=True)]
         logits, codes = (
-            torch.cat([_by_anchor(layer(each), size) for layer, each in zip(predictors, hidden, strict=True)], 1)
+            torch.cat([by_anchor(layer(each), size) for layer, each in zip(predictors, hidden, strict=True)], 1)
             for predictors, size in zip((self.class_predictor, self.box_predictor), self._sizes, strict=True)
         )
         return logits.sigmoid() if self._is_sigmoid else logits, codes
@@ -270,7 +270,7 @@ class WeightSharedHead(nn.Module):
         of_boxes = self.box_tower(hidden, index)
         of_classes = of_boxes if self.class_tower is None else self.class_tower(hidden, index)
         logits, codes = self.class_predictor(self.dropout(of_classes)), self.box_predictor(of_boxes)
-        return _by_anchor(logits, self._sizes[0]), _by_anchor(codes, self._sizes[1])
+        return by_anchor(logits, self._sizes[0]), by_anchor(codes, self._sizes[1])
 
 
 class _Tower(nn.Module):
@@ -305,8 +305,3 @@ def _convolution(inputs: int, outputs: int, kernel_size: int, use_depthwise: boo
         return nn.Sequential(OrderedDict(convolution=conv2d(inputs, outputs, kernel_size, bias=bias)))
     depthwise = conv2d(inputs, inputs, kernel_size, groups=inputs, bias=False)
     return nn.Sequential(OrderedDict(depthwise=depthwise, convolution=conv2d(inputs, outputs, 1, bias=bias)))
-
-
-def _by_anchor(predicted: Tensor, size: int) -> Tensor:
-    """Lay out a map of (batch, anchors of a cell * size, height, width) as (batch, anchors, size)."""
-    return predicted.permute(0, 2, 3, 1).reshape(len(predicted), -1, size)
