@@ -31,7 +31,7 @@ from lockstep.detection.blocks import IouSimilarity, PyramidAnchorGenerator, Thr
 from lockstep.detection.box_coders import AnyBoxCoder, decode, encode
 from lockstep.detection.boxes import clip, iou
 from lockstep.detection.detector import DetectionModel, Detections, Targets
-from lockstep.detection.fpn import BackboneWithFpn, FeaturePyramidNetwork, LastLevelMaxPool
+from lockstep.detection.fpn import FeaturePyramidNetwork, LastLevelMaxPool
 from lockstep.detection.nms import NmsLimits, batched_nms, multiclass_nms
 from lockstep.detection.roi_align import multiscale_roi_align, roi_align_masks
 from lockstep.errors import DataError
@@ -299,13 +299,17 @@ def faster_rcnn_fpn(settings: FasterRcnnFpn, generator: Generator) -> FasterRcnn
     return FasterRcnnNet(settings, backbone, rpn, RoIHeads(CHANNELS, settings.num_classes, generator=generator))
 
 
-def resnet_fpn_backbone(settings: FasterRcnnFpn, generator: Generator) -> BackboneWithFpn:
-    """Make a ResNet-50 with a pyramid of the maps of its four layers, and of one more level."""
+def resnet_fpn_backbone(settings: FasterRcnnFpn, generator: Generator) -> nn.Module:
+    """Make a ResNet-50 with a pyramid of the maps of its four layers, and of one more level.
+
+    Its parameters are named as in torchvision. It maps images (batch, 3, height, width) to the levels by name, finest
+    first.
+    """
     norm_layer = FrozenBatchNorm2d if settings.freeze_batchnorm else nn.BatchNorm2d
     net = ResNet(50, norm_layer=norm_layer, generator=generator)
     body = IntermediateLayerGetter(net, {f"layer{number + 1}": str(number) for number in range(4)})
     fpn = FeaturePyramidNetwork((256, 512, 1024, 2048), CHANNELS, LastLevelMaxPool(), generator=generator)
-    return BackboneWithFpn(body, fpn)
+    return nn.Sequential(OrderedDict(body=body, fpn=fpn))
 
 
 def with_objects(proposals: Sequence[Tensor], targets: Targets) -> list[Tensor]:
@@ -393,19 +397,9 @@ def _box_loss(codes: Tensor, targets: Tensor, is_object: Tensor) -> Tensor:
 
 
 class MaskRcnnNet(FasterRcnnNet):
-    """Mask R-CNN on a feature pyramid.
-
-    Args:
-        settings: as of `FasterRcnnNet`.
-        backbone: as of `FasterRcnnNet`.
-        rpn: as of `FasterRcnnNet`.
-        roi_heads: with layers for masks.
-    """
+    """Mask R-CNN on a feature pyramid: a `FasterRcnnNet` whose heads have layers for masks."""
 
     roi_heads: MaskRoIHeads
-
-    def __init__(self, settings: MaskRcnnFpn, backbone: nn.Module, rpn: RpnHead, roi_heads: MaskRoIHeads) -> None:
-        super().__init__(settings, backbone, rpn, roi_heads)
 
     def forward(self, inputs: Tensor, assigned: AssignedAnchors | None = None) -> dict[str, Any]:
         """Predict as Faster R-CNN, and in training the masks of the regions that learn objects."""
@@ -439,13 +433,7 @@ class MaskRcnnNet(FasterRcnnNet):
 
 
 class MaskRoIHeads(RoIHeads):
-    """Predicts the classes of regions, a box for each class, and a mask for each class.
-
-    Args:
-        channels: of each level of the pyramid.
-        num_classes: without the background.
-        generator: draws the initial weights; torch's default one where none is given.
-    """
+    """Predicts what `RoIHeads` predicts, and a mask for each class."""
 
     def __init__(self, channels: int, num_classes: int, *, generator: Generator | None = None) -> None:
         super().__init__(channels, num_classes, generator=generator)
