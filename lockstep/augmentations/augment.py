@@ -62,11 +62,8 @@ class NeedsPartners(Augment, Protocol):
     def __call__(self, batch: dict[str, Any], draws: Draws, partners: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
         """Return the changed batch: the same number of examples in the same order.
 
-        Args:
-            batch: as for every augmentation.
-            draws: as for every augmentation.
-            partners: the first partners of the examples that need some, in their order, as a batch; then the second
-                ones, and so on; nothing at all if no example needs any.
+        `partners` are the first partners of the examples that need some, in their order, as a batch; then the second
+        ones, and so on; nothing at all if no example needs any.
         """
         ...
 

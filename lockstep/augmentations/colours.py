@@ -240,10 +240,7 @@ class ColourOption(Checked, ABC):
 def apply_colours(images: Tensor, options: Sequence[ColourOption], numbers: Tensor) -> Tensor:
     """Compute options one after the other: float32 of shape (batch, channels, height, width).
 
-    Args:
-        images: uint8 or floats, 0 to 255.
-        options: in their order.
-        numbers: of all options side by side, on the same device.
+    Images are uint8 or floats, 0 to 255; the numbers are those of all options side by side, on the same device.
     """
     # Planes, however the decoder has left the pixels: sums over them are rounded alike then.
     values = images.to(torch.float32, memory_format=torch.contiguous_format)

@@ -197,14 +197,9 @@ class DistortedLaw:
     max_attempts: int
 
     def windows(self, height: Int64s, width: Int64s, objects: Objects, draws: Draws, column: str) -> Windows:
-        """Draw one window for each image.
+        """Draw one window for each image, from columns whose names begin with this one.
 
-        Args:
-            height: of the images, shape (batch,).
-            width: of the images, shape (batch,).
-            objects: at least one for each image; those smaller than a pixel are never shown.
-            draws: those of the batch.
-            column: the beginning of the names of their columns.
+        There is an object for each image at least; those smaller than a pixel are never shown.
         """
         windows = Windows(np.zeros_like(height), np.zeros_like(height), height, width)
         found = np.zeros(len(height), dtype=bool)

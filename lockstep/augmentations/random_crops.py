@@ -95,15 +95,7 @@ class RandomCropToAspectRatio(Checked):
 def crop_at_random(
     batch: Fields, draws: Draws, limits: Sequence[CropLimits], chosen: Int64s, wanted_by: object
 ) -> Fields:
-    """Cut a random window out of each image, as `RandomCropImage` does.
-
-    Args:
-        batch: with images in the field "image".
-        draws: those of the batch.
-        limits: of the windows.
-        chosen: which of the limits hold for each image, shape (batch,).
-        wanted_by: the augmentation.
-    """
+    """Cut a random window out of each image, as `RandomCropImage` does, by the limits chosen for it, shape (batch,)."""
     images = images_of(batch, "image", wanted_by)
     height, width = sides_of(images).T
     table = np.array([[getattr(each, name) for name in CropLimits.__dataclass_fields__] for each in limits])
@@ -141,14 +133,10 @@ def crop_to_aspect_ratio(batch: Fields, draws: Draws, ratio: float, overlap: flo
 
 
 def cropped(batch: Fields, images: Sequence[Image], windows: Windows, overlap: Float64s, is_cropped: Bools) -> Fields:
-    """Cut windows out of some of the images, and take the objects with them.
+    """Cut windows out of those images that are cropped, and take the objects with them.
 
-    Args:
-        batch: with the images, and perhaps objects.
-        images: those of the batch.
-        windows: one within each image.
-        overlap: the share of its box that an object has to have in the window, or it is dropped; shape (batch,).
-        is_cropped: which of the images are cropped, shape (batch,).
+    Windows lie within their images. An object is dropped if a smaller share of its box than `overlap`, of shape
+    (batch,), is in the window.
     """
     _boxes_of(batch, images)
     rows = zip(sides_of(images).tolist(), windows.regions(), is_cropped, strict=True)

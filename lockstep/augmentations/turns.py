@@ -99,16 +99,7 @@ class RandomShift(Checked):
 def turned_rows(
     batch: Fields, field: str, turn: Turn, rows: Bools, wanted_by: object, keypoint_order: Sequence[int] = ()
 ) -> Fields:
-    """Turn some of the images, and the objects on them.
-
-    Args:
-        batch: with images of any form in the field.
-        field: of the images.
-        turn: what is done to them.
-        rows: which of them, shape (batch,).
-        wanted_by: the augmentation.
-        keypoint_order: see `move_objects`.
-    """
+    """Turn the images of some rows, shape (batch,), and the objects on them; see `move_objects` for the keypoints."""
     images = images_of(batch, field, wanted_by)
     if turn.mirrors and "keypoints" in object_fields(batch):
         _check_keypoint_order(keypoint_order, batch, wanted_by)

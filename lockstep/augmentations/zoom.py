@@ -174,11 +174,7 @@ class RandomIoUCrop(Checked):
     def regions(self, sides: Int64s, boxes: Float64s, lengths: Int64s, draws: Draws) -> Int64s:
         """Draw the part of each image: top, left, height and width in pixels, shape (batch, 4).
 
-        Args:
-            sides: of the images, in pixels, shape (batch, 2).
-            boxes: of all images, in pixels, shape (total, 4).
-            lengths: how many each image has, shape (batch,).
-            draws: of the batch.
+        Sides (batch, 2) and boxes (total, 4) are in pixels; `lengths` says how many boxes each image has, (batch,).
         """
         regions = np.concatenate([np.zeros_like(sides), sides], axis=1)
         ends = np.cumsum(lengths)

@@ -89,12 +89,7 @@ def feature_shapes(backbone: nn.Module, image_shape: Shape) -> tuple[Shape, ...]
 
 
 class BackboneAnchors:
-    """The anchors on the feature maps of a backbone, for inputs of any shape.
-
-    Args:
-        generator: what the anchors are.
-        backbone: see `feature_shapes`, which is asked once for each shape.
-    """
+    """The anchors on a backbone's feature maps, for inputs of any shape: `feature_shapes` is asked once for each."""
 
     def __init__(self, generator: AnyAnchorGenerator, backbone: nn.Module) -> None:
         self.generator, self._backbone = generator, backbone

@@ -33,13 +33,7 @@ def code_size(coder: AnyBoxCoder) -> int:
 
 
 def encode(coder: AnyBoxCoder, boxes: Tensor, anchors: Tensor) -> Tensor:
-    """Encode boxes relative to anchors.
-
-    Args:
-        coder: what the codes are.
-        boxes: (..., 4).
-        anchors: (..., 4).
-    """
+    """Encode boxes (..., 4) relative to anchors (..., 4), to codes (..., `code_size`)."""
     match coder:
         case FasterRcnnBoxCoder():
             return torch.stack(_offsets(boxes, anchors), -1) * _factors(coder, boxes)
@@ -58,11 +52,7 @@ def encode(coder: AnyBoxCoder, boxes: Tensor, anchors: Tensor) -> Tensor:
 
 
 def decode(coder: AnyBoxCoder, codes: Tensor, anchors: Tensor) -> Tensor:
-    """Decode codes (..., `code_size`) relative to anchors (..., 4).
-
-    Returns:
-        Boxes (..., 4).
-    """
+    """Decode codes (..., `code_size`) relative to anchors (..., 4), to boxes (..., 4)."""
     centre, size = _centre_and_size(anchors)
     match coder:
         case FasterRcnnBoxCoder():

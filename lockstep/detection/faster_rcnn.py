@@ -159,12 +159,9 @@ class FasterRcnnNet(DetectionModel):
 
     @torch.no_grad()
     def propose(self, objectness: Tensor, codes: Tensor, shape: tuple[int, int]) -> list[Tensor]:
-        """Return the proposals of each image, (proposals, 4), best first.
+        """Return the proposals of each image, (proposals, 4), best first, by objectness: logits (batch, anchors).
 
-        Args:
-            objectness: logits (batch, anchors).
-            codes: (batch, anchors, 4).
-            shape: height and width of the input.
+        Codes are (batch, anchors, 4), and the shape is that of the input.
         """
         settings = self.settings
         pre_nms_top_n, post_nms_top_n = settings.proposals(training=self.training)
@@ -221,13 +218,7 @@ class FasterRcnnNet(DetectionModel):
 
 
 class RpnHead(nn.Module):
-    """Predicts which anchors have objects, and their boxes, by the same layers on each level.
-
-    Args:
-        channels: of each level.
-        per_cell: anchors of a cell.
-        generator: draws the initial weights; torch's default one where none is given.
-    """
+    """Predicts which anchors, so many a cell, have objects, and their boxes, by the same layers on each level."""
 
     def __init__(self, channels: int, per_cell: int, *, generator: Generator | None = None) -> None:
         super().__init__()
@@ -250,13 +241,7 @@ class RpnHead(nn.Module):
 
 
 class RoIHeads(nn.Module):
-    """Predicts the classes of regions, and a box for each class.
-
-    Args:
-        channels: of each level of the pyramid.
-        num_classes: without the background.
-        generator: draws the initial weights; torch's default one where none is given.
-    """
+    """Predicts the classes of regions, the background among them, and a box for each class."""
 
     def __init__(self, channels: int, num_classes: int, *, generator: Generator | None = None) -> None:
         super().__init__()
@@ -321,14 +306,9 @@ def with_objects(proposals: Sequence[Tensor], targets: Targets) -> list[Tensor]:
 def drawn_anchors(
     assigned: AssignedAnchors, anchors: Tensor, coder: AnyBoxCoder, number: int, positive_fraction: float
 ) -> DrawnAnchors:
-    """Draw the anchors that the first stage learns from.
+    """Draw the anchors, of all (anchors, 4), that the first stage learns from.
 
-    Args:
-        assigned: what each anchor can learn.
-        anchors: (anchors, 4).
-        coder: of the boxes that are learned.
-        number: of anchors of an image, at most.
-        positive_fraction: of these, the anchors that learn an object, at most.
+    They are at most `number` of an image, and of these at most `positive_fraction` learn an object.
     """
     targets, matches = assigned
     drawn = balanced_sample(list(matches >= 0), list(matches == BACKGROUND), number, positive_fraction)
@@ -342,14 +322,9 @@ def drawn_anchors(
 def drawn_regions(
     proposals: Sequence[Tensor], targets: Targets, matcher: AnyMatcher, number: int, positive_fraction: float
 ) -> Regions:
-    """Draw the regions that the second stage learns from: one image after the other, as they are matched.
+    """Draw the regions that the second stage learns from, of the proposals (n, 4) of each image, one after the other.
 
-    Args:
-        proposals: (n, 4) of each image.
-        targets: the objects.
-        matcher: says which proposal can learn which object.
-        number: of regions of an image, at most.
-        positive_fraction: of these, the regions that learn an object, at most.
+    They are at most `number` of an image, and of these at most `positive_fraction` learn an object.
     """
     matches = [
         ignoring(match(matcher, iou(boxes, each)), targets, image)

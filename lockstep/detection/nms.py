@@ -327,13 +327,9 @@ def fixed_detections(
 ) -> Detections:
     """Choose the detections of one image, each class by itself, in a fixed number of steps.
 
-    It is for graphs that `torch.export` traces, where no shape depends on data: below the detections are rows of zeros.
-
-    Args:
-        boxes: (anchors, q, 4), q being 1, or the number of classes where each has boxes of its own.
-        scores: (anchors, classes), without the background.
-        limits: which of them remain.
-        shape: height and width that boxes are clipped to once they are chosen; without area there they are dropped.
+    It is `multiclass_nms` for graphs that `torch.export` traces, where no shape depends on data: below the detections
+    are rows of zeros. With a shape, height and width, boxes are clipped to it once they are chosen, and those without
+    area there are dropped.
     """
     # The loop of a traced graph; torch.onnx knows it, too.
     from torch._higher_order_ops.scan import scan

@@ -338,9 +338,7 @@ class SqueezeNetMaps(nn.Module):
 class L2Norm(nn.Module):
     """Divides the channels of each cell by their Euclidean norm, and multiplies each by a number that is learned.
 
-    Args:
-        channels: of the map.
-        scale: the number at first.
+    The number is `scale` at first.
     """
 
     def __init__(self, channels: int, scale: float) -> None:
@@ -397,9 +395,7 @@ class VggMaps(nn.Module):
 class MobileNetMaps(nn.Module):
     """Maps of MobileNetV3 large, after the expansion of its last stride and at its end, and of layers on top.
 
-    Args:
-        reduced_tail: the last blocks have half the channels.
-        generator: draws the initial weights.
+    With a reduced tail the last blocks have half the channels.
     """
 
     def __init__(self, *, reduced_tail: bool, generator: Generator | None = None) -> None:

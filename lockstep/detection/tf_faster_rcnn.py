@@ -160,10 +160,7 @@ class TfFasterRcnn(DetectionModel):
     def propose(self, objectness: Tensor, codes: Tensor, shape: tuple[int, int]) -> list[Tensor]:
         """Return the proposals of each image, (proposals, 4), best first.
 
-        Args:
-            objectness: logits (batch, anchors, 2), of the background first.
-            codes: (batch, anchors, 4).
-            shape: height and width of the input.
+        Objectness is logits (batch, anchors, 2), of the background first, and codes are (batch, anchors, 4).
         """
         config, anchors = self.config, self.anchors(shape, codes.device)
         boxes = decode(_CODER, codes, anchors)
@@ -311,12 +308,7 @@ _FIRST, _SECOND, _BLOCKS = 1024, 2048, 3
 
 
 class FirstStage(nn.Module):
-    """Predicts which anchors have objects, and their boxes.
-
-    Args:
-        config: of the detector.
-        generator: draws the initial weights; torch's default one where none is given.
-    """
+    """Predicts which anchors have objects, and their boxes."""
 
     def __init__(self, config: FasterRcnn, *, generator: Generator | None = None) -> None:
         super().__init__()
@@ -337,13 +329,7 @@ class FirstStage(nn.Module):
 
 
 class BoxHead(nn.Module):
-    """Predicts the classes of regions, and a box for each class or one for all.
-
-    Args:
-        config: of the predictor.
-        num_classes: without the background.
-        generator: draws the initial weights; torch's default one where none is given.
-    """
+    """Predicts the classes of regions, and a box for each class or one for all."""
 
     def __init__(self, config: MaskRcnnBoxPredictor, num_classes: int, *, generator: Generator | None = None) -> None:
         super().__init__()
@@ -363,13 +349,7 @@ class BoxHead(nn.Module):
 
 
 class MaskHead(nn.Module):
-    """Predicts a mask for each class or one for all.
-
-    Args:
-        config: of the predictor.
-        num_classes: without the background.
-        generator: draws the initial weights; torch's default one where none is given.
-    """
+    """Predicts a mask for each class or one for all."""
 
     def __init__(self, config: MaskRcnnBoxPredictor, num_classes: int, *, generator: Generator | None = None) -> None:
         super().__init__()

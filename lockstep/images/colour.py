@@ -120,8 +120,7 @@ JITTER_ORDERS: tuple[Order, ...] = (*permutations(JITTER_OPERATIONS),)
 def grey(images: Tensor) -> Tensor:
     """Compute 0.2989 red + 0.587 green + 0.114 blue: float32 of shape (..., 1, height, width).
 
-    Args:
-        images: uint8 or floats of shape (..., 3, height, width).
+    Images are uint8 or floats of shape (..., 3, height, width).
     """
     red, green, blue = images.unbind(-3)
     return red.mul(0.2989).add_(green, alpha=0.587).add_(blue, alpha=0.114).unsqueeze_(-3)

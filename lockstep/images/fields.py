@@ -24,11 +24,7 @@ Image: TypeAlias = "EncodedImage | Tensor"
 def images_of(batch: Fields, field: str, wanted_by: object, *, colour: bool = False) -> Sequence[Image]:
     """Look up the images of a field: encoded or decoded, of one size or of several.
 
-    Args:
-        batch: with the field.
-        field: of the images.
-        wanted_by: the augmentation, for an error.
-        colour: take rasters of uint8 and three channels alone, as encoded images are once they are decoded.
+    With `colour` rasters have to be uint8 of three channels, as encoded images are once they are decoded.
     """
     images: Any = batch.get(field)
     if isinstance(images, torch.Tensor) and images.ndim == 4:

@@ -250,10 +250,7 @@ def _described(value: object) -> str:
 def _polygon_flips(corners: Int32s, height: int, width: int) -> Int64s:
     """Find where a polygon's mask changes between 0 and 1: pixels counted column by column, ascending, an even number.
 
-    Args:
-        corners: x and y in turn, in fifths of a pixel; three corners or more, of which any may lie outside the image.
-        height: rows of the image.
-        width: columns of the image.
+    Corners are x and y in turn, in fifths of a pixel: three or more, of which any may lie outside of the image.
     """
     walk = _walk(corners[0::2].astype(np.int64), corners[1::2].astype(np.int64))
     moved = (walk.x[1:] != walk.x[:-1]) & (walk.edge[1:] == walk.edge[:-1])

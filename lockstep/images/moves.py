@@ -120,15 +120,9 @@ def move(
     half_pixel_centers: bool = True,
     align_corners: bool = False,
 ) -> Move:
-    """Make the move of an image: by default it keeps all of it, as it is laid, at its size.
+    """Make the `Move` of an image of these sides, height and width in pixels; `to` are those after it.
 
-    Args:
-        sides: height and width of the image, in pixels.
-        region: the part that is cut out; it may reach out of the image.
-        turn: how the part is turned.
-        to: height and width after resizing; None: those of the turned part.
-        half_pixel_centers: how pixels are sampled, see `Move`.
-        align_corners: likewise.
+    By default it keeps all of the image, as it is laid, at the size of the turned part.
     """
     height, width = sides
     part = region or Region(0, 0, height, width)
@@ -139,10 +133,7 @@ def move(
 def moved_points(points: Tensor, owner: Tensor, moves: Sequence[Move]) -> Tensor:
     """Move points, float of shape (total, ..., 2) of y and x as shares of height and width; they may leave the image.
 
-    Args:
-        points: of all images of a batch.
-        owner: the row of the image of each, shape (total,).
-        moves: of the images.
+    They are those of all images of a batch: `owner` is the row of the image of each, shape (total,).
     """
     scale, shift, exchange = (torch.from_numpy(column)[owner] for column in _affine(moves))
     ones = [1] * (points.ndim - 2)
