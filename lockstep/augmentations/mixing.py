@@ -206,8 +206,10 @@ class MixUp(WithPartners):
         sides, their_sides = sides_of(images), sides_of(others)
         larger = sides.copy()
         larger[rows] = np.maximum(sides[rows], their_sides)
+        column = f"MixUp {self.field}"
+        drawn = symmetric_beta(draws.uniform(f"{column} share"), draws.uniform(f"{column} angle"), self.alpha)
         shares = np.ones(len(images))
-        shares[rows] = self._shares(draws)[rows]
+        shares[rows] = drawn[rows]
         for row, other in zip(rows.tolist(), others, strict=True):
             images[row] = _mixed(images[row], other, float(shares[row]), larger[row].tolist())
         own, theirs = (
@@ -220,11 +222,6 @@ class MixUp(WithPartners):
         own = _weighted(own, torch.from_numpy(shares).float())
         theirs = _weighted(theirs, torch.from_numpy(1 - shares[rows]).float())
         return {**join_objects(own, [theirs], torch.from_numpy(rows)), self.field: images}
-
-    def _shares(self, draws: Draws) -> Any:
-        """Draw the share that each image keeps, shape (batch,)."""
-        column = f"MixUp {self.field}"
-        return symmetric_beta(draws.uniform(f"{column} share"), draws.uniform(f"{column} angle"), self.alpha)
 
 
 def _weighted(batch: Fields, shares: Tensor) -> Fields:

@@ -232,8 +232,7 @@ class RandomPadToAspectRatio(Checked):
 
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch with its images padded: a list of images of several sizes."""
-        ratios = self.min_padded_size_ratio, self.max_padded_size_ratio
-        return pad_to_aspect_ratio(batch, draws, self.aspect_ratio, *ratios, self)
+        return pad_to_aspect_ratio(batch, draws, self)
 
 
 def crop_and_pad(
@@ -251,28 +250,24 @@ def crop_and_pad(
 
 
 def pad_to_aspect_ratio(
-    batch: Fields,
-    draws: Draws,
-    ratio: float,
-    least: tuple[float, float],
-    most: tuple[float, float],
-    wanted_by: object,
+    batch: Fields, draws: Draws, option: RandomPadToAspectRatio | SsdRandomCropPadFixedAspectRatio
 ) -> Fields:
-    """Pad each image to an aspect, as `RandomPadToAspectRatio` does."""
-    images = images_of(batch, "image", wanted_by)
+    """Pad each image to the aspect of an option, as `RandomPadToAspectRatio` does."""
+    images = images_of(batch, "image", option)
     sides = sides_of(images)
     # In 32 bits, and to even where it lies between: the rounding of the reference.
-    exact, wanted = sides.astype(np.float32), np.float32(ratio)
+    exact, wanted = sides.astype(np.float32), np.float32(option.aspect_ratio)
     height, width = exact.T
     rows = np.where(width / height <= wanted, height, width / wanted)
     columns = np.where(width / height >= wanted, width, height * wanted)
     fitting = np.stack([rows, columns], axis=1)
-    low, high = (np.maximum(exact * np.array(share, np.float32), fitting) / fitting for share in (least, most))
+    bounds = option.min_padded_size_ratio, option.max_padded_size_ratio
+    low, high = (np.maximum(exact * np.array(share, np.float32), fitting) / fitting for share in bounds)
     largest = high.min(1)
     smallest = np.minimum(low.max(1), largest)
-    scale = smallest + draws.uniform(f"{type(wanted_by).__name__} image scale") * (largest - smallest)
+    scale = smallest + draws.uniform(f"{type(option).__name__} image scale") * (largest - smallest)
     targets = np.maximum(np.rint(scale.astype(np.float32)[:, None] * fitting).astype(np.int64), sides)
-    return pad_images(batch, images, np.zeros_like(targets), targets, [_BLACK] * len(images), wanted_by)
+    return pad_images(batch, images, np.zeros_like(targets), targets, [_BLACK] * len(images), option)
 
 
 def _sides(height: int | None, width: int | None, others: Int64s) -> Int64s:
@@ -409,8 +404,7 @@ class SsdRandomCropPadFixedAspectRatio(Checked):
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch with its images cropped and padded: a list of images of several sizes."""
         batch = _cropped_by_one_of(self.operations or _operations(), batch, draws, self)
-        ratios = self.min_padded_size_ratio, self.max_padded_size_ratio
-        return pad_to_aspect_ratio(batch, draws, self.aspect_ratio, *ratios, self)
+        return pad_to_aspect_ratio(batch, draws, self)
 
 
 def _operations(least: float = 0.5, most: float = 2.0) -> list[CropLimits]:
