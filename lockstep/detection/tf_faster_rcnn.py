@@ -45,7 +45,7 @@ from lockstep.detection.losses import classification_loss
 from lockstep.detection.nms import postprocess
 from lockstep.detection.roi_align import crop_and_resize
 from lockstep.detection.tf_configs import BatchNorm, Hyperparams, MaskRcnnBoxPredictor
-from lockstep.detection.tf_layers import TfBatchNorm, activation_layer, draw_weights, norm_layer, penalties
+from lockstep.detection.tf_layers import PartPenalties, TfBatchNorm, activation_layer, draw_weights, norm_layer
 from lockstep.detection.tf_supported import check_supported
 from lockstep.images.normalisation import normalize
 from lockstep.models.initial_weights import check_images, without_memory
@@ -94,10 +94,9 @@ class TfFasterRcnn(DetectionModel):
         self.mask_head: MaskHead | None = None
         if predictor.predict_instance_masks:
             self.mask_head = MaskHead(predictor, config.num_classes, generator=generator)
-        parts = [part for part in (self.rpn, self.box_head, self.mask_head) if part is not None]
-        self._penalties = (
-            penalties(self, [(part.hyperparams, part) for part in parts]) if config.add_regularization_loss else []
-        )
+        heads = [part for part in (self.rpn, self.box_head, self.mask_head) if part is not None]
+        parts = [(part.hyperparams, part) for part in heads] if config.add_regularization_loss else []
+        self._penalties = PartPenalties(self, parts)
         self._anchors = BackboneAnchors(config.first_stage_anchor_generator, self.backbone)
 
     def preprocess(self, images: Tensor) -> Tensor:
@@ -202,10 +201,7 @@ class TfFasterRcnn(DetectionModel):
         losses = self._first_stage_losses(predictions, assigned) | self._second_stage_losses(predictions, assigned)
         if predictions["masks"] is not None:
             losses["mask"] = self.config.second_stage_mask_prediction_loss_weight * _mask_loss(predictions, assigned)
-        if self._penalties:
-            parameters = dict(self.named_parameters())
-            losses["regularization"] = torch.stack([each(parameters) for each in self._penalties]).sum()
-        return losses
+        return losses | self._penalties.losses(self)
 
     def _first_stage_losses(self, predictions: Mapping[str, Any], assigned: AssignedAnchors) -> dict[str, Tensor]:
         drawn: DrawnAnchors = predictions["drawn"]

@@ -20,7 +20,7 @@ from lockstep.detection.nms import postprocess
 from lockstep.detection.ssd import AnchorTargets, SsdNet, SsdSettings
 from lockstep.detection.tf_configs import ConvolutionalBoxPredictor, Hyperparams, WeightSharedConvolutionalBoxPredictor
 from lockstep.detection.tf_feature_maps import feature_maps
-from lockstep.detection.tf_layers import activation_layer, draw_weights, norm_layer, penalties
+from lockstep.detection.tf_layers import PartPenalties, activation_layer, draw_weights, norm_layer
 from lockstep.detection.tf_supported import check_supported
 from lockstep.errors import InputError
 from lockstep.models.initial_weights import check_images, without_memory
@@ -63,7 +63,7 @@ class TfSsd(SsdNet):
             (backbone.on_top, backbone.extra),
             (head.hyperparams, head),
         ]
-        self._penalties = penalties(self, parts) if config.add_regularization_loss else []
+        self._penalties = PartPenalties(self, parts if config.add_regularization_loss else ())
 
     def forward(self, inputs: Tensor, assigned: AnchorTargets | None = None) -> dict[str, Any]:
         """Predict logits, codes of boxes, and the anchors that they are relative to."""
@@ -72,11 +72,7 @@ class TfSsd(SsdNet):
 
     def losses(self, predictions: Mapping[str, Any], assigned: AnchorTargets) -> dict[str, Tensor]:
         """Compute the sums of the losses of classes and boxes over the anchors that count, and the penalties."""
-        losses = super().losses(predictions, assigned)
-        if self._penalties:
-            parameters = dict(self.named_parameters())
-            losses["regularization"] = torch.stack([each(parameters) for each in self._penalties]).sum()
-        return losses
+        return super().losses(predictions, assigned) | self._penalties.losses(self)
 
 
 def _settings(config: Ssd) -> SsdSettings:
