@@ -123,13 +123,12 @@ class PartPenalties:
 
     def losses(self, model: nn.Module) -> dict[str, Tensor]:
         """Compute the sum of the penalties on what the model trains, by its name; nothing where there are none."""
-        if not self._each:
-            return {}
         trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-        values = [
-            penalty.penalty([trained[name] for name in names if name in trained]) for penalty, names in self._each
-        ]
-        return {"regularization": torch.stack(values).sum()}
+        values = []
+        for penalty, names in self._each:
+            if tensors := [trained[name] for name in names if name in trained]:  # a part may be frozen
+                values.append(penalty.penalty(tensors))
+        return {"regularization": torch.stack(values).sum()} if values else {}
 
 
 def _penalised(model: nn.Module, part: nn.Module, config: Hyperparams) -> list[str]:

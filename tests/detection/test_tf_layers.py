@@ -86,3 +86,14 @@ def test_a_penalty_is_on_kernels_and_on_depthwise_ones_only_if_asked() -> None:
     l1 = PartPenalties(model, [(deep, part)]).losses(model)
     assert l2["regularization"].item() == pytest.approx(0.1 / 2 * 4 * 4)
     assert l1["regularization"].item() == pytest.approx(0.1 * 2 * (4 + 18))
+
+
+def test_a_part_that_is_frozen_has_no_penalty() -> None:
+    model = nn.ModuleDict({"a": nn.Conv2d(2, 2, 1), "b": nn.Conv2d(2, 2, 1)})
+    config = Hyperparams(regularizer=L2Regularizer(0.1))
+    penalties = PartPenalties(model, [(config, model["a"]), (config, model["b"])])
+    model["a"].requires_grad_(False)
+    expected = 0.1 / 2 * model["b"].weight.square().sum()
+    torch.testing.assert_close(penalties.losses(model)["regularization"], expected)
+    model.requires_grad_(False)
+    assert penalties.losses(model) == {}
