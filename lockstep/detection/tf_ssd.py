@@ -134,15 +134,10 @@ def _per_cell(config: Ssd, num_maps: int) -> tuple[int, ...]:
 
 
 class ConvolutionalHead(nn.Module):
-    """Predicts by layers of each feature map's own.
+    """Predicts by layers of each feature map's own, from maps of `in_channels`, with `per_cell` anchors a cell each.
 
-    Args:
-        config: what they are.
-        in_channels: of each feature map.
-        per_cell: the anchors of a cell of each.
-        num_logits: of an anchor, that of the background among them.
-        freeze_batchnorm: normalise with the moving statistics in training too.
-        generator: draws the initial weights; torch's default one where none is given.
+    An anchor has `num_logits`, that of the background among them. A frozen batch norm normalises with the moving
+    statistics in training too.
     """
 
     def __init__(
