@@ -17,15 +17,7 @@ import numpy as np
 import torch
 
 from lockstep.augmentations.augment import Deferred, drawn_between
-from lockstep.checks import (
-    Checked,
-    FiniteFloat,
-    Hint,
-    NonNegativeFloat,
-    Probability,
-    Range,
-    ordered,
-)
+from lockstep.checks import Checked, FiniteFloat, Hint, NonNegativeFloat, Probability, Range, ordered
 from lockstep.errors import InputError
 from lockstep.images.colour import (
     INCEPTION_ORDERS,

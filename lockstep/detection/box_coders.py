@@ -12,13 +12,7 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from lockstep.detection.blocks import (
-    BoxCoder,
-    FasterRcnnBoxCoder,
-    LinearBoxCoder,
-    SquareBoxCoder,
-    XYBoxCoder,
-)
+from lockstep.detection.blocks import BoxCoder, FasterRcnnBoxCoder, LinearBoxCoder, SquareBoxCoder, XYBoxCoder
 
 AnyBoxCoder = BoxCoder | XYBoxCoder | LinearBoxCoder
 
