@@ -106,22 +106,14 @@ class TfFasterRcnn(DetectionModel):
     def anchors(self, shape: tuple[int, int], device: torch.device) -> Tensor:
         """Return all anchors on an input of this height and width, (anchors, 4); clipped to it, but for training."""
         (anchors,) = self._anchors(shape, device)
-        return anchors if self._drops_anchors() else clip(anchors, shape)
-
-    def _drops_anchors(self) -> bool:
-        """Tell whether anchors that reach out of the image are left out, as they are in training."""
-        return self.training and not self.config.clip_anchors_to_image
-
-    def _is_inside(self, anchors: Tensor, shape: tuple[int, int]) -> Tensor:
-        if not self._drops_anchors():
-            return torch.ones(len(anchors), dtype=torch.bool, device=anchors.device)
-        return (anchors == clip(anchors, shape)).all(-1)
+        # In training those that reach out of the image are left out.
+        return anchors if self.training and not self.config.clip_anchors_to_image else clip(anchors, shape)
 
     @torch.no_grad()
     def assign(self, targets: Targets) -> AssignedAnchors:
         """Find which anchor can learn which object: one image after the other."""
         anchors = self.anchors(targets.shape, targets.boxes[0].device)
-        is_inside = self._is_inside(anchors, targets.shape)
+        is_inside = _are_inside(anchors, targets.shape)
         matches = anchors.new_full((len(targets), len(anchors)), IGNORED, dtype=torch.int64)
         matches[:, is_inside] = match_images(
             _ANCHOR_MATCHER, IouSimilarity(), targets.boxes, anchors[is_inside], targets.weights
@@ -163,7 +155,7 @@ class TfFasterRcnn(DetectionModel):
         """
         config, anchors = self.config, self.anchors(shape, codes.device)
         boxes = decode(_CODER, codes, anchors)
-        usable = self._is_inside(anchors, shape) & torch.isfinite(boxes).all(-1)
+        usable = _are_inside(anchors, shape) & torch.isfinite(boxes).all(-1)
         scores = objectness.softmax(-1)[..., 1].masked_fill(~usable, -torch.inf)
         most = config.first_stage_max_proposals
         rule = BatchNonMaxSuppression(
@@ -264,6 +256,10 @@ class TfFasterRcnn(DetectionModel):
         masks = _of_labels(logits, torch.cat([each.labels for each in detections])).sigmoid()
         of_images = torch.split(masks, [len(each.boxes) for each in detections])
         return [each._replace(masks=mask) for each, mask in zip(detections, of_images, strict=True)]
+
+
+def _are_inside(boxes: Tensor, shape: tuple[int, int]) -> Tensor:
+    return (boxes == clip(boxes, shape)).all(-1)
 
 
 def _mask_loss(predictions: Mapping[str, Any], assigned: AssignedAnchors) -> Tensor:
