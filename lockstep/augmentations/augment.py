@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -78,10 +78,14 @@ class Deferred(Checked, ABC):
     Called, it leaves the images as they are, and adds the numbers to the batch.
     """
 
+    field: str
+    ending: ClassVar[str]
+    """What the name of the field of the numbers ends with."""
+
     @property
-    @abstractmethod
     def into(self) -> str:
-        """The field that the numbers are in."""
+        """The field that the numbers are in: "image.colour" for "image" and the ending "colour"."""
+        return f"{self.field}.{self.ending}"
 
     @abstractmethod
     def numbers(self, batch: Mapping[str, Any], draws: Draws) -> Tensor:

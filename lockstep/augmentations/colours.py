@@ -52,8 +52,6 @@ def drawn_numbers(draws: Draws, field: str, bounds: Mapping[str, tuple[float, fl
 class _ColourNumbers(Deferred):
     """Base of augmentations that draw numbers for the colours of an image, and one to choose an order by."""
 
-    field: str
-
     @property
     @abstractmethod
     def bounds(self) -> _Bounds:
@@ -66,7 +64,7 @@ class _ColourNumbers(Deferred):
 
 @dataclass(frozen=True)
 class ColourDraws(_ColourNumbers):
-    """Colours as the Inception systems distort them: numbers float32 (batch, 5) in the field `into`.
+    """Colours as the Inception systems distort them: numbers float32 (batch, 5) in the field "image.colour".
 
     Its columns: the brightness to add (of a range of 1), the factors of contrast and saturation, the turn of the hue
     (1 is all around), and where among the orders to choose one: 0 is the first, just below 1 the last.
@@ -81,10 +79,7 @@ class ColourDraws(_ColourNumbers):
     field: str = "image"
     """The images that are coloured; they are not read for the draws."""
 
-    @property
-    def into(self) -> str:
-        """The field that the numbers are in: "image.colour" for "image"."""
-        return f"{self.field}.colour"
+    ending: ClassVar[str] = "colour"
 
     @property
     def bounds(self) -> _Bounds:
@@ -107,7 +102,7 @@ class ColourDraws(_ColourNumbers):
 
 @dataclass(frozen=True)
 class JitterDraws(_ColourNumbers):
-    """Torchvision's `ColorJitter`: numbers float32 (batch, 5) in the field `into`.
+    """Torchvision's `ColorJitter`: numbers float32 (batch, 5) in the field "image.jitter".
 
     Its columns: the factors of brightness, contrast and saturation, the turn of the hue (1 is all around), and where
     among the orders to choose one: 0 is the first, just below 1 the last.
@@ -124,10 +119,7 @@ class JitterDraws(_ColourNumbers):
     field: str = "image"
     """The images that are coloured; they are not read for the draws."""
 
-    @property
-    def into(self) -> str:
-        """The field that the numbers are in: "image.jitter" for "image"."""
-        return f"{self.field}.jitter"
+    ending: ClassVar[str] = "jitter"
 
     @property
     def bounds(self) -> _Bounds:
@@ -151,17 +143,14 @@ class JitterDraws(_ColourNumbers):
 
 @dataclass(frozen=True)
 class GreyDraws(Deferred):
-    """Torchvision's `RandomGrayscale`: which images become grey, bools of shape (batch,) in the field `into`."""
+    """Torchvision's `RandomGrayscale`: which images become grey, bools of shape (batch,) in the field "image.grey"."""
 
     p: Probability = 0.1
     """The probability that an image becomes grey."""
     field: str = "image"
     """The images that may become grey; they are not read for the draws."""
 
-    @property
-    def into(self) -> str:
-        """The field that the choice is in: "image.grey" for "image"."""
-        return f"{self.field}.grey"
+    ending: ClassVar[str] = "grey"
 
     def numbers(self, batch: Mapping[str, Any], draws: Draws) -> Tensor:
         """Choose images: bools of shape (batch,)."""

@@ -37,7 +37,7 @@ _QUARTERS = ((False, False), (False, True), (True, False), (True, True))
 
 @dataclass(frozen=True)
 class MixDraws(Deferred):
-    """Mixup and cutmix of images that have one class each: numbers float32 (batch, 5) in the field `into`.
+    """Mixup and cutmix of images that have one class each: numbers float32 (batch, 5) in the field "image.mix".
 
     Its columns: the share of an image that stays, and the top, left, bottom and right, in pixels, of the part that the
     other image takes all of. Where both alphas are above 0, an even chance decides how an image is mixed.
@@ -57,6 +57,8 @@ class MixDraws(Deferred):
     field: str = "image"
     """The images that are mixed; their size alone is read for the draws."""
 
+    ending: ClassVar[str] = "mix"
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.mixup == self.cutmix == 0:
@@ -66,11 +68,6 @@ class MixDraws(Deferred):
                 expected="one of them above 0",
                 hint="give the alpha of one or of both, or leave the augmentation out",
             )
-
-    @property
-    def into(self) -> str:
-        """The field that the numbers are in: "image.mix" for "image"."""
-        return f"{self.field}.mix"
 
     def numbers(self, batch: Mapping[str, Any], draws: Draws) -> Tensor:
         """Draw the numbers of each image."""
