@@ -71,7 +71,7 @@ def images_and_objects(batch: Fields, field: str, wanted_by: object) -> Sequence
             f"{type(wanted_by).__name__} finds no objects on the images.",
             given=describe_field(batch, "boxes"),
             expected='boxes of objects in the field "boxes"',
-            hint="use it for detectors; for classifiers there are MixDraws and mixed of lockstep.images",
+            hint="use it for detectors; for classifiers there is lockstep.augmentations.MixDraws",
         )
     return images_of(batch, field, wanted_by)
 
