@@ -71,7 +71,7 @@ class RandomCropImage(CropLimits):
 
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch with its images cropped: a list of images of several sizes."""
-        return crop_at_random(batch, draws, [self], np.zeros(len(draws.positions), np.int64), self)
+        return crop_at_random(batch, draws, [self], self)
 
 
 @dataclass(frozen=True)
@@ -92,13 +92,12 @@ class RandomCropToAspectRatio(Checked):
         return crop_to_aspect_ratio(batch, draws, self.aspect_ratio, self.overlap_thresh, self)
 
 
-def crop_at_random(
-    batch: Fields, draws: Draws, limits: Sequence[CropLimits], chosen: Int64s, wanted_by: object
-) -> Fields:
-    """Cut a random window out of each image, as `RandomCropImage` does, by the limits chosen for it, shape (batch,)."""
+def crop_at_random(batch: Fields, draws: Draws, limits: Sequence[CropLimits], wanted_by: object) -> Fields:
+    """Cut a random window out of each image, as `RandomCropImage` does, by limits of which each is drawn as often."""
     images = images_of(batch, "image", wanted_by)
     height, width = sides_of(images).T
     table = np.array([[getattr(each, name) for name in CropLimits.__dataclass_fields__] for each in limits])
+    chosen = _chosen(limits, draws, wanted_by)
     covered, low_aspect, high_aspect, low_area, high_area, overlap, untouched = table[chosen].T
     law = DistortedLaw(covered, np.stack([low_aspect, high_aspect]), np.stack([low_area, high_area]), _ATTEMPTS)
     boxes = _boxes_of(batch, images)
@@ -216,7 +215,7 @@ class RandomCropPadImage(CropLimits):
 
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch with its images cropped and padded: a list of images of several sizes."""
-        return crop_and_pad(batch, draws, [self], np.zeros(len(draws.positions), np.int64), self)
+        return crop_and_pad(batch, draws, [self], self)
 
 
 @dataclass(frozen=True)
@@ -235,16 +234,15 @@ class RandomPadToAspectRatio(Checked):
         return pad_to_aspect_ratio(batch, draws, self)
 
 
-def crop_and_pad(
-    batch: Fields, draws: Draws, operations: Sequence[RandomCropPadImage], chosen: Int64s, wanted_by: object
-) -> Fields:
-    """Crop and pad each image by one of several operations; `chosen` says by which, shape (batch,)."""
+def crop_and_pad(batch: Fields, draws: Draws, operations: Sequence[RandomCropPadImage], wanted_by: object) -> Fields:
+    """Crop and pad each image by one of several operations, each as often."""
+    chosen = _chosen(operations, draws, wanted_by)
     sides = sides_of(images_of(batch, "image", wanted_by)).astype(np.float32)
     least, most = (
         (sides * np.array([getattr(each, name) for each in operations], np.float32)[chosen]).astype(np.int64)
         for name in ("min_padded_size_ratio", "max_padded_size_ratio")
     )
-    crops = crop_at_random(batch, draws, operations, chosen, wanted_by)
+    crops = crop_at_random(batch, draws, operations, wanted_by)
     colours = [operations[number].pad_color for number in chosen]
     return _pad_at_random(crops, draws, least, most, colours, wanted_by)
 
@@ -350,7 +348,7 @@ class SsdRandomCrop:
 
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch with its images cropped: a list of images of several sizes."""
-        return _cropped_by_one_of(self.operations or _operations(), batch, draws, self)
+        return crop_at_random(batch, draws, self.operations or _operations(), self)
 
 
 @dataclass(frozen=True)
@@ -366,7 +364,7 @@ class SsdRandomCropPad:
         operations = [_as_crop_pad(operation) for operation in self.operations] or [
             RandomCropPadImage(share, 0.5, 2.0, overlap_thresh=share, random_coef=0.15) for share in _SHARES
         ]
-        return crop_and_pad(batch, draws, operations, _chosen(operations, draws, self), self)
+        return crop_and_pad(batch, draws, operations, self)
 
 
 @dataclass(frozen=True)
@@ -385,7 +383,7 @@ class SsdRandomCropFixedAspectRatio(Checked):
         """Return the batch with its images cropped: a list of images of several sizes."""
         ratio = self.aspect_ratio if self.operations else 1.0
         limits = [each.limits(ratio) for each in self.operations] or _operations(ratio, ratio)
-        batch = _cropped_by_one_of(limits, batch, draws, self)
+        batch = crop_at_random(batch, draws, limits, self)
         return crop_to_aspect_ratio(batch, draws, ratio, _OVERLAP_OF_THE_SECOND_CROP, self)
 
 
@@ -403,7 +401,7 @@ class SsdRandomCropPadFixedAspectRatio(Checked):
 
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch with its images cropped and padded: a list of images of several sizes."""
-        batch = _cropped_by_one_of(self.operations or _operations(), batch, draws, self)
+        batch = crop_at_random(batch, draws, self.operations or _operations(), self)
         return pad_to_aspect_ratio(batch, draws, self)
 
 
@@ -421,12 +419,6 @@ def _as_crop_pad(operation: SsdRandomCropPadOperation) -> RandomCropPadImage:
         max_padded_size_ratio=operation.max_padded_size_ratio,
         pad_color=colour,
     )
-
-
-def _cropped_by_one_of(
-    operations: Sequence[CropLimits], batch: dict[str, Any], draws: Draws, wanted_by: object
-) -> dict[str, Any]:
-    return crop_at_random(batch, draws, operations, _chosen(operations, draws, wanted_by), wanted_by)
 
 
 def _chosen(operations: Sequence[CropLimits], draws: Draws, wanted_by: object) -> Int64s:
