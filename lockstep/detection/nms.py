@@ -69,7 +69,7 @@ def best(scores: Tensor, count: int) -> Tensor:
 
 
 class NmsLimits(NamedTuple):
-    """Which boxes of an image become its detections, each class by itself."""
+    """The limits by which boxes of an image become its detections, each class by itself."""
 
     score_threshold: float
     """What has no higher score is dropped."""
