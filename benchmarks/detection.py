@@ -31,6 +31,7 @@ from measuring import Line, compared, interleave, record, report, run_part, show
 from torch import Tensor
 
 import lockstep as ls
+from lockstep.detection.nms import NmsLimits
 from lockstep.detection.ssd import per_class_detections
 from lockstep.metrics import CocoMetric
 from lockstep.ragged import Ragged
@@ -176,11 +177,7 @@ def postprocessing(rounds: int) -> list[Line]:
     theirs: Any = type("Settings", (), {**settings, "box_coder": Decoded})
     outputs = {"bbox_regression": boxes[..., [1, 0, 3, 2]], "cls_logits": logits}
     their_run = partial(SSD.postprocess_detections, theirs, outputs, [boxes[0]], [SHAPE])
-    our_run = partial(
-        per_class_detections,
-        boxes, logits, SHAPE,
-        score_threshold=0.01, iou_threshold=0.45, candidates_per_class=400, max_detections=200,
-    )  # fmt: skip
+    our_run = partial(per_class_detections, boxes, logits, SHAPE, limits=NmsLimits(0.01, 0.45, 200, 400))
     ours, (expected,) = our_run()[0], their_run()
     assert torch.equal(ours.labels, expected["labels"])
     torch.testing.assert_close(ours.scores, expected["scores"])

@@ -18,7 +18,7 @@ from torch.nn.functional import adaptive_avg_pool2d, binary_cross_entropy_with_l
 from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioResizer
 from lockstep.data.loader import Loader
 from lockstep.detection.detector import DetectionModel, Detections, Targets
-from lockstep.detection.nms import multiclass_nms
+from lockstep.detection.nms import NmsLimits, multiclass_nms
 from lockstep.detection.values import Fcos
 from lockstep.optim import SGD, MovingAverage
 from lockstep.readers.detection import DetectionReader
@@ -92,7 +92,7 @@ class TinyDetector(DetectionModel):
         boxes = self.anchors(predictions["shape"], predictions["offsets"].device) + predictions["offsets"]
         scores = predictions["logits"].sigmoid()
         return [
-            multiclass_nms(own[:, None], each, score_threshold=0.01, iou_threshold=0.5, max_detections=10)
+            multiclass_nms(own[:, None], each, NmsLimits(0.01, 0.5, 10))
             for own, each in zip(boxes, scores, strict=True)
         ]
 

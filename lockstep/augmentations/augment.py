@@ -8,11 +8,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
+
+import numpy as np
 
 from lockstep.checks import Checked, PositiveFloat, Range, ordered
 from lockstep.errors import InputError
-from lockstep.images.fields import Bools
+from lockstep.images.moves import Bools, Float64s, Int64s
 from lockstep.images.objects import LOCATION_FIELDS, object_fields
 from lockstep.randomness import Draws
 
@@ -60,11 +62,8 @@ class NeedsPartners(Augment, Protocol):
     def __call__(self, batch: dict[str, Any], draws: Draws, partners: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
         """Return the changed batch: the same number of examples in the same order.
 
-        Args:
-            batch: as for every augmentation.
-            draws: as for every augmentation.
-            partners: the first partners of the examples that need some, in their order, as a batch; then the second
-                ones, and so on; nothing at all if no example needs any.
+        `partners` are the first partners of the examples that need some, in their order, as a batch; then the second
+        ones, and so on; nothing at all if no example needs any.
         """
         ...
 
@@ -79,10 +78,14 @@ class Deferred(Checked, ABC):
     Called, it leaves the images as they are, and adds the numbers to the batch.
     """
 
+    field: str
+    ending: ClassVar[str]
+    """What the name of the field of the numbers ends with."""
+
     @property
-    @abstractmethod
     def into(self) -> str:
-        """The field that the numbers are in."""
+        """The field that the numbers are in: "image.colour" for "image" and the ending "colour"."""
+        return f"{self.field}.{self.ending}"
 
     @abstractmethod
     def numbers(self, batch: Mapping[str, Any], draws: Draws) -> Tensor:
@@ -117,6 +120,22 @@ def turns(augmentations: Sequence[Augment]) -> list[int]:
 
 def _kind(augment: Augment) -> tuple[object, ...]:
     return (type(augment), getattr(augment, "field", None)) if is_dataclass(augment) else (id(augment),)
+
+
+def drawn_between(draws: Draws, column: str, least: float, most: float) -> Float64s:
+    """Draw a number from the least to below the most for each example: shape (batch,)."""
+    return least + draws.uniform(column) * (most - least)
+
+
+def drawn_shares(draws: Draws, column: str, *axes: str) -> Float64s:
+    """Draw a number in [0, 1) for each example and each of the axes, in columns of their own: shape (batch, axes)."""
+    return np.stack([draws.uniform(f"{column} {axis}") for axis in axes], axis=1)
+
+
+def drawn_corners(draws: Draws, column: str, room: Int64s) -> Int64s:
+    """Draw the top and the left of a part of each image: whole numbers from 0 to the room that there is, (batch, 2)."""
+    corners: Int64s = np.floor(drawn_shares(draws, column, "top", "left") * (room + 1)).astype(np.int64)
+    return corners
 
 
 def check_no_locations(batch: dict[str, Any], moved_by: object) -> None:

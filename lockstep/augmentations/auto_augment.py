@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,14 +18,12 @@ from lockstep.augmentations.augment import check_no_locations
 from lockstep.checks import Checked, NonNegativeInt, PositiveInt, Range
 from lockstep.errors import InputError
 from lockstep.images.colour import grey
-from lockstep.images.fields import colour_images
+from lockstep.images.fields import image_tensor
+from lockstep.images.moves import Float64s
 from lockstep.randomness import Draws
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     from torch import Tensor
-
-_Floats: TypeAlias = "npt.NDArray[np.float64]"
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ class RandAugment(Checked):
 
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch with its images changed; the images given stay as they are."""
-        images = colour_images(batch, self.field, self)
+        images = image_tensor(batch, self.field, self, colour=True)
         check_no_locations(batch, self)
         strengths = np.full(len(images), self.magnitude / (self.num_bins - 1))
         for number in range(self.num_ops):
@@ -76,7 +74,7 @@ class TrivialAugmentWide(Checked):
 
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch with its images changed; the images given stay as they are."""
-        images = colour_images(batch, self.field, self)
+        images = image_tensor(batch, self.field, self, colour=True)
         check_no_locations(batch, self)
         column = f"TrivialAugmentWide {self.field}"
         strengths = draws.integers(f"{column} strength", 0, self.num_bins) / (self.num_bins - 1)
@@ -94,7 +92,7 @@ class Operation(NamedTuple):
     """The amount is negated for half of the images."""
 
 
-def _augmented(images: Tensor, table: dict[str, Operation], strengths: _Floats, draws: Draws, column: str) -> Tensor:
+def _augmented(images: Tensor, table: dict[str, Operation], strengths: Float64s, draws: Draws, column: str) -> Tensor:
     """Apply one operation to each image.
 
     One by one: an image stays in its cache, and most operations look at all of an image before they change it.
@@ -148,13 +146,13 @@ def _rotate(image: Tensor, degrees: float) -> Tensor:
     return _nearest(image, middle_row + sine * right + cosine * down, middle_column + cosine * right - sine * down)
 
 
-def _grid(image: Tensor) -> tuple[_Floats, _Floats]:
+def _grid(image: Tensor) -> tuple[Float64s, Float64s]:
     """Row numbers, shape (height, 1), and column numbers, shape (1, width)."""
     height, width = image.shape[1:]
     return np.arange(height, dtype=np.float64)[:, None], np.arange(width, dtype=np.float64)[None]
 
 
-def _nearest(image: Tensor, rows: _Floats, columns: _Floats) -> Tensor:
+def _nearest(image: Tensor, rows: Float64s, columns: Float64s) -> Tensor:
     """Read the pixels nearest to these places, which broadcast to (height, width)."""
     height, width = image.shape[1:]
     row, column = np.rint(rows).astype(np.int64), np.rint(columns).astype(np.int64)

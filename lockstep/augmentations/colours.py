@@ -16,16 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
 import numpy as np
 import torch
 
-from lockstep.augmentations.augment import Deferred
-from lockstep.checks import (
-    Checked,
-    FiniteFloat,
-    Hint,
-    NonNegativeFloat,
-    Probability,
-    Range,
-    ordered,
-)
+from lockstep.augmentations.augment import Deferred, drawn_between
+from lockstep.checks import Checked, FiniteFloat, Hint, NonNegativeFloat, Probability, Range, ordered
 from lockstep.errors import InputError
 from lockstep.images.colour import (
     INCEPTION_ORDERS,
@@ -43,9 +35,6 @@ from lockstep.randomness import Draws
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from lockstep.randomness import Draws
-
-
 _Bounds: TypeAlias = Mapping[str, tuple[float, float]]
 
 _Factors = Annotated[tuple[NonNegativeFloat, NonNegativeFloat], ordered]
@@ -56,14 +45,12 @@ WHITE = 255.0
 
 def drawn_numbers(draws: Draws, field: str, bounds: Mapping[str, tuple[float, float]]) -> Tensor:
     """Draw a number within each pair of bounds for each example: float32 (batch, bounds)."""
-    columns = [low + draws.uniform(f"{field} {name}") * (high - low) for name, (low, high) in bounds.items()]
+    columns = [drawn_between(draws, f"{field} {name}", *ends) for name, ends in bounds.items()]
     return torch.from_numpy(np.stack(columns, axis=1)).float()
 
 
 class _ColourNumbers(Deferred):
     """Base of augmentations that draw numbers for the colours of an image, and one to choose an order by."""
-
-    field: str
 
     @property
     @abstractmethod
@@ -77,7 +64,7 @@ class _ColourNumbers(Deferred):
 
 @dataclass(frozen=True)
 class ColourDraws(_ColourNumbers):
-    """Colours as the Inception systems distort them: numbers float32 (batch, 5) in the field `into`.
+    """Colours as the Inception systems distort them: numbers float32 (batch, 5) in the field "image.colour".
 
     Its columns: the brightness to add (of a range of 1), the factors of contrast and saturation, the turn of the hue
     (1 is all around), and where among the orders to choose one: 0 is the first, just below 1 the last.
@@ -92,10 +79,7 @@ class ColourDraws(_ColourNumbers):
     field: str = "image"
     """The images that are coloured; they are not read for the draws."""
 
-    @property
-    def into(self) -> str:
-        """The field that the numbers are in: "image.colour" for "image"."""
-        return f"{self.field}.colour"
+    ending: ClassVar[str] = "colour"
 
     @property
     def bounds(self) -> _Bounds:
@@ -118,7 +102,7 @@ class ColourDraws(_ColourNumbers):
 
 @dataclass(frozen=True)
 class JitterDraws(_ColourNumbers):
-    """Torchvision's `ColorJitter`: numbers float32 (batch, 5) in the field `into`.
+    """Torchvision's `ColorJitter`: numbers float32 (batch, 5) in the field "image.jitter".
 
     Its columns: the factors of brightness, contrast and saturation, the turn of the hue (1 is all around), and where
     among the orders to choose one: 0 is the first, just below 1 the last.
@@ -135,10 +119,7 @@ class JitterDraws(_ColourNumbers):
     field: str = "image"
     """The images that are coloured; they are not read for the draws."""
 
-    @property
-    def into(self) -> str:
-        """The field that the numbers are in: "image.jitter" for "image"."""
-        return f"{self.field}.jitter"
+    ending: ClassVar[str] = "jitter"
 
     @property
     def bounds(self) -> _Bounds:
@@ -162,17 +143,14 @@ class JitterDraws(_ColourNumbers):
 
 @dataclass(frozen=True)
 class GreyDraws(Deferred):
-    """Torchvision's `RandomGrayscale`: which images become grey, bools of shape (batch,) in the field `into`."""
+    """Torchvision's `RandomGrayscale`: which images become grey, bools of shape (batch,) in the field "image.grey"."""
 
     p: Probability = 0.1
     """The probability that an image becomes grey."""
     field: str = "image"
     """The images that may become grey; they are not read for the draws."""
 
-    @property
-    def into(self) -> str:
-        """The field that the choice is in: "image.grey" for "image"."""
-        return f"{self.field}.grey"
+    ending: ClassVar[str] = "grey"
 
     def numbers(self, batch: Mapping[str, Any], draws: Draws) -> Tensor:
         """Choose images: bools of shape (batch,)."""
@@ -243,10 +221,7 @@ class ColourOption(Checked, ABC):
 def apply_colours(images: Tensor, options: Sequence[ColourOption], numbers: Tensor) -> Tensor:
     """Compute options one after the other: float32 of shape (batch, channels, height, width).
 
-    Args:
-        images: uint8 or floats, 0 to 255.
-        options: in their order.
-        numbers: of all options side by side, on the same device.
+    Images are uint8 or floats, 0 to 255; the numbers are those of all options side by side, on the same device.
     """
     # Planes, however the decoder has left the pixels: sums over them are rounded alike then.
     values = images.to(torch.float32, memory_format=torch.contiguous_format)

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
 
+from lockstep.augmentations.augment import drawn_corners
 from lockstep.augmentations.joining import WithPartners, dtype_of, images_and_objects, join_objects
 from lockstep.checks import Probability
 from lockstep.errors import InputError
-from lockstep.images.fields import Bools, decoded, describe_field, sides_of
+from lockstep.images.fields import decoded, describe_field, sides_of
 from lockstep.images.masks import DenseMasks
-from lockstep.images.moves import Region, move
+from lockstep.images.moves import Bools, Region, move
 from lockstep.images.objects import Fields, as_ragged, move_objects, object_numbers, select_objects
 from lockstep.ragged import Ragged
 
@@ -59,13 +60,12 @@ class CopyPaste(WithPartners):
         self.check_partners(partners)
         draws = draws.of_rows(rows)
         chosen = self._chosen(partners[0], draws)
-        corners = self._corners(sides_of(images)[rows], sides_of(chosen[self.field]), draws)
-        onto = [
-            move(theirs, Region(*corner, *sides))
-            for theirs, corner, sides in zip(
-                sides_of(chosen[self.field]).tolist(), corners.tolist(), sides_of(images)[rows].tolist(), strict=True
-            )
-        ]
+        sides, their_sides = sides_of(images)[rows], sides_of(chosen[self.field])
+        room = their_sides - sides
+        # Where this image has its upper left corner on the other one.
+        corners = np.minimum(room, 0) + drawn_corners(draws, f"CopyPaste {self.field}", np.abs(room))
+        parts = [Region(*part) for part in np.concatenate([corners, sides], axis=1).tolist()]
+        onto = map(move, their_sides.tolist(), parts)
         pasted = move_objects(chosen, onto, min_overlap=self.min_visible)
         shown = [_pixels(masks) for masks in pasted["masks"]]
         pasted = select_objects(pasted, torch.from_numpy(np.concatenate([each.any((1, 2)) for each in shown])))
@@ -82,12 +82,6 @@ class CopyPaste(WithPartners):
             keep &= ~as_ragged(partner["is_crowd"]).values
         images = images_and_objects(partner, self.field, self)
         return {**select_objects(partner, keep), self.field: images}
-
-    def _corners(self, sides: Any, theirs: Any, draws: Draws) -> Any:
-        """Draw where this image lies on the other one: its upper left corner there, shape (rows, 2)."""
-        shares = np.stack([draws.uniform(f"CopyPaste {self.field} {side}") for side in ("top", "left")], axis=1)
-        room = theirs - sides
-        return np.minimum(room, 0) + np.floor(shares * (np.abs(room) + 1)).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

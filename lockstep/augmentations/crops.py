@@ -8,19 +8,19 @@ images: what lies outside of an image is black. `Decode` takes all of each image
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 
-from lockstep.augmentations.augment import Bounds, Share, Shares
+from lockstep.augmentations.augment import Bounds, Share, Shares, drawn_between, drawn_corners
 from lockstep.checks import Checked, NonNegativeFloat, NonNegativeInt, OneOf, PositiveInt, ordered
 from lockstep.errors import DataError, InputError
 from lockstep.images.decode import AS_STORED, EncodedImage
-from lockstep.images.fields import Bools, Image, decoded, describe_field, images_of, name_of, sides_of
-from lockstep.images.moves import Int64s, Move, Region, move
+from lockstep.images.fields import Image, decoded, describe_field, draw_moved, images_of, name_of, sides_of
+from lockstep.images.moves import Bools, Float64s, Int64s, Move, Region, move
 from lockstep.images.objects import Fields, as_ragged, move_objects
 from lockstep.images.resizing import ANTIALIASED, LEGACY_METHODS, METHODS, resized
 from lockstep.ragged import Ragged
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _Float32s: TypeAlias = "npt.NDArray[np.float32]"
-_Float64s: TypeAlias = "npt.NDArray[np.float64]"
 
 RANDOM = "random"
 _TORCHVISION_ATTEMPTS = 10
@@ -189,23 +188,18 @@ class DistortedLaw:
     the demanded share of one object or more. If no attempt is, the whole image is taken.
     """
 
-    min_object_covered: float | _Float64s
+    min_object_covered: float | Float64s
     """As `DistortedCrop` has them, or one for each image, shape (batch,)."""
-    aspect: tuple[float, float] | _Float64s
+    aspect: tuple[float, float] | Float64s
     """Or shape (2, batch)."""
-    area: tuple[float, float] | _Float64s
+    area: tuple[float, float] | Float64s
     """Or shape (2, batch)."""
     max_attempts: int
 
     def windows(self, height: Int64s, width: Int64s, objects: Objects, draws: Draws, column: str) -> Windows:
-        """Draw one window for each image.
+        """Draw one window for each image, from columns whose names begin with this one.
 
-        Args:
-            height: of the images, shape (batch,).
-            width: of the images, shape (batch,).
-            objects: at least one for each image; those smaller than a pixel are never shown.
-            draws: those of the batch.
-            column: the beginning of the names of their columns.
+        There is an object for each image at least; those smaller than a pixel are never shown.
         """
         windows = Windows(np.zeros_like(height), np.zeros_like(height), height, width)
         found = np.zeros(len(height), dtype=bool)
@@ -255,7 +249,7 @@ def _width(height: Int64s, aspect: _Float32s) -> Int64s:
     return _rounded(height.astype(np.float32) * aspect)
 
 
-def _shows(windows: Windows, objects: Objects, share: float | _Float64s) -> Bools:
+def _shows(windows: Windows, objects: Objects, share: float | Float64s) -> Bools:
     """Say whether each window, of shape (attempts, batch), shows this share of one of the objects in its image."""
     attempts, batch = windows.top.shape
     top, left, height, width = (side[:, objects.owner] for side in windows)
@@ -283,12 +277,12 @@ def resized_crop_windows(
     found = np.zeros(len(height), dtype=bool)
     logarithms = float(np.log(ratio[0])), float(np.log(ratio[1]))
     for attempt in range(_TORCHVISION_ATTEMPTS):
-        area = height * width * _between(draws, f"{column} {attempt} area", scale)
-        aspect = np.exp(_between(draws, f"{column} {attempt} aspect", logarithms))
+        area = height * width * drawn_between(draws, f"{column} {attempt} area", *scale)
+        aspect = np.exp(drawn_between(draws, f"{column} {attempt} aspect", *logarithms))
         columns, rows = _rounded(np.sqrt(area * aspect)), _rounded(np.sqrt(area / aspect))
         taken = ~found & (columns > 0) & (columns <= width) & (rows > 0) & (rows <= height)
-        top = _below(draws, f"{column} {attempt} top", height - rows + 1)
-        left = _below(draws, f"{column} {attempt} left", width - columns + 1)
+        top = _floor(draws.uniform(f"{column} {attempt} top") * (height - rows + 1))
+        left = _floor(draws.uniform(f"{column} {attempt} left") * (width - columns + 1))
         windows = _where(taken, Windows(top, left, rows, columns), windows)
         found |= taken
         if found.all():
@@ -306,21 +300,12 @@ def _where(rows: Bools, chosen: Windows, others: Windows) -> Windows:
     return Windows(*(np.where(rows, one, other) for one, other in zip(chosen, others, strict=True)))
 
 
-def _between(draws: Draws, column: str, bounds: tuple[float, float]) -> _Float64s:
-    return bounds[0] + draws.uniform(column) * (bounds[1] - bounds[0])
-
-
-def _below(draws: Draws, column: str, bound: Int64s) -> Int64s:
-    """Draw whole numbers from 0 to below the bound; 0 where the bound is 0."""
-    return _floor(draws.uniform(column) * bound)
-
-
-def _floor(values: _Float64s) -> Int64s:
+def _floor(values: Float64s) -> Int64s:
     floor: Int64s = np.floor(values).astype(np.int64)
     return floor
 
 
-def _rounded(values: _Float32s | _Float64s) -> Int64s:
+def _rounded(values: _Float32s | Float64s) -> Int64s:
     rounded: Int64s = np.rint(values).astype(np.int64)
     return rounded
 
@@ -411,7 +396,7 @@ class RandomCrop(Checked):
         room = sides + 2 * self.padding - self.size
         if (room < 0).any():
             raise self._too_small(images, sides, int((room < 0).any(1).argmax()))
-        corners = _corners(room, draws, f"RandomCrop {self.field}") - self.padding
+        corners = drawn_corners(draws, f"RandomCrop {self.field}", room) - self.padding
         return _cropped(batch, images, corners, self)
 
     def _too_small(self, images: Sequence[Image], sides: Int64s, row: int) -> DataError:
@@ -455,7 +440,7 @@ class ShortSideCrop(Checked):
         sides = scaled_sides(sides_of(images), short)
         self._check_pixels(images, sides, short)
         room = sides - self.size
-        corners = room // 2 if self.place == "middle" else _corners(room, draws, column)
+        corners = room // 2 if self.place == "middle" else drawn_corners(draws, column, room)
         places = np.concatenate([sides, corners], axis=1).tolist()
         crops = [self._crop(image, *place) for image, place in zip(images, places, strict=True)]
         resizes = (
@@ -490,29 +475,20 @@ def scaled_sides(sides: Int64s, short: Int64s) -> Int64s:
     return scaled
 
 
-def _corners(room: Int64s, draws: Draws, column: str) -> Int64s:
-    """Draw whole numbers from 0 to the room that there is, shape (batch, 2)."""
-    shares = np.stack([draws.uniform(f"{column} top"), draws.uniform(f"{column} left")], axis=1)
-    corners: Int64s = np.floor(shares * (room + 1)).astype(np.int64)
-    return corners
-
-
 def _cropped(batch: Fields, images: Sequence[Image], corners: Int64s, crop: CropOrPad | RandomCrop) -> Fields:
-    """Cut a square from each image, and take the objects with it."""
-    moves = _window_moves(sides_of(images), corners, crop.size)
-    windows = _windows(map(decoded, images), corners, crop.size)
+    """Cut a square from each image, black where it lies outside, and take the objects with it."""
+    moves = [*_window_moves(sides_of(images), corners, crop.size)]
+    windows = []
+    for pixels, by in zip(map(decoded, images), moves, strict=True):
+        window = pixels.new_zeros(len(pixels), crop.size, crop.size)
+        draw_moved(pixels, by, window)
+        windows.append(window)
     return {**move_objects(batch, moves), crop.field: _stacked(windows, batch, crop)}
 
 
 def _window_moves(sides: Int64s, corners: Int64s, size: int) -> Iterator[Move]:
     for before, (top, left) in zip(sides.tolist(), corners.tolist(), strict=True):
         yield move(before, Region(top, left, size, size))
-
-
-def _windows(images: Iterable[Tensor], corners: Int64s, size: int) -> list[Tensor]:
-    """Cut a square from each image, from its top and left corner on, which may lie outside of it."""
-    places = corners.tolist()
-    return [_window(image, top, left, size) for image, (top, left) in zip(images, places, strict=True)]
 
 
 def _stacked(crops: list[Tensor], batch: Fields, crop: CropOrPad | RandomCrop | ShortSideCrop) -> Tensor:
@@ -522,15 +498,3 @@ def _stacked(crops: list[Tensor], batch: Fields, crop: CropOrPad | RandomCrop | 
     given = batch[crop.field]
     images = given if isinstance(given, torch.Tensor) else torch.empty(0, 3, 0, 0, dtype=torch.uint8)
     return images.new_empty(0, images.shape[1], crop.size, crop.size)
-
-
-def _window(image: Tensor, top: int, left: int, size: int) -> Tensor:
-    """Cut a square from an image, black where it lies outside."""
-    height, width = image.shape[1:]
-    window = image.new_zeros(len(image), size, size)
-    (from_top, to_bottom), (from_left, to_right) = (
-        (max(start, 0), min(start + size, length)) for start, length in ((top, height), (left, width))
-    )
-    inside = image[:, from_top:to_bottom, from_left:to_right]
-    window[:, from_top - top : to_bottom - top, from_left - left : to_right - left] = inside
-    return window

@@ -18,8 +18,8 @@ from lockstep.ragged import Ragged
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from lockstep.images.fields import Bools, Image
-    from lockstep.images.moves import Masks
+    from lockstep.images.fields import Image
+    from lockstep.images.moves import Bools, Masks
     from lockstep.randomness import Draws
 
 Colour = Annotated[int, Range(ge=0, le=255)]
@@ -71,7 +71,7 @@ def images_and_objects(batch: Fields, field: str, wanted_by: object) -> Sequence
             f"{type(wanted_by).__name__} finds no objects on the images.",
             given=describe_field(batch, "boxes"),
             expected='boxes of objects in the field "boxes"',
-            hint="use it for detectors; for classifiers there are MixDraws and mixed of lockstep.images",
+            hint="use it for detectors; for classifiers there is lockstep.augmentations.MixDraws",
         )
     return images_of(batch, field, wanted_by)
 
@@ -122,12 +122,9 @@ def joined_masks(parts: Sequence[Masks | Tensor]) -> Masks | Tensor:
     """Join masks of one size, one after another; where some are decoded, all are."""
     if any(isinstance(part, torch.Tensor) for part in parts):
         return torch.cat([part if isinstance(part, torch.Tensor) else part.decode() for part in parts])
-    lazy: list[Any] = [part for part in parts if len(part)]
-    return JoinedMasks(tuple(lazy), *_sides(parts[0])) if len(lazy) != 1 else lazy[0]
-
-
-def _sides(masks: Any) -> tuple[int, int]:
-    return masks.height, masks.width
+    lazy: list[Any] = [*parts]
+    some = [part for part in lazy if len(part)]
+    return JoinedMasks(tuple(some), lazy[0].height, lazy[0].width) if len(some) != 1 else some[0]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

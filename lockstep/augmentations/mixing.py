@@ -8,31 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 
-from lockstep.augmentations.augment import Deferred
+from lockstep.augmentations.augment import Deferred, drawn_shares
 from lockstep.augmentations.joining import Colour, WithPartners, canvas, dtype_of, images_and_objects, join_objects
 from lockstep.checks import Hint, NonNegativeFloat, PositiveFloat, PositiveInt, Probability, Range, ordered
 from lockstep.errors import InputError
 from lockstep.images.fields import decoded, image_tensor, sides_of
-from lockstep.images.moves import Int64s, Move, Region, move
+from lockstep.images.moves import Float64s, Int64s, Move, Region, move
 from lockstep.images.normalisation import as_floats
 from lockstep.images.objects import Fields, as_ragged, move_objects
 from lockstep.images.resizing import resized
 from lockstep.randomness import Draws
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     from torch import Tensor
 
     from lockstep.images.fields import Image
-    from lockstep.randomness import Draws
 
-
-_Floats: TypeAlias = "npt.NDArray[np.float64]"
 
 _Place = Annotated[float, Range(gt=0, lt=2)]
 # Whether each of the four lies below and to the right of the point where they meet.
@@ -41,7 +37,7 @@ _QUARTERS = ((False, False), (False, True), (True, False), (True, True))
 
 @dataclass(frozen=True)
 class MixDraws(Deferred):
-    """Mixup and cutmix of images that have one class each: numbers float32 (batch, 5) in the field `into`.
+    """Mixup and cutmix of images that have one class each: numbers float32 (batch, 5) in the field "image.mix".
 
     Its columns: the share of an image that stays, and the top, left, bottom and right, in pixels, of the part that the
     other image takes all of. Where both alphas are above 0, an even chance decides how an image is mixed.
@@ -61,6 +57,8 @@ class MixDraws(Deferred):
     field: str = "image"
     """The images that are mixed; their size alone is read for the draws."""
 
+    ending: ClassVar[str] = "mix"
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.mixup == self.cutmix == 0:
@@ -70,11 +68,6 @@ class MixDraws(Deferred):
                 expected="one of them above 0",
                 hint="give the alpha of one or of both, or leave the augmentation out",
             )
-
-    @property
-    def into(self) -> str:
-        """The field that the numbers are in: "image.mix" for "image"."""
-        return f"{self.field}.mix"
 
     def numbers(self, batch: Mapping[str, Any], draws: Draws) -> Tensor:
         """Draw the numbers of each image."""
@@ -87,12 +80,12 @@ class MixDraws(Deferred):
         left, right = self._span("column", images.shape[3], area, draws)
         return torch.from_numpy(np.stack([share, top, left, bottom, right], axis=1)).float()
 
-    def _shares(self, alpha: float, draws: Draws) -> _Floats:
+    def _shares(self, alpha: float, draws: Draws) -> Float64s:
         """Draw from Beta(alpha, alpha), shape (batch,); 1 if alpha is 0."""
         uniform, angle = draws.uniform(f"{self.into} share"), draws.uniform(f"{self.into} angle")
         return symmetric_beta(uniform, angle, alpha) if alpha else np.ones_like(uniform)
 
-    def _span(self, axis: str, length: int, area: _Floats, draws: Draws) -> tuple[_Floats, _Floats]:
+    def _span(self, axis: str, length: int, area: Float64s, draws: Draws) -> tuple[Float64s, Float64s]:
         """Draw where a square of this share of the area begins and ends: about any pixel, and clipped to the image."""
         middle = np.floor(draws.uniform(f"{self.into} {axis}") * length)
         half = np.floor(np.sqrt(area) / 2 * length)
@@ -168,7 +161,7 @@ def _check_labels(labels: Tensor, images: Tensor, num_classes: int) -> None:
         )
 
 
-def symmetric_beta(uniform: _Floats, angle: _Floats, alpha: float) -> _Floats:
+def symmetric_beta(uniform: Float64s, angle: Float64s, alpha: float) -> Float64s:
     """Turn two arrays of uniform numbers in [0, 1) into one of numbers distributed exactly as Beta(alpha, alpha).
 
     sqrt(nu * (u ** (-2 / nu) - 1)) * cos(2 pi v) has Student's t distribution with nu degrees of freedom (Bailey,
@@ -178,7 +171,7 @@ def symmetric_beta(uniform: _Floats, angle: _Floats, alpha: float) -> _Floats:
     cosine = np.cos(2 * np.pi * angle)
     with np.errstate(over="ignore", divide="ignore"):
         square = np.expm1(-np.log1p(-uniform) / alpha) * cosine**2  # t ** 2 / nu; 1 - u is as uniform as u
-        beta: _Floats = 0.5 + 0.5 * np.copysign(np.sqrt(1 / (1 + 1 / square)), cosine)
+        beta: Float64s = 0.5 + 0.5 * np.copysign(np.sqrt(1 / (1 + 1 / square)), cosine)
     return beta
 
 
@@ -210,8 +203,10 @@ class MixUp(WithPartners):
         sides, their_sides = sides_of(images), sides_of(others)
         larger = sides.copy()
         larger[rows] = np.maximum(sides[rows], their_sides)
+        column = f"MixUp {self.field}"
+        drawn = symmetric_beta(draws.uniform(f"{column} share"), draws.uniform(f"{column} angle"), self.alpha)
         shares = np.ones(len(images))
-        shares[rows] = self._shares(draws)[rows]
+        shares[rows] = drawn[rows]
         for row, other in zip(rows.tolist(), others, strict=True):
             images[row] = _mixed(images[row], other, float(shares[row]), larger[row].tolist())
         own, theirs = (
@@ -224,11 +219,6 @@ class MixUp(WithPartners):
         own = _weighted(own, torch.from_numpy(shares).float())
         theirs = _weighted(theirs, torch.from_numpy(1 - shares[rows]).float())
         return {**join_objects(own, [theirs], torch.from_numpy(rows)), self.field: images}
-
-    def _shares(self, draws: Draws) -> Any:
-        """Draw the share that each image keeps, shape (batch,)."""
-        column = f"MixUp {self.field}"
-        return symmetric_beta(draws.uniform(f"{column} share"), draws.uniform(f"{column} angle"), self.alpha)
 
 
 def _weighted(batch: Fields, shares: Tensor) -> Fields:
@@ -299,7 +289,7 @@ class Mosaic(WithPartners):
     def _centers(self, draws: Draws) -> Int64s:
         """Draw where the images meet, in pixels, shape (batch, 2)."""
         least, most = self.center
-        shares = np.stack([draws.uniform(f"Mosaic {self.field} {axis}") for axis in ("row", "column")], axis=1)
+        shares = drawn_shares(draws, f"Mosaic {self.field}", "row", "column")
         centers: Int64s = np.floor((least + (most - least) * shares) * self.size).astype(np.int64)
         return centers.clip(1, 2 * self.size - 1)
 

@@ -7,26 +7,22 @@ of this name. The others are options of TensorFlow's object detection API.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
 
-from lockstep.augmentations.augment import Bounds, Shares
+from lockstep.augmentations.augment import Bounds, Shares, drawn_between
 from lockstep.augmentations.colours import IMAGE, WHITE, with_images
 from lockstep.checks import Checked, NonNegativeFloat, NonNegativeInt, OneOf, Probability, Range, ordered
 from lockstep.images.decode import EncodedImage
-from lockstep.images.fields import colour_images, decoded, images_of
+from lockstep.images.fields import decoded, image_tensor, images_of
 from lockstep.images.moves import Int64s
 from lockstep.images.normalisation import IMAGENET_MEAN
 from lockstep.randomness import Draws, mix_arrays
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     from torch import Tensor
-
-
-_Floats: TypeAlias = "npt.NDArray[np.float64]"
 
 _ATTEMPTS = 10
 _COLOURS = {"black": (0, 0, 0), "mean": tuple(round(255 * share) for share in IMAGENET_MEAN)}
@@ -118,7 +114,7 @@ class RandomErasing(Checked):
 
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch with some of its images changed; the images given stay as they are."""
-        images = colour_images(batch, self.field, self).clone()
+        images = image_tensor(batch, self.field, self, colour=True).clone()
         column = f"RandomErasing {self.field}"
         rectangles = self._rectangles(images.shape[2], images.shape[3], draws, column)
         erased = (draws.uniform(column) < self.p) & (rectangles[2] > 0)
@@ -138,18 +134,14 @@ class RandomErasing(Checked):
         """Draw top, left, height and width in pixels, shape (4, batch); all 0 where no attempt is within the image."""
         found = np.zeros((4, len(draws.positions)), dtype=np.int64)
         for attempt in range(_ATTEMPTS):
-            area = _between(draws, f"{column} {attempt} area", *self.scale) * height * width
-            ratio = np.exp(_between(draws, f"{column} {attempt} ratio", *np.log(self.ratio)))
+            area = drawn_between(draws, f"{column} {attempt} area", *self.scale) * height * width
+            ratio = np.exp(drawn_between(draws, f"{column} {attempt} ratio", *np.log(self.ratio)))
             rows, columns = np.rint(np.sqrt(area * ratio)), np.rint(np.sqrt(area / ratio))
             taken = (found[2] == 0) & (rows < height) & (columns < width) & (rows > 0) & (columns > 0)
             top = np.floor(draws.uniform(f"{column} {attempt} top") * (height - rows + 1))
             left = np.floor(draws.uniform(f"{column} {attempt} left") * (width - columns + 1))
             found = np.where(taken, np.stack([top, left, rows, columns]).astype(np.int64), found)
         return found
-
-
-def _between(draws: Draws, column: str, low: float, high: float) -> _Floats:
-    return low + draws.uniform(column) * (high - low)
 
 
 def _noise(key: int, count: int) -> Tensor:

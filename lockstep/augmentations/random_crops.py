@@ -8,25 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 
-from lockstep.augmentations.augment import Share
+from lockstep.augmentations.augment import Share, drawn_corners, drawn_shares
 from lockstep.augmentations.crops import DistortedLaw, Windows, objects_in_pixels
 from lockstep.augmentations.resizers import pad_images
 from lockstep.checks import Checked, Hint, PositiveFloat, PositiveInt, Probability, Range, check_least_and_most
 from lockstep.errors import DataError, InputError
-from lockstep.images.fields import Bools, Image, cropped_image, images_of, name_of, sides_of
-from lockstep.images.moves import Int64s, Region, move
+from lockstep.images.fields import Image, cropped_image, images_of, name_of, sides_of
+from lockstep.images.moves import Bools, Float64s, Int64s, move
 from lockstep.images.objects import Fields, as_ragged, move_objects, object_fields
 from lockstep.ragged import Ragged
 from lockstep.randomness import Draws
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
 
 Colour = Annotated[float, Range(ge=0, le=255)]
 Colours = Annotated[tuple[Colour, Colour, Colour], Hint("give red, green and blue from 0 to 255")]
@@ -75,7 +71,7 @@ class RandomCropImage(CropLimits):
 
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch with its images cropped: a list of images of several sizes."""
-        return crop_at_random(batch, draws, [self], np.zeros(len(draws.positions), np.int64), self)
+        return crop_at_random(batch, draws, [self], self)
 
 
 @dataclass(frozen=True)
@@ -96,21 +92,12 @@ class RandomCropToAspectRatio(Checked):
         return crop_to_aspect_ratio(batch, draws, self.aspect_ratio, self.overlap_thresh, self)
 
 
-def crop_at_random(
-    batch: Fields, draws: Draws, limits: Sequence[CropLimits], chosen: Int64s, wanted_by: object
-) -> Fields:
-    """Cut a random window out of each image, as `RandomCropImage` does.
-
-    Args:
-        batch: with images in the field "image".
-        draws: those of the batch.
-        limits: of the windows.
-        chosen: which of the limits hold for each image, shape (batch,).
-        wanted_by: the augmentation.
-    """
+def crop_at_random(batch: Fields, draws: Draws, limits: Sequence[CropLimits], wanted_by: object) -> Fields:
+    """Cut a random window out of each image, as `RandomCropImage` does, by limits of which each is drawn as often."""
     images = images_of(batch, "image", wanted_by)
     height, width = sides_of(images).T
     table = np.array([[getattr(each, name) for name in CropLimits.__dataclass_fields__] for each in limits])
+    chosen = _chosen(limits, draws, wanted_by)
     covered, low_aspect, high_aspect, low_area, high_area, overlap, untouched = table[chosen].T
     law = DistortedLaw(covered, np.stack([low_aspect, high_aspect]), np.stack([low_area, high_area]), _ATTEMPTS)
     boxes = _boxes_of(batch, images)
@@ -138,45 +125,23 @@ def crop_to_aspect_ratio(batch: Fields, draws: Draws, ratio: float, overlap: flo
             expected=f"a pixel or more in a window of width / height = {ratio:g}",
             hint="leave it out of the data",
         )
-    column = f"{type(wanted_by).__name__} image offset"
-    room = sides - np.stack([rows, columns], axis=1) + 1
-    top, left = (
-        np.floor(draws.uniform(f"{column} {side}") * room[:, axis]).astype(np.int64)
-        for axis, side in enumerate(("top", "left"))
-    )
+    room = sides - np.stack([rows, columns], axis=1)
+    top, left = drawn_corners(draws, f"{type(wanted_by).__name__} image offset", room).T
     everywhere = np.ones(len(images), dtype=bool)
     return cropped(batch, images, Windows(top, left, rows, columns), np.full(len(images), overlap), everywhere)
 
 
-def cropped(
-    batch: Fields, images: Sequence[Image], windows: Windows, overlap: npt.NDArray[np.float64], is_cropped: Bools
-) -> Fields:
-    """Cut windows out of some of the images, and take the objects with them.
+def cropped(batch: Fields, images: Sequence[Image], windows: Windows, overlap: Float64s, is_cropped: Bools) -> Fields:
+    """Cut windows out of those images that are cropped, and take the objects with them.
 
-    Args:
-        batch: with the images, and perhaps objects.
-        images: those of the batch.
-        windows: one within each image.
-        overlap: the share of its box that an object has to have in the window, or it is dropped; shape (batch,).
-        is_cropped: which of the images are cropped, shape (batch,).
+    Windows lie within their images. An object is dropped if a smaller share of its box than `overlap`, of shape
+    (batch,), is in the window.
     """
     _boxes_of(batch, images)
-    sides = sides_of(images).tolist()
-    whole = [Region(0, 0, *side) for side in sides]
-    parts = [
-        part if crops else all_of for part, all_of, crops in zip(windows.regions(), whole, is_cropped, strict=True)
-    ]
-    moved = move_objects(
-        batch,
-        map(move, sides, parts),
-        min_overlap=torch.from_numpy(overlap),
-        is_cut=torch.from_numpy(is_cropped),
-    )
-    return {**moved, "image": [*map(_part_of, images, parts, whole)]}
-
-
-def _part_of(image: Image, part: Region, whole: Region) -> Image:
-    return image if part == whole else cropped_image(image, part)
+    rows = zip(sides_of(images).tolist(), windows.regions(), is_cropped, strict=True)
+    moves = [move(sides, window if crops else None) for sides, window, crops in rows]
+    moved = move_objects(batch, moves, min_overlap=torch.from_numpy(overlap), is_cut=torch.from_numpy(is_cropped))
+    return {**moved, "image": [*map(cropped_image, images, moves)]}
 
 
 def _boxes_of(batch: Fields, images: Sequence[Image]) -> Ragged:
@@ -250,7 +215,7 @@ class RandomCropPadImage(CropLimits):
 
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch with its images cropped and padded: a list of images of several sizes."""
-        return crop_and_pad(batch, draws, [self], np.zeros(len(draws.positions), np.int64), self)
+        return crop_and_pad(batch, draws, [self], self)
 
 
 @dataclass(frozen=True)
@@ -266,47 +231,41 @@ class RandomPadToAspectRatio(Checked):
 
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch with its images padded: a list of images of several sizes."""
-        ratios = self.min_padded_size_ratio, self.max_padded_size_ratio
-        return pad_to_aspect_ratio(batch, draws, self.aspect_ratio, *ratios, self)
+        return pad_to_aspect_ratio(batch, draws, self)
 
 
-def crop_and_pad(
-    batch: Fields, draws: Draws, operations: Sequence[RandomCropPadImage], chosen: Int64s, wanted_by: object
-) -> Fields:
-    """Crop and pad each image by one of several operations; `chosen` says by which, shape (batch,)."""
+def crop_and_pad(batch: Fields, draws: Draws, operations: Sequence[RandomCropPadImage], wanted_by: object) -> Fields:
+    """Crop and pad each image by one of several operations, each as often."""
+    chosen = _chosen(operations, draws, wanted_by)
     sides = sides_of(images_of(batch, "image", wanted_by)).astype(np.float32)
     least, most = (
         (sides * np.array([getattr(each, name) for each in operations], np.float32)[chosen]).astype(np.int64)
         for name in ("min_padded_size_ratio", "max_padded_size_ratio")
     )
-    crops = crop_at_random(batch, draws, operations, chosen, wanted_by)
+    crops = crop_at_random(batch, draws, operations, wanted_by)
     colours = [operations[number].pad_color for number in chosen]
     return _pad_at_random(crops, draws, least, most, colours, wanted_by)
 
 
 def pad_to_aspect_ratio(
-    batch: Fields,
-    draws: Draws,
-    ratio: float,
-    least: tuple[float, float],
-    most: tuple[float, float],
-    wanted_by: object,
+    batch: Fields, draws: Draws, option: RandomPadToAspectRatio | SsdRandomCropPadFixedAspectRatio
 ) -> Fields:
-    """Pad each image to an aspect, as `RandomPadToAspectRatio` does."""
-    images = images_of(batch, "image", wanted_by)
+    """Pad each image to the aspect of an option, as `RandomPadToAspectRatio` does."""
+    images = images_of(batch, "image", option)
     sides = sides_of(images)
     # In 32 bits, and to even where it lies between: the rounding of the reference.
-    exact, wanted = sides.astype(np.float32), np.float32(ratio)
+    exact, wanted = sides.astype(np.float32), np.float32(option.aspect_ratio)
     height, width = exact.T
     rows = np.where(width / height <= wanted, height, width / wanted)
     columns = np.where(width / height >= wanted, width, height * wanted)
     fitting = np.stack([rows, columns], axis=1)
-    low, high = (np.maximum(exact * np.array(share, np.float32), fitting) / fitting for share in (least, most))
+    bounds = option.min_padded_size_ratio, option.max_padded_size_ratio
+    low, high = (np.maximum(exact * np.array(share, np.float32), fitting) / fitting for share in bounds)
     largest = high.min(1)
     smallest = np.minimum(low.max(1), largest)
-    scale = smallest + draws.uniform(f"{type(wanted_by).__name__} image scale") * (largest - smallest)
+    scale = smallest + draws.uniform(f"{type(option).__name__} image scale") * (largest - smallest)
     targets = np.maximum(np.rint(scale.astype(np.float32)[:, None] * fitting).astype(np.int64), sides)
-    return pad_images(batch, images, np.zeros_like(targets), targets, [_BLACK] * len(images), wanted_by)
+    return pad_images(batch, images, np.zeros_like(targets), targets, [_BLACK] * len(images), option)
 
 
 def _sides(height: int | None, width: int | None, others: Int64s) -> Int64s:
@@ -325,14 +284,12 @@ def _pad_at_random(
     images = images_of(batch, "image", wanted_by)
     sides = sides_of(images)
     least, most = np.maximum(least, sides), np.maximum(most, sides)
-    drawn = {
-        what: np.stack(
-            [draws.uniform(f"{type(wanted_by).__name__} image {what} {axis}") for axis in ("rows", "columns")], 1
-        )
+    size, offset = (
+        drawn_shares(draws, f"{type(wanted_by).__name__} image {what}", "rows", "columns")
         for what in ("size", "offset")
-    }
-    targets = np.where(most > least, least + np.floor(drawn["size"] * (most - least)), most).astype(np.int64)
-    corners = np.floor(drawn["offset"] * (targets - sides)).astype(np.int64)
+    )
+    targets = np.where(most > least, least + np.floor(size * (most - least)), most).astype(np.int64)
+    corners = np.floor(offset * (targets - sides)).astype(np.int64)
     return pad_images(batch, images, corners, targets, colours, wanted_by)
 
 
@@ -391,7 +348,7 @@ class SsdRandomCrop:
 
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch with its images cropped: a list of images of several sizes."""
-        return _cropped_by_one_of(self.operations or _operations(), batch, draws, self)
+        return crop_at_random(batch, draws, self.operations or _operations(), self)
 
 
 @dataclass(frozen=True)
@@ -407,7 +364,7 @@ class SsdRandomCropPad:
         operations = [_as_crop_pad(operation) for operation in self.operations] or [
             RandomCropPadImage(share, 0.5, 2.0, overlap_thresh=share, random_coef=0.15) for share in _SHARES
         ]
-        return crop_and_pad(batch, draws, operations, _chosen(operations, draws, self), self)
+        return crop_and_pad(batch, draws, operations, self)
 
 
 @dataclass(frozen=True)
@@ -426,7 +383,7 @@ class SsdRandomCropFixedAspectRatio(Checked):
         """Return the batch with its images cropped: a list of images of several sizes."""
         ratio = self.aspect_ratio if self.operations else 1.0
         limits = [each.limits(ratio) for each in self.operations] or _operations(ratio, ratio)
-        batch = _cropped_by_one_of(limits, batch, draws, self)
+        batch = crop_at_random(batch, draws, limits, self)
         return crop_to_aspect_ratio(batch, draws, ratio, _OVERLAP_OF_THE_SECOND_CROP, self)
 
 
@@ -444,9 +401,8 @@ class SsdRandomCropPadFixedAspectRatio(Checked):
 
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch with its images cropped and padded: a list of images of several sizes."""
-        batch = _cropped_by_one_of(self.operations or _operations(), batch, draws, self)
-        ratios = self.min_padded_size_ratio, self.max_padded_size_ratio
-        return pad_to_aspect_ratio(batch, draws, self.aspect_ratio, *ratios, self)
+        batch = crop_at_random(batch, draws, self.operations or _operations(), self)
+        return pad_to_aspect_ratio(batch, draws, self)
 
 
 def _operations(least: float = 0.5, most: float = 2.0) -> list[CropLimits]:
@@ -463,12 +419,6 @@ def _as_crop_pad(operation: SsdRandomCropPadOperation) -> RandomCropPadImage:
         max_padded_size_ratio=operation.max_padded_size_ratio,
         pad_color=colour,
     )
-
-
-def _cropped_by_one_of(
-    operations: Sequence[CropLimits], batch: dict[str, Any], draws: Draws, wanted_by: object
-) -> dict[str, Any]:
-    return crop_at_random(batch, draws, operations, _chosen(operations, draws, wanted_by), wanted_by)
 
 
 def _chosen(operations: Sequence[CropLimits], draws: Draws, wanted_by: object) -> Int64s:

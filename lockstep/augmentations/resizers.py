@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import numpy as np
 import torch
 
+from lockstep.augmentations.augment import drawn_between
 from lockstep.augmentations.joining import Colours
 from lockstep.checks import Checked, OneOf, PositiveFloat, PositiveInt, check_least_and_most
 from lockstep.errors import DataError, InputError
@@ -26,9 +27,6 @@ from lockstep.randomness import Draws
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from lockstep.randomness import Draws
-
 
 _Method = Annotated[str, OneOf(METHODS)]
 
@@ -72,8 +70,7 @@ class FixedShapeResizer(Checked):
 
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch with its images decoded and resized; nothing is drawn."""
-        methods = [self.resize_method] * len(images_of(batch, "image", self))
-        return resize_alike(batch, self.shape, methods, self)
+        return resize_alike(batch, self.shape, self.resize_method, self)
 
 
 @dataclass(frozen=True)
@@ -144,7 +141,7 @@ class KeepAspectRatioResizer(Checked):
         """Return the batch with its images decoded and resized; nothing is drawn."""
         images = images_of(batch, "image", self)
         sizes = np.array([self.size_of(*side) for side in sides_of(images).tolist()], np.int64).reshape(-1, 2)
-        batch = resize_each(batch, images, sizes, [self.resize_method] * len(images), self)
+        batch = resize_each(batch, images, sizes, self.resize_method, self)
         if not self.pad_to_max_dimension:
             return batch
         targets, colours = np.full_like(sizes, self.max_dimension), [self.per_channel_pad_value] * len(images)
@@ -168,10 +165,9 @@ class RandomImageScale(Checked):
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch with its images decoded and resized: a list of images of several sizes."""
         images = images_of(batch, "image", self)
-        spread = self.max_scale_ratio - self.min_scale_ratio
-        factor = self.min_scale_ratio + draws.uniform("RandomImageScale image factor") * spread
+        factor = drawn_between(draws, "RandomImageScale image factor", self.min_scale_ratio, self.max_scale_ratio)
         sizes = (sides_of(images).astype(np.float32) * factor.astype(np.float32)[:, None]).astype(np.int64)
-        return resize_each(batch, images, sizes, ["bilinear"] * len(images), self, align_corners=True)
+        return resize_each(batch, images, sizes, "bilinear", self, align_corners=True)
 
 
 @dataclass(frozen=True)
@@ -196,13 +192,12 @@ class ResizeImage(Checked):
     new_height: PositiveInt = 600
     """Height of the result, in pixels."""
     new_width: PositiveInt = 1024
-    method: Annotated[str, OneOf(METHODS)] = "bilinear"
+    method: _Method = "bilinear"
     """"bilinear", "nearest", "bicubic" or "area" as TensorFlow 1 computes them, which alias; or "antialiased"."""
 
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch with its images decoded and resized, in one tensor; nothing is drawn."""
-        methods = [self.method] * len(images_of(batch, "image", self))
-        return resize_alike(batch, (self.new_height, self.new_width), methods, self)
+        return resize_alike(batch, (self.new_height, self.new_width), self.method, self)
 
 
 @dataclass(frozen=True)
@@ -218,7 +213,7 @@ class ResizeToMinDimension(Checked):
         sides = sides_of(images).astype(np.float32)
         short = sides.min(1, initial=np.inf)
         sizes = (sides * (np.maximum(short, np.float32(self.min_dimension)) / short)[:, None]).astype(np.int64)
-        return resize_each(batch, images, sizes, ["bilinear"] * len(images), self, align_corners=True)
+        return resize_each(batch, images, sizes, "bilinear", self, align_corners=True)
 
 
 def check_sizes(images: Sequence[Image], sizes: Int64s, wanted_by: object) -> None:
@@ -235,10 +230,10 @@ def check_sizes(images: Sequence[Image], sizes: Int64s, wanted_by: object) -> No
             )
 
 
-def resize_alike(batch: Fields, size: tuple[int, int], methods: Sequence[str], wanted_by: object) -> Fields:
-    """Resize images to one size, in one tensor of shape (batch, channels, *size)."""
+def resize_alike(batch: Fields, size: tuple[int, int], method: str | Sequence[str], wanted_by: object) -> Fields:
+    """Resize images to one size, in one tensor of shape (batch, channels, *size); see `resize_each`."""
     images = images_of(batch, "image", wanted_by)
-    result = resize_each(batch, images, np.tile(size, (len(images), 1)), methods, wanted_by)
+    result = resize_each(batch, images, np.tile(size, (len(images), 1)), method, wanted_by)
     return {**result, "image": stacked(result["image"], size)}
 
 
@@ -251,14 +246,15 @@ def resize_each(
     batch: Fields,
     images: Sequence[Image],
     sizes: Int64s,
-    methods: Sequence[str],
+    method: str | Sequence[str],
     wanted_by: object,
     *,
     align_corners: bool = False,
 ) -> Fields:
-    """Resize each image to its size, shape (batch, 2), and take the objects with it."""
+    """Resize each image to its size, shape (batch, 2), by one method or by its own, and take the objects with it."""
     check_sizes(images, sizes, wanted_by)
     targets = sizes.tolist()
+    methods = [method] * len(images) if isinstance(method, str) else method
     moves = (
         move(side, to=target, half_pixel_centers=method == ANTIALIASED, align_corners=align_corners)
         for side, target, method in zip(sides_of(images).tolist(), targets, methods, strict=True)

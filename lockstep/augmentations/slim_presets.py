@@ -19,7 +19,7 @@ from lockstep.augmentations.crops import RANDOM, CentralCrop, CropOrPad, Distort
 from lockstep.augmentations.turns import HorizontalFlip
 from lockstep.checks import check_one_of
 from lockstep.images.colour import FAST_ORDERS, SLIM_ORDERS, Order
-from lockstep.images.normalisation import centred, standardize
+from lockstep.images.normalisation import centred, normalize, standardize
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -130,9 +130,7 @@ def _cifarnet_inputs(batch: Mapping[str, Any]) -> Tensor:
 
 
 def _vgg_inputs(batch: Mapping[str, Any]) -> Tensor:
-    # Numbers, not a tensor of them: nothing has to be copied to the device.
-    channels = batch[_IMAGE].float().unbind(1)
-    return torch.stack([channel - mean for channel, mean in zip(channels, _VGG_MEANS, strict=True)], dim=1)
+    return normalize(batch[_IMAGE].float(), _VGG_MEANS, (1.0, 1.0, 1.0))
 
 
 def _inception_inputs(batch: Mapping[str, Any], orders: tuple[Order, ...]) -> Tensor:

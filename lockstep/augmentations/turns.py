@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 
 from lockstep.checks import Checked, Hint, NonNegativeInt, PositiveInt, Probability
 from lockstep.errors import InputError
-from lockstep.images.fields import Bools, image_tensor, images_of, sides_of, turned_image
-from lockstep.images.moves import AS_IT_IS, MIRRORED, QUARTER_TURN, UPSIDE_DOWN, Region, Turn, move
+from lockstep.images.fields import image_tensor, images_of, sides_of, turned_image
+from lockstep.images.moves import AS_IT_IS, MIRRORED, QUARTER_TURN, UPSIDE_DOWN, Bools, Region, Turn, move
 from lockstep.images.objects import Fields, move_objects, object_fields
 from lockstep.ragged import Ragged
 from lockstep.randomness import Draws
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)
@@ -102,16 +99,7 @@ class RandomShift(Checked):
 def turned_rows(
     batch: Fields, field: str, turn: Turn, rows: Bools, wanted_by: object, keypoint_order: Sequence[int] = ()
 ) -> Fields:
-    """Turn some of the images, and the objects on them.
-
-    Args:
-        batch: with images of any form in the field.
-        field: of the images.
-        turn: what is done to them.
-        rows: which of them, shape (batch,).
-        wanted_by: the augmentation.
-        keypoint_order: see `move_objects`.
-    """
+    """Turn the images of some rows, shape (batch,), and the objects on them; see `move_objects` for the keypoints."""
     images = images_of(batch, field, wanted_by)
     if turn.mirrors and "keypoints" in object_fields(batch):
         _check_keypoint_order(keypoint_order, batch, wanted_by)

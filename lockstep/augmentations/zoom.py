@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 import torch
 
-from lockstep.augmentations.augment import Bounds, Share
+from lockstep.augmentations.augment import Bounds, Share, drawn_between, drawn_corners, drawn_shares
 from lockstep.augmentations.joining import Colours, canvas, dtype_of
 from lockstep.checks import (
     Checked,
@@ -26,22 +26,18 @@ from lockstep.checks import (
     ordered,
 )
 from lockstep.errors import InputError
-from lockstep.images.fields import Bools, Image, cropped_image, decoded, images_of, sides_of
-from lockstep.images.moves import Int64s, Move, Region, move
+from lockstep.images.fields import cropped_image, decoded, draw_moved, images_of, sides_of
+from lockstep.images.moves import Bools, Float64s, Int64s, Region, move
 from lockstep.images.objects import Fields, as_ragged, move_objects, object_fields, select_objects
 from lockstep.images.resizing import resized
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-    from torch import Tensor
-
     from lockstep.randomness import Draws
-
-    Floats = npt.NDArray[np.float64]
 
 _Sides = Annotated[tuple[PositiveInt, PositiveInt], Hint("write [1024, 1024]")]
 _Expansion = Annotated[float, Range(ge=1)]
 
+_OPTIONS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
 _MOST_ROUNDS = 50  # of 40 trials each: an image that has no such crop stays whole
 
 
@@ -59,8 +55,7 @@ class ScaleJitter(Checked):
         """Return the batch with its images resized, as a list of images."""
         images = images_of(batch, self.field, self)
         sides = sides_of(images)
-        least, most = self.scale_range
-        scales = least + (most - least) * draws.uniform(f"ScaleJitter {self.field} scale")
+        scales = drawn_between(draws, f"ScaleJitter {self.field} scale", *self.scale_range)
         fits = (np.array(self.target_size) / sides).min(1)
         after = np.floor(sides * (fits * scales)[:, None]).astype(np.int64).clip(1)
         moves = [move(each, to=to) for each, to in zip(sides.tolist(), after.tolist(), strict=True)]
@@ -85,15 +80,14 @@ class FixedSizeCrop(Checked):
         """Return the batch with its images cropped, as a tensor of shape (batch, 3, height, width)."""
         images = images_of(batch, self.field, self)
         sides = sides_of(images)
-        shares = np.stack([draws.uniform(f"FixedSizeCrop {self.field} {side}") for side in ("top", "left")], axis=1)
-        corners = np.floor(shares * ((sides - self.size).clip(0) + 1)).astype(np.int64)
+        corners = drawn_corners(draws, f"FixedSizeCrop {self.field}", (sides - self.size).clip(0))
         moves = [
             move(each, Region(corner[0], corner[1], *self.size))
             for each, corner in zip(sides.tolist(), corners.tolist(), strict=True)
         ]
         pixels = canvas(*self.size, self.fill, dtype_of(images)).repeat(len(images), 1, 1, 1)
         for result, image, by in zip(pixels, images, moves, strict=True):
-            _draw(image, by, result)
+            draw_moved(image, by, result)
         return {**move_objects(batch, moves), self.field: pixels}
 
 
@@ -114,16 +108,14 @@ class RandomZoomOut(Checked):
         images = [*images_of(batch, self.field, self)]
         column = f"RandomZoomOut {self.field}"
         sides = sides_of(images)
-        least, most = self.side_range
-        scales = least + (most - least) * draws.uniform(f"{column} scale")
+        scales = drawn_between(draws, f"{column} scale", *self.side_range)
         large = np.floor(sides * scales[:, None]).astype(np.int64)
-        shares = np.stack([draws.uniform(f"{column} {side}") for side in ("top", "left")], axis=1)
-        corners = np.floor((large - sides) * shares).astype(np.int64)
+        corners = np.floor((large - sides) * drawn_shares(draws, column, "top", "left")).astype(np.int64)
         moves = [move(each) for each in sides.tolist()]
         for row in np.flatnonzero(draws.uniform(f"{column} p") < self.p).tolist():
             by = moves[row] = move(moves[row][:2], Region(*(-corners[row]).tolist(), *large[row].tolist()))
             zoomed = canvas(by.to_height, by.to_width, self.fill, dtype_of(images[row : row + 1]))
-            _draw(images[row], by, zoomed)
+            draw_moved(images[row], by, zoomed)
             images[row] = zoomed
         return {**move_objects(batch, moves), self.field: images}
 
@@ -146,15 +138,7 @@ class RandomIoUCrop(Checked):
     """The least of the part's width by its height."""
     max_aspect_ratio: PositiveFloat = 2.0
     """The most of it."""
-    sampler_options: Annotated[tuple[NonNegativeFloat, ...], Hint("write [0.0, 0.5, 1.0]")] = (
-        0.0,
-        0.1,
-        0.3,
-        0.5,
-        0.7,
-        0.9,
-        1.0,
-    )
+    sampler_options: Annotated[tuple[NonNegativeFloat, ...], Hint("write [0.0, 0.5, 1.0]")] = _OPTIONS
     """The least overlaps, each drawn as often."""
     trials: PositiveInt = 40
     """Parts that are tried for an option."""
@@ -185,16 +169,12 @@ class RandomIoUCrop(Checked):
         inside = _centers_inside(corners, regions[boxes.owner.numpy()][:, :, None])[:, 0]
         is_whole = np.array([by.stays_whole for by in moves], np.bool_)[boxes.owner.numpy()]
         kept = select_objects(batch, torch.from_numpy(inside | is_whole))
-        return {**move_objects(kept, moves), self.field: list(map(_cropped, images, moves))}
+        return {**move_objects(kept, moves), self.field: list(map(cropped_image, images, moves))}
 
-    def regions(self, sides: Int64s, boxes: Floats, lengths: Int64s, draws: Draws) -> Int64s:
+    def regions(self, sides: Int64s, boxes: Float64s, lengths: Int64s, draws: Draws) -> Int64s:
         """Draw the part of each image: top, left, height and width in pixels, shape (batch, 4).
 
-        Args:
-            sides: of the images, in pixels, shape (batch, 2).
-            boxes: of all images, in pixels, shape (total, 4).
-            lengths: how many each image has, shape (batch,).
-            draws: of the batch.
+        Sides (batch, 2) and boxes (total, 4) are in pixels; `lengths` says how many boxes each image has, (batch,).
         """
         regions = np.concatenate([np.zeros_like(sides), sides], axis=1)
         ends = np.cumsum(lengths)
@@ -230,7 +210,7 @@ class RandomIoUCrop(Checked):
         return np.concatenate([corner, part], axis=2), is_valid
 
 
-def _overlaps(boxes: Floats, regions: Int64s) -> Floats:
+def _overlaps(boxes: Float64s, regions: Int64s) -> Float64s:
     """Compute the most that each region, (regions, 4), overlaps a box whose center lies in it; -1 where none does."""
     top, left, height, width = (column[None] for column in regions.T)
     both = (np.minimum(boxes[:, 2, None], top + height) - np.maximum(boxes[:, 0, None], top)).clip(0) * (
@@ -239,26 +219,13 @@ def _overlaps(boxes: Floats, regions: Int64s) -> Floats:
     areas = ((boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]))[:, None]
     with np.errstate(divide="ignore", invalid="ignore"):
         overlaps = both / (areas + height * width - both)
-    most: Floats = np.where(_centers_inside(boxes, regions.T[None]), overlaps, -1.0).max(0, initial=-1.0)
+    most: Float64s = np.where(_centers_inside(boxes, regions.T[None]), overlaps, -1.0).max(0, initial=-1.0)
     return most
 
 
-def _centers_inside(boxes: Floats, regions: Int64s) -> Bools:
+def _centers_inside(boxes: Float64s, regions: Int64s) -> Bools:
     """Say which centers of boxes, (total, 4), lie in which regions, (total or 1, 4, regions): (total, regions)."""
     top, left, height, width = (regions[:, place] for place in range(4))
     row, column = ((boxes[:, side] + boxes[:, side + 2])[:, None] / 2 for side in (0, 1))
     inside: Bools = (top < row) & (row < top + height) & (left < column) & (column < left + width)
     return inside
-
-
-def _cropped(image: Image, by: Move) -> Image:
-    return image if by.stays_whole else cropped_image(image, by.region)
-
-
-def _draw(image: Image, by: Move, result: Tensor) -> None:
-    """Draw on a canvas the part of an image that a move of the scale 1 leaves there."""
-    top, left, height, width = by.region
-    first, last = max(top, 0), min(top + height, by.height)
-    start, end = max(left, 0), min(left + width, by.width)
-    pixels = decoded(image, Region(first, start, last - first, end - start))
-    result[:, first - top : last - top, start - left : end - left] = pixels

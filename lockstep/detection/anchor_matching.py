@@ -31,12 +31,9 @@ IGNORED = -2
 
 
 def match(matcher: AnyMatcher, likeness: Tensor, counts: Tensor | None = None) -> Tensor:
-    """Match the anchors of an image to its objects: int64 (anchors,).
+    """Match the anchors of an image to its objects, by the likeness of both, (objects, anchors): int64 (anchors,).
 
-    Args:
-        matcher: the rule.
-        likeness: of each object to each anchor, (objects, anchors).
-        counts: bool (objects,), False where an object gets no anchor of its own, such as one of weight 0; None: all do.
+    Where `counts`, bool (objects,), is False, an object gets no anchor of its own, such as one of weight 0.
     """
     if not len(likeness):
         return torch.full((likeness.shape[1],), BACKGROUND, device=likeness.device)
@@ -66,14 +63,9 @@ def match_images(
     anchors: Tensor,
     weights: Sequence[Tensor] | None = None,
 ) -> Tensor:
-    """Match the same anchors to the objects of each image, one image after the other: int64 (images, anchors).
+    """Match the same anchors (anchors, 4) to the objects of each image, one after the other: int64 (images, anchors).
 
-    Args:
-        matcher: the rule.
-        config: how likeness is measured.
-        boxes: of each image, (objects, 4).
-        anchors: (anchors, 4).
-        weights: of each image, (objects,): an object of weight 0 gets no anchor of its own.
+    Each image has boxes (objects, 4) and weights (objects,): an object of weight 0 gets no anchor of its own.
     """
     counts = [None] * len(boxes) if weights is None else [each > 0 for each in weights]
     return torch.stack(
@@ -84,10 +76,7 @@ def match_images(
 def rows_of_objects(objects: Sequence[Tensor], image_of: Tensor, object_of: Tensor) -> Tensor:
     """Return the row of each object in `after_none`: int64, of the shape of `object_of`.
 
-    Args:
-        objects: of each image, one row each.
-        image_of: the image of each match, int64.
-        object_of: the object on that image; negative where there is none.
+    `object_of` is the place of an object among those of the image `image_of`, both int64; negative where there is none.
     """
     firsts = torch.tensor([0, *(len(each) for each in objects[:-1])]).cumsum(0).to(image_of.device, non_blocking=True)
     return torch.where(object_of >= 0, firsts[image_of] + object_of + 1, 0)

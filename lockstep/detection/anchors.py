@@ -89,12 +89,7 @@ def feature_shapes(backbone: nn.Module, image_shape: Shape) -> tuple[Shape, ...]
 
 
 class BackboneAnchors:
-    """The anchors on the feature maps of a backbone, for inputs of any shape.
-
-    Args:
-        generator: what the anchors are.
-        backbone: see `feature_shapes`, which is asked once for each shape.
-    """
+    """The anchors on a backbone's feature maps, for inputs of any shape: `feature_shapes` is asked once for each."""
 
     def __init__(self, generator: AnyAnchorGenerator, backbone: nn.Module) -> None:
         self.generator, self._backbone = generator, backbone
@@ -110,6 +105,11 @@ class BackboneAnchors:
 def in_order(maps: Mapping[str, Tensor] | Iterable[Tensor]) -> list[Tensor]:
     """Return feature maps as a list, whether they have names or not."""
     return list(maps.values() if isinstance(maps, Mapping) else maps)
+
+
+def by_anchor(predicted: Tensor, size: int) -> Tensor:
+    """Lay out a map of (batch, anchors of a cell * size, height, width) as (batch, anchors, size)."""
+    return predicted.permute(0, 2, 3, 1).reshape(len(predicted), -1, size)
 
 
 def anchors_per_cell(generator: AnyAnchorGenerator) -> tuple[int, ...]:

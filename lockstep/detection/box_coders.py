@@ -12,13 +12,7 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from lockstep.detection.blocks import (
-    BoxCoder,
-    FasterRcnnBoxCoder,
-    LinearBoxCoder,
-    SquareBoxCoder,
-    XYBoxCoder,
-)
+from lockstep.detection.blocks import BoxCoder, FasterRcnnBoxCoder, LinearBoxCoder, SquareBoxCoder, XYBoxCoder
 
 AnyBoxCoder = BoxCoder | XYBoxCoder | LinearBoxCoder
 
@@ -33,13 +27,7 @@ def code_size(coder: AnyBoxCoder) -> int:
 
 
 def encode(coder: AnyBoxCoder, boxes: Tensor, anchors: Tensor) -> Tensor:
-    """Encode boxes relative to anchors.
-
-    Args:
-        coder: what the codes are.
-        boxes: (..., 4).
-        anchors: (..., 4).
-    """
+    """Encode boxes (..., 4) relative to anchors (..., 4), to codes (..., `code_size`)."""
     match coder:
         case FasterRcnnBoxCoder():
             return torch.stack(_offsets(boxes, anchors), -1) * _factors(coder, boxes)
@@ -58,26 +46,18 @@ def encode(coder: AnyBoxCoder, boxes: Tensor, anchors: Tensor) -> Tensor:
 
 
 def decode(coder: AnyBoxCoder, codes: Tensor, anchors: Tensor) -> Tensor:
-    """Decode codes (..., `code_size`) relative to anchors (..., 4).
-
-    Returns:
-        Boxes (..., 4).
-    """
+    """Decode codes (..., `code_size`) relative to anchors (..., 4), to boxes (..., 4)."""
     centre, size = _centre_and_size(anchors)
-    match coder:
-        case FasterRcnnBoxCoder():
-            codes = codes / _factors(coder, codes)
-            return _edges(codes[..., :2] * size + centre, codes[..., 2:].clamp(max=_LARGEST_LOG).exp() * size)
-        case XYBoxCoder():
-            codes = _swapped(codes / _factors(coder, codes))
-            return _edges(codes[..., :2] * size + centre, codes[..., 2:].clamp(max=_LARGEST_XY_LOG).exp() * size)
-        case SquareBoxCoder():
-            codes, side = codes / _factors(coder, codes), _side(size)
-            return _edges(codes[..., :2] * side + centre, codes[..., 2:].clamp(max=_LARGEST_LOG).exp() * side)
-        case LinearBoxCoder():
-            distances = _swapped(codes) * torch.cat([size, size], -1)
-            return torch.cat([centre - distances[..., :2], centre + distances[..., 2:]], -1)
-    assert_never(coder)
+    if isinstance(coder, LinearBoxCoder):
+        distances = _swapped(codes) * torch.cat([size, size], -1)
+        return torch.cat([centre - distances[..., :2], centre + distances[..., 2:]], -1)
+    codes, largest_log = codes / _factors(coder, codes), _LARGEST_LOG
+    if isinstance(coder, XYBoxCoder):
+        codes, largest_log = _swapped(codes), _LARGEST_XY_LOG
+    if isinstance(coder, SquareBoxCoder):
+        size = _side(size)
+    box_centre, half = codes[..., :2] * size + centre, 0.5 * (codes[..., 2:].clamp(max=largest_log).exp() * size)
+    return torch.cat([box_centre - half, box_centre + half], -1)
 
 
 def _offsets(boxes: Tensor, anchors: Tensor) -> tuple[Tensor, ...]:
@@ -108,11 +88,6 @@ def _centre_and_size(boxes: Tensor) -> tuple[Tensor, Tensor]:
 def _side(size: Tensor) -> Tensor:
     """Return the side of a square of the same area: (..., 1)."""
     return size.prod(-1, keepdim=True).sqrt()
-
-
-def _edges(centre: Tensor, size: Tensor) -> Tensor:
-    half = 0.5 * size
-    return torch.cat([centre - half, centre + half], -1)
 
 
 def _swapped(code: Tensor) -> Tensor:

@@ -10,12 +10,7 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from lockstep.detection.blocks import (
-    IoaSimilarity,
-    IouSimilarity,
-    Similarity,
-    ThresholdedIouSimilarity,
-)
+from lockstep.detection.blocks import IoaSimilarity, IouSimilarity, Similarity, ThresholdedIouSimilarity
 
 _EPSILON = 1e-7  # torchvision's, for boxes without area
 

@@ -26,13 +26,13 @@ from lockstep.detection.anchor_matching import (
     match_images,
     rows_of_objects,
 )
-from lockstep.detection.anchors import BackboneAnchors, in_order
+from lockstep.detection.anchors import BackboneAnchors, by_anchor, in_order
 from lockstep.detection.blocks import IouSimilarity, PyramidAnchorGenerator, ThresholdMatcher, XYBoxCoder
 from lockstep.detection.box_coders import AnyBoxCoder, decode, encode
 from lockstep.detection.boxes import clip, iou
 from lockstep.detection.detector import DetectionModel, Detections, Targets
-from lockstep.detection.fpn import BackboneWithFpn, FeaturePyramidNetwork, LastLevelMaxPool
-from lockstep.detection.nms import batched_nms, multiclass_nms
+from lockstep.detection.fpn import FeaturePyramidNetwork, LastLevelMaxPool
+from lockstep.detection.nms import NmsLimits, batched_nms, multiclass_nms
 from lockstep.detection.roi_align import multiscale_roi_align, roi_align_masks
 from lockstep.errors import DataError
 from lockstep.images.normalisation import normalize
@@ -159,12 +159,9 @@ class FasterRcnnNet(DetectionModel):
 
     @torch.no_grad()
     def propose(self, objectness: Tensor, codes: Tensor, shape: tuple[int, int]) -> list[Tensor]:
-        """Return the proposals of each image, (proposals, 4), best first.
+        """Return the proposals of each image, (proposals, 4), best first, by objectness: logits (batch, anchors).
 
-        Args:
-            objectness: logits (batch, anchors).
-            codes: (batch, anchors, 4).
-            shape: height and width of the input.
+        Codes are (batch, anchors, 4), and the shape is that of the input.
         """
         settings = self.settings
         pre_nms_top_n, post_nms_top_n = settings.proposals(training=self.training)
@@ -213,25 +210,15 @@ class FasterRcnnNet(DetectionModel):
         is_large = (boxes[..., 2:] - boxes[..., :2] >= _LEAST_DETECTION).all(-1)
         scores = predictions["logits"].float().softmax(-1)[:, 1:].masked_fill(~is_large, -1)
         lengths = regions.image_of.bincount(minlength=len(predictions["objectness"])).tolist()
+        limits = NmsLimits(settings.score_threshold, settings.iou_threshold, settings.max_detections)
         return [
-            multiclass_nms(
-                *of_image,
-                score_threshold=settings.score_threshold,
-                iou_threshold=settings.iou_threshold,
-                max_detections=settings.max_detections,
-            )
+            multiclass_nms(*of_image, limits)
             for of_image in zip(torch.split(boxes, lengths), torch.split(scores, lengths), strict=True)
         ]
 
 
 class RpnHead(nn.Module):
-    """Predicts which anchors have objects, and their boxes, by the same layers on each level.
-
-    Args:
-        channels: of each level.
-        per_cell: anchors of a cell.
-        generator: draws the initial weights; torch's default one where none is given.
-    """
+    """Predicts which anchors, so many a cell, have objects, and their boxes, by the same layers on each level."""
 
     def __init__(self, channels: int, per_cell: int, *, generator: Generator | None = None) -> None:
         super().__init__()
@@ -248,19 +235,13 @@ class RpnHead(nn.Module):
     def forward(self, levels: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Return objectness (batch, anchors) and codes (batch, anchors, 4), in the order of the anchors."""
         hidden = [self.conv(level) for level in levels]
-        objectness = [self.cls_logits(each).permute(0, 2, 3, 1).flatten(1) for each in hidden]
-        codes = [self.bbox_pred(each).permute(0, 2, 3, 1).reshape(len(each), -1, 4) for each in hidden]
+        objectness = [by_anchor(self.cls_logits(each), 1)[..., 0] for each in hidden]
+        codes = [by_anchor(self.bbox_pred(each), 4) for each in hidden]
         return torch.cat(objectness, 1), torch.cat(codes, 1)
 
 
 class RoIHeads(nn.Module):
-    """Predicts the classes of regions, and a box for each class.
-
-    Args:
-        channels: of each level of the pyramid.
-        num_classes: without the background.
-        generator: draws the initial weights; torch's default one where none is given.
-    """
+    """Predicts the classes of regions, the background among them, and a box for each class."""
 
     def __init__(self, channels: int, num_classes: int, *, generator: Generator | None = None) -> None:
         super().__init__()
@@ -303,13 +284,17 @@ def faster_rcnn_fpn(settings: FasterRcnnFpn, generator: Generator) -> FasterRcnn
     return FasterRcnnNet(settings, backbone, rpn, RoIHeads(CHANNELS, settings.num_classes, generator=generator))
 
 
-def resnet_fpn_backbone(settings: FasterRcnnFpn, generator: Generator) -> BackboneWithFpn:
-    """Make a ResNet-50 with a pyramid of the maps of its four layers, and of one more level."""
+def resnet_fpn_backbone(settings: FasterRcnnFpn, generator: Generator) -> nn.Module:
+    """Make a ResNet-50 with a pyramid of the maps of its four layers, and of one more level.
+
+    Its parameters are named as in torchvision. It maps images (batch, 3, height, width) to the levels by name, finest
+    first.
+    """
     norm_layer = FrozenBatchNorm2d if settings.freeze_batchnorm else nn.BatchNorm2d
     net = ResNet(50, norm_layer=norm_layer, generator=generator)
     body = IntermediateLayerGetter(net, {f"layer{number + 1}": str(number) for number in range(4)})
     fpn = FeaturePyramidNetwork((256, 512, 1024, 2048), CHANNELS, LastLevelMaxPool(), generator=generator)
-    return BackboneWithFpn(body, fpn)
+    return nn.Sequential(OrderedDict(body=body, fpn=fpn))
 
 
 def with_objects(proposals: Sequence[Tensor], targets: Targets) -> list[Tensor]:
@@ -321,14 +306,9 @@ def with_objects(proposals: Sequence[Tensor], targets: Targets) -> list[Tensor]:
 def drawn_anchors(
     assigned: AssignedAnchors, anchors: Tensor, coder: AnyBoxCoder, number: int, positive_fraction: float
 ) -> DrawnAnchors:
-    """Draw the anchors that the first stage learns from.
+    """Draw the anchors, of all (anchors, 4), that the first stage learns from.
 
-    Args:
-        assigned: what each anchor can learn.
-        anchors: (anchors, 4).
-        coder: of the boxes that are learned.
-        number: of anchors of an image, at most.
-        positive_fraction: of these, the anchors that learn an object, at most.
+    They are at most `number` of an image, and of these at most `positive_fraction` learn an object.
     """
     targets, matches = assigned
     drawn = balanced_sample(list(matches >= 0), list(matches == BACKGROUND), number, positive_fraction)
@@ -342,14 +322,9 @@ def drawn_anchors(
 def drawn_regions(
     proposals: Sequence[Tensor], targets: Targets, matcher: AnyMatcher, number: int, positive_fraction: float
 ) -> Regions:
-    """Draw the regions that the second stage learns from: one image after the other, as they are matched.
+    """Draw the regions that the second stage learns from, of the proposals (n, 4) of each image, one after the other.
 
-    Args:
-        proposals: (n, 4) of each image.
-        targets: the objects.
-        matcher: says which proposal can learn which object.
-        number: of regions of an image, at most.
-        positive_fraction: of these, the regions that learn an object, at most.
+    They are at most `number` of an image, and of these at most `positive_fraction` learn an object.
     """
     matches = [
         ignoring(match(matcher, iou(boxes, each)), targets, image)
@@ -397,19 +372,9 @@ def _box_loss(codes: Tensor, targets: Tensor, is_object: Tensor) -> Tensor:
 
 
 class MaskRcnnNet(FasterRcnnNet):
-    """Mask R-CNN on a feature pyramid.
-
-    Args:
-        settings: as of `FasterRcnnNet`.
-        backbone: as of `FasterRcnnNet`.
-        rpn: as of `FasterRcnnNet`.
-        roi_heads: with layers for masks.
-    """
+    """Mask R-CNN on a feature pyramid: a `FasterRcnnNet` whose heads have layers for masks."""
 
     roi_heads: MaskRoIHeads
-
-    def __init__(self, settings: MaskRcnnFpn, backbone: nn.Module, rpn: RpnHead, roi_heads: MaskRoIHeads) -> None:
-        super().__init__(settings, backbone, rpn, roi_heads)
 
     def forward(self, inputs: Tensor, assigned: AssignedAnchors | None = None) -> dict[str, Any]:
         """Predict as Faster R-CNN, and in training the masks of the regions that learn objects."""
@@ -443,13 +408,7 @@ class MaskRcnnNet(FasterRcnnNet):
 
 
 class MaskRoIHeads(RoIHeads):
-    """Predicts the classes of regions, a box for each class, and a mask for each class.
-
-    Args:
-        channels: of each level of the pyramid.
-        num_classes: without the background.
-        generator: draws the initial weights; torch's default one where none is given.
-    """
+    """Predicts what `RoIHeads` predicts, and a mask for each class."""
 
     def __init__(self, channels: int, num_classes: int, *, generator: Generator | None = None) -> None:
         super().__init__(channels, num_classes, generator=generator)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from lockstep.detection.anchor_matching import BACKGROUND, after_none, rows_of_objects
-from lockstep.detection.anchors import BackboneAnchors, in_order
+from lockstep.detection.anchors import BackboneAnchors, by_anchor, in_order
 from lockstep.detection.blocks import LinearBoxCoder, PyramidAnchorGenerator, WeightedGiou, WeightedSigmoidFocal
 from lockstep.detection.box_coders import decode, encode
 from lockstep.detection.boxes import area, clip
@@ -117,9 +117,10 @@ class FcosNet(DetectionModel):
         logits, codes, centerness = (predictions[name].float() for name in ("logits", "codes", "centerness"))
         is_object = (assigned.labels > 0).to(logits.dtype)
         classes = torch.zeros_like(logits).scatter_(2, assigned.labels[..., None], is_object[..., None])
+        of_classes = assigned.weights + (1 - is_object)  # 1 for the background
         boxes = decode(_CODER, codes, assigned.anchors)
         return {
-            "classification": classification_loss(_FOCAL, logits, classes, _or_1(assigned.weights, is_object)).sum(),
+            "classification": classification_loss(_FOCAL, logits, classes, of_classes).sum(),
             "localization": localization_loss(WeightedGiou(), boxes, assigned.boxes, assigned.weights).sum(),
             "centerness": F.binary_cross_entropy_with_logits(
                 centerness, centerness_of(assigned), weight=assigned.weights, reduction="sum"
@@ -186,16 +187,12 @@ def _bounds(levels: Sequence[Tensor]) -> Tensor:
     return torch.cat(bounds)
 
 
-def _or_1(weights: Tensor, is_object: Tensor) -> Tensor:
-    """Return the weights of the points in the loss of classes, 1 for the background."""
-    return weights + (1 - is_object)
-
-
 class FcosHead(nn.Module):
     """Predicts from all levels by the same layers, one tower for the classes and one for boxes and centerness."""
 
     def __init__(self, num_logits: int) -> None:
         super().__init__()
+        self._num_logits = num_logits
         self.classification_head = nn.ModuleDict({"conv": _tower(), "cls_logits": _convolution(num_logits)})
         self.regression_head = nn.ModuleDict(
             {"conv": _tower(), "bbox_reg": _convolution(4), "bbox_ctrness": _convolution(1)}
@@ -217,16 +214,11 @@ class FcosHead(nn.Module):
         logits, codes, centerness = list[Tensor](), list[Tensor](), list[Tensor]()
         classes, regions = self.classification_head, self.regression_head
         for level in levels:
-            logits.append(_rows(classes["cls_logits"](classes["conv"](level))))
+            logits.append(by_anchor(classes["cls_logits"](classes["conv"](level)), self._num_logits))
             hidden = regions["conv"](level)
-            codes.append(_rows(F.relu(regions["bbox_reg"](hidden))))
-            centerness.append(_rows(regions["bbox_ctrness"](hidden))[..., 0])
+            codes.append(by_anchor(F.relu(regions["bbox_reg"](hidden)), 4))
+            centerness.append(by_anchor(regions["bbox_ctrness"](hidden), 1)[..., 0])
         return torch.cat(logits, 1), torch.cat(codes, 1), torch.cat(centerness, 1)
-
-
-def _rows(predicted: Tensor) -> Tensor:
-    """Turn (batch, numbers, height, width) into (batch, points, numbers)."""
-    return predicted.permute(0, 2, 3, 1).flatten(1, 2)
 
 
 def _convolution(outputs: int) -> nn.Conv2d:

@@ -8,8 +8,8 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from lockstep.models.initial_weights import clear_statistics, without_memory
-from lockstep.models.layers import Conv2dNormActivation, NormLayer
+from lockstep.models.initial_weights import without_memory
+from lockstep.models.layers import Conv2dNormActivation
 
 
 class LastLevelMaxPool(nn.Module):
@@ -49,7 +49,6 @@ class FeaturePyramidNetwork(nn.Module):
         in_channels_list: channels of each map, from the finest to the coarsest.
         out_channels: of each level.
         extra_blocks: adds levels to the coarse end.
-        norm_layer: makes norms; None: there are none, and the convolutions have biases.
         generator: draws the initial weights; torch's default one where none is given.
     """
 
@@ -58,12 +57,11 @@ class FeaturePyramidNetwork(nn.Module):
         in_channels_list: Sequence[int],
         out_channels: int,
         extra_blocks: LastLevelMaxPool | LastLevelP6P7 | None = None,
-        norm_layer: NormLayer | None = None,
         *,
         generator: Generator | None = None,
     ) -> None:
         super().__init__()
-        made = partial(Conv2dNormActivation, norm_layer=norm_layer, activation_layer=None)
+        made = partial(Conv2dNormActivation, norm_layer=None, activation_layer=None)
         with without_memory():
             self.inner_blocks = nn.ModuleList(made(channels, out_channels, 1) for channels in in_channels_list)
             self.layer_blocks = nn.ModuleList(made(out_channels, out_channels, 3) for _ in in_channels_list)
@@ -73,7 +71,6 @@ class FeaturePyramidNetwork(nn.Module):
 
     def reset_parameters(self, generator: Generator | None = None) -> None:
         """Draw the initial weights anew: He's uniform ones for no activation, as torchvision does; biases are 0."""
-        clear_statistics(self)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_uniform_(module.weight, a=1, generator=generator)
@@ -91,22 +88,3 @@ class FeaturePyramidNetwork(nn.Module):
             name: block(lateral) for name, block, lateral in zip(names, self.layer_blocks, laterals, strict=True)
         }
         return pyramid if self.extra_blocks is None else self.extra_blocks(pyramid, maps)
-
-
-class BackboneWithFpn(nn.Module):
-    """A net that makes feature maps, and the pyramid of these, with parameters named as in torchvision.
-
-    Args:
-        body: maps images (batch, 3, height, width) to feature maps by name, finest first.
-        fpn: the pyramid.
-    """
-
-    def __init__(self, body: nn.Module, fpn: FeaturePyramidNetwork) -> None:
-        super().__init__()
-        self.body = body
-        self.fpn = fpn
-
-    def forward(self, images: Tensor) -> dict[str, Tensor]:
-        """Return the levels by name, finest first."""
-        levels: dict[str, Tensor] = self.fpn(self.body(images))
-        return levels

@@ -68,37 +68,35 @@ def best(scores: Tensor, count: int) -> Tensor:
     return places[scores[places].argsort(descending=True, stable=True)]
 
 
-def multiclass_nms(
-    boxes: Tensor,
-    scores: Tensor,
-    *,
-    score_threshold: float,
-    iou_threshold: float,
-    max_detections: int,
-    candidates_per_class: int | None = None,
-) -> Detections:
-    """Choose the detections of one image as torchvision's SSD and R-CNN do, each class by itself.
+class NmsLimits(NamedTuple):
+    """The limits by which boxes of an image become its detections, each class by itself."""
+
+    score_threshold: float
+    """What has no higher score is dropped."""
+    iou_threshold: float
+    """Boxes that overlap a better one of their class by more are dropped."""
+    max_detections: int
+    """The best so many remain."""
+    candidates_per_class: int | None = None
+    """The best so many of each class compete; None: all."""
+    max_detections_per_class: int | None = None
+    """The best so many of each class remain; None: `max_detections`."""
+
+
+def multiclass_nms(boxes: Tensor, scores: Tensor, limits: NmsLimits) -> Detections:
+    """Choose the detections of one image as torchvision's SSD and R-CNN do.
 
     Args:
         boxes: (anchors, q, 4), q being 1, or the number of classes where each has boxes of its own.
         scores: (anchors, classes), without the background.
-        score_threshold: what has no higher score is dropped.
-        iou_threshold: boxes that overlap a better one of their class by more are dropped.
-        max_detections: the best so many remain.
-        candidates_per_class: the best so many of each class compete; None: all.
+        limits: which of them remain.
     """
     if torch.compiler.is_exporting():
-        return fixed_detections(
-            boxes,
-            scores,
-            score_threshold=score_threshold,
-            iou_threshold=iou_threshold,
-            max_detections=max_detections,
-            candidates_per_class=candidates_per_class,
-        )
+        return fixed_detections(boxes, scores, limits)
+    score_threshold, iou_threshold, most, competing, most_of_class = limits
     candidates = _candidates(boxes, scores, score_threshold)
-    places = _first(_kept(candidates, iou_threshold, competing=candidates_per_class), max_detections, scores)
-    return candidates.at(places).detections()
+    kept = _kept(candidates, iou_threshold, competing=competing, most_of_class=most_of_class)
+    return candidates.at(_first(kept, most, scores)).detections()
 
 
 def postprocess(
@@ -178,15 +176,9 @@ def _exported(config: BatchNonMaxSuppression, boxes: Tensor, scores: Tensor, sha
             expected="greedy suppression, each class by itself",
             hint="export the tensors alone, as .safetensors",
         )
-    return fixed_detections(
-        boxes,
-        scores,
-        score_threshold=config.score_threshold,
-        iou_threshold=config.iou_threshold,
-        max_detections=config.max_total_detections,
-        max_detections_per_class=config.max_detections_per_class,
-        shape=shape,
-    )
+    most, of_class = config.max_total_detections, config.max_detections_per_class
+    limits = NmsLimits(config.score_threshold, config.iou_threshold, most, max_detections_per_class=of_class)
+    return fixed_detections(boxes, scores, limits, shape)
 
 
 def _chosen(config: BatchNonMaxSuppression, candidates: _Candidates) -> Iterator[_Candidates]:
@@ -331,35 +323,20 @@ def _no_places(scores: Tensor) -> Tensor:
 
 
 def fixed_detections(
-    boxes: Tensor,
-    scores: Tensor,
-    *,
-    score_threshold: float,
-    iou_threshold: float,
-    max_detections: int,
-    candidates_per_class: int | None = None,
-    max_detections_per_class: int | None = None,
-    shape: tuple[int, int] | None = None,
+    boxes: Tensor, scores: Tensor, limits: NmsLimits, shape: tuple[int, int] | None = None
 ) -> Detections:
     """Choose the detections of one image, each class by itself, in a fixed number of steps.
 
-    It is for graphs that `torch.export` traces, where no shape depends on data: below the detections are rows of zeros.
-
-    Args:
-        boxes: (anchors, q, 4), q being 1, or the number of classes where each has boxes of its own.
-        scores: (anchors, classes), without the background.
-        score_threshold: what has no higher score is dropped.
-        iou_threshold: boxes that overlap a better one of their class by more are dropped.
-        max_detections: the best so many remain.
-        candidates_per_class: the best so many of each class compete; None: all.
-        max_detections_per_class: the best so many of each class remain; None: `max_detections`.
-        shape: height and width that boxes are clipped to once they are chosen; without area there they are dropped.
+    It is `multiclass_nms` for graphs that `torch.export` traces, where no shape depends on data: below the detections
+    are rows of zeros. With a shape, height and width, boxes are clipped to it once they are chosen, and those without
+    area there are dropped.
     """
     # The loop of a traced graph; torch.onnx knows it, too.
     from torch._higher_order_ops.scan import scan
 
+    score_threshold, iou_threshold, most, competing, most_of_class = limits
     num_anchors, num_classes = scores.shape
-    number = min(candidates_per_class or num_anchors, num_anchors)
+    number = min(competing or num_anchors, num_anchors)
     # Each class is a row from here on. ONNX has no stable sort: equal scores may go in another order.
     ranked, places = scores.T.topk(number)
     left = torch.where(ranked > score_threshold, ranked, -torch.inf)
@@ -373,12 +350,12 @@ def fixed_detections(
         dropped = (_traced_iou(chosen, candidates) > iou_threshold).scatter(1, place[:, None], True)
         return torch.where(dropped, -torch.inf, left), torch.cat([score[:, None], chosen[:, 0]], dim=1)
 
-    steps = torch.arange(min(max_detections_per_class or max_detections, max_detections, number))
+    steps = torch.arange(min(most_of_class or most, most, number))
     _, found = scan(choose, left, steps)  # (steps, classes, 5)
     flat = found.transpose(0, 1).flatten(0, 1)
     found_boxes = flat[:, 1:] if shape is None else clip(flat[:, 1:], shape)
     kept = flat[:, 0] if shape is None else torch.where(area(found_boxes) > 0, flat[:, 0], -torch.inf)
-    top, rows = kept.topk(min(max_detections, len(flat)))
+    top, rows = kept.topk(min(most, len(flat)))
     is_found = top > -torch.inf
     labels = rows // len(steps) + FIRST_LABEL
     return Detections(

@@ -28,7 +28,7 @@ from lockstep.detection.anchor_matching import (
     match_images,
     rows_of_objects,
 )
-from lockstep.detection.anchors import AnyAnchorGenerator, BackboneAnchors, anchors_per_cell, in_order
+from lockstep.detection.anchors import AnyAnchorGenerator, BackboneAnchors, anchors_per_cell, by_anchor, in_order
 from lockstep.detection.blocks import (
     AnchorGrid,
     DefaultBoxGenerator,
@@ -46,7 +46,7 @@ from lockstep.detection.box_coders import AnyBoxCoder, code_size, decode, encode
 from lockstep.detection.boxes import clip
 from lockstep.detection.detector import DetectionModel, Detections, Targets
 from lockstep.detection.losses import classification_loss, localization_loss, takes_boxes
-from lockstep.detection.nms import multiclass_nms
+from lockstep.detection.nms import NmsLimits, multiclass_nms
 from lockstep.images.normalisation import normalize
 from lockstep.models.initial_weights import check_images, clear_statistics, without_memory
 from lockstep.models.layers import RELU6, Conv2dNormActivation, NormLayer
@@ -66,6 +66,7 @@ HARD_NEGATIVES = HardExampleMiner(0, 1.0, "classification", 3)
 MULTIBOX_LOSS = Loss(WeightedSmoothL1(), WeightedSoftmax(), HARD_NEGATIVES)
 """The loss of the publication, and of torchvision."""
 _SCALE = 10.0
+_EXTRA_CHANNELS = 256
 _VGG_POOL3, _VGG_POOL4 = 16, 23
 _LITE_SPLIT = 13  # the inverted residual that goes from stride 16 to 32
 _LITE_NORM: NormLayer = partial(nn.BatchNorm2d, eps=0.001, momentum=0.03)
@@ -252,14 +253,7 @@ def _hard_negatives(per_positive: int, losses: Tensor, matches: Tensor) -> Tenso
 
 
 def per_class_detections(
-    boxes: Tensor,
-    logits: Tensor,
-    shape: tuple[int, int],
-    *,
-    score_threshold: float,
-    iou_threshold: float,
-    candidates_per_class: int,
-    max_detections: int,
+    boxes: Tensor, logits: Tensor, shape: tuple[int, int], *, limits: NmsLimits
 ) -> list[Detections]:
     """Choose detections as torchvision's SSD does: the softmax's best ones of each class, then NMS.
 
@@ -267,21 +261,11 @@ def per_class_detections(
         boxes: (batch, anchors, 4), which are clipped to the input first.
         logits: (batch, anchors, classes), those of the background first.
         shape: height and width of the input.
-        score_threshold: what has no higher score is dropped.
-        iou_threshold: boxes that overlap a better one of their class by more are dropped.
-        candidates_per_class: the best so many of a class compete.
-        max_detections: the best so many of an image remain.
+        limits: which of them remain.
     """
     scores = logits.softmax(-1)[..., 1:]
     return [
-        multiclass_nms(
-            each[:, None],
-            of_image,
-            score_threshold=score_threshold,
-            iou_threshold=iou_threshold,
-            max_detections=max_detections,
-            candidates_per_class=candidates_per_class,
-        )
+        multiclass_nms(each[:, None], of_image, limits)
         for each, of_image in zip(clip(boxes, shape), scores, strict=True)
     ]
 
@@ -291,20 +275,17 @@ class SsdHead(nn.Module):
 
     Args:
         classification: layers that map a feature map to (batch, anchors of a cell * classes, height, width), for each.
-        regression: layers that map it to (batch, anchors of a cell * code size, height, width).
+        regression: layers that map it to (batch, anchors of a cell * 4, height, width).
         num_classes: logits of an anchor, those of a background class among them.
-        code_size: numbers of a code.
     """
 
-    def __init__(
-        self, classification: Sequence[nn.Module], regression: Sequence[nn.Module], num_classes: int, code_size: int = 4
-    ) -> None:
+    def __init__(self, classification: Sequence[nn.Module], regression: Sequence[nn.Module], num_classes: int) -> None:
         super().__init__()
         self.classification_head = _Predictors(classification, num_classes)
-        self.regression_head = _Predictors(regression, code_size)
+        self.regression_head = _Predictors(regression, 4)
 
     def forward(self, maps: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Return logits (batch, anchors, classes) and codes (batch, anchors, code size)."""
+        """Return logits (batch, anchors, classes) and codes (batch, anchors, 4)."""
         return self.classification_head(maps), self.regression_head(maps)
 
 
@@ -316,7 +297,7 @@ class _Predictors(nn.Module):
 
     def forward(self, maps: Sequence[Tensor]) -> Tensor:
         predicted = [layer(each) for layer, each in zip(self.module_list, maps, strict=True)]
-        return torch.cat([each.permute(0, 2, 3, 1).reshape(len(each), -1, self.size) for each in predicted], 1)
+        return torch.cat([by_anchor(each, self.size) for each in predicted], 1)
 
 
 class SqueezeNetMaps(nn.Module):
@@ -328,20 +309,17 @@ class SqueezeNetMaps(nn.Module):
         layers: numbers of the features whose outputs are maps, in order. 3 and 4 have a cell for 4 x 4 pixels, 6 and 7
             for 8 x 8, 9 to 12 for 16 x 16. What is above the last one is left out.
         num_extra: maps on top of the last one.
-        extra_channels: of these.
     """
 
-    def __init__(self, layers: Sequence[int], num_extra: int = 0, extra_channels: int = 256) -> None:
+    def __init__(self, layers: Sequence[int], num_extra: int) -> None:
         super().__init__()
         self.features = nn.Sequential(*list(squeezenet_features())[: layers[-1] + 1])
         self._layers = frozenset(layers)
         fires = [self.features[layer] for layer in layers]
         channels = [2 * fire.expand1x1.out_channels for fire in fires if isinstance(fire, Fire)]
-        self.extra = nn.ModuleList(
-            _halving(channels[-1] if number == 0 else extra_channels, extra_channels) for number in range(num_extra)
-        )
-        self.out_channels = [*channels, *[extra_channels] * num_extra]
+        self.out_channels = [*channels, *[_EXTRA_CHANNELS] * num_extra]
         """Channels of each map."""
+        self.extra = nn.ModuleList(_extra_layers(*pair) for pair in pairwise(self.out_channels[len(channels) - 1 :]))
         self.norms = nn.ModuleList(L2Norm(each, _SCALE) for each in self.out_channels)
 
     def forward(self, images: Tensor) -> list[Tensor]:
@@ -360,9 +338,7 @@ class SqueezeNetMaps(nn.Module):
 class L2Norm(nn.Module):
     """Divides the channels of each cell by their Euclidean norm, and multiplies each by a number that is learned.
 
-    Args:
-        channels: of the map.
-        scale: the number at first.
+    The number is `scale` at first.
     """
 
     def __init__(self, channels: int, scale: float) -> None:
@@ -399,7 +375,8 @@ class VggMaps(nn.Module):
                 nn.Conv2d(1024, 1024, 1),
                 nn.ReLU(inplace=True),
             )
-            shrinking = [_halving(1024, 512), _halving(512, 256), _cutting(256, 256), _cutting(256, 256)]
+            shrinking = [_extra_layers(1024, 512), _extra_layers(512, 256)]
+            shrinking += [_extra_layers(256, 256, halve=False) for _ in range(2)]
         for layers in (dense, *shrinking):
             _xavier(layers.to_empty(device="cpu"), generator)
         self.extra = nn.ModuleList([nn.Sequential(*vgg[_VGG_POOL4:-1], dense), *shrinking])
@@ -418,9 +395,7 @@ class VggMaps(nn.Module):
 class MobileNetMaps(nn.Module):
     """Maps of MobileNetV3 large, after the expansion of its last stride and at its end, and of layers on top.
 
-    Args:
-        reduced_tail: the last blocks have half the channels.
-        generator: draws the initial weights.
+    With a reduced tail the last blocks have half the channels.
     """
 
     def __init__(self, *, reduced_tail: bool, generator: Generator | None = None) -> None:
@@ -448,22 +423,15 @@ class MobileNetMaps(nn.Module):
         return maps
 
 
-def _halving(inputs: int, outputs: int) -> nn.Sequential:
-    """Make a 1x1 convolution to half the channels, and one of 3x3 with stride 2, as the extra layers of SSD300."""
+def _extra_layers(inputs: int, outputs: int, *, halve: bool = True) -> nn.Sequential:
+    """Make a 1x1 convolution to half the channels, and one of 3x3, as the extra layers of SSD300.
+
+    The second one has stride 2, or no padding, which takes a row away at each side.
+    """
     return nn.Sequential(
         nn.Conv2d(inputs, outputs // 2, 1),
         nn.ReLU(inplace=True),
-        nn.Conv2d(outputs // 2, outputs, 3, stride=2, padding=1),
-        nn.ReLU(inplace=True),
-    )
-
-
-def _cutting(inputs: int, outputs: int) -> nn.Sequential:
-    """Make the same without stride and padding, which takes a row away at each side."""
-    return nn.Sequential(
-        nn.Conv2d(inputs, outputs // 2, 1),
-        nn.ReLU(inplace=True),
-        nn.Conv2d(outputs // 2, outputs, 3),
+        nn.Conv2d(outputs // 2, outputs, 3, stride=2 if halve else 1, padding=1 if halve else 0),
         nn.ReLU(inplace=True),
     )
 
@@ -555,16 +523,14 @@ def squeeze_ssd(value: SqueezeSsd, generator: Generator) -> SsdNet:
     return net
 
 
-def _head(
-    predictor: Callable[[int, int], nn.Module], channels: Sequence[int], settings: SsdSettings, code_size: int = 4
-) -> SsdHead:
+def _head(predictor: Callable[[int, int], nn.Module], channels: Sequence[int], settings: SsdSettings) -> SsdHead:
     """Make a predictor of classes, the background among them, and one of boxes for each feature map."""
-    numbers = anchors_per_cell(settings.anchor_generator)
-    sizes = settings.num_classes + 1, code_size
+    numbers, num_logits = anchors_per_cell(settings.anchor_generator), settings.num_classes + 1
     classification, regression = (
-        [predictor(inputs, number * size) for inputs, number in zip(channels, numbers, strict=True)] for size in sizes
+        [predictor(inputs, number * size) for inputs, number in zip(channels, numbers, strict=True)]
+        for size in (num_logits, 4)
     )
-    return SsdHead(classification, regression, *sizes)
+    return SsdHead(classification, regression, num_logits)
 
 
 def _predictor(inputs: int, outputs: int) -> nn.Module:
@@ -577,13 +543,8 @@ def _lite_predictor(inputs: int, outputs: int) -> nn.Module:
 
 
 def _postprocess(value: Ssd300 | Ssdlite | SqueezeSsd, candidates_per_class: int) -> Postprocess:
-    return partial(
-        per_class_detections,
-        score_threshold=value.score_threshold,
-        iou_threshold=value.iou_threshold,
-        candidates_per_class=candidates_per_class,
-        max_detections=value.max_detections,
-    )
+    limits = NmsLimits(value.score_threshold, value.iou_threshold, value.max_detections, candidates_per_class)
+    return partial(per_class_detections, limits=limits)
 
 
 def _xavier(layers: nn.Module, generator: Generator | None) -> None:

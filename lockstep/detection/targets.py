@@ -218,30 +218,6 @@ def _one_hot(labels: Tensor, num_classes: int) -> Tensor:
     return encoded
 
 
-def padded(values: Ragged, count: int, fill: float = 0) -> tuple[Tensor, Tensor]:
-    """Pad to one number of objects an image, for models that compute with a fixed one.
-
-    Returns:
-        The values, (batch, count, ...), and a mask, bool (batch, count), of those that are not padding.
-
-    Raises:
-        DataError: an image has more objects.
-    """
-    if len(values) and (most := int(values.lengths.max())) > count:
-        raise DataError(
-            "An image has more objects than there is room for.",
-            given=f"{most} objects",
-            expected=f"at most {count}",
-            hint=f"raise their number, or leave some out as they are read: max_number_of_boxes={count}",
-        )
-    device = values.values.device
-    mask = torch.arange(count) < values.lengths[:, None]
-    rows, places = (each.to(device, non_blocking=True) for each in mask.nonzero(as_tuple=True))
-    filled = values.values.new_full((len(values), count, *values.values.shape[1:]), fill)
-    filled[rows, places] = values.values
-    return filled, mask.to(device, non_blocking=True)
-
-
 def _check_finite(name: str, column: Ragged) -> None:
     if not torch.isfinite(column.values).all():
         raise DataError(

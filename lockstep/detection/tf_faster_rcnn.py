@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from lockstep.detection.anchor_matching import IGNORED, hard_examples, match_images
-from lockstep.detection.anchors import BackboneAnchors, anchors_per_cell
+from lockstep.detection.anchors import BackboneAnchors, anchors_per_cell, by_anchor
 from lockstep.detection.blocks import (
     ArgmaxMatcher,
     BatchNonMaxSuppression,
@@ -45,7 +45,7 @@ from lockstep.detection.losses import classification_loss
 from lockstep.detection.nms import postprocess
 from lockstep.detection.roi_align import crop_and_resize
 from lockstep.detection.tf_configs import BatchNorm, Hyperparams, MaskRcnnBoxPredictor
-from lockstep.detection.tf_layers import TfBatchNorm, activation_layer, draw_weights, norm_layer, penalties
+from lockstep.detection.tf_layers import PartPenalties, TfBatchNorm, activation_layer, draw_weights, norm_layer
 from lockstep.detection.tf_supported import check_supported
 from lockstep.images.normalisation import normalize
 from lockstep.models.initial_weights import check_images, without_memory
@@ -94,10 +94,9 @@ class TfFasterRcnn(DetectionModel):
         self.mask_head: MaskHead | None = None
         if predictor.predict_instance_masks:
             self.mask_head = MaskHead(predictor, config.num_classes, generator=generator)
-        parts = [part for part in (self.rpn, self.box_head, self.mask_head) if part is not None]
-        self._penalties = (
-            penalties(self, [(part.hyperparams, part) for part in parts]) if config.add_regularization_loss else []
-        )
+        heads = [part for part in (self.rpn, self.box_head, self.mask_head) if part is not None]
+        parts = [(part.hyperparams, part) for part in heads] if config.add_regularization_loss else []
+        self._penalties = PartPenalties(self, parts)
         self._anchors = BackboneAnchors(config.first_stage_anchor_generator, self.backbone)
 
     def preprocess(self, images: Tensor) -> Tensor:
@@ -107,22 +106,14 @@ class TfFasterRcnn(DetectionModel):
     def anchors(self, shape: tuple[int, int], device: torch.device) -> Tensor:
         """Return all anchors on an input of this height and width, (anchors, 4); clipped to it, but for training."""
         (anchors,) = self._anchors(shape, device)
-        return anchors if self._drops_anchors() else clip(anchors, shape)
-
-    def _drops_anchors(self) -> bool:
-        """Tell whether anchors that reach out of the image are left out, as they are in training."""
-        return self.training and not self.config.clip_anchors_to_image
-
-    def _is_inside(self, anchors: Tensor, shape: tuple[int, int]) -> Tensor:
-        if not self._drops_anchors():
-            return torch.ones(len(anchors), dtype=torch.bool, device=anchors.device)
-        return (anchors == clip(anchors, shape)).all(-1)
+        # In training those that reach out of the image are left out.
+        return anchors if self.training and not self.config.clip_anchors_to_image else clip(anchors, shape)
 
     @torch.no_grad()
     def assign(self, targets: Targets) -> AssignedAnchors:
         """Find which anchor can learn which object: one image after the other."""
         anchors = self.anchors(targets.shape, targets.boxes[0].device)
-        is_inside = self._is_inside(anchors, targets.shape)
+        is_inside = _are_inside(anchors, targets.shape)
         matches = anchors.new_full((len(targets), len(anchors)), IGNORED, dtype=torch.int64)
         matches[:, is_inside] = match_images(
             _ANCHOR_MATCHER, IouSimilarity(), targets.boxes, anchors[is_inside], targets.weights
@@ -160,14 +151,11 @@ class TfFasterRcnn(DetectionModel):
     def propose(self, objectness: Tensor, codes: Tensor, shape: tuple[int, int]) -> list[Tensor]:
         """Return the proposals of each image, (proposals, 4), best first.
 
-        Args:
-            objectness: logits (batch, anchors, 2), of the background first.
-            codes: (batch, anchors, 4).
-            shape: height and width of the input.
+        Objectness is logits (batch, anchors, 2), of the background first, and codes are (batch, anchors, 4).
         """
         config, anchors = self.config, self.anchors(shape, codes.device)
         boxes = decode(_CODER, codes, anchors)
-        usable = self._is_inside(anchors, shape) & torch.isfinite(boxes).all(-1)
+        usable = _are_inside(anchors, shape) & torch.isfinite(boxes).all(-1)
         scores = objectness.softmax(-1)[..., 1].masked_fill(~usable, -torch.inf)
         most = config.first_stage_max_proposals
         rule = BatchNonMaxSuppression(
@@ -205,10 +193,7 @@ class TfFasterRcnn(DetectionModel):
         losses = self._first_stage_losses(predictions, assigned) | self._second_stage_losses(predictions, assigned)
         if predictions["masks"] is not None:
             losses["mask"] = self.config.second_stage_mask_prediction_loss_weight * _mask_loss(predictions, assigned)
-        if self._penalties:
-            parameters = dict(self.named_parameters())
-            losses["regularization"] = torch.stack([each(parameters) for each in self._penalties]).sum()
-        return losses
+        return losses | self._penalties.losses(self)
 
     def _first_stage_losses(self, predictions: Mapping[str, Any], assigned: AssignedAnchors) -> dict[str, Tensor]:
         drawn: DrawnAnchors = predictions["drawn"]
@@ -273,6 +258,10 @@ class TfFasterRcnn(DetectionModel):
         return [each._replace(masks=mask) for each, mask in zip(detections, of_images, strict=True)]
 
 
+def _are_inside(boxes: Tensor, shape: tuple[int, int]) -> Tensor:
+    return (boxes == clip(boxes, shape)).all(-1)
+
+
 def _mask_loss(predictions: Mapping[str, Any], assigned: AssignedAnchors) -> Tensor:
     """Compute the mean cross entropy of the masks of the regions that learn objects; 0 where there are none."""
     regions, targets = predictions["regions"], assigned.targets
@@ -311,12 +300,7 @@ _FIRST, _SECOND, _BLOCKS = 1024, 2048, 3
 
 
 class FirstStage(nn.Module):
-    """Predicts which anchors have objects, and their boxes.
-
-    Args:
-        config: of the detector.
-        generator: draws the initial weights; torch's default one where none is given.
-    """
+    """Predicts which anchors have objects, and their boxes."""
 
     def __init__(self, config: FasterRcnn, *, generator: Generator | None = None) -> None:
         super().__init__()
@@ -333,18 +317,11 @@ class FirstStage(nn.Module):
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits (batch, anchors, 2), of the background first, and codes (batch, anchors, 4)."""
         hidden = F.relu6(self.conv(features))
-        logits = self.class_predictor(hidden).permute(0, 2, 3, 1).reshape(len(features), -1, 2)
-        return logits, self.box_predictor(hidden).permute(0, 2, 3, 1).reshape(len(features), -1, 4)
+        return by_anchor(self.class_predictor(hidden), 2), by_anchor(self.box_predictor(hidden), 4)
 
 
 class BoxHead(nn.Module):
-    """Predicts the classes of regions, and a box for each class or one for all.
-
-    Args:
-        config: of the predictor.
-        num_classes: without the background.
-        generator: draws the initial weights; torch's default one where none is given.
-    """
+    """Predicts the classes of regions, and a box for each class or one for all."""
 
     def __init__(self, config: MaskRcnnBoxPredictor, num_classes: int, *, generator: Generator | None = None) -> None:
         super().__init__()
@@ -364,13 +341,7 @@ class BoxHead(nn.Module):
 
 
 class MaskHead(nn.Module):
-    """Predicts a mask for each class or one for all.
-
-    Args:
-        config: of the predictor.
-        num_classes: without the background.
-        generator: draws the initial weights; torch's default one where none is given.
-    """
+    """Predicts a mask for each class or one for all."""
 
     def __init__(self, config: MaskRcnnBoxPredictor, num_classes: int, *, generator: Generator | None = None) -> None:
         super().__init__()

@@ -44,12 +44,9 @@ _FIRST_LEVEL = 2
 
 
 class SsdFeatures(nn.Module):
-    """Base of the feature maps of SSDs: a backbone, and what is on top of it.
+    """Base of the feature maps of SSDs: a backbone whose type is in `EXTRACTORS`, and what is on top of it.
 
-    Args:
-        config: one whose type is in `EXTRACTORS`.
-        freeze_batchnorm: normalise with the moving statistics in training too.
-        generator: draws the initial weights; torch's default one where none is given.
+    A frozen batch norm normalises with the moving statistics in training too.
     """
 
     def __init__(

@@ -106,36 +106,37 @@ def _scaled(weight: Tensor, config: VarianceScalingInitializer, generator: Gener
         truncated_normal(weight, math.sqrt(_SLIM_FACTOR * variance), generator)
 
 
-class Penalty:
-    """The regularizer of a part of a detector.
+class PartPenalties:
+    """The regularizers of the parts of a detector, each on the convolutions and linear layers of its part.
 
     Args:
-        config: which one, and whether it is on depthwise convolutions too.
-        model: what `part` is a part of.
-        part: whose convolutions and linear layers have it.
+        model: the detector.
+        parts: each with its hyperparameters; one without a regularizer, or with a weight of 0, has no penalty.
     """
 
-    def __init__(self, config: Hyperparams, model: nn.Module, part: nn.Module) -> None:
-        regularizer = config.regularizer
-        assert regularizer is not None, "the caller has looked"
-        self._regularizer = (L2 if isinstance(regularizer, L2Regularizer) else L1)(regularizer.weight)
-        chosen = {
-            id(layer.weight)
-            for layer in part.modules()
-            if isinstance(layer, nn.Linear)
-            or (isinstance(layer, nn.Conv2d) and (config.regularize_depthwise or layer.groups == 1))
-        }
-        self._names = [name for name, parameter in model.named_parameters() if id(parameter) in chosen]
+    def __init__(self, model: nn.Module, parts: Iterable[tuple[Hyperparams, nn.Module]]) -> None:
+        self._each: list[tuple[L1 | L2, list[str]]] = []
+        for config, part in parts:
+            if config.regularizer is not None and config.regularizer.weight > 0:
+                kind = L2 if isinstance(config.regularizer, L2Regularizer) else L1
+                self._each.append((kind(config.regularizer.weight), _penalised(model, part, config)))
 
-    def __call__(self, parameters: Mapping[str, Tensor]) -> Tensor:
-        """Compute the penalty on the parameters of the model that are trained; a scalar."""
-        return self._regularizer.penalty([each for name in self._names if (each := parameters[name]).requires_grad])
+    def losses(self, model: nn.Module) -> dict[str, Tensor]:
+        """Compute the sum of the penalties on what the model trains, by its name; nothing where there are none."""
+        trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        values = []
+        for penalty, names in self._each:
+            if tensors := [trained[name] for name in names if name in trained]:  # a part may be frozen
+                values.append(penalty.penalty(tensors))
+        return {"regularization": torch.stack(values).sum()} if values else {}
 
 
-def penalties(model: nn.Module, parts: Iterable[tuple[Hyperparams, nn.Module]]) -> list[Penalty]:
-    """Return the regularizers of the parts of a model, of those that have one with a weight above 0."""
-    return [
-        Penalty(config, model, part)
-        for config, part in parts
-        if config.regularizer is not None and config.regularizer.weight > 0
-    ]
+def _penalised(model: nn.Module, part: nn.Module, config: Hyperparams) -> list[str]:
+    """Name the weights of a part that have its penalty: those of depthwise convolutions only if asked for."""
+    chosen = {
+        id(layer.weight)
+        for layer in part.modules()
+        if isinstance(layer, nn.Linear)
+        or (isinstance(layer, nn.Conv2d) and (config.regularize_depthwise or layer.groups == 1))
+    }
+    return [name for name, parameter in model.named_parameters() if id(parameter) in chosen]

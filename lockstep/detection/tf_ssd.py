@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 from torch import Generator, Tensor, nn
 
-from lockstep.detection.anchors import anchors_per_cell
+from lockstep.detection.anchors import anchors_per_cell, by_anchor
 from lockstep.detection.box_coders import code_size
 from lockstep.detection.detector import Detections
 from lockstep.detection.nms import postprocess
 from lockstep.detection.ssd import AnchorTargets, SsdNet, SsdSettings
 from lockstep.detection.tf_configs import ConvolutionalBoxPredictor, Hyperparams, WeightSharedConvolutionalBoxPredictor
 from lockstep.detection.tf_feature_maps import feature_maps
-from lockstep.detection.tf_layers import activation_layer, draw_weights, norm_layer, penalties
+from lockstep.detection.tf_layers import PartPenalties, activation_layer, draw_weights, norm_layer
 from lockstep.detection.tf_supported import check_supported
 from lockstep.errors import InputError
 from lockstep.models.initial_weights import check_images, without_memory
@@ -63,7 +63,7 @@ class TfSsd(SsdNet):
             (backbone.on_top, backbone.extra),
             (head.hyperparams, head),
         ]
-        self._penalties = penalties(self, parts) if config.add_regularization_loss else []
+        self._penalties = PartPenalties(self, parts if config.add_regularization_loss else ())
 
     def forward(self, inputs: Tensor, assigned: AnchorTargets | None = None) -> dict[str, Any]:
         """Predict logits, codes of boxes, and the anchors that they are relative to."""
@@ -72,11 +72,7 @@ class TfSsd(SsdNet):
 
     def losses(self, predictions: Mapping[str, Any], assigned: AnchorTargets) -> dict[str, Tensor]:
         """Compute the sums of the losses of classes and boxes over the anchors that count, and the penalties."""
-        losses = super().losses(predictions, assigned)
-        if self._penalties:
-            parameters = dict(self.named_parameters())
-            losses["regularization"] = torch.stack([each(parameters) for each in self._penalties]).sum()
-        return losses
+        return super().losses(predictions, assigned) | self._penalties.losses(self)
 
 
 def _settings(config: Ssd) -> SsdSettings:
@@ -138,15 +134,10 @@ def _per_cell(config: Ssd, num_maps: int) -> tuple[int, ...]:
 
 
 class ConvolutionalHead(nn.Module):
-    """Predicts by layers of each feature map's own.
+    """Predicts by layers of each feature map's own, from maps of `in_channels`, with `per_cell` anchors a cell each.
 
-    Args:
-        config: what they are.
-        in_channels: of each feature map.
-        per_cell: the anchors of a cell of each.
-        num_logits: of an anchor, that of the background among them.
-        freeze_batchnorm: normalise with the moving statistics in training too.
-        generator: draws the initial weights; torch's default one where none is given.
+    An anchor has `num_logits`, that of the background among them. A frozen batch norm normalises with the moving
+    statistics in training too.
     """
 
     def __init__(
@@ -193,7 +184,7 @@ class ConvolutionalHead(nn.Module):
         """Return logits (batch, anchors, classes) and codes (batch, anchors, code size)."""
         hidden = [layers(each) for layers, each in zip(self.layers, maps, strict=True)]
         logits, codes = (
-            torch.cat([_by_anchor(layer(each), size) for layer, each in zip(predictors, hidden, strict=True)], 1)
+            torch.cat([by_anchor(layer(each), size) for layer, each in zip(predictors, hidden, strict=True)], 1)
             for predictors, size in zip((self.class_predictor, self.box_predictor), self._sizes, strict=True)
         )
         return logits.sigmoid() if self._is_sigmoid else logits, codes
@@ -270,7 +261,7 @@ class WeightSharedHead(nn.Module):
         of_boxes = self.box_tower(hidden, index)
         of_classes = of_boxes if self.class_tower is None else self.class_tower(hidden, index)
         logits, codes = self.class_predictor(self.dropout(of_classes)), self.box_predictor(of_boxes)
-        return _by_anchor(logits, self._sizes[0]), _by_anchor(codes, self._sizes[1])
+        return by_anchor(logits, self._sizes[0]), by_anchor(codes, self._sizes[1])
 
 
 class _Tower(nn.Module):
@@ -305,8 +296,3 @@ def _convolution(inputs: int, outputs: int, kernel_size: int, use_depthwise: boo
         return nn.Sequential(OrderedDict(convolution=conv2d(inputs, outputs, kernel_size, bias=bias)))
     depthwise = conv2d(inputs, inputs, kernel_size, groups=inputs, bias=False)
     return nn.Sequential(OrderedDict(depthwise=depthwise, convolution=conv2d(inputs, outputs, 1, bias=bias)))
-
-
-def _by_anchor(predicted: Tensor, size: int) -> Tensor:
-    """Lay out a map of (batch, anchors of a cell * size, height, width) as (batch, anchors, size)."""
-    return predicted.permute(0, 2, 3, 1).reshape(len(predicted), -1, size)

@@ -48,10 +48,6 @@ FAST_ORDERS: tuple[Order, ...] = (("brightness", "saturation"),)
 """The order of slim's Inception preprocessing in its fast mode, the default there."""
 
 
-def _brightened(values: Tensor, number: Tensor) -> Tensor:
-    return values + number
-
-
 def _contrasted(values: Tensor, factor: Tensor) -> Tensor:
     mean = values.mean(dim=(2, 3), keepdim=True)
     return torch.lerp(mean, values, factor)
@@ -85,7 +81,7 @@ def _bounds(red: Tensor, green: Tensor, blue: Tensor) -> tuple[Tensor, Tensor]:
 
 
 OPERATIONS: Operations = {
-    "brightness": _brightened,
+    "brightness": torch.add,
     "contrast": _contrasted,
     "saturation": _saturated,
     "hue": turned_hue,
@@ -124,8 +120,7 @@ JITTER_ORDERS: tuple[Order, ...] = (*permutations(JITTER_OPERATIONS),)
 def grey(images: Tensor) -> Tensor:
     """Compute 0.2989 red + 0.587 green + 0.114 blue: float32 of shape (..., 1, height, width).
 
-    Args:
-        images: uint8 or floats of shape (..., 3, height, width).
+    Images are uint8 or floats of shape (..., 3, height, width).
     """
     red, green, blue = images.unbind(-3)
     return red.mul(0.2989).add_(green, alpha=0.587).add_(blue, alpha=0.114).unsqueeze_(-3)
@@ -170,16 +165,11 @@ def in_orders(
         first, *others = dict.fromkeys(names)
         result = operations[first](values, columns[first])
         for name in others:
-            rows = _takers(chosen, [place for place, other in enumerate(names) if other == name])
-            result = torch.where(rows, operations[name](values, columns[name]), result)
+            # Compared one by one: a tensor of the places would have to be copied to the device first.
+            takers = reduce(torch.logical_or, [chosen == place for place, other in enumerate(names) if other == name])
+            result = torch.where(takers[:, None, None, None], operations[name](values, columns[name]), result)
         values = result
     return values
-
-
-def _takers(chosen: Tensor, places: list[int]) -> Tensor:
-    """Say which images have chosen one of these orders."""
-    # Compared one by one: a tensor of the places would have to be copied to the device first.
-    return reduce(torch.logical_or, [chosen == place for place in places])[:, None, None, None]
 
 
 def _check(images: Tensor, numbers: Tensor, orders: tuple[Order, ...], operations: Operations, drawn_by: str) -> None:

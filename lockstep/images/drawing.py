@@ -76,12 +76,7 @@ class _Outline(NamedTuple):
 
 
 def draw_marks(image: Tensor, marks: Marks) -> Tensor:
-    """Draw marks onto a copy of an image, each object in the colour of its class.
-
-    Args:
-        image: uint8 of shape (3, height, width).
-        marks: what to draw.
-    """
+    """Draw marks onto a copy of an image, uint8 of shape (3, height, width), each object in the colour of its class."""
     if image.dtype != torch.uint8 or image.ndim != 3 or len(image) != 3:
         raise InputError(
             "Nothing can be drawn onto this image.",
@@ -107,11 +102,7 @@ def draw_marks(image: Tensor, marks: Marks) -> Tensor:
 
 
 def side_by_side(images: Sequence[Tensor]) -> Tensor:
-    """Put images of one height into a row, with a gap of white between them.
-
-    Args:
-        images: uint8 of shape (3, height, width), any width each.
-    """
+    """Put images of one height, uint8 of shape (3, height, width), into a row with a gap of white between them."""
     gap = torch.full((3, images[0].shape[1], _GAP), 255, dtype=torch.uint8)
     return torch.cat([part for image in images for part in (gap, image)][1:], dim=2)
 

@@ -10,16 +10,12 @@ import torch
 
 from lockstep.errors import InputError
 from lockstep.images.decode import EncodedImage
-from lockstep.images.moves import Int64s, Region, Turn
+from lockstep.images.moves import Int64s, Move, Region, Turn
 from lockstep.images.objects import Fields
 from lockstep.ragged import Ragged
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     from torch import Tensor
-
-Bools: TypeAlias = "npt.NDArray[np.bool_]"
-
 
 Image: TypeAlias = "EncodedImage | Tensor"
 """An image file that is not decoded yet, or a raster of shape (channels, height, width)."""
@@ -28,11 +24,7 @@ Image: TypeAlias = "EncodedImage | Tensor"
 def images_of(batch: Fields, field: str, wanted_by: object, *, colour: bool = False) -> Sequence[Image]:
     """Look up the images of a field: encoded or decoded, of one size or of several.
 
-    Args:
-        batch: with the field.
-        field: of the images.
-        wanted_by: the augmentation, for an error.
-        colour: take rasters of uint8 and three channels alone, as encoded images are once they are decoded.
+    With `colour` rasters have to be uint8 of three channels, as encoded images are once they are decoded.
     """
     images: Any = batch.get(field)
     if isinstance(images, torch.Tensor) and images.ndim == 4:
@@ -64,17 +56,24 @@ def decoded(image: Image, region: Region | None = None) -> Tensor:
     """Decode an image, or a region of it, if it is not decoded yet."""
     if isinstance(image, EncodedImage):
         return image.decode(region)
-    return image if region is None else _part(image, region)
+    return image if region is None else region.cut(image)
 
 
-def cropped_image(image: Image, region: Region) -> Image:
-    """Cut out a part that lies within the image; of one that is not decoded yet, no more is when it is."""
-    return image.cropped(region) if isinstance(image, EncodedImage) else _part(image, region)
+def cropped_image(image: Image, by: Move) -> Image:
+    """Cut out the part that a move leaves, within the image; of one that is not decoded yet, no more is when it is."""
+    if by.stays_whole:
+        return image
+    return image.cropped(by.region) if isinstance(image, EncodedImage) else by.region.cut(image)
 
 
-def _part(raster: Tensor, region: Region) -> Tensor:
-    top, left, height, width = region
-    return raster[:, top : top + height, left : left + width]
+def draw_moved(image: Image, by: Move, canvas: Tensor) -> None:
+    """Draw what a move leaves of an image, at its scale, on a canvas of the move's result."""
+    top, left, height, width = by.region
+    first, last = max(top, 0), min(top + height, by.height)
+    start, end = max(left, 0), min(left + width, by.width)
+    if first < last and start < end:  # else nothing is left of it
+        pixels = decoded(image, Region(first, start, last - first, end - start))
+        canvas[:, first - top : last - top, start - left : end - left] = pixels
 
 
 def turned_image(image: Image, turn: Turn) -> Image:
@@ -88,33 +87,28 @@ def name_of(image: Image) -> str:
 
 
 def _is_raster(image: object, *, colour: bool) -> bool:
-    if not isinstance(image, torch.Tensor) or image.ndim != 3:
-        return False
-    return not colour or (image.dtype == torch.uint8 and len(image) == 3)
+    return isinstance(image, torch.Tensor) and image.ndim == 3 and (not colour or _is_coloured(image))
 
 
-def image_tensor(batch: Mapping[str, Any], field: str, wanted_by: object) -> Tensor:
-    """Look up the images in a field of a batch: shape (batch, channels, height, width), any dtype."""
+def _is_coloured(pixels: Tensor) -> bool:
+    return pixels.dtype == torch.uint8 and pixels.shape[-3] == 3
+
+
+def image_tensor(batch: Mapping[str, Any], field: str, wanted_by: object, *, colour: bool = False) -> Tensor:
+    """Look up the decoded images in a field of a batch: shape (batch, channels, height, width).
+
+    They may have any dtype and any channels; with `colour` they are uint8 of three channels.
+    """
     images = batch.get(field)
-    if isinstance(images, torch.Tensor) and images.ndim == 4:
+    if isinstance(images, torch.Tensor) and images.ndim == 4 and (not colour or _is_coloured(images)):
         return images
-    raise _no_decoded_images(batch, field, wanted_by, "a tensor of shape (batch, channels, height, width)")
-
-
-def colour_images(batch: dict[str, Any], field: str, wanted_by: object) -> Tensor:
-    """Look up the decoded images in a field of a batch: uint8 of shape (batch, 3, height, width)."""
-    images = batch.get(field)
-    if isinstance(images, torch.Tensor) and images.dtype == torch.uint8 and images.ndim == 4 and images.shape[1] == 3:
-        return images
-    raise _no_decoded_images(batch, field, wanted_by, "a uint8 tensor of shape (batch, 3, height, width)")
-
-
-def _no_decoded_images(batch: Mapping[str, Any], field: str, wanted_by: object, expected: str) -> InputError:
     name = type(wanted_by).__name__
-    return InputError(
+    raise InputError(
         f"{name} finds no decoded images in the field {field!r}.",
         given=describe_field(batch, field),
-        expected=expected,
+        expected="a uint8 tensor of shape (batch, 3, height, width)"
+        if colour
+        else "a tensor of shape (batch, channels, height, width)",
         hint=f"crop or resize encoded images first, or name their field: {name}(..., field=...)",
     )
 

@@ -29,6 +29,8 @@ from lockstep.screen import log
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from lockstep.images.moves import Region
+
 START = b"\xff\xd8\xff"
 TURBO = "libjpeg-turbo"
 """Stands in the name of every decoder that computes pixels as this library does."""
@@ -153,14 +155,11 @@ _COLOUR_SPACES = (0, 1, 2)
 # the left and right have a part in a pixel's colours. Others are rare, and left to Pillow.
 _COLUMNS = {0: (8, 0), 1: (16, 16), 2: (16, 16), 3: (8, 0)}
 
-Part = tuple[int, int, int, int]
-"""Top, left, height and width, in pixels."""
-
 
 class JpegDecoder(NamedTuple):
     """A library that decodes JPEGs."""
 
-    decode: Callable[[bytes, JpegHeader, Part], Tensor | None]
+    decode: Callable[[bytes, JpegHeader, Region], Tensor | None]
     """Decodes, from the bytes of a plain JPEG, its header, and a part within its size, that part: uint8 of shape
     (3, height, width); None where Pillow has to do it. Damage beyond the part may go unseen."""
     name: str
@@ -193,7 +192,7 @@ def simplejpeg() -> JpegDecoder:
     except Exception as error:
         return _missing(_import_problem("simplejpeg", error, logging.INFO), "simplejpeg 1.9 or later")
 
-    def decode(data: bytes, header: JpegHeader, part: Part) -> Tensor | None:
+    def decode(data: bytes, header: JpegHeader, part: Region) -> Tensor | None:
         width, height = header.size
         raster = torch.empty(height, width, 3, dtype=torch.uint8)
         try:
@@ -201,7 +200,7 @@ def simplejpeg() -> JpegDecoder:
             decoded = decode_jpeg(data, buffer=raster.numpy())
         except ValueError:
             return None
-        return _cut(raster.permute(2, 0, 1), part) if decoded.shape == raster.shape else None
+        return part.cut(raster.permute(2, 0, 1)) if decoded.shape == raster.shape else None
 
     return JpegDecoder(decode, f"simplejpeg {__version__} ({TURBO})")
 
@@ -216,11 +215,11 @@ def torchcodec() -> JpegDecoder:
         problem = _import_problem("torchcodec", error, logging.DEBUG)
         return _missing(problem, "torchcodec 0.16 or later, of the build that fits torch")
 
-    def decode(data: bytes, header: JpegHeader, part: Part) -> Tensor:
+    def decode(data: bytes, header: JpegHeader, part: Region) -> Tensor:
         upright = without_exif(data, header)  # It would turn the image.
         whole: Tensor = decode_jpeg(torch.frombuffer(bytearray(upright), dtype=torch.uint8))
         check_raster_size((whole.shape[2], whole.shape[1]), header.size)
-        return _cut(whole, part)
+        return part.cut(whole)
 
     return JpegDecoder(decode, f"torchcodec {__version__} ({TURBO})")
 
@@ -239,11 +238,6 @@ def _import_problem(library: str, error: Exception, level_if_missing: int) -> st
     is_missing = isinstance(error, ModuleNotFoundError) and error.name == library
     log.log(level_if_missing if is_missing else logging.INFO, "%s is not used: %s", library, problem)
     return problem
-
-
-def _cut(raster: Tensor, part: Part) -> Tensor:
-    top, left, height, width = part
-    return raster[:, top : top + height, left : left + width]
 
 
 def check_raster_size(size: tuple[int, int], announced: tuple[int, int]) -> None:
@@ -279,14 +273,14 @@ class _TurboJpeg:
         self._decompress = function("tj3Decompress8", integer, pointer, data, length, pointer, integer, integer)
         self._of_thread = threading.local()
 
-    def decode(self, data: bytes, header: JpegHeader, part: Part) -> Tensor | None:
+    def decode(self, data: bytes, header: JpegHeader, part: Region) -> Tensor | None:
         handle = self._handle()
         pixels = self._decoded(handle, data, header.size, part)
         if pixels is None:
             del self._of_thread.handle  # An error leaves it in a state that the next image would meet.
         return pixels
 
-    def _decoded(self, handle: int, data: bytes, size: tuple[int, int], part: Part) -> Tensor | None:
+    def _decoded(self, handle: int, data: bytes, size: tuple[int, int], part: Region) -> Tensor | None:
         self._choose(handle, _WHOLE)  # A header is refused that does not fit the part chosen last.
         if self._read_header(handle, data, len(data)) or not (columns := self._columns(handle, size)):
             return None

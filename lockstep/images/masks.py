@@ -22,6 +22,7 @@ import torch
 
 from lockstep.errors import DataError
 from lockstep.images.decode import AS_STORED, Decoding
+from lockstep.images.moves import Int64s
 from lockstep.mask_runs import Flips, joined, lengths_in
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Int32s: TypeAlias = "npt.NDArray[np.int32]"
-_Int64s: TypeAlias = "npt.NDArray[np.int64]"
 
 _MOST_BYTES = 1 << 31
 
@@ -225,7 +225,7 @@ def _packed_runs(size: object, counts: object) -> Int32s:
     return np.concatenate([[-2 - len(lengths), *size], lengths]).astype(np.int32)
 
 
-def _listed(counts: object) -> _Int64s:
+def _listed(counts: object) -> Int64s:
     if not isinstance(counts, list):
         raise ValueError(f"runs that are {_described(counts)}")
     try:
@@ -247,13 +247,10 @@ def _described(value: object) -> str:
     return f"{len(value)} numbers" if isinstance(value, list) else f"a {type(value).__name__}"
 
 
-def _polygon_flips(corners: Int32s, height: int, width: int) -> _Int64s:
+def _polygon_flips(corners: Int32s, height: int, width: int) -> Int64s:
     """Find where a polygon's mask changes between 0 and 1: pixels counted column by column, ascending, an even number.
 
-    Args:
-        corners: x and y in turn, in fifths of a pixel; three corners or more, of which any may lie outside the image.
-        height: rows of the image.
-        width: columns of the image.
+    Corners are x and y in turn, in fifths of a pixel: three or more, of which any may lie outside of the image.
     """
     walk = _walk(corners[0::2].astype(np.int64), corners[1::2].astype(np.int64))
     moved = (walk.x[1:] != walk.x[:-1]) & (walk.edge[1:] == walk.edge[:-1])
@@ -268,12 +265,12 @@ def _polygon_flips(corners: Int32s, height: int, width: int) -> _Int64s:
 class _Walk(NamedTuple):
     """Points along edges, in fifths of a pixel; each edge is walked by itself."""
 
-    edge: _Int64s
-    x: _Int64s
-    y: _Int64s
+    edge: Int64s
+    x: Int64s
+    y: Int64s
 
 
-def _walk(x: _Int64s, y: _Int64s) -> _Walk:
+def _walk(x: Int64s, y: Int64s) -> _Walk:
     """Walk all points along a closed polygon's edges, each edge from its left or its upper end; refuse one too long."""
     next_x, next_y = np.roll(x, -1), np.roll(y, -1)
     flat = np.abs(next_x - x) >= np.abs(next_y - y)

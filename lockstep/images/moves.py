@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Int64s: TypeAlias = "npt.NDArray[np.int64]"
+Float64s: TypeAlias = "npt.NDArray[np.float64]"
+Bools: TypeAlias = "npt.NDArray[np.bool_]"
 
 _OUTSIDE = -1  # of the image: black, and no object's
 
@@ -32,6 +34,10 @@ class Region(NamedTuple):
     left: int
     height: int
     width: int
+
+    def cut(self, pixels: Tensor) -> Tensor:
+        """Cut the part out of a raster of shape (..., height, width)."""
+        return pixels[..., self.top : self.top + self.height, self.left : self.left + self.width]
 
 
 class Turn(NamedTuple):
@@ -114,15 +120,9 @@ def move(
     half_pixel_centers: bool = True,
     align_corners: bool = False,
 ) -> Move:
-    """Make the move of an image: by default it keeps all of it, as it is laid, at its size.
+    """Make the `Move` of an image of these sides, height and width in pixels; `to` are those after it.
 
-    Args:
-        sides: height and width of the image, in pixels.
-        region: the part that is cut out; it may reach out of the image.
-        turn: how the part is turned.
-        to: height and width after resizing; None: those of the turned part.
-        half_pixel_centers: how pixels are sampled, see `Move`.
-        align_corners: likewise.
+    By default it keeps all of the image, as it is laid, at the size of the turned part.
     """
     height, width = sides
     part = region or Region(0, 0, height, width)
@@ -133,10 +133,7 @@ def move(
 def moved_points(points: Tensor, owner: Tensor, moves: Sequence[Move]) -> Tensor:
     """Move points, float of shape (total, ..., 2) of y and x as shares of height and width; they may leave the image.
 
-    Args:
-        points: of all images of a batch.
-        owner: the row of the image of each, shape (total,).
-        moves: of the images.
+    They are those of all images of a batch: `owner` is the row of the image of each, shape (total,).
     """
     scale, shift, exchange = (torch.from_numpy(column)[owner] for column in _affine(moves))
     ones = [1] * (points.ndim - 2)
@@ -152,7 +149,7 @@ def moved_boxes(boxes: Tensor, owner: Tensor, moves: Sequence[Move]) -> Tensor:
     return torch.cat([corners.amin(1), corners.amax(1)], dim=1)
 
 
-def _affine(moves: Sequence[Move]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+def _affine(moves: Sequence[Move]) -> tuple[Float64s, Float64s, Bools]:
     """Return scale and shift of y and x, shape (batch, 2), and whether they are exchanged afterwards, (batch,)."""
     sides = np.array([each[:2] for each in moves], np.float64).reshape(-1, 2)
     regions = np.array([each.region for each in moves], np.float64).reshape(-1, 4)

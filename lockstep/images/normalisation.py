@@ -71,12 +71,7 @@ def standardize(images: Tensor) -> Tensor:
 
 def as_floats(images: Tensor) -> Tensor:
     """Convert to float32 in [0, 1], from uint8 or from floats in that range."""
-    return scaled(images) if images.dtype == torch.uint8 else images.float()
-
-
-def scaled(images: Tensor) -> Tensor:
-    """Convert uint8 to float32 in [0, 1]."""
-    return images.float().mul_(1 / 255)
+    return images.float().mul_(1 / 255) if images.dtype == torch.uint8 else images.float()
 
 
 def scale_image(images: Tensor) -> Tensor:

@@ -121,7 +121,12 @@ def move_objects(
     if "keypoints" in names:
         points = as_ragged(batch["keypoints"])
         if points.values.ndim != 3:
-            raise _not_of_objects(points)
+            raise DataError(
+                "Keypoints are not those of objects.",
+                given=f"a field 'keypoints' of shape {tuple(points.values.shape)} for all images",
+                expected="floats of shape (objects, keypoints, 2) for each image",
+                hint="make points of the image itself those of one object: points[:, None], (batch, 1, keypoints, 2)",
+            )
         moved["keypoints"] = points.replaced(moved_points(points.values, points.owner, moves))
     if keypoint_order:
         mirrored = torch.tensor([by.turn.mirrors for by in moves], dtype=torch.bool)
@@ -136,15 +141,6 @@ def move_objects(
     if is_cut is None:
         is_cut = torch.tensor([not by.stays_whole for by in moves], dtype=torch.bool)
     return _cut(moved, batch, moves, is_cut, min_overlap) if is_cut.any() else moved
-
-
-def _not_of_objects(points: Ragged) -> DataError:
-    return DataError(
-        "Keypoints are not those of objects.",
-        given=f"a field 'keypoints' of shape {tuple(points.values.shape)} for all images",
-        expected="floats of shape (objects, keypoints, 2) for each image",
-        hint="make points of the image itself those of one object: points[:, None], (batch, 1, keypoints, 2)",
-    )
 
 
 def _cut(batch: Fields, before: Fields, moves: Sequence[Move], is_cut: Tensor, min_overlap: float | Tensor) -> Fields:

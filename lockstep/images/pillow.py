@@ -63,13 +63,6 @@ def png_bytes(image: Image) -> bytes:
     return file.getvalue()
 
 
-def shrunk(image: ImageFile, factor: int) -> ImageFile:
-    """Decode a JPEG at 1 / factor of its size, rounded up; a factor of 1, 2, 4 or 8, and at most its size."""
-    # Pillow takes the largest factor whose result is not below the size asked for: for this size that is `factor`.
-    image.draft(None, (image.width // factor, image.height // factor))
-    return image
-
-
 def raster_of(image: ImageFile, part: tuple[int, int, int, int] | None = None) -> Tensor:
     """Decode to uint8 of shape (3, height, width), red, green and blue; channels last in memory.
 

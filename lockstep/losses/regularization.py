@@ -66,9 +66,9 @@ class Regularizer(Checked, ABC):
             )
         return chosen
 
-    @abstractmethod
     def penalty(self, tensors: Sequence[Tensor]) -> Tensor:
         """Compute the penalty on these tensors; a scalar."""
+        return self.weight / self.order * _sum_of_powers(tensors, self.order)
 
     @abstractmethod
     def slopes(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -83,10 +83,6 @@ class L2(Regularizer):
 
     name, order = "l2", 2
 
-    def penalty(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Compute the penalty on these tensors; a scalar."""
-        return 0.5 * self.weight * _sum_of_powers(tensors, 2)
-
     def slopes(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """Return the tensors themselves."""
         return tensors
@@ -96,10 +92,6 @@ class L1(Regularizer):
     """weight * sum(|w|), whose gradient is weight * sign(w) and 0 at 0 (tf.contrib.layers.l1_regularizer)."""
 
     name, order = "l1", 1
-
-    def penalty(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Compute the penalty on these tensors; a scalar."""
-        return self.weight * _sum_of_powers(tensors, 1)
 
     def slopes(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """Return the signs of the tensors."""

@@ -226,11 +226,8 @@ def log_loss(
 def hinge_loss(logits: Tensor, labels: Tensor, *, weights: Weights = 1.0, reduction: Reduction = "mean") -> Tensor:
     """Compute max(0, 1 - sign * logits), where sign is 1 for labels of 1 and -1 for labels of 0 (tf.losses.hinge_loss).
 
-    Args:
-        logits: scores, above 0 for yes, any shape.
-        labels: 0 for no, 1 for yes; the shape of the logits, any dtype.
-        weights: a number, or a tensor; see `weighted_loss`.
-        reduction: "mean" over the elements present, "sum", or "none" for the shape of the logits.
+    Logits are above 0 for yes. Labels are 0 for no and 1 for yes; they have the shape of the logits, and any dtype.
+    Weights and reduction are those of `weighted_loss`.
     """
     logits, labels = paired(logits, labels)
     losses = torch.nn.functional.relu(1.0 - (2.0 * labels - 1.0) * logits)
@@ -242,11 +239,7 @@ def absolute_difference(
 ) -> Tensor:
     """Compute |predictions - labels| (tf.losses.absolute_difference; torch calls it l1_loss).
 
-    Args:
-        predictions: any shape.
-        labels: the shape of the predictions, any dtype.
-        weights: a number, or a tensor; see `weighted_loss`.
-        reduction: "mean" over the elements present, "sum", or "none" for the shape of the predictions.
+    Labels have the shape of the predictions, and any dtype. Weights and reduction are those of `weighted_loss`.
     """
     predictions, labels = paired(predictions, labels)
     return weighted_loss((predictions - labels).abs(), weights=weights, reduction=reduction)
@@ -257,11 +250,7 @@ def squared_error(
 ) -> Tensor:
     """Compute (predictions - labels) ** 2, without a half (tf.losses.mean_squared_error; torch calls it mse_loss).
 
-    Args:
-        predictions: any shape.
-        labels: the shape of the predictions, any dtype.
-        weights: a number, or a tensor; see `weighted_loss`.
-        reduction: "mean" over the elements present, "sum", or "none" for the shape of the predictions.
+    Labels have the shape of the predictions, and any dtype. Weights and reduction are those of `weighted_loss`.
     """
     predictions, labels = paired(predictions, labels)
     return weighted_loss((predictions - labels).square(), weights=weights, reduction=reduction)

@@ -12,7 +12,7 @@ from torch import Tensor
 from lockstep.augmentations.colours import ColourDraws
 from lockstep.errors import InputError
 from lockstep.images.colour import FAST_ORDERS, INCEPTION_ORDERS, OPERATIONS, SLIM_ORDERS, Order, in_orders
-from lockstep.images.normalisation import centred, scaled
+from lockstep.images.normalisation import as_floats, centred
 from lockstep.randomness import Draws
 
 GOLDEN = np.load(Path(__file__).parent.parent / "golden" / "preprocessing_golden.npz")
@@ -60,7 +60,7 @@ def test_a_device_that_looks_no_order_up_gives_the_same() -> None:
     images, numbers = golden_images(), golden_numbers()
     chosen = torch.arange(len(images)) % 4
     numbers[:, 4] = chosen / 4
-    without_look_up = in_orders(scaled(images), numbers, chosen, SLIM_ORDERS, OPERATIONS).clamp(0, 1)
+    without_look_up = in_orders(as_floats(images), numbers, chosen, SLIM_ORDERS, OPERATIONS).clamp(0, 1)
     torch.testing.assert_close(without_look_up, distort(images, numbers, SLIM_ORDERS), rtol=0, atol=1e-6)
 
 
@@ -108,7 +108,7 @@ def test_the_numbers_depend_on_the_position_alone() -> None:
 
 
 def test_scales() -> None:
-    values = scaled(torch.tensor([0, 51, 255], dtype=torch.uint8))
+    values = as_floats(torch.tensor([0, 51, 255], dtype=torch.uint8))
     torch.testing.assert_close(values, torch.tensor([0.0, 0.2, 1.0]))
     torch.testing.assert_close(centred(values), torch.tensor([-1.0, -0.6, 1.0]))
 

@@ -50,6 +50,12 @@ def test_a_random_crop_is_anywhere_within_the_image_and_the_black_around_it() ->
     assert counts.max() < 3000 / 42 * 1.5
 
 
+def test_a_random_crop_may_lie_in_the_black_alone() -> None:
+    pixels = torch.full((300, 1, 3, 4), 7, dtype=torch.uint8)
+    found = RandomCrop(2, padding=5)({"image": pixels}, draws(300))["image"]
+    assert {*found.flatten(1).sum(1).tolist()} == {0, 7, 14, 28}
+
+
 def test_a_short_side_crop_draws_the_side_and_then_the_place() -> None:
     """The image is a slope: a pixel tells where it was, the difference of two the scale."""
     slope = np.broadcast_to(np.arange(0, 200, 10, dtype=np.uint8)[None, :, None], (10, 20, 3))

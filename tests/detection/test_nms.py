@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lockstep.detection.blocks import BatchNonMaxSuppression, PostProcessing
 from lockstep.detection.boxes import area, iou
-from lockstep.detection.nms import batched_nms, best, multiclass_nms, nms_mask, postprocess
+from lockstep.detection.nms import NmsLimits, batched_nms, best, multiclass_nms, nms_mask, postprocess
 
 SHAPE = (100, 100)
 GOLDEN = np.load(Path(__file__).parent.parent / "golden" / "regions_golden.npz")
@@ -110,16 +110,12 @@ def test_each_class_is_by_itself(of_its_own: bool) -> None:
         kept = places[one_by_one(own[places], of_class[places], torch.zeros_like(places), 0.3)]
         expected += [(of_class[place].item(), label + 1, own[place].tolist()) for place in kept]
     expected = sorted(expected, reverse=True)[:60]
-    found = multiclass_nms(
-        boxes, scores, score_threshold=0.5, iou_threshold=0.3, max_detections=60, candidates_per_class=40
-    )
+    found = multiclass_nms(boxes, scores, NmsLimits(0.5, 0.3, max_detections=60, candidates_per_class=40))
     assert list(zip(found.scores.tolist(), found.labels.tolist(), found.boxes.tolist(), strict=True)) == expected
 
 
 def test_nothing_over_the_threshold_is_no_detection() -> None:
-    found = multiclass_nms(
-        drawn(5, 1), torch.full((5, 3), torch.nan), score_threshold=0.5, iou_threshold=0.3, max_detections=60
-    )
+    found = multiclass_nms(drawn(5, 1), torch.full((5, 3), torch.nan), NmsLimits(0.5, 0.3, max_detections=60))
     assert [tuple(part.shape) for part in found[:3]] == [(0, 4), (0,), (0,)]
 
 

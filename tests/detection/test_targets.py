@@ -15,7 +15,6 @@ from torch import Tensor
 from lockstep.detection.targets import (
     DetectionTargets,
     merge_multiple_label_boxes,
-    padded,
     padded_one_hot_encoding,
 )
 from lockstep.errors import DataError, InputError
@@ -239,16 +238,3 @@ def test_no_nan_reaches_a_loss(name: str) -> None:
     batch[name].values[0] = math.nan
     with pytest.raises(DataError, match=f"The {name} of an object are no finite numbers"):
         DetectionTargets(2)(batch, DRAWS)
-
-
-# Padding --------------------------------------------------------------------------------------------------------------
-
-
-def test_objects_are_padded_to_a_number_and_a_mask_tells_them_apart() -> None:
-    values = Ragged.of([torch.tensor([1.0, 2]), torch.tensor([]), torch.tensor([3.0])])
-    rows, mask = padded(values, 3, fill=-1)
-    assert rows.tolist() == [[1, 2, -1], [-1, -1, -1], [3, -1, -1]]
-    assert mask.tolist() == [[True, True, False], [False] * 3, [True, False, False]]
-    assert padded(boxes_of(1, 2), 2)[0].shape == (2, 2, 4)
-    with pytest.raises(DataError, match="more objects than there is room for"):
-        padded(values, 1)

@@ -19,7 +19,7 @@ from lockstep.detection.tf_configs import (
     TruncatedNormalInitializer,
     VarianceScalingInitializer,
 )
-from lockstep.detection.tf_layers import activation_layer, draw_weights, norm_layer, penalties
+from lockstep.detection.tf_layers import PartPenalties, activation_layer, draw_weights, norm_layer
 
 
 def made(config: Hyperparams, channels: int = 4, **given: bool) -> nn.Module:
@@ -80,9 +80,20 @@ def test_a_penalty_is_on_kernels_and_on_depthwise_ones_only_if_asked() -> None:
     for parameter in model.parameters():
         nn.init.constant_(parameter, 2.0)
     part = nn.ModuleList([model["a"], model["b"]])
-    parameters = dict(model.named_parameters())
     plain = Hyperparams(regularizer=L2Regularizer(0.1))
-    (l2,) = penalties(model, [(plain, part), (Hyperparams(), part)])
-    (l1,) = penalties(model, [(Hyperparams(regularizer=L1Regularizer(0.1), regularize_depthwise=True), part)])
-    assert l2(parameters).item() == pytest.approx(0.1 / 2 * 4 * 4)
-    assert l1(parameters).item() == pytest.approx(0.1 * 2 * (4 + 18))
+    deep = Hyperparams(regularizer=L1Regularizer(0.1), regularize_depthwise=True)
+    l2 = PartPenalties(model, [(plain, part), (Hyperparams(), part)]).losses(model)
+    l1 = PartPenalties(model, [(deep, part)]).losses(model)
+    assert l2["regularization"].item() == pytest.approx(0.1 / 2 * 4 * 4)
+    assert l1["regularization"].item() == pytest.approx(0.1 * 2 * (4 + 18))
+
+
+def test_a_part_that_is_frozen_has_no_penalty() -> None:
+    model = nn.ModuleDict({"a": nn.Conv2d(2, 2, 1), "b": nn.Conv2d(2, 2, 1)})
+    config = Hyperparams(regularizer=L2Regularizer(0.1))
+    penalties = PartPenalties(model, [(config, model["a"]), (config, model["b"])])
+    model["a"].requires_grad_(False)
+    expected = 0.1 / 2 * model["b"].weight.square().sum()
+    torch.testing.assert_close(penalties.losses(model)["regularization"], expected)
+    model.requires_grad_(False)
+    assert penalties.losses(model) == {}

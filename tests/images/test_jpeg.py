@@ -24,7 +24,6 @@ from lockstep.images.jpeg import (
     START,
     JpegDecoder,
     JpegHeader,
-    Part,
     is_plain,
     orientation_of,
     read_jpeg_header,
@@ -308,9 +307,9 @@ class Library:
 
     def __init__(self, *, able: bool) -> None:
         self.able = able
-        self.parts: list[Part] = []
+        self.parts: list[Region] = []
 
-    def decode(self, data: bytes, header: JpegHeader, part: Part) -> Tensor | None:
+    def decode(self, data: bytes, header: JpegHeader, part: Region) -> Tensor | None:
         self.parts.append(part)
         return torch.full((3, part[2], part[3]), 7, dtype=torch.uint8) if self.able else None
 

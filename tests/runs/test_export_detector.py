@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import lockstep as ls
 from lockstep.detection.blocks import BatchNonMaxSuppression, PostProcessing
 from lockstep.detection.detector import Detections
-from lockstep.detection.nms import fixed_detections, multiclass_nms, postprocess
+from lockstep.detection.nms import NmsLimits, fixed_detections, multiclass_nms, postprocess
 from lockstep.detection.values import Fcos, SqueezeSsd
 from lockstep.runs.export import FOUND, IMAGE, encode_model
 from lockstep.runs.trained import Trained, trained_model
@@ -106,28 +106,30 @@ def drawn(seed: int, num_boxes: int = 60, classes: int = 3) -> tuple[Tensor, Ten
 
 
 class Fixed(nn.Module):
-    def __init__(self, **limits: Any) -> None:
+    def __init__(self, limits: NmsLimits, shape: tuple[int, int] | None) -> None:
         super().__init__()
-        self.limits = limits
+        self.limits, self.shape = limits, shape
 
     def forward(self, boxes: Tensor, scores: Tensor) -> Any:
-        return fixed_detections(boxes, scores, **self.limits)[:3]
+        return fixed_detections(boxes, scores, self.limits, self.shape)[:3]
 
 
-def traced(boxes: Tensor, scores: Tensor, **limits: Any) -> Any:
+def traced(boxes: Tensor, scores: Tensor, limits: NmsLimits, shape: tuple[int, int] | None = None) -> Any:
     with warnings.catch_warnings(action="ignore"):
-        return torch.export.export(Fixed(**limits), (boxes, scores)).module()(boxes, scores)
+        return torch.export.export(Fixed(limits, shape), (boxes, scores)).module()(boxes, scores)
 
 
 def test_fixed_steps_choose_as_the_loop_does() -> None:
     boxes, scores = drawn(0)
-    limits: dict[str, Any] = {"score_threshold": 0.3, "iou_threshold": 0.4}
-    of_ssd: dict[str, Any] = {**limits, "max_detections": 52, "candidates_per_class": 20}
-    expected = multiclass_nms(boxes, scores, **of_ssd)
+    of_ssd = NmsLimits(0.3, 0.4, max_detections=52, candidates_per_class=20)
+    expected = multiclass_nms(boxes, scores, of_ssd)
     config = PostProcessing(BatchNonMaxSuppression(0.3, 0.4, 7, 15))
     (clipped,) = postprocess(config, boxes[None], scores[None], (40, 40), has_background=False)
-    of_api = {**limits, "max_detections": 15, "max_detections_per_class": 7, "shape": (40, 40)}
-    for found, theirs in ((traced(boxes, scores, **of_ssd), expected), (traced(boxes, scores, **of_api), clipped)):
+    of_api = NmsLimits(0.3, 0.4, max_detections=15, max_detections_per_class=7)
+    for found, theirs in (
+        (traced(boxes, scores, of_ssd), expected),
+        (traced(boxes, scores, of_api, (40, 40)), clipped),
+    ):
         number = len(theirs.scores)
         assert int((found[2] > 0).sum()) == number > 0
         assert all(torch.equal(ours[:number], each) for ours, each in zip(found, theirs[:3], strict=True))
