@@ -82,10 +82,9 @@ def check_unchanged(file: BinaryIO, path: Path, version: Version) -> None:
     """Refuse a file that has changed since its index was made, by its size or its time of change."""
     status = os.fstat(file.fileno())
     if (status.st_size, status.st_mtime_ns) != version:
-        now = version_of(file)
         raise DataError(
             f"{path} has changed since its index was made.",
-            given=f"{now.size_bytes} bytes, changed at {now.mtime_ns} ns",
+            given=f"{status.st_size} bytes, changed at {status.st_mtime_ns} ns",
             expected=f"{version.size_bytes} bytes, changed at {version.mtime_ns} ns",
             hint="start again, and leave the files alone while they are read",
         )

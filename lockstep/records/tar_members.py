@@ -355,8 +355,46 @@ def build_tar_index(path: Path) -> TarIndex:
 
     Files without an ending, or with a dot first, belong to no sample, as in WebDataset; nor do folders and devices.
     """
+    members: list[Member] = []
+    starts: list[int] = []
+    not_read: list[bytes] = []
+    key: bytes | None = None
+    endings: set[bytes] = set()
     with open_file(path) as file:
-        return _Samples(path).index(file)
+        version = version_of(file)
+        for member in members_of(file, path, version.size_bytes):
+            own_key, ending = key_and_ending(member.name)
+            if member.kind not in FILES or not ending:
+                if member.kind not in FOLDERS:
+                    not_read.append(member.name)
+                continue
+            if own_key != key:
+                key, endings = own_key, set()
+                starts.append(len(members))
+            elif ending in endings:
+                raise _same_ending(path, member, own_key)
+            endings.add(ending)
+            members.append(member)
+    return TarIndex(
+        np.array([member.offset for member in members], dtype=np.int64),
+        np.array([member.size_bytes for member in members], dtype=np.int64),
+        np.array([member.header_crc for member in members], dtype=np.int64),
+        np.array([*starts, len(members)], dtype=np.int64),
+        np.cumsum([len(member.name) for member in members], dtype=np.int64),
+        b"".join(member.name for member in members),
+        b"".join(name + b"\0" for name in not_read),
+        version,
+    )
+
+
+def _same_ending(path: Path, member: Member, key: bytes) -> DataError:
+    name = readable_name(member.name)
+    return DataError(
+        f"{path} holds two members of one key and ending.",
+        given=f"{name!r} at byte {member.start}, after another one in the sample {readable_name(key)!r}",
+        expected="members of a sample that end otherwise, upper and lower case being the same",
+        hint="rename one of them",
+    )
 
 
 def key_and_ending(name: bytes) -> tuple[bytes, bytes]:
@@ -367,53 +405,6 @@ def key_and_ending(name: bytes) -> tuple[bytes, bytes]:
     folder, slash, base = name.rpartition(b"/")
     stem, _, ending = base.partition(b".")
     return folder + slash + stem, ending.lower() if stem else b""
-
-
-class _Samples:
-    """Collects the samples of an archive."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._members: list[Member] = []
-        self._starts: list[int] = []
-        self._not_read: list[bytes] = []
-        self._key: bytes | None = None
-        self._endings: set[bytes] = set()
-
-    def index(self, file: BinaryIO) -> TarIndex:
-        version = version_of(file)
-        for member in members_of(file, self._path, version.size_bytes):
-            if member.kind in FILES and key_and_ending(member.name)[1]:
-                self._add(member)
-            elif member.kind not in FOLDERS:
-                self._not_read.append(member.name)
-        return TarIndex(
-            np.array([member.offset for member in self._members], dtype=np.int64),
-            np.array([member.size_bytes for member in self._members], dtype=np.int64),
-            np.array([member.header_crc for member in self._members], dtype=np.int64),
-            np.array([*self._starts, len(self._members)], dtype=np.int64),
-            np.cumsum([len(member.name) for member in self._members], dtype=np.int64),
-            b"".join(member.name for member in self._members),
-            b"".join(name + b"\0" for name in self._not_read),
-            version,
-        )
-
-    def _add(self, member: Member) -> None:
-        key, ending = key_and_ending(member.name)
-        if key != self._key:
-            self._key = key
-            self._endings.clear()
-            self._starts.append(len(self._members))
-        elif ending in self._endings:
-            raise DataError(
-                f"{self._path} holds two members of one key and ending.",
-                given=f"{readable_name(member.name)!r} at byte {member.start}, after another one in the sample "
-                f"{readable_name(key)!r}",
-                expected="members of a sample that end otherwise, upper and lower case being the same",
-                hint="rename one of them",
-            )
-        self._endings.add(ending)
-        self._members.append(member)
 
 
 def _has_these_ends(file: BinaryIO, index: TarIndex) -> bool:
