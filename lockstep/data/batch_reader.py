@@ -324,7 +324,7 @@ class SkippingReader:
     def _try_alone(self, rows: Rows, only: Collection[int] | None = None) -> bool:
         """Read rows one by one, all or those of certain examples; returns whether more of them are bad than known."""
         known = len(self._bad())
-        for row, place in enumerate(_places(rows)):
+        for row, place in enumerate(rows.pairs()):
             if place not in self._reasons and (only is None or place[1] in only):
                 self._reasons[place] = self._problem_of(rows.alone(row))
         found = self._bad()
@@ -349,7 +349,7 @@ class SkippingReader:
         """Read and decode all of a single row; returns whether more rows are bad than known."""
         known = len(self._bad())
         chosen = self._choose(alone)
-        (place,) = _places(chosen)
+        (place,) = chosen.pairs()
         self._reasons[place] = self._problem_of(chosen, decoded=True)
         return len(self._bad()) > known
 
@@ -367,7 +367,7 @@ class SkippingReader:
         if chosen is rows:
             return []
         bad = {}
-        columns = (rows.places.tolist(), _places(rows), chosen.indices.tolist())
+        columns = (rows.places.tolist(), rows.pairs(), chosen.indices.tolist())
         for at, (position, index), instead in zip(*columns, strict=True):
             if (reason := self._reasons.get((position, index))) is not None:
                 bad[position] = BadRow(at, index, instead, reason, position if rows.are_partners else None)
@@ -410,7 +410,3 @@ def _decode(fields: Fields) -> None:
         for value in values if isinstance(values, list | tuple) else ():
             if hasattr(value, "decode") and not isinstance(value, bytes):
                 value.decode()
-
-
-def _places(rows: Rows) -> list[tuple[int, int]]:
-    return list(zip(rows.positions.tolist(), rows.indices.tolist(), strict=True))

@@ -42,6 +42,10 @@ class Rows:
         """Where the examples stand in the stream."""
         return self.positions if self.partner_places is None else self.partner_places
 
+    def pairs(self) -> list[tuple[int, int]]:
+        """Return the position and the index of each row."""
+        return list(zip(self.positions.tolist(), self.indices.tolist(), strict=True))
+
     def alone(self, row: int) -> Rows:
         """Return one row."""
         one = slice(row, row + 1)
