@@ -32,9 +32,19 @@ from lockstep.data.device_copies import copied_ahead
 from lockstep.data.loader_processes import read_in_processes
 from lockstep.data.loader_threads import read_in_threads
 from lockstep.data.order import Int64s, Order, order_of
-from lockstep.data.places import FORGED, Places, read_ranges, saved_ranges, without_first
 from lockstep.data.prefetch import LoaderPool, StallTimeout
-from lockstep.data.rows import BatchRequest, EvaluationRows, RowsOf, TrainingRows, offsets_of
+from lockstep.data.rows import (
+    FORGED,
+    BatchRequest,
+    EvaluationRows,
+    Places,
+    RowsOf,
+    TrainingRows,
+    offsets_of,
+    read_ranges,
+    saved_ranges,
+    without_first,
+)
 from lockstep.data.slices import Slices
 from lockstep.description import described
 from lockstep.errors import DataError, InputError

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from lockstep.data.device_copies import copied_ahead
-from lockstep.data.rows import BatchRequest
+from lockstep.data.rows import BatchRequest, Places
 from lockstep.tracing import TimedResult, run_timed
 
 if TYPE_CHECKING:
     from lockstep.data.batch_reader import BatchReader, ReadRows
-    from lockstep.data.places import Places
     from lockstep.types import Batch, StepReport
 
 ReadAhead = Callable[["BatchReader", Iterator[BatchRequest], int], Generator[TimedResult["ReadRows"], None, None]]

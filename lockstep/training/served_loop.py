@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from lockstep import errors
 from lockstep.data.loader import Loader
-from lockstep.data.places import saved_ranges
+from lockstep.data.rows import saved_ranges
 from lockstep.data.slices import Slices
 from lockstep.errors import InputError, LockstepError, PeerLostError, WorkerError
 from lockstep.screen import log
