@@ -41,15 +41,19 @@ class Order(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Sequential:
-    """The order of the reader, again and again."""
+class _EachOnce:
+    """Base of the orders in which every epoch has each example once."""
 
     is_exactly_once: ClassVar[bool] = True
 
     def epoch_size(self, size: int) -> int:
         """Return the number of examples."""
         return size
+
+
+@dataclass(frozen=True)
+class Sequential(_EachOnce):
+    """The order of the reader, again and again."""
 
     def indices(self, positions: Int64s, size: int, seed: int) -> Int64s:
         """Return the index of the example at each position; the seed does not matter."""
@@ -57,14 +61,8 @@ class Sequential:
 
 
 @dataclass(frozen=True)
-class Shuffled:
+class Shuffled(_EachOnce):
     """A new permutation of all examples each epoch, in constant memory and without a start-up cost."""
-
-    is_exactly_once: ClassVar[bool] = True
-
-    def epoch_size(self, size: int) -> int:
-        """Return the number of examples."""
-        return size
 
     def indices(self, positions: Int64s, size: int, seed: int) -> Int64s:
         """Return the index of the example at each position: place p % size of the permutation of epoch p // size."""
@@ -73,7 +71,7 @@ class Shuffled:
 
 
 @dataclass(frozen=True)
-class BlockShuffled(Checked):
+class BlockShuffled(_EachOnce, Checked):
     """Blocks of consecutive examples in shuffled order; the examples are shuffled within a window of blocks.
 
     For storage that is slow at single examples: a window reads its `window_blocks` blocks alone, and none of them is
@@ -87,11 +85,6 @@ class BlockShuffled(Checked):
 
     block_size: PositiveInt
     window_blocks: PositiveInt = 64
-    is_exactly_once: ClassVar[bool] = True
-
-    def epoch_size(self, size: int) -> int:
-        """Return the number of examples."""
-        return size
 
     def indices(self, positions: Int64s, size: int, seed: int) -> Int64s:
         """Return the index of the example at each position."""
@@ -266,7 +259,8 @@ class Balanced:
     is_exactly_once: ClassVar[bool] = False
 
     def __init__(self, labels: Values) -> None:
-        classes, numbers = np.unique(_checked_labels(labels), return_inverse=True)
+        row = _as_row("labels", labels, kinds="biuU", expected="a whole number or a word for each example")
+        classes, numbers = np.unique(row, return_inverse=True)
         self.num_classes = len(classes)
         """Classes that have an example."""
         self._by_class = np.argsort(numbers, kind="stable")
@@ -425,10 +419,6 @@ def _checked_weights(weights: Values) -> Float64s:
     scaled: Float64s = array.astype(np.float64)
     scaled /= scaled.max()
     return scaled
-
-
-def _checked_labels(labels: Values) -> npt.NDArray[Any]:
-    return _as_row("labels", labels, kinds="biuU", expected="a whole number or a word for each example")
 
 
 def _as_row(name: str, values: Values, *, kinds: str, expected: str) -> npt.NDArray[Any]:
