@@ -131,8 +131,7 @@ def _voc_readers(folders: Sequence[Path], split: str | None, difficult: bool, la
     readers = [Voc(folder, split, difficult=difficult, label_map=label_map) for folder in folders]
     if all(reader.classes == readers[0].classes for reader in readers):
         return readers
-    names = sorted({name for reader in readers for name in reader.classes.values()})
-    joint = LabelMap(tuple(Label(number, name) for number, name in enumerate(names, 1)))
+    joint = LabelMap.alphabetical(name for reader in readers for name in reader.classes.values())
     return [Voc(folder, split, difficult=difficult, label_map=joint) for folder in folders]
 
 

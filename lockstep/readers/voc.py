@@ -21,7 +21,7 @@ from lockstep.images.decode import AS_STORED, Decoding
 from lockstep.listing import shorten
 from lockstep.readers.fingerprint import Fingerprint, tells_options
 from lockstep.readers.image_files import ImageFiles
-from lockstep.readers.label_map import Label, LabelMap
+from lockstep.readers.label_map import LabelMap
 from lockstep.readers.object_table import (
     NO_AREA,
     AnnotatedImages,
@@ -102,7 +102,7 @@ class Voc(AnnotatedImages):
         there = annotation_files(folder)
         paths = there if split is None else split_files(folder, split, there)
         read = {path: read_voc_xml(path) for path in (paths if label_map else there)}
-        label_map = label_map or _alphabetical({found.name for each in read.values() for found in each.objects})
+        label_map = label_map or LabelMap.alphabetical(found.name for each in read.values() for found in each.objects)
         annotations = [read[path] for path in paths]
         names = [each.file_name for each in annotations]
         sizes = np.array([(each.height, each.width) for each in annotations], np.int64)
@@ -123,10 +123,6 @@ class Voc(AnnotatedImages):
     def fingerprint(self) -> Fingerprint:
         """Describe classes, images and objects by checksums, and name the views."""
         return super().fingerprint() | {"views": ", ".join(self._views)}
-
-
-def _alphabetical(names: set[str]) -> LabelMap:
-    return LabelMap(tuple(Label(number, name) for number, name in enumerate(sorted(names), 1)))
 
 
 def _warn_of_others(folder: Path, names: Iterable[str]) -> None:
