@@ -204,7 +204,7 @@ def _unreadable(reader: Reader, indices: Int64s, error: Exception) -> DataError:
 def _read_seeded(reader: Reader, rows: Rows, seed: int) -> Fields:
     """Read examples one by one, each with the generators of the process seeded by its position."""
     if isinstance(reader, ItemReader) and type(reader).read_batch is ItemReader.read_batch:
-        return reader.collate(seeded_items(reader, rows, seed), rows.indices)
+        return reader.collation.batch_of(seeded_items(reader, rows, seed), rows.indices)
     names = [reader.example_id(index) for index in rows.indices.tolist()]
     single = []
     with restore_global_generators():

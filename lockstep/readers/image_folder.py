@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from lockstep.errors import DataError
-from lockstep.images.decode import AS_STORED, Decoding, EncodedImage
+from lockstep.images.decode import AS_STORED, Decoding
 from lockstep.listing import shorten
 from lockstep.readers.fingerprint import Fingerprint, checksum, named_parts, tells_options
-from lockstep.readers.image_files import FileNames, bytes_of, load_decoder
+from lockstep.readers.image_files import FileNames, load_decoder
 from lockstep.readers.label_map import BACKGROUND, read_labels
 from lockstep.readers.paths import ENDINGS
 from lockstep.readers.reader import Cost, Int64s
@@ -62,8 +62,7 @@ class ImageFolder:
 
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
         """Return the images of these examples, not decoded, and their labels."""
-        paths = [self._names.path(index) for index in indices.tolist()]
-        images = [EncodedImage(bytes_of(path), path, self._decoding) for path in paths]
+        images = [self._names.read(index, self._decoding) for index in indices.tolist()]
         return {"image": images, "label": torch.from_numpy(self._labels[indices])}
 
     def example_id(self, index: int) -> str:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.errors import DataError
-from lockstep.images.decode import AS_STORED, Decoding, EncodedImage
+from lockstep.images.decode import AS_STORED, Decoding
 from lockstep.images.pillow import FORMATS
 from lockstep.listing import hint_for_path, shorten
 from lockstep.readers.fingerprint import tells_options
-from lockstep.readers.image_files import FileNames, bytes_of, load_decoder
+from lockstep.readers.image_files import FileNames, load_decoder
 from lockstep.readers.image_folder import images_below
 from lockstep.readers.reader import Cost, Int64s
 from lockstep.records.shards import check_local
@@ -65,8 +65,7 @@ class ImageList:
 
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
         """Return the images of these files, not decoded."""
-        paths = [self._names.path(index) for index in indices.tolist()]
-        return {"image": [EncodedImage(bytes_of(path), path, self._decoding) for path in paths]}
+        return {"image": [self._names.read(index, self._decoding) for index in indices.tolist()]}
 
     def example_id(self, index: int) -> str:
         """Return the path of the file within `folder`."""
