@@ -183,17 +183,13 @@ class _LoaderProcess(Generic[Job, Result]):
         self._process.kill()
         self._process.join(self._stall_timeout.end_seconds)
         if self._process.exitcode is None:
-            self._leave_behind()
+            log.warning("%s cannot be killed, and is left behind: it waits for the system, perhaps a disk", self._name)
+            # At exit multiprocessing would wait for it, however long.
+            multiprocessing.process._children.discard(self._process)  # type: ignore[attr-defined]
         else:
             self._process.close()
         self._pipe.close()
         self._stacks.close()
-
-    def _leave_behind(self) -> None:
-        """Do not wait for a process that cannot be killed, since it waits for the system, a disk for instance."""
-        log.warning("%s cannot be killed, and is left behind: it waits for the system, perhaps a disk", self._name)
-        # At exit multiprocessing would wait for it, however long.
-        multiprocessing.process._children.discard(self._process)  # type: ignore[attr-defined]
 
     @property
     def _name(self) -> str:

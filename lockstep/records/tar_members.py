@@ -96,9 +96,7 @@ def members_of(file: BinaryIO, path: Path, size_bytes: int) -> Iterator[Member]:
     """
     walk = _Walk(file, path, size_bytes)
     try:
-        while (member := walk.next()) is not None:
-            yield member
-        walk.check_end()
+        yield from walk.members()
     except _BadHeaderError as fault:
         raise walk.damaged(str(fault)) from None
 
@@ -125,21 +123,20 @@ class _Walk:
         self._extended: dict[bytes, bytes] = {}
         """Values that extensions give the next member."""
 
-    def next(self) -> Member | None:
-        """Return the next member, with the values of the extensions before it; None at the end mark."""
-        member = None
-        while member is None and (header := self._header()) is not None:
+    def members(self) -> Iterator[Member]:
+        """Yield the members up to the end mark, each with the values of the extensions before it."""
+        while (header := self._header()) is not None:
             size_bytes = self._content_bytes(header)
             if header.kind in _EXTENSIONS:
                 self._extend(header.kind, size_bytes)
             else:
-                member = self._member(header, size_bytes)
+                yield self._member(header, size_bytes)
                 self._extended.clear()
                 self._number += 1
             self._place += BLOCK_BYTES + -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
-        return member
+        self._check_end()
 
-    def check_end(self) -> None:
+    def _check_end(self) -> None:
         """Refuse anything but zeros after the end mark; most programs would ignore it in silence."""
         if self._extended:
             raise _BadHeaderError("an end mark, where a member was announced")
