@@ -25,6 +25,7 @@ from lockstep.images.decode import EncodedImage
 from lockstep.images.pillow import png_bytes
 from lockstep.readers.coco import Coco
 from lockstep.readers.combine import Concatenated
+from lockstep.readers.image_records import EDGES
 from lockstep.readers.label_map import Label, LabelMap, read_label_map, write_label_map
 from lockstep.readers.reader import Reader
 from lockstep.readers.voc import Voc, annotation_files, folder_of_year
@@ -193,7 +194,8 @@ def detection_example(fields: Mapping[str, Any]) -> bytes:
         DataError: the image's header cannot be read; or its format must change, and it cannot be decoded.
     """
     image, boxes = fields["image"], fields["boxes"]
-    features = {**_features_of_image(image, fields.get("source_id")), **_features_of_boxes(boxes)}
+    features = _features_of_image(image, fields.get("source_id"))
+    features |= {f"image/object/bbox/{edge}": _floats(boxes[:, column]) for column, edge in enumerate(EDGES)}
     for name, feature, values_of in _OF_OBJECTS:
         if name in fields:
             if len(fields[name]) != len(boxes):
@@ -226,11 +228,6 @@ def _features_of_image(image: EncodedImage, source_id: str | None) -> dict[str, 
         "image/height": np.array([height], dtype=np.int64),
         "image/width": np.array([width], dtype=np.int64),
     }
-
-
-def _features_of_boxes(boxes: Tensor) -> dict[str, Values]:
-    edges = zip(("ymin", "xmin", "ymax", "xmax"), boxes.unbind(1), strict=True)
-    return {f"image/object/bbox/{edge}": _floats(values) for edge, values in edges}
 
 
 def _floats(values: Tensor) -> Values:
