@@ -158,7 +158,6 @@ def lock_shards(folder: Path, base: str) -> Iterator[None]:
 
 
 def _load(path: Path) -> ConversionState | None:
-    """Load the state from a file; None if there is no file."""
     if not path.exists():
         return None
     try:

@@ -125,7 +125,6 @@ def _check_apart(paths: Sequence[Path], output: Path) -> None:
 
 
 def _base_of(paths: Sequence[Path]) -> str:
-    """Return the name that all these shards share."""
     bases = {match[1] if (match := _SHARD.match(path.name)) else path.name.split(".")[0] for path in paths}
     if len(bases) == 1:
         return bases.pop()
@@ -207,7 +206,6 @@ def _jpeg(raster: Tensor, preparation: Preparation, orientation: int) -> bytes:
 
 
 def _shrink_objects(features: Features, before: Size, after: Size, source: str) -> None:
-    """Change the features that are in pixels: areas and masks."""
     if _AREA in features:
         areas = _numbers(features, _AREA, source)
         features[_AREA] = areas * np.float32(math.prod(after) / math.prod(before))

@@ -312,7 +312,6 @@ class SkippingReader:
         return self._skip_bad.choose(rows, lambda *place: self._reasons.get(place) is not None)
 
     def _read(self, rows: Rows) -> ReadRows:
-        """Read rows as they are, with their partners."""
         bad: list[BadRow] = []
         return ReadRows(self._reader.fields_of(rows, partial(self._read_partners, bad)), bad)
 

@@ -304,7 +304,6 @@ def _check_unique(ids: Int64s, what: str, path: Path) -> None:
 
 
 def _indices_of_images(objects: Column, image_ids: Int64s, path: Path) -> Int64s:
-    """Return the index of each object's image."""
     order = np.argsort(image_ids)
     places = np.searchsorted(image_ids, objects["image_id"], sorter=order).clip(max=len(image_ids) - 1)
     indices: Int64s = order[places]

@@ -243,7 +243,6 @@ def _words_in(path: Path, *words: bytes) -> list[bool]:
 
 
 def _first_features(files: Sequence[Path], given: str) -> dict[str, Values]:
-    """Parse the first record in the files."""
     for file in files:
         try:
             first = next(read_all(file), None)

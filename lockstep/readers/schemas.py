@@ -239,7 +239,6 @@ class DetectionSchema(Checked):
 
 
 def _texts(example: ParsedExample, count: int) -> list[str]:
-    """Return the class name of each object."""
     texts = example.texts(_TEXT)
     if len(texts) not in (0, count):
         raise example.unusable(_TEXT, f"{count} texts, one for each box, or none")
@@ -342,7 +341,6 @@ class MnistSchema:
 
 
 def _pixels_of(example: ParsedExample) -> Tensor:
-    """Decode to shape (1, 28, 28)."""
     image = example.image(_IMAGE)
     if image.size != (_MNIST_PIXELS, _MNIST_PIXELS):
         width, height = image.size

@@ -225,7 +225,6 @@ def _entries_bytes(number: int, values: Mapping[str, bytes]) -> bytes:
 
 
 def _feature_bytes(name: str, values: Values) -> bytes:
-    """Write the message of a feature."""
     if isinstance(values, list) and all(isinstance(value, bytes) for value in values):
         return field_bytes(BYTES, b"".join(field_bytes(1, value) for value in values))
     if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype == np.float32:
