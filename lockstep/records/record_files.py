@@ -166,7 +166,7 @@ class RecordFiles:
 
     def locate(self, index: int) -> tuple[RecordFile, int]:
         """Return the file that holds a record, and the record's number in it."""
-        if not 0 <= index < len(self):
+        if not 0 <= index < self.starts[-1]:
             raise IndexError(f"there is no record {index} in {len(self)} records")
         file = bisect_right(self.starts, index) - 1
         return self.files[file], index - self.starts[file]

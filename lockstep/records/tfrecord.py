@@ -124,7 +124,8 @@ class RecordSource(NamedTuple):
 
     def describe(self, record: int, start: int) -> str:
         """Name a record by its number, and by the byte where its frame starts: the subject of a sentence."""
-        return f"Record {record} of {self.path}, at byte {start}{self._after},"
+        after = " after decompression" if self.compression else ""
+        return f"Record {record} of {self.path}, at byte {start}{after},"
 
     def damaged(self, what: str, record: int, start: int, *, given: str, expected: str, hint: str) -> DataError:
         """Make the error for a record; `what` is wrong with it."""
@@ -132,16 +133,13 @@ class RecordSource(NamedTuple):
 
     def cut_short(self, record: int, start: int, length: int, left: int) -> DataError:
         """Make the error for a record whose frame of `length` bytes has only `left` of them."""
+        after = " after decompression" if self.compression else ""
         return DataError(
-            f"{self.path} is cut short: record {record}, at byte {start}{self._after}, is not whole.",
+            f"{self.path} is cut short: record {record}, at byte {start}{after}, is not whole.",
             given=f"{left} bytes up to the end of the file",
             expected=f"at least {length} bytes",
             hint="copy or convert the file again",
         )
-
-    @property
-    def _after(self) -> str:
-        return " after decompression" if self.compression else ""
 
 
 def masked_crc32c(data: bytes) -> int:
