@@ -467,7 +467,7 @@ class Slices:
         return start - (start - self.position) % self.loader.batch_size
 
     def batch(self, start: int, rows: ReadRows, times: dict[str, Any]) -> Batch:
-        """Return the batch of a slice: its towers' part of the batch that they are towers of."""
+        """Return the batch of a slice: the part of a whole batch that is its towers'."""
         first = self._batch_start(start)
         towers = range((start - first) // self._tower_size, (start - first + self.size) // self._tower_size)
         return self.loader._training_batch(towers, rows, first, times)

@@ -378,7 +378,7 @@ class Mixture(Checked):
 
 
 def _walked(draws: Int64s, groups: Int64s, sizes: Int64s, seed: int) -> Int64s:
-    """Return the example that draw number 0, 1, 2, ... from a group of a size gets.
+    """Return the place in its group of each draw, given by its number among the draws from that group.
 
     Draws from a group go through all of it, by a new permutation each time, before any example comes again.
     """

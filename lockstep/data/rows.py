@@ -184,7 +184,7 @@ class Places:
 
     @cached_property
     def _table(self) -> tuple[Int64s, Int64s]:
-        """The positions where ranges of places begin or end, and how far the places before, between and after are."""
+        """The positions from which on places are at another distance, and the distances before and after each."""
         starts = np.array([each.start for each in self.returned], dtype=np.int64)
         lengths = np.array([len(each) for each in self.returned], dtype=np.int64)
         marks = self.position + np.cumsum([0, *lengths])

@@ -97,8 +97,7 @@ class Coco(AnnotatedImages):
         check_local(images)
         path = Path(annotations)
         read = read_coco(path, masks=masks, keypoints=keypoints)
-        labels, classes = _labels(read, label_map, zero_based, path)
-        self.category_ids = _category_ids(read, label_map, zero_based)
+        labels, classes, self.category_ids = _classes(read, label_map, zero_based, path)
         """The id that the file has for each class, by its label."""
         columns, has_area = _columns(read, labels, str(path))
         _warn(read, ~has_area, path, NO_AREA)
@@ -143,14 +142,15 @@ class Coco(AnnotatedImages):
         )
 
 
-def _labels(
+def _classes(
     read: CocoAnnotations, label_map: LabelMap | None, zero_based: bool, path: Path
-) -> tuple[Int64s, dict[int, str]]:
-    """Return the label of each object, and the names of all classes by label."""
+) -> tuple[Int64s, dict[int, str], dict[int, int]]:
+    """Return the label of each object; and by label the name of each class, and its id in the file."""
     used, places = np.unique(read.category_ids, return_inverse=True)
     names = [read.categories[number] for number in used.tolist()]
     if label_map is None:
-        least = 0 if zero_based else 1
+        shift = int(zero_based)
+        least = 1 - shift
         if len(used) and used[0] < least:
             raise DataError(
                 f"The ids of categories in {path} cannot be labels.",
@@ -159,16 +159,11 @@ def _labels(
                 hint=("" if used[0] else f"{_ZERO_BASED}, and each label is the id + 1; or ")
                 + "give a label_map, with a label for each category by its name",
             )
-        shift = 1 - least
-        return read.category_ids + shift, {number + shift: name for number, name in read.categories.items()}
-    return labels_of_names(names, label_map, str(path))[places], label_map.names
-
-
-def _category_ids(read: CocoAnnotations, label_map: LabelMap | None, zero_based: bool) -> dict[int, int]:
-    if label_map is None:
-        return {number + zero_based: number for number in read.categories}
+        classes = {number + shift: name for number, name in read.categories.items()}
+        return read.category_ids + shift, classes, {number + shift: number for number in read.categories}
     ids = label_map.ids
-    return {ids[name]: number for number, name in read.categories.items() if name in ids}
+    labels = labels_of_names(names, label_map, str(path))[places]
+    return labels, label_map.names, {ids[name]: number for number, name in read.categories.items() if name in ids}
 
 
 def _warn(read: CocoAnnotations, odd: Bools, path: Path, what: str) -> None:

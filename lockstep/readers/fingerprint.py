@@ -210,7 +210,7 @@ def fingerprint_changes(saved: Fingerprint, now: Fingerprint) -> list[str]:
 
 
 def _flat(fingerprint: Fingerprint, outer: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each part, its name after those of the sources around it; the options of a reader are one part."""
+    """Yield the name and value of each part. Names begin with those of the outer sources; options are one part."""
     for name, value in fingerprint.items():
         if isinstance(value, dict) and not _is_options(name):
             yield from _flat(value, f"{outer}{name}: ")
