@@ -38,25 +38,21 @@ class OpenFiles:
 
     def read(self, path: Path, version: Version, size: int, offset: int) -> bytes:
         """Read a file from an offset on, fewer bytes at its end; refused if the file is of another version."""
-        file = self._open(path, version)  # as long as it is read here, no other thread's reading closes it
-        return file.read(size, offset)
+        opened = self._open(path, version)  # as long as it is held here, no other thread's reading closes it
+        data = read_at(opened.file, size, offset)
+        check_unchanged(opened.file, path, version)  # each time, and last: it may be written in place
+        return data
 
     def __reduce__(self) -> tuple[type[OpenFiles], tuple[int]]:
         return OpenFiles, (self._most,)
 
 
 class _OpenFile:
-    """An open file, closed when nobody holds it."""
+    """A file that was opened for one version of it, closed when nobody holds it."""
 
-    def __init__(self, path: Path, version: Version) -> None:
-        self._file = open_file(path)
-        weakref.finalize(self, self._file.close)
-        self._path, self._version = path, version
-
-    def read(self, size: int, offset: int) -> bytes:
-        data = read_at(self._file, size, offset)
-        check_unchanged(self._file, self._path, self._version)  # each time, and last: it may be written in place
-        return data
+    def __init__(self, path: Path, _: Version) -> None:
+        self.file = open_file(path)
+        weakref.finalize(self, self.file.close)
 
 
 def open_file(path: Path, buffering: int = 0) -> BinaryIO:
