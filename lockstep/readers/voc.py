@@ -106,9 +106,10 @@ class Voc(AnnotatedImages):
         annotations = [read[path] for path in paths]
         names = [each.file_name for each in annotations]
         sizes = np.array([(each.height, each.width) for each in annotations], np.int64)
-        files = ImageFiles(image_folder(folder), names, sizes, decoding)
+        images = _existing(folder, _IMAGES)
+        files = ImageFiles(images, names, sizes, decoding)
         if split is None:
-            _warn_of_others(image_folder(folder), names)
+            _warn_of_others(images, names)
         objects, self._truth, self._views = _tables(annotations, label_map, difficult, truth, str(folder))
         super().__init__(files, objects, _TENSORS, label_map.names)
 
@@ -182,11 +183,6 @@ def folder_of_year(root: Path, year: int | None) -> Path:
             hint="name another year, or without one the folder that holds the annotations",
         )
     return folder
-
-
-def image_folder(root: Path) -> Path:
-    """Find the folder of the images: JPEGImages, images, or the folder itself."""
-    return _existing(root, _IMAGES)
 
 
 def annotation_files(root: Path) -> list[Path]:
