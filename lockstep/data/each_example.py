@@ -127,7 +127,7 @@ def _examples(batch: Fields) -> Iterator[Fields]:
 
 
 def _collated(examples: Sequence[Any], batch: Fields, draws: Draws, collation: Collation) -> Fields:
-    """Make a batch of what was made of each example of a batch; fields that were ragged stay so."""
+    """Collate what a user's function has made of the examples of a batch; fields that were ragged stay so."""
     ragged = [name for name, values in batch.items() if isinstance(values, Ragged)]
     return collation.batch_of(examples, draws.positions.astype(np.int64), ragged)
 

@@ -367,7 +367,7 @@ class Loader:
         return filterfalse(skipped.__contains__, count(self.position, self.batch_size))
 
     def _training_reader(self, stride: int, offsets: Int64s) -> BatchReader:
-        """Return what reads the rows at some offsets from a position; positions are multiples of a stride apart."""
+        """Return a reader of the rows at some offsets from any position that is a multiple of the stride away."""
         rows_of = TrainingRows(self.order, len(self.reader), self.seed, stride, offsets, self._places)
         return self._batch_reader(rows_of, ReplaceBad(self.order, len(self.reader), self.seed))
 
@@ -520,7 +520,7 @@ class SliceReader:
         return self._requested.popleft(), rows
 
     def _requests(self) -> Iterator[BatchRequest]:
-        """Yield what to read: what is wanted if nothing is read ahead, then what this worker expects after it."""
+        """Yield the slice to read: the wanted one if nothing is read ahead, else the next that this worker expects."""
         while True:
             later = (start for start in self._expected if start > self._wanted)
             self._requested.append(next(later) if self._requested else self._wanted)

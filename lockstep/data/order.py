@@ -205,7 +205,7 @@ class _Layout:
         return blocks * self._block_size + offsets
 
     def _as_if_full(self, places: Int64s) -> Int64s:
-        """Return the places as they were if the last block were as long as the others."""
+        """Return what the places would be if the last block were as long as the others."""
         return places + np.where(places >= self.start(self._slot_of_last + 1), self._missing, 0)
 
 

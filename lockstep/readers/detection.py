@@ -314,7 +314,7 @@ class DetectionReader(ReaderWrapper):
 
 
 def _labels_in_order(named: Mapping[int, str], num_classes: int) -> list[int]:
-    """Return the labels of the data that become 1, 2, ...: as they are where they go no further than `num_classes`."""
+    """Return the labels of the data that become 1, 2, ...: these very numbers, unless some are above `num_classes`."""
     labels = sorted(label for label in named if label > 0)
     if not labels or labels[-1] <= num_classes:
         return list(range(1, num_classes + 1))

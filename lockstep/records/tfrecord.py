@@ -318,7 +318,7 @@ def _bad_head(head: bytes, source: RecordSource, record: int, start: int) -> Dat
 def _records_in(
     stream: BinaryIO | Inflated, source: RecordSource, verify: bool, largest_bytes: int, file_bytes: int | None = None
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield the records as `read_all`, up to the size of a plain file when it was opened: not what was appended since.
+    """Yield the records of a stream as `read_all` does; of a plain file, none that was appended since it was opened.
 
     A false length is refused before memory is taken for it.
     """
