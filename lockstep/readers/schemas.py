@@ -17,7 +17,7 @@ from lockstep.images.objects import areas_of, select_objects
 from lockstep.ragged import Ragged
 from lockstep.readers.image_records import EDGES, ParsedExample, boxes_of, stored_boxes
 from lockstep.readers.label_map import UNKNOWN_LABEL, LabelMap
-from lockstep.records.example import Float32s
+from lockstep.records.example import Float32s, Values
 
 MASKS = ("none", "numerical", "png", "any")
 
@@ -136,6 +136,17 @@ class DetectionSchema(Checked):
     they are stored, to a `DetectionReader`, which does the same by its policy, and counts."""
     truth: bool = False
     """Also read what objects are scored against: in pixels, and with those that are left out for want of an area."""
+
+    @classmethod
+    def of_all(cls, features: Mapping[str, Values]) -> DetectionSchema:
+        """Make the schema that reads all that a record has, given its features."""
+        names = _MASK, _KEYPOINT_Y, f"{_BOXES}ymin", _ADDITIONAL_CHANNELS
+        masks, points, tops, channels = (features.get(name, []) for name in names)
+        return cls(
+            masks="none" if not len(masks) else "png" if isinstance(masks, list) else "numerical",
+            num_keypoints=len(points) // max(1, len(tops)),
+            num_additional_channels=len(channels),
+        )
 
     @property
     def features(self) -> frozenset[str]:
