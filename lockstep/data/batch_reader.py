@@ -328,7 +328,10 @@ class SkippingReader:
                 self._reasons[place] = self._problem_of(rows.alone(row))
         found = self._bad()
         if len(found) > known:
-            self._check_budget(dict(found), len(rows))
+            bad = dict(found)
+            self._skip_bad.seen |= bad.keys()
+            names = {self._reader.reader.example_id(index): reason for index, reason in list(bad.items())[-3:]}
+            check_budget(len(bad), self._skip_bad.budget + len(rows), names)
         return len(found) > known
 
     def _problem_of(self, alone: Rows, *, decoded: bool = False) -> str | None:
@@ -356,11 +359,6 @@ class SkippingReader:
         """Return the index of each bad row, and why it is: of these rows and of their partners."""
         own = [(index, reason) for (_, index), reason in self._reasons.items() if reason is not None]
         return [*own, *(each for partner in self._partners.values() for each in partner._bad())]
-
-    def _check_budget(self, bad: dict[int, str], num_rows: int) -> None:
-        self._skip_bad.seen |= bad.keys()
-        names = {self._reader.reader.example_id(index): reason for index, reason in list(bad.items())[-3:]}
-        check_budget(len(bad), self._skip_bad.budget + num_rows, names)
 
     def _bad_rows(self, rows: Rows, chosen: Rows) -> list[BadRow]:
         if chosen is rows:

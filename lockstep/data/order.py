@@ -312,7 +312,13 @@ class Mixture(Checked):
             check_value(f"sizes[{name!r}]", size, PositiveInt)
         for name, quota in self.quotas.items():
             if not quota:
-                raise self._too_short(name)
+                share = self.weights[name] / sum(self.weights.values())
+                raise InputError(
+                    f"An epoch of the mixture would have no example of {name!r}.",
+                    given=f"{share:.3g} of a length of {self.length}",
+                    expected="a length in which every source gets one position or more",
+                    hint=f"give a length of {math.ceil(1 / share)} or more, or leave the source out",
+                )
 
     @cached_property
     def quotas(self) -> dict[str, int]:
@@ -366,15 +372,6 @@ class Mixture(Checked):
                     expected="above 0, finite",
                     hint="give it such a weight, or leave the source out of the Concatenated reader",
                 )
-
-    def _too_short(self, name: str) -> InputError:
-        share = self.weights[name] / sum(self.weights.values())
-        return InputError(
-            f"An epoch of the mixture would have no example of {name!r}.",
-            given=f"{share:.3g} of a length of {self.length}",
-            expected="a length in which every source gets one position or more",
-            hint=f"give a length of {math.ceil(1 / share)} or more, or leave the source out",
-        )
 
 
 def _walked(draws: Int64s, groups: Int64s, sizes: Int64s, seed: int) -> Int64s:

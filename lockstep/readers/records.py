@@ -75,7 +75,9 @@ class _File:
 
     def read(self, indices: Int64s) -> dict[str, Tensor]:
         """Return the fields of these records of the file, by the template if they follow it."""
-        self._verify(indices)
+        for index in indices[~self._verified[indices]]:  # each checksum is verified when its record is first read
+            self._records.read(index)
+            self._verified[index] = True
         fields = None
         if self._rows is not None:
             fields = self._template.read(self._rows[indices])
@@ -83,12 +85,6 @@ class _File:
             records = ((self._records.read(i, verify=False), self._records.describe(i)) for i in indices)
             fields = read_each(records, self._fields)
         return fields
-
-    def _verify(self, indices: Int64s) -> None:
-        """Verify the checksums of records that are read for the first time."""
-        for index in indices[~self._verified[indices]]:
-            self._records.read(index)
-            self._verified[index] = True
 
     @cached_property
     def _template(self) -> Template:
