@@ -77,12 +77,6 @@ class RowReader:
 
     An augmentation that needs partners has a reader for each of them. It reads other examples of the same epoch, and
     applies the augmentations that come before to them, with draws of their own.
-
-    Args:
-        reader: gives the examples.
-        augment: applied to them in this order.
-        seed: keys the draws.
-        partners_of: draws the partners of the examples at some positions.
     """
 
     def __init__(self, reader: Reader, augment: Sequence[Augment], seed: int, partners_of: PartnersOf) -> None:

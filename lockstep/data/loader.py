@@ -415,12 +415,6 @@ class Slices:
 
     Slice k has the positions from `position + k * size` on: the examples of one tower of a batch, or of several. They
     are read in whatever order they are leased.
-
-    Args:
-        loader: whose stream it is.
-        size: examples in a slice.
-        num_towers: towers that the examples of a batch are split over.
-        places: of the positions, from the loader's on.
     """
 
     def __init__(self, loader: Loader, size: int, num_towers: int, places: Places) -> None:

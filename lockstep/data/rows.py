@@ -115,12 +115,7 @@ class TrainingRows:
 def draw_partners(positions: Int64s, seed: int, order: Order, size: int, order_seed: int) -> Rows:
     """Draw for each position another one of the same epoch, each as likely; of an epoch of one position, that one.
 
-    Args:
-        positions: in the stream.
-        seed: of the draws.
-        order: of the examples.
-        size: number of examples.
-        order_seed: of the stream.
+    `seed` is that of the draws, `order_seed` that of the stream.
     """
     epoch_size = order.epoch_size(size)
     places = positions % epoch_size

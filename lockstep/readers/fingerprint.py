@@ -47,10 +47,6 @@ def fingerprint_of(source: object, num_examples: int | None = None) -> Fingerpri
     """Identify the examples of a reader or dataset: by its `fingerprint()`, or without one by its class and length.
 
     One of more than a million characters is kept as its checksum. A method that needs arguments does not count.
-
-    Args:
-        source: the reader or the dataset.
-        num_examples: its length, if that is known.
     """
     own = _own_of(source)
     if own is None:

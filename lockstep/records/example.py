@@ -98,12 +98,7 @@ def scan_example(data: Buffer, source: str = "The example", names: Container[str
 
 
 def parse_sequence_example(data: Buffer, source: str = "The example") -> SequenceExample:
-    """Parse a sequence example, as `parse_example` does; a step without values is an empty list and keeps its place.
-
-    Args:
-        data: the serialised message.
-        source: what to call it in an error.
-    """
+    """Parse a sequence example, as `parse_example` does; a step without values is an empty list and keeps its place."""
     try:
         entries = map_entries(data, FIRST)
         features = {name: _feature_at(data, spans) for name, spans in entries.items()}

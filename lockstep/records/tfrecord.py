@@ -170,11 +170,7 @@ def payload_length(head: bytes, source: RecordSource, record: int, start: int) -
 def checked_lengths(heads: UInt8s, source: RecordSource, record: int, start: int) -> UInt64s:
     """Read the lengths in many heads at once, shape (records, 12), and verify their checksums.
 
-    Args:
-        heads: of frames that follow one another.
-        source: their file.
-        record: number of the first one.
-        start: of its frame.
+    Their frames follow one another in the file, from record number `record` on, whose frame begins at `start`.
     """
     numbers = np.ascontiguousarray(heads[:, : _LENGTH.size])
     lengths = numbers.view("<u8")[:, 0].astype(np.uint64)
