@@ -18,7 +18,7 @@ from lockstep.data.seeding import restore_global_generators, seed_global_generat
 from lockstep.errors import DataError, LockstepError
 from lockstep.ragged import Ragged
 from lockstep.randomness import Draws, key_of, mix
-from lockstep.readers.reader import ItemReader, draws_globally
+from lockstep.readers.reader import ItemReader
 from lockstep.tracing import now_reading, timed
 
 if TYPE_CHECKING:
@@ -143,7 +143,8 @@ class RowReader:
 def read_examples(reader: Reader, rows: Rows, seed: int) -> Fields:
     """Read the examples of some rows, by field; any other error of the reader becomes a DataError."""
     try:
-        fields = _read_seeded(reader, rows, seed) if draws_globally(reader) else reader.read_batch(rows.indices)
+        is_seeded = getattr(reader, "draws_globally", False)
+        fields = _read_seeded(reader, rows, seed) if is_seeded else reader.read_batch(rows.indices)
         return _checked(fields, len(rows), reader)
     except LockstepError:
         raise

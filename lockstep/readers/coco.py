@@ -117,7 +117,7 @@ class Coco(AnnotatedImages):
 
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
         """Return the images of these examples, not decoded, and the fields of their objects."""
-        fields = super().read_batch(indices)
+        fields = self._fields(indices)
         if self._outlines is not None:
             fields["masks"] = [self._masks(index, self._objects, self._outlines) for index in indices.tolist()]
         if self._truth is not None:

@@ -102,16 +102,6 @@ class AnnotatedImages:
         """Return what is known of all images without reading one."""
         return KnownObjects(self._files.sizes, np.diff(self._objects.starts), self._objects.columns["labels"])
 
-    def read_batch(self, indices: Int64s) -> dict[str, Any]:
-        """Return the images of these examples, not decoded, and the fields of their objects."""
-        fields: dict[str, Any] = {
-            "image": [self._files.read(index) for index in indices.tolist()],
-            "source_id": self._source_ids(indices),
-            **self._objects.ragged(self._columns, indices),
-        }
-        fields["class_text"] = [[self.classes[label] for label in labels.tolist()] for labels in fields["labels"]]
-        return fields
-
     def example_id(self, index: int) -> str:
         """Return the file name of the image, as its annotation has it."""
         return self._files.names[index]
@@ -131,6 +121,16 @@ class AnnotatedImages:
             all_of_them = checksum(*block, sizes[first:stop], starts - starts[0], *columns)
             found[name] = f"{stop - first} images, {starts[-1] - starts[0]} objects, {all_of_them}"
         return found
+
+    def _fields(self, indices: Int64s) -> dict[str, Any]:
+        """Return the images of these examples, not decoded, and the columns of their objects."""
+        fields: dict[str, Any] = {
+            "image": [self._files.read(index) for index in indices.tolist()],
+            "source_id": self._source_ids(indices),
+            **self._objects.ragged(self._columns, indices),
+        }
+        fields["class_text"] = [[self.classes[label] for label in labels.tolist()] for labels in fields["labels"]]
+        return fields
 
     def _source_ids(self, indices: Int64s) -> list[str]:
         """Return the ids of some images: unless overridden, their file names."""

@@ -82,14 +82,13 @@ class _File:
         if self._rows is not None:
             fields = self._template.read(self._rows[indices])
         if fields is None:
-            records = ((self._records.read(i, verify=False), self._records.describe(i)) for i in indices)
-            fields = read_each(records, self._fields)
+            fields = read_each((self._records.read_named(i, verify=False) for i in indices), self._fields)
         return fields
 
     @cached_property
     def _template(self) -> Template:
-        first = self._records.read(0, verify=not self._verified[0])
-        return Template(first, self._fields, self._records.describe(0))
+        first, name = self._records.read_named(0, verify=not self._verified[0])
+        return Template(first, self._fields, name)
 
     @cached_property
     def _rows(self) -> UInt8s | None:

@@ -115,7 +115,7 @@ class Voc(AnnotatedImages):
 
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
         """Return the images of these examples, not decoded, and the fields of their objects."""
-        fields = super().read_batch(indices)
+        fields = self._fields(indices)
         fields["view"] = [
             [self._views[code] for code in self._objects.rows(_VIEW, index)] for index in indices.tolist()
         ]

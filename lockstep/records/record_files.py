@@ -70,16 +70,24 @@ class RecordFile:
 
     def read(self, record: int, verify: bool = True) -> bytes:
         """Read the payload of a record, and verify its checksum unless `verify` is false."""
-        offset, size = int(self.index.offsets[record]), int(self.index.lengths[record]) + TAIL_BYTES
-        if self.index.compression:
-            data = self.memory[offset : offset + size]
-        else:
-            data = self._open_files.read(self.path, self.index.version, size, offset)
-        return payload_of(data, verify, self._source, record, offset - HEAD_BYTES)
+        data, start = self._data(record)
+        return payload_of(data, verify, self._source, record, start)
+
+    def read_named(self, record: int, verify: bool = True) -> tuple[bytes, str]:
+        """Read the payload of a record as `read` does; also return what `describe` says of it."""
+        data, start = self._data(record)
+        return payload_of(data, verify, self._source, record, start), self._source.describe(record, start)
 
     def describe(self, record: int) -> str:
         """Name a record by its number, file and byte: the subject of a sentence, for errors."""
         return self._source.describe(record, int(self.index.offsets[record]) - HEAD_BYTES)
+
+    def _data(self, record: int) -> tuple[bytes, int]:
+        """Read the payload of a record with its checksum; also return where its frame starts."""
+        offset, size = int(self.index.offsets[record]), int(self.index.lengths[record]) + TAIL_BYTES
+        if self.index.compression:
+            return self.memory[offset : offset + size], offset - HEAD_BYTES
+        return self._open_files.read(self.path, self.index.version, size, offset), offset - HEAD_BYTES
 
     def contents(self) -> UInt8s:
         """All bytes of the file, read-only: a plain one mapped, a compressed one decompressed."""
@@ -162,7 +170,7 @@ class RecordFiles:
             file, record = self.locate(index)
             if report:
                 report(f"{file.path.name}:{record}")
-            yield file.read(record, self.verify), file.describe(record)
+            yield file.read_named(record, self.verify)
 
     def locate(self, index: int) -> tuple[RecordFile, int]:
         """Return the file that holds a record, and the record's number in it."""
