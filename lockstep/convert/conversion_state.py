@@ -79,14 +79,8 @@ def start_or_resume(
 ) -> ConversionState:
     """Load the saved state of a conversion, or make a new one. The folder must be locked by `lock_shards`.
 
-    Deletes the half-written files of a start that was killed: a live one would hold the lock.
-
-    Args:
-        folder: the folder of the shards.
-        base: the beginning of their names.
-        names: the name of each shard.
-        fingerprint: of the conversion.
-        overwrite: overwrite shards of another conversion; those that stay, with other names, are logged.
+    Deletes the half-written files of a start that was killed: a live one would hold the lock. With `overwrite` shards
+    of another conversion are overwritten; those that stay, with other names, are logged.
 
     Raises:
         DataError: there are shards of another conversion, or shards that have changed since; or the state cannot be
@@ -158,7 +152,6 @@ def lock_shards(folder: Path, base: str) -> Iterator[None]:
 
 
 def _load(path: Path) -> ConversionState | None:
-    """Load the state from a file; None if there is no file."""
     if not path.exists():
         return None
     try:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +24,7 @@ from lockstep.images.decode import EncodedImage
 from lockstep.images.pillow import png_bytes
 from lockstep.readers.coco import Coco
 from lockstep.readers.combine import Concatenated
+from lockstep.readers.image_records import EDGES
 from lockstep.readers.label_map import Label, LabelMap, read_label_map, write_label_map
 from lockstep.readers.reader import Reader
 from lockstep.readers.voc import Voc, annotation_files, folder_of_year
@@ -74,14 +74,9 @@ def convert_voc(
     readers = _voc_readers(folders, split, not ignore_difficult, label_map)
     reader = Concatenated({folder.name: reader for folder, reader in zip(folders, readers, strict=True)})
     annotations = [[path.name, path.stat().st_mtime_ns] for folder in folders for path in annotation_files(folder)]
-    options = {
-        "split": split,
-        "difficult": not ignore_difficult,
-        "annotations": annotations,
-        "classes": readers[0].classes,
-    }
-    with _label_map_written(output, readers[0].classes, label_map, settings):
-        return _convert_examples(reader, output, base or split or "all", num_shards, options, settings)
+    options = {"split": split, "difficult": not ignore_difficult, "annotations": annotations}
+    base = base or split or "all"
+    return _convert_examples(reader, readers[0].classes, label_map, output, base, num_shards, options, settings)
 
 
 def convert_coco(
@@ -120,10 +115,9 @@ def convert_coco(
         "annotations": [path.name, path.stat().st_size, path.stat().st_mtime_ns],
         "masks": masks,
         "keypoints": keypoints,
-        "classes": reader.classes,
     }
-    with _label_map_written(output, reader.classes, label_map, settings):
-        return _convert_examples(reader, output, base or path.stem, num_shards, options, settings)
+    base = base or path.stem
+    return _convert_examples(reader, reader.classes, label_map, output, base, num_shards, options, settings)
 
 
 def _voc_readers(folders: Sequence[Path], split: str | None, difficult: bool, label_map: LabelMap | None) -> list[Voc]:
@@ -131,18 +125,38 @@ def _voc_readers(folders: Sequence[Path], split: str | None, difficult: bool, la
     readers = [Voc(folder, split, difficult=difficult, label_map=label_map) for folder in folders]
     if all(reader.classes == readers[0].classes for reader in readers):
         return readers
-    names = sorted({name for reader in readers for name in reader.classes.values()})
-    joint = LabelMap(tuple(Label(number, name) for number, name in enumerate(names, 1)))
+    joint = LabelMap.alphabetical(name for reader in readers for name in reader.classes.values())
     return [Voc(folder, split, difficult=difficult, label_map=joint) for folder in folders]
 
 
 def _convert_examples(
-    reader: Reader, output: Path, base: str, num_shards: int | None, options: Mapping[str, object], settings: Settings
+    reader: Reader,
+    classes: Mapping[int, str],
+    label_map: LabelMap | None,
+    output: Path,
+    base: str,
+    num_shards: int | None,
+    options: Mapping[str, object],
+    settings: Settings,
 ) -> Summary:
+    """Write the shards, and then a label map, unless one was given; another one that is there is an error."""
+    made = None if label_map else LabelMap(tuple(Label(number, name) for number, name in sorted(classes.items())))
+    path = output / LABEL_MAP
+    if made and path.exists() and not settings.overwrite and (there := read_label_map(path)) != made:
+        raise DataError(
+            f"{path} is the label map of other classes.",
+            given=f"{len(there.labels)} classes there, {len(made.labels)} here, or others of the same number",
+            expected="no label map, or one of the same classes and numbers",
+            hint="name another folder, or give a label map that has all classes",
+        )
     if num_shards is None:
         num_shards = max(1, math.ceil(len(reader) / _EXAMPLES_PER_SHARD))
     items = [(index, reader.example_id(index)) for index in range(len(reader))]
-    return convert(items, partial(_record, reader), output, base, num_shards, options=options, settings=settings)
+    options = {**options, "classes": classes}
+    summary = convert(items, partial(_record, reader), output, base, num_shards, options=options, settings=settings)
+    if made:
+        write_label_map(path, made)
+    return summary
 
 
 def _record(reader: Reader, example: tuple[int, str]) -> bytes | SkippedItem:
@@ -153,27 +167,6 @@ def _record(reader: Reader, example: tuple[int, str]) -> bytes | SkippedItem:
         return detection_example({field: values[0] for field, values in batch.items()})
     except DataError as error:
         return SkippedItem(name, f"{error.what} {error.given}")
-
-
-@contextmanager
-def _label_map_written(
-    output: Path, classes: Mapping[int, str], label_map: LabelMap | None, settings: Settings
-) -> Iterator[None]:
-    """Write a label map once the block has made the shards, unless one was given; another one there is an error."""
-    if label_map is not None:
-        yield
-        return
-    made = LabelMap(tuple(Label(number, name) for number, name in sorted(classes.items())))
-    path = output / LABEL_MAP
-    if path.exists() and not settings.overwrite and (there := read_label_map(path)) != made:
-        raise DataError(
-            f"{path} is the label map of other classes.",
-            given=f"{len(there.labels)} classes there, {len(made.labels)} here, or others of the same number",
-            expected="no label map, or one of the same classes and numbers",
-            hint="name another folder, or give a label map that has all classes",
-        )
-    yield
-    write_label_map(path, made)
 
 
 def detection_example(fields: Mapping[str, Any]) -> bytes:
@@ -194,7 +187,8 @@ def detection_example(fields: Mapping[str, Any]) -> bytes:
         DataError: the image's header cannot be read; or its format must change, and it cannot be decoded.
     """
     image, boxes = fields["image"], fields["boxes"]
-    features = {**_features_of_image(image, fields.get("source_id")), **_features_of_boxes(boxes)}
+    features = _features_of_image(image, fields.get("source_id"))
+    features |= {f"image/object/bbox/{edge}": _floats(boxes[:, column]) for column, edge in enumerate(EDGES)}
     for name, feature, values_of in _OF_OBJECTS:
         if name in fields:
             if len(fields[name]) != len(boxes):
@@ -227,11 +221,6 @@ def _features_of_image(image: EncodedImage, source_id: str | None) -> dict[str, 
         "image/height": np.array([height], dtype=np.int64),
         "image/width": np.array([width], dtype=np.int64),
     }
-
-
-def _features_of_boxes(boxes: Tensor) -> dict[str, Values]:
-    edges = zip(("ymin", "xmin", "ymax", "xmax"), boxes.unbind(1), strict=True)
-    return {f"image/object/bbox/{edge}": _floats(values) for edge, values in edges}
 
 
 def _floats(values: Tensor) -> Values:

@@ -14,7 +14,7 @@ from functools import partial
 from io import BytesIO
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -97,10 +97,7 @@ def image_record(folder: Path, image: LabelledImage) -> bytes | SkippedItem:
         encoded = colour_jpeg(data, str(path))
     except DataError as error:
         return SkippedItem(image.path, str(error.given))
-    features = _image_features(image, encoded)
-    if image.synset:
-        features |= _synset_features(image.synset, image.label)
-    return serialize_example(features)
+    return serialize_example(_features(image, encoded))
 
 
 def colour_jpeg(data: bytes, source: str) -> Jpeg:
@@ -112,19 +109,19 @@ def colour_jpeg(data: bytes, source: str) -> Jpeg:
     raster = DECODING.decode(data, source)
     _, height, width = raster.shape
     if not data.startswith(jpeg.START) or pillow.open_image(data).mode == _CMYK:
-        data = _encode(raster)
+        data = jpeg_bytes(raster, quality=_QUALITY)
     return Jpeg(data, height, width)
 
 
-def _encode(raster: Tensor) -> bytes:
-    """Encode a raster, uint8 of shape (3, height, width), as a JPEG."""
+def jpeg_bytes(raster: Tensor, **options: Any) -> bytes:
+    """Encode a raster, uint8 of shape (3, height, width), as a JPEG with Pillow's options."""
     file = BytesIO()
-    Image.fromarray(raster.permute(1, 2, 0).numpy(), "RGB").save(file, "JPEG", quality=_QUALITY)
+    Image.fromarray(raster.permute(1, 2, 0).numpy()).save(file, "JPEG", **options)
     return file.getvalue()
 
 
-def _image_features(image: LabelledImage, encoded: Jpeg) -> dict[str, Values]:
-    return {
+def _features(image: LabelledImage, encoded: Jpeg) -> dict[str, Values]:
+    features: dict[str, Values] = {
         "image/height": _int64(encoded.height),
         "image/width": _int64(encoded.width),
         "image/channels": _int64(3),
@@ -135,15 +132,13 @@ def _image_features(image: LabelledImage, encoded: Jpeg) -> dict[str, Values]:
         "image/filename": [os.fsencode(Path(image.path).name)],
         "image/encoded": [encoded.data],
     }
-
-
-def _synset_features(synset: Synset, label: int) -> dict[str, Values]:
-    edges = np.array(synset.boxes, dtype=np.float32).reshape(-1, 4).T
-    boxes: dict[str, Values] = {f"image/object/bbox/{name}": edges[i].copy() for i, name in enumerate(Box._fields)}
-    return boxes | {
-        "image/class/synset": [synset.name.encode()],
-        "image/object/bbox/label": np.full(len(synset.boxes), label, dtype=np.int64),
-    }
+    if image.synset:
+        name, boxes = image.synset.name, image.synset.boxes
+        edges = np.array(boxes, dtype=np.float32).reshape(-1, 4).T
+        features |= {f"image/object/bbox/{edge}": edges[i].copy() for i, edge in enumerate(Box._fields)}
+        features["image/class/synset"] = [name.encode()]
+        features["image/object/bbox/label"] = np.full(len(boxes), image.label, dtype=np.int64)
+    return features
 
 
 def _int64(value: int) -> Values:
@@ -238,9 +233,9 @@ def find_sets(folder: Path) -> dict[str, Path]:
 
 def shuffled(images: Sequence[LabelledImage]) -> list[LabelledImage]:
     """Shuffle the images into the order in which the reference writes them, run by Python 3."""
-    order = list(range(len(images)))
+    order = list(images)
     random.Random(_SEED).shuffle(order)
-    return [images[index] for index in order]
+    return order
 
 
 def labelled(folder: Path, path: Path, label: int, text: str, synset: Synset | None = None) -> LabelledImage:

@@ -83,7 +83,6 @@ def _list_images(
 
 
 def _read_metadata(path: Path) -> dict[str, str]:
-    """Read the readable name of each synset."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
         parts = [line.strip().split("\t") for line in lines if line.strip()]
@@ -258,7 +257,6 @@ def sort_validation(
 
 
 def _read_classes(labels: Path) -> list[str]:
-    """Read the class of each validation image, in the order of their numbers."""
     try:
         synsets = [line.strip() for line in labels.read_text(encoding="utf-8").rstrip().splitlines()]
         wrong = [number for number, name in enumerate(synsets, 1) if name in ("", ".", "..") or "/" in name]

@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from lockstep.checks import Checked, OneOf, PositiveInt, Range
+from lockstep.convert.image_folder import jpeg_bytes
 from lockstep.convert.sharding import DEFAULT, Settings, Summary, convert
 from lockstep.errors import DataError, InputError
 from lockstep.images import jpeg, pillow
@@ -125,7 +125,6 @@ def _check_apart(paths: Sequence[Path], output: Path) -> None:
 
 
 def _base_of(paths: Sequence[Path]) -> str:
-    """Return the name that all these shards share."""
     bases = {match[1] if (match := _SHARD.match(path.name)) else path.name.split(".")[0] for path in paths}
     if len(bases) == 1:
         return bases.pop()
@@ -203,15 +202,10 @@ def _jpeg(raster: Tensor, preparation: Preparation, orientation: int) -> bytes:
     exif = Image.Exif()
     exif[_ORIENTATION] = orientation
     options = {} if orientation == 1 else {"exif": exif}
-    file = BytesIO()
-    subsampling = ":".join(preparation.subsampling)
-    image = Image.fromarray(raster.permute(1, 2, 0).numpy())
-    image.save(file, "JPEG", quality=preparation.quality, subsampling=subsampling, **options)
-    return file.getvalue()
+    return jpeg_bytes(raster, quality=preparation.quality, subsampling=":".join(preparation.subsampling), **options)
 
 
 def _shrink_objects(features: Features, before: Size, after: Size, source: str) -> None:
-    """Change the features that are in pixels: areas and masks."""
     if _AREA in features:
         areas = _numbers(features, _AREA, source)
         features[_AREA] = areas * np.float32(math.prod(after) / math.prod(before))

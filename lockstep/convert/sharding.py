@@ -169,7 +169,6 @@ class _Conversion:
 
 
 def _write_missing(conversion: _Conversion, state: ConversionState, settings: Settings) -> None:
-    """Write the shards that are not finished."""
     num_items = len(conversion.items)
     skipped = [each for shard in state.finished.values() for each in shard.skipped]
     done = sum(len(conversion.range_of(number)) for number in state.finished)
@@ -335,7 +334,6 @@ class _Done:
 
 
 def _serve(pipe: Connection, inherited: Sequence[Connection], tasks: Sequence[Task], work: Work[Task, Event]) -> None:
-    """Run the tasks in the child and send their events."""
     for connection in inherited:
         connection.close()
     # A terminal sends Ctrl-C to every process; the parent decides, and asks the others by SIGTERM.

@@ -41,7 +41,7 @@ class ReplaceBad:
 
     def __call__(self, rows: Rows, is_bad: IsBad) -> Rows:
         """Return the rows with each bad example replaced; raises DataError if no good one is found."""
-        bad = [row for row, place in enumerate(_places(rows)) if is_bad(*place)]
+        bad = [row for row, place in enumerate(rows.pairs()) if is_bad(*place)]
         if not bad:
             return rows
         indices = rows.indices.copy()
@@ -77,7 +77,7 @@ class DropBad:
 
     def __call__(self, rows: Rows, is_bad: IsBad) -> Rows:
         """Return the good rows, padded to the same number; raises DataError if no example at all is good."""
-        good = [index for position, index in _places(rows) if not is_bad(position, index)]
+        good = [index for position, index in rows.pairs() if not is_bad(position, index)]
         if len(good) == len(rows):
             return rows
         filler = good[-1] if good else next((index for index in range(self.size) if not is_bad(index, index)), None)
@@ -125,7 +125,3 @@ def check_budget(num_bad: int, budget: int, some: Mapping[str, str]) -> None:
             hint="look at the files that the log and quarantine.jsonl name, "
             "or raise bad_budget (of a recipe: feed.bad_budget)",
         )
-
-
-def _places(rows: Rows) -> Iterator[tuple[int, int]]:
-    return zip(rows.positions.tolist(), rows.indices.tolist(), strict=True)

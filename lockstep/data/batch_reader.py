@@ -18,7 +18,7 @@ from lockstep.data.seeding import restore_global_generators, seed_global_generat
 from lockstep.errors import DataError, LockstepError
 from lockstep.ragged import Ragged
 from lockstep.randomness import Draws, key_of, mix
-from lockstep.readers.reader import ItemReader, draws_globally
+from lockstep.readers.reader import ItemReader
 from lockstep.tracing import now_reading, timed
 
 if TYPE_CHECKING:
@@ -77,12 +77,6 @@ class RowReader:
 
     An augmentation that needs partners has a reader for each of them. It reads other examples of the same epoch, and
     applies the augmentations that come before to them, with draws of their own.
-
-    Args:
-        reader: gives the examples.
-        augment: applied to them in this order.
-        seed: keys the draws.
-        partners_of: draws the partners of the examples at some positions.
     """
 
     def __init__(self, reader: Reader, augment: Sequence[Augment], seed: int, partners_of: PartnersOf) -> None:
@@ -149,7 +143,8 @@ class RowReader:
 def read_examples(reader: Reader, rows: Rows, seed: int) -> Fields:
     """Read the examples of some rows, by field; any other error of the reader becomes a DataError."""
     try:
-        fields = _read_seeded(reader, rows, seed) if draws_globally(reader) else reader.read_batch(rows.indices)
+        is_seeded = getattr(reader, "draws_globally", False)
+        fields = _read_seeded(reader, rows, seed) if is_seeded else reader.read_batch(rows.indices)
         return _checked(fields, len(rows), reader)
     except LockstepError:
         raise
@@ -204,7 +199,7 @@ def _unreadable(reader: Reader, indices: Int64s, error: Exception) -> DataError:
 def _read_seeded(reader: Reader, rows: Rows, seed: int) -> Fields:
     """Read examples one by one, each with the generators of the process seeded by its position."""
     if isinstance(reader, ItemReader) and type(reader).read_batch is ItemReader.read_batch:
-        return reader.collate(seeded_items(reader, rows, seed), rows.indices)
+        return reader.collation.batch_of(seeded_items(reader, rows, seed), rows.indices)
     names = [reader.example_id(index) for index in rows.indices.tolist()]
     single = []
     with restore_global_generators():
@@ -312,7 +307,6 @@ class SkippingReader:
         return self._skip_bad.choose(rows, lambda *place: self._reasons.get(place) is not None)
 
     def _read(self, rows: Rows) -> ReadRows:
-        """Read rows as they are, with their partners."""
         bad: list[BadRow] = []
         return ReadRows(self._reader.fields_of(rows, partial(self._read_partners, bad)), bad)
 
@@ -324,12 +318,15 @@ class SkippingReader:
     def _try_alone(self, rows: Rows, only: Collection[int] | None = None) -> bool:
         """Read rows one by one, all or those of certain examples; returns whether more of them are bad than known."""
         known = len(self._bad())
-        for row, place in enumerate(_places(rows)):
+        for row, place in enumerate(rows.pairs()):
             if place not in self._reasons and (only is None or place[1] in only):
                 self._reasons[place] = self._problem_of(rows.alone(row))
         found = self._bad()
         if len(found) > known:
-            self._check_budget(dict(found), len(rows))
+            bad = dict(found)
+            self._skip_bad.seen |= bad.keys()
+            names = {self._reader.reader.example_id(index): reason for index, reason in list(bad.items())[-3:]}
+            check_budget(len(bad), self._skip_bad.budget + len(rows), names)
         return len(found) > known
 
     def _problem_of(self, alone: Rows, *, decoded: bool = False) -> str | None:
@@ -349,7 +346,7 @@ class SkippingReader:
         """Read and decode all of a single row; returns whether more rows are bad than known."""
         known = len(self._bad())
         chosen = self._choose(alone)
-        (place,) = _places(chosen)
+        (place,) = chosen.pairs()
         self._reasons[place] = self._problem_of(chosen, decoded=True)
         return len(self._bad()) > known
 
@@ -358,16 +355,11 @@ class SkippingReader:
         own = [(index, reason) for (_, index), reason in self._reasons.items() if reason is not None]
         return [*own, *(each for partner in self._partners.values() for each in partner._bad())]
 
-    def _check_budget(self, bad: dict[int, str], num_rows: int) -> None:
-        self._skip_bad.seen |= bad.keys()
-        names = {self._reader.reader.example_id(index): reason for index, reason in list(bad.items())[-3:]}
-        check_budget(len(bad), self._skip_bad.budget + num_rows, names)
-
     def _bad_rows(self, rows: Rows, chosen: Rows) -> list[BadRow]:
         if chosen is rows:
             return []
         bad = {}
-        columns = (rows.places.tolist(), _places(rows), chosen.indices.tolist())
+        columns = (rows.places.tolist(), rows.pairs(), chosen.indices.tolist())
         for at, (position, index), instead in zip(*columns, strict=True):
             if (reason := self._reasons.get((position, index))) is not None:
                 bad[position] = BadRow(at, index, instead, reason, position if rows.are_partners else None)
@@ -410,7 +402,3 @@ def _decode(fields: Fields) -> None:
         for value in values if isinstance(values, list | tuple) else ():
             if hasattr(value, "decode") and not isinstance(value, bytes):
                 value.decode()
-
-
-def _places(rows: Rows) -> list[tuple[int, int]]:
-    return list(zip(rows.positions.tolist(), rows.indices.tolist(), strict=True))

@@ -7,7 +7,7 @@ draws from the global generators of the process: these are seeded for each examp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -59,9 +59,7 @@ class EachExample:
             _made(self.function, position, example, ExampleDraws(draws.seed, position))
             for example, position in zip(_examples(batch), draws.positions.tolist(), strict=True)
         ]
-        return Collation(_name(self.function), "the function").batch_of(
-            examples, draws.positions.astype(np.int64), _ragged(batch)
-        )
+        return _collated(examples, batch, draws, Collation(_name(self.function), "the function"))
 
 
 @dataclass(frozen=True)
@@ -99,11 +97,8 @@ class Seeded:
                 self._transformed(value, draws.seed, position)
                 for value, position in zip(batch[self.field], draws.positions.tolist(), strict=True)
             ]
-        positions = draws.positions.astype(np.int64)
-        column = Collation(_name(self.transform), "the transform").batch_of(
-            [{self.field: value} for value in values], positions, _ragged(batch)
-        )
-        return {**batch, **column}
+        rows = [{self.field: value} for value in values]
+        return {**batch, **_collated(rows, batch, draws, Collation(_name(self.transform), "the transform"))}
 
     def _transformed(self, value: Any, seed: int, position: int) -> Any:
         whole = value.decode() if isinstance(value, EncodedImage) else value
@@ -131,9 +126,10 @@ def _examples(batch: Fields) -> Iterator[Fields]:
     return ({name: values[row] for name, values in batch.items()} for row in range(length))
 
 
-def _ragged(batch: Fields) -> list[str]:
-    """Name the ragged fields."""
-    return [name for name, values in batch.items() if isinstance(values, Ragged)]
+def _collated(examples: Sequence[Any], batch: Fields, draws: Draws, collation: Collation) -> Fields:
+    """Collate what a user's function has made of the examples of a batch; fields that were ragged stay so."""
+    ragged = [name for name, values in batch.items() if isinstance(values, Ragged)]
+    return collation.batch_of(examples, draws.positions.astype(np.int64), ragged)
 
 
 def _check_function(name: str, given: object) -> None:

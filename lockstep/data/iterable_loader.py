@@ -13,7 +13,7 @@ from lockstep.data.loader import Loader
 from lockstep.data.order import Int64s
 from lockstep.errors import DataError, InputError, LockstepError
 from lockstep.readers.fingerprint import Fingerprint, fingerprint_of
-from lockstep.readers.reader import Collation, Cost
+from lockstep.readers.reader import Collation, Cost, ItemReader
 from lockstep.screen import log
 from lockstep.types import Batch
 from lockstep.workers.rank import join
@@ -123,14 +123,14 @@ class _AsItComes:
         return positions
 
 
-class _IterationReader:
+class _IterationReader(ItemReader):
     """Reader of a dataset's items by their numbers in the stream, which must rise."""
 
     cost: Cost = "memory"
 
     def __init__(self, dataset: Iterable[Any], first_number: int) -> None:
+        super().__init__(Collation(type(dataset).__name__, "__iter__ of the dataset"))
         self._dataset = dataset
-        self._collation = Collation(type(dataset).__name__, "__iter__ of the dataset")
         self._items: Iterator[Any] | None = None
         self.first_number = first_number
         """Number of the item that the iteration began with."""
@@ -139,26 +139,23 @@ class _IterationReader:
     def __len__(self) -> int:
         return sys.maxsize  # the stream has no end
 
-    def read_batch(self, indices: Int64s) -> dict[str, Any]:
-        """Read the items of these numbers, passing over those in between."""
-        return self._collation.batch_of([self._item(number) for number in indices.tolist()], indices)
-
     def example_id(self, index: int) -> str:
         return f"item {index}"
 
     def fingerprint(self) -> Fingerprint:
         return fingerprint_of(self._dataset)
 
-    def _item(self, number: int) -> Any:
-        if number < self.next_number:
+    def item(self, index: int) -> Any:
+        """Return the item of this number, passing over those before it."""
+        if index < self.next_number:
             raise InputError(
                 "An iterable dataset cannot go back.",
-                given=f"item {number} asked for after item {self.next_number - 1}",
+                given=f"item {index} asked for after item {self.next_number - 1}",
                 expected="one loop over the batches of an IterableLoader at a time",
                 hint="close the other one, or give each loop an IterableLoader of its own",
             )
         item = None
-        while self.next_number <= number:
+        while self.next_number <= index:
             self.next_number += 1
             item = self._following()
         return item
@@ -173,7 +170,7 @@ class _IterationReader:
         except LockstepError:
             raise
         except Exception as error:
-            raise self._collation.failed(self.next_number - 1, error) from error
+            raise self.collation.failed(self.next_number - 1, error) from error
         if item is _END:
             raise DataError(
                 f"{type(self._dataset).__name__} ends without any item.",

@@ -1,14 +1,15 @@
-"""The stream of batches: what stands at position p is a pure function of the seed and p."""
+"""The stream of batches, and its slices: what stands at position p is a pure function of the seed and p."""
 
 from __future__ import annotations
 
 import re
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import count, filterfalse, takewhile
+from itertools import count, filterfalse, islice, takewhile
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -32,10 +33,19 @@ from lockstep.data.device_copies import copied_ahead
 from lockstep.data.loader_processes import read_in_processes
 from lockstep.data.loader_threads import read_in_threads
 from lockstep.data.order import Int64s, Order, order_of
-from lockstep.data.places import FORGED, Places, read_ranges, saved_ranges, without_first
 from lockstep.data.prefetch import LoaderPool, StallTimeout
-from lockstep.data.rows import BatchRequest, EvaluationRows, RowsOf, TrainingRows, offsets_of
-from lockstep.data.slices import Slices
+from lockstep.data.rows import (
+    FORGED,
+    BatchRequest,
+    EvaluationRows,
+    Places,
+    RowsOf,
+    TrainingRows,
+    offsets_of,
+    read_ranges,
+    saved_ranges,
+    without_first,
+)
 from lockstep.description import described
 from lockstep.errors import DataError, InputError
 from lockstep.readers.fingerprint import Fingerprint, fingerprint_changes, fingerprint_of
@@ -241,8 +251,7 @@ class Loader:
             num_towers: all towers of the run.
         """
         self._places = self._places_from_here()
-        read = self._training_reader(size, np.arange(size))
-        return Slices(self, size, num_towers, self._places, read, self._read_ahead, self._training_batch)
+        return Slices(self, size, num_towers, self._places)
 
     def _while_current(self, batches: Generator[Batch, None, None]) -> Generator[Batch, None, None]:
         """Yield the batches as long as `load_state` is not called: then they are no longer the next ones."""
@@ -285,8 +294,7 @@ class Loader:
         """Name the `count` examples from `position` of the stream on; for those in `bad`, what was read instead."""
         instead = {example.position: example.replaced_by for example in bad if not example.partner_of}
         places = self._places.of(np.arange(position, position + count))
-        names = map(self.reader.example_id, self._indices(places).tolist())
-        return [instead.get(place, name) for place, name in zip(places.tolist(), names, strict=True)]
+        return [instead.get(place, name) for place, name in zip(places.tolist(), self._names(places), strict=True)]
 
     def add_bad(self, bad: Sequence[BadExample]) -> None:
         """Count examples of a batch that could not be read, on any worker; raises DataError beyond the budget."""
@@ -344,11 +352,11 @@ class Loader:
 
     def _bad_example(self, found: BadRow) -> BadExample:
         name, instead = map(self.reader.example_id, (found.index, found.read_instead))
-        partner_of = "" if found.partner_of is None else self._name(found.partner_of)
+        partner_of = "" if found.partner_of is None else self._names(np.array([found.partner_of]))[0]
         return BadExample(found.position, name, found.reason, instead, partner_of)
 
-    def _name(self, place: int) -> str:
-        return self.reader.example_id(int(self._indices(np.array([place]))[0]))
+    def _names(self, places: Int64s) -> list[str]:
+        return [self.reader.example_id(index) for index in self._indices(places).tolist()]
 
     def _places_from_here(self) -> Places:
         return Places(self.position, tuple(self.returned))
@@ -359,7 +367,7 @@ class Loader:
         return filterfalse(skipped.__contains__, count(self.position, self.batch_size))
 
     def _training_reader(self, stride: int, offsets: Int64s) -> BatchReader:
-        """Return what reads the rows at some offsets from a position; positions are multiples of a stride apart."""
+        """Return a reader of the rows at some offsets from any position that is a multiple of the stride away."""
         rows_of = TrainingRows(self.order, len(self.reader), self.seed, stride, offsets, self._places)
         return self._batch_reader(rows_of, ReplaceBad(self.order, len(self.reader), self.seed))
 
@@ -387,13 +395,130 @@ def _delivered(
     batch_of: Callable[[ReadRows, int, dict[str, Any]], AnyBatch],
 ) -> Generator[AnyBatch, None, None]:
     """Yield a batch on the device for each position; closes the source at the end."""
-    with closing(source if device.type == "cpu" else copied_ahead(source, device)) as results:
+    with closing(_on_device(source, device)) as results:
         for position in positions:
             started = time.perf_counter()
             rows, seconds, queue_fill, _ = next(results)
             wait_seconds = time.perf_counter() - started
             times = {"wait_seconds": wait_seconds, "stage_seconds": seconds, "queue_fill": queue_fill}
             yield batch_of(rows, position, times)
+
+
+def _on_device(
+    source: Generator[TimedResult[ReadRows], None, None], device: torch.device
+) -> Generator[TimedResult[ReadRows], None, None]:
+    return source if device.type == "cpu" else copied_ahead(source, device)
+
+
+class Slices:
+    """The stream of a loader from its position on, in slices; `Loader.slices` makes it.
+
+    Slice k has the positions from `position + k * size` on: the examples of one tower of a batch, or of several. They
+    are read in whatever order they are leased.
+    """
+
+    def __init__(self, loader: Loader, size: int, num_towers: int, places: Places) -> None:
+        self.loader, self.size = loader, size
+        self.position = places.position
+        """Where the first slice begins."""
+        self._tower_size = loader.batch_size // num_towers
+        self._places = places
+        self._read = loader._training_reader(size, np.arange(size))
+
+    def starts(self) -> Iterator[int]:
+        """Yield the first positions of all slices, without end, leaving out those of batches that are skipped."""
+        skipped = {position for position in self.loader.skipped if position >= self._places.end}
+        return filterfalse(lambda start: self._batch_start(start) in skipped, count(self.position, self.size))
+
+    def commit(self, end: int, unfinished: Sequence[int], report: StepReport | None = None) -> None:
+        """Set the loader to where the run is; all workers alike.
+
+        Args:
+            end: where the last slice ends that was in an update.
+            unfinished: the slices before that which were in none.
+            report: of the last update.
+        """
+        fresh = max(end, self._places.end)
+        positions = [*(range(start, start + self.size) for start in unfinished), range(end, fresh)]
+        returned = self._places.ranges_of(positions)
+        self.loader.return_to(fresh - sum(map(len, returned)), returned, report)
+
+    def reader(
+        self, number: int, num_workers: int, device: torch.device, workers_on_host: int | None = None
+    ) -> SliceReader:
+        """Return what reads the slices that are leased to one of the workers that compute. Close it at the end.
+
+        Args:
+            number: of this worker, from 0.
+            num_workers: those that compute.
+            device: where the tensors go.
+            workers_on_host: those that share this host's cores; by default all that compute.
+        """
+        expected = islice(self.starts(), number, None, num_workers)
+        return SliceReader(self, expected, device, workers_on_host or num_workers)
+
+    def _batch_start(self, start: int) -> int:
+        return start - (start - self.position) % self.loader.batch_size
+
+    def batch(self, start: int, rows: ReadRows, times: dict[str, Any]) -> Batch:
+        """Return the batch of a slice: the part of a whole batch that is its towers'."""
+        first = self._batch_start(start)
+        towers = range((start - first) // self._tower_size, (start - first + self.size) // self._tower_size)
+        return self.loader._training_batch(towers, rows, first, times)
+
+
+class SliceReader:
+    """Reads slices in the order in which they are leased; those that this worker expects are read ahead.
+
+    Raises:
+        WorkerError: a loader process or thread hangs, or a loader process died.
+    """
+
+    def __init__(self, slices: Slices, expected: Iterator[int], device: torch.device, workers_on_host: int) -> None:
+        self._slices, self._expected, self._device = slices, expected, device
+        self._wanted = slices.position
+        self._requested: deque[int] = deque()
+        """Slices whose rows the source is about to give, in this order."""
+        source = slices.loader._read_ahead(slices._read, self._requests(), workers_on_host)
+        self._source = _on_device(source, device)
+
+    def read(self, start: int) -> Batch:
+        """Return the batch of a slice: at once if it was read ahead."""
+        started = time.perf_counter()
+        rows, seconds, queue_fill, _ = self._rows(start)
+        wait_seconds = time.perf_counter() - started
+        times = {"wait_seconds": wait_seconds, "stage_seconds": seconds, "queue_fill": queue_fill}
+        return self._slices.batch(start, rows, times)
+
+    def close(self) -> None:
+        """End the loader processes or threads."""
+        self._source.close()
+
+    def _rows(self, start: int) -> TimedResult[ReadRows]:
+        self._wanted = start
+        if self._requested and start > self._requested[-1]:  # others have got all that was read ahead
+            for _ in range(len(self._requested)):
+                self._next()
+        if self._requested and start not in self._requested:
+            rows = run_timed(self._slices._read, BatchRequest(start))
+            with closing(_on_device((each for each in [rows]), self._device)) as source:
+                return next(source)
+        while True:
+            found, rows = self._next()
+            if found == start:
+                return rows
+
+    def _next(self) -> tuple[int, TimedResult[ReadRows]]:
+        """Take the next slice that is read ahead, whereupon another one is requested."""
+        rows = next(self._source)
+        return self._requested.popleft(), rows
+
+    def _requests(self) -> Iterator[BatchRequest]:
+        """Yield the slice to read: the wanted one if nothing is read ahead, else the next that this worker expects."""
+        while True:
+            later = (start for start in self._expected if start > self._wanted)
+            self._requested.append(next(later) if self._requested else self._wanted)
+            yield BatchRequest(self._requested[-1])
 
 
 def check_stream(state: Mapping[str, Any]) -> None:

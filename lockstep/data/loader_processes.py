@@ -25,7 +25,6 @@ import multiprocessing.process
 import os
 import pickle
 import signal
-import struct
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from copy import copy
@@ -49,7 +48,6 @@ from lockstep.tracing import Job, Result, TimedResult, listen, measure_stages, t
 from lockstep.workers.signals import NOTICES
 
 _PR_SET_PDEATHSIG = 1
-_COUNT = struct.Struct("=q")
 _MOST_NAME_BYTES = 1000
 _ANSWER_SECONDS, _NEXT_PIECE_SECONDS = 1.0, 0.1
 _PIPE_BYTES = 1 << 16
@@ -110,7 +108,7 @@ class _LoaderProcess(Generic[Job, Result]):
         context = get_context("fork")
         self.asked: deque[Job] = deque()
         self._names_of, self._stall_timeout = names_of, stall_timeout
-        self._notes = _Notes()
+        self._notes = _Notes.from_buffer(mmap.mmap(-1, ctypes.sizeof(_Notes)))
         self._num_taken = 0
         self._memories = ReceivedMemories()
         self._pipe, theirs = context.Pipe()
@@ -183,17 +181,13 @@ class _LoaderProcess(Generic[Job, Result]):
         self._process.kill()
         self._process.join(self._stall_timeout.end_seconds)
         if self._process.exitcode is None:
-            self._leave_behind()
+            log.warning("%s cannot be killed, and is left behind: it waits for the system, perhaps a disk", self._name)
+            # At exit multiprocessing would wait for it, however long.
+            multiprocessing.process._children.discard(self._process)  # type: ignore[attr-defined]
         else:
             self._process.close()
         self._pipe.close()
         self._stacks.close()
-
-    def _leave_behind(self) -> None:
-        """Do not wait for a process that cannot be killed, since it waits for the system, a disk for instance."""
-        log.warning("%s cannot be killed, and is left behind: it waits for the system, perhaps a disk", self._name)
-        # At exit multiprocessing would wait for it, however long.
-        multiprocessing.process._children.discard(self._process)  # type: ignore[attr-defined]
 
     @property
     def _name(self) -> str:
@@ -228,31 +222,22 @@ class _LoaderProcess(Generic[Job, Result]):
         )
 
 
-class _Notes:
+class _Notes(ctypes.Structure):
     """Notes of a loader process in shared memory: its trainer can read them even if the process hangs."""
 
-    def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, _COUNT.size + _MOST_NAME_BYTES + 1)
-
-    @property
-    def num_finished(self) -> int:
-        """Jobs that are done; the trainer ends with the first that fails, and none from there on is counted."""
-        finished: int = _COUNT.unpack_from(self._memory)[0]
-        return finished
-
-    @num_finished.setter
-    def num_finished(self, number: int) -> None:
-        _COUNT.pack_into(self._memory, 0, number)
+    num_finished: int
+    """Jobs that are done; the trainer ends with the first that fails, and none from there on is counted."""
+    name: bytes
+    _fields_ = (("num_finished", ctypes.c_int64), ("name", ctypes.c_char * _MOST_NAME_BYTES))
 
     @property
     def reading(self) -> str:
         """The example that it reads, if the reader has named it."""
-        return self._memory[_COUNT.size :].partition(b"\0")[0].decode(errors="replace")
+        return self.name.decode(errors="replace")
 
     @reading.setter
     def reading(self, name: str) -> None:
-        text = name.encode(errors="backslashreplace")[-_MOST_NAME_BYTES:] + b"\0"
-        self._memory[_COUNT.size : _COUNT.size + len(text)] = text
+        self.name = name.encode(errors="backslashreplace")[-_MOST_NAME_BYTES:]
 
 
 @dataclass(frozen=True, slots=True)

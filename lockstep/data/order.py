@@ -41,15 +41,19 @@ class Order(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Sequential:
-    """The order of the reader, again and again."""
+class _EachOnce:
+    """Base of the orders in which every epoch has each example once."""
 
     is_exactly_once: ClassVar[bool] = True
 
     def epoch_size(self, size: int) -> int:
         """Return the number of examples."""
         return size
+
+
+@dataclass(frozen=True)
+class Sequential(_EachOnce):
+    """The order of the reader, again and again."""
 
     def indices(self, positions: Int64s, size: int, seed: int) -> Int64s:
         """Return the index of the example at each position; the seed does not matter."""
@@ -57,14 +61,8 @@ class Sequential:
 
 
 @dataclass(frozen=True)
-class Shuffled:
+class Shuffled(_EachOnce):
     """A new permutation of all examples each epoch, in constant memory and without a start-up cost."""
-
-    is_exactly_once: ClassVar[bool] = True
-
-    def epoch_size(self, size: int) -> int:
-        """Return the number of examples."""
-        return size
 
     def indices(self, positions: Int64s, size: int, seed: int) -> Int64s:
         """Return the index of the example at each position: place p % size of the permutation of epoch p // size."""
@@ -73,7 +71,7 @@ class Shuffled:
 
 
 @dataclass(frozen=True)
-class BlockShuffled(Checked):
+class BlockShuffled(_EachOnce, Checked):
     """Blocks of consecutive examples in shuffled order; the examples are shuffled within a window of blocks.
 
     For storage that is slow at single examples: a window reads its `window_blocks` blocks alone, and none of them is
@@ -87,11 +85,6 @@ class BlockShuffled(Checked):
 
     block_size: PositiveInt
     window_blocks: PositiveInt = 64
-    is_exactly_once: ClassVar[bool] = True
-
-    def epoch_size(self, size: int) -> int:
-        """Return the number of examples."""
-        return size
 
     def indices(self, positions: Int64s, size: int, seed: int) -> Int64s:
         """Return the index of the example at each position."""
@@ -212,7 +205,7 @@ class _Layout:
         return blocks * self._block_size + offsets
 
     def _as_if_full(self, places: Int64s) -> Int64s:
-        """Return the places as they were if the last block were as long as the others."""
+        """Return what the places would be if the last block were as long as the others."""
         return places + np.where(places >= self.start(self._slot_of_last + 1), self._missing, 0)
 
 
@@ -266,7 +259,8 @@ class Balanced:
     is_exactly_once: ClassVar[bool] = False
 
     def __init__(self, labels: Values) -> None:
-        classes, numbers = np.unique(_checked_labels(labels), return_inverse=True)
+        row = _as_row("labels", labels, kinds="biuU", expected="a whole number or a word for each example")
+        classes, numbers = np.unique(row, return_inverse=True)
         self.num_classes = len(classes)
         """Classes that have an example."""
         self._by_class = np.argsort(numbers, kind="stable")
@@ -318,7 +312,13 @@ class Mixture(Checked):
             check_value(f"sizes[{name!r}]", size, PositiveInt)
         for name, quota in self.quotas.items():
             if not quota:
-                raise self._too_short(name)
+                share = self.weights[name] / sum(self.weights.values())
+                raise InputError(
+                    f"An epoch of the mixture would have no example of {name!r}.",
+                    given=f"{share:.3g} of a length of {self.length}",
+                    expected="a length in which every source gets one position or more",
+                    hint=f"give a length of {math.ceil(1 / share)} or more, or leave the source out",
+                )
 
     @cached_property
     def quotas(self) -> dict[str, int]:
@@ -373,18 +373,9 @@ class Mixture(Checked):
                     hint="give it such a weight, or leave the source out of the Concatenated reader",
                 )
 
-    def _too_short(self, name: str) -> InputError:
-        share = self.weights[name] / sum(self.weights.values())
-        return InputError(
-            f"An epoch of the mixture would have no example of {name!r}.",
-            given=f"{share:.3g} of a length of {self.length}",
-            expected="a length in which every source gets one position or more",
-            hint=f"give a length of {math.ceil(1 / share)} or more, or leave the source out",
-        )
-
 
 def _walked(draws: Int64s, groups: Int64s, sizes: Int64s, seed: int) -> Int64s:
-    """Return the example that draw number 0, 1, 2, ... from a group of a size gets.
+    """Return the place in its group of each draw, given by its number among the draws from that group.
 
     Draws from a group go through all of it, by a new permutation each time, before any example comes again.
     """
@@ -425,10 +416,6 @@ def _checked_weights(weights: Values) -> Float64s:
     scaled: Float64s = array.astype(np.float64)
     scaled /= scaled.max()
     return scaled
-
-
-def _checked_labels(labels: Values) -> npt.NDArray[Any]:
-    return _as_row("labels", labels, kinds="biuU", expected="a whole number or a word for each example")
 
 
 def _as_row(name: str, values: Values, *, kinds: str, expected: str) -> npt.NDArray[Any]:

@@ -40,7 +40,7 @@ class LoaderPool(Checked):
     prefetch: PositiveInt = 2
     """Batches that each of them reads ahead."""
     timeout_seconds: NonNegativeFloat = 600.0
-    """The longest that the trainer waits for a batch of theirs; 0: for ever."""
+    """The longest that the trainer waits for one of their batches; 0: for ever."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

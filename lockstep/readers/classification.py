@@ -14,8 +14,8 @@ from lockstep.ragged import Ragged
 from lockstep.readers.fingerprint import tells_options
 from lockstep.readers.reader import Int64s, Reader, ReaderWrapper
 
-LARGEST_OFFSET = 2**31
-"""Offsets are above minus this, and below this."""
+LabelsOffset = Annotated[int, Range(gt=-(2**31), lt=2**31)]
+"""What may be subtracted from labels."""
 
 _LABEL, _BOXES = "label", "boxes"
 _NO_LABEL = -1  # given by readers of records
@@ -36,7 +36,7 @@ class ClassificationReader(ReaderWrapper):
 
     def __init__(self, reader: Reader, num_classes: int, *, offset: int = 0, boxes: bool = False) -> None:
         check_value("num_classes", num_classes, PositiveInt)
-        check_labels_offset("offset", offset)
+        check_value("offset", offset, LabelsOffset)
         super().__init__(reader)
         self._num_classes, self._boxes = num_classes, boxes
         self.classes: Sequence[str] = getattr(reader, "classes", ())
@@ -54,7 +54,7 @@ class ClassificationReader(ReaderWrapper):
             raise self._no_class(int(indices[first]), int(given[first]))
         found = {"image": fields["image"], _LABEL: labels}
         if self._boxes:
-            found[_BOXES] = fields[_BOXES] if _BOXES in fields else _no_boxes(len(indices))
+            found[_BOXES] = fields[_BOXES] if _BOXES in fields else Ragged(torch.zeros(0, 4), torch.zeros_like(labels))
         return found
 
     def _labels_of(self, fields: Mapping[str, Any], indices: Int64s) -> Tensor:
@@ -88,15 +88,6 @@ class ClassificationReader(ReaderWrapper):
             expected=expected,
             hint=_hint(label, offset),
         )
-
-
-def _no_boxes(num_examples: int) -> Ragged:
-    return Ragged(torch.zeros(0, 4), torch.zeros(num_examples, dtype=torch.int64))
-
-
-def check_labels_offset(name: str, offset: int) -> None:
-    """Refuse an offset that is no whole number, or too large to be subtracted from a label."""
-    check_value(name, offset, Annotated[int, Range(gt=-LARGEST_OFFSET, lt=LARGEST_OFFSET)])
 
 
 def _hint(label: int, offset: int) -> str:

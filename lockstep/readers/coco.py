@@ -18,17 +18,16 @@ from lockstep.readers.image_files import ImageFiles
 from lockstep.readers.label_map import LabelMap
 from lockstep.readers.object_table import (
     NO_AREA,
+    AnnotatedImages,
     Bools,
     Column,
-    KnownObjects,
     ObjectTable,
     check_label_map,
-    fingerprint_of_objects,
     labels_of_names,
     shares_of_boxes,
     warn_of_objects,
 )
-from lockstep.readers.reader import Cost, Int64s
+from lockstep.readers.reader import Int64s
 from lockstep.records.shards import check_local
 
 _ZERO_BASED = "set zero_based (--zero-based, or data.labels_offset=-1 in a recipe)"
@@ -36,7 +35,7 @@ _SPANS = "spans"  # the column of the start and stop of each object's outline
 
 
 @tells_options
-class Coco:
+class Coco(AnnotatedImages):
     """The images that a file of annotations lists, in its order, and the objects on them.
 
     A batch has an entry for each image, of n objects: tensors with n first are `Ragged`, the others are lists:
@@ -76,8 +75,6 @@ class Coco:
         truth: also give what detections are scored against.
     """
 
-    cost: Cost = "decode"
-
     def __init__(
         self,
         annotations: str | Path,
@@ -100,9 +97,7 @@ class Coco:
         check_local(images)
         path = Path(annotations)
         read = read_coco(path, masks=masks, keypoints=keypoints)
-        labels, self.classes = _labels(read, label_map, zero_based, path)
-        """The name of each class by its label."""
-        self.category_ids = _category_ids(read, label_map, zero_based)
+        labels, classes, self.category_ids = _classes(read, label_map, zero_based, path)
         """The id that the file has for each class, by its label."""
         columns, has_area = _columns(read, labels, str(path))
         _warn(read, ~has_area, path, NO_AREA)
@@ -112,36 +107,17 @@ class Coco:
         kept = np.flatnonzero(has_area & (crowd | ~read.is_crowd))
         used = np.arange(len(read.sizes)) if empty_images else np.unique(read.images[kept])
         self._ids = read.image_ids[used]
-        self._files = ImageFiles(Path(images), [read.file_names[index] for index in used], read.sizes[used], decoding)
-        self.decoder = self._files.decoder
-        self._names = tuple(columns)
+        files = ImageFiles(Path(images), [read.file_names[index] for index in used], read.sizes[used], decoding)
         self._outlines = read.outlines
         spans: dict[str, Column] = {} if read.outlines is None else {_SPANS: read.outlines.spans}
-        self._objects = _table(columns | spans, kept, read.images, used)
+        super().__init__(files, _table(columns | spans, kept, read.images, used), tuple(columns), classes)
         scored, there = _truth(read, labels) if truth else {}, np.flatnonzero(np.isin(read.images, used))
         self._truth_names = tuple(scored)
         self._truth = _table(scored | spans, there, read.images, used) if truth else None
 
-    def __len__(self) -> int:
-        return len(self._ids)
-
-    @property
-    def source_ids(self) -> list[str]:
-        """The ids of all images, as texts."""
-        return [*map(str, self._ids.tolist())]
-
-    def known_objects(self) -> KnownObjects:
-        """Return what is known of all images without reading one."""
-        return self._objects.known(self._files)
-
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
         """Return the images of these examples, not decoded, and the fields of their objects."""
-        fields: dict[str, Any] = {
-            "image": [self._files.read(index) for index in indices.tolist()],
-            "source_id": [str(number) for number in self._ids[indices].tolist()],
-            **self._objects.ragged(self._names, indices),
-        }
-        fields["class_text"] = [[self.classes[label] for label in labels.tolist()] for labels in fields["labels"]]
+        fields = self._fields(indices)
         if self._outlines is not None:
             fields["masks"] = [self._masks(index, self._objects, self._outlines) for index in indices.tolist()]
         if self._truth is not None:
@@ -150,14 +126,13 @@ class Coco:
                 fields["truth_masks"] = [self._masks(index, self._truth, self._outlines) for index in indices.tolist()]
         return fields
 
-    def example_id(self, index: int) -> str:
-        """Return the file name of the image, as the annotations have it."""
-        return self._files.names[index]
-
     def fingerprint(self) -> Fingerprint:
-        """Describe classes, images and objects as `fingerprint_of_objects` does, and the outlines by a checksum."""
+        """Describe classes, images and objects, and the outlines, by checksums."""
         outlines = {} if self._outlines is None else {"outlines": checksum(self._outlines.numbers)}
-        return fingerprint_of_objects(self._files, self._objects, self.classes) | outlines
+        return super().fingerprint() | outlines
+
+    def _source_ids(self, indices: Int64s) -> list[str]:
+        return [str(number) for number in self._ids[indices].tolist()]
 
     def _masks(self, index: int, objects: ObjectTable, outlines: Outlines) -> MaskOutlines:
         spans = objects.rows(_SPANS, index).tolist()
@@ -167,14 +142,15 @@ class Coco:
         )
 
 
-def _labels(
+def _classes(
     read: CocoAnnotations, label_map: LabelMap | None, zero_based: bool, path: Path
-) -> tuple[Int64s, dict[int, str]]:
-    """Return the label of each object, and the names of all classes by label."""
+) -> tuple[Int64s, dict[int, str], dict[int, int]]:
+    """Return the label of each object; and by label the name of each class, and its id in the file."""
     used, places = np.unique(read.category_ids, return_inverse=True)
     names = [read.categories[number] for number in used.tolist()]
     if label_map is None:
-        least = 0 if zero_based else 1
+        shift = int(zero_based)
+        least = 1 - shift
         if len(used) and used[0] < least:
             raise DataError(
                 f"The ids of categories in {path} cannot be labels.",
@@ -183,16 +159,11 @@ def _labels(
                 hint=("" if used[0] else f"{_ZERO_BASED}, and each label is the id + 1; or ")
                 + "give a label_map, with a label for each category by its name",
             )
-        shift = 1 - least
-        return read.category_ids + shift, {number + shift: name for number, name in read.categories.items()}
-    return labels_of_names(names, label_map, str(path))[places], label_map.names
-
-
-def _category_ids(read: CocoAnnotations, label_map: LabelMap | None, zero_based: bool) -> dict[int, int]:
-    if label_map is None:
-        return {number + zero_based: number for number in read.categories}
+        classes = {number + shift: name for number, name in read.categories.items()}
+        return read.category_ids + shift, classes, {number + shift: number for number in read.categories}
     ids = label_map.ids
-    return {ids[name]: number for number, name in read.categories.items() if name in ids}
+    labels = labels_of_names(names, label_map, str(path))[places]
+    return labels, label_map.names, {ids[name]: number for number, name in read.categories.items() if name in ids}
 
 
 def _warn(read: CocoAnnotations, odd: Bools, path: Path, what: str) -> None:

@@ -173,11 +173,8 @@ def _packed(found: dict[str, Any], path: Path, masks: bool, keypoints: bool) -> 
             _outline(value_in(found, "segmentation")) if masks else b"",
         )
     except EntryError as error:
-        raise _unusable(path, f"{_named(found)}: {error}", error.name) from error
-
-
-def _named(found: dict[str, Any]) -> str:
-    return f"annotation {found['id']!r:.40}" if "id" in found else "an annotation"
+        named = f"annotation {found['id']!r:.40}" if "id" in found else "an annotation"
+        raise _unusable(path, f"{named}: {error}", error.name) from error
 
 
 def _numbers_of_object(found: dict[str, Any]) -> tuple[float, ...]:
@@ -233,13 +230,13 @@ def number_of(value: Any, name: str, most: float) -> float:
     return float(value)
 
 
-def numbers_of(values: object, name: str, count: int, most: float = _MOST_PIXELS) -> array[float]:
-    """Return a list that has to be of `count` numbers, each of a magnitude below `most`; else raise an EntryError."""
+def numbers_of(values: object, name: str, count: int) -> array[float]:
+    """Return a list that has to be of `count` numbers, of magnitudes below 2**31; else raise an EntryError."""
     try:
         numbers = array("d", values if isinstance(values, list) else [])
     except (TypeError, OverflowError):
         numbers = array("d")
-    if len(numbers) != count or not all(-most < number < most for number in numbers):  # NaN is neither
+    if len(numbers) != count or not all(-_MOST_PIXELS < number < _MOST_PIXELS for number in numbers):  # NaN is neither
         raise EntryError(name, f"{name} {values!r:.40}")
     return numbers
 
@@ -307,7 +304,6 @@ def _check_unique(ids: Int64s, what: str, path: Path) -> None:
 
 
 def _indices_of_images(objects: Column, image_ids: Int64s, path: Path) -> Int64s:
-    """Return the index of each object's image."""
     order = np.argsort(image_ids)
     places = np.searchsorted(image_ids, objects["image_id"], sorter=order).clip(max=len(image_ids) - 1)
     indices: Int64s = order[places]

@@ -202,7 +202,6 @@ def read_by_source(
 
 
 def _source_of(starts: Int64s, indices: Int64s) -> npt.NDArray[np.intp]:
-    """Find the number of each example's source."""
     return np.searchsorted(starts, indices, side="right") - 1
 
 

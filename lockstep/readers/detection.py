@@ -14,7 +14,7 @@ from lockstep.images.decode import EncodedImage
 from lockstep.images.objects import areas_of, as_ragged, select_objects
 from lockstep.listing import shorten
 from lockstep.ragged import Ragged
-from lockstep.readers.classification import check_labels_offset
+from lockstep.readers.classification import LabelsOffset
 from lockstep.readers.fingerprint import tells_options
 from lockstep.readers.image_records import are_edges
 from lockstep.readers.label_map import UNKNOWN_LABEL
@@ -128,7 +128,7 @@ class DetectionReader(ReaderWrapper):
         check_value("max_number_of_boxes", max_number_of_boxes, PositiveInt | None)
         check_value("num_keypoints", num_keypoints, NonNegativeInt)
         check_value("bad_objects", bad_objects, BadObjects)
-        check_labels_offset("offset", offset)
+        check_value("offset", offset, LabelsOffset)
         super().__init__(reader)
         known = getattr(reader, "classes", None) if classes is None else classes
         named = {label - offset: name for label, name in known.items()} if isinstance(known, Mapping) else {}
@@ -230,10 +230,8 @@ class DetectionReader(ReaderWrapper):
                 raise self._unfit(int(indices[row]), _MASKS, given, expected)
             found = list(masks.shape[1:]) if isinstance(masks, Tensor) else [masks.height, masks.width]
             if len(masks) and found != sizes[row]:
-                given, expected = (
-                    f"{found[1]} x {found[0]} pixels",
-                    f"{sizes[row][1]} x {sizes[row][0]}, as the image has",
-                )
+                given = f"{found[1]} x {found[0]} pixels"
+                expected = f"{sizes[row][1]} x {sizes[row][0]}, as the image has"
                 raise self._unfit(int(indices[row]), _MASKS, given, expected)
         counts = torch.tensor([len(masks) for masks in batch[_MASKS]])
         return torch.where(counts == 0, lengths, counts)
@@ -266,7 +264,8 @@ class DetectionReader(ReaderWrapper):
         truth.setdefault(f"{_TRUTH}area", boxes.replaced(sides.prod(1)))
         for flag in _FLAGS:
             truth.setdefault(_TRUTH + flag, boxes.replaced(torch.zeros(len(sides), dtype=torch.bool)))
-        verified, are_verified = self._numbered(truth.pop(_VERIFIED, _no_labels(len(indices))))
+        none = Ragged(torch.zeros(0, dtype=torch.int64), torch.zeros(len(indices), dtype=torch.int64))
+        verified, are_verified = self._numbered(truth.pop(_VERIFIED, none))
         truth[f"{_TRUTH}labels"], are_classes = self._numbered(labels)
         if self._raises and not are_classes.all():
             raise self._bad_object({"labels": ~are_classes}, {"labels": truth[f"{_TRUTH}labels"]}, indices)
@@ -315,7 +314,7 @@ class DetectionReader(ReaderWrapper):
 
 
 def _labels_in_order(named: Mapping[int, str], num_classes: int) -> list[int]:
-    """Return the labels of the data that become 1, 2, ...: as they are where they go no further than `num_classes`."""
+    """Return the labels of the data that become 1, 2, ...: these very numbers, unless some are above `num_classes`."""
     labels = sorted(label for label in named if label > 0)
     if not labels or labels[-1] <= num_classes:
         return list(range(1, num_classes + 1))
@@ -366,10 +365,6 @@ def _keypoints(batch: Mapping[str, Any]) -> dict[str, Ragged]:
         _KEYPOINTS: points.replaced(points.values.masked_fill(~is_labelled[..., None], torch.nan)),
         _VISIBILITY: points.replaced(visibility * is_labelled),
     }
-
-
-def _no_labels(num_images: int) -> Ragged:
-    return Ragged(torch.zeros(0, dtype=torch.int64), torch.zeros(num_images, dtype=torch.int64))
 
 
 def _kept(values: Any, mask: Tensor, boxes: Ragged) -> Any:

@@ -47,10 +47,6 @@ def fingerprint_of(source: object, num_examples: int | None = None) -> Fingerpri
     """Identify the examples of a reader or dataset: by its `fingerprint()`, or without one by its class and length.
 
     One of more than a million characters is kept as its checksum. A method that needs arguments does not count.
-
-    Args:
-        source: the reader or the dataset.
-        num_examples: its length, if that is known.
     """
     own = _own_of(source)
     if own is None:
@@ -210,7 +206,7 @@ def fingerprint_changes(saved: Fingerprint, now: Fingerprint) -> list[str]:
 
 
 def _flat(fingerprint: Fingerprint, outer: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each part, its name after those of the sources around it; the options of a reader are one part."""
+    """Yield the name and value of each part. Names begin with those of the outer sources; options are one part."""
     for name, value in fingerprint.items():
         if isinstance(value, dict) and not _is_options(name):
             yield from _flat(value, f"{outer}{name}: ")

@@ -45,12 +45,11 @@ class ImageFiles:
 
     def read(self, index: int) -> EncodedImage:
         """Read an image, and check that its header has the size of the annotation; it is not decoded."""
-        path = self.names.path(index)
-        image = EncodedImage(bytes_of(path), path, self._decoding)
+        image = self.names.read(index, self._decoding)
         (width, height), (expected_height, expected_width) = image.size, self.sizes[index].tolist()
         if (height, width) != (expected_height, expected_width):
             raise DataError(
-                f"{path} is not of the size that its annotation is for.",
+                f"{image.source} is not of the size that its annotation is for.",
                 given=f"{width} x {height} pixels",
                 expected=f"{expected_width} x {expected_height} pixels",
                 hint="put the annotated image there, or annotate it as it is stored",
@@ -77,6 +76,11 @@ class FileNames:
     def path(self, index: int) -> str:
         """Return the path of a file."""
         return f"{self._folder}/{self[index]}"
+
+    def read(self, index: int, decoding: Decoding) -> EncodedImage:
+        """Read the image in a file; it is not decoded."""
+        path = self.path(index)
+        return EncodedImage(_bytes_of(path), path, decoding)
 
     def blocks(self, bounds: Int64s) -> list[tuple[bytes, Int64s, Int64s]]:
         """Make the blocks to checksum for groups of files that follow one another, without reading the files.
@@ -116,7 +120,7 @@ def _size_of(path: str) -> int:
         return 0
 
 
-def bytes_of(path: str) -> bytes:
+def _bytes_of(path: str) -> bytes:
     """Read a file of at most 2 GiB; pipes and devices are refused."""
     # Few system calls, where `open` and `read` make eight; and none that waits for the other end of a pipe.
     now_reading(path)

@@ -1,8 +1,9 @@
-"""Reads folders of images, one folder a class."""
+"""Reads image files in folders: one folder a class, or without labels."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import numpy as np
 import torch
 
 from lockstep.errors import DataError
-from lockstep.images.decode import AS_STORED, Decoding, EncodedImage
-from lockstep.listing import shorten
+from lockstep.images.decode import AS_STORED, Decoding
+from lockstep.images.pillow import FORMATS
+from lockstep.listing import hint_for_path, shorten
 from lockstep.readers.fingerprint import Fingerprint, checksum, named_parts, tells_options
-from lockstep.readers.image_files import FileNames, bytes_of, load_decoder
+from lockstep.readers.image_files import FileNames, load_decoder
 from lockstep.readers.label_map import BACKGROUND, read_labels
 from lockstep.readers.paths import ENDINGS
 from lockstep.readers.reader import Cost, Int64s
@@ -62,8 +64,7 @@ class ImageFolder:
 
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
         """Return the images of these examples, not decoded, and their labels."""
-        paths = [self._names.path(index) for index in indices.tolist()]
-        images = [EncodedImage(bytes_of(path), path, self._decoding) for path in paths]
+        images = [self._names.read(index, self._decoding) for index in indices.tolist()]
         return {"image": images, "label": torch.from_numpy(self._labels[indices])}
 
     def example_id(self, index: int) -> str:
@@ -85,10 +86,65 @@ class ImageFolder:
         )
 
 
+@tells_options
+class ImageList:
+    """Images without labels, in files and folders.
+
+    Files come in the order in which they are given, whatever their names end in. Of a folder these are all files with
+    the ending of an image in it and below, in the order of their paths; anything else there is named in the log. A
+    file that is named twice comes once.
+
+    A batch is {"image": a list of `EncodedImage`}.
+
+    Args:
+        paths: files, folders, or both; one of them, or several.
+        decoding: how images are decoded when they are asked for.
+
+    Raises:
+        DataError: a path is not there, or there is no image.
+    """
+
+    cost: Cost = "decode"
+
+    def __init__(self, paths: str | Path | Sequence[str | Path], decoding: Decoding = AS_STORED) -> None:
+        several = [paths] if isinstance(paths, str | Path) else paths
+        for path in several:
+            check_local(path)
+        given = [*map(Path, several)]
+        files = [*dict.fromkeys(file for path in given for file in _files_at(path))]
+        if not files:
+            raise DataError(
+                "There are no images.",
+                given=f"no image in {shorten([*map(str, given)])}" if given else "no path",
+                expected=f"files of {FORMATS}, or folders with some",
+                hint="check the path; of folders, files are read by their endings, such as .jpg",
+            )
+        places = [path.absolute() for path in given]
+        above = os.path.commonpath([place if place.is_dir() else place.parent for place in places])
+        self.folder = above if any(path.is_absolute() for path in given) else os.path.relpath(above)
+        """The folder that all files are in or below: relative to the current one, if all paths given were."""
+        self._decoding = decoding
+        self.decoder = load_decoder(decoding)
+        self._names = FileNames(self.folder, (file.relative_to(above).as_posix() for file in files))
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def read_batch(self, indices: Int64s) -> dict[str, Any]:
+        """Return the images of these files, not decoded."""
+        return {"image": [self._names.read(index, self._decoding) for index in indices.tolist()]}
+
+    def example_id(self, index: int) -> str:
+        """Return the path of the file within `folder`."""
+        return self._names[index]
+
+
 def _files_by_class(path: Path, labels: tuple[str, ...] | None) -> dict[str, list[str]]:
     """Return the images of each class, as paths within the folder."""
     try:
-        folders, others = _entries(path)
+        entries = sorted(path.iterdir())
+        folders = [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+        others = sorted({entry.name for entry in entries} - {*folders})
         classes = folders if labels is None else labels
         if absent := sorted({*classes} - {*folders}):
             raise _unusable(path, f"no folder {shorten(absent)}", "a folder for each label")
@@ -108,11 +164,26 @@ def _files_by_class(path: Path, labels: tuple[str, ...] | None) -> dict[str, lis
     return files
 
 
-def _entries(path: Path) -> tuple[list[str], list[str]]:
-    """Return the names of the folders in a folder, and of everything else in it."""
-    entries = sorted(path.iterdir())
-    is_class = {entry.name: entry.is_dir() and not entry.name.startswith(".") for entry in entries}
-    return [name for name in is_class if is_class[name]], [name for name in is_class if not is_class[name]]
+def _files_at(path: Path) -> Iterator[Path]:
+    """Yield the absolute path of a file, or those of the images in a folder."""
+    place = path.absolute()
+    try:
+        if not place.is_dir():
+            place.stat()
+            yield place
+            return
+        images, others = images_below(place)
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be read.",
+            given=f"{path}: {error.strerror}",
+            expected="image files, and folders of them",
+            hint=hint_for_path(path),
+        ) from error
+    if others:
+        log.warning("Not read in %s: %s", path, shorten(others))
+    for name in images:
+        yield place / name
 
 
 def images_below(folder: str | Path) -> tuple[list[str], list[str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -61,7 +61,8 @@ class ImageRecords:
                 expected="a schema: it has features and fields",
                 hint="give one such as ImageNetSchema(boxes=True)",
             )
-        check_decoding(schema.features, decoding)
+        if any(name.rpartition("/")[2] in EDGES for name in schema.features):
+            check_not_turned(decoding)
         self._records = RecordFiles(paths, verify=verify, cache=cache)
         self._schema, self._features, self._decoding = schema, schema.features, decoding
         self.decoder = load_decoder(decoding)
@@ -227,12 +228,6 @@ def are_edges(boxes: Float32s) -> npt.NDArray[np.bool_]:
     usable = (boxes >= -_BEYOND) & (boxes <= 1 + _BEYOND)  # NaN is neither
     usable[:, :2] &= ~(boxes[:, :2] > boxes[:, 2:])
     return usable
-
-
-def check_decoding(features: Iterable[str], decoding: Decoding) -> None:
-    """Refuse to turn images if a schema asks for their boxes."""
-    if any(name.rpartition("/")[2] in EDGES for name in features):
-        check_not_turned(decoding)
 
 
 def _counts(edges: Sequence[Sequence[Float32s]], examples: Sequence[ParsedExample], prefix: str) -> list[int]:

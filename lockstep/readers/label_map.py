@@ -12,6 +12,7 @@ A label map is a `StringIntLabelMap` in protocol buffers' text format, as Tensor
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -48,6 +49,11 @@ class LabelMap:
 
     def __post_init__(self) -> None:
         _check(self.labels, "The label map")
+
+    @classmethod
+    def alphabetical(cls, names: Iterable[str]) -> LabelMap:
+        """Number these names from 1 on in alphabetical order."""
+        return cls(tuple(Label(number, name) for number, name in enumerate(sorted({*names}), 1)))
 
     @cached_property
     def ids(self) -> dict[str, int]:

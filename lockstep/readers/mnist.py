@@ -110,7 +110,7 @@ class _Mnist(Arrays):
         return f"{self._file}:{index}"
 
     def fingerprint(self) -> Fingerprint:
-        """Return that of the records."""
+        """Return the fingerprint of the records that hold the same examples."""
         return {self._file: self._split.fingerprint}
 
 

@@ -36,7 +36,7 @@ class ObjectSurvey:
     labels: frozenset[int]
     """Labels of all objects that are known."""
     is_complete: bool
-    """Whether that is all images of the reader."""
+    """Whether these are all images of the reader."""
 
 
 def survey_objects(reader: DetectionReader, *, num_images: int = NUM_IMAGES, skip_bad: bool = False) -> ObjectSurvey:

@@ -1,4 +1,4 @@
-"""Objects on the images of a detection data set, as columns of numbers: a few bytes for each object."""
+"""Annotated images, and the objects on them as columns of numbers: a few bytes for each object."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lockstep.ragged import Ragged
 from lockstep.readers.fingerprint import Fingerprint, checksum
 from lockstep.readers.image_files import ImageFiles
 from lockstep.readers.label_map import LabelMap
-from lockstep.readers.reader import Int64s
+from lockstep.readers.reader import Cost, Int64s
 from lockstep.screen import log
 
 Column = npt.NDArray[Any]
@@ -54,45 +54,87 @@ class ObjectTable:
 
     def __init__(self, images: Int64s, columns: Mapping[str, Column], num_images: int) -> None:
         order = np.argsort(images, kind="stable")
-        self._columns = {name: values[order] for name, values in columns.items()}
-        self._starts = np.searchsorted(images[order], np.arange(num_images + 1))
+        self.columns = {name: values[order] for name, values in columns.items()}
+        self.starts = np.searchsorted(images[order], np.arange(num_images + 1))
+        """Where the objects of each image begin, and at the end the number of all objects."""
 
     def rows(self, name: str, index: int) -> Column:
         """Return one column's values of the objects on an image: a view, not to be changed."""
-        return self._columns[name][self._starts[index] : self._starts[index + 1]]
-
-    def known(self, files: ImageFiles) -> KnownObjects:
-        """Return sizes, numbers of objects and labels of all images, whose files are given."""
-        return KnownObjects(files.sizes, np.diff(self._starts), self._columns["labels"])
-
-    def columns(self, first: int, stop: int) -> list[Column]:
-        """Return the starts of each image's objects, then all columns, for images `first` to `stop` - 1."""
-        starts = self._starts[first : stop + 1]
-        return [starts - starts[0], *(values[starts[0] : starts[-1]] for values in self._columns.values())]
+        return self.columns[name][self.starts[index] : self.starts[index + 1]]
 
     def ragged(self, names: Iterable[str], indices: Int64s) -> dict[str, Ragged]:
         """Copy some columns' values of the objects on some images."""
-        first, lengths = self._starts[indices], self._starts[indices + 1] - self._starts[indices]
+        first, lengths = self.starts[indices], self.starts[indices + 1] - self.starts[indices]
         ends = np.cumsum(lengths)
         places = np.arange(lengths.sum()) + np.repeat(first - ends + lengths, lengths)
-        return {
-            name: Ragged(torch.from_numpy(self._columns[name][places]), torch.from_numpy(lengths)) for name in names
-        }
+        return {name: Ragged(torch.from_numpy(self.columns[name][places]), torch.from_numpy(lengths)) for name in names}
 
 
-def fingerprint_of_objects(files: ImageFiles, objects: ObjectTable, classes: Mapping[int, str]) -> Fingerprint:
-    """Compute a checksum of the classes, and of images and objects for each of at most 64 groups of images.
+class AnnotatedImages:
+    """Base of the readers of annotations: image files, and a table of the objects on them.
 
-    Of the image files it covers names and sizes in pixels, and the sizes in bytes of 1024, evenly spaced.
+    Args:
+        files: the images.
+        objects: those to train on.
+        columns: the names of those columns of the table that are fields of a batch.
+        classes: the name of each class by its label.
     """
-    bounds = np.linspace(0, len(files), min(len(files), _MOST_GROUPS) + 1).astype(np.int64)
-    found = {"classes": f"{len(classes)}, {checksum(json.dumps(classes).encode())}"}
-    for (first, stop), block in zip(pairwise(bounds.tolist()), files.names.blocks(bounds), strict=True):
-        columns = objects.columns(first, stop)
-        name = files.names[first] if stop - first == 1 else f"{files.names[first]} to {files.names[stop - 1]}"
-        all_of_them = checksum(*block, files.sizes[first:stop], *columns)
-        found[name] = f"{stop - first} images, {columns[0][-1]} objects, {all_of_them}"
-    return found
+
+    cost: Cost = "decode"
+
+    def __init__(
+        self, files: ImageFiles, objects: ObjectTable, columns: Sequence[str], classes: Mapping[int, str]
+    ) -> None:
+        self._files, self._objects, self._columns = files, objects, columns
+        self.decoder = files.decoder
+        self.classes = classes
+        """The name of each class by its label."""
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    @property
+    def source_ids(self) -> list[str]:
+        """The ids of all images, as texts."""
+        return self._source_ids(np.arange(len(self)))
+
+    def known_objects(self) -> KnownObjects:
+        """Return what is known of all images without reading one."""
+        return KnownObjects(self._files.sizes, np.diff(self._objects.starts), self._objects.columns["labels"])
+
+    def example_id(self, index: int) -> str:
+        """Return the file name of the image, as its annotation has it."""
+        return self._files.names[index]
+
+    def fingerprint(self) -> Fingerprint:
+        """Return a checksum of the classes, and of images and objects for each of at most 64 groups of images.
+
+        Of the image files it covers names and sizes in pixels, and the sizes in bytes of 1024, evenly spaced.
+        """
+        names, sizes, objects = self._files.names, self._files.sizes, self._objects
+        bounds = np.linspace(0, len(self), min(len(self), _MOST_GROUPS) + 1).astype(np.int64)
+        found = {"classes": f"{len(self.classes)}, {checksum(json.dumps(self.classes).encode())}"}
+        for (first, stop), block in zip(pairwise(bounds.tolist()), names.blocks(bounds), strict=True):
+            starts = objects.starts[first : stop + 1]
+            columns = [values[starts[0] : starts[-1]] for values in objects.columns.values()]
+            name = names[first] if stop - first == 1 else f"{names[first]} to {names[stop - 1]}"
+            all_of_them = checksum(*block, sizes[first:stop], starts - starts[0], *columns)
+            found[name] = f"{stop - first} images, {starts[-1] - starts[0]} objects, {all_of_them}"
+        return found
+
+    def _fields(self, indices: Int64s) -> dict[str, Any]:
+        """Return the images of these examples, not decoded, and the columns of their objects."""
+        fields: dict[str, Any] = {
+            "image": [self._files.read(index) for index in indices.tolist()],
+            "source_id": self._source_ids(indices),
+            **self._objects.ragged(self._columns, indices),
+        }
+        fields["class_text"] = [[self.classes[label] for label in labels.tolist()] for labels in fields["labels"]]
+        return fields
+
+    def _source_ids(self, indices: Int64s) -> list[str]:
+        """Return the ids of some images: unless overridden, their file names."""
+        return [self._files.names[index] for index in indices.tolist()]
 
 
 def shares_of_boxes(boxes: Float64s, sizes: Int64s, source: str) -> tuple[Float32s, Bools]:

@@ -6,7 +6,7 @@ import glob
 import mmap
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -45,8 +45,6 @@ _NUMBER_OF_SHARD = re.compile(r"\d+(?=-of-\d|\.tar$|\.(tfrecord|record))")
 
 _IMAGE, _PIXELS, _LABEL = "image/encoded", "image_raw", "image/class/label"
 _OBJECTS = "image/object/"
-_MASK, _POINTS, _TOPS = f"{_OBJECTS}mask", f"{_OBJECTS}keypoint/y", f"{_OBJECTS}bbox/ymin"
-_CHANNELS = "image/additional_channels/encoded"
 
 
 class _Options(NamedTuple):
@@ -207,18 +205,8 @@ def _open_files(files: Sequence[Path], given: str, options: _Options) -> Reader:
     if _LABEL in features or not any(name.startswith(_OBJECTS) for name in features):
         schema = ImageNetSchema(boxes=everything, text=everything)
     else:
-        schema = replace(_schema_of_all(features) if everything else DetectionSchema(), truth=truth)
+        schema = replace(DetectionSchema.of_all(features) if everything else DetectionSchema(), truth=truth)
     return ImageRecords(files, schema, decoding=decoding, cache=cache)
-
-
-def _schema_of_all(features: Mapping[str, Values]) -> DetectionSchema:
-    """Make the schema that reads every feature of a record."""
-    masks, points, tops, channels = (features.get(name, []) for name in (_MASK, _POINTS, _TOPS, _CHANNELS))
-    return DetectionSchema(
-        masks="none" if not len(masks) else "png" if isinstance(masks, list) else "numerical",
-        num_keypoints=len(points) // max(1, len(tops)),
-        num_additional_channels=len(channels),
-    )
 
 
 def _coco(annotations: Path, images: Path, options: _Options) -> Reader:
@@ -243,7 +231,6 @@ def _words_in(path: Path, *words: bytes) -> list[bool]:
 
 
 def _first_features(files: Sequence[Path], given: str) -> dict[str, Values]:
-    """Parse the first record in the files."""
     for file in files:
         try:
             first = next(read_all(file), None)

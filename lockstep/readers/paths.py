@@ -44,7 +44,7 @@ def check_there(path: str | Path, expected: str = KNOWN) -> None:
 
 
 def is_folder(path: str | Path) -> bool:
-    """Whether there is such a folder; a name that is too long is that of none."""
+    """Whether there is such a folder; there is none for a name that is too long."""
     return os.path.isdir(path)  # noqa: PTH112 (that of pathlib raises)
 
 

@@ -184,19 +184,15 @@ class ItemReader:
     """Whether an item has drawn from Python's or numpy's generator; noted by the loader, which seeds them then."""
 
     def __init__(self, collation: Collation) -> None:
-        self._collation = collation
+        self.collation = collation
 
     def item(self, index: int) -> Any:
         """Read one item."""
         raise NotImplementedError
 
-    def collate(self, items: Sequence[Any], indices: Int64s) -> dict[str, Any]:
-        """Collate the items of these indices; an error names an item that differs from the first one."""
-        return self._collation.batch_of(items, indices)
-
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
-        """Read and collate the items of these indices."""
-        return self.collate([self.item(index) for index in indices.tolist()], indices)
+        """Read and collate the items of these indices; an error names an item that differs from the first one."""
+        return self.collation.batch_of([self.item(index) for index in indices.tolist()], indices)
 
     def example_id(self, index: int) -> str:
         """Return the index as text."""
@@ -241,7 +237,7 @@ class TorchDataset(ItemReader):
         except LockstepError:
             raise
         except Exception as error:
-            raise self._collation.failed(index, error) from error
+            raise self.collation.failed(index, error) from error
 
     def fingerprint(self) -> Fingerprint:
         """Return the dataset's own fingerprint, or that of `fingerprint_of_dataset`."""

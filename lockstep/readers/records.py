@@ -75,25 +75,20 @@ class _File:
 
     def read(self, indices: Int64s) -> dict[str, Tensor]:
         """Return the fields of these records of the file, by the template if they follow it."""
-        self._verify(indices)
+        for index in indices[~self._verified[indices]]:  # each checksum is verified when its record is first read
+            self._records.read(index)
+            self._verified[index] = True
         fields = None
         if self._rows is not None:
             fields = self._template.read(self._rows[indices])
         if fields is None:
-            records = ((self._records.read(i, verify=False), self._records.describe(i)) for i in indices)
-            fields = read_each(records, self._fields)
+            fields = read_each((self._records.read_named(i, verify=False) for i in indices), self._fields)
         return fields
-
-    def _verify(self, indices: Int64s) -> None:
-        """Verify the checksums of records that are read for the first time."""
-        for index in indices[~self._verified[indices]]:
-            self._records.read(index)
-            self._verified[index] = True
 
     @cached_property
     def _template(self) -> Template:
-        first = self._records.read(0, verify=not self._verified[0])
-        return Template(first, self._fields, self._records.describe(0))
+        first, name = self._records.read_named(0, verify=not self._verified[0])
+        return Template(first, self._fields, name)
 
     @cached_property
     def _rows(self) -> UInt8s | None:

@@ -17,7 +17,7 @@ from lockstep.images.objects import areas_of, select_objects
 from lockstep.ragged import Ragged
 from lockstep.readers.image_records import EDGES, ParsedExample, boxes_of, stored_boxes
 from lockstep.readers.label_map import UNKNOWN_LABEL, LabelMap
-from lockstep.records.example import Float32s
+from lockstep.records.example import Float32s, Values
 
 MASKS = ("none", "numerical", "png", "any")
 
@@ -137,6 +137,17 @@ class DetectionSchema(Checked):
     truth: bool = False
     """Also read what objects are scored against: in pixels, and with those that are left out for want of an area."""
 
+    @classmethod
+    def of_all(cls, features: Mapping[str, Values]) -> DetectionSchema:
+        """Make the schema that reads all that a record has, given its features."""
+        names = _MASK, _KEYPOINT_Y, f"{_BOXES}ymin", _ADDITIONAL_CHANNELS
+        masks, points, tops, channels = (features.get(name, []) for name in names)
+        return cls(
+            masks="none" if not len(masks) else "png" if isinstance(masks, list) else "numerical",
+            num_keypoints=len(points) // max(1, len(tops)),
+            num_additional_channels=len(channels),
+        )
+
     @property
     def features(self) -> frozenset[str]:
         """The names of the features that are read."""
@@ -239,7 +250,6 @@ class DetectionSchema(Checked):
 
 
 def _texts(example: ParsedExample, count: int) -> list[str]:
-    """Return the class name of each object."""
     texts = example.texts(_TEXT)
     if len(texts) not in (0, count):
         raise example.unusable(_TEXT, f"{count} texts, one for each box, or none")
@@ -342,7 +352,6 @@ class MnistSchema:
 
 
 def _pixels_of(example: ParsedExample) -> Tensor:
-    """Decode to shape (1, 28, 28)."""
     image = example.image(_IMAGE)
     if image.size != (_MNIST_PIXELS, _MNIST_PIXELS):
         width, height = image.size

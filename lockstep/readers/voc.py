@@ -21,25 +21,23 @@ from lockstep.images.decode import AS_STORED, Decoding
 from lockstep.listing import shorten
 from lockstep.readers.fingerprint import Fingerprint, tells_options
 from lockstep.readers.image_files import ImageFiles
-from lockstep.readers.label_map import Label, LabelMap
+from lockstep.readers.label_map import LabelMap
 from lockstep.readers.object_table import (
     NO_AREA,
+    AnnotatedImages,
     Column,
-    KnownObjects,
     ObjectTable,
     check_label_map,
-    fingerprint_of_objects,
     labels_of_names,
     shares_of_boxes,
     warn_of_objects,
 )
 from lockstep.readers.paths import ENDINGS
-from lockstep.readers.reader import Cost, Int64s
+from lockstep.readers.reader import Int64s
 from lockstep.records.shards import check_local
 from lockstep.screen import log
 
 _TENSORS = ("boxes", "labels", "difficult", "truncated")
-_TRUTH = ("truth_boxes", "truth_labels", "truth_difficult")
 _VIEW = "view"
 _ANNOTATIONS = ("Annotations", "annotations")
 _IMAGES = ("JPEGImages", "images")
@@ -50,7 +48,7 @@ _FLAGS = {"0": False, "1": True, "false": False, "true": True, _UNSPECIFIED.lowe
 
 
 @tells_options
-class Voc:
+class Voc(AnnotatedImages):
     """The images of a split, in the order of its list, and the objects on them.
 
     The folder has Annotations/*.xml, JPEGImages/* and ImageSets/Main/<split>.txt, whose lines begin with the name of an
@@ -85,8 +83,6 @@ class Voc:
         truth: also give what detections are scored against.
     """
 
-    cost: Cost = "decode"
-
     def __init__(
         self,
         root: str | Path,
@@ -106,55 +102,28 @@ class Voc:
         there = annotation_files(folder)
         paths = there if split is None else split_files(folder, split, there)
         read = {path: read_voc_xml(path) for path in (paths if label_map else there)}
-        label_map = label_map or _alphabetical({found.name for each in read.values() for found in each.objects})
-        self.classes = label_map.names
-        """The name of each class by its label."""
+        label_map = label_map or LabelMap.alphabetical(found.name for each in read.values() for found in each.objects)
         annotations = [read[path] for path in paths]
         names = [each.file_name for each in annotations]
         sizes = np.array([(each.height, each.width) for each in annotations], np.int64)
-        self._files = ImageFiles(image_folder(folder), names, sizes, decoding)
-        self.decoder = self._files.decoder
+        images = _existing(folder, _IMAGES)
+        files = ImageFiles(images, names, sizes, decoding)
         if split is None:
-            _warn_of_others(image_folder(folder), names)
-        self._objects, self._views = _table(annotations, label_map, difficult, str(folder))
-        self._truth = _truth_table(annotations, label_map, str(folder)) if truth else None
-
-    def __len__(self) -> int:
-        return len(self._files)
-
-    @property
-    def source_ids(self) -> list[str]:
-        """The file names of all images."""
-        return [self._files.names[index] for index in range(len(self))]
-
-    def known_objects(self) -> KnownObjects:
-        """Return what is known of all images without reading one."""
-        return self._objects.known(self._files)
+            _warn_of_others(images, names)
+        objects, self._truth, self._views = _tables(annotations, label_map, difficult, truth, str(folder))
+        super().__init__(files, objects, _TENSORS, label_map.names)
 
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
         """Return the images of these examples, not decoded, and the fields of their objects."""
-        fields: dict[str, Any] = {
-            "image": [self._files.read(index) for index in indices.tolist()],
-            "source_id": [self._files.names[index] for index in indices.tolist()],
-            **self._objects.ragged(_TENSORS, indices),
-        }
-        fields["class_text"] = [[self.classes[label] for label in labels.tolist()] for labels in fields["labels"]]
+        fields = self._fields(indices)
         fields["view"] = [
             [self._views[code] for code in self._objects.rows(_VIEW, index)] for index in indices.tolist()
         ]
-        return fields if self._truth is None else fields | self._truth.ragged(_TRUTH, indices)
-
-    def example_id(self, index: int) -> str:
-        """Return the file name of the image, as its annotation has it."""
-        return self._files.names[index]
+        return fields if self._truth is None else fields | self._truth.ragged(self._truth.columns, indices)
 
     def fingerprint(self) -> Fingerprint:
-        """Describe classes, images and objects as `fingerprint_of_objects` does, and the views."""
-        return fingerprint_of_objects(self._files, self._objects, self.classes) | {"views": ", ".join(self._views)}
-
-
-def _alphabetical(names: set[str]) -> LabelMap:
-    return LabelMap(tuple(Label(number, name) for number, name in enumerate(sorted(names), 1)))
+        """Describe classes, images and objects by checksums, and name the views."""
+        return super().fingerprint() | {"views": ", ".join(self._views)}
 
 
 def _warn_of_others(folder: Path, names: Iterable[str]) -> None:
@@ -164,11 +133,15 @@ def _warn_of_others(folder: Path, names: Iterable[str]) -> None:
         log.warning("Not read in %s, since no annotation names them: %s", folder, named, chief_only=True)
 
 
-def _table(
-    annotations: Sequence[VocAnnotation], label_map: LabelMap, difficult: bool, source: str
-) -> tuple[ObjectTable, list[str]]:
-    """Tabulate the objects on all images; also return the views, by their number in the column "view"."""
-    objects, images = _objects_in(annotations)
+def _tables(
+    annotations: Sequence[VocAnnotation], label_map: LabelMap, difficult: bool, truth: bool, source: str
+) -> tuple[ObjectTable, ObjectTable | None, list[str]]:
+    """Tabulate the objects to train on, and with `truth` all objects, which detections are scored against.
+
+    Also return the views, by their number in the column "view".
+    """
+    objects = [found for annotation in annotations for found in annotation.objects]
+    images = np.repeat(np.arange(len(annotations)), [len(annotation.objects) for annotation in annotations])
     sizes = np.array([(annotation.height, annotation.width) for annotation in annotations], np.int64)[images]
     corners = np.array([found.box for found in objects], np.float64).reshape(-1, 4)
     boxes, has_area = shares_of_boxes(corners, sizes, source)
@@ -184,25 +157,16 @@ def _table(
         _VIEW: np.array([views.index(found.view) for found in objects], np.int64),
     }
     kept = has_area & (difficult | ~columns["difficult"])
-    return ObjectTable(images[kept], {name: column[kept] for name, column in columns.items()}, len(annotations)), views
-
-
-def _truth_table(annotations: Sequence[VocAnnotation], label_map: LabelMap, source: str) -> ObjectTable:
-    """Tabulate what detections are scored against: all objects on all images."""
-    objects, images = _objects_in(annotations)
-    top, left, bottom, right = np.array([found.box for found in objects], np.float64).reshape(-1, 4).T
-    columns = (
-        np.stack([left, top, right - left, bottom - top], axis=1),
-        labels_of_names([found.name for found in objects], label_map, source),
-        np.array([found.difficult for found in objects], np.bool_),
-    )
-    return ObjectTable(images, dict(zip(_TRUTH, columns, strict=True)), len(annotations))
-
-
-def _objects_in(annotations: Sequence[VocAnnotation]) -> tuple[list[VocObject], Int64s]:
-    """List the objects on all images, and the index of the image of each."""
-    objects = [found for annotation in annotations for found in annotation.objects]
-    return objects, np.repeat(np.arange(len(annotations)), [len(annotation.objects) for annotation in annotations])
+    table = ObjectTable(images[kept], {name: column[kept] for name, column in columns.items()}, len(annotations))
+    if not truth:
+        return table, None, views
+    top, left, bottom, right = corners.T
+    scored = {
+        "truth_boxes": np.stack([left, top, right - left, bottom - top], axis=1),
+        "truth_labels": columns["labels"],
+        "truth_difficult": columns["difficult"],
+    }
+    return table, ObjectTable(images, scored, len(annotations)), views
 
 
 def folder_of_year(root: Path, year: int | None) -> Path:
@@ -219,11 +183,6 @@ def folder_of_year(root: Path, year: int | None) -> Path:
             hint="name another year, or without one the folder that holds the annotations",
         )
     return folder
-
-
-def image_folder(root: Path) -> Path:
-    """Find the folder of the images: JPEGImages, images, or the folder itself."""
-    return _existing(root, _IMAGES)
 
 
 def annotation_files(root: Path) -> list[Path]:

@@ -98,12 +98,7 @@ def scan_example(data: Buffer, source: str = "The example", names: Container[str
 
 
 def parse_sequence_example(data: Buffer, source: str = "The example") -> SequenceExample:
-    """Parse a sequence example, as `parse_example` does; a step without values is an empty list and keeps its place.
-
-    Args:
-        data: the serialised message.
-        source: what to call it in an error.
-    """
+    """Parse a sequence example, as `parse_example` does; a step without values is an empty list and keeps its place."""
     try:
         entries = map_entries(data, FIRST)
         features = {name: _feature_at(data, spans) for name, spans in entries.items()}
@@ -225,7 +220,6 @@ def _entries_bytes(number: int, values: Mapping[str, bytes]) -> bytes:
 
 
 def _feature_bytes(name: str, values: Values) -> bytes:
-    """Write the message of a feature."""
     if isinstance(values, list) and all(isinstance(value, bytes) for value in values):
         return field_bytes(BYTES, b"".join(field_bytes(1, value) for value in values))
     if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype == np.float32:

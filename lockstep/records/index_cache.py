@@ -56,12 +56,7 @@ def load_index(
 ) -> Index | None:
     """Load the index of a file; None where none is kept for this version of it.
 
-    Args:
-        path: of the file.
-        kind: 8 bytes.
-        version: of the file now.
-        decode: makes the index from its content, or returns None for content that is no index.
-        cache: the folder of the cache.
+    `kind` is 8 bytes. `decode` makes the index from its content, or returns None for content that is no index.
     """
     if (folder := cache_folder(cache)) is None:
         return None

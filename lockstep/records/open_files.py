@@ -38,25 +38,21 @@ class OpenFiles:
 
     def read(self, path: Path, version: Version, size: int, offset: int) -> bytes:
         """Read a file from an offset on, fewer bytes at its end; refused if the file is of another version."""
-        file = self._open(path, version)  # as long as it is read here, no other thread's reading closes it
-        return file.read(size, offset)
+        opened = self._open(path, version)  # as long as it is held here, no other thread's reading closes it
+        data = read_at(opened.file, size, offset)
+        check_unchanged(opened.file, path, version)  # each time, and last: it may be written in place
+        return data
 
     def __reduce__(self) -> tuple[type[OpenFiles], tuple[int]]:
         return OpenFiles, (self._most,)
 
 
 class _OpenFile:
-    """An open file, closed when nobody holds it."""
+    """A file that was opened for one version of it, closed when nobody holds it."""
 
-    def __init__(self, path: Path, version: Version) -> None:
-        self._file = open_file(path)
-        weakref.finalize(self, self._file.close)
-        self._path, self._version = path, version
-
-    def read(self, size: int, offset: int) -> bytes:
-        data = read_at(self._file, size, offset)
-        check_unchanged(self._file, self._path, self._version)  # each time, and last: it may be written in place
-        return data
+    def __init__(self, path: Path, _: Version) -> None:
+        self.file = open_file(path)
+        weakref.finalize(self, self.file.close)
 
 
 def open_file(path: Path, buffering: int = 0) -> BinaryIO:
@@ -82,10 +78,9 @@ def check_unchanged(file: BinaryIO, path: Path, version: Version) -> None:
     """Refuse a file that has changed since its index was made, by its size or its time of change."""
     status = os.fstat(file.fileno())
     if (status.st_size, status.st_mtime_ns) != version:
-        now = version_of(file)
         raise DataError(
             f"{path} has changed since its index was made.",
-            given=f"{now.size_bytes} bytes, changed at {now.mtime_ns} ns",
+            given=f"{status.st_size} bytes, changed at {status.st_mtime_ns} ns",
             expected=f"{version.size_bytes} bytes, changed at {version.mtime_ns} ns",
             hint="start again, and leave the files alone while they are read",
         )

@@ -20,7 +20,7 @@ _MOST_NAMES = 4096
 
 
 class MalformedError(Exception):
-    """Bytes are no message: what is wrong, and at which byte."""
+    """Raised for bytes that are no message; says what is wrong, and at which byte."""
 
     def __init__(self, what: str, place: int) -> None:
         super().__init__(what, place)

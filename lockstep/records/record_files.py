@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate
 from mmap import mmap
 from pathlib import Path
@@ -59,7 +59,6 @@ class RecordFile:
         self.index = index_of(path, memory_limit_bytes, cache)
         self._source = RecordSource(path, self.index.compression)
         self._open_files = open_files or OpenFiles()
-        self._memory: mmap | None = None
 
     def __len__(self) -> int:
         return len(self.index.lengths)
@@ -71,16 +70,24 @@ class RecordFile:
 
     def read(self, record: int, verify: bool = True) -> bytes:
         """Read the payload of a record, and verify its checksum unless `verify` is false."""
-        offset, size = int(self.index.offsets[record]), int(self.index.lengths[record]) + TAIL_BYTES
-        if self.index.compression:
-            data = self.memory[offset : offset + size]
-        else:
-            data = self._open_files.read(self.path, self.index.version, size, offset)
-        return payload_of(data, verify, self._source, record, offset - HEAD_BYTES)
+        data, start = self._data(record)
+        return payload_of(data, verify, self._source, record, start)
+
+    def read_named(self, record: int, verify: bool = True) -> tuple[bytes, str]:
+        """Read the payload of a record as `read` does; also return what `describe` says of it."""
+        data, start = self._data(record)
+        return payload_of(data, verify, self._source, record, start), self._source.describe(record, start)
 
     def describe(self, record: int) -> str:
         """Name a record by its number, file and byte: the subject of a sentence, for errors."""
         return self._source.describe(record, int(self.index.offsets[record]) - HEAD_BYTES)
+
+    def _data(self, record: int) -> tuple[bytes, int]:
+        """Read the payload of a record with its checksum; also return where its frame starts."""
+        offset, size = int(self.index.offsets[record]), int(self.index.lengths[record]) + TAIL_BYTES
+        if self.index.compression:
+            return self.memory[offset : offset + size], offset - HEAD_BYTES
+        return self._open_files.read(self.path, self.index.version, size, offset), offset - HEAD_BYTES
 
     def contents(self) -> UInt8s:
         """All bytes of the file, read-only: a plain one mapped, a compressed one decompressed."""
@@ -93,14 +100,9 @@ class RecordFile:
         contents = torch.from_file(str(self.path), shared=False, size=index.size_bytes, dtype=torch.uint8)
         return np.asarray(contents)
 
-    @property
+    @cached_property
     def memory(self) -> mmap:
         """The content of a compressed file, decompressed on first use; processes forked later share it."""
-        if self._memory is None:
-            self._memory = self._decompressed()
-        return self._memory
-
-    def _decompressed(self) -> mmap:
         index = self.index
         try:
             memory = mmap(-1, max(1, index.size_bytes))
@@ -118,7 +120,7 @@ class RecordFile:
         return memory
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_memory": None}
+        return {name: value for name, value in self.__dict__.items() if name != "memory"}
 
 
 class RecordFiles:
@@ -168,11 +170,11 @@ class RecordFiles:
             file, record = self.locate(index)
             if report:
                 report(f"{file.path.name}:{record}")
-            yield file.read(record, self.verify), file.describe(record)
+            yield file.read_named(record, self.verify)
 
     def locate(self, index: int) -> tuple[RecordFile, int]:
         """Return the file that holds a record, and the record's number in it."""
-        if not 0 <= index < len(self):
+        if not 0 <= index < self.starts[-1]:
             raise IndexError(f"there is no record {index} in {len(self)} records")
         file = bisect_right(self.starts, index) - 1
         return self.files[file], index - self.starts[file]

@@ -88,12 +88,7 @@ def index_of(path: Path, limit_bytes: int, cache: Cache = None) -> RecordIndex:
 
 
 def build_index(path: Path, limit_bytes: int = MEMORY_LIMIT_BYTES) -> RecordIndex:
-    """Find all records by reading their headers; of a compressed file, all of it.
-
-    Args:
-        path: of the file.
-        limit_bytes: refuse a compressed file that expands to more; it is read no further.
-    """
+    """Find all records by reading their headers; of a compressed file all of it, unless it expands beyond the limit."""
     with open_file(path) as file:
         version = version_of(file)
         compression = compression_of(file.read(HEAD_BYTES), RecordSource(path))

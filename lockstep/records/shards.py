@@ -147,7 +147,12 @@ def _check_complete(files: Sequence[Path], pattern: str) -> None:
             before, number, count, after = shard.groups()
             key = path.parent, before, after
             if counts.setdefault(key, count) != count:
-                raise _two_sets(path, counts[key], count)
+                raise DataError(
+                    f"There are two sets of shards in {path.parent}.",
+                    given=f"files that are named -of-{counts[key]}, and {path.name}",
+                    expected="one set: the other may hold the same examples",
+                    hint=f"name one by the pattern, such as *-of-{count}*",
+                )
             found.setdefault(key, {})[int(number)] = number
     for key, count in counts.items():
         (folder, before, after), numbers = key, found[key]
@@ -165,15 +170,6 @@ def _check_complete(files: Sequence[Path], pattern: str) -> None:
                 expected=f"all {int(count)} of them, or those that {pattern} stands for",
                 hint="copy the missing ones, or name fewer by the pattern, such as train-0000?-of-00128",
             )
-
-
-def _two_sets(path: Path, one: str, other: str) -> DataError:
-    return DataError(
-        f"There are two sets of shards in {path.parent}.",
-        given=f"files that are named -of-{one}, and {path.name}",
-        expected="one set: the other may hold the same examples",
-        hint=f"name one by the pattern, such as *-of-{other}*",
-    )
 
 
 def _numbers(text: str) -> list[str]:

@@ -96,9 +96,7 @@ def members_of(file: BinaryIO, path: Path, size_bytes: int) -> Iterator[Member]:
     """
     walk = _Walk(file, path, size_bytes)
     try:
-        while (member := walk.next()) is not None:
-            yield member
-        walk.check_end()
+        yield from walk.members()
     except _BadHeaderError as fault:
         raise walk.damaged(str(fault)) from None
 
@@ -125,21 +123,20 @@ class _Walk:
         self._extended: dict[bytes, bytes] = {}
         """Values that extensions give the next member."""
 
-    def next(self) -> Member | None:
-        """Return the next member, with the values of the extensions before it; None at the end mark."""
-        member = None
-        while member is None and (header := self._header()) is not None:
+    def members(self) -> Iterator[Member]:
+        """Yield the members up to the end mark, each with the values of the extensions before it."""
+        while (header := self._header()) is not None:
             size_bytes = self._content_bytes(header)
             if header.kind in _EXTENSIONS:
                 self._extend(header.kind, size_bytes)
             else:
-                member = self._member(header, size_bytes)
+                yield self._member(header, size_bytes)
                 self._extended.clear()
                 self._number += 1
             self._place += BLOCK_BYTES + -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
-        return member
+        self._check_end()
 
-    def check_end(self) -> None:
+    def _check_end(self) -> None:
         """Refuse anything but zeros after the end mark; most programs would ignore it in silence."""
         if self._extended:
             raise _BadHeaderError("an end mark, where a member was announced")
@@ -355,8 +352,46 @@ def build_tar_index(path: Path) -> TarIndex:
 
     Files without an ending, or with a dot first, belong to no sample, as in WebDataset; nor do folders and devices.
     """
+    members: list[Member] = []
+    starts: list[int] = []
+    not_read: list[bytes] = []
+    key: bytes | None = None
+    endings: set[bytes] = set()
     with open_file(path) as file:
-        return _Samples(path).index(file)
+        version = version_of(file)
+        for member in members_of(file, path, version.size_bytes):
+            own_key, ending = key_and_ending(member.name)
+            if member.kind not in FILES or not ending:
+                if member.kind not in FOLDERS:
+                    not_read.append(member.name)
+                continue
+            if own_key != key:
+                key, endings = own_key, set()
+                starts.append(len(members))
+            elif ending in endings:
+                raise _same_ending(path, member, own_key)
+            endings.add(ending)
+            members.append(member)
+    return TarIndex(
+        np.array([member.offset for member in members], dtype=np.int64),
+        np.array([member.size_bytes for member in members], dtype=np.int64),
+        np.array([member.header_crc for member in members], dtype=np.int64),
+        np.array([*starts, len(members)], dtype=np.int64),
+        np.cumsum([len(member.name) for member in members], dtype=np.int64),
+        b"".join(member.name for member in members),
+        b"".join(name + b"\0" for name in not_read),
+        version,
+    )
+
+
+def _same_ending(path: Path, member: Member, key: bytes) -> DataError:
+    name = readable_name(member.name)
+    return DataError(
+        f"{path} holds two members of one key and ending.",
+        given=f"{name!r} at byte {member.start}, after another one in the sample {readable_name(key)!r}",
+        expected="members of a sample that end otherwise, upper and lower case being the same",
+        hint="rename one of them",
+    )
 
 
 def key_and_ending(name: bytes) -> tuple[bytes, bytes]:
@@ -367,53 +402,6 @@ def key_and_ending(name: bytes) -> tuple[bytes, bytes]:
     folder, slash, base = name.rpartition(b"/")
     stem, _, ending = base.partition(b".")
     return folder + slash + stem, ending.lower() if stem else b""
-
-
-class _Samples:
-    """Collects the samples of an archive."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._members: list[Member] = []
-        self._starts: list[int] = []
-        self._not_read: list[bytes] = []
-        self._key: bytes | None = None
-        self._endings: set[bytes] = set()
-
-    def index(self, file: BinaryIO) -> TarIndex:
-        version = version_of(file)
-        for member in members_of(file, self._path, version.size_bytes):
-            if member.kind in FILES and key_and_ending(member.name)[1]:
-                self._add(member)
-            elif member.kind not in FOLDERS:
-                self._not_read.append(member.name)
-        return TarIndex(
-            np.array([member.offset for member in self._members], dtype=np.int64),
-            np.array([member.size_bytes for member in self._members], dtype=np.int64),
-            np.array([member.header_crc for member in self._members], dtype=np.int64),
-            np.array([*self._starts, len(self._members)], dtype=np.int64),
-            np.cumsum([len(member.name) for member in self._members], dtype=np.int64),
-            b"".join(member.name for member in self._members),
-            b"".join(name + b"\0" for name in self._not_read),
-            version,
-        )
-
-    def _add(self, member: Member) -> None:
-        key, ending = key_and_ending(member.name)
-        if key != self._key:
-            self._key = key
-            self._endings.clear()
-            self._starts.append(len(self._members))
-        elif ending in self._endings:
-            raise DataError(
-                f"{self._path} holds two members of one key and ending.",
-                given=f"{readable_name(member.name)!r} at byte {member.start}, after another one in the sample "
-                f"{readable_name(key)!r}",
-                expected="members of a sample that end otherwise, upper and lower case being the same",
-                hint="rename one of them",
-            )
-        self._endings.add(ending)
-        self._members.append(member)
 
 
 def _has_these_ends(file: BinaryIO, index: TarIndex) -> bool:

@@ -17,7 +17,6 @@ import os
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
@@ -109,11 +108,9 @@ def read_all(
         source = RecordSource(path, compression_of(file.read(HEAD_BYTES), RecordSource(path)))
         file.seek(0)
         if source.compression:
-            records = _RecordStream(Inflated(file), source, largest_record_bytes)
+            yield from _records_in(Inflated(file), source, verify, largest_record_bytes)
         else:
-            records = _RecordStream(file, source, largest_record_bytes, os.fstat(file.fileno()).st_size)
-        while (payload := records.next(verify)) is not None:
-            yield records.start, payload
+            yield from _records_in(file, source, verify, largest_record_bytes, os.fstat(file.fileno()).st_size)
 
 
 class RecordSource(NamedTuple):
@@ -124,7 +121,8 @@ class RecordSource(NamedTuple):
 
     def describe(self, record: int, start: int) -> str:
         """Name a record by its number, and by the byte where its frame starts: the subject of a sentence."""
-        return f"Record {record} of {self.path}, at byte {start}{self._after},"
+        after = " after decompression" if self.compression else ""
+        return f"Record {record} of {self.path}, at byte {start}{after},"
 
     def damaged(self, what: str, record: int, start: int, *, given: str, expected: str, hint: str) -> DataError:
         """Make the error for a record; `what` is wrong with it."""
@@ -132,16 +130,13 @@ class RecordSource(NamedTuple):
 
     def cut_short(self, record: int, start: int, length: int, left: int) -> DataError:
         """Make the error for a record whose frame of `length` bytes has only `left` of them."""
+        after = " after decompression" if self.compression else ""
         return DataError(
-            f"{self.path} is cut short: record {record}, at byte {start}{self._after}, is not whole.",
+            f"{self.path} is cut short: record {record}, at byte {start}{after}, is not whole.",
             given=f"{left} bytes up to the end of the file",
             expected=f"at least {length} bytes",
             hint="copy or convert the file again",
         )
-
-    @property
-    def _after(self) -> str:
-        return " after decompression" if self.compression else ""
 
 
 def masked_crc32c(data: bytes) -> int:
@@ -175,11 +170,7 @@ def payload_length(head: bytes, source: RecordSource, record: int, start: int) -
 def checked_lengths(heads: UInt8s, source: RecordSource, record: int, start: int) -> UInt64s:
     """Read the lengths in many heads at once, shape (records, 12), and verify their checksums.
 
-    Args:
-        heads: of frames that follow one another.
-        source: their file.
-        record: number of the first one.
-        start: of its frame.
+    Their frames follow one another in the file, from record number `record` on, whose frame begins at `start`.
     """
     numbers = np.ascontiguousarray(heads[:, : _LENGTH.size])
     lengths = numbers.view("<u8")[:, 0].astype(np.uint64)
@@ -320,50 +311,37 @@ def _bad_head(head: bytes, source: RecordSource, record: int, start: int) -> Dat
     )
 
 
-@dataclass
-class _RecordStream:
-    """The records of a stream, and how far they have been read."""
+def _records_in(
+    stream: BinaryIO | Inflated, source: RecordSource, verify: bool, largest_bytes: int, file_bytes: int | None = None
+) -> Iterator[tuple[int, bytes]]:
+    """Yield the records of a stream as `read_all` does; of a plain file, none that was appended since it was opened.
 
-    stream: BinaryIO | Inflated
-    source: RecordSource
-    largest_record_bytes: int
-    file_bytes: int | None = None
-    """The size of a plain file when it was opened; bytes appended since are not read."""
-    record: int = 0
-    start: int = 0
-
-    def next(self, verify: bool) -> bytes | None:
-        """Return the next payload, or None after the last."""
-        if self.start == self.file_bytes:
-            return None
+    A false length is refused before memory is taken for it.
+    """
+    record, start = 0, 0
+    while start != file_bytes:
         try:
-            head = self.stream.read(HEAD_BYTES)
+            head = stream.read(HEAD_BYTES)
             if not head:
-                return None
-            length = payload_length(head, self.source, self.record, self.start)
-            self._check_size(length)
-            data = self.stream.read(length + TAIL_BYTES)
+                return
+            length = payload_length(head, source, record, start)
+            if file_bytes is not None and start + FRAME_BYTES + length > file_bytes:
+                raise source.cut_short(record, start, FRAME_BYTES + length, file_bytes - start)
+            if file_bytes is None and length > largest_bytes:
+                raise source.damaged(
+                    "is too large",
+                    record,
+                    start,
+                    given=f"{length} bytes",
+                    expected=f"at most {largest_bytes} bytes in a compressed file",
+                    hint="write the file uncompressed, if it can be trusted",
+                )
+            data = stream.read(length + TAIL_BYTES)
         except InflateError as error:
-            raise error.of(self.source, self.record, self.start) from None
+            raise error.of(source, record, start) from None
         if len(data) < length + TAIL_BYTES:
-            raise self.source.cut_short(self.record, self.start, FRAME_BYTES + length, HEAD_BYTES + len(data))
-        payload = payload_of(data, verify, self.source, self.record, self.start)
-        self.start += FRAME_BYTES + length
-        self.record += 1
-        return payload
-
-    def _check_size(self, length: int) -> None:
-        """Refuse a false length before memory is taken for it."""
-        if self.file_bytes is not None:
-            left = self.file_bytes - self.start
-            if FRAME_BYTES + length > left:
-                raise self.source.cut_short(self.record, self.start, FRAME_BYTES + length, left)
-        elif length > self.largest_record_bytes:
-            raise self.source.damaged(
-                "is too large",
-                self.record,
-                self.start,
-                given=f"{length} bytes",
-                expected=f"at most {self.largest_record_bytes} bytes in a compressed file",
-                hint="write the file uncompressed, if it can be trusted",
-            )
+            raise source.cut_short(record, start, FRAME_BYTES + length, HEAD_BYTES + len(data))
+        payload = payload_of(data, verify, source, record, start)
+        start += FRAME_BYTES + length
+        record += 1
+        yield start, payload

@@ -29,7 +29,7 @@ from lockstep.listing import csv_line
 from lockstep.metrics.classification import class_name
 from lockstep.randomness import Draws
 from lockstep.readers.coco_results import MaskText
-from lockstep.readers.image_list import ImageList
+from lockstep.readers.image_folder import ImageList
 from lockstep.recipes.data import ImageData
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.tasks import Classification, Detection

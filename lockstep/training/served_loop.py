@@ -15,9 +15,8 @@ from contextlib import ExitStack, closing, suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from lockstep import errors
-from lockstep.data.loader import Loader
-from lockstep.data.places import saved_ranges
-from lockstep.data.slices import Slices
+from lockstep.data.loader import Loader, Slices
+from lockstep.data.rows import saved_ranges
 from lockstep.errors import InputError, LockstepError, PeerLostError, WorkerError
 from lockstep.screen import log
 from lockstep.served.exchanges import Asynchronous, ServedExchange, num_computing

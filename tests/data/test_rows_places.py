@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.data.places import Places, read_ranges, saved_ranges, without_first
+from lockstep.data.rows import Places, read_ranges, saved_ranges, without_first
 from lockstep.errors import InputError
 
 

@@ -11,7 +11,7 @@ from tiny_images import image_folder, photo
 
 from lockstep.errors import DataError
 from lockstep.images.decode import Decoding
-from lockstep.readers.image_list import ImageList
+from lockstep.readers.image_folder import ImageList
 
 
 @pytest.fixture
