@@ -13,8 +13,9 @@ from torch import Tensor
 
 from lockstep.errors import CheckpointError, InputError
 from lockstep.listing import shorten
+from lockstep.selection import selected
 from lockstep.weights.name_maps import AVERAGE, AVERAGED_PARTS, best_name_map, bookkeeping
-from lockstep.weights.names import find_prefixes, matched, swap_prefix
+from lockstep.weights.names import find_prefixes, swap_prefix
 from lockstep.weights.pairing import (
     Pair,
     convert_tensor,
@@ -125,8 +126,8 @@ def assign_tensors(
 
 def _choice(names: Sequence[str], mapping: WarmStart) -> Callable[..., str]:
     """A function that returns why something with given names is not loaded; "" if it is."""
-    include = matched("include", mapping.include, names) if mapping.include else None
-    skip = matched("skip", mapping.skip, names) if mapping.skip else set()
+    include = {*selected("include", mapping.include, names)} if mapping.include else None
+    skip = {*selected("skip", mapping.skip, names)} if mapping.skip else set()
 
     def reason(*own: str) -> str:
         if not skip.isdisjoint(own):
