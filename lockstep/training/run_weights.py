@@ -14,7 +14,7 @@ from lockstep.screen import log
 from lockstep.weights.name_maps import AVERAGE
 from lockstep.weights.open import open_weights_file, unknown
 from lockstep.weights.safetensors_file import SafetensorsFile
-from lockstep.weights.source import TensorInfo, WeightSource, no_tensor
+from lockstep.weights.source import TensorInfo, WeightSource, entry_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,9 +77,7 @@ class RunWeights:
 
     def read(self, name: str) -> Tensor:
         """A tensor, whole and contiguous, the hash of its file verified."""
-        if name not in self._places:
-            raise no_tensor(name, self.path, len(self._places))
-        section, inside = self._places[name]
+        section, inside = entry_of(name, self._places, self.path)
         self._verify(section)
         return section.file.read(inside)
 

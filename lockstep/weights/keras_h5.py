@@ -17,7 +17,7 @@ from lockstep.weights.source import (
     TensorInfo,
     damaged_file,
     damaged_tensor,
-    no_tensor,
+    entry_of,
     not_numbers,
     tensor_of,
     torch_name,
@@ -58,10 +58,9 @@ class KerasH5:
 
     def read(self, name: str) -> Tensor:
         """Read a tensor, whole and contiguous, in Keras' layout."""
-        if name not in self._places:
-            raise no_tensor(name, self.path, len(self._places))
+        place = entry_of(name, self._places, self.path)
         with self._opened() as file:
-            data_set = file[self._places[name]]
+            data_set = file[place]
             if torch_name(data_set.dtype) is None:
                 raise not_numbers(name, self.path, str(data_set.dtype))
             self._check_there(name, data_set)

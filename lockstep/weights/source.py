@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,8 @@ from lockstep.listing import shorten
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Entry = TypeVar("Entry")
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,14 +186,16 @@ def check_present(checkpoint: Path, files: Sequence[Path], count: int) -> None:
         )
 
 
-def no_tensor(name: str, path: Path, count: int) -> NotFoundError:
-    """The error for a name that is not in a checkpoint."""
-    return NotFoundError(
-        f"{path} has no tensor {name!r}.",
-        given=repr(name),
-        expected=f"the name of one of its {count} tensors",
-        hint="list its tensors, and name one of these",
-    )
+def entry_of(name: str, entries: Mapping[str, Entry], path: Path) -> Entry:
+    """What a checkpoint lists under the name of a tensor; refuses a name that is not there."""
+    if name not in entries:
+        raise NotFoundError(
+            f"{path} has no tensor {name!r}.",
+            given=repr(name),
+            expected=f"the name of one of its {len(entries)} tensors",
+            hint="list its tensors, and name one of these",
+        )
+    return entries[name]
 
 
 def not_numbers(name: str, path: Path, kind: str) -> CheckpointError:

@@ -22,7 +22,7 @@ from lockstep.weights.source import (
     check_present,
     damaged_file,
     damaged_tensor,
-    no_tensor,
+    entry_of,
     not_numbers,
     unreadable_file,
 )
@@ -83,9 +83,7 @@ class TensorBundle:
             CheckpointError: there is no such tensor, it is damaged or not whole, its file is not there
                 (MissingFileError), or torch has no such kind.
         """
-        if name not in self._names:
-            raise no_tensor(name, self._index, len(self._names))
-        entry = self._entries[self._names[name]]
+        entry = self._entries[entry_of(name, self._names, self._index)]
         kind = data_type(entry.dtype)
         if kind.dtype is None:
             raise not_numbers(name, self._index, kind.name)
@@ -244,9 +242,7 @@ class TensorTables:
 
     def read(self, name: str) -> Tensor:
         """Read a tensor, whole and contiguous, and verify the checksums of its blocks."""
-        if name not in self._stored:
-            raise no_tensor(name, self.path, len(self._stored))
-        stored = self._stored[name]
+        stored = entry_of(name, self._stored, self.path)
         kind = data_type(stored.dtype)
         if kind.dtype is None:
             raise not_numbers(name, self.path, kind.name)

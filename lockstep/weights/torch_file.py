@@ -26,7 +26,7 @@ from lockstep.weights.source import (
     TensorInfo,
     damaged_file,
     damaged_tensor,
-    no_tensor,
+    entry_of,
     not_numbers,
     unreadable_file,
 )
@@ -88,11 +88,9 @@ class TorchFile:
 
     def read(self, name: str) -> Tensor:
         """Read a tensor, whole and contiguous, and verify its checksum."""
-        if name not in self._tensors:
-            raise no_tensor(name, self.path, len(self._tensors))
+        tensor = entry_of(name, self._tensors, self.path).detach()
         if self._records:
             self._records.verify()
-        tensor = self._tensors[name].detach()
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
             raise not_numbers(name, self.path, f"{tensor.dtype}, {tensor.layout}, on {tensor.device}")
         if tensor.nbytes > self._num_bytes:  # one value may stand for many
