@@ -197,10 +197,8 @@ def open_tensorflow(path: Path) -> WeightSource:
 
 def _opened(prefix: Path) -> WeightSource | None:
     """Open the checkpoint of a prefix or file; None if there is none."""
-    from lockstep.weights.tf_checkpoints import (
-        TensorBundle,  # their tables of dtypes are torch's
-        TensorTables,
-    )
+    # Their tables of dtypes are torch's.
+    from lockstep.weights.tf_checkpoints import TensorBundle, TensorTables
 
     if ending := _ENDING.fullmatch(prefix.name):
         prefix = prefix.with_name(ending[1])

@@ -74,7 +74,10 @@ class TensorBundle:
                 self._index, "is damaged", given=fault.what, expected="the description of a tensor in each entry"
             ) from None
         self._names = self._by_text([key for key in self._entries if not key.startswith(_SLICE_KEY)])
-        self.tensors: Mapping[str, TensorInfo] = {name: _info(self._entries[key]) for name, key in self._names.items()}
+        found = {name: self._entries[key] for name, key in self._names.items()}
+        self.tensors: Mapping[str, TensorInfo] = {
+            name: data_type(entry.dtype).info(entry.shape, entry.size) for name, entry in found.items()
+        }
 
     def read(self, name: str) -> Tensor:
         """Read a tensor, whole and contiguous, and verify its checksums.
@@ -203,12 +206,6 @@ def _size_of(path: Path) -> int:
         raise unreadable_file(path, error) from error
 
 
-def _info(entry: BundleEntry) -> TensorInfo:
-    kind = data_type(entry.dtype)
-    num_bytes = kind.num_bytes(math.prod(entry.shape)) if kind.dtype else entry.size
-    return TensorInfo(entry.shape, kind.name, num_bytes)
-
-
 _CONTENTS_KEY = b""
 
 
@@ -238,7 +235,9 @@ class TensorTables:
             table = Table(file)
             for tensor in _contents(table):
                 self._add(tensor, table)
-        self.tensors: Mapping[str, TensorInfo] = {name: _stored_info(stored) for name, stored in self._stored.items()}
+        self.tensors: Mapping[str, TensorInfo] = {
+            name: data_type(stored.dtype).info(stored.shape) for name, stored in self._stored.items()
+        }
 
     def read(self, name: str) -> Tensor:
         """Read a tensor, whole and contiguous, and verify the checksums of its blocks."""
@@ -310,8 +309,3 @@ def _contents(table: Table) -> list[SavedTensor]:
         )
     check_reader_version(max(versions), table.path)
     return tensors
-
-
-def _stored_info(stored: _Stored) -> TensorInfo:
-    kind = data_type(stored.dtype)
-    return TensorInfo(stored.shape, kind.name, kind.num_bytes(math.prod(stored.shape)))
