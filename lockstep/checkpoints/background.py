@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
@@ -217,7 +217,8 @@ class BackgroundWriter:
         """Wait until the checkpoint in flight is on the disk."""
         if self._thread is None:
             return
-        with _saving():
+        pulse = of_this_process()
+        with pulse.during(pulse.step, "save"):
             self._thread.join()
             self._thread = None
             _in_flight.remove(self)
@@ -246,8 +247,3 @@ def wait_for_writers() -> None:
     """Wait until the checkpoints of all writers of this process are on the disk."""
     for writer in _in_flight.copy():
         writer.wait()
-
-
-def _saving() -> AbstractContextManager[None]:
-    pulse = of_this_process()
-    return pulse.during(pulse.step, "save")

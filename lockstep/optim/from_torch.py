@@ -148,8 +148,7 @@ class BoundFromTorch(Scheduled):
             for name, parameter in self._parameters.items()
         }
         groups = [_changed(*pair) for pair in zip(self._optimizer.param_groups, self._groups, strict=True)]
-        self._check_plain([*groups, *states.values()])
-        self._check_keys()
+        self._check_saveable([*groups, *states.values()])
         return {"groups": groups, "state": {name: state for name, state in states.items() if state}}
 
     def expects(self, saved: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -197,21 +196,18 @@ class BoundFromTorch(Scheduled):
             return torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
         return tensor.to(parameter.device, copy=True)
 
-    def _check_keys(self) -> None:
-        """Refuse keys that cannot be part of a slot's name, or keys of JSON."""
-        keys = [key for state in self._optimizer.state.values() for key in state]
-        for key in keys:
-            if not isinstance(key, str) or "/" in key:
-                raise self._cannot_be_saved(f"state with the key {key!r}")
-
-    def _check_plain(self, kept: Sequence[Mapping[str, Any]]) -> None:
+    def _check_saveable(self, kept: Sequence[Mapping[str, Any]]) -> None:
+        """Refuse values that are not plain, state of something else, and keys that are no part of a slot's name."""
         for key, value in [item for values in kept for item in values.items()]:
             if not isinstance(value, _SCALARS):
                 raise self._cannot_be_saved(f"{key!r}, which is {type(value).__name__}")
         ids = {id(parameter) for parameter in self._parameters.values()}
-        others = [key for key in self._optimizer.state if id(key) not in ids]
-        if others:
-            raise self._cannot_be_saved(f"state of {others[0]!r}, which is no parameter")
+        for owner, state in self._optimizer.state.items():
+            if id(owner) not in ids:
+                raise self._cannot_be_saved(f"state of {owner!r}, which is no parameter")
+            for key in state:
+                if not isinstance(key, str) or "/" in key:
+                    raise self._cannot_be_saved(f"state with the key {key!r}")
 
     def _cannot_be_saved(self, what: str) -> InputError:
         return InputError(

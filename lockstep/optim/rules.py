@@ -209,8 +209,14 @@ class Rule(Checked, ABC):
 
     def bind(self, parameters: Mapping[str, Tensor]) -> BoundRule:
         """Bind the rule to these parameters, and make their slots."""
-        if not self.takes_complex:
-            _refuse_complex(self, parameters)
+        found = [] if self.takes_complex else [name for name, each in parameters.items() if each.dtype.is_complex]
+        if found:
+            raise InputError(
+                f"{type(self).__name__} cannot update complex parameters.",
+                given=", ".join(map(repr, found)),
+                expected="real parameters: it squares gradients, and those of complex ones have no sign",
+                hint="give them ls.optim.SGD by name, or hold their real and imaginary parts as a real parameter",
+            )
         return BoundRule(self, parameters)
 
 
@@ -360,17 +366,6 @@ class BoundRule(Scheduled):
         self._rule.apply(Chunk(parts[:1], [values], slots, 0.0, fused=False), lr, step)
         for tensor, part in zip(whole, parts, strict=True):
             tensor.index_copy_(0, rows, part)
-
-
-def _refuse_complex(rule: Rule, parameters: Mapping[str, Tensor]) -> None:
-    found = [name for name, parameter in parameters.items() if parameter.dtype.is_complex]
-    if found:
-        raise InputError(
-            f"{type(rule).__name__} cannot update complex parameters.",
-            given=", ".join(map(repr, found)),
-            expected="real parameters: it squares gradients, and those of complex ones have no sign",
-            hint="give them ls.optim.SGD by name, or hold their real and imaginary parts as a real parameter",
-        )
 
 
 def _decay_of_each(weight_decay: WeightDecay, names: Sequence[str]) -> list[float]:

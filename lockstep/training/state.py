@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import NoneType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, get_args
+from typing import Any, ClassVar, NamedTuple, get_args
 from weakref import WeakSet
 
 import torch
@@ -35,9 +35,6 @@ from lockstep.training.attempt import (
 )
 from lockstep.training.freezing import freeze, matches
 from lockstep.training.saved_state import check_compatible, extra_state, set_extra_state
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 _UPDATES_HINT = 'return {"name.of.a.buffer": tensor}'
 _AVERAGE_HINT = "write average=ls.optim.MovingAverage(0.999), loss_average=ls.LossAverage(0.9)"
