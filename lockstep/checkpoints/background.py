@@ -163,32 +163,24 @@ any of them waits, whoever holds the writer."""
 
 
 class BackgroundWriter:
-    """Writes the checkpoints of one store in a thread."""
+    """Writes the checkpoints of one store in a thread.
 
-    def __init__(self, store: Store) -> None:
+    Args:
+        store: where they are written.
+        before_change: functions that are called before a step changes anything: `check` is among them as long as a
+            checkpoint is in flight.
+    """
+
+    def __init__(self, store: Store, before_change: list[Callable[[], None]] | None = None) -> None:
         self.store = store
+        self._before_change = [] if before_change is None else before_change
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        self._before_change: list[Callable[[], None]] | None = None
 
     def begin(
-        self,
-        step: int,
-        tensors: Tensors,
-        values: Mapping[str, JSON],
-        scores: Mapping[str, float] | None = None,
-        *,
-        before_change: list[Callable[[], None]] | None = None,
+        self, step: int, tensors: Tensors, values: Mapping[str, JSON], scores: Mapping[str, float] | None = None
     ) -> None:
-        """Have a checkpoint written of the tensors as they are now; they may change once this has returned.
-
-        Args:
-            step: whose checkpoint it is.
-            tensors: by section and name, as `Store.write` takes them.
-            values: the rest, which is taken as it is now.
-            scores: of the weights, by name, where they are known.
-            before_change: functions that are called before a step changes anything; until the checkpoint has been
-                waited for, `check` is among them.
+        """Have `Store.write` called with these arguments as they are now; they may change once this has returned.
 
         Raises:
             CheckpointError: a tensor cannot be saved, or the checkpoint before this one could not be written.
@@ -204,9 +196,7 @@ class BackgroundWriter:
         thread.start()
         self._thread = thread
         _in_flight.append(self)
-        self._before_change = before_change
-        if before_change is not None:
-            before_change.append(self.check)
+        self._before_change.append(self.check)
 
     def check(self) -> None:
         """Raise the error of the checkpoint in flight, if it could not be written."""
@@ -222,19 +212,12 @@ class BackgroundWriter:
             self._thread.join()
             self._thread = None
             _in_flight.remove(self)
-            if self._before_change is not None:
-                self._before_change.remove(self.check)
+            self._before_change.remove(self.check)
             error, self._error = self._error, None
             if error is not None:
                 raise error
 
-    def _write(
-        self,
-        step: int,
-        copies: Copies,
-        values: Mapping[str, JSON],
-        scores: Mapping[str, float],
-    ) -> None:
+    def _write(self, step: int, copies: Copies, values: Mapping[str, JSON], scores: Mapping[str, float]) -> None:
         try:
             self.store.write(step, copies.on_host(), values, scores)
         except BaseException as error:

@@ -115,8 +115,10 @@ class Store:
     def is_among_best(self, step: int, scores: Mapping[str, float]) -> bool:
         """Whether a checkpoint of the step with these scores is one of the best of all up to it."""
         by = self.retention.best
+        if by is None or by not in scores:
+            return False
         others = self._ratings(other for other in self.steps() if other < step).best_scores
-        return by is not None and by in scores and self.retention.is_among_best(scores[by], others)
+        return self.retention.is_among_best(scores[by], others)
 
     def write(
         self, step: int, tensors: Tensors, values: Mapping[str, JSON], scores: Mapping[str, float] | None = None
