@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import re
 import zipfile
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from glob import escape
 from pathlib import Path, PureWindowsPath
 from typing import NamedTuple
 
-from lockstep.errors import CheckpointError, NotFoundError
+from lockstep.errors import CheckpointError, DataError, NotFoundError
 from lockstep.listing import hint_for_path, shorten, what_is_there
+from lockstep.records.text_format import parse_text_format
 from lockstep.records.tfrecord import HEAD_BYTES, is_head
 from lockstep.weights.keras_h5 import KerasH5
 from lockstep.weights.numpy_files import ENDING, NumpyArchive, NumpyFile
@@ -171,9 +173,6 @@ _STATE_MOST_BYTES = 1 << 20
 _ENDING = re.compile(r"(.+)(?:\.index|\.meta|\.data-\d{5}-of-\d{5})", re.DOTALL)
 # Files of version 1, named one by one or all together.
 _SHARD = re.compile(r"(.+)-(?:\d{5}|\?{5})-of-(\d{5})", re.DOTALL)
-_LATEST = re.compile(r"""^[ \t]*model_checkpoint_path[ \t]*:[ \t]*(["'])((?:[^\\\n]|\\.)+?)\1""", re.MULTILINE)
-_ESCAPE = re.compile(rb"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{1,2})|(.))", re.DOTALL)
-_ESCAPED = {b"n": b"\n", b"t": b"\t", b"r": b"\r"}
 
 
 def open_tensorflow(path: Path) -> WeightSource:
@@ -240,8 +239,10 @@ def latest_checkpoint(folder: Path) -> Path:
         ) from None
     except OSError as error:
         raise unreadable_file(state, error) from error
-    if latest := _LATEST.search(text):
-        return folder / _unescaped(latest[2])
+    with suppress(DataError):
+        for field in parse_text_format(text, str(state)):
+            if field.name == "model_checkpoint_path" and field.value and isinstance(field.value, str):
+                return folder / field.value
     raise CheckpointError(
         f"{state} names no checkpoint.",
         given=f"{text[:100]!r}",
@@ -280,15 +281,3 @@ def _checkpoints_in(folder: Path) -> str:
     except OSError as error:
         return f"nothing to be read ({error.strerror})"
     return f"the checkpoints {shorten(names)}" if names else "no checkpoint of version 2"
-
-
-def _unescaped(text: str) -> str:
-    """A string of protocol buffers' text format."""
-
-    def plain(escape: re.Match[bytes]) -> bytes:
-        octal, hexadecimal, letter = escape.groups()
-        if letter:
-            return _ESCAPED.get(letter, letter)
-        return bytes((int(octal or hexadecimal, 8 if octal else 16) & 255,))
-
-    return _ESCAPE.sub(plain, text.encode()).decode(errors="surrogateescape")
