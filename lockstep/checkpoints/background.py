@@ -35,11 +35,7 @@ _PINNED_BYTES = 1 << 26
 
 
 class Copies:
-    """Copies of all tensors of a checkpoint as they are now: on the CPU, or on their accelerator until `on_host`.
-
-    Args:
-        tensors: by section and name; they may change as soon as the copies are made.
-    """
+    """Copies of all tensors of a checkpoint as they are now: on the CPU, or on their accelerator until `on_host`."""
 
     def __init__(self, tensors: Tensors) -> None:
         places = {(section, name): t.detach() for section, members in tensors.items() for name, t in members.items()}
@@ -61,28 +57,24 @@ class Copies:
 
 
 class Clones:
-    """Clones of tensors of one accelerator, side by side in one memory there.
-
-    Args:
-        tensors: of the same device; they may change as soon as the clones are made.
+    """Clones of tensors of one accelerator, side by side in one memory there; the tensors may change afterwards.
 
     Raises:
         torch.OutOfMemoryError: the device has no room for them.
     """
 
     def __init__(self, tensors: Mapping[Place, Tensor]) -> None:
-        self.layouts: dict[Place, _Layout] = {}
-        """Where each tensor lies in the memory."""
+        self._layouts: dict[Place, _Layout] = {}
         size = 0
         for place, tensor in tensors.items():
-            self.layouts[place] = _Layout.of(tensor, size)
+            self._layouts[place] = _Layout.of(tensor, size)
             size += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
         device = next(iter(tensors.values())).device
         self._memory = torch.empty(size, dtype=torch.uint8, device=device)
         # Kernels for many tensors take one dtype.
         for dtype in {tensor.dtype for tensor in tensors.values()}:
             places = [place for place, tensor in tensors.items() if tensor.dtype == dtype]
-            clones = [self.layouts[place].within(self._memory) for place in places]
+            clones = [self._layouts[place].within(self._memory) for place in places]
             torch._foreach_copy_(clones, [tensors[place] for place in places])
         self._module = torch.get_device_module(device)
         self._made = self._module.Event()
@@ -103,7 +95,7 @@ class Clones:
                 come.record(stream)
                 come.synchronize()
                 here.copy_(pinned[: len(here)])
-        return {place: layout.within(memory) for place, layout in self.layouts.items()}
+        return {place: layout.within(memory) for place, layout in self._layouts.items()}
 
 
 @dataclass(frozen=True, slots=True)
