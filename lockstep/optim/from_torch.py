@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,15 +97,6 @@ class BoundFromTorch(Scheduled):
     def kernels(self) -> str:
         """Name the class and its package."""
         return f"{self._kind} of {self._package}"
-
-    @property
-    def takes_found_inf(self) -> bool:
-        """False: what the class does is its own."""
-        return False
-
-    def matched(self) -> Iterator[tuple[str, list[str]]]:
-        """Yield nothing: there are no patterns."""
-        return iter(())
 
     def check_rows(self, names: Collection[str]) -> None:
         """Refuse sparse gradients of any of its parameters."""
