@@ -22,9 +22,9 @@ from lockstep.weights.source import (
     damaged_tensor,
     entry_of,
     not_numbers,
+    readable,
     tensor_of,
     torch_name,
-    unreadable_file,
 )
 
 if TYPE_CHECKING:
@@ -169,9 +169,8 @@ def _values(file: IO[bytes], header: _Header, name: str, path: Path) -> Tensor:
 def _faults(path: Path, name: str | None = None) -> Iterator[None]:
     """Turn what `zipfile` and the system raise into errors that name the file, or an array in it."""
     try:
-        yield
-    except OSError as error:
-        raise unreadable_file(path, error) from error
+        with readable(path):
+            yield
     except ZIP_FAULTS as error:
         if name is not None:
             raise damaged_tensor(name, path, given=str(error), expected="an array as NumPy writes it") from error

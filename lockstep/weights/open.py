@@ -25,7 +25,7 @@ from lockstep.weights.source import (
     WeightSource,
     check_present,
     damaged_file,
-    unreadable_file,
+    readable,
 )
 from lockstep.weights.tf_table import INDEX, TABLE_MAGIC
 from lockstep.weights.torch_file import TorchFile, holds_torch
@@ -148,14 +148,11 @@ def unknown(path: Path, found: str) -> NotFoundError:
 
 
 def _looked_at(path: Path) -> _Look:
-    try:
-        with path.open("rb") as file:
-            head = file.read(HEAD_BYTES)
-            num_bytes = file.seek(0, os.SEEK_END)
-            file.seek(max(0, num_bytes - len(TABLE_MAGIC)))
-            return _Look(head, file.read(), num_bytes)
-    except OSError as error:
-        raise unreadable_file(path, error) from error
+    with readable(path), path.open("rb") as file:
+        head = file.read(HEAD_BYTES)
+        num_bytes = file.seek(0, os.SEEK_END)
+        file.seek(max(0, num_bytes - len(TABLE_MAGIC)))
+        return _Look(head, file.read(), num_bytes)
 
 
 def _in_words(look: _Look) -> str:
@@ -185,10 +182,8 @@ def open_tensorflow(path: Path) -> WeightSource:
             them, or their pattern "model.ckpt-?????-of-00004".
     """
     prefix = latest_checkpoint(path) if path.is_dir() else path
-    try:
+    with readable(path):
         found = _opened_latest(path, prefix) if path.is_dir() else _opened(prefix)
-    except OSError as error:
-        raise unreadable_file(path, error) from error
     if found:
         return found
     raise _absent(path, prefix)
@@ -227,18 +222,17 @@ def _opened_latest(folder: Path, named: Path) -> WeightSource | None:
 def latest_checkpoint(folder: Path) -> Path:
     """The prefix of a folder's latest checkpoint, from its file `checkpoint`: absolute, or within the folder."""
     state = folder / STATE
-    try:
-        with state.open("rb") as file:
-            text = file.read(_STATE_MOST_BYTES).decode(errors="replace")
-    except FileNotFoundError:
-        raise NotFoundError(
-            f"{folder} does not say which checkpoint is its latest.",
-            given=f"a folder without a file {STATE!r}, with {_checkpoints_in(folder)}",
-            expected=f"a file {STATE!r}, as TensorFlow writes it",
-            hint="name the checkpoint itself",
-        ) from None
-    except OSError as error:
-        raise unreadable_file(state, error) from error
+    with readable(state):
+        try:
+            with state.open("rb") as file:
+                text = file.read(_STATE_MOST_BYTES).decode(errors="replace")
+        except FileNotFoundError:
+            raise NotFoundError(
+                f"{folder} does not say which checkpoint is its latest.",
+                given=f"a folder without a file {STATE!r}, with {_checkpoints_in(folder)}",
+                expected=f"a file {STATE!r}, as TensorFlow writes it",
+                hint="name the checkpoint itself",
+            ) from None
     with suppress(DataError):
         for field in parse_text_format(text, str(state)):
             if field.name == "model_checkpoint_path" and field.value and isinstance(field.value, str):

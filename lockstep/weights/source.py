@@ -6,7 +6,8 @@ import math
 import struct
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, runtime_checkable
@@ -161,14 +162,18 @@ def damaged_tensor(name: str, path: Path, *, given: str, expected: str) -> Check
     )
 
 
-def unreadable_file(path: Path, error: OSError) -> CheckpointError:
-    """The error for a file that cannot be opened or read."""
-    return CheckpointError(
-        f"{path} cannot be read.",
-        given=f"{type(error).__name__}: {error.strerror or error}",
-        expected="a file of the checkpoint",
-        hint="copy all files of the checkpoint, and see that they may be read",
-    )
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Name the file where it cannot be opened or read."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be read.",
+            given=f"{type(error).__name__}: {error.strerror or error}",
+            expected="a file of the checkpoint",
+            hint="copy all files of the checkpoint, and see that they may be read",
+        ) from error
 
 
 def check_present(checkpoint: Path, files: Sequence[Path], count: int) -> None:

@@ -24,7 +24,7 @@ from lockstep.weights.source import (
     damaged_tensor,
     entry_of,
     not_numbers,
-    unreadable_file,
+    readable,
 )
 from lockstep.weights.tf_table import INDEX, Table
 from lockstep.weights.tf_tensors import (
@@ -191,19 +191,14 @@ def _read(path: Path, name: str, entry: BundleEntry) -> bytes:
     size, end = _size_of(path), entry.offset + entry.size
     if end > size:
         raise damaged_tensor(name, path, given=f"a file of {size} bytes", expected=f"at least {end} bytes")
-    try:
-        with path.open("rb") as file:
-            file.seek(entry.offset)
-            return file.read(entry.size)
-    except OSError as error:
-        raise unreadable_file(path, error) from error
+    with readable(path), path.open("rb") as file:
+        file.seek(entry.offset)
+        return file.read(entry.size)
 
 
 def _size_of(path: Path) -> int:
-    try:
+    with readable(path):
         return path.stat().st_size
-    except OSError as error:
-        raise unreadable_file(path, error) from error
 
 
 _CONTENTS_KEY = b""

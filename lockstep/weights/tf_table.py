@@ -23,7 +23,7 @@ from typing import BinaryIO, NamedTuple
 
 from lockstep.records.protobuf import MalformedError, Span, read_varint
 from lockstep.records.tfrecord import masked_crc32c
-from lockstep.weights.source import damaged_file, unreadable_file
+from lockstep.weights.source import damaged_file, readable
 
 # A copy of 64 bytes takes 3: nothing expands to more than this.
 _MOST_EXPANSION = 22
@@ -158,9 +158,8 @@ class Table:
 def _faults_of(path: Path, part: str) -> Iterator[None]:
     """Name the file and the part of it in errors."""
     try:
-        yield
-    except OSError as error:
-        raise unreadable_file(path, error) from error
+        with readable(path):
+            yield
     except MalformedError as fault:
         raise damaged_file(
             path,

@@ -28,7 +28,7 @@ from lockstep.weights.source import (
     damaged_tensor,
     entry_of,
     not_numbers,
-    unreadable_file,
+    readable,
 )
 
 if TYPE_CHECKING:
@@ -59,12 +59,9 @@ class TorchFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            with path.open("rb") as file:
-                head = file.read(len(ZIP_MAGIC))
+        with readable(path), path.open("rb") as file:
+            head = file.read(len(ZIP_MAGIC))
             self._num_bytes = path.stat().st_size
-        except OSError as error:
-            raise unreadable_file(path, error) from error
         is_archive = head == ZIP_MAGIC
         if is_archive:
             _check_records(path, with_values=False)
@@ -230,15 +227,13 @@ def _check_records(path: Path, *, with_values: bool) -> None:
     nothing is verified.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
+        with readable(path), zipfile.ZipFile(path) as archive:
             records = archive.infolist()
             _refuse_records(path, records)
             if any(record.CRC for record in records):
                 for record in records:
                     if with_values or _STORAGES not in record.filename:
                         _check_checksum(archive, record)
-    except OSError as error:
-        raise unreadable_file(path, error) from error
     except ZIP_FAULTS as error:
         raise damaged_file(
             path, "is damaged or cut short", given=str(error), expected="what torch.save has written"
