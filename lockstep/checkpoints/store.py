@@ -90,7 +90,7 @@ class Store:
         return self.folder / f"step-{step:08d}"
 
     def steps(self) -> list[int]:
-        """The steps there are checkpoints of, ascending; they may turn out to be damaged."""
+        """The steps that have checkpoints, ascending; a checkpoint may turn out to be damaged."""
         try:
             matches = [_NAME.fullmatch(path.name) for path in self.folder.iterdir() if path.is_dir()]
         except FileNotFoundError:
@@ -105,7 +105,7 @@ class Store:
         return sorted(int(match[1]) for match in matches if match)
 
     def newest(self) -> int | None:
-        """The last step there is a checkpoint of, or None; it may turn out to be damaged."""
+        """The last step that has a checkpoint, or None; it may turn out to be damaged."""
         return max(self.steps(), default=None)
 
     def best(self) -> int | None:
