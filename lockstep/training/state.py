@@ -190,8 +190,18 @@ class TrainState:
 
     def propose(self, attempt: Attempt) -> Proposal:
         """Compute what an update is made of, and what decides whether it is made; nothing changes."""
-        losses, gradients = self._regularized(attempt)
-        return Proposal(attempt, losses, gradients)
+        gradients = Gradients(
+            self._names,
+            attempt.gradients,
+            divisor=attempt.loss_scale or 1.0,
+            rows=attempt.rows,
+            owned=attempt.owned,
+        )
+        if self._penalties is None:
+            return Proposal(attempt, attempt.losses, gradients)
+        tensors = self._penalties.add_gradients(gradients.tensors, owned=attempt.owned)
+        losses = self._penalties.add_losses(attempt.losses)
+        return Proposal(attempt, losses, Gradients(self._names, tensors, rows=attempt.rows, owned=attempt.owned))
 
     @torch.no_grad()
     def decide(self, proposal: Proposal, readings: Readings) -> Outcome:
@@ -249,23 +259,6 @@ class TrainState:
     def end_attempt(self) -> None:
         """Say that an attempt is over as a whole, with its batch: the loader has moved, too."""
         self.is_settled = True
-
-    def _regularized(self, attempt: Attempt) -> tuple[Mapping[str, float | Tensor], Gradients]:
-        """Add the losses and gradients of the regularization to those of the attempt."""
-        gradients = Gradients(
-            self._names,
-            attempt.gradients,
-            divisor=attempt.loss_scale or 1.0,
-            rows=attempt.rows,
-            owned=attempt.owned,
-        )
-        if self._penalties is None:
-            return attempt.losses, gradients
-        tensors = self._penalties.add_gradients(gradients.tensors, owned=attempt.owned)
-        return (
-            self._penalties.add_losses(attempt.losses),
-            Gradients(self._names, tensors, rows=attempt.rows, owned=attempt.owned),
-        )
 
     def _has_overflowed(self, readings: Readings, loss_scale: float | None) -> bool:
         """Whether the loss scale may be why something is not finite: never where a loss is not."""
