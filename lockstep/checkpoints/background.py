@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
@@ -35,11 +35,7 @@ _PINNED_BYTES = 1 << 26
 
 
 class Copies:
-    """Copies of all tensors of a checkpoint as they are now: on the CPU, or on their accelerator until `on_host`.
-
-    Args:
-        tensors: by section and name; they may change as soon as the copies are made.
-    """
+    """Copies of all tensors of a checkpoint as they are now: on the CPU, or on their accelerator until `on_host`."""
 
     def __init__(self, tensors: Tensors) -> None:
         places = {(section, name): t.detach() for section, members in tensors.items() for name, t in members.items()}
@@ -61,28 +57,24 @@ class Copies:
 
 
 class Clones:
-    """Clones of tensors of one accelerator, side by side in one memory there.
-
-    Args:
-        tensors: of the same device; they may change as soon as the clones are made.
+    """Clones of tensors of one accelerator, side by side in one memory there; the tensors may change afterwards.
 
     Raises:
         torch.OutOfMemoryError: the device has no room for them.
     """
 
     def __init__(self, tensors: Mapping[Place, Tensor]) -> None:
-        self.layouts: dict[Place, _Layout] = {}
-        """Where each tensor lies in the memory."""
+        self._layouts: dict[Place, _Layout] = {}
         size = 0
         for place, tensor in tensors.items():
-            self.layouts[place] = _Layout.of(tensor, size)
+            self._layouts[place] = _Layout.of(tensor, size)
             size += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
         device = next(iter(tensors.values())).device
         self._memory = torch.empty(size, dtype=torch.uint8, device=device)
         # Kernels for many tensors take one dtype.
         for dtype in {tensor.dtype for tensor in tensors.values()}:
             places = [place for place, tensor in tensors.items() if tensor.dtype == dtype]
-            clones = [self.layouts[place].within(self._memory) for place in places]
+            clones = [self._layouts[place].within(self._memory) for place in places]
             torch._foreach_copy_(clones, [tensors[place] for place in places])
         self._module = torch.get_device_module(device)
         self._made = self._module.Event()
@@ -103,7 +95,7 @@ class Clones:
                 come.record(stream)
                 come.synchronize()
                 here.copy_(pinned[: len(here)])
-        return {place: layout.within(memory) for place, layout in self.layouts.items()}
+        return {place: layout.within(memory) for place, layout in self._layouts.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,32 +155,24 @@ any of them waits, whoever holds the writer."""
 
 
 class BackgroundWriter:
-    """Writes the checkpoints of one store in a thread."""
+    """Writes the checkpoints of one store in a thread.
 
-    def __init__(self, store: Store) -> None:
+    Args:
+        store: where they are written.
+        before_change: functions that are called before a step changes anything: `check` is among them as long as a
+            checkpoint is in flight.
+    """
+
+    def __init__(self, store: Store, before_change: list[Callable[[], None]] | None = None) -> None:
         self.store = store
+        self._before_change = [] if before_change is None else before_change
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        self._before_change: list[Callable[[], None]] | None = None
 
     def begin(
-        self,
-        step: int,
-        tensors: Tensors,
-        values: Mapping[str, JSON],
-        scores: Mapping[str, float] | None = None,
-        *,
-        before_change: list[Callable[[], None]] | None = None,
+        self, step: int, tensors: Tensors, values: Mapping[str, JSON], scores: Mapping[str, float] | None = None
     ) -> None:
-        """Have a checkpoint written of the tensors as they are now; they may change once this has returned.
-
-        Args:
-            step: whose checkpoint it is.
-            tensors: by section and name, as `Store.write` takes them.
-            values: the rest, which is taken as it is now.
-            scores: of the weights, by name, where they are known.
-            before_change: functions that are called before a step changes anything; until the checkpoint has been
-                waited for, `check` is among them.
+        """Have `Store.write` called with these arguments as they are now; they may change once this has returned.
 
         Raises:
             CheckpointError: a tensor cannot be saved, or the checkpoint before this one could not be written.
@@ -204,9 +188,7 @@ class BackgroundWriter:
         thread.start()
         self._thread = thread
         _in_flight.append(self)
-        self._before_change = before_change
-        if before_change is not None:
-            before_change.append(self.check)
+        self._before_change.append(self.check)
 
     def check(self) -> None:
         """Raise the error of the checkpoint in flight, if it could not be written."""
@@ -217,23 +199,17 @@ class BackgroundWriter:
         """Wait until the checkpoint in flight is on the disk."""
         if self._thread is None:
             return
-        with _saving():
+        pulse = of_this_process()
+        with pulse.during(pulse.step, "save"):
             self._thread.join()
             self._thread = None
             _in_flight.remove(self)
-            if self._before_change is not None:
-                self._before_change.remove(self.check)
+            self._before_change.remove(self.check)
             error, self._error = self._error, None
             if error is not None:
                 raise error
 
-    def _write(
-        self,
-        step: int,
-        copies: Copies,
-        values: Mapping[str, JSON],
-        scores: Mapping[str, float],
-    ) -> None:
+    def _write(self, step: int, copies: Copies, values: Mapping[str, JSON], scores: Mapping[str, float]) -> None:
         try:
             self.store.write(step, copies.on_host(), values, scores)
         except BaseException as error:
@@ -246,8 +222,3 @@ def wait_for_writers() -> None:
     """Wait until the checkpoints of all writers of this process are on the disk."""
     for writer in _in_flight.copy():
         writer.wait()
-
-
-def _saving() -> AbstractContextManager[None]:
-    pulse = of_this_process()
-    return pulse.during(pulse.step, "save")

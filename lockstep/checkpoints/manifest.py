@@ -101,7 +101,12 @@ class Manifest:
         if given != expected:
             raise damaged(path, f"sha256 {expected}", f"sha256 {given}, as it says itself")
         if body.get("format") != FORMAT:
-            raise _unknown_format(path, body.get("format"))
+            raise CheckpointError(
+                f"{path} is in a format that this version of Lockstep does not know.",
+                given=f"format {body.get('format')!r}",
+                expected=f"format {FORMAT}",
+                hint="use the version of Lockstep that wrote it, or a later one",
+            )
         try:
             files = tuple(FileEntry(**entry) for entry in body["files"])
             scores = {str(name): float(score) for name, score in body.get("scores", {}).items()}
@@ -155,12 +160,3 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 def _hash(body: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-def _unknown_format(path: Path, version: object) -> CheckpointError:
-    return CheckpointError(
-        f"{path} is in a format that this version of Lockstep does not know.",
-        given=f"format {version!r}",
-        expected=f"format {FORMAT}",
-        hint="use the version of Lockstep that wrote it, or a later one",
-    )

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from lockstep.checkpoints.encoding import (
     FROZEN,
@@ -53,6 +53,9 @@ ABANDONED_SECONDS = 3600.0
 
 _UNFINISHED = re.compile(r"\.step-\d{8,}\.(?:new|old)\.(?P<host>[^.]+)\.(?P<pid>\d+)\.(?P<started>\d+)")
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_START_AFRESH = "move the folder away to start the run afresh"
+
+Loaded = TypeVar("Loaded")
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ class Store:
         return self.folder / f"step-{step:08d}"
 
     def steps(self) -> list[int]:
-        """The steps there are checkpoints of, ascending; they may turn out to be damaged."""
+        """The steps that have checkpoints, ascending; a checkpoint may turn out to be damaged."""
         try:
             matches = [_NAME.fullmatch(path.name) for path in self.folder.iterdir() if path.is_dir()]
         except FileNotFoundError:
@@ -102,7 +105,7 @@ class Store:
         return sorted(int(match[1]) for match in matches if match)
 
     def newest(self) -> int | None:
-        """The last step there is a checkpoint of, or None; it may turn out to be damaged."""
+        """The last step that has a checkpoint, or None; it may turn out to be damaged."""
         return max(self.steps(), default=None)
 
     def best(self) -> int | None:
@@ -112,8 +115,10 @@ class Store:
     def is_among_best(self, step: int, scores: Mapping[str, float]) -> bool:
         """Whether a checkpoint of the step with these scores is one of the best of all up to it."""
         by = self.retention.best
+        if by is None or by not in scores:
+            return False
         others = self._ratings(other for other in self.steps() if other < step).best_scores
-        return by is not None and by in scores and self.retention.is_among_best(scores[by], others)
+        return self.retention.is_among_best(scores[by], others)
 
     def write(
         self, step: int, tensors: Tensors, values: Mapping[str, JSON], scores: Mapping[str, float] | None = None
@@ -187,13 +192,22 @@ class Store:
         """
         if step is not None:
             return self._read_step(step, check)
+        return self.newest_intact(lambda each: self._load_finite(each, check), before=before)
+
+    def newest_intact(
+        self, load: Callable[[int], Loaded], *, before: int | None = None, otherwise: str = _START_AFRESH
+    ) -> Loaded | None:
+        """What `load` makes of the newest checkpoint for which it raises no DamagedError; as `read` says.
+
+        Where all are damaged, `otherwise` is what the hint says to do without a copy.
+        """
         damages: list[DamagedError] = []
-        for candidate in reversed([each for each in self.steps() if before is None or each < before]):
+        for step in reversed([each for each in self.steps() if before is None or each < before]):
             try:
-                return self._load_finite(candidate, check)
+                return load(step)
             except DamagedError as damage:
-                if not self.path(candidate).exists():
-                    return self.read(check=check, before=before)  # deleted while it was read: there is a newer one
+                if not self.path(step).exists():  # deleted while it was read: there is a newer one
+                    return self.newest_intact(load, before=before, otherwise=otherwise)
                 log.warning(
                     "%s Given: %s; expected: %s. Trying the one before.", damage.what, damage.given, damage.expected
                 )
@@ -203,7 +217,7 @@ class Store:
                 f"Every checkpoint in {self.folder} is damaged.",
                 given="; ".join(f"{damage.what} ({damage.given})" for damage in damages),
                 expected="at least one that is as it was written",
-                hint="put one back from a copy, or move the folder away to start the run afresh",
+                hint=f"put one back from a copy, or {otherwise}",
             )
         return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,15 +98,6 @@ class BoundFromTorch(Scheduled):
         """Name the class and its package."""
         return f"{self._kind} of {self._package}"
 
-    @property
-    def takes_found_inf(self) -> bool:
-        """False: what the class does is its own."""
-        return False
-
-    def matched(self) -> Iterator[tuple[str, list[str]]]:
-        """Yield nothing: there are no patterns."""
-        return iter(())
-
     def check_rows(self, names: Collection[str]) -> None:
         """Refuse sparse gradients of any of its parameters."""
         refused = [name for name in self._parameters if name in names]
@@ -148,8 +139,7 @@ class BoundFromTorch(Scheduled):
             for name, parameter in self._parameters.items()
         }
         groups = [_changed(*pair) for pair in zip(self._optimizer.param_groups, self._groups, strict=True)]
-        self._check_plain([*groups, *states.values()])
-        self._check_keys()
+        self._check_saveable([*groups, *states.values()])
         return {"groups": groups, "state": {name: state for name, state in states.items() if state}}
 
     def expects(self, saved: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -197,21 +187,18 @@ class BoundFromTorch(Scheduled):
             return torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
         return tensor.to(parameter.device, copy=True)
 
-    def _check_keys(self) -> None:
-        """Refuse keys that cannot be part of a slot's name, or keys of JSON."""
-        keys = [key for state in self._optimizer.state.values() for key in state]
-        for key in keys:
-            if not isinstance(key, str) or "/" in key:
-                raise self._cannot_be_saved(f"state with the key {key!r}")
-
-    def _check_plain(self, kept: Sequence[Mapping[str, Any]]) -> None:
+    def _check_saveable(self, kept: Sequence[Mapping[str, Any]]) -> None:
+        """Refuse values that are not plain, state of something else, and keys that are no part of a slot's name."""
         for key, value in [item for values in kept for item in values.items()]:
             if not isinstance(value, _SCALARS):
                 raise self._cannot_be_saved(f"{key!r}, which is {type(value).__name__}")
         ids = {id(parameter) for parameter in self._parameters.values()}
-        others = [key for key in self._optimizer.state if id(key) not in ids]
-        if others:
-            raise self._cannot_be_saved(f"state of {others[0]!r}, which is no parameter")
+        for owner, state in self._optimizer.state.items():
+            if id(owner) not in ids:
+                raise self._cannot_be_saved(f"state of {owner!r}, which is no parameter")
+            for key in state:
+                if not isinstance(key, str) or "/" in key:
+                    raise self._cannot_be_saved(f"state with the key {key!r}")
 
     def _cannot_be_saved(self, what: str) -> InputError:
         return InputError(

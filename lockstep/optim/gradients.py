@@ -20,7 +20,7 @@ class Gradients:
 
     The tensors may be anybody's: the exchange's, of which other workers read, or what the backward pass has kept. A
     transform puts new ones in their place and changes none. A division of all of them alike is kept back, for a fused
-    update makes it on the way. After the update they are used up: who is to keep one keeps a clone.
+    update makes it on the way. After the update they are used up: to keep one, clone it.
 
     Args:
         names: of the parameters.

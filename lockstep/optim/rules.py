@@ -42,7 +42,10 @@ Unless an optimizer says otherwise, weight_decay * parameter is added to the gra
 
 
 class BoundOptimizer(Protocol):
-    """An optimizer with its parameters and its slots: the tensors that it keeps for them."""
+    """An optimizer with its parameters and its slots: the tensors that it keeps for them.
+
+    One that inherits from this class has slots alone, and no patterns, as long as it does not say otherwise.
+    """
 
     @property
     def kernels(self) -> str:
@@ -52,7 +55,7 @@ class BoundOptimizer(Protocol):
     @property
     def takes_found_inf(self) -> bool:
         """True if `update` changes nothing, on the device, where the `found_inf` of the gradients is not 0."""
-        ...
+        return False
 
     def resolve(self, epoch_size: int, batch_size: int) -> list[str]:
         """Turn lengths in epochs into steps, once the stream is known; return a line about each.
@@ -63,7 +66,7 @@ class BoundOptimizer(Protocol):
 
     def matched(self) -> Iterator[tuple[str, list[str]]]:
         """Describe each pattern, with the names of the parameters that it matches."""
-        ...
+        return iter(())
 
     def check_rows(self, names: Collection[str]) -> None:
         """Refuse sparse gradients of those of these parameters that it cannot update by rows."""
@@ -87,11 +90,11 @@ class BoundOptimizer(Protocol):
 
     def values(self) -> dict[str, Any]:
         """Return what else has to be saved, as JSON."""
-        ...
+        return {}
 
     def expects(self, saved: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return tensors of the names, shapes and dtypes that saved slots must have for `load`."""
-        ...
+        return self.slots()
 
     def check_values(self, values: Mapping[str, Any]) -> None:
         """Refuse values that another optimizer has saved, or this one for other parameters."""
@@ -110,7 +113,7 @@ class Optimizer(Protocol):
         ...
 
 
-class Scheduled:
+class Scheduled(BoundOptimizer):
     """Base of bound optimizers that follow one schedule.
 
     Args:
@@ -209,8 +212,14 @@ class Rule(Checked, ABC):
 
     def bind(self, parameters: Mapping[str, Tensor]) -> BoundRule:
         """Bind the rule to these parameters, and make their slots."""
-        if not self.takes_complex:
-            _refuse_complex(self, parameters)
+        found = [] if self.takes_complex else [name for name, each in parameters.items() if each.dtype.is_complex]
+        if found:
+            raise InputError(
+                f"{type(self).__name__} cannot update complex parameters.",
+                given=", ".join(map(repr, found)),
+                expected="real parameters: it squares gradients, and those of complex ones have no sign",
+                hint="give them ls.optim.SGD by name, or hold their real and imaginary parts as a real parameter",
+            )
         return BoundRule(self, parameters)
 
 
@@ -310,14 +319,6 @@ class BoundRule(Scheduled):
             for name, tensor in zip(self._names, tensors, strict=True)
         }
 
-    def values(self) -> dict[str, Any]:
-        """Return nothing: a rule has slots alone."""
-        return {}
-
-    def expects(self, saved: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return its slots."""
-        return self.slots()
-
     def check_values(self, values: Mapping[str, Any]) -> None:
         """Refuse any values: a rule has none."""
         if values:
@@ -360,17 +361,6 @@ class BoundRule(Scheduled):
         self._rule.apply(Chunk(parts[:1], [values], slots, 0.0, fused=False), lr, step)
         for tensor, part in zip(whole, parts, strict=True):
             tensor.index_copy_(0, rows, part)
-
-
-def _refuse_complex(rule: Rule, parameters: Mapping[str, Tensor]) -> None:
-    found = [name for name, parameter in parameters.items() if parameter.dtype.is_complex]
-    if found:
-        raise InputError(
-            f"{type(rule).__name__} cannot update complex parameters.",
-            given=", ".join(map(repr, found)),
-            expected="real parameters: it squares gradients, and those of complex ones have no sign",
-            hint="give them ls.optim.SGD by name, or hold their real and imaginary parts as a real parameter",
-        )
 
 
 def _decay_of_each(weight_decay: WeightDecay, names: Sequence[str]) -> list[float]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import Annotated, Any, Literal, NamedTuple, Protocol, cast
+from typing import Annotated, Any, Literal, Protocol, cast
 
 from lockstep.checks import (
     Checked,
@@ -397,11 +397,12 @@ class Scaled(Checked):
         return self.factor * rate_at(self.schedule, step)
 
 
-class _Sizes(NamedTuple):
+@dataclass(frozen=True)
+class _Sizes(Checked):
     """The sizes, in examples, by which epochs and scaled rates are resolved."""
 
-    epoch_size: int
-    batch_size: int
+    epoch_size: NonNegativeInt
+    batch_size: PositiveInt
 
     def __str__(self) -> str:
         return f"{self.epoch_size} examples, batches of {self.batch_size}"
@@ -418,7 +419,7 @@ def resolve_schedule(schedule: float | Schedule, epoch_size: int, batch_size: in
         epoch_size: examples in an epoch; 0 where there are none, and then lengths have to be in steps.
         batch_size: examples an update, over all towers.
     """
-    sizes = _checked_sizes(epoch_size, batch_size)
+    sizes = _Sizes(epoch_size, batch_size)
     if isinstance(schedule, int | float):
         return Constant(schedule)
     return cast(Schedule, _resolved("schedule", schedule, sizes))
@@ -426,7 +427,7 @@ def resolve_schedule(schedule: float | Schedule, epoch_size: int, batch_size: in
 
 def describe_schedule(schedule: float | Schedule, epoch_size: int, batch_size: int) -> list[str]:
     """Describe in a line each length or rate that `resolve_schedule` converts."""
-    sizes = _checked_sizes(epoch_size, batch_size)
+    sizes = _Sizes(epoch_size, batch_size)
     return list(dict.fromkeys(_lines("schedule", schedule, sizes)))
 
 
@@ -443,12 +444,6 @@ def _in_steps(name: str, length: int | Epochs, sizes: _Sizes) -> int:
         expected="at least one whole batch",
         hint=f"raise {name}, or give it as a number of steps",
     )
-
-
-def _checked_sizes(epoch_size: int, batch_size: int) -> _Sizes:
-    check_value("epoch_size", epoch_size, NonNegativeInt)
-    check_value("batch_size", batch_size, PositiveInt)
-    return _Sizes(epoch_size, batch_size)
 
 
 def _resolved(name: str, part: Any, sizes: _Sizes) -> Any:

@@ -50,7 +50,7 @@ class Attempt:
     withheld: Tensor | None = None
     """Where it is not 0, an update is not made before the host has read the attempt."""
     unexpected: Tensor | None = None
-    """Parameters of which it is wrong that no tower had a gradient, or that some had; None: it is right of all."""
+    """How many parameters have a gradient where none was expected, or none where one was; None: not counted."""
 
     def is_finite(self) -> bool:
         """Whether gradients and losses are, before any regularization; checked tensor by tensor."""
@@ -69,7 +69,7 @@ class Readings(NamedTuple):
     """The towers' changes of the buffers are finite."""
     others: Sequence[float]
     num_unexpected: float = 0.0
-    """`Attempt.unexpected`: if it is not 0, the attempt has to be made again."""
+    """`Attempt.unexpected`; if it is not 0, the attempt has to be made again."""
     norms: Sequence[float] = ()
     """The norm of each gradient that is not None, where they have been read with the rest."""
 
@@ -91,7 +91,7 @@ class PendingReadings(NamedTuple):
     num_others: int
     copy: Readback
     may_be_unexpected: bool = False
-    """The number of what was not expected is read, too."""
+    """`Attempt.unexpected` is read, too."""
 
     def read(self, poll: Callable[[], None] | None = None) -> Readings:
         """Wait until it has come; see `Readback.read`."""

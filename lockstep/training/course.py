@@ -15,14 +15,9 @@ from lockstep.workers.signals import enter_body, log_stop
 
 
 class Course:
-    """How far a loop over a loader has come, and where it ends.
+    """How far a loop over a loader has come, and where it ends; it begins at `now`.
 
-    Args:
-        loader: of the batches.
-        towers: of all workers; one a worker by default.
-        until: the end; None: when it is stopped.
-        now: where the loop begins.
-        owns_towers: each worker has towers of its own.
+    Without an end it goes on until it is stopped. `owns_towers` says that each worker has towers of its own.
     """
 
     def __init__(

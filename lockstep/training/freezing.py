@@ -27,13 +27,7 @@ class Frozen(NamedTuple):
 
 
 def freeze(model: nn.Module, frozen: Patterns, train_only: Patterns, *, freeze_statistics: bool) -> Frozen:
-    """Switch requires_grad off for what is not to be trained.
-
-    Args:
-        model: parameters that do not require a gradient already stay as they are.
-        frozen: patterns of parameters that are not trained.
-        train_only: patterns of those that are; all, if empty.
-        freeze_statistics: also of batch norm of which no parameter is trained.
+    """Switch requires_grad off for what is not to be trained; the arguments are those of `TrainState`.
 
     Raises:
         InputError: a pattern matches nothing, nothing is left to train, or there is no such batch norm.

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from lockstep.training.state import TrainState
     from lockstep.types import LossFunction
-    from lockstep.workers.rank import Worker
-
 
 MAX_EXAMPLES_NAMED = 8
 NO_TOWER = "no tower alone: the losses and gradients of each are finite"

@@ -1,4 +1,4 @@
-"""Checks before step 1: on this worker, between all workers, and with what a resumed run was trained with; its log."""
+"""Checks before step 1: on this worker, between all workers, and against the run that is resumed; and the log of it."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def _check_embeddings(state: TrainState) -> None:
 
 
 def _check_values(tensors: Mapping[str, Tensor], trained: Collection[str], worker: Worker) -> None:
-    """Refuse tensors without values to train with; the others are told of the first one of each worker."""
+    """Refuse tensors without values to train with; all workers name the first of them that any worker has."""
     found = ((name, _fault(tensor, worker, is_trained=name in trained)) for name, tensor in tensors.items())
     of_all: list[Any] = worker.group.gather(next(([name, *fault] for name, fault in found if fault), None))
     first = next(filter(None, of_all), None)

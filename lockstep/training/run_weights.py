@@ -7,14 +7,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from lockstep.checkpoints.manifest import MANIFEST, SUFFIX, DamagedError, FileEntry, Manifest
+from lockstep.checkpoints.manifest import MANIFEST, SUFFIX, FileEntry, Manifest
 from lockstep.checkpoints.store import Store
 from lockstep.errors import CheckpointError, NotFoundError
-from lockstep.screen import log
 from lockstep.weights.name_maps import AVERAGE
 from lockstep.weights.open import open_weights_file, unknown
 from lockstep.weights.safetensors_file import SafetensorsFile
-from lockstep.weights.source import TensorInfo, WeightSource, no_tensor
+from lockstep.weights.source import TensorInfo, WeightSource, entry_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,9 +76,7 @@ class RunWeights:
 
     def read(self, name: str) -> Tensor:
         """A tensor, whole and contiguous, the hash of its file verified."""
-        if name not in self._places:
-            raise no_tensor(name, self.path, len(self._places))
-        section, inside = self._places[name]
+        section, inside = entry_of(name, self._places, self.path)
         self._verify(section)
         return section.file.read(inside)
 
@@ -128,7 +125,9 @@ def open_weights(path: str | Path, *, slots: bool = False, newest: int | None = 
     if (path / MANIFEST).is_file():
         return RunWeights(path, slots=slots)
     if store := store_of_run(path):
-        return _newest(store, slots) if newest is None else RunWeights(_at(store, newest), slots=slots)
+        found = _newest(store, slots) if newest is None else RunWeights(_at(store, newest), slots=slots)
+        if found:
+            return found
     folder, step = run_at_step(str(path))
     if step is not None and (store := store_of_run(folder)):
         return RunWeights(_at(store, step), slots=slots)
@@ -161,27 +160,13 @@ def store_of_run(folder: Path) -> Store | None:
     return next((store for store in stores if store.folder.is_dir() and store.steps()), None)
 
 
-def _newest(store: Store, slots: bool) -> RunWeights:
-    damages = []
-    for step in reversed(store.steps()):
-        try:
-            weights = RunWeights(store.path(step), slots=slots)
-            weights.verify()
-        except DamagedError as damage:
-            if not store.path(step).exists():
-                return _newest(store, slots)  # deleted while it was read, so there is a newer one
-            log.warning(
-                "%s Given: %s; expected: %s. Trying the one before.", damage.what, damage.given, damage.expected
-            )
-            damages.append(damage)
-        else:
-            return weights
-    raise CheckpointError(
-        f"Every checkpoint in {store.folder} is damaged.",
-        given="; ".join(f"{damage.what} ({damage.given})" for damage in damages) or "none that is left",
-        expected="at least one that is as it was written",
-        hint="put one back from a copy, or name another run",
-    )
+def _newest(store: Store, slots: bool) -> RunWeights | None:
+    def verified(step: int) -> RunWeights:
+        weights = RunWeights(store.path(step), slots=slots)
+        weights.verify()
+        return weights
+
+    return store.newest_intact(verified, otherwise="name another run")
 
 
 def _at(store: Store, step: int) -> Path:

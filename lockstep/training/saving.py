@@ -66,7 +66,7 @@ class Saver:
     """
 
     def __init__(self, workdir: str | Path | Store) -> None:
-        self._writer = BackgroundWriter(store_of(workdir))
+        self._writer = BackgroundWriter(store_of(workdir), before_change)
 
     def save(self, states: States, loader: Loader, *, scores: Mapping[str, float] | None = None) -> None:
         """Begin to write a checkpoint of the run as it is now; the arguments are those of `lockstep.save`.
@@ -78,7 +78,7 @@ class Saver:
         if not join().is_chief:
             return
         step, tensors, values = snapshot(states, loader)
-        self._writer.begin(step, tensors, values, scores, before_change=before_change)
+        self._writer.begin(step, tensors, values, scores)
 
     def wait(self) -> None:
         """Wait until the last checkpoint is on the disk."""

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -45,11 +45,7 @@ class Computed(NamedTuple):
 class ServedStep(Step):
     """The step of one state on one worker, whose exchange the chief serves; all workers make one together.
 
-    Args:
-        state: whose parameters, on a worker that computes, are copies of the chief's.
-        towers: how a batch is split.
-        exchange: says how many gradients make an update.
-        worker: this one, of several.
+    On a worker that computes, the parameters of the state are copies of the chief's.
 
     Raises:
         InputError: parts contradict each other.
@@ -150,7 +146,7 @@ class ServedStep(Step):
             DataError: more examples cannot be read than the loader may replace.
             NonFiniteError: as the state's policy says.
         """
-        state, messages = self.state, [_message(gradient) for gradient in gradients]
+        state, messages = self.state, [cast("dict[str, Any]", gradient.message) for gradient in gradients]
         bad = tuple(sorted(BadExample(*example) for message in messages for example in message["bad"]))
         loader.add_bad(bad)
         with torch.no_grad():
@@ -270,11 +266,6 @@ def _alone(worker: Worker) -> Worker:
     group = Group.alone()
     group.names = [worker.name]
     return replace(worker, rank=0, num_workers=1, local_rank=0, num_local_workers=1, group=group)
-
-
-def _message(gradient: Arrival) -> dict[str, Any]:
-    message: Any = gradient.message
-    return message  # type: ignore[no-any-return]
 
 
 def _same_names(given: Sequence[Sequence[Sequence[str]]], known: ScalarNames | None) -> ScalarNames:

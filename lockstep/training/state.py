@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import NoneType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, get_args
+from typing import Any, ClassVar, NamedTuple, get_args
 from weakref import WeakSet
 
 import torch
@@ -35,9 +35,6 @@ from lockstep.training.attempt import (
 )
 from lockstep.training.freezing import freeze, matches
 from lockstep.training.saved_state import check_compatible, extra_state, set_extra_state
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 _UPDATES_HINT = 'return {"name.of.a.buffer": tensor}'
 _AVERAGE_HINT = "write average=ls.optim.MovingAverage(0.999), loss_average=ls.LossAverage(0.9)"
@@ -193,8 +190,18 @@ class TrainState:
 
     def propose(self, attempt: Attempt) -> Proposal:
         """Compute what an update is made of, and what decides whether it is made; nothing changes."""
-        losses, gradients = self._regularized(attempt)
-        return Proposal(attempt, losses, gradients)
+        gradients = Gradients(
+            self._names,
+            attempt.gradients,
+            divisor=attempt.loss_scale or 1.0,
+            rows=attempt.rows,
+            owned=attempt.owned,
+        )
+        if self._penalties is None:
+            return Proposal(attempt, attempt.losses, gradients)
+        tensors = self._penalties.add_gradients(gradients.tensors, owned=attempt.owned)
+        losses = self._penalties.add_losses(attempt.losses)
+        return Proposal(attempt, losses, Gradients(self._names, tensors, rows=attempt.rows, owned=attempt.owned))
 
     @torch.no_grad()
     def decide(self, proposal: Proposal, readings: Readings) -> Outcome:
@@ -252,23 +259,6 @@ class TrainState:
     def end_attempt(self) -> None:
         """Say that an attempt is over as a whole, with its batch: the loader has moved, too."""
         self.is_settled = True
-
-    def _regularized(self, attempt: Attempt) -> tuple[Mapping[str, float | Tensor], Gradients]:
-        """Add the losses and gradients of the regularization to those of the attempt."""
-        gradients = Gradients(
-            self._names,
-            attempt.gradients,
-            divisor=attempt.loss_scale or 1.0,
-            rows=attempt.rows,
-            owned=attempt.owned,
-        )
-        if self._penalties is None:
-            return attempt.losses, gradients
-        tensors = self._penalties.add_gradients(gradients.tensors, owned=attempt.owned)
-        return (
-            self._penalties.add_losses(attempt.losses),
-            Gradients(self._names, tensors, rows=attempt.rows, owned=attempt.owned),
-        )
 
     def _has_overflowed(self, readings: Readings, loss_scale: float | None) -> bool:
         """Whether the loss scale may be why something is not finite: never where a loss is not."""

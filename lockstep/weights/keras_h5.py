@@ -17,11 +17,11 @@ from lockstep.weights.source import (
     TensorInfo,
     damaged_file,
     damaged_tensor,
-    no_tensor,
+    entry_of,
     not_numbers,
+    readable,
     tensor_of,
     torch_name,
-    unreadable_file,
 )
 
 if TYPE_CHECKING:
@@ -58,10 +58,9 @@ class KerasH5:
 
     def read(self, name: str) -> Tensor:
         """Read a tensor, whole and contiguous, in Keras' layout."""
-        if name not in self._places:
-            raise no_tensor(name, self.path, len(self._places))
+        place = entry_of(name, self._places, self.path)
         with self._opened() as file:
-            data_set = file[self._places[name]]
+            data_set = file[place]
             if torch_name(data_set.dtype) is None:
                 raise not_numbers(name, self.path, str(data_set.dtype))
             self._check_there(name, data_set)
@@ -92,22 +91,17 @@ class KerasH5:
                 expected="h5py, which Lockstep needs for nothing else",
                 hint="pip install 'lockstep-train[h5]'",
             ) from error
-        try:
-            with self.path.open("rb") as content, h5py.File(content, "r") as file:
-                yield file
-        except CheckpointError:
-            raise
-        except OSError as error:
-            if error.errno:
-                raise unreadable_file(self.path, error) from error
-            raise self._damaged(error) from error
-        except Exception as error:  # the library has no one kind of error for what is damaged
-            raise self._damaged(error) from error
-
-    def _damaged(self, error: Exception) -> CheckpointError:
-        return damaged_file(
-            self.path, "is no file of HDF5, or is damaged or cut short", given=str(error), expected="a whole file"
-        )
+        with readable(self.path):
+            try:
+                with self.path.open("rb") as content, h5py.File(content, "r") as file:
+                    yield file
+            except CheckpointError:
+                raise
+            except Exception as error:  # the library has no one kind of error for what is damaged
+                if isinstance(error, OSError) and error.errno:
+                    raise
+                what = "is no file of HDF5, or is damaged or cut short"
+                raise damaged_file(self.path, what, given=str(error), expected="a whole file") from error
 
 
 class _Contents:

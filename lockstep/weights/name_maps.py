@@ -223,16 +223,11 @@ AVERAGED_PARTS = ("ema", "ema_state_dict", "state_dict_ema", "model_ema", "ema_m
 """What training scripts call the averaged model, in a dict that they save or as a module of theirs."""
 
 
-def _branches(block: str, places: Mapping[str, str]) -> list[Rename]:
-    """The convolutions in the branches of the blocks that a pattern matches; its first group is a block's name."""
-    return [Rename(f"^{block}/{scope}/", rf"\1.{module}/") for scope, module in places.items()]
-
-
-def _blocks(names: Mapping[str, str], places: Mapping[str, str]) -> list[Rename]:
-    """The same for blocks that change their names."""
+def _branches(blocks: Mapping[str, str], places: Mapping[str, str]) -> list[Rename]:
+    """The convolutions in the branches of blocks; both mappings are from a pattern of the scope to the module."""
     return [
         Rename(f"^{scope}/{branch}/", f"{block}.{module}/")
-        for scope, block in names.items()
+        for scope, block in blocks.items()
         for branch, module in places.items()
     ]
 
@@ -262,7 +257,7 @@ SLIM_INCEPTION_V3 = NameMap(
         Rename(f"^{_SLIM}AuxLogits/Conv2d_2a_[0-9]+x[0-9]+/", "AuxLogits.conv1/"),
         Rename(f"^{_SLIM}(Conv2d_[1-4][ab]_[13]x[13])/", r"\1/"),
         *_branches(
-            f"{_SLIM}(Mixed_5[bcd])",
+            {f"{_SLIM}(Mixed_5[bcd])": r"\1"},
             {
                 "Branch_0/Conv2d_0a_1x1": "branch1x1",
                 # The second block names these two in a way of its own.
@@ -275,7 +270,7 @@ SLIM_INCEPTION_V3 = NameMap(
             },
         ),
         *_branches(
-            f"{_SLIM}(Mixed_6a)",
+            {f"{_SLIM}(Mixed_6a)": r"\1"},
             {
                 # Named 1x1 there, although they are 3x3.
                 "Branch_0/Conv2d_1a_1x1": "branch3x3",
@@ -285,7 +280,7 @@ SLIM_INCEPTION_V3 = NameMap(
             },
         ),
         *_branches(
-            f"{_SLIM}(Mixed_6[bcde])",
+            {f"{_SLIM}(Mixed_6[bcde])": r"\1"},
             {
                 "Branch_0/Conv2d_0a_1x1": "branch1x1",
                 "Branch_1/Conv2d_0a_1x1": "branch7x7_1",
@@ -300,7 +295,7 @@ SLIM_INCEPTION_V3 = NameMap(
             },
         ),
         *_branches(
-            f"{_SLIM}(Mixed_7a)",
+            {f"{_SLIM}(Mixed_7a)": r"\1"},
             {
                 "Branch_0/Conv2d_0a_1x1": "branch3x3_1",
                 "Branch_0/Conv2d_1a_3x3": "branch3x3_2",
@@ -311,7 +306,7 @@ SLIM_INCEPTION_V3 = NameMap(
             },
         ),
         *_branches(
-            f"{_SLIM}(Mixed_7[bc])",
+            {f"{_SLIM}(Mixed_7[bc])": r"\1"},
             {
                 "Branch_0/Conv2d_0a_1x1": "branch1x1",
                 "Branch_1/Conv2d_0a_1x1": "branch3x3_1",
@@ -356,7 +351,7 @@ INCEPTION_SLIM = NameMap(
         Rename("^conv2/", "Conv2d_2b_3x3/"),
         Rename("^conv3/", "Conv2d_3b_1x1/"),
         Rename("^conv4/", "Conv2d_4a_3x3/"),
-        *_blocks(
+        *_branches(
             {"mixed_8x8x2048a": "Mixed_7b", "mixed_8x8x2048b": "Mixed_7c"},
             {
                 "branch3x3/Conv": "branch3x3_1",
@@ -368,7 +363,7 @@ INCEPTION_SLIM = NameMap(
                 "branch3x3dbl/Conv_3": "branch3x3dbl_3b",
             },
         ),
-        *_blocks({"mixed_17x17x768a": "Mixed_6a"}, {"branch3x3/Conv": "branch3x3"}),
+        *_branches({"mixed_17x17x768a": "Mixed_6a"}, {"branch3x3/Conv": "branch3x3"}),
         Rename("^mixed_35x35x256a/", "Mixed_5b."),
         Rename("^mixed_35x35x288a/", "Mixed_5c."),
         Rename("^mixed_35x35x288b/", "Mixed_5d."),

@@ -1,16 +1,15 @@
-"""Names of tensors: chosen by patterns, and renamed in order on the way from a file to a model."""
+"""Names of tensors, renamed in order on the way from a file to a model."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 from lockstep.checks import Checked, Hint, check_all
 from lockstep.errors import InputError
-from lockstep.selection import Patterns, selected
 from lockstep.weights.layouts import Layout, System
 
 _EXAMPLE = r"""write Rename(r"^(.*)/weights$", r"\1.weight")"""
@@ -104,20 +103,6 @@ def _ends(place: Destination, rename: Rename) -> list[Destination]:
     if not rename.matches(place.name):
         return [place]
     return [Destination(end, rename.layout or place.layout) for end in rename.ends(place.name)]
-
-
-def matched(field: str, patterns: Patterns, names: Iterable[str], *, from_start: bool = False) -> set[str]:
-    """The names that at least one of the patterns matches, each of which must match some.
-
-    Args:
-        field: what the user calls the patterns.
-        patterns: regular expressions, or exact names.
-        names: what is chosen from.
-        from_start: match from the first letter on, so that scopes can be given as they are.
-    """
-    if from_start:
-        patterns = [rf"\A(?:{pattern})" for pattern in ([patterns] if isinstance(patterns, str) else patterns)]
-    return set(selected(field, patterns, names))
 
 
 def find_prefixes(names: Collection[str], wanted: Collection[str]) -> tuple[str, str]:

@@ -20,11 +20,11 @@ from lockstep.weights.source import (
     check_zip_count,
     damaged_file,
     damaged_tensor,
-    no_tensor,
+    entry_of,
     not_numbers,
+    readable,
     tensor_of,
     torch_name,
-    unreadable_file,
 )
 
 if TYPE_CHECKING:
@@ -65,8 +65,7 @@ class NumpyFile:
 
     def read(self, name: str) -> Tensor:
         """Read the array, contiguous."""
-        if name != self._name:
-            raise no_tensor(name, self.path, 1)
+        entry_of(name, self.tensors, self.path)
         with _faults(self.path), self.path.open("rb") as file:
             return _values(file, self._header(file), name, self.path)
 
@@ -93,9 +92,7 @@ class NumpyArchive:
 
     def read(self, name: str) -> Tensor:
         """Read an array, contiguous, and verify its checksum."""
-        if name not in self._entries:
-            raise no_tensor(name, self.path, len(self._entries))
-        entry = self._entries[name]
+        entry = entry_of(name, self._entries, self.path)
         with _faults(self.path, name), zipfile.ZipFile(self.path) as archive, archive.open(entry) as file:
             header = _header(file, entry.file_size, name, self.path)
             return _values(file, header, name, self.path)
@@ -172,9 +169,8 @@ def _values(file: IO[bytes], header: _Header, name: str, path: Path) -> Tensor:
 def _faults(path: Path, name: str | None = None) -> Iterator[None]:
     """Turn what `zipfile` and the system raise into errors that name the file, or an array in it."""
     try:
-        yield
-    except OSError as error:
-        raise unreadable_file(path, error) from error
+        with readable(path):
+            yield
     except ZIP_FAULTS as error:
         if name is not None:
             raise damaged_tensor(name, path, given=str(error), expected="an array as NumPy writes it") from error

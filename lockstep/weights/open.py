@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import re
 import zipfile
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from glob import escape
 from pathlib import Path, PureWindowsPath
 from typing import NamedTuple
 
-from lockstep.errors import CheckpointError, NotFoundError
+from lockstep.errors import CheckpointError, DataError, NotFoundError
 from lockstep.listing import hint_for_path, shorten, what_is_there
+from lockstep.records.text_format import parse_text_format
 from lockstep.records.tfrecord import HEAD_BYTES, is_head
 from lockstep.weights.keras_h5 import KerasH5
 from lockstep.weights.numpy_files import ENDING, NumpyArchive, NumpyFile
@@ -23,7 +25,7 @@ from lockstep.weights.source import (
     WeightSource,
     check_present,
     damaged_file,
-    unreadable_file,
+    readable,
 )
 from lockstep.weights.tf_table import INDEX, TABLE_MAGIC
 from lockstep.weights.torch_file import TorchFile, holds_torch
@@ -146,14 +148,11 @@ def unknown(path: Path, found: str) -> NotFoundError:
 
 
 def _looked_at(path: Path) -> _Look:
-    try:
-        with path.open("rb") as file:
-            head = file.read(HEAD_BYTES)
-            num_bytes = file.seek(0, os.SEEK_END)
-            file.seek(max(0, num_bytes - len(TABLE_MAGIC)))
-            return _Look(head, file.read(), num_bytes)
-    except OSError as error:
-        raise unreadable_file(path, error) from error
+    with readable(path), path.open("rb") as file:
+        head = file.read(HEAD_BYTES)
+        num_bytes = file.seek(0, os.SEEK_END)
+        file.seek(max(0, num_bytes - len(TABLE_MAGIC)))
+        return _Look(head, file.read(), num_bytes)
 
 
 def _in_words(look: _Look) -> str:
@@ -171,9 +170,6 @@ _STATE_MOST_BYTES = 1 << 20
 _ENDING = re.compile(r"(.+)(?:\.index|\.meta|\.data-\d{5}-of-\d{5})", re.DOTALL)
 # Files of version 1, named one by one or all together.
 _SHARD = re.compile(r"(.+)-(?:\d{5}|\?{5})-of-(\d{5})", re.DOTALL)
-_LATEST = re.compile(r"""^[ \t]*model_checkpoint_path[ \t]*:[ \t]*(["'])((?:[^\\\n]|\\.)+?)\1""", re.MULTILINE)
-_ESCAPE = re.compile(rb"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{1,2})|(.))", re.DOTALL)
-_ESCAPED = {b"n": b"\n", b"t": b"\t", b"r": b"\r"}
 
 
 def open_tensorflow(path: Path) -> WeightSource:
@@ -186,10 +182,8 @@ def open_tensorflow(path: Path) -> WeightSource:
             them, or their pattern "model.ckpt-?????-of-00004".
     """
     prefix = latest_checkpoint(path) if path.is_dir() else path
-    try:
+    with readable(path):
         found = _opened_latest(path, prefix) if path.is_dir() else _opened(prefix)
-    except OSError as error:
-        raise unreadable_file(path, error) from error
     if found:
         return found
     raise _absent(path, prefix)
@@ -197,10 +191,8 @@ def open_tensorflow(path: Path) -> WeightSource:
 
 def _opened(prefix: Path) -> WeightSource | None:
     """Open the checkpoint of a prefix or file; None if there is none."""
-    from lockstep.weights.tf_checkpoints import (
-        TensorBundle,  # their tables of dtypes are torch's
-        TensorTables,
-    )
+    # Their tables of dtypes are torch's.
+    from lockstep.weights.tf_checkpoints import TensorBundle, TensorTables
 
     if ending := _ENDING.fullmatch(prefix.name):
         prefix = prefix.with_name(ending[1])
@@ -230,20 +222,21 @@ def _opened_latest(folder: Path, named: Path) -> WeightSource | None:
 def latest_checkpoint(folder: Path) -> Path:
     """The prefix of a folder's latest checkpoint, from its file `checkpoint`: absolute, or within the folder."""
     state = folder / STATE
-    try:
-        with state.open("rb") as file:
-            text = file.read(_STATE_MOST_BYTES).decode(errors="replace")
-    except FileNotFoundError:
-        raise NotFoundError(
-            f"{folder} does not say which checkpoint is its latest.",
-            given=f"a folder without a file {STATE!r}, with {_checkpoints_in(folder)}",
-            expected=f"a file {STATE!r}, as TensorFlow writes it",
-            hint="name the checkpoint itself",
-        ) from None
-    except OSError as error:
-        raise unreadable_file(state, error) from error
-    if latest := _LATEST.search(text):
-        return folder / _unescaped(latest[2])
+    with readable(state):
+        try:
+            with state.open("rb") as file:
+                text = file.read(_STATE_MOST_BYTES).decode(errors="replace")
+        except FileNotFoundError:
+            raise NotFoundError(
+                f"{folder} does not say which checkpoint is its latest.",
+                given=f"a folder without a file {STATE!r}, with {_checkpoints_in(folder)}",
+                expected=f"a file {STATE!r}, as TensorFlow writes it",
+                hint="name the checkpoint itself",
+            ) from None
+    with suppress(DataError):
+        for field in parse_text_format(text, str(state)):
+            if field.name == "model_checkpoint_path" and field.value and isinstance(field.value, str):
+                return folder / field.value
     raise CheckpointError(
         f"{state} names no checkpoint.",
         given=f"{text[:100]!r}",
@@ -282,15 +275,3 @@ def _checkpoints_in(folder: Path) -> str:
     except OSError as error:
         return f"nothing to be read ({error.strerror})"
     return f"the checkpoints {shorten(names)}" if names else "no checkpoint of version 2"
-
-
-def _unescaped(text: str) -> str:
-    """A string of protocol buffers' text format."""
-
-    def plain(escape: re.Match[bytes]) -> bytes:
-        octal, hexadecimal, letter = escape.groups()
-        if letter:
-            return _ESCAPED.get(letter, letter)
-        return bytes((int(octal or hexadecimal, 8 if octal else 16) & 255,))
-
-    return _ESCAPE.sub(plain, text.encode()).decode(errors="surrogateescape")

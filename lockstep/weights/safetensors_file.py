@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 
 from lockstep.errors import CheckpointError
-from lockstep.weights.source import TensorInfo, damaged_file, no_tensor, unreadable_file
+from lockstep.weights.source import TensorInfo, damaged_file, entry_of, readable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,8 +53,7 @@ class SafetensorsFile:
 
     def read(self, name: str) -> Tensor:
         """Read a tensor, whole and contiguous."""
-        if name not in self.tensors:
-            raise no_tensor(name, self.path, len(self.tensors))
+        entry_of(name, self.tensors, self.path)
         with self._faults():
             # A copy: the file is mapped into memory, and somebody may write to it.
             tensor: Tensor = self._file.get_tensor(name).clone()
@@ -63,11 +62,10 @@ class SafetensorsFile:
     @contextmanager
     def _faults(self) -> Iterator[None]:
         try:
-            yield
+            with readable(self.path):
+                yield
         except CheckpointError:
             raise
-        except OSError as error:
-            raise unreadable_file(self.path, error) from error
         except Exception as error:  # the library has an error of its own, and for some headers others
             raise damaged_file(
                 self.path,

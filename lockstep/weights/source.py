@@ -6,10 +6,11 @@ import math
 import struct
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,8 @@ from lockstep.listing import shorten
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Entry = TypeVar("Entry")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,14 +162,18 @@ def damaged_tensor(name: str, path: Path, *, given: str, expected: str) -> Check
     )
 
 
-def unreadable_file(path: Path, error: OSError) -> CheckpointError:
-    """The error for a file that cannot be opened or read."""
-    return CheckpointError(
-        f"{path} cannot be read.",
-        given=f"{type(error).__name__}: {error.strerror or error}",
-        expected="a file of the checkpoint",
-        hint="copy all files of the checkpoint, and see that they may be read",
-    )
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Name the file where it cannot be opened or read."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be read.",
+            given=f"{type(error).__name__}: {error.strerror or error}",
+            expected="a file of the checkpoint",
+            hint="copy all files of the checkpoint, and see that they may be read",
+        ) from error
 
 
 def check_present(checkpoint: Path, files: Sequence[Path], count: int) -> None:
@@ -184,14 +191,16 @@ def check_present(checkpoint: Path, files: Sequence[Path], count: int) -> None:
         )
 
 
-def no_tensor(name: str, path: Path, count: int) -> NotFoundError:
-    """The error for a name that is not in a checkpoint."""
-    return NotFoundError(
-        f"{path} has no tensor {name!r}.",
-        given=repr(name),
-        expected=f"the name of one of its {count} tensors",
-        hint="list its tensors, and name one of these",
-    )
+def entry_of(name: str, entries: Mapping[str, Entry], path: Path) -> Entry:
+    """What a checkpoint lists under the name of a tensor; refuses a name that is not there."""
+    if name not in entries:
+        raise NotFoundError(
+            f"{path} has no tensor {name!r}.",
+            given=repr(name),
+            expected=f"the name of one of its {len(entries)} tensors",
+            hint="list its tensors, and name one of these",
+        )
+    return entries[name]
 
 
 def not_numbers(name: str, path: Path, kind: str) -> CheckpointError:

@@ -22,9 +22,9 @@ from lockstep.weights.source import (
     check_present,
     damaged_file,
     damaged_tensor,
-    no_tensor,
+    entry_of,
     not_numbers,
-    unreadable_file,
+    readable,
 )
 from lockstep.weights.tf_table import INDEX, Table
 from lockstep.weights.tf_tensors import (
@@ -74,7 +74,10 @@ class TensorBundle:
                 self._index, "is damaged", given=fault.what, expected="the description of a tensor in each entry"
             ) from None
         self._names = self._by_text([key for key in self._entries if not key.startswith(_SLICE_KEY)])
-        self.tensors: Mapping[str, TensorInfo] = {name: _info(self._entries[key]) for name, key in self._names.items()}
+        found = {name: self._entries[key] for name, key in self._names.items()}
+        self.tensors: Mapping[str, TensorInfo] = {
+            name: data_type(entry.dtype).info(entry.shape, entry.size) for name, entry in found.items()
+        }
 
     def read(self, name: str) -> Tensor:
         """Read a tensor, whole and contiguous, and verify its checksums.
@@ -83,9 +86,7 @@ class TensorBundle:
             CheckpointError: there is no such tensor, it is damaged or not whole, its file is not there
                 (MissingFileError), or torch has no such kind.
         """
-        if name not in self._names:
-            raise no_tensor(name, self._index, len(self._names))
-        entry = self._entries[self._names[name]]
+        entry = self._entries[entry_of(name, self._names, self._index)]
         kind = data_type(entry.dtype)
         if kind.dtype is None:
             raise not_numbers(name, self._index, kind.name)
@@ -190,25 +191,14 @@ def _read(path: Path, name: str, entry: BundleEntry) -> bytes:
     size, end = _size_of(path), entry.offset + entry.size
     if end > size:
         raise damaged_tensor(name, path, given=f"a file of {size} bytes", expected=f"at least {end} bytes")
-    try:
-        with path.open("rb") as file:
-            file.seek(entry.offset)
-            return file.read(entry.size)
-    except OSError as error:
-        raise unreadable_file(path, error) from error
+    with readable(path), path.open("rb") as file:
+        file.seek(entry.offset)
+        return file.read(entry.size)
 
 
 def _size_of(path: Path) -> int:
-    try:
+    with readable(path):
         return path.stat().st_size
-    except OSError as error:
-        raise unreadable_file(path, error) from error
-
-
-def _info(entry: BundleEntry) -> TensorInfo:
-    kind = data_type(entry.dtype)
-    num_bytes = kind.num_bytes(math.prod(entry.shape)) if kind.dtype else entry.size
-    return TensorInfo(entry.shape, kind.name, num_bytes)
 
 
 _CONTENTS_KEY = b""
@@ -240,13 +230,13 @@ class TensorTables:
             table = Table(file)
             for tensor in _contents(table):
                 self._add(tensor, table)
-        self.tensors: Mapping[str, TensorInfo] = {name: _stored_info(stored) for name, stored in self._stored.items()}
+        self.tensors: Mapping[str, TensorInfo] = {
+            name: data_type(stored.dtype).info(stored.shape) for name, stored in self._stored.items()
+        }
 
     def read(self, name: str) -> Tensor:
         """Read a tensor, whole and contiguous, and verify the checksums of its blocks."""
-        if name not in self._stored:
-            raise no_tensor(name, self.path, len(self._stored))
-        stored = self._stored[name]
+        stored = entry_of(name, self._stored, self.path)
         kind = data_type(stored.dtype)
         if kind.dtype is None:
             raise not_numbers(name, self.path, kind.name)
@@ -314,8 +304,3 @@ def _contents(table: Table) -> list[SavedTensor]:
         )
     check_reader_version(max(versions), table.path)
     return tensors
-
-
-def _stored_info(stored: _Stored) -> TensorInfo:
-    kind = data_type(stored.dtype)
-    return TensorInfo(stored.shape, kind.name, kind.num_bytes(math.prod(stored.shape)))

@@ -23,7 +23,7 @@ from typing import BinaryIO, NamedTuple
 
 from lockstep.records.protobuf import MalformedError, Span, read_varint
 from lockstep.records.tfrecord import masked_crc32c
-from lockstep.weights.source import damaged_file, unreadable_file
+from lockstep.weights.source import damaged_file, readable
 
 # A copy of 64 bytes takes 3: nothing expands to more than this.
 _MOST_EXPANSION = 22
@@ -92,8 +92,7 @@ INDEX = ".index"
 TABLE_MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
 FOOTER_BYTES = 48
 
-_CRC = struct.Struct("<I")
-_COUNT = struct.Struct("<I")
+_UINT32 = struct.Struct("<I")
 _PLAIN, _SNAPPY = 0, 1
 # Every 16th key is written whole, so that keys take at most 16 times the bytes of their block.
 _MOST_KEYS = 32
@@ -108,7 +107,7 @@ class Handle(NamedTuple):
     @property
     def stop(self) -> int:
         """The end of the block with its compression and checksum."""
-        return self.offset + self.size + 1 + _CRC.size
+        return self.offset + self.size + 1 + _UINT32.size
 
 
 class Table:
@@ -159,9 +158,8 @@ class Table:
 def _faults_of(path: Path, part: str) -> Iterator[None]:
     """Name the file and the part of it in errors."""
     try:
-        yield
-    except OSError as error:
-        raise unreadable_file(path, error) from error
+        with readable(path):
+            yield
     except MalformedError as fault:
         raise damaged_file(
             path,
@@ -189,7 +187,7 @@ def _read_block(file: BinaryIO, handle: Handle, end: int) -> bytes:
         raise MalformedError(f"a block of {handle.size} bytes, more than there are,", handle.offset)
     file.seek(handle.offset)
     content = file.read(handle.size + 1)
-    found, written = masked_crc32c(content), int.from_bytes(file.read(_CRC.size), "little")
+    found, written = masked_crc32c(content), int.from_bytes(file.read(_UINT32.size), "little")
     if found != written:
         raise MalformedError(
             f"a block with the checksum {found:#010x}, where {written:#010x} was written with it,", handle.offset
@@ -236,9 +234,9 @@ def _entries(block: bytes) -> dict[bytes, Span]:
 
 def _end_of_entries(block: bytes) -> int:
     """The start of the restarts."""
-    if len(block) >= _COUNT.size:
-        end = len(block) - _COUNT.size
-        count: int = _COUNT.unpack_from(block, end)[0]
-        if count * _COUNT.size <= end:
-            return end - count * _COUNT.size
+    if len(block) >= _UINT32.size:
+        end = len(block) - _UINT32.size
+        count: int = _UINT32.unpack_from(block, end)[0]
+        if count * _UINT32.size <= end:
+            return end - count * _UINT32.size
     raise MalformedError("more restarts than there is room for", len(block))

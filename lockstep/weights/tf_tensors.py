@@ -40,6 +40,7 @@ from lockstep.records.protobuf import (
     message_fields,
     read_varint,
 )
+from lockstep.weights.source import TensorInfo
 
 Extent = tuple[int, int]
 """Start and length along a dimension; a length of -1 is all of it."""
@@ -201,9 +202,9 @@ class DataType(NamedTuple):
     dtype: torch.dtype | None
     """None where torch has none."""
 
-    def num_bytes(self, count: int) -> int:
-        """The size of so many values in memory; 0 where torch has no such type."""
-        return count * self.dtype.itemsize if self.dtype else 0
+    def info(self, shape: tuple[int, ...], stored_bytes: int = 0) -> TensorInfo:
+        """What is known of a tensor of this type; where torch has no such type, its size is that in the file."""
+        return TensorInfo.of(shape, self.dtype) if self.dtype else TensorInfo(shape, self.name, stored_bytes)
 
 
 # Quantised integers mean nothing without the range that they stand for, which TensorFlow keeps elsewhere.

@@ -26,9 +26,9 @@ from lockstep.weights.source import (
     TensorInfo,
     damaged_file,
     damaged_tensor,
-    no_tensor,
+    entry_of,
     not_numbers,
-    unreadable_file,
+    readable,
 )
 
 if TYPE_CHECKING:
@@ -59,16 +59,16 @@ class TorchFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            with path.open("rb") as file:
-                head = file.read(len(ZIP_MAGIC))
+        with readable(path), path.open("rb") as file:
+            head = file.read(len(ZIP_MAGIC))
             self._num_bytes = path.stat().st_size
-        except OSError as error:
-            raise unreadable_file(path, error) from error
-        self._records = TorchRecords(path) if head == ZIP_MAGIC else None
-        if not self._records and not head.startswith(_PROTOCOL):
+        is_archive = head == ZIP_MAGIC
+        if is_archive:
+            _check_records(path, with_values=False)
+        elif not head.startswith(_PROTOCOL):
             raise _foreign_pickle(path, head)
-        content = _loaded(path, mapped=self._records is not None)
+        self._is_verified = not is_archive
+        content = _loaded(path, mapped=is_archive)
         try:
             self._tensors = _tensors(content)
         except ValueError as error:
@@ -88,11 +88,10 @@ class TorchFile:
 
     def read(self, name: str) -> Tensor:
         """Read a tensor, whole and contiguous, and verify its checksum."""
-        if name not in self._tensors:
-            raise no_tensor(name, self.path, len(self._tensors))
-        if self._records:
-            self._records.verify()
-        tensor = self._tensors[name].detach()
+        tensor = entry_of(name, self._tensors, self.path).detach()
+        if not self._is_verified:
+            _check_records(self.path, with_values=True)
+            self._is_verified = True
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
             raise not_numbers(name, self.path, f"{tensor.dtype}, {tensor.layout}, on {tensor.device}")
         if tensor.nbytes > self._num_bytes:  # one value may stand for many
@@ -221,56 +220,43 @@ def holds_torch(names: list[str]) -> bool:
     return any(name.rpartition("/")[2] == _PICKLE for name in names)
 
 
-class TorchRecords:
-    """The records of one file. Opening it verifies all but the values of tensors.
+def _check_records(path: Path, *, with_values: bool) -> None:
+    """Verify the records of an archive: all but the values of tensors, or these too.
 
     A file written without checksums (`torch.serialization.set_crc32_options(False)`) has zeros in their place; of it
     nothing is verified.
     """
+    try:
+        with readable(path), zipfile.ZipFile(path) as archive:
+            records = archive.infolist()
+            _refuse_records(path, records)
+            if any(record.CRC for record in records):
+                for record in records:
+                    if with_values or _STORAGES not in record.filename:
+                        _check_checksum(archive, record)
+    except ZIP_FAULTS as error:
+        raise damaged_file(
+            path, "is damaged or cut short", given=str(error), expected="what torch.save has written"
+        ) from error
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._is_verified = False
-        self._check(whole=False)
 
-    def verify(self) -> None:
-        """Verify the values of all tensors, once."""
-        if not self._is_verified:
-            self._check(whole=True)
-            self._is_verified = True
-
-    def _check(self, *, whole: bool) -> None:
-        try:
-            with zipfile.ZipFile(self._path) as archive:
-                records = archive.infolist()
-                self._check_records(records)
-                if any(record.CRC for record in records):
-                    for record in records:
-                        if whole or _STORAGES not in record.filename:
-                            _check_checksum(archive, record)
-        except OSError as error:
-            raise unreadable_file(self._path, error) from error
-        except ZIP_FAULTS as error:
-            raise damaged_file(
-                self._path, "is damaged or cut short", given=str(error), expected="what torch.save has written"
-            ) from error
-
-    def _check_records(self, records: list[zipfile.ZipInfo]) -> None:
-        if any(record.filename.rpartition("/")[2] == _PROGRAM for record in records):
-            raise CheckpointError(
-                f"{self._path} is a program of TorchScript, which has code.",
-                given="a file of torch.jit.save",
-                expected="tensors, as of torch.save(model.state_dict(), FILE)",
-                hint="where you trust it, torch.save(torch.jit.load(FILE).state_dict(), NEW_FILE)",
-            )
-        claimed, there = sum(record.file_size for record in records), self._path.stat().st_size
-        if claimed > there:
-            raise damaged_file(
-                self._path,
-                "is damaged",
-                given=f"records of {claimed} bytes",
-                expected=f"no more than the {there} of the file, which is not compressed",
-            )
+def _refuse_records(path: Path, records: list[zipfile.ZipInfo]) -> None:
+    """Refuse a program, and sizes that cannot be."""
+    if any(record.filename.rpartition("/")[2] == _PROGRAM for record in records):
+        raise CheckpointError(
+            f"{path} is a program of TorchScript, which has code.",
+            given="a file of torch.jit.save",
+            expected="tensors, as of torch.save(model.state_dict(), FILE)",
+            hint="where you trust it, torch.save(torch.jit.load(FILE).state_dict(), NEW_FILE)",
+        )
+    claimed, there = sum(record.file_size for record in records), path.stat().st_size
+    if claimed > there:
+        raise damaged_file(
+            path,
+            "is damaged",
+            given=f"records of {claimed} bytes",
+            expected=f"no more than the {there} of the file, which is not compressed",
+        )
 
 
 def _check_checksum(archive: zipfile.ZipFile, record: zipfile.ZipInfo) -> None:

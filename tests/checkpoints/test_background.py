@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from random import Random
@@ -64,8 +65,9 @@ def test_the_run_goes_on_while_it_is_written(gate: Gate) -> None:
 
 
 def test_what_changes_the_tensors_calls_the_writer_as_long_as_it_is_in_flight(gate: Gate) -> None:
-    writer, hooks = BackgroundWriter(gate), [print]  # type: ignore[arg-type]
-    writer.begin(1, sections_of(1), {"step": 1}, before_change=hooks)
+    hooks: list[Callable[[], None]] = [print]
+    writer = BackgroundWriter(gate, hooks)  # type: ignore[arg-type]
+    writer.begin(1, sections_of(1), {"step": 1})
     assert hooks == [print, writer.check]
     gate.is_open.set()
     writer.wait()
@@ -146,13 +148,14 @@ def test_killed_at_any_moment_of_a_save_in_the_background(tmp_path: Path) -> Non
 
 
 def test_a_writer_that_could_not_begin_is_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer, hooks = BackgroundWriter(Store(tmp_path)), []  # type: ignore[var-annotated]
+    hooks: list[Callable[[], None]] = []
+    writer = BackgroundWriter(Store(tmp_path), hooks)
     with monkeypatch.context() as context:
         context.setattr(
             threading.Thread, "start", lambda thread: (_ for _ in ()).throw(RuntimeError("no more threads"))
         )
         with pytest.raises(RuntimeError, match="no more threads"):
-            writer.begin(1, sections_of(1), {"step": 1}, before_change=hooks)
+            writer.begin(1, sections_of(1), {"step": 1})
     assert hooks == []
     writer.begin(2, sections_of(2), {"step": 2})
     wait_for_writers()

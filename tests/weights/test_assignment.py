@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lockstep.errors import CheckpointError, InputError
-from lockstep.weights.assignment import Assignment, assign_tensors
+from lockstep.weights.assignment import Assignment, assign_tensors, can_convert
 from lockstep.weights.layouts import Layout
 from lockstep.weights.names import NameMap, Rename
-from lockstep.weights.pairing import can_convert
 from lockstep.weights.source import MemorySource, TensorInfo
 from lockstep.weights.warm_start import NotLoaded, Target, WarmStart
 

@@ -10,54 +10,12 @@ from hypothesis import strategies as st
 
 from lockstep.errors import InputError
 from lockstep.weights.layouts import CONVOLUTION, DENSE
-from lockstep.weights.names import Destination, Rename, apply_renames, find_prefixes, matched, swap_prefix
-
-# The variables of a net of two convolutions and a dense layer.
-NAMES = [f"{layer}/{kind}" for layer in ("conv1", "conv2", "fc1") for kind in ("weights", "biases")]
+from lockstep.weights.names import Destination, Rename, apply_renames, find_prefixes, swap_prefix
 
 
 def ends(name: str, *renames: Rename) -> list[str]:
     places, _ = apply_renames({name: [Destination(name)]}, renames)
     return [place.name for place in places[name]]
-
-
-@pytest.mark.parametrize(
-    ("patterns", "chosen"),
-    [
-        ("biases", ["conv1/biases", "conv2/biases", "fc1/biases"]),
-        (["biases"], ["conv1/biases", "conv2/biases", "fc1/biases"]),
-        (["conv", "conv1"], NAMES[:4]),
-        (["conv1/weights"], ["conv1/weights"]),
-        ((), []),
-    ],
-)
-def test_names_are_chosen_by_regular_expressions(patterns: str | list[str], chosen: list[str]) -> None:
-    assert matched("include", patterns, NAMES) == {*chosen}
-
-
-@pytest.mark.parametrize(
-    ("patterns", "chosen"),
-    [
-        (".*biases", ["conv1/biases", "conv2/biases", "fc1/biases"]),
-        (["conv1", "fc1/b|conv2/b"], [*NAMES[:2], "conv2/biases", "fc1/biases"]),
-        (["conv"], NAMES[:4]),
-    ],
-)
-def test_patterns_may_have_to_match_from_the_start(patterns: str | list[str], chosen: list[str]) -> None:
-    assert matched("include", patterns, NAMES, from_start=True) == {*chosen}
-
-
-def test_a_pattern_that_must_match_from_the_start_is_not_searched_for() -> None:
-    with pytest.raises(InputError, match="A pattern of include matches no parameter"):
-        matched("include", "biases", NAMES, from_start=True)
-
-
-@pytest.mark.parametrize("field", ["include", "skip"])
-def test_a_pattern_that_matches_nothing_is_refused(field: str) -> None:
-    with pytest.raises(InputError) as refusal:
-        matched(field, ["conv", "convolution"], NAMES)
-    assert refusal.value.what == f"A pattern of {field} matches no parameter."
-    assert refusal.value.given == "'convolution'"
 
 
 def test_renames_replace_what_they_find_wherever_it_is() -> None:
