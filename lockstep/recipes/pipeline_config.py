@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any, NamedTuple, get_args
 
@@ -18,7 +18,7 @@ from lockstep.augmentations.random_crops import (
     SsdRandomCropOperation,
     SsdRandomCropPadOperation,
 )
-from lockstep.augmentations.resizers import ResizeImage
+from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioResizer, ResizeImage
 from lockstep.augmentations.turns import HorizontalFlip
 from lockstep.detection.tf_configs import FasterRcnn, Ssd
 from lockstep.detection.tf_supported import check_supported, substituted, substitutes
@@ -31,7 +31,6 @@ from lockstep.recipes import pipeline_training as training
 from lockstep.recipes.data import DetectionData
 from lockstep.recipes.messages import At, FieldOutcome, MessageReader, Row, made_together, no_effect, not_mapped, to
 from lockstep.recipes.parts import DataLoading, DetectionEvaluation, DetectionMetrics, Evaluate, Pictures
-from lockstep.recipes.pipeline_model import ELSEWHERE, METHODS, ReadModel, read_model
 from lockstep.recipes.pipeline_training import variables_of
 from lockstep.recipes.recipe import Recipe
 from lockstep.records.text_format import Field, Place, parse_text_format, quoted
@@ -54,6 +53,7 @@ _CROPS: Mapping[type, Mapping[str, FieldOutcome]] = {
     SsdRandomCropFixedAspectRatioOperation: _CLIPPED,
 }
 _AUGMENTATIONS = "data_augmentation_options"
+_MODELS: Mapping[str, type[Ssd | FasterRcnn]] = {"ssd": Ssd, "faster_rcnn": FasterRcnn}
 _ONE_EACH = no_effect("each evaluation scores every example once, in their order")
 
 
@@ -81,7 +81,7 @@ def import_pipeline(text: str, source: str, name: str, *, substitute_model: bool
         InputError: a value that its field does not take, or a part that is missing; InputErrors where there are
             several.
     """
-    reader = MessageReader(source, {**ELSEWHERE, **_CROPS})
+    reader = MessageReader(source, {**messages.ELSEWHERE, **_CROPS})
     parsed = _read(reader, parse_text_format(text, source))
     train = parsed.pipeline.train_config
     parts = made_together(
@@ -132,11 +132,18 @@ def _report_substitutes(reader: MessageReader, extractor: str, others: Mapping[s
         reader.revise(f"train_config.{name}", not_mapped(f"its weights are those of {extractor}"))
 
 
+class _ReadModel(NamedTuple):
+    """A model, and the resizer of its images."""
+
+    model: Ssd | FasterRcnn
+    resizer: FixedShapeResizer | KeepAspectRatioResizer
+
+
 class _ParsedConfig(NamedTuple):
     """The parts of a configuration file, parsed."""
 
     pipeline: messages.PipelineConfig
-    detector: ReadModel
+    detector: _ReadModel
     augment: tuple[Augment, ...]
     train_reader: messages.InputReader
     eval_reader: messages.InputReader
@@ -147,13 +154,54 @@ def _read(reader: MessageReader, message: Sequence[Field]) -> _ParsedConfig:
     found = made_together(
         {
             "pipeline": partial(reader.read, messages.PipelineConfig, message, At("", Place(1, 1), to(""))),
-            "detector": partial(read_model, reader, _inside(message, "model"), _inside(message, "graph_rewriter")),
+            "detector": partial(_read_model, reader, _inside(message, "model"), _inside(message, "graph_rewriter")),
             "augment": partial(_augmentations, reader, _inside(_inside(message, "train_config"), _AUGMENTATIONS)),
             "train_reader": partial(_input_reader, reader, "train_input_reader", message),
             "eval_reader": partial(_input_reader, reader, "eval_input_reader", message),
         }
     )
     return _ParsedConfig(**found)
+
+
+def _read_model(reader: MessageReader, models: Sequence[Field], graph: Sequence[Field]) -> _ReadModel:
+    """Read a model from what is in the messages `model` and `graph_rewriter`."""
+    if len(models) != 1 or models[0].name not in _MODELS:
+        given = ", ".join(field.name for field in models) or "none"
+        place = models[0].place if models else Place(1, 1)
+        raise reader.wrong("model", place, given, " or ".join(_MODELS), "other models are not imported")
+    (field,) = models
+    at = At(f"model.{field.name}", field.value_place, to("model"))
+    message = reader.message(field, at)
+    names = {each.name for each in fields(messages.BesideTheModel)}
+    beside = [inner for inner in message if inner.name in names]
+    rfcn = [inner for inner in message if inner.name == "second_stage_box_predictor" and _is_rfcn(inner)]
+    reader.leave(rfcn, at._replace(outcome=messages.UNTRAINED["rfcn_box_predictor"]))
+    rest = [inner for inner in message if inner.name not in names and inner not in rfcn]
+    found = made_together(
+        {
+            "model": partial(reader.read, _MODELS[field.name], rest, at),
+            "beside": partial(reader.read, messages.BesideTheModel, beside, at),
+            "graph": partial(
+                reader.read, messages.GraphRewriter, graph, At("graph_rewriter", Place(1, 1), to("model"))
+            ),
+        }
+    )
+    said = {row.outcome for row in reader.rows}
+    model = replace(
+        found["model"], untrained_parts=tuple(name for name, outcome in messages.UNTRAINED.items() if outcome in said)
+    )
+    if found["beside"].first_stage_only and isinstance(model, FasterRcnn):
+        model = replace(model, number_of_stages=1)
+    given_resizer = found["beside"].image_resizer
+    if isinstance(given_resizer, messages.KeepAspectRatioResizerConfig | messages.FixedShapeResizerConfig):
+        return _ReadModel(model, given_resizer.resizer())
+    reader.revise(f"{at.path}.image_resizer.{kind_name(type(given_resizer))}", messages.OTHER_RESIZER)
+    return _ReadModel(model, FixedShapeResizer())
+
+
+def _is_rfcn(predictor: Field) -> bool:
+    kinds = predictor.value if isinstance(predictor.value, list) else []
+    return [kind.name for kind in kinds] == ["rfcn_box_predictor"]
 
 
 def _inside(message: Iterable[Field], name: str) -> list[Field]:
@@ -192,7 +240,9 @@ def _augmentations(reader: MessageReader, steps: Sequence[Field]) -> tuple[Augme
 def _augmentation(reader: MessageReader, cls: type, step: Field, at: At) -> Augment:
     if cls is ResizeImage:
         resizing = reader.read_field(messages.ResizeImageConfig, step, at)
-        return ResizeImage(resizing.new_height, resizing.new_width, METHODS.get(resizing.method, resizing.method))
+        return ResizeImage(
+            resizing.new_height, resizing.new_width, messages.METHODS.get(resizing.method, resizing.method)
+        )
     made: Augment = reader.read_field(cls, step, at)
     return made
 
