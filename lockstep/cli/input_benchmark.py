@@ -96,15 +96,9 @@ def measure(
     step: Callable[[Batch], object] | None = None,
     announce: Callable[[str], None] = lambda doing: None,
 ) -> Measured:
-    """Measure a loader, and the step that takes its batches, for one worker alone on this machine.
+    """Measure a loader at the start of its stream, and the step that takes its batches, for one worker on this machine.
 
-    Args:
-        loader: at the start of its stream.
-        seconds: how long the measurement may take in all; each part takes a few batches at least.
-        device: where the batches go.
-        num_towers: of the step.
-        step: makes one attempt from a batch.
-        announce: called with what is measured next.
+    All parts together may take `seconds`, and each takes a few batches at least; `announce` is told which comes next.
     """
     in_memory = loader.reader.cost == "memory"
     num_readers = 0 if in_memory else loader.pool.size(1)

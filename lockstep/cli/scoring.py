@@ -211,13 +211,10 @@ def _facts(result: Evaluation, split: str, data: str | None) -> dict[str, Any]:
 
 
 def write_result(result: Evaluation, split: str, path: Path, data: str | None = None) -> None:
-    """Write one result to a JSON file of its own; a file that cannot be written is an InputError.
+    """Write one result to a JSON file of its own, with the path of its examples if it is not that of the run.
 
-    Args:
-        result: to write.
-        split: that was scored.
-        path: of the file.
-        data: the path of the examples, if it is not that of the run.
+    Raises:
+        InputError: the file cannot be written.
     """
     with atomic_write(path, failure=InputError) as file:
         file.write(json.dumps(_facts(result, split, data), indent=1).encode() + b"\n")

@@ -91,11 +91,9 @@ class At(NamedTuple):
 
 
 class MessageReader:
-    """Reads the messages of one file.
+    """Reads the messages of the file `source`.
 
-    Args:
-        source: the name of the file, for messages.
-        elsewhere: by class, the fields of its message that it has no fields for, and what becomes of them.
+    `elsewhere` has by class the fields of its message that it has no fields for, and what becomes of them.
     """
 
     def __init__(self, source: str, elsewhere: Mapping[type, Mapping[str, FieldOutcome]]) -> None:

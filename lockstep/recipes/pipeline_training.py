@@ -134,11 +134,7 @@ def _average(given: messages.OptimizerConfig) -> MovingAverage | None:
 
 
 def fields_by_name(train: messages.TrainConfig, variables: Mapping[str, str]) -> dict[str, Any]:
-    """Make the fields of a recipe that are about some of the parameters, or about the gradients.
-
-    Args:
-        train: of the config.
-        variables: the API's name of each parameter.
+    """Make the fields about gradients, and about some of the parameters, whose names in the API are `variables`.
 
     Raises:
         InputError: all variables that are to be trained are none of the detector's.
@@ -239,12 +235,7 @@ _LAYER = "*"
 
 
 def variables_of(model: nn.Module, extractor: str) -> dict[str, str]:
-    """Return the API's name of each parameter of a detector, with a "*" in the place of its layer.
-
-    Args:
-        model: the detector.
-        extractor: the type of its feature extractor.
-    """
+    """Return the API's name of each parameter of a detector, with a "*" in the place of its layer."""
     net = next((name for start, name in _NETS.items() if extractor.startswith(start)), _LAYER)
     parts = _FASTER_RCNN if extractor.startswith("faster_rcnn") else _SSD
     return {

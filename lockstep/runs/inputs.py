@@ -112,11 +112,9 @@ def check_same_classes(split: str, scored: Mapping[int, str], trained: Mapping[i
 
 
 def unused_classes(recipe: Recipe, classes: Sequence[str]) -> str:
-    """Say that the model has classes without examples, of which one may be meant; "" where it has none.
+    """Say that the model has more classes than the data, one of which may be the background; "" where it has not.
 
-    Args:
-        recipe: of the run.
-        classes: their names in the data, from label 0 on; none where they are not known.
+    `classes` are the names of those of the data, from label 0 on; none where they are not known.
     """
     given, offset = recipe.model.num_classes, getattr(recipe.data, "labels_offset", 0)
     if recipe.data.task is Detection:  # label 0 is that of the background

@@ -51,14 +51,7 @@ def batches_of_images(
     device: torch.device,
     progress: ProgressFunction | None = None,
 ) -> Iterator[EvaluationBatch]:
-    """Yield the images in batches, whose `bad` names files that could not be read.
-
-    Args:
-        recipe: of the run: its loaders, and the size of a batch.
-        reader: of the files.
-        augment: makes of them what the model is scored on.
-        device: of the batches.
-        progress: called with the number of files that are done, and of all.
+    """Yield the images in batches, as the run loads them; `bad` of a batch names files that could not be read.
 
     Raises:
         LockstepError: none of the files can be read.

@@ -55,11 +55,8 @@ class Segment:
     """A segment of a run on one worker; every worker makes one, and runs it once.
 
     Args:
-        recipe: of the run.
-        stages: in the state that the segment begins with.
-        worker: this worker.
+        recipe, stages, worker, end: of the run, in the state that the segment begins with.
         files: of the run; None writes nothing.
-        end: of the run.
         totals: hooks that see each report before the others.
         saves_first_step: after a rollback: no checkpoint says yet which examples are skipped.
         history: of the segments before, by step: the score by which checkpoints are the best.

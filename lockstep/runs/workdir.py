@@ -374,11 +374,7 @@ def class_names(reader: Reader) -> dict[int, str]:
 def located(recipe: Recipe, path: Path | None) -> Recipe:
     """Find the data of a run from another folder than the one in which it was started.
 
-    A relative path is read in the current folder; where it leads nowhere, in the folder that the run has written down.
-
-    Args:
-        recipe: of the run.
-        path: the workdir; None for a run without one.
+    A relative path is read in the current folder; where it leads nowhere, in the folder that the workdir names.
     """
     folder = KnownData.of(Workdir(path)).folder if path else None
     data = recipe.data if folder is None else recipe.data.found_from(folder)
