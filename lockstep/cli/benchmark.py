@@ -154,13 +154,13 @@ def _workload_of_path(arguments: argparse.Namespace) -> _Workload:
     from lockstep.augmentations.crops import RandomResizedCrop
     from lockstep.augmentations.slim_presets import SLIM_PRESETS
     from lockstep.augmentations.turns import HorizontalFlip
-    from lockstep.cli.source import open_data
     from lockstep.data.loader import Loader
+    from lockstep.readers.open import open_source
 
-    what, name = arguments.what, arguments.augment
+    name = arguments.augment
     if name is not None:
         check_one_of("augment", name, list(SLIM_PRESETS))
-    reader = _without_keypoints(open_data(what))
+    reader = _without_keypoints(open_source(arguments.what))
     augment = SLIM_PRESETS[name]().train if name else (RandomResizedCrop(_CROP_SIZE), HorizontalFlip())
     return _Workload(
         Loader(
@@ -237,20 +237,16 @@ def _table(rows: Mapping[str, Timing]) -> Iterator[str]:
 def _as_json(what: str, loader: Loader, measured: Measured, advice: Advice) -> dict[str, Any]:
     from lockstep.cli.input_benchmark import Timing
 
-    paces = {name: _pace(pace) for name, pace in vars(measured).items() if isinstance(pace, Timing)}
+    paces = {name: pace for name, pace in vars(measured).items() if isinstance(pace, Timing)}
     others = {name: value for name, value in vars(measured).items() if name not in paces}
     return {
         "what": what,
         "num_examples": len(loader.reader),
         "batch_size": loader.batch_size,
         **others,
-        **paces,
+        **{name: {**vars(pace), "examples_per_second": pace.examples_per_second} for name, pace in paces.items()},
         **asdict(advice),
     }
-
-
-def _pace(pace: Timing) -> dict[str, Any]:
-    return {**vars(pace), "stage_seconds": dict(pace.stage_seconds), "examples_per_second": pace.examples_per_second}
 
 
 COMMAND = Command(

@@ -109,7 +109,7 @@ class Workdir:
     def write_start(self, recipe: Recipe, choices: Choices, warm_start: WarmStartReport | None) -> None:
         """Write the recipe and the choices of a start, and remove the result of an earlier one."""
         self.write_recipe(recipe)
-        self.write_choices(choices)
+        self.write(CHOICES, json.dumps(asdict(choices), indent=2) + "\n")
         if warm_start:
             self.write(WARM_START, json.dumps(warm_start.as_json(), indent=1) + "\n")
         with self._accessed():
@@ -130,10 +130,6 @@ class Workdir:
             expected="the choices of the run's first start, as JSON",
             hint="restore the file; or move it away, and the choices of this machine are taken",
         )
-
-    def write_choices(self, choices: Choices) -> None:
-        """Save the choices of the first start."""
-        self.write(CHOICES, json.dumps(asdict(choices), indent=2) + "\n")
 
     def check_unstarted(self) -> None:
         """Refuse to start anew a run that has made steps, since its checkpoints are gone."""
@@ -302,21 +298,18 @@ class Result:
 
     def as_json(self) -> str:
         """Make the text of the file; numbers that JSON lacks are text, as in `metrics.jsonl`."""
-        return json.dumps(without_nonfinite(self._facts()), indent=1, allow_nan=False) + "\n"
-
-    def _facts(self) -> dict[str, Any]:
-        scored = self.evaluation
-        return {
+        facts = {
             "recipe": self.recipe,
             "lockstep": __version__,
             "torch": torch.__version__,
             "step": self.step,
             "epochs": self.epochs,
             "reason": self.reason,
-            "evaluations": {self.split: scored.facts} if scored else {},
-            "best": self.best and {"step": self.best.step, "scores": self.best.scores},
+            "evaluations": {self.split: self.evaluation.facts} if self.evaluation else {},
+            "best": self.best and asdict(self.best),
             "times": {"seconds": self.seconds, "examples_per_second": self.examples_per_second},
         }
+        return json.dumps(without_nonfinite(facts), indent=1, allow_nan=False) + "\n"
 
 
 def _facts(line: bytes, path: Path, number: int) -> dict[str, Any]:
