@@ -178,7 +178,13 @@ class PathData:
         """Return the path of a split; an error if it has none, or if a function gives the examples."""
         path = self.path_of(split)
         if self.function is not None:
-            raise self._needs_its_script()
+            raise InputError(
+                f"The examples of this run come from the function {self.function} of a script.",
+                given=f"data.function={self.function!r}",
+                expected="that script, which gives the function to ls.run",
+                hint="run the script again: lockstep run SCRIPT; or name paths, with --set data.function=none; "
+                "to score other images alone: lockstep evaluate RUN --data PATH",
+            )
         if path is None:
             raise self._no_path(split)
         return path
@@ -196,15 +202,6 @@ class PathData:
 
     def _with(self, changed: Mapping[str, Any]) -> Self:
         return replace(cast("Any", self), **changed)  # type: ignore[no-any-return]
-
-    def _needs_its_script(self) -> InputError:
-        return InputError(
-            f"The examples of this run come from the function {self.function} of a script.",
-            given=f"data.function={self.function!r}",
-            expected="that script, which gives the function to ls.run",
-            hint="run the script again: lockstep run SCRIPT; or name paths, with --set data.function=none; "
-            "to score other images alone: lockstep evaluate RUN --data PATH",
-        )
 
     def _no_path(self, split: str) -> DataError:
         return DataError(

@@ -204,7 +204,6 @@ class Recipe(Checked):
         self._check_name()
         self._check_towers()
         self._check_best()
-        self._check_stages()
         self._check_image_sizes()
         self.task.check(self.model.num_classes)
         if self.evaluate.weights == "average" and self.average is None:
@@ -231,16 +230,14 @@ class Recipe(Checked):
                 hint="name such a score and set evaluate.every, or leave checkpoints.retention.best out",
             )
 
-    def _check_stages(self) -> None:
-        for number, stage in enumerate(self.stages):
-            if stage.image_size is not None:
-                self.data.resized(stage.image_size, f"stages[{number}].image_size")  # which may be refused
-
     def _check_image_sizes(self) -> None:
         least = self.model.smallest_image
         of_stages = {f"stages[{number}].image_size": stage.image_size for number, stage in enumerate(self.stages)}
-        for name, size in {self.data.size_field: self.data.image_size, **of_stages}.items():
-            if size is not None and size < least:
+        given = {name: size for name, size in of_stages.items() if size is not None}
+        for name, size in given.items():
+            self.data.resized(size, name)  # which may be refused
+        for name, size in {self.data.size_field: self.data.image_size, **given}.items():
+            if size < least:
                 raise InputError(
                     f"The images are too small for {type(self.model).__name__}.",
                     given=f"{name}={size}",

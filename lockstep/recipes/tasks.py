@@ -257,21 +257,16 @@ class Detection:
         from lockstep.detection.detector import boxes_on_stored, paste_masks
 
         _check_finite(detected, batch)
-        rows = zip(detected, self._sizes_of_images(batch), batch["original_size"].tolist(), strict=True)
         boxes: list[Tensor] = []
         masks: list[Any] = []
-        for found, resized, stored in rows:
-            corners = boxes_on_stored(found.boxes, resized, stored)
+        for found, stored in zip(detected, batch["original_size"].tolist(), strict=True):
+            corners = boxes_on_stored(found.boxes, self.data.resizer.size_of(*stored), stored)
             boxes.append(torch.cat([corners[:, [1, 0]], corners[:, [3, 2]] - corners[:, [1, 0]]], dim=1))
             if found.masks is not None:
                 masks.append(paste_masks(found.masks, corners, (stored[0], stored[1])))
         columns = {"scores": [each.scores for each in detected], "labels": [each.labels for each in detected]}
         made = {name: Ragged.of(rows) for name, rows in {"boxes": boxes, **columns}.items()}
         return {**made, "masks": masks} if masks else made
-
-    def _sizes_of_images(self, batch: Mapping[str, Any]) -> Sequence[tuple[int, int]]:
-        """Return height and width of each image as the network sees it, without padding."""
-        return [self.data.resizer.size_of(height, width) for height, width in batch["original_size"].tolist()]
 
 
 Task = Classification | Detection

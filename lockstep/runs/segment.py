@@ -15,7 +15,7 @@ from lockstep.reporting.console import Console
 from lockstep.runs.metrics_logger import MetricsLogger
 from lockstep.runs.skipped import KeptBatches, QuarantineList
 from lockstep.runs.stages import Stages
-from lockstep.runs.validation import SPLIT, Validation
+from lockstep.runs.validation import SPLIT, Validation, step_before
 from lockstep.runs.workdir import Reason, Workdir
 from lockstep.screen import log
 from lockstep.served.exchanges import is_served
@@ -126,13 +126,10 @@ class Segment:
         was_cut_off = event in ("resume", "continue")
         if was_cut_off and self.validation.is_overdue(self._start, anew=event == "continue"):
             self._validate()
-        is_due = event == "continue" and self._recipe.checkpoints.every.passed(self._step_before(), self._start)
+        before = step_before(self._start, self._loader.batch_size)
+        is_due = event == "continue" and self._recipe.checkpoints.every.passed(before, self._start)
         if is_due or event not in ("join", "continue"):
             self._save()
-
-    def _step_before(self) -> Progress:
-        start = self._start
-        return start._replace(step=start.step - 1, position=start.position - self._loader.batch_size)
 
     def _train(self, hooks: Sequence[Hook]) -> None:
         """Make attempts, and call the hooks after each, until the segment is over."""

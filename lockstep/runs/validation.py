@@ -158,12 +158,16 @@ class Validation:
 
         It is made `anew` though its scores are written down where a checkpoint with them may not be.
         """
-        before = start._replace(step=start.step - 1, position=start.position - self._recipe.batch_size)
-        is_due = self._recipe.evaluate.every.passed(before, start)
+        is_due = self._recipe.evaluate.every.passed(step_before(start, self._recipe.batch_size), start)
         if not (start.step and is_due and self._parts.examples.has(SPLIT)):
             return False
         is_made = not anew and self._logger is not None and self._logger.metrics.is_evaluated(start.step, SPLIT)
         return not self._worker.group.broadcast(is_made)
+
+
+def step_before(now: Progress, batch_size: int) -> Progress:
+    """Return the progress before the last step."""
+    return now._replace(step=now.step - 1, position=now.position - batch_size)
 
 
 def num_without_improvement(scores: Sequence[float], retention: Retention) -> int:
