@@ -13,7 +13,7 @@ from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.toml import to_toml
 from lockstep.reporting.console import Console
 from lockstep.runs.metrics_logger import MetricsLogger
-from lockstep.runs.skipped import KeptBatches, QuarantineList
+from lockstep.runs.skipped import QuarantineList, keep_batch
 from lockstep.runs.stages import Stages
 from lockstep.runs.validation import SPLIT, Validation, step_before
 from lockstep.runs.workdir import Reason, Workdir
@@ -197,8 +197,8 @@ class Segment:
 
     def _keep(self, nonfinite: NonFiniteReport) -> None:
         if self._files:
-            kept = KeptBatches(self._files.workdir.path / "refused", self._loader, self._worker)
-            kept.keep(nonfinite, self._state.step)
+            folder = self._files.workdir.path / "refused"
+            keep_batch(folder, nonfinite, self._state.step, self._loader, self._worker)
 
     def _validate(self) -> None:
         """Score the validation examples, unless the run is to stop: there may be time only to save."""
