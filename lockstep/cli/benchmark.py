@@ -92,7 +92,6 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
 
 
 def _recipe(arguments: argparse.Namespace) -> Recipe:
-    """Return the recipe, changed by the flags."""
     from lockstep.recipes.shipped import find
 
     if arguments.augment is not None:
@@ -182,7 +181,6 @@ def _without_keypoints(reader: Reader) -> Reader:
 
 
 def _has_images(reader: Reader) -> bool:
-    """Whether there are images to decode."""
     from lockstep.images.decode import EncodedImage
 
     images = _first_example(reader).get("image")

@@ -286,7 +286,6 @@ def _limit(measured: Measured) -> Limit:
 
 
 def _slowest(measured: Measured) -> Limit:
-    """Find the slowest stage of the input."""
     loader = measured.loader
     if loader.queue_fill is not None and loader.queue_fill >= _FULL:
         return "handing over"
@@ -334,7 +333,6 @@ def _for_the_input(measured: Measured, slowest: Limit) -> Iterator[str]:
 
 
 def _more_readers(measured: Measured) -> str:
-    """Say whether more readers would help."""
     # The training process keeps one core busy.
     idle = measured.num_cores - 1 - measured.num_readers
     if idle <= 0:

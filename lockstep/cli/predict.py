@@ -50,7 +50,6 @@ def _add_arguments(predict: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
-    """Write the files, and one line that says how many images there were."""
     check_value("show", arguments.show, NonNegativeInt)
     check_output_folder(arguments.to, overwrite=arguments.force)
 
@@ -72,7 +71,6 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
 
 
 def _classes(arguments: argparse.Namespace, run: ChosenRun) -> Predictions | FoundObjects:
-    """Predict the classes, and write them."""
     if arguments.min_score is not None:
         raise _not_for("a classifier", f"--min-score {arguments.min_score:g}", "the run of a detector")
     top = _top(arguments.top or str(_TOP))
@@ -88,7 +86,6 @@ def _classes(arguments: argparse.Namespace, run: ChosenRun) -> Predictions | Fou
 
 
 def _found_objects(arguments: argparse.Namespace, run: ChosenRun) -> Predictions | FoundObjects:
-    """Detect the objects, and write them."""
     if arguments.top is not None:
         raise _not_for("a detector", f"--top {arguments.top}", "the run of a classifier")
     from lockstep.recipes.parts import Pictures

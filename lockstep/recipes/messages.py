@@ -196,7 +196,6 @@ class MessageReader:
         return self.read_field(cls, field, at)
 
     def _one_of(self, kind: FieldType, message: list[Field], at: At) -> Any:
-        """Read a message with one field, which names the class."""
         classes = {name.removesuffix("_config"): cls for name, cls in kind.classes.items()}
         if len(message) != 1 or message[0].name not in classes:
             given = ", ".join(field.name for field in message) or "none"

@@ -164,7 +164,6 @@ def _read(reader: MessageReader, message: Sequence[Field]) -> _ParsedConfig:
 
 
 def _read_model(reader: MessageReader, models: Sequence[Field], graph: Sequence[Field]) -> _ReadModel:
-    """Read a model from what is in the messages `model` and `graph_rewriter`."""
     if len(models) != 1 or models[0].name not in _MODELS:
         given = ", ".join(field.name for field in models) or "none"
         place = models[0].place if models else Place(1, 1)

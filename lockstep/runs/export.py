@@ -93,7 +93,6 @@ def _metadata(trained: Trained) -> dict[str, str]:
 
 
 def _program(trained: Trained) -> torch.export.ExportedProgram:
-    """Trace the graph of the model."""
     task = trained.recipe.task
     program = _of_detector(trained, task) if isinstance(task, Detection) else _of_classifier(trained)
     for module in program.graph_module.modules():
@@ -104,7 +103,6 @@ def _program(trained: Trained) -> torch.export.ExportedProgram:
 
 
 def _of_classifier(trained: Trained) -> torch.export.ExportedProgram:
-    """Trace a classifier for batches of any size."""
     example = trained.recipe.data.blank(_EXAMPLES_TRACED)
     return torch.export.export(trained.model, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
 

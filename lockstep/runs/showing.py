@@ -177,7 +177,6 @@ def _shown(reader: RowReader, draws: Sequence[Rows], pipeline: Pipeline, detecti
 
 
 def _given(fields: Fields, pipeline: Pipeline) -> Fields:
-    """Select the fields that augmentations are given."""
     names = fields if pipeline.fields is None else pipeline.fields
     return {name: fields[name] for name in names if name in fields}
 

@@ -325,7 +325,6 @@ def _transport(exchange: Exchange, worker: Worker) -> str:
 
 
 def _describe_state(state: TrainState) -> list[str]:
-    """Describe each parameter with its slots and its average, and each buffer."""
     sections = state.sections()
     num_bytes = sum(t.numel() * t.itemsize for tensors in sections.values() for t in tensors.values())
     rows: list[Iterable[str]] = [("parameter", "shape", "dtype", "kept beside it")]
