@@ -12,20 +12,10 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from lockstep import optim
 from lockstep.checkpoints.retention import Retention
 from lockstep.errors import InputError
 from lockstep.listing import shorten
-from lockstep.optim import (
-    SGD,
-    Adam,
-    ClipNorm,
-    Cosine,
-    Exponential,
-    MovingAverage,
-    PiecewiseConstant,
-    RMSProp,
-    ScaleGradients,
-)
 from lockstep.optim.rules import Optimizer
 from lockstep.optim.schedules import Schedule
 from lockstep.optim.transforms import GradientTransform
@@ -78,13 +68,13 @@ def _optimizer(given: messages.OptimizerConfig) -> Optimizer:
             hint="name one",
         )
     if momentum := given.momentum_optimizer:
-        return SGD(_rate(momentum.learning_rate), momentum=momentum.momentum_optimizer_value)
+        return optim.SGD(_rate(momentum.learning_rate), momentum=momentum.momentum_optimizer_value)
     if adam := given.adam_optimizer:
-        return Adam(_rate(adam.learning_rate), eps=adam.epsilon, epsilon_hat=True)
+        return optim.Adam(_rate(adam.learning_rate), eps=adam.epsilon, epsilon_hat=True)
     rms = given.rms_prop_optimizer
     assert rms is not None, "it is the last one"
     rate = _rate(rms.learning_rate)
-    return RMSProp(rate, alpha=rms.decay, eps=rms.epsilon, momentum=rms.momentum_optimizer_value)
+    return optim.RMSProp(rate, alpha=rms.decay, eps=rms.epsilon, momentum=rms.momentum_optimizer_value)
 
 
 def _rate(given: messages.LearningRate) -> float | Schedule:
@@ -92,7 +82,7 @@ def _rate(given: messages.LearningRate) -> float | Schedule:
         case messages.ConstantLearningRate():
             return given.learning_rate
         case messages.ExponentialDecayLearningRate():
-            return Exponential(
+            return optim.Exponential(
                 given.initial_learning_rate,
                 given.decay_steps,
                 given.decay_factor,
@@ -104,7 +94,7 @@ def _rate(given: messages.LearningRate) -> float | Schedule:
         case messages.ManualStepLearningRate():
             return _manual_steps(given)
         case messages.CosineDecayLearningRate():
-            return Cosine(
+            return optim.Cosine(
                 given.learning_rate_base,
                 given.total_steps,
                 warmup_steps=given.warmup_steps,
@@ -125,12 +115,12 @@ def _manual_steps(given: messages.ManualStepLearningRate) -> Schedule:
     steps = [each.step for each in given.schedule]
     rates = [given.initial_learning_rate, *(each.learning_rate for each in given.schedule)]
     from_zero = steps[0] == 0 and not given.warmup
-    return PiecewiseConstant(tuple(steps[from_zero:]), tuple(rates[from_zero:]), warmup=given.warmup)
+    return optim.PiecewiseConstant(tuple(steps[from_zero:]), tuple(rates[from_zero:]), warmup=given.warmup)
 
 
-def _average(given: messages.OptimizerConfig) -> MovingAverage | None:
+def _average(given: messages.OptimizerConfig) -> optim.MovingAverage | None:
     """Make the average, whose decay is constant: the reference gives it no number of updates."""
-    return MovingAverage(given.moving_average_decay, dynamic=False) if given.use_moving_average else None
+    return optim.MovingAverage(given.moving_average_decay, dynamic=False) if given.use_moving_average else None
 
 
 def fields_by_name(train: messages.TrainConfig, variables: Mapping[str, str]) -> dict[str, Any]:
@@ -152,9 +142,9 @@ def fields_by_name(train: messages.TrainConfig, variables: Mapping[str, str]) ->
     biases = _matched((_BIASES,), variables).intersection(train_only or names) - frozen
     transforms = list[GradientTransform]()
     if train.bias_grad_multiplier and biases:  # the order is that of the reference
-        transforms.append(ScaleGradients(dict.fromkeys(as_patterns(biases, names), train.bias_grad_multiplier)))
+        transforms.append(optim.ScaleGradients(dict.fromkeys(as_patterns(biases, names), train.bias_grad_multiplier)))
     if train.gradient_clipping_by_norm:
-        transforms.append(ClipNorm(train.gradient_clipping_by_norm))
+        transforms.append(optim.ClipNorm(train.gradient_clipping_by_norm))
     return {
         "frozen": as_patterns(frozen, names),
         "train_only": as_patterns(train_only, names),
