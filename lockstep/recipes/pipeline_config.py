@@ -33,6 +33,7 @@ from lockstep.recipes.messages import At, FieldOutcome, MessageReader, Row, made
 from lockstep.recipes.parts import DataLoading, DetectionEvaluation, DetectionMetrics, Evaluate, Pictures
 from lockstep.recipes.pipeline_training import variables_of
 from lockstep.recipes.recipe import Recipe
+from lockstep.recipes.toml import made
 from lockstep.records.text_format import Field, Place, parse_text_format, quoted
 from lockstep.types import Epochs, Interval
 
@@ -86,7 +87,7 @@ def import_pipeline(text: str, source: str, name: str, *, substitute_model: bool
     train = parsed.pipeline.train_config
     parts = made_together(
         {
-            part: partial(_naming_part, f"{source}, {part}", partial(make, reader, parsed))
+            part: partial(made, partial(make, reader, parsed), f"{source}, {part}")
             for part, make in {"training": _training, "data": _data, "evaluation": _evaluate}.items()
         }
     )
@@ -96,9 +97,8 @@ def import_pipeline(text: str, source: str, name: str, *, substitute_model: bool
         _report_substitutes(reader, model.feature_extractor.type, others)
         model, parts["training"]["warm_start"] = substituted(model), None
     refusal = _refusal(model)
-    by_name = _naming_part(f"{source}, training", partial(_fields_by_name, reader, train, model, refusal))
-    recipe = _naming_part(
-        source,
+    by_name = made(partial(_fields_by_name, reader, train, model, refusal), f"{source}, training")
+    recipe = made(
         lambda: Recipe(
             name=re.sub(r"[^\w.+-]", "_", name).lstrip(".+-") or "imported",
             model=model,
@@ -108,6 +108,7 @@ def import_pipeline(text: str, source: str, name: str, *, substitute_model: bool
             **parts["training"],
             **by_name,
         ),
+        source,
     )
     return Imported(recipe, reader.rows, {f"model.{path}": value for path, value in others.items()}, refusal)
 
@@ -208,16 +209,6 @@ def _inside(message: Iterable[Field], name: str) -> list[Field]:
     return [inner for field in message if field.name == name and isinstance(field.value, list) for inner in field.value]
 
 
-def _naming_part(part: str, make: Callable[[], Any]) -> Any:
-    """Call a function; its error names the part of the file."""
-    try:
-        return make()
-    except InputError as error:
-        raise InputError(
-            f"{part}: {error.what}", given=error.given, expected=error.expected, hint=error.hint
-        ) from error
-
-
 def _augmentations(reader: MessageReader, steps: Sequence[Field]) -> tuple[Augment, ...]:
     """Read the augmentations, in their order; those that there are not here are reported."""
     path = f"train_config.{_AUGMENTATIONS}"
@@ -229,11 +220,11 @@ def _augmentations(reader: MessageReader, steps: Sequence[Field]) -> tuple[Augme
             continue
         meant = "" if step.name in OPTIONS else did_you_mean(step.name, OPTIONS)
         reader.leave([step], At(path, step.place, not_mapped(f"there is no such augmentation here. {meant}".rstrip())))
-    made = tuple(made_together(makers).values())
+    augment = tuple(made_together(makers).values())
     for name in OPTIONS:
         for field in (f"{path}.{name}.clip_boxes", f"{path}.{name}.operations.clip_boxes"):
             reader.revise(field, no_effect("boxes are always clipped to the crop"), "true")
-    return made
+    return augment
 
 
 def _augmentation(reader: MessageReader, cls: type, step: Field, at: At) -> Augment:
@@ -242,8 +233,8 @@ def _augmentation(reader: MessageReader, cls: type, step: Field, at: At) -> Augm
         return ResizeImage(
             resizing.new_height, resizing.new_width, messages.METHODS.get(resizing.method, resizing.method)
         )
-    made: Augment = reader.read_field(cls, step, at)
-    return made
+    augment: Augment = reader.read_field(cls, step, at)
+    return augment
 
 
 def _input_reader(reader: MessageReader, name: str, message: Sequence[Field]) -> messages.InputReader:

@@ -135,8 +135,8 @@ def write(hint: Any, value: Any, path: FieldPath) -> Any:
     return str(value) if isinstance(value, Interval) else value
 
 
-def made(make: Callable[[], Any], path: FieldPath) -> Any:
-    """Call `make`; a part that refuses its values raises a RecipeError that names the path."""
+def made(make: Callable[[], Any], path: FieldPath | str) -> Any:
+    """Call `make`; a part that refuses its values raises a RecipeError that names its path, or its file."""
     try:
         return make()
     except LockstepError as error:
