@@ -10,14 +10,6 @@ from typing import Any, NamedTuple, get_args
 
 from lockstep.augmentations.augment import Augment
 from lockstep.augmentations.lists import AUGMENTATIONS
-from lockstep.augmentations.random_crops import (
-    RandomCropImage,
-    RandomCropPadImage,
-    RandomCropToAspectRatio,
-    SsdRandomCropFixedAspectRatioOperation,
-    SsdRandomCropOperation,
-    SsdRandomCropPadOperation,
-)
 from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioResizer, ResizeImage
 from lockstep.augmentations.turns import HorizontalFlip
 from lockstep.detection.tf_configs import FasterRcnn, Ssd
@@ -44,15 +36,6 @@ OPTIONS: Mapping[str, type | None] = {
 """The class of each data augmentation option, None where there is none. It is given the fields that the file sets: for
 the others the defaults of the class hold, as those of the reference's function do."""
 
-_CLIPPED = {"clip_boxes": not_mapped("boxes are always clipped to the crop")}
-_CROPS: Mapping[type, Mapping[str, FieldOutcome]] = {
-    RandomCropImage: _CLIPPED,
-    RandomCropPadImage: _CLIPPED,
-    RandomCropToAspectRatio: _CLIPPED,
-    SsdRandomCropOperation: _CLIPPED,
-    SsdRandomCropPadOperation: _CLIPPED,
-    SsdRandomCropFixedAspectRatioOperation: _CLIPPED,
-}
 _AUGMENTATIONS = "data_augmentation_options"
 _MODELS: Mapping[str, type[Ssd | FasterRcnn]] = {"ssd": Ssd, "faster_rcnn": FasterRcnn}
 _ONE_EACH = no_effect("each evaluation scores every example once, in their order")
@@ -82,7 +65,7 @@ def import_pipeline(text: str, source: str, name: str, *, substitute_model: bool
         InputError: a value that its field does not take, or a part that is missing; InputErrors where there are
             several.
     """
-    reader = MessageReader(source, {**messages.ELSEWHERE, **_CROPS})
+    reader = MessageReader(source, messages.ELSEWHERE)
     parsed = _read(reader, parse_text_format(text, source))
     train = parsed.pipeline.train_config
     parts = made_together(
@@ -229,10 +212,7 @@ def _augmentations(reader: MessageReader, steps: Sequence[Field]) -> tuple[Augme
 
 def _augmentation(reader: MessageReader, cls: type, step: Field, at: At) -> Augment:
     if cls is ResizeImage:
-        resizing = reader.read_field(messages.ResizeImageConfig, step, at)
-        return ResizeImage(
-            resizing.new_height, resizing.new_width, messages.METHODS.get(resizing.method, resizing.method)
-        )
+        return reader.read_field(messages.ResizeImageConfig, step, at).augmentation()
     augment: Augment = reader.read_field(cls, step, at)
     return augment
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from lockstep.augmentations import resizers
+from lockstep.augmentations import random_crops, resizers
 from lockstep.checks import Checked, Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt
 from lockstep.detection import blocks, tf_configs
 from lockstep.recipes.messages import FieldOutcome, no_effect, not_mapped, to
@@ -25,6 +25,8 @@ _PADDING = no_effect("objects are not padded: a batch keeps the number of each i
 _SHOWN = no_effect("images are read again where they are shown")
 _RECALL = not_mapped("precision is averaged over all recalls")
 _INITIAL = to("optimizer.lr.initial")
+_METHODS: Mapping[str, str] = {"nearest_neighbor": "nearest"}
+"""The methods of resizing that have another name in the config."""
 
 
 @dataclass(frozen=True)
@@ -294,6 +296,10 @@ class ResizeImageConfig:
     new_width: int = 1024
     method: Literal["area", "bicubic", "bilinear", "nearest_neighbor"] = "bilinear"
 
+    def augmentation(self) -> resizers.ResizeImage:
+        """Make the augmentation."""
+        return resizers.ResizeImage(self.new_height, self.new_width, _METHODS.get(self.method, self.method))
+
 
 @dataclass(frozen=True)
 class PipelineConfig:
@@ -309,8 +315,6 @@ class PipelineConfig:
 
 
 _Method = Annotated[Literal["bilinear", "nearest_neighbor", "bicubic", "area"], to("data.resizer.resize_method")]
-METHODS: Mapping[str, str] = {"nearest_neighbor": "nearest"}
-"""The methods of resizing that have another name in the config."""
 _GREY = not_mapped("images have three channels")
 OTHER_RESIZER = not_mapped("images are resized to a fixed shape, or with their aspect ratio; the recipe says 300 x 300")
 
@@ -329,7 +333,7 @@ class KeepAspectRatioResizerConfig(Checked):
     def resizer(self) -> resizers.KeepAspectRatioResizer:
         """Make the resizer of the data."""
         colour: Any = tuple(map(round, self.per_channel_pad_value)) or (0, 0, 0)
-        method = METHODS.get(self.resize_method, self.resize_method)
+        method = _METHODS.get(self.resize_method, self.resize_method)
         return resizers.KeepAspectRatioResizer(
             self.min_dimension, self.max_dimension, method, self.pad_to_max_dimension, colour
         )
@@ -346,7 +350,7 @@ class FixedShapeResizerConfig(Checked):
 
     def resizer(self) -> resizers.FixedShapeResizer:
         """Make the resizer of the data."""
-        return resizers.FixedShapeResizer(self.height, self.width, METHODS.get(self.resize_method, self.resize_method))
+        return resizers.FixedShapeResizer(self.height, self.width, _METHODS.get(self.resize_method, self.resize_method))
 
 
 @dataclass(frozen=True)
@@ -393,6 +397,7 @@ UNTRAINED: Mapping[tf_configs.UntrainedPart, FieldOutcome] = {
 _TPU = no_effect("it is about TPUs, or how the same is computed")
 _OUTPUT = no_effect("it names further outputs, and changes none")
 _NO_MASKS = not_mapped("an SSD predicts boxes alone")
+_CLIPPED = {"clip_boxes": not_mapped("boxes are always clipped to the crop")}
 _ANCHORWISE = {"anchorwise_output": no_effect("losses are kept for each anchor anyway")}
 ELSEWHERE: Mapping[type, Mapping[str, FieldOutcome]] = {
     GraphRewriter: {"quantization": UNTRAINED["quantization"]},
@@ -439,5 +444,11 @@ ELSEWHERE: Mapping[type, Mapping[str, FieldOutcome]] = {
     blocks.WeightedSoftmax: _ANCHORWISE,
     blocks.WeightedLogitsSoftmax: _ANCHORWISE,
     blocks.BootstrappedSigmoid: _ANCHORWISE,
+    random_crops.RandomCropImage: _CLIPPED,
+    random_crops.RandomCropPadImage: _CLIPPED,
+    random_crops.RandomCropToAspectRatio: _CLIPPED,
+    random_crops.SsdRandomCropOperation: _CLIPPED,
+    random_crops.SsdRandomCropPadOperation: _CLIPPED,
+    random_crops.SsdRandomCropFixedAspectRatioOperation: _CLIPPED,
 }
-"""The fields that messages of the model have, and its configuration here has not."""
+"""The fields of the messages of models and augmentations that their classes here have not, and what becomes of them."""
