@@ -19,7 +19,6 @@ from lockstep.tracing import INPUT_STAGES
 if TYPE_CHECKING:
     from lockstep.cli.input_benchmark import Advice, Measured, Timing
     from lockstep.data.loader import Loader
-    from lockstep.readers.reader import Reader
     from lockstep.recipes.recipe import Recipe
     from lockstep.types import Batch
     from lockstep.workers.rank import Worker
@@ -150,47 +149,34 @@ def _is_trained(recipe: Recipe) -> bool:
 
 def _workload_of_path(arguments: argparse.Namespace) -> _Workload:
     """Make a loader of the data in a path; images are augmented in a usual way."""
+    import numpy as np
+
     from lockstep.augmentations.crops import RandomResizedCrop
     from lockstep.augmentations.slim_presets import SLIM_PRESETS
     from lockstep.augmentations.turns import HorizontalFlip
     from lockstep.data.loader import Loader
+    from lockstep.images.decode import EncodedImage
+    from lockstep.readers.combine import OnlyFields
     from lockstep.readers.open import open_source
 
     name = arguments.augment
     if name is not None:
         check_one_of("augment", name, list(SLIM_PRESETS))
-    reader = _without_keypoints(open_source(arguments.what))
     augment = SLIM_PRESETS[name]().train if name else (RandomResizedCrop(_CROP_SIZE), HorizontalFlip())
+    reader = open_source(arguments.what)
+    first = reader.read_batch(np.zeros(1, np.int64)) if len(reader) else {}
+    # A flip would have to know which keypoints are left and which are right.
+    fields = [field for field in first if field not in ("keypoints", "keypoint_visibility")]
+    images = first.get("image")
     return _Workload(
         Loader(
-            reader,
+            reader if len(fields) == len(first) else OnlyFields(reader, fields),
             batch_size=_BATCH_SIZE if arguments.batch_size is None else arguments.batch_size,
-            augment=augment if _has_images(reader) else (),
+            augment=augment if isinstance(images, list) and isinstance(images[0], EncodedImage) else (),
             num_processes=arguments.processes,
             num_threads=arguments.threads,
         )
     )
-
-
-def _without_keypoints(reader: Reader) -> Reader:
-    """Leave out the keypoints of objects: a flip would have to know which are left and which are right."""
-    from lockstep.readers.combine import OnlyFields
-
-    names, points = _first_example(reader).keys(), {"keypoints", "keypoint_visibility"}
-    return OnlyFields(reader, [name for name in names if name not in points]) if names & points else reader
-
-
-def _has_images(reader: Reader) -> bool:
-    from lockstep.images.decode import EncodedImage
-
-    images = _first_example(reader).get("image")
-    return isinstance(images, list) and isinstance(images[0], EncodedImage)
-
-
-def _first_example(reader: Reader) -> dict[str, Any]:
-    import numpy as np
-
-    return reader.read_batch(np.zeros(1, np.int64)) if len(reader) else {}
 
 
 def _as_text(what: str, loader: Loader, measured: Measured, advice: Advice) -> Iterator[str]:

@@ -212,23 +212,15 @@ class Workdir:
             lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
         return [_facts(line, path, number) for number, line in enumerate(lines, start=1)]
 
-    def read(self, name: str) -> str | None:
-        """Read a file of the folder; None where it is not there."""
-        path = self.path / name
-        with self._accessed():
-            return path.read_text(errors="replace") if path.exists() else None
-
     def read_json(self, name: str, made: Callable[[Any], _Made], *, expected: str, hint: str) -> _Made | None:
         """Make a value of a file of JSON in the folder; None where it is not there. `made` may raise ValueError."""
-        text = self.read(name)
-        if text is None:
-            return None
+        path = self.path / name
+        with self._accessed():
+            text = path.read_text(errors="replace") if path.exists() else None
         try:
-            return made(json.loads(text))
+            return None if text is None else made(json.loads(text))
         except (ValueError, RecursionError) as error:
-            raise WorkdirError(
-                f"{self.path / name} cannot be read.", given=str(error), expected=expected, hint=hint
-            ) from None
+            raise WorkdirError(f"{path} cannot be read.", given=str(error), expected=expected, hint=hint) from None
 
     def write(self, name: str, text: str) -> None:
         """Write a file of the folder atomically."""
