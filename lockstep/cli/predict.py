@@ -20,7 +20,6 @@ from lockstep.reporting.console import show_progress
 from lockstep.screen import log, write_lines
 
 if TYPE_CHECKING:
-    from lockstep.cli.cards import Card
     from lockstep.cli.given_run import ChosenRun
     from lockstep.recipes.parts import Pictures
     from lockstep.runs.predict import ClassProbability, FoundObjects, Predictions
@@ -126,7 +125,6 @@ def _top(text: str) -> int | None:
 
 def _write(predictions: Predictions, folder: Path, num_shown: int) -> None:
     """Write all files, or none."""
-    from lockstep.cli.cards import html_page
     from lockstep.runs.predict import predictions_csv, predictions_json
 
     files = {
@@ -135,7 +133,7 @@ def _write(predictions: Predictions, folder: Path, num_shown: int) -> None:
         JSON: predictions_json(predictions).encode(),
     }
     if num_shown:
-        files[PAGE] = html_page(_title(predictions), _cards(predictions, num_shown))
+        files[PAGE] = _page(predictions, num_shown)
     with ExitStack() as stack:
         for name, content in files.items():
             stack.enter_context(atomic_write(folder / name, parents=True, failure=InputError)).write(content)
@@ -157,22 +155,16 @@ def _write_objects(found: FoundObjects, folder: Path, num_shown: int, how: Pictu
                 write_picture(path, drawn(example.original, image.found, found.class_names, how))
 
 
-def _title(predictions: Predictions) -> str:
-    from lockstep.images.drawing import printable
-
-    return printable(f"{predictions.reader.folder}, by the {predictions.weights} weights of step {predictions.step}")
-
-
-def _cards(predictions: Predictions, num_shown: int) -> list[Card]:
-    """Make a card of each of the first files: the image, and its classes below it."""
-    from lockstep.cli.cards import card
+def _page(predictions: Predictions, num_shown: int) -> bytes:
+    """Make the page of the first files: each image, and its classes below it."""
+    from lockstep.cli.cards import card, html_page
     from lockstep.images.drawing import printable
     from lockstep.runs.showing import examples
 
     found = predictions.by_position()
     first = range(min(num_shown, len(predictions.reader)))
     shown = [card(each, _SIDE_PIXELS) for each in examples(predictions.reader, first, order="sequential")]
-    return [
+    cards = [
         replace(
             each,
             details=printable(", ".join(map(_text, found.get(each.position, ())))),
@@ -180,6 +172,8 @@ def _cards(predictions: Predictions, num_shown: int) -> list[Card]:
         )
         for each in shown
     ]
+    title = f"{predictions.reader.folder}, by the {predictions.weights} weights of step {predictions.step}"
+    return html_page(printable(title), cards)
 
 
 def _text(found: ClassProbability) -> str:

@@ -41,9 +41,12 @@ def recipe_fields(train: messages.TrainConfig) -> dict[str, Any]:
     The replicas of a synchronous training are towers: each computes its share of the batch, if all shares are alike.
     """
     fields = {"end": Steps(train.num_steps)} if train.num_steps else {}
+    given = train.optimizer
+    # The decay is constant: the reference gives its average no number of updates.
+    average = optim.MovingAverage(given.moving_average_decay, dynamic=False) if given.use_moving_average else None
     return fields | {
-        "optimizer": _optimizer(train.optimizer),
-        "average": _average(train.optimizer),
+        "optimizer": _optimizer(given),
+        "average": average,
         "warm_start": _first_weights(train),
         "batch_size": train.batch_size,
         "num_towers": train.replicas_to_aggregate if train.sync_replicas and has_even_shares(train) else 1,
@@ -116,11 +119,6 @@ def _manual_steps(given: messages.ManualStepLearningRate) -> Schedule:
     rates = [given.initial_learning_rate, *(each.learning_rate for each in given.schedule)]
     from_zero = steps[0] == 0 and not given.warmup
     return optim.PiecewiseConstant(tuple(steps[from_zero:]), tuple(rates[from_zero:]), warmup=given.warmup)
-
-
-def _average(given: messages.OptimizerConfig) -> optim.MovingAverage | None:
-    """Make the average, whose decay is constant: the reference gives it no number of updates."""
-    return optim.MovingAverage(given.moving_average_decay, dynamic=False) if given.use_moving_average else None
 
 
 def fields_by_name(train: messages.TrainConfig, variables: Mapping[str, str]) -> dict[str, Any]:

@@ -48,9 +48,16 @@ def stage_spans(recipe: Recipe, epoch_size: int) -> list[StageSpan]:
     found: list[StageSpan] = []
     first = 0
     for number, stage in enumerate(recipe.stages, start=1):
-        last = first + _num_steps(stage, number, recipe, epoch_size)
-        found.append(StageSpan(_recipe_of(recipe, stage), number, first, last))
-        first = last
+        count = _num_updates(stage.length, recipe, epoch_size)
+        if count < 1:
+            raise InputError(
+                f"Stage {number} is too short for an update.",
+                given=f"{stage.length}, {epoch_size} examples in an epoch, batches of {recipe.batch_size}",
+                expected="at least one whole batch",
+                hint=f"raise stages[{number - 1}].length, or lower the batch size",
+            )
+        found.append(StageSpan(_recipe_of(recipe, stage), number, first, first + count))
+        first += count
     return found or [StageSpan(recipe)]
 
 
@@ -214,15 +221,3 @@ def _recipe_of(recipe: Recipe, stage: Stage) -> Recipe:
         settings["data"] = recipe.data.resized(stage.image_size, "image_size")
     given = {name: value for name, value in settings.items() if value is not None}
     return replace(recipe, **given, end=stage.length, stages=())
-
-
-def _num_steps(stage: Stage, number: int, recipe: Recipe, epoch_size: int) -> int:
-    count = _num_updates(stage.length, recipe, epoch_size)
-    if count < 1:
-        raise InputError(
-            f"Stage {number} is too short for an update.",
-            given=f"{stage.length}, {epoch_size} examples in an epoch, batches of {recipe.batch_size}",
-            expected="at least one whole batch",
-            hint=f"raise stages[{number - 1}].length, or lower the batch size",
-        )
-    return count
