@@ -136,9 +136,9 @@ def _is_trained(recipe: Recipe) -> bool:
     """Whether the model of the recipe can learn from its data: the input of detectors that cannot is measured too."""
     from lockstep.detection.tf_supported import check_supported
     from lockstep.detection.values import Detector
-    from lockstep.recipes.tasks import Detection
+    from lockstep.recipes.data import DetectionData
 
-    if recipe.data.task is not Detection:
+    if not isinstance(recipe.data, DetectionData):
         return True
     with suppress(InputError):
         if isinstance(recipe.model, Detector):

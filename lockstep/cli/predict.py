@@ -53,11 +53,10 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     check_output_folder(arguments.to, overwrite=arguments.force)
 
     from lockstep.cli.given_run import chosen_run
-    from lockstep.recipes.tasks import Detection
+    from lockstep.recipes.data import DetectionData
 
     run = chosen_run(arguments)
-
-    find = _found_objects if run.recipe.data.task is Detection else _classes
+    find = _found_objects if isinstance(run.recipe.data, DetectionData) else _classes
     predictions = find(arguments, run)
     for bad in predictions.skipped[:_MOST_NAMED]:
         log.warning("skipped: %s", bad.reason)

@@ -26,7 +26,6 @@ from lockstep.images.normalisation import scale_image
 from lockstep.listing import hint_for_path
 from lockstep.readers.paths import check_there, found_from, is_folder
 from lockstep.recipes.preprocessing import Inception, Preprocessing
-from lockstep.recipes.tasks import Classification, Detection
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,7 +56,6 @@ class MnistData:
     scale: Literal["half", "one"] = "half"
     """Range of the pixels: -0.5 to 0.5, as in the MNIST trainer, or -1 to 1, as in slim."""
 
-    task: ClassVar[type[Classification]] = Classification
     size_field: ClassVar[str] = "data.image_size"
     image_size: ClassVar[int] = 28
     splits: ClassVar[Sequence[str]] = SPLITS
@@ -237,7 +235,6 @@ class ImageData(PathData, Checked):
     cache: str | None = None
     """The folder where indices of records and of tar shards are kept, never beside them; None: the user's cache."""
 
-    task: ClassVar[type[Classification]] = Classification
     size_field: ClassVar[str] = "data.image_size"
     """The field of a recipe that says the size of the images, for errors."""
     known: ClassVar[str] = "sharded records, tar shards, or a folder with a folder of images for each class"
@@ -359,7 +356,6 @@ class DetectionData(PathData, Checked):
     cache: str | None = None
     """The folder where indices of records are kept, never beside them; None: the user's cache."""
 
-    task: ClassVar[type[Detection]] = Detection
     known: ClassVar[str] = (
         "sharded records; a folder of PASCAL VOC; or a file of COCO's annotations.json, with :FOLDER after it "
         "where its images are not beside it"

@@ -54,6 +54,7 @@ from lockstep.recipes.parts import (
     Checkpoints,
     CrossEntropy,
     DataLoading,
+    DetectionEvaluation,
     Evaluate,
     InitialWeights,
     Monitoring,
@@ -61,7 +62,7 @@ from lockstep.recipes.parts import (
     PositiveInt64,
     Stage,
 )
-from lockstep.recipes.tasks import Task
+from lockstep.recipes.tasks import Classification, Detection, Task
 from lockstep.served.exchanges import Asynchronous, Backups, is_served, num_computing
 from lockstep.towers.towers import Precision, Towers
 from lockstep.training.attempt import LossAverage, Nonfinite
@@ -248,7 +249,9 @@ class Recipe(Checked):
     @property
     def task(self) -> Task:
         """What the model learns: its losses, scores and metrics."""
-        return self.data.task.of(self.data, self.model.num_classes, self.loss, self.evaluate)
+        if isinstance(self.data, DetectionData):
+            return Detection(self.data, self.model.num_classes, self.evaluate.detection or DetectionEvaluation())
+        return Classification(self.data.inputs, self.loss, self.evaluate.top, self.evaluate.flip)
 
     @property
     def evaluation_precision(self) -> Precision:
