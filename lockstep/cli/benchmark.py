@@ -185,23 +185,19 @@ def _as_text(what: str, loader: Loader, measured: Measured, advice: Advice) -> I
     who = "the trainer's own process reads from memory" if measured.in_memory else loader.pool.describe(1)
     yield f"one worker of {measured.num_cores} cores, {who}"
     yield ""
-    yield from _table(_rows(loader, measured))
-    if measured.loader.queue_fill is not None:
-        yield f"of what may be read ahead {100 * measured.loader.queue_fill:.0f} % was there when a batch was taken"
-    yield "all but the first line with warm caches: the same examples again and again"
-    yield ""
-    yield advice.verdict
-    yield from (f"- {change}" for change in advice.changes)
-
-
-def _rows(loader: Loader, measured: Measured) -> dict[str, Timing]:
     rows = {
         "reading, for the first time": measured.first_read,
         "reading, again": measured.read,
         "one process with one thread": measured.alone,
         "the loader as it runs": measured.loader,
     }
-    return rows | ({"the training step alone": measured.step} if measured.step else {})
+    yield from _table(rows | ({"the training step alone": measured.step} if measured.step else {}))
+    if measured.loader.queue_fill is not None:
+        yield f"of what may be read ahead {100 * measured.loader.queue_fill:.0f} % was there when a batch was taken"
+    yield "all but the first line with warm caches: the same examples again and again"
+    yield ""
+    yield advice.verdict
+    yield from (f"- {change}" for change in advice.changes)
 
 
 def _table(rows: Mapping[str, Timing]) -> Iterator[str]:
