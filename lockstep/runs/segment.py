@@ -47,7 +47,7 @@ class Files:
     @classmethod
     def of(cls, workdir: Workdir, recipe: Recipe) -> Files:
         """Return the files of the run in a workdir."""
-        store = Store(workdir.path / "checkpoints", recipe.checkpoints.retention)
+        store = workdir.store(recipe)
         return cls(workdir, store, Saver(store))
 
 

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import torch
 
 from lockstep.checkpoints.manifest import Manifest
+from lockstep.checkpoints.store import Store
 from lockstep.durable import atomic_write
 from lockstep.errors import WorkdirError, WorkdirLostError
 from lockstep.listing import shorten
@@ -43,7 +44,6 @@ from lockstep.version import __version__
 from lockstep.weights.warm_start import WarmStartReport
 
 if TYPE_CHECKING:
-    from lockstep.checkpoints.store import Store
     from lockstep.evaluation.evaluate import Evaluation
     from lockstep.readers.reader import Reader
     from lockstep.training.choices import Choices
@@ -81,6 +81,10 @@ class Workdir:
             expected=f"a folder that is empty, not there yet, or of a run (with a {RECIPE})",
             hint="name another folder with --workdir; nothing in this one was touched",
         )
+
+    def store(self, recipe: Recipe) -> Store:
+        """Return the checkpoints of the run."""
+        return Store(self.path / "checkpoints", recipe.checkpoints.retention)
 
     def check(self, recipe: Recipe, *, accept_changes: bool) -> list[str]:
         """Compare a recipe with the one in the folder; returns the changes, a line each."""
