@@ -38,6 +38,7 @@ the others the defaults of the class hold, as those of the reference's function 
 
 _AUGMENTATIONS = "data_augmentation_options"
 _MODELS: Mapping[str, type[Ssd | FasterRcnn]] = {"ssd": Ssd, "faster_rcnn": FasterRcnn}
+_Resizer = FixedShapeResizer | KeepAspectRatioResizer
 _ONE_EACH = no_effect("each evaluation scores every example once, in their order")
 
 
@@ -74,7 +75,7 @@ def import_pipeline(text: str, source: str, name: str, *, substitute_model: bool
             for part, make in {"training": _training, "data": _data, "evaluation": _evaluate}.items()
         }
     )
-    model = replace(parsed.detector.model, add_regularization_loss=train.add_regularization_loss)
+    model = replace(parsed.model, add_regularization_loss=train.add_regularization_loss)
     others = substitutes(model) if substitute_model else {}
     if others:
         _report_substitutes(reader, model.feature_extractor.type, others)
@@ -116,18 +117,12 @@ def _report_substitutes(reader: MessageReader, extractor: str, others: Mapping[s
         reader.revise(f"train_config.{name}", not_mapped(f"its weights are those of {extractor}"))
 
 
-class _ReadModel(NamedTuple):
-    """A model, and the resizer of its images."""
-
-    model: Ssd | FasterRcnn
-    resizer: FixedShapeResizer | KeepAspectRatioResizer
-
-
 class _ParsedConfig(NamedTuple):
     """The parts of a configuration file, parsed."""
 
     pipeline: messages.PipelineConfig
-    detector: _ReadModel
+    model: Ssd | FasterRcnn
+    resizer: _Resizer
     augment: tuple[Augment, ...]
     train_reader: messages.InputReader
     eval_reader: messages.InputReader
@@ -144,10 +139,13 @@ def _read(reader: MessageReader, message: Sequence[Field]) -> _ParsedConfig:
             "eval_reader": partial(_input_reader, reader, "eval_input_reader", message),
         }
     )
-    return _ParsedConfig(**found)
+    model, resizer = found.pop("detector")
+    return _ParsedConfig(model=model, resizer=resizer, **found)
 
 
-def _read_model(reader: MessageReader, models: Sequence[Field], graph: Sequence[Field]) -> _ReadModel:
+def _read_model(
+    reader: MessageReader, models: Sequence[Field], graph: Sequence[Field]
+) -> tuple[Ssd | FasterRcnn, _Resizer]:
     if len(models) != 1 or models[0].name not in _MODELS:
         given = ", ".join(field.name for field in models) or "none"
         place = models[0].place if models else Place(1, 1)
@@ -177,9 +175,9 @@ def _read_model(reader: MessageReader, models: Sequence[Field], graph: Sequence[
         model = replace(model, number_of_stages=1)
     given_resizer = found["beside"].image_resizer
     if isinstance(given_resizer, messages.KeepAspectRatioResizerConfig | messages.FixedShapeResizerConfig):
-        return _ReadModel(model, given_resizer.resizer())
+        return model, given_resizer.resizer()
     reader.revise(f"{at.path}.image_resizer.{kind_name(type(given_resizer))}", messages.OTHER_RESIZER)
-    return _ReadModel(model, FixedShapeResizer())
+    return model, FixedShapeResizer()
 
 
 def _is_rfcn(predictor: Field) -> bool:
@@ -299,7 +297,7 @@ def _data(reader: MessageReader, parsed: _ParsedConfig) -> DetectionData:
         max_number_of_boxes=most,
         merge_multiple_label_boxes=config.merge_multiple_label_boxes,
         use_multiclass_scores=config.use_multiclass_scores,
-        resizer=parsed.detector.resizer,
+        resizer=parsed.resizer,
         augment=parsed.augment,
     )
 
