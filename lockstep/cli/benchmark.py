@@ -19,7 +19,6 @@ from lockstep.tracing import INPUT_STAGES
 if TYPE_CHECKING:
     from lockstep.cli.input_benchmark import Advice, Measured, Timing
     from lockstep.data.loader import Loader
-    from lockstep.readers.reader import Reader
     from lockstep.recipes.recipe import Recipe
     from lockstep.types import Batch
     from lockstep.workers.rank import Worker
@@ -92,7 +91,6 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
 
 
 def _recipe(arguments: argparse.Namespace) -> Recipe:
-    """Return the recipe, changed by the flags."""
     from lockstep.recipes.shipped import find
 
     if arguments.augment is not None:
@@ -138,9 +136,9 @@ def _is_trained(recipe: Recipe) -> bool:
     """Whether the model of the recipe can learn from its data: the input of detectors that cannot is measured too."""
     from lockstep.detection.tf_supported import check_supported
     from lockstep.detection.values import Detector
-    from lockstep.recipes.tasks import Detection
+    from lockstep.recipes.data import DetectionData
 
-    if recipe.data.task is not Detection:
+    if not isinstance(recipe.data, DetectionData):
         return True
     with suppress(InputError):
         if isinstance(recipe.model, Detector):
@@ -151,48 +149,34 @@ def _is_trained(recipe: Recipe) -> bool:
 
 def _workload_of_path(arguments: argparse.Namespace) -> _Workload:
     """Make a loader of the data in a path; images are augmented in a usual way."""
+    import numpy as np
+
     from lockstep.augmentations.crops import RandomResizedCrop
     from lockstep.augmentations.slim_presets import SLIM_PRESETS
     from lockstep.augmentations.turns import HorizontalFlip
-    from lockstep.cli.source import open_data
     from lockstep.data.loader import Loader
+    from lockstep.images.decode import EncodedImage
+    from lockstep.readers.combine import OnlyFields
+    from lockstep.readers.open import open_source
 
-    what, name = arguments.what, arguments.augment
+    name = arguments.augment
     if name is not None:
         check_one_of("augment", name, list(SLIM_PRESETS))
-    reader = _without_keypoints(open_data(what))
     augment = SLIM_PRESETS[name]().train if name else (RandomResizedCrop(_CROP_SIZE), HorizontalFlip())
+    reader = open_source(arguments.what)
+    first = reader.read_batch(np.zeros(1, np.int64)) if len(reader) else {}
+    # A flip would have to know which keypoints are left and which are right.
+    fields = [field for field in first if field not in ("keypoints", "keypoint_visibility")]
+    images = first.get("image")
     return _Workload(
         Loader(
-            reader,
+            reader if len(fields) == len(first) else OnlyFields(reader, fields),
             batch_size=_BATCH_SIZE if arguments.batch_size is None else arguments.batch_size,
-            augment=augment if _has_images(reader) else (),
+            augment=augment if isinstance(images, list) and isinstance(images[0], EncodedImage) else (),
             num_processes=arguments.processes,
             num_threads=arguments.threads,
         )
     )
-
-
-def _without_keypoints(reader: Reader) -> Reader:
-    """Leave out the keypoints of objects: a flip would have to know which are left and which are right."""
-    from lockstep.readers.combine import OnlyFields
-
-    names, points = _first_example(reader).keys(), {"keypoints", "keypoint_visibility"}
-    return OnlyFields(reader, [name for name in names if name not in points]) if names & points else reader
-
-
-def _has_images(reader: Reader) -> bool:
-    """Whether there are images to decode."""
-    from lockstep.images.decode import EncodedImage
-
-    images = _first_example(reader).get("image")
-    return isinstance(images, list) and isinstance(images[0], EncodedImage)
-
-
-def _first_example(reader: Reader) -> dict[str, Any]:
-    import numpy as np
-
-    return reader.read_batch(np.zeros(1, np.int64)) if len(reader) else {}
 
 
 def _as_text(what: str, loader: Loader, measured: Measured, advice: Advice) -> Iterator[str]:
@@ -201,23 +185,19 @@ def _as_text(what: str, loader: Loader, measured: Measured, advice: Advice) -> I
     who = "the trainer's own process reads from memory" if measured.in_memory else loader.pool.describe(1)
     yield f"one worker of {measured.num_cores} cores, {who}"
     yield ""
-    yield from _table(_rows(loader, measured))
-    if measured.loader.queue_fill is not None:
-        yield f"of what may be read ahead {100 * measured.loader.queue_fill:.0f} % was there when a batch was taken"
-    yield "all but the first line with warm caches: the same examples again and again"
-    yield ""
-    yield advice.verdict
-    yield from (f"- {change}" for change in advice.changes)
-
-
-def _rows(loader: Loader, measured: Measured) -> dict[str, Timing]:
     rows = {
         "reading, for the first time": measured.first_read,
         "reading, again": measured.read,
         "one process with one thread": measured.alone,
         "the loader as it runs": measured.loader,
     }
-    return rows | ({"the training step alone": measured.step} if measured.step else {})
+    yield from _table(rows | ({"the training step alone": measured.step} if measured.step else {}))
+    if measured.loader.queue_fill is not None:
+        yield f"of what may be read ahead {100 * measured.loader.queue_fill:.0f} % was there when a batch was taken"
+    yield "all but the first line with warm caches: the same examples again and again"
+    yield ""
+    yield advice.verdict
+    yield from (f"- {change}" for change in advice.changes)
 
 
 def _table(rows: Mapping[str, Timing]) -> Iterator[str]:
@@ -237,20 +217,16 @@ def _table(rows: Mapping[str, Timing]) -> Iterator[str]:
 def _as_json(what: str, loader: Loader, measured: Measured, advice: Advice) -> dict[str, Any]:
     from lockstep.cli.input_benchmark import Timing
 
-    paces = {name: _pace(pace) for name, pace in vars(measured).items() if isinstance(pace, Timing)}
+    paces = {name: pace for name, pace in vars(measured).items() if isinstance(pace, Timing)}
     others = {name: value for name, value in vars(measured).items() if name not in paces}
     return {
         "what": what,
         "num_examples": len(loader.reader),
         "batch_size": loader.batch_size,
         **others,
-        **paces,
+        **{name: {**vars(pace), "examples_per_second": pace.examples_per_second} for name, pace in paces.items()},
         **asdict(advice),
     }
-
-
-def _pace(pace: Timing) -> dict[str, Any]:
-    return {**vars(pace), "stage_seconds": dict(pace.stage_seconds), "examples_per_second": pace.examples_per_second}
 
 
 COMMAND = Command(

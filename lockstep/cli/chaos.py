@@ -114,7 +114,6 @@ def _faults(arguments: argparse.Namespace) -> list[str]:
 
 @contextmanager
 def _folder(keep: Path | None) -> Iterator[Path]:
-    """Yield the folder of all runs."""
     if keep is None:
         with scratch_folder("lockstep-chaos-") as folder:
             yield folder

@@ -134,7 +134,6 @@ def _convert_imagenet(arguments: argparse.Namespace) -> None:
 
 
 def _convert_sets(arguments: argparse.Namespace, sets: Mapping[str, Sequence[LabelledImage]]) -> None:
-    """Convert the sets of images of a folder one after the other."""
     from lockstep.convert.image_folder import convert_images
 
     num_shards = {"train": arguments.train_shards, "validation": arguments.validation_shards}

@@ -20,7 +20,6 @@ def _add_arguments(export: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
-    """Write the file, and one line that says what is in it."""
     from lockstep.cli.given_run import chosen_run
     from lockstep.runs.export import FORMATS, check_packages, encode_model
     from lockstep.runs.trained import trained_model

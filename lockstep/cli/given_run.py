@@ -77,7 +77,7 @@ def chosen_run(arguments: argparse.Namespace) -> ChosenRun:
             else f"check the path, or train first: lockstep train mnist --workdir {path}",
         )
     weights = _weights(arguments, recipe)
-    store = store_in(path, recipe)
+    store = Workdir(path).store(recipe)
     if follow:
         return ChosenRun(path, recipe, None, weights)
     if arguments.best:
@@ -85,11 +85,6 @@ def chosen_run(arguments: argparse.Namespace) -> ChosenRun:
     step = arguments.step if step is None else step
     _check_saved(store, step, may_wait="follow" in arguments)
     return ChosenRun(path, recipe, step, weights)
-
-
-def store_in(path: Path, recipe: Recipe) -> Store:
-    """Return the checkpoints of a run."""
-    return Store(path / "checkpoints", recipe.checkpoints.retention)
 
 
 def _weights(arguments: argparse.Namespace, recipe: Recipe) -> Weights:
@@ -301,7 +296,7 @@ class ScoredRun:
     @property
     def store(self) -> Store:
         """The checkpoints of the run."""
-        return store_in(self.path, self.recipe)
+        return Workdir(self.path).store(self.recipe)
 
     def is_over(self) -> bool:
         """Whether the run's history has its end, which is written after the last checkpoint."""

@@ -42,7 +42,6 @@ def _add_checkpoint_arguments(importing: argparse.ArgumentParser) -> None:
 
 
 def _import_checkpoint(arguments: argparse.Namespace, _: Sequence[str]) -> int:
-    """Write the file, and what became of every tensor."""
     from lockstep.checkpoints.encoding import check_saveable, encode_tensors
     from lockstep.records.shards import check_local
     from lockstep.training.run_weights import open_weights
@@ -128,7 +127,6 @@ def _add_pipeline_arguments(importing: argparse.ArgumentParser) -> None:
 
 
 def _import_pipeline(arguments: argparse.Namespace, _: Sequence[str]) -> int:
-    """Write the recipe, and a table of what became of every field."""
     from lockstep.recipes.pipeline_config import import_pipeline
     from lockstep.recipes.toml import to_toml
 

@@ -96,15 +96,9 @@ def measure(
     step: Callable[[Batch], object] | None = None,
     announce: Callable[[str], None] = lambda doing: None,
 ) -> Measured:
-    """Measure a loader, and the step that takes its batches, for one worker alone on this machine.
+    """Measure a loader at the start of its stream, and the step that takes its batches, for one worker on this machine.
 
-    Args:
-        loader: at the start of its stream.
-        seconds: how long the measurement may take in all; each part takes a few batches at least.
-        device: where the batches go.
-        num_towers: of the step.
-        step: makes one attempt from a batch.
-        announce: called with what is measured next.
+    All parts together may take `seconds`, and each takes a few batches at least; `announce` is told which comes next.
     """
     in_memory = loader.reader.cost == "memory"
     num_readers = 0 if in_memory else loader.pool.size(1)
@@ -292,7 +286,6 @@ def _limit(measured: Measured) -> Limit:
 
 
 def _slowest(measured: Measured) -> Limit:
-    """Find the slowest stage of the input."""
     loader = measured.loader
     if loader.queue_fill is not None and loader.queue_fill >= _FULL:
         return "handing over"
@@ -340,7 +333,6 @@ def _for_the_input(measured: Measured, slowest: Limit) -> Iterator[str]:
 
 
 def _more_readers(measured: Measured) -> str:
-    """Say whether more readers would help."""
     # The training process keeps one core busy.
     idle = measured.num_cores - 1 - measured.num_readers
     if idle <= 0:

@@ -109,7 +109,6 @@ def _as_float64(tensor: Tensor) -> Tensor:
 
 
 def _inspect_checkpoint(store: Store, step: int) -> _InspectedCheckpoint:
-    """Verify every file of a checkpoint."""
     folder, problems, num_bytes = store.path(step), [], 0
     try:
         files = Manifest.read(folder).files

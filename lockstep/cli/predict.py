@@ -20,7 +20,6 @@ from lockstep.reporting.console import show_progress
 from lockstep.screen import log, write_lines
 
 if TYPE_CHECKING:
-    from lockstep.cli.cards import Card
     from lockstep.cli.given_run import ChosenRun
     from lockstep.recipes.parts import Pictures
     from lockstep.runs.predict import ClassProbability, FoundObjects, Predictions
@@ -50,16 +49,14 @@ def _add_arguments(predict: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
-    """Write the files, and one line that says how many images there were."""
     check_value("show", arguments.show, NonNegativeInt)
     check_output_folder(arguments.to, overwrite=arguments.force)
 
     from lockstep.cli.given_run import chosen_run
-    from lockstep.recipes.tasks import Detection
+    from lockstep.recipes.data import DetectionData
 
     run = chosen_run(arguments)
-
-    find = _found_objects if run.recipe.data.task is Detection else _classes
+    find = _found_objects if isinstance(run.recipe.data, DetectionData) else _classes
     predictions = find(arguments, run)
     for bad in predictions.skipped[:_MOST_NAMED]:
         log.warning("skipped: %s", bad.reason)
@@ -72,7 +69,6 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
 
 
 def _classes(arguments: argparse.Namespace, run: ChosenRun) -> Predictions | FoundObjects:
-    """Predict the classes, and write them."""
     if arguments.min_score is not None:
         raise _not_for("a classifier", f"--min-score {arguments.min_score:g}", "the run of a detector")
     top = _top(arguments.top or str(_TOP))
@@ -88,7 +84,6 @@ def _classes(arguments: argparse.Namespace, run: ChosenRun) -> Predictions | Fou
 
 
 def _found_objects(arguments: argparse.Namespace, run: ChosenRun) -> Predictions | FoundObjects:
-    """Detect the objects, and write them."""
     if arguments.top is not None:
         raise _not_for("a detector", f"--top {arguments.top}", "the run of a classifier")
     from lockstep.recipes.parts import Pictures
@@ -129,7 +124,6 @@ def _top(text: str) -> int | None:
 
 def _write(predictions: Predictions, folder: Path, num_shown: int) -> None:
     """Write all files, or none."""
-    from lockstep.cli.cards import html_page
     from lockstep.runs.predict import predictions_csv, predictions_json
 
     files = {
@@ -138,7 +132,7 @@ def _write(predictions: Predictions, folder: Path, num_shown: int) -> None:
         JSON: predictions_json(predictions).encode(),
     }
     if num_shown:
-        files[PAGE] = html_page(_title(predictions), _cards(predictions, num_shown))
+        files[PAGE] = _page(predictions, num_shown)
     with ExitStack() as stack:
         for name, content in files.items():
             stack.enter_context(atomic_write(folder / name, parents=True, failure=InputError)).write(content)
@@ -160,22 +154,16 @@ def _write_objects(found: FoundObjects, folder: Path, num_shown: int, how: Pictu
                 write_picture(path, drawn(example.original, image.found, found.class_names, how))
 
 
-def _title(predictions: Predictions) -> str:
-    from lockstep.images.drawing import printable
-
-    return printable(f"{predictions.reader.folder}, by the {predictions.weights} weights of step {predictions.step}")
-
-
-def _cards(predictions: Predictions, num_shown: int) -> list[Card]:
-    """Make a card of each of the first files: the image, and its classes below it."""
-    from lockstep.cli.cards import card
+def _page(predictions: Predictions, num_shown: int) -> bytes:
+    """Make the page of the first files: each image, and its classes below it."""
+    from lockstep.cli.cards import card, html_page
     from lockstep.images.drawing import printable
     from lockstep.runs.showing import examples
 
     found = predictions.by_position()
     first = range(min(num_shown, len(predictions.reader)))
     shown = [card(each, _SIDE_PIXELS) for each in examples(predictions.reader, first, order="sequential")]
-    return [
+    cards = [
         replace(
             each,
             details=printable(", ".join(map(_text, found.get(each.position, ())))),
@@ -183,6 +171,8 @@ def _cards(predictions: Predictions, num_shown: int) -> list[Card]:
         )
         for each in shown
     ]
+    title = f"{predictions.reader.folder}, by the {predictions.weights} weights of step {predictions.step}"
+    return html_page(printable(title), cards)
 
 
 def _text(found: ClassProbability) -> str:

@@ -86,7 +86,6 @@ def _check_script(script: str) -> None:
 
 
 def _plan(argv: list[str]) -> dict[str, Any]:
-    """Decide how many workers to start."""
     arguments = COMMAND.parse(argv)
     seat = given_seat(arguments, os.environ)
     if seat is not None:

@@ -38,7 +38,7 @@ from lockstep.metrics.metric import NO_METRICS
 from lockstep.metrics.worst_mistakes import Mistake, WorstMistakes
 from lockstep.readers.reader import Reader
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.tasks import CONFUSION, MISTAKES, Task
+from lockstep.recipes.tasks import CONFUSION, MISTAKES, Classification, Task
 from lockstep.reporting.append import append_line
 from lockstep.reporting.console import show_progress
 from lockstep.reporting.events import EventFile, image_summary, scalar_summary
@@ -211,13 +211,10 @@ def _facts(result: Evaluation, split: str, data: str | None) -> dict[str, Any]:
 
 
 def write_result(result: Evaluation, split: str, path: Path, data: str | None = None) -> None:
-    """Write one result to a JSON file of its own; a file that cannot be written is an InputError.
+    """Write one result to a JSON file of its own, with the path of its examples if it is not that of the run.
 
-    Args:
-        result: to write.
-        split: that was scored.
-        path: of the file.
-        data: the path of the examples, if it is not that of the run.
+    Raises:
+        InputError: the file cannot be written.
     """
     with atomic_write(path, failure=InputError) as file:
         file.write(json.dumps(_facts(result, split, data), indent=1).encode() + b"\n")
@@ -274,7 +271,7 @@ class Details:
 
     def __init__(self, task: Task, num_classes: int, *, confusion: Path | None, mistakes: Path | None) -> None:
         for name, path in {CONFUSION: confusion, MISTAKES: mistakes}.items():
-            if path is not None and name not in task.details:
+            if path is not None and not isinstance(task, Classification):
                 raise InputError(
                     f"The scores of this run have no {name} to write.",
                     given=f"--{name} {path}",
@@ -291,7 +288,7 @@ class Details:
 
     def score(self, model: nn.Module, batch: Batch) -> dict[str, Any]:
         """Score each example, and return the inputs of both, too."""
-        if self._confusion is None and self._mistakes is None:
+        if not isinstance(self._task, Classification) or (self._confusion is None and self._mistakes is None):
             return dict(self._task.score(model, batch))
         found = self._task.score_in_detail(model, batch)
         return {name: value for name, value in found.items() if name in self.metrics or not isinstance(value, tuple)}

@@ -87,12 +87,7 @@ class OldFlag(argparse.Action):
 
 
 def in_words_of_flags(text: str, flags: Mapping[str, str]) -> str:
-    """Put flags into the text of an error in the place of arguments: `quality=0` becomes `--quality 0`.
-
-    Args:
-        text: of the error, its lines.
-        flags: by the name of the argument.
-    """
+    """Put flags, by the name of their argument, into the text of an error: `quality=0` becomes `--quality 0`."""
     for name, flag in flags.items():
         text = re.sub(rf"(?<![\w.-]){name}=", f"{flag} ", text)
         text = re.sub(rf"^{name}(?= (?:is|cannot) )|(?<=give ){name}(?= )", flag, text)
@@ -102,12 +97,7 @@ def in_words_of_flags(text: str, flags: Mapping[str, str]) -> str:
 def add_machine_arguments(
     command: argparse.ArgumentParser, threads: str = "its share of the cores; exact: one"
 ) -> None:
-    """Add the flags that say how many workers are started, and on which devices.
-
-    Args:
-        command: that gets the flags.
-        threads: the number of threads where none is named, in words.
-    """
+    """Add the flags that say how many workers are started, and where; `threads` says how many threads by default."""
     command.add_argument("--workers", type=int, metavar="N", help="processes, one a device (default: what there is)")
     command.add_argument(
         "--workers-per-device", type=int, metavar="N", help="workers that share an accelerator, over gloo (default: 1)"
@@ -189,12 +179,7 @@ def _may_resolve(name: str) -> bool:
 def check_target(path: Path, endings: Collection[str], what: str, *, overwrite: bool, flag: str = "--to") -> None:
     """Refuse a file with another ending, in no folder, or there already, before any work is done.
 
-    Args:
-        path: the file to write.
-        endings: the endings that its name may have, with their dots.
-        what: a sentence for the message: what is written, as which kind of file.
-        overwrite: an existing file may be overwritten.
-        flag: the flag that names the file.
+    `what` is a sentence for the error: what is written, as which kind of file.
     """
     if path.suffix not in endings:
         raise InputError(
@@ -223,10 +208,7 @@ def check_target(path: Path, endings: Collection[str], what: str, *, overwrite: 
 def check_output_folder(path: Path, *, overwrite: bool | None, flag: str = "--to") -> None:
     """Refuse a folder to write to that is a file, may not be written, or is not empty, before any work is done.
 
-    Args:
-        path: of the folder.
-        overwrite: it may hold files (`--force`); None where the command never overwrites any.
-        flag: that gives it.
+    It may hold files if `overwrite` (`--force`); None is for commands that never overwrite any.
     """
     above = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not above.is_dir() or not os.access(above, os.W_OK):

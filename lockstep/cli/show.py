@@ -46,7 +46,6 @@ def _add_arguments(show: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
-    """Write the page, and one line that says so."""
     from lockstep.cli.source import check_source, example_stream
 
     path = Path(arguments.to)
@@ -127,7 +126,6 @@ def _comparison(arguments: argparse.Namespace, stream: ExampleStream) -> Compari
 
 
 def _counted(compared: Sequence[Compared]) -> str:
-    """Add up what became of the detections on all images."""
     if not compared:
         return ""
     right, wrong, missed = (

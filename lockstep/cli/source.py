@@ -52,7 +52,7 @@ def example_stream(
     *,
     truth: bool = False,
 ) -> ExampleStream:
-    """Open the source that a command line names, with an augmentation.
+    """Open the source that a command line names, which `check_source` has seen, with an augmentation.
 
     Args:
         source: a recipe, a file.toml, or a path to data.
@@ -66,11 +66,12 @@ def example_stream(
     if recipe:
         from lockstep.runs.build import Examples
 
-        examples = Examples(recipe)
-        examples.prepare()
-        reader = examples.reader(recipe.data.split, to_train=True)
+        recipe.data.prepare()
+        reader = Examples(recipe).reader(recipe.data.split, to_train=True)
     else:
-        reader = open_data(source, everything=True, truth=truth)
+        from lockstep.readers.open import open_source
+
+        reader = open_source(source, everything=True, truth=truth)
     return ExampleStream(
         reader,
         order or (recipe.feed.order if recipe else "shuffled"),
@@ -82,15 +83,6 @@ def example_stream(
 def is_recipe(word: str) -> bool:
     """Whether a word names a recipe: a shipped one, or a file.toml."""
     return word in names() or word.endswith(".toml")
-
-
-def open_data(source: str, *, everything: bool = False, truth: bool = False) -> Reader:
-    """Open the data in a path, as `open_source`; a word that is neither a path nor a recipe is an InputError."""
-    check_source(source)
-
-    from lockstep.readers.open import open_source
-
-    return open_source(source, everything=everything, truth=truth)
 
 
 def check_source(source: str) -> None:

@@ -137,7 +137,6 @@ def train_in_worker(arguments: argparse.Namespace) -> int:
 
 
 def _log_result(result: Result) -> None:
-    """Log how good the run has become."""
     if result.split is None:
         log.info("nothing was scored: the recipe names neither test nor validation examples")
     elif result.evaluation is None:

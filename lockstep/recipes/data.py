@@ -26,7 +26,6 @@ from lockstep.images.normalisation import scale_image
 from lockstep.listing import hint_for_path
 from lockstep.readers.paths import check_there, found_from, is_folder
 from lockstep.recipes.preprocessing import Inception, Preprocessing
-from lockstep.recipes.tasks import Classification, Detection
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,7 +56,6 @@ class MnistData:
     scale: Literal["half", "one"] = "half"
     """Range of the pixels: -0.5 to 0.5, as in the MNIST trainer, or -1 to 1, as in slim."""
 
-    task: ClassVar[type[Classification]] = Classification
     size_field: ClassVar[str] = "data.image_size"
     image_size: ClassVar[int] = 28
     splits: ClassVar[Sequence[str]] = SPLITS
@@ -178,7 +176,13 @@ class PathData:
         """Return the path of a split; an error if it has none, or if a function gives the examples."""
         path = self.path_of(split)
         if self.function is not None:
-            raise self._needs_its_script()
+            raise InputError(
+                f"The examples of this run come from the function {self.function} of a script.",
+                given=f"data.function={self.function!r}",
+                expected="that script, which gives the function to ls.run",
+                hint="run the script again: lockstep run SCRIPT; or name paths, with --set data.function=none; "
+                "to score other images alone: lockstep evaluate RUN --data PATH",
+            )
         if path is None:
             raise self._no_path(split)
         return path
@@ -196,15 +200,6 @@ class PathData:
 
     def _with(self, changed: Mapping[str, Any]) -> Self:
         return replace(cast("Any", self), **changed)  # type: ignore[no-any-return]
-
-    def _needs_its_script(self) -> InputError:
-        return InputError(
-            f"The examples of this run come from the function {self.function} of a script.",
-            given=f"data.function={self.function!r}",
-            expected="that script, which gives the function to ls.run",
-            hint="run the script again: lockstep run SCRIPT; or name paths, with --set data.function=none; "
-            "to score other images alone: lockstep evaluate RUN --data PATH",
-        )
 
     def _no_path(self, split: str) -> DataError:
         return DataError(
@@ -240,7 +235,6 @@ class ImageData(PathData, Checked):
     cache: str | None = None
     """The folder where indices of records and of tar shards are kept, never beside them; None: the user's cache."""
 
-    task: ClassVar[type[Classification]] = Classification
     size_field: ClassVar[str] = "data.image_size"
     """The field of a recipe that says the size of the images, for errors."""
     known: ClassVar[str] = "sharded records, tar shards, or a folder with a folder of images for each class"
@@ -362,7 +356,6 @@ class DetectionData(PathData, Checked):
     cache: str | None = None
     """The folder where indices of records are kept, never beside them; None: the user's cache."""
 
-    task: ClassVar[type[Detection]] = Detection
     known: ClassVar[str] = (
         "sharded records; a folder of PASCAL VOC; or a file of COCO's annotations.json, with :FOLDER after it "
         "where its images are not beside it"

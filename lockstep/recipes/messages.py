@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import cache, partial
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_type_hints
 
 from lockstep.checks import check_together
 from lockstep.errors import InputError, InputErrors
@@ -91,11 +91,9 @@ class At(NamedTuple):
 
 
 class MessageReader:
-    """Reads the messages of one file.
+    """Reads the messages of the file `source`.
 
-    Args:
-        source: the name of the file, for messages.
-        elsewhere: by class, the fields of its message that it has no fields for, and what becomes of them.
+    `elsewhere` has by class the fields of its message that it has no fields for, and what becomes of them.
     """
 
     def __init__(self, source: str, elsewhere: Mapping[type, Mapping[str, FieldOutcome]]) -> None:
@@ -198,7 +196,6 @@ class MessageReader:
         return self.read_field(cls, field, at)
 
     def _one_of(self, kind: FieldType, message: list[Field], at: At) -> Any:
-        """Read a message with one field, which names the class."""
         classes = {name.removesuffix("_config"): cls for name, cls in kind.classes.items()}
         if len(message) != 1 or message[0].name not in classes:
             given = ", ".join(field.name for field in message) or "none"
@@ -230,15 +227,13 @@ class _Hinted(NamedTuple):
 
 @cache
 def _hints(cls: type) -> dict[str, _Hinted]:
-    """The type of each field of a class, and what the class says that becomes of it."""
-    hints = get_type_hints(cls, include_extras=True)
-    plain = get_type_hints(cls)
-    return {each.name: _Hinted(plain[each.name], _outcome(hints[each.name])) for each in fields(cls)}
-
-
-def _outcome(hint: Any) -> FieldOutcome | None:
-    marks = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
-    return next((mark for mark in marks if isinstance(mark, FieldOutcome)), None)
+    """Return the type of each field of a class, and what the class says that becomes of it."""
+    plain, marked = get_type_hints(cls), get_type_hints(cls, include_extras=True)
+    found: dict[str, _Hinted] = {}
+    for each in fields(cls):
+        outcomes = [mark for mark in get_args(marked[each.name]) if isinstance(mark, FieldOutcome)]
+        found[each.name] = _Hinted(plain[each.name], outcomes[0] if outcomes else None)
+    return found
 
 
 def _scalar(kind: FieldType, value: object) -> Any:

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any, NamedTuple, get_args
 
 from lockstep.augmentations.augment import Augment
 from lockstep.augmentations.lists import AUGMENTATIONS
-from lockstep.augmentations.random_crops import (
-    RandomCropImage,
-    RandomCropPadImage,
-    RandomCropToAspectRatio,
-    SsdRandomCropFixedAspectRatioOperation,
-    SsdRandomCropOperation,
-    SsdRandomCropPadOperation,
-)
-from lockstep.augmentations.resizers import ResizeImage
+from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioResizer, ResizeImage
 from lockstep.augmentations.turns import HorizontalFlip
 from lockstep.detection.tf_configs import FasterRcnn, Ssd
 from lockstep.detection.tf_supported import check_supported, substituted, substitutes
@@ -31,9 +23,9 @@ from lockstep.recipes import pipeline_training as training
 from lockstep.recipes.data import DetectionData
 from lockstep.recipes.messages import At, FieldOutcome, MessageReader, Row, made_together, no_effect, not_mapped, to
 from lockstep.recipes.parts import DataLoading, DetectionEvaluation, DetectionMetrics, Evaluate, Pictures
-from lockstep.recipes.pipeline_model import ELSEWHERE, METHODS, ReadModel, read_model
 from lockstep.recipes.pipeline_training import variables_of
 from lockstep.recipes.recipe import Recipe
+from lockstep.recipes.toml import made
 from lockstep.records.text_format import Field, Place, parse_text_format, quoted
 from lockstep.types import Epochs, Interval
 
@@ -44,16 +36,9 @@ OPTIONS: Mapping[str, type | None] = {
 """The class of each data augmentation option, None where there is none. It is given the fields that the file sets: for
 the others the defaults of the class hold, as those of the reference's function do."""
 
-_CLIPPED = {"clip_boxes": not_mapped("boxes are always clipped to the crop")}
-_CROPS: Mapping[type, Mapping[str, FieldOutcome]] = {
-    RandomCropImage: _CLIPPED,
-    RandomCropPadImage: _CLIPPED,
-    RandomCropToAspectRatio: _CLIPPED,
-    SsdRandomCropOperation: _CLIPPED,
-    SsdRandomCropPadOperation: _CLIPPED,
-    SsdRandomCropFixedAspectRatioOperation: _CLIPPED,
-}
 _AUGMENTATIONS = "data_augmentation_options"
+_MODELS: Mapping[str, type[Ssd | FasterRcnn]] = {"ssd": Ssd, "faster_rcnn": FasterRcnn}
+_Resizer = FixedShapeResizer | KeepAspectRatioResizer
 _ONE_EACH = no_effect("each evaluation scores every example once, in their order")
 
 
@@ -81,24 +66,23 @@ def import_pipeline(text: str, source: str, name: str, *, substitute_model: bool
         InputError: a value that its field does not take, or a part that is missing; InputErrors where there are
             several.
     """
-    reader = MessageReader(source, {**ELSEWHERE, **_CROPS})
+    reader = MessageReader(source, messages.ELSEWHERE)
     parsed = _read(reader, parse_text_format(text, source))
     train = parsed.pipeline.train_config
     parts = made_together(
         {
-            part: partial(_naming_part, f"{source}, {part}", partial(make, reader, parsed))
+            part: partial(made, partial(make, reader, parsed), f"{source}, {part}")
             for part, make in {"training": _training, "data": _data, "evaluation": _evaluate}.items()
         }
     )
-    model = replace(parsed.detector.model, add_regularization_loss=train.add_regularization_loss)
+    model = replace(parsed.model, add_regularization_loss=train.add_regularization_loss)
     others = substitutes(model) if substitute_model else {}
     if others:
         _report_substitutes(reader, model.feature_extractor.type, others)
         model, parts["training"]["warm_start"] = substituted(model), None
     refusal = _refusal(model)
-    by_name = _naming_part(f"{source}, training", partial(_fields_by_name, reader, train, model, refusal))
-    recipe = _naming_part(
-        source,
+    by_name = made(partial(_fields_by_name, reader, train, model, refusal), f"{source}, training")
+    recipe = made(
         lambda: Recipe(
             name=re.sub(r"[^\w.+-]", "_", name).lstrip(".+-") or "imported",
             model=model,
@@ -108,6 +92,7 @@ def import_pipeline(text: str, source: str, name: str, *, substitute_model: bool
             **parts["training"],
             **by_name,
         ),
+        source,
     )
     return Imported(recipe, reader.rows, {f"model.{path}": value for path, value in others.items()}, refusal)
 
@@ -136,7 +121,8 @@ class _ParsedConfig(NamedTuple):
     """The parts of a configuration file, parsed."""
 
     pipeline: messages.PipelineConfig
-    detector: ReadModel
+    model: Ssd | FasterRcnn
+    resizer: _Resizer
     augment: tuple[Augment, ...]
     train_reader: messages.InputReader
     eval_reader: messages.InputReader
@@ -147,28 +133,61 @@ def _read(reader: MessageReader, message: Sequence[Field]) -> _ParsedConfig:
     found = made_together(
         {
             "pipeline": partial(reader.read, messages.PipelineConfig, message, At("", Place(1, 1), to(""))),
-            "detector": partial(read_model, reader, _inside(message, "model"), _inside(message, "graph_rewriter")),
+            "detector": partial(_read_model, reader, _inside(message, "model"), _inside(message, "graph_rewriter")),
             "augment": partial(_augmentations, reader, _inside(_inside(message, "train_config"), _AUGMENTATIONS)),
             "train_reader": partial(_input_reader, reader, "train_input_reader", message),
             "eval_reader": partial(_input_reader, reader, "eval_input_reader", message),
         }
     )
-    return _ParsedConfig(**found)
+    model, resizer = found.pop("detector")
+    return _ParsedConfig(model=model, resizer=resizer, **found)
+
+
+def _read_model(
+    reader: MessageReader, models: Sequence[Field], graph: Sequence[Field]
+) -> tuple[Ssd | FasterRcnn, _Resizer]:
+    if len(models) != 1 or models[0].name not in _MODELS:
+        given = ", ".join(field.name for field in models) or "none"
+        place = models[0].place if models else Place(1, 1)
+        raise reader.wrong("model", place, given, " or ".join(_MODELS), "other models are not imported")
+    (field,) = models
+    at = At(f"model.{field.name}", field.value_place, to("model"))
+    message = reader.message(field, at)
+    names = {each.name for each in fields(messages.BesideTheModel)}
+    beside = [inner for inner in message if inner.name in names]
+    rfcn = [inner for inner in message if inner.name == "second_stage_box_predictor" and _is_rfcn(inner)]
+    reader.leave(rfcn, at._replace(outcome=messages.UNTRAINED["rfcn_box_predictor"]))
+    rest = [inner for inner in message if inner.name not in names and inner not in rfcn]
+    found = made_together(
+        {
+            "model": partial(reader.read, _MODELS[field.name], rest, at),
+            "beside": partial(reader.read, messages.BesideTheModel, beside, at),
+            "graph": partial(
+                reader.read, messages.GraphRewriter, graph, At("graph_rewriter", Place(1, 1), to("model"))
+            ),
+        }
+    )
+    said = {row.outcome for row in reader.rows}
+    model = replace(
+        found["model"], untrained_parts=tuple(name for name, outcome in messages.UNTRAINED.items() if outcome in said)
+    )
+    if found["beside"].first_stage_only and isinstance(model, FasterRcnn):
+        model = replace(model, number_of_stages=1)
+    given_resizer = found["beside"].image_resizer
+    if isinstance(given_resizer, messages.KeepAspectRatioResizerConfig | messages.FixedShapeResizerConfig):
+        return model, given_resizer.resizer()
+    reader.revise(f"{at.path}.image_resizer.{kind_name(type(given_resizer))}", messages.OTHER_RESIZER)
+    return model, FixedShapeResizer()
+
+
+def _is_rfcn(predictor: Field) -> bool:
+    kinds = predictor.value if isinstance(predictor.value, list) else []
+    return [kind.name for kind in kinds] == ["rfcn_box_predictor"]
 
 
 def _inside(message: Iterable[Field], name: str) -> list[Field]:
     """Return what is in the messages of this name, one after the other."""
     return [inner for field in message if field.name == name and isinstance(field.value, list) for inner in field.value]
-
-
-def _naming_part(part: str, make: Callable[[], Any]) -> Any:
-    """Call a function; its error names the part of the file."""
-    try:
-        return make()
-    except InputError as error:
-        raise InputError(
-            f"{part}: {error.what}", given=error.given, expected=error.expected, hint=error.hint
-        ) from error
 
 
 def _augmentations(reader: MessageReader, steps: Sequence[Field]) -> tuple[Augment, ...]:
@@ -182,19 +201,18 @@ def _augmentations(reader: MessageReader, steps: Sequence[Field]) -> tuple[Augme
             continue
         meant = "" if step.name in OPTIONS else did_you_mean(step.name, OPTIONS)
         reader.leave([step], At(path, step.place, not_mapped(f"there is no such augmentation here. {meant}".rstrip())))
-    made = tuple(made_together(makers).values())
+    augment = tuple(made_together(makers).values())
     for name in OPTIONS:
         for field in (f"{path}.{name}.clip_boxes", f"{path}.{name}.operations.clip_boxes"):
             reader.revise(field, no_effect("boxes are always clipped to the crop"), "true")
-    return made
+    return augment
 
 
 def _augmentation(reader: MessageReader, cls: type, step: Field, at: At) -> Augment:
     if cls is ResizeImage:
-        resizing = reader.read_field(messages.ResizeImageConfig, step, at)
-        return ResizeImage(resizing.new_height, resizing.new_width, METHODS.get(resizing.method, resizing.method))
-    made: Augment = reader.read_field(cls, step, at)
-    return made
+        return reader.read_field(messages.ResizeImageConfig, step, at).augmentation()
+    augment: Augment = reader.read_field(cls, step, at)
+    return augment
 
 
 def _input_reader(reader: MessageReader, name: str, message: Sequence[Field]) -> messages.InputReader:
@@ -279,7 +297,7 @@ def _data(reader: MessageReader, parsed: _ParsedConfig) -> DetectionData:
         max_number_of_boxes=most,
         merge_multiple_label_boxes=config.merge_multiple_label_boxes,
         use_multiclass_scores=config.use_multiclass_scores,
-        resizer=parsed.detector.resizer,
+        resizer=parsed.resizer,
         augment=parsed.augment,
     )
 

@@ -1,18 +1,22 @@
-"""The messages of a pipeline.config of TensorFlow's Object Detection API, but for those of the model and augmentations.
+"""The messages of a pipeline.config of TensorFlow's Object Detection API, and what becomes of their fields in a recipe.
 
 All fields of its protos of October 2017 and of 2018, and some of later ones, with their types and defaults, and what
-becomes of each in a recipe (after tensorflow/models, research/object_detection/protos: train, eval, optimizer,
-input_reader and pipeline.proto; Apache 2.0). The messages of the model are the classes of `lockstep.detection`'s
-`tf_configs` and `blocks`, those of the augmentations the classes of `lockstep.augmentations`.
+becomes of each (after tensorflow/models, research/object_detection/protos: train, eval, optimizer, input_reader,
+image_resizer, graph_rewriter and pipeline.proto; Apache 2.0). The messages of the model are the classes of
+`lockstep.detection`'s `tf_configs` and `blocks`, those of the augmentations the classes of `lockstep.augmentations`;
+what becomes of the fields that these lack is in `ELSEWHERE`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+from lockstep.augmentations import random_crops, resizers
 from lockstep.checks import Checked, Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt
-from lockstep.recipes.messages import no_effect, not_mapped, to
+from lockstep.detection import blocks, tf_configs
+from lockstep.recipes.messages import FieldOutcome, no_effect, not_mapped, to
 from lockstep.records.text_format import Field
 
 _LOADING = no_effect("`feed` says how examples are loaded; how fast changes nothing in what is learned")
@@ -21,6 +25,8 @@ _PADDING = no_effect("objects are not padded: a batch keeps the number of each i
 _SHOWN = no_effect("images are read again where they are shown")
 _RECALL = not_mapped("precision is averaged over all recalls")
 _INITIAL = to("optimizer.lr.initial")
+_METHODS: Mapping[str, str] = {"nearest_neighbor": "nearest"}
+"""The methods of resizing that have another name in the config."""
 
 
 @dataclass(frozen=True)
@@ -290,6 +296,10 @@ class ResizeImageConfig:
     new_width: int = 1024
     method: Literal["area", "bicubic", "bilinear", "nearest_neighbor"] = "bilinear"
 
+    def augmentation(self) -> resizers.ResizeImage:
+        """Make the augmentation."""
+        return resizers.ResizeImage(self.new_height, self.new_width, _METHODS.get(self.method, self.method))
+
 
 @dataclass(frozen=True)
 class PipelineConfig:
@@ -302,3 +312,143 @@ class PipelineConfig:
     """One in 2017, several in 2018."""
     model: tuple[Field, ...] = ()
     graph_rewriter: tuple[Field, ...] = ()
+
+
+_Method = Annotated[Literal["bilinear", "nearest_neighbor", "bicubic", "area"], to("data.resizer.resize_method")]
+_GREY = not_mapped("images have three channels")
+OTHER_RESIZER = not_mapped("images are resized to a fixed shape, or with their aspect ratio; the recipe says 300 x 300")
+
+
+@dataclass(frozen=True)
+class KeepAspectRatioResizerConfig(Checked):
+    """The shorter side to `min_dimension`, or the longer one to `max_dimension` where it would be longer."""
+
+    min_dimension: Annotated[PositiveInt, to("data.resizer.min_dimension")] = 600
+    max_dimension: Annotated[PositiveInt, to("data.resizer.max_dimension")] = 1024
+    resize_method: _Method = "bilinear"
+    pad_to_max_dimension: Annotated[bool, to("data.resizer.pad_to_max_dimension")] = False
+    per_channel_pad_value: Annotated[tuple[float, ...], to("data.resizer.per_channel_pad_value")] = ()
+    convert_to_grayscale: Annotated[bool, _GREY] = False
+
+    def resizer(self) -> resizers.KeepAspectRatioResizer:
+        """Make the resizer of the data."""
+        colour: Any = tuple(map(round, self.per_channel_pad_value)) or (0, 0, 0)
+        method = _METHODS.get(self.resize_method, self.resize_method)
+        return resizers.KeepAspectRatioResizer(
+            self.min_dimension, self.max_dimension, method, self.pad_to_max_dimension, colour
+        )
+
+
+@dataclass(frozen=True)
+class FixedShapeResizerConfig(Checked):
+    """Resizes images to one height and width."""
+
+    height: Annotated[PositiveInt, to("data.resizer.height")] = 300
+    width: Annotated[PositiveInt, to("data.resizer.width")] = 300
+    resize_method: _Method = "bilinear"
+    convert_to_grayscale: Annotated[bool, _GREY] = False
+
+    def resizer(self) -> resizers.FixedShapeResizer:
+        """Make the resizer of the data."""
+        return resizers.FixedShapeResizer(self.height, self.width, _METHODS.get(self.resize_method, self.resize_method))
+
+
+@dataclass(frozen=True)
+class IdentityResizerConfig:
+    """Images stay as they are; of 2018, as is the next one."""
+
+
+@dataclass(frozen=True)
+class ConditionalShapeResizerConfig:
+    """Images of which a side is beyond `size_threshold`, or below it, are resized to meet it."""
+
+    condition: Annotated[Literal["greater", "smaller"], OTHER_RESIZER] = "greater"
+    size_threshold: Annotated[int, OTHER_RESIZER] = 300
+    resize_method: Annotated[Literal["bilinear", "nearest_neighbor", "bicubic", "area"], OTHER_RESIZER] = "bilinear"
+    convert_to_grayscale: Annotated[bool, OTHER_RESIZER] = False
+
+
+@dataclass(frozen=True)
+class BesideTheModel:
+    """What the message of a model says that is no field of its configuration here."""
+
+    image_resizer: Annotated[
+        KeepAspectRatioResizerConfig | FixedShapeResizerConfig | IdentityResizerConfig | ConditionalShapeResizerConfig,
+        to("data.resizer"),
+    ]
+    first_stage_only: Annotated[bool, to("model.number_of_stages")] = False
+    """The setting by which Faster R-CNN computed its first stage alone before October 2017."""
+
+
+@dataclass(frozen=True)
+class GraphRewriter:
+    """`graph_rewriter`, whose one field is among those of `UNTRAINED`."""
+
+
+UNTRAINED: Mapping[tf_configs.UntrainedPart, FieldOutcome] = {
+    "quantization": not_mapped("detectors are not trained for whole numbers (quantization) here"),
+    "context_config": not_mapped("Context R-CNN is not trained here"),
+    "rfcn_box_predictor": not_mapped("R-FCN is not trained here"),
+    "bifpn": not_mapped("there is no bidirectional feature pyramid here"),
+    "random_example_sampler": not_mapped("anchors are not sampled here"),
+    "equalization_loss": not_mapped("there is no equalization loss here"),
+}
+"""What is said of parts that nothing trains; the model keeps their names, and is refused for them."""
+_TPU = no_effect("it is about TPUs, or how the same is computed")
+_OUTPUT = no_effect("it names further outputs, and changes none")
+_NO_MASKS = not_mapped("an SSD predicts boxes alone")
+_CLIPPED = {"clip_boxes": not_mapped("boxes are always clipped to the crop")}
+_ANCHORWISE = {"anchorwise_output": no_effect("losses are kept for each anchor anyway")}
+ELSEWHERE: Mapping[type, Mapping[str, FieldOutcome]] = {
+    GraphRewriter: {"quantization": UNTRAINED["quantization"]},
+    blocks.Loss: {name: UNTRAINED[name] for name in ("random_example_sampler", "equalization_loss")},
+    tf_configs.Ssd: {
+        "inplace_batchnorm_update": _TPU,
+        "return_raw_detections_during_predict": _OUTPUT,
+        "mask_head_config": _NO_MASKS,
+    },
+    tf_configs.FasterRcnn: {
+        "context_config": UNTRAINED["context_config"],
+        **dict.fromkeys(
+            (
+                "inplace_batchnorm_update",
+                "use_static_shapes",
+                "use_static_shapes_for_eval",
+                "use_static_balanced_label_sampler",
+                "use_matmul_crop_and_resize",
+                "use_matmul_gather_in_matcher",
+                "use_partitioned_nms_in_first_stage",
+                "use_combined_nms_in_first_stage",
+            ),
+            _TPU,
+        ),
+        **dict.fromkeys(
+            ("return_raw_detections_during_predict", "output_final_box_features", "output_final_box_rpn_features"),
+            _OUTPUT,
+        ),
+    },
+    tf_configs.SsdFeatureExtractor: {
+        "bifpn": UNTRAINED["bifpn"],
+        "replace_preprocessor_with_placeholder": no_effect("images are always prepared outside of the model"),
+        "batch_norm_trainable": not_mapped("model.freeze_batchnorm says it, and the hyperparameters of the layers"),
+    },
+    tf_configs.ConvolutionalBoxPredictor: {"mask_head": _NO_MASKS},
+    tf_configs.WeightSharedConvolutionalBoxPredictor: {"mask_head": _NO_MASKS},
+    blocks.ArgmaxMatcher: {"use_matmul_gather": _TPU},
+    blocks.BatchNonMaxSuppression: dict.fromkeys(("use_static_shapes", "combined_nms", "use_combined_nms"), _TPU),
+    blocks.PostProcessing: {"calibration_config": not_mapped("scores are not calibrated")},
+    blocks.WeightedL2: _ANCHORWISE,
+    blocks.WeightedSmoothL1: _ANCHORWISE,
+    blocks.WeightedSigmoid: _ANCHORWISE,
+    blocks.WeightedSigmoidFocal: _ANCHORWISE,
+    blocks.WeightedSoftmax: _ANCHORWISE,
+    blocks.WeightedLogitsSoftmax: _ANCHORWISE,
+    blocks.BootstrappedSigmoid: _ANCHORWISE,
+    random_crops.RandomCropImage: _CLIPPED,
+    random_crops.RandomCropPadImage: _CLIPPED,
+    random_crops.RandomCropToAspectRatio: _CLIPPED,
+    random_crops.SsdRandomCropOperation: _CLIPPED,
+    random_crops.SsdRandomCropPadOperation: _CLIPPED,
+    random_crops.SsdRandomCropFixedAspectRatioOperation: _CLIPPED,
+}
+"""The fields of the messages of models and augmentations that their classes here have not, and what becomes of them."""

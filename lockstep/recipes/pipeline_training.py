@@ -12,20 +12,10 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from lockstep import optim
 from lockstep.checkpoints.retention import Retention
 from lockstep.errors import InputError
 from lockstep.listing import shorten
-from lockstep.optim import (
-    SGD,
-    Adam,
-    ClipNorm,
-    Cosine,
-    Exponential,
-    MovingAverage,
-    PiecewiseConstant,
-    RMSProp,
-    ScaleGradients,
-)
 from lockstep.optim.rules import Optimizer
 from lockstep.optim.schedules import Schedule
 from lockstep.optim.transforms import GradientTransform
@@ -51,9 +41,12 @@ def recipe_fields(train: messages.TrainConfig) -> dict[str, Any]:
     The replicas of a synchronous training are towers: each computes its share of the batch, if all shares are alike.
     """
     fields = {"end": Steps(train.num_steps)} if train.num_steps else {}
+    given = train.optimizer
+    # The decay is constant: the reference gives its average no number of updates.
+    average = optim.MovingAverage(given.moving_average_decay, dynamic=False) if given.use_moving_average else None
     return fields | {
-        "optimizer": _optimizer(train.optimizer),
-        "average": _average(train.optimizer),
+        "optimizer": _optimizer(given),
+        "average": average,
         "warm_start": _first_weights(train),
         "batch_size": train.batch_size,
         "num_towers": train.replicas_to_aggregate if train.sync_replicas and has_even_shares(train) else 1,
@@ -78,13 +71,13 @@ def _optimizer(given: messages.OptimizerConfig) -> Optimizer:
             hint="name one",
         )
     if momentum := given.momentum_optimizer:
-        return SGD(_rate(momentum.learning_rate), momentum=momentum.momentum_optimizer_value)
+        return optim.SGD(_rate(momentum.learning_rate), momentum=momentum.momentum_optimizer_value)
     if adam := given.adam_optimizer:
-        return Adam(_rate(adam.learning_rate), eps=adam.epsilon, epsilon_hat=True)
+        return optim.Adam(_rate(adam.learning_rate), eps=adam.epsilon, epsilon_hat=True)
     rms = given.rms_prop_optimizer
     assert rms is not None, "it is the last one"
     rate = _rate(rms.learning_rate)
-    return RMSProp(rate, alpha=rms.decay, eps=rms.epsilon, momentum=rms.momentum_optimizer_value)
+    return optim.RMSProp(rate, alpha=rms.decay, eps=rms.epsilon, momentum=rms.momentum_optimizer_value)
 
 
 def _rate(given: messages.LearningRate) -> float | Schedule:
@@ -92,7 +85,7 @@ def _rate(given: messages.LearningRate) -> float | Schedule:
         case messages.ConstantLearningRate():
             return given.learning_rate
         case messages.ExponentialDecayLearningRate():
-            return Exponential(
+            return optim.Exponential(
                 given.initial_learning_rate,
                 given.decay_steps,
                 given.decay_factor,
@@ -104,7 +97,7 @@ def _rate(given: messages.LearningRate) -> float | Schedule:
         case messages.ManualStepLearningRate():
             return _manual_steps(given)
         case messages.CosineDecayLearningRate():
-            return Cosine(
+            return optim.Cosine(
                 given.learning_rate_base,
                 given.total_steps,
                 warmup_steps=given.warmup_steps,
@@ -125,20 +118,11 @@ def _manual_steps(given: messages.ManualStepLearningRate) -> Schedule:
     steps = [each.step for each in given.schedule]
     rates = [given.initial_learning_rate, *(each.learning_rate for each in given.schedule)]
     from_zero = steps[0] == 0 and not given.warmup
-    return PiecewiseConstant(tuple(steps[from_zero:]), tuple(rates[from_zero:]), warmup=given.warmup)
-
-
-def _average(given: messages.OptimizerConfig) -> MovingAverage | None:
-    """Make the average, whose decay is constant: the reference gives it no number of updates."""
-    return MovingAverage(given.moving_average_decay, dynamic=False) if given.use_moving_average else None
+    return optim.PiecewiseConstant(tuple(steps[from_zero:]), tuple(rates[from_zero:]), warmup=given.warmup)
 
 
 def fields_by_name(train: messages.TrainConfig, variables: Mapping[str, str]) -> dict[str, Any]:
-    """Make the fields of a recipe that are about some of the parameters, or about the gradients.
-
-    Args:
-        train: of the config.
-        variables: the API's name of each parameter.
+    """Make the fields about gradients, and about some of the parameters, whose names in the API are `variables`.
 
     Raises:
         InputError: all variables that are to be trained are none of the detector's.
@@ -156,9 +140,9 @@ def fields_by_name(train: messages.TrainConfig, variables: Mapping[str, str]) ->
     biases = _matched((_BIASES,), variables).intersection(train_only or names) - frozen
     transforms = list[GradientTransform]()
     if train.bias_grad_multiplier and biases:  # the order is that of the reference
-        transforms.append(ScaleGradients(dict.fromkeys(as_patterns(biases, names), train.bias_grad_multiplier)))
+        transforms.append(optim.ScaleGradients(dict.fromkeys(as_patterns(biases, names), train.bias_grad_multiplier)))
     if train.gradient_clipping_by_norm:
-        transforms.append(ClipNorm(train.gradient_clipping_by_norm))
+        transforms.append(optim.ClipNorm(train.gradient_clipping_by_norm))
     return {
         "frozen": as_patterns(frozen, names),
         "train_only": as_patterns(train_only, names),
@@ -239,12 +223,7 @@ _LAYER = "*"
 
 
 def variables_of(model: nn.Module, extractor: str) -> dict[str, str]:
-    """Return the API's name of each parameter of a detector, with a "*" in the place of its layer.
-
-    Args:
-        model: the detector.
-        extractor: the type of its feature extractor.
-    """
+    """Return the API's name of each parameter of a detector, with a "*" in the place of its layer."""
     net = next((name for start, name in _NETS.items() if extractor.startswith(start)), _LAYER)
     parts = _FASTER_RCNN if extractor.startswith("faster_rcnn") else _SSD
     return {

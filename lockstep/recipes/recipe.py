@@ -54,6 +54,7 @@ from lockstep.recipes.parts import (
     Checkpoints,
     CrossEntropy,
     DataLoading,
+    DetectionEvaluation,
     Evaluate,
     InitialWeights,
     Monitoring,
@@ -61,7 +62,7 @@ from lockstep.recipes.parts import (
     PositiveInt64,
     Stage,
 )
-from lockstep.recipes.tasks import Task
+from lockstep.recipes.tasks import Classification, Detection, Task
 from lockstep.served.exchanges import Asynchronous, Backups, is_served, num_computing
 from lockstep.towers.towers import Precision, Towers
 from lockstep.training.attempt import LossAverage, Nonfinite
@@ -204,7 +205,6 @@ class Recipe(Checked):
         self._check_name()
         self._check_towers()
         self._check_best()
-        self._check_stages()
         self._check_image_sizes()
         self.task.check(self.model.num_classes)
         if self.evaluate.weights == "average" and self.average is None:
@@ -231,16 +231,14 @@ class Recipe(Checked):
                 hint="name such a score and set evaluate.every, or leave checkpoints.retention.best out",
             )
 
-    def _check_stages(self) -> None:
-        for number, stage in enumerate(self.stages):
-            if stage.image_size is not None:
-                self.data.resized(stage.image_size, f"stages[{number}].image_size")  # which may be refused
-
     def _check_image_sizes(self) -> None:
         least = self.model.smallest_image
         of_stages = {f"stages[{number}].image_size": stage.image_size for number, stage in enumerate(self.stages)}
-        for name, size in {self.data.size_field: self.data.image_size, **of_stages}.items():
-            if size is not None and size < least:
+        given = {name: size for name, size in of_stages.items() if size is not None}
+        for name, size in given.items():
+            self.data.resized(size, name)  # which may be refused
+        for name, size in {self.data.size_field: self.data.image_size, **given}.items():
+            if size < least:
                 raise InputError(
                     f"The images are too small for {type(self.model).__name__}.",
                     given=f"{name}={size}",
@@ -251,7 +249,9 @@ class Recipe(Checked):
     @property
     def task(self) -> Task:
         """What the model learns: its losses, scores and metrics."""
-        return self.data.task.of(self.data, self.model.num_classes, self.loss, self.evaluate)
+        if isinstance(self.data, DetectionData):
+            return Detection(self.data, self.model.num_classes, self.evaluate.detection or DetectionEvaluation())
+        return Classification(self.data.inputs, self.loss, self.evaluate.top, self.evaluate.flip)
 
     @property
     def evaluation_precision(self) -> Precision:

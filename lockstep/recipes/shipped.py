@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from lockstep import optim
 from lockstep.augmentations.colours import (
     RandomAdjustBrightness,
     RandomAdjustContrast,
@@ -21,17 +22,6 @@ from lockstep.errors import RecipeError
 from lockstep.listing import did_you_mean
 from lockstep.losses.regularization import L2
 from lockstep.models import InceptionV3, LeNet, Mnist, SqueezeNet
-from lockstep.optim import (
-    SGD,
-    ByName,
-    ClipGlobalNorm,
-    Cosine,
-    Exponential,
-    MovingAverage,
-    PiecewiseConstant,
-    RMSProp,
-    Warmup,
-)
 from lockstep.recipes.data import DetectionData, ImageData, MnistData
 from lockstep.recipes.parts import Checkpoints, CrossEntropy, DetectionEvaluation, Evaluate, InitialWeights, Stage
 from lockstep.recipes.preprocessing import Inception, ResizedCrop
@@ -86,7 +76,7 @@ def _mnist() -> Recipe:
         name="mnist",
         model=Mnist(),
         data=MnistData(),
-        optimizer=SGD(Cosine(0.05, epochs), momentum=0.9, nesterov=True),
+        optimizer=optim.SGD(optim.Cosine(0.05, epochs), momentum=0.9, nesterov=True),
         batch_size=128,
         num_towers=2,
         towers=Towers(channels_last=True),
@@ -100,7 +90,7 @@ def _mnist_reference() -> Recipe:
     At this rate the net is fragile: one seed in a few dies at once and stays at 10 %, since the last hidden layer has
     ten ReLU units, and when all of them are off no gradient comes back. Use `mnist` to get a good model.
     """
-    optimizer = SGD(0.1, momentum=0.9, nesterov=True)
+    optimizer = optim.SGD(0.1, momentum=0.9, nesterov=True)
     return replace(_mnist(), name="mnist_reference", optimizer=optimizer, end=Epochs(10))
 
 
@@ -110,7 +100,7 @@ def _lenet() -> Recipe:
         name="lenet",
         model=LeNet(),
         data=MnistData(scale="one"),
-        optimizer=SGD(0.01),
+        optimizer=optim.SGD(0.01),
         batch_size=50,
         num_towers=1,
         towers=Towers(channels_last=True),
@@ -127,11 +117,11 @@ def _inception_v3() -> Recipe:
         name="inception_v3",
         model=InceptionV3(num_classes=1001),
         data=ImageData(preprocessing=Inception(crop_by_boxes=True)),
-        optimizer=_rmsprop(Exponential(0.1, decay_steps=Epochs(30), factor=0.16)),
+        optimizer=_rmsprop(optim.Exponential(0.1, decay_steps=Epochs(30), factor=0.16)),
         loss=CrossEntropy(label_smoothing=0.1, auxiliary_weight=0.4),
         batch_size=256,
         regularization=(L2(4e-5),),
-        average=MovingAverage(0.9999, statistics=True),
+        average=optim.MovingAverage(0.9999, statistics=True),
         num_towers=8,
         towers=Towers(batch_norm="last", precision="bf16", channels_last=True),
         end=Steps(100_000),
@@ -142,7 +132,7 @@ def _inception_v3() -> Recipe:
 
 def _inception_v3_distributed() -> Recipe:
     """Inception-v3 with the learning rate of the distributed trainer: 0.045, and 6 % less every two epochs."""
-    schedule = Exponential(0.045, decay_steps=Epochs(2), factor=0.94)
+    schedule = optim.Exponential(0.045, decay_steps=Epochs(2), factor=0.94)
     return replace(_inception_v3(), name="inception_v3_distributed", optimizer=_rmsprop(schedule), end=Epochs(100))
 
 
@@ -154,7 +144,7 @@ def _flowers() -> Recipe:
         model=InceptionV3(num_classes=6),
         data=ImageData(),
         warm_start=InitialWeights(mapping=WarmStart(skip=_CLASS_LAYERS)),
-        optimizer=_rmsprop(Exponential(0.001, decay_steps=Epochs(30), factor=0.16)),
+        optimizer=_rmsprop(optim.Exponential(0.001, decay_steps=Epochs(30), factor=0.16)),
         batch_size=32,
         num_towers=1,
         end=Steps(2_000),
@@ -181,8 +171,8 @@ def _flowers_two_stages() -> Recipe:
     )
 
 
-def _rmsprop(lr: float | Exponential) -> RMSProp:
-    return RMSProp(lr, alpha=0.9, momentum=0.9, eps=1.0)
+def _rmsprop(lr: float | optim.Exponential) -> optim.RMSProp:
+    return optim.RMSProp(lr, alpha=0.9, momentum=0.9, eps=1.0)
 
 
 def _flowers_small() -> Recipe:
@@ -202,15 +192,15 @@ def _flowers_small() -> Recipe:
         data=ImageData(image_size=192, preprocessing=colours),
         warm_start=InitialWeights(mapping=WarmStart(skip=(r"^classifier\.",), require_loaded=0.95)),
         frozen=(r"^features\.[0-7]\.",),
-        optimizer=ByName(
+        optimizer=optim.ByName(
             {
-                r"^features\.": SGD(Cosine(0.0005, epochs), momentum=0.9),
-                r"^classifier\.": SGD(Cosine(0.005, epochs), momentum=0.9, weight_decay=0.1),
+                r"^features\.": optim.SGD(optim.Cosine(0.0005, epochs), momentum=0.9),
+                r"^classifier\.": optim.SGD(optim.Cosine(0.005, epochs), momentum=0.9, weight_decay=0.1),
             }
         ),
         loss=CrossEntropy(label_smoothing=0.1),
         batch_size=30,
-        average=MovingAverage(0.98),
+        average=optim.MovingAverage(0.98),
         num_towers=1,
         towers=Towers(channels_last=True),
         end=epochs,
@@ -244,10 +234,10 @@ def _bccd() -> Recipe:
             _SQUEEZENET, WarmStart(add_prefix="backbone.", skip=(r"^head\.", r"^backbone\.norms\."))
         ),
         frozen=(r"^backbone\.features\.[0-3]\.",),
-        optimizer=SGD(Cosine(0.01, epochs, warmup_steps=50), momentum=0.9, weight_decay=5e-4),
-        gradient_transforms=(ClipGlobalNorm(5.0),),
+        optimizer=optim.SGD(optim.Cosine(0.01, epochs, warmup_steps=50), momentum=0.9, weight_decay=5e-4),
+        gradient_transforms=(optim.ClipGlobalNorm(5.0),),
         batch_size=8,
-        average=MovingAverage(0.98),
+        average=optim.MovingAverage(0.98),
         num_towers=2,
         towers=Towers(channels_last=True),
         end=epochs,
@@ -276,7 +266,7 @@ def _raccoon() -> Recipe:
             resizer=FixedShapeResizer(240, 240, "antialiased"),
             augment=(RandomIoUCrop(min_scale=0.5), HorizontalFlip(), RandomDistortColor()),
         ),
-        optimizer=SGD(Cosine(0.005, epochs, warmup_steps=50), momentum=0.9, weight_decay=5e-4),
+        optimizer=optim.SGD(optim.Cosine(0.005, epochs, warmup_steps=50), momentum=0.9, weight_decay=5e-4),
         batch_size=6,
         end=epochs,
         evaluate=Evaluate(every=Interval(10, "epochs"), weights="average"),
@@ -288,7 +278,7 @@ def _ssd300_coco() -> Recipe:
 
     It starts from the features of VGG16, whose first two layers stay.
     """
-    rates = PiecewiseConstant((Epochs(80), Epochs(110)), (0.002, 0.0002, 0.00002))
+    rates = optim.PiecewiseConstant((Epochs(80), Epochs(110)), (0.002, 0.0002, 0.00002))
     return Recipe(
         name="ssd300_coco",
         model=Ssd300(num_classes=_COCO_LABELS),
@@ -324,7 +314,7 @@ def _ssdlite_coco() -> Recipe:
             resizer=FixedShapeResizer(320, 320, "antialiased"),
             augment=(RandomIoUCrop(), HorizontalFlip()),
         ),
-        optimizer=_momentum(Cosine(0.15, epochs), 0.15, weight_decay=4e-5),
+        optimizer=_momentum(optim.Cosine(0.15, epochs), 0.15, weight_decay=4e-5),
         batch_size=192,
         num_towers=8,
         towers=Towers(channels_last=True),
@@ -338,7 +328,7 @@ def _faster_rcnn_coco() -> Recipe:
 
     It starts from weights of a classifier, whose first layers and batch norm stay.
     """
-    rates = PiecewiseConstant((Epochs(16), Epochs(22)), (0.02, 0.002, 0.0002))
+    rates = optim.PiecewiseConstant((Epochs(16), Epochs(22)), (0.02, 0.002, 0.0002))
     return Recipe(
         name="faster_rcnn_coco",
         model=FasterRcnnFpn(num_classes=_COCO_LABELS),
@@ -370,10 +360,10 @@ def _mask_rcnn_coco() -> Recipe:
     )
 
 
-def _momentum(rates: Cosine | PiecewiseConstant, initial: float, *, weight_decay: float) -> SGD:
+def _momentum(rates: optim.Cosine | optim.PiecewiseConstant, initial: float, *, weight_decay: float) -> optim.SGD:
     """Make torchvision's optimizer, whose rate rises from a thousandth in the first thousand steps."""
-    rising = Warmup(rates, _WARMUP_STEPS, initial=initial / _WARMUP_STEPS)
-    return SGD(rising, momentum=0.9, weight_decay=weight_decay)
+    rising = optim.Warmup(rates, _WARMUP_STEPS, initial=initial / _WARMUP_STEPS)
+    return optim.SGD(rising, momentum=0.9, weight_decay=weight_decay)
 
 
 _SHIPPED: Mapping[str, Callable[[], Recipe]] = {

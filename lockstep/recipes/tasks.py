@@ -8,23 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 
 from lockstep.errors import InputError
 from lockstep.metrics.metric import NO_METRICS, Metric
 from lockstep.ragged import Ragged
-from lockstep.recipes.parts import MAIN_SCORES, CrossEntropy, DetectionEvaluation, Evaluate
+from lockstep.recipes.parts import MAIN_SCORES, CrossEntropy, DetectionEvaluation
 from lockstep.types import NonFiniteError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from lockstep.augmentations.augment import Augment
-    from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioResizer
     from lockstep.detection.detector import DetectionModel, Detections
-    from lockstep.images.decode import Decoding
+    from lockstep.recipes.data import DetectionData
     from lockstep.types import Batch, CountFunction
 
 CONFUSION, MISTAKES = "confusion", "mistakes"
@@ -49,15 +48,8 @@ class Classification:
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     """Metrics of the logits and the labels of all examples, by name."""
 
-    details = (CONFUSION, MISTAKES)
-    """What `score_in_detail` gives beside the scores."""
     unused: ClassVar[Mapping[str, Any]] = {}
     """Fields of a recipe that say nothing for this task, with their defaults."""
-
-    @classmethod
-    def of(cls, data: Any, num_classes: int, loss: CrossEntropy, evaluate: Evaluate) -> Self:
-        """Make the task of a recipe from its data, model, loss and evaluation."""
-        return cls(data.inputs, loss, evaluate.top, evaluate.flip)
 
     def check(self, num_classes: int) -> None:
         """Refuse a k beyond the number of classes."""
@@ -144,32 +136,11 @@ def _heads(outputs: Any) -> tuple[Tensor, list[Tensor]]:
     return logits, [head for head in auxiliary if head is not None]
 
 
-class ImagesWithObjects(Protocol):
-    """The data of a detector, such as `DetectionData`."""
-
-    @property
-    def resizer(self) -> FixedShapeResizer | KeepAspectRatioResizer:
-        """Brings images to the size of the network's input."""
-
-    @property
-    def decoding(self) -> Decoding:
-        """How stored images become pixels."""
-
-    def evaluation(self) -> Sequence[Augment]:
-        """Return the augmentations of examples that are scored."""
-
-    def inputs(self, batch: Mapping[str, Any]) -> Any:
-        """Make the inputs of the network, one tensor or one for each image."""
-
-    def targets(self, num_classes: int) -> Augment:
-        """Return what makes the targets of the losses of a batch's objects."""
-
-
 @dataclass(frozen=True)
 class Detection:
     """A detector learns where on an image the objects of which classes are."""
 
-    data: ImagesWithObjects
+    data: DetectionData
     """How images become inputs, and which objects become targets."""
     num_classes: int
     """Number of classes, without the background."""
@@ -177,13 +148,7 @@ class Detection:
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     """Metrics of all detections, by name."""
 
-    details = ()
     unused: ClassVar[Mapping[str, Any]] = {"loss": CrossEntropy(), "evaluate.top": (1,), "evaluate.flip": False}
-
-    @classmethod
-    def of(cls, data: Any, num_classes: int, loss: CrossEntropy, evaluate: Evaluate) -> Self:
-        """Make the task of a recipe from its data, model and evaluation."""
-        return cls(data, num_classes, evaluate.detection or DetectionEvaluation())
 
     def check(self, num_classes: int) -> None:
         """Accept any recipe: whether its model is a detector is looked at where a run begins."""
@@ -248,30 +213,21 @@ class Detection:
         metrics: Mapping[str, Any] = self.metrics
         return {name: metric.columns(batch, found) for name, metric in metrics.items()}
 
-    def score_in_detail(self, model: nn.Module, batch: Batch) -> Mapping[str, Any]:
-        """Score each example: there are no details."""
-        return self.score(model, batch)
-
     def on_stored_images(self, detected: Sequence[Detections], batch: Mapping[str, Any]) -> Mapping[str, Any]:
         """Make columns for metrics: boxes as x, y, width and height in pixels of the images of the data."""
         from lockstep.detection.detector import boxes_on_stored, paste_masks
 
         _check_finite(detected, batch)
-        rows = zip(detected, self._sizes_of_images(batch), batch["original_size"].tolist(), strict=True)
         boxes: list[Tensor] = []
         masks: list[Any] = []
-        for found, resized, stored in rows:
-            corners = boxes_on_stored(found.boxes, resized, stored)
+        for found, stored in zip(detected, batch["original_size"].tolist(), strict=True):
+            corners = boxes_on_stored(found.boxes, self.data.resizer.size_of(*stored), stored)
             boxes.append(torch.cat([corners[:, [1, 0]], corners[:, [3, 2]] - corners[:, [1, 0]]], dim=1))
             if found.masks is not None:
                 masks.append(paste_masks(found.masks, corners, (stored[0], stored[1])))
         columns = {"scores": [each.scores for each in detected], "labels": [each.labels for each in detected]}
         made = {name: Ragged.of(rows) for name, rows in {"boxes": boxes, **columns}.items()}
         return {**made, "masks": masks} if masks else made
-
-    def _sizes_of_images(self, batch: Mapping[str, Any]) -> Sequence[tuple[int, int]]:
-        """Return height and width of each image as the network sees it, without padding."""
-        return [self.data.resizer.size_of(height, width) for height, width in batch["original_size"].tolist()]
 
 
 Task = Classification | Detection

@@ -135,8 +135,8 @@ def write(hint: Any, value: Any, path: FieldPath) -> Any:
     return str(value) if isinstance(value, Interval) else value
 
 
-def made(make: Callable[[], Any], path: FieldPath) -> Any:
-    """Call `make`; a part that refuses its values raises a RecipeError that names the path."""
+def made(make: Callable[[], Any], path: FieldPath | str) -> Any:
+    """Call `make`; a part that refuses its values raises a RecipeError that names its path, or its file."""
     try:
         return make()
     except LockstepError as error:
@@ -357,12 +357,10 @@ def _with_new_names(settings: Sequence[_Setting], hint: Any, cls: type, path: Fi
 
 
 def _kept(before: Mapping[str, Any], field: FieldType, kind: object) -> dict[str, Any]:
-    """Return what a part of another kind takes over: the other fields of one name may mean other things in both."""
+    """Return what a part of another kind takes over, a learning rate: other fields may mean other things in both."""
     cls = field.classes.get(kind) if isinstance(kind, str) else None
-    return {name: before[name] for name in _KEPT if cls and name in field_hints(cls) and name in before}
+    return {"lr": before["lr"]} if cls and "lr" in field_hints(cls) and "lr" in before else {}
 
-
-_KEPT = ("lr",)
 
 _KEY = re.compile(r"""\s*+(?:"((?:[^"\\]|\\.)*+)"|'([^']*+)'|([^."'=]++))\s*+([.=])""")
 """One key of a path, as in TOML: in quotes where it holds a dot, and the dot or = after it.

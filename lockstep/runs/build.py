@@ -38,10 +38,6 @@ class Examples:
         self._recipe, self._function = recipe, function
         self._readers: dict[tuple[str, bool], Reader] = {}
 
-    def prepare(self) -> None:
-        """Write the files that the readers need; the chief alone calls it."""
-        self._recipe.data.prepare()
-
     def training(self) -> Loader:
         """Make the loader of the training examples."""
         data = self._recipe.data
@@ -161,11 +157,10 @@ def build(
 
 def prepared(recipe: Recipe, worker: Worker, reader: ReaderFunction | None = None) -> Examples:
     """Return the examples of a recipe, once the chief has prepared their files."""
-    examples = Examples(recipe, reader)
     if worker.is_chief:
-        examples.prepare()
+        recipe.data.prepare()
     worker.group.barrier("the data is prepared")
-    return examples
+    return Examples(recipe, reader)
 
 
 def build_state(recipe: Recipe, worker: Worker) -> TrainState:

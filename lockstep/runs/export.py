@@ -93,20 +93,17 @@ def _metadata(trained: Trained) -> dict[str, str]:
 
 
 def _program(trained: Trained) -> torch.export.ExportedProgram:
-    """Trace the graph of the model."""
     task = trained.recipe.task
-    program = _of_detector(trained, task) if isinstance(task, Detection) else _of_classifier(trained)
+    if isinstance(task, Detection):
+        program = _of_detector(trained, task)
+    else:  # for batches of any size
+        example = trained.recipe.data.blank(_EXAMPLES_TRACED)
+        program = torch.export.export(trained.model, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
             # It names files of this machine, which must not leave it.
             node.meta.pop("stack_trace", None)
     return program
-
-
-def _of_classifier(trained: Trained) -> torch.export.ExportedProgram:
-    """Trace a classifier for batches of any size."""
-    example = trained.recipe.data.blank(_EXAMPLES_TRACED)
-    return torch.export.export(trained.model, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
 
 
 def _of_detector(trained: Trained, task: Detection) -> torch.export.ExportedProgram:

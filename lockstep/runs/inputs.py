@@ -20,9 +20,8 @@ from lockstep.listing import hint_for_path, shorten
 from lockstep.metrics.metric import NO_METRICS, Metric, score_name
 from lockstep.models import Timm, Torchvision
 from lockstep.readers.paths import class_folders, is_folder
-from lockstep.recipes.data import ImageData
+from lockstep.recipes.data import DetectionData, ImageData
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.tasks import Detection
 from lockstep.records.shards import check_local
 from lockstep.runs.workdir import RECIPE, Workdir, located
 
@@ -112,14 +111,12 @@ def check_same_classes(split: str, scored: Mapping[int, str], trained: Mapping[i
 
 
 def unused_classes(recipe: Recipe, classes: Sequence[str]) -> str:
-    """Say that the model has classes without examples, of which one may be meant; "" where it has none.
+    """Say that the model has more classes than the data, one of which may be the background; "" where it has not.
 
-    Args:
-        recipe: of the run.
-        classes: their names in the data, from label 0 on; none where they are not known.
+    `classes` are the names of those of the data, from label 0 on; none where they are not known.
     """
     given, offset = recipe.model.num_classes, getattr(recipe.data, "labels_offset", 0)
-    if recipe.data.task is Detection:  # label 0 is that of the background
+    if isinstance(recipe.data, DetectionData):  # label 0 is that of the background
         known = len(classes) - 1
         is_less = 0 < known < given
         return f"the model has {given} classes, the data {known} (model.num_classes={known})" if is_less else ""
@@ -155,15 +152,15 @@ def _check_class_folders(recipe: Recipe) -> None:
 
 
 def _check_task(recipe: Recipe) -> None:
-    is_detector = isinstance(recipe.model, Detector)
-    if is_detector and recipe.data.task is not Detection:
+    is_detector, has_objects = isinstance(recipe.model, Detector), isinstance(recipe.data, DetectionData)
+    if is_detector and not has_objects:
         raise InputError(
             f"{type(recipe.model).__name__} learns where objects are, not one class for each image.",
             given=f'data.kind="{kind_name(type(recipe.data))}"',
             expected="images with objects on them",
             hint='set data.kind="detection_data"',
         )
-    if recipe.data.task is Detection and not is_detector:
+    if has_objects and not is_detector:
         raise InputError(
             f"{type(recipe.model).__name__} learns one class for each image, not the objects on it.",
             given='data.kind="detection_data"',

@@ -26,11 +26,7 @@ if TYPE_CHECKING:
 class MetricsLogger:
     """Writes metrics.jsonl and the summaries of one segment; what an earlier one wrote after its start is cut off.
 
-    Args:
-        folder: of the run.
-        watch: which of them, and how often.
-        start: of the segment.
-        flushes_each_line: lines of metrics outlive the host of this worker, too, as another one may go on.
+    If it `flushes_each_line`, lines of metrics outlive the host of this worker, too, as another one may go on.
     """
 
     def __init__(self, folder: Path, watch: Monitoring, start: Progress, *, flushes_each_line: bool = False) -> None:

@@ -233,11 +233,7 @@ def _copied(fields: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
 def probe_largest_batch(recipe: Recipe, parts: Parts, known: ObjectSurvey | None, worker: Worker) -> None:
     """Compute the largest batch that the run can meet, and forget it; all workers call it together.
 
-    Args:
-        recipe: of the run, or of its stage with the largest images.
-        parts: of the run, in the state that it begins with.
-        known: the objects to train on, which the chief knows.
-        worker: this worker.
+    The recipe is that of the stage with the largest images; the chief alone has to know the objects to train on.
 
     Raises:
         InputError: the memory is not enough.

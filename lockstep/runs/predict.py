@@ -34,7 +34,7 @@ from lockstep.recipes.data import ImageData
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.tasks import Classification, Detection
 from lockstep.runs.showing import Pipeline, examples
-from lockstep.runs.trained import Trained, trained_model
+from lockstep.runs.trained import trained_model
 from lockstep.runs.workdir import KnownData
 from lockstep.types import BadExample, NonFiniteError, ProgressFunction
 from lockstep.workers.rank import join
@@ -51,14 +51,7 @@ def batches_of_images(
     device: torch.device,
     progress: ProgressFunction | None = None,
 ) -> Iterator[EvaluationBatch]:
-    """Yield the images in batches, whose `bad` names files that could not be read.
-
-    Args:
-        recipe: of the run: its loaders, and the size of a batch.
-        reader: of the files.
-        augment: makes of them what the model is scored on.
-        device: of the batches.
-        progress: called with the number of files that are done, and of all.
+    """Yield the images in batches, as the run loads them; `bad` of a batch names files that could not be read.
 
     Raises:
         LockstepError: none of the files can be read.
@@ -87,25 +80,19 @@ def batches_of_images(
         problems = _problems(reader, augment)
         if not all(problems.values()):
             raise
-        raise _nothing_read(len(reader), problems) from error
+        raise LockstepError(
+            f"None of the {len(reader)} files can be read." if len(reader) > 1 else "The file cannot be read.",
+            given="; ".join(f"{name}: {problem}" for name, problem in problems.items()),
+            expected="one image at least that can be decoded",
+            hint="check the paths, and the kind of the files",
+        ) from error
 
 
 def _problems(reader: ImageList, augment: Sequence[Augment]) -> dict[str, str]:
     """Say of the first files why they cannot be read; "" of those that can."""
     first = range(min(_MOST_NAMED, len(reader)))
-    return {
-        shown.example_id: shown.problem
-        for shown in examples(reader, first, order="sequential", pipeline=Pipeline(augment))
-    }
-
-
-def _nothing_read(num_files: int, problems: Mapping[str, str]) -> LockstepError:
-    return LockstepError(
-        f"None of the {num_files} files can be read." if num_files > 1 else "The file cannot be read.",
-        given="; ".join(f"{name}: {problem}" for name, problem in problems.items()),
-        expected="one image at least that can be decoded",
-        hint="check the paths, and the kind of the files",
-    )
+    shown = examples(reader, first, order="sequential", pipeline=Pipeline(augment))
+    return {each.example_id: each.problem for each in shown}
 
 
 class ClassProbability(NamedTuple):
@@ -358,12 +345,19 @@ def detect(
         LockstepError: none of the files can be read.
     """
     trained = trained_model(str(run), weights)
-    task = _task(trained, run)
-    place = join(device or trained.recipe.device).device
+    recipe, task = trained.recipe, trained.recipe.task
+    if not isinstance(task, Detection):
+        raise InputError(
+            "This run has a classifier, which finds no objects.",
+            given=f"the run {run}, of model.kind={kind_name(type(recipe.model))!r}",
+            expected="the run of a detector",
+            hint="ls.predict(run, images) names their classes; or the command: lockstep predict",
+        )
+    place = join(device or recipe.device).device
     model = trained.model.to(place)
     reader = ImageList(paths, task.data.decoding)
     kept, skipped = KeptDetections(), list[BadExample]()
-    for batch in batches_of_images(trained.recipe, reader, (_with_sizes, *task.data.evaluation()), place, progress):
+    for batch in batches_of_images(recipe, reader, (_with_sizes, *task.data.evaluation()), place, progress):
         skipped += batch.bad
         if not batch.valid:
             continue
@@ -377,18 +371,6 @@ def detect(
         kept.update(*kept.prepare(indices, ids, *columns, *masks))
     names = KnownData.of(trained.workdir).class_names
     return FoundObjects(reader, [*kept], names, skipped, trained.step, trained.weights)
-
-
-def _task(trained: Trained, run: str | Path) -> Detection:
-    task = trained.recipe.task
-    if not isinstance(task, Detection):
-        raise InputError(
-            "This run has a classifier, which finds no objects.",
-            given=f"the run {run}, of model.kind={kind_name(type(trained.recipe.model))!r}",
-            expected="the run of a detector",
-            hint="ls.predict(run, images) names their classes; or the command: lockstep predict",
-        )
-    return task
 
 
 def _with_sizes(batch: dict[str, Any], draws: Draws) -> dict[str, Any]:

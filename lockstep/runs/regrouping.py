@@ -74,14 +74,8 @@ def hand_over(
 ) -> Checkpoint:
     """Return, on all workers, what worker `source` has in memory; they call it together.
 
-    It goes through an exchange of bytes to which the others add zeros.
-
-    Args:
-        state: of this worker; it stays as it is.
-        loader: of this worker.
-        worker: this one.
-        source: the rank of the one whose memory it is.
-        transport: of the run's own exchange, where it names one.
+    It goes through an exchange of bytes, by the transport that the run names, to which the others add zeros. The state
+    and the loader stay as they are.
     """
     files: list[bytes] = []
     names: list[str] = []
@@ -141,11 +135,7 @@ class Memory(NamedTuple):
 def recall(stages: Stages, worker: Worker, exchange: Exchange, own: Memory | None) -> Memory | None:
     """Bring the parts of all workers to the furthest place in memory; returns what the workers there know beside.
 
-    Args:
-        stages: of this worker, which has moved to `worker`.
-        worker: this one; all workers of its group make the same call.
-        exchange: of the run.
-        own: what this worker knows; None on one that has taken no part in the run yet.
+    All workers of a group call it together; `own` is None on one that has taken no part in the run yet.
 
     Returns:
         None where no memory will do: every worker was lost in the middle of an update, or those that stand the furthest

@@ -221,7 +221,6 @@ class Run:
                 regrouped = self._regroup(lost)
 
     def _complete(self, regrouped: _Regrouped | None, began: float, *, conclude: bool) -> Result:
-        """Train to the end, and score the weights."""
         reason, last = self._train(regrouped)
         self._worker.pulse.saves_at_stop = False
         self._log_straggler()
@@ -282,7 +281,6 @@ class Run:
         return self._start.dry_run(self._worker)
 
     def _begin(self) -> RunEvent:
-        """Start the run, or resume it from its last checkpoint."""
         self._hold_workdir()
         event = self._start.begin(self._worker)
         self._shorten_end(self._worker.pulse.earlier_seconds)
@@ -297,7 +295,6 @@ class Run:
         return self._recipe.watch.on_failure == "continue"
 
     def _regroup(self, lost: str = "") -> _Regrouped:
-        """Join the workers that there are now."""
         began = time.perf_counter()
         # Where the chief serves an exchange, it alone has the whole state.
         has_state = self._worker.is_chief or not is_served(self._recipe.exchange)

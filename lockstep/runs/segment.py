@@ -13,9 +13,9 @@ from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.toml import to_toml
 from lockstep.reporting.console import Console
 from lockstep.runs.metrics_logger import MetricsLogger
-from lockstep.runs.skipped import KeptBatches, QuarantineList
+from lockstep.runs.skipped import QuarantineList, keep_batch
 from lockstep.runs.stages import Stages
-from lockstep.runs.validation import SPLIT, Validation
+from lockstep.runs.validation import SPLIT, Validation, step_before
 from lockstep.runs.workdir import Reason, Workdir
 from lockstep.screen import log
 from lockstep.served.exchanges import is_served
@@ -47,7 +47,7 @@ class Files:
     @classmethod
     def of(cls, workdir: Workdir, recipe: Recipe) -> Files:
         """Return the files of the run in a workdir."""
-        store = Store(workdir.path / "checkpoints", recipe.checkpoints.retention)
+        store = workdir.store(recipe)
         return cls(workdir, store, Saver(store))
 
 
@@ -55,11 +55,8 @@ class Segment:
     """A segment of a run on one worker; every worker makes one, and runs it once.
 
     Args:
-        recipe: of the run.
-        stages: in the state that the segment begins with.
-        worker: this worker.
+        recipe, stages, worker, end: of the run, in the state that the segment begins with.
         files: of the run; None writes nothing.
-        end: of the run.
         totals: hooks that see each report before the others.
         saves_first_step: after a rollback: no checkpoint says yet which examples are skipped.
         history: of the segments before, by step: the score by which checkpoints are the best.
@@ -129,13 +126,10 @@ class Segment:
         was_cut_off = event in ("resume", "continue")
         if was_cut_off and self.validation.is_overdue(self._start, anew=event == "continue"):
             self._validate()
-        is_due = event == "continue" and self._recipe.checkpoints.every.passed(self._step_before(), self._start)
+        before = step_before(self._start, self._loader.batch_size)
+        is_due = event == "continue" and self._recipe.checkpoints.every.passed(before, self._start)
         if is_due or event not in ("join", "continue"):
             self._save()
-
-    def _step_before(self) -> Progress:
-        start = self._start
-        return start._replace(step=start.step - 1, position=start.position - self._loader.batch_size)
 
     def _train(self, hooks: Sequence[Hook]) -> None:
         """Make attempts, and call the hooks after each, until the segment is over."""
@@ -203,8 +197,8 @@ class Segment:
 
     def _keep(self, nonfinite: NonFiniteReport) -> None:
         if self._files:
-            kept = KeptBatches(self._files.workdir.path / "refused", self._loader, self._worker)
-            kept.keep(nonfinite, self._state.step)
+            folder = self._files.workdir.path / "refused"
+            keep_batch(folder, nonfinite, self._state.step, self._loader, self._worker)
 
     def _validate(self) -> None:
         """Score the validation examples, unless the run is to stop: there may be time only to save."""

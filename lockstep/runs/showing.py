@@ -177,7 +177,6 @@ def _shown(reader: RowReader, draws: Sequence[Rows], pipeline: Pipeline, detecti
 
 
 def _given(fields: Fields, pipeline: Pipeline) -> Fields:
-    """Select the fields that augmentations are given."""
     names = fields if pipeline.fields is None else pipeline.fields
     return {name: fields[name] for name in names if name in fields}
 
@@ -264,12 +263,9 @@ def _pixels(fields: Fields, *, of_augmentation: bool = False) -> Tensor:
 
 
 def _marks(fields: Mapping[str, Any], row: int, classes: Mapping[int, str] = MappingProxyType({})) -> Marks:
-    """Return the objects on an image, by the fields of its batch; fields of other shapes are left out.
+    """Return the objects on an image of a batch, named by the batch or else by `classes`.
 
-    Args:
-        fields: of a batch.
-        row: of the image.
-        classes: the name of each class by its label, for objects whose batch does not name them.
+    Fields of other shapes are left out.
     """
     masks, labels = (fields[name][row] if name in fields else None for name in ("masks", "labels"))
     return Marks(
@@ -334,13 +330,7 @@ class Comparison(Checked):
     """Detections of lower scores are left out."""
 
     def of(self, fields: Mapping[str, Any], size: tuple[int, int], classes: Mapping[int, str]) -> Compared:
-        """Compare the detections on the only image of a batch.
-
-        Args:
-            fields: of the batch.
-            size: height and width of the image as it is stored.
-            classes: the name of each class by its label.
-        """
+        """Compare the detections on the only image of a batch, which is stored with this height and width."""
         found = self.results.on(fields[_ID][0]).above(self.min_score)
         boxes, labels, is_crowd = (_of_only_image(fields, name) for name in TRUTH)
         result = outcomes(found.boxes, found.labels, found.scores, boxes, labels, is_crowd)
@@ -363,11 +353,7 @@ class Comparison(Checked):
 def comparison(reader: Reader, results: CocoResults, min_score: float, source: str) -> Comparison:
     """Make the comparison of a file of results with the objects of a reader, whose images and classes it has to know.
 
-    Args:
-        reader: gives the ground truth.
-        results: the detections.
-        min_score: see `Comparison`.
-        source: the data, as errors name it.
+    Errors call the data `source`.
     """
     classes = getattr(reader, "classes", ())
     results.check(_source_ids(reader, source), set(classes) if isinstance(classes, Mapping) else (), source)
@@ -377,14 +363,9 @@ def comparison(reader: Reader, results: CocoResults, min_score: float, source: s
 def detection_marks(
     found: ImageResults, size: tuple[int, int], classes: Mapping[int, str], *, labels: bool = True, scores: bool = True
 ) -> Marks:
-    """Mark the detections on an image, each with the name of its class and its score.
+    """Mark the detections on an image of this height and width, each with the name of its class and its score.
 
-    Args:
-        found: in pixels of the stored image.
-        size: its height and width.
-        classes: the name of each class by its label; one without a name is called by its number.
-        labels: name the classes.
-        scores: write the scores.
+    Without `labels` the classes are left out, without `scores` the scores.
     """
     named = ([classes.get(label) or str(label)] if labels else [] for label in found.labels.tolist())
     scored = ([f"{score:.2f}"] if scores else [] for score in found.scores.tolist())
@@ -398,14 +379,7 @@ def detection_marks(
 
 
 def drawn(original: Picture, found: ImageResults, classes: Mapping[int, str], how: Pictures) -> Tensor:
-    """Draw detections onto a copy of an image, at its right the objects of the data if they are wanted.
-
-    Args:
-        original: the image as it is stored, with its objects.
-        found: on it, with the labels of the detector.
-        classes: the name of each class by its label.
-        how: which detections are drawn.
-    """
+    """Draw detections onto a copy of an image as it is stored, at its right the objects of the data if wanted."""
     height, width = original.pixels.shape[1:]
     best = found.at(np.argsort(-found.scores, kind="stable")[: how.max_boxes]).above(how.min_score)
     marks = detection_marks(best, (height, width), classes, labels=how.labels, scores=how.scores)

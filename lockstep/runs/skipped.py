@@ -32,55 +32,49 @@ MAX_KEPT = 20
 """Most folders; later batches are not kept."""
 
 
-class KeptBatches:
-    """Writes the nonfinite batches of a run. An error in writing one is a line in the log."""
+def keep_batch(folder: Path, nonfinite: NonFiniteReport, step: int, loader: Loader, worker: Worker) -> None:
+    """Write this worker's part of a batch that was not finite after `step` updates; the chief writes the report, too.
 
-    def __init__(self, folder: Path, loader: Loader, worker: Worker) -> None:
-        self._folder, self._loader, self._worker = folder, loader, worker
+    An error in writing is a line in the log.
+    """
+    kept = folder / f"position-{nonfinite.position:09d}"
+    try:
+        if not kept.exists() and len(list(folder.glob("position-*"))) >= MAX_KEPT:
+            if worker.is_chief:
+                log.info("%s holds %d nonfinite batches; this one is not kept", folder, MAX_KEPT)
+        elif worker.is_chief or nonfinite.batch is not None:
+            _write(kept, nonfinite, step, loader, worker)
+    except Exception as error:  # must not hide the nonfinite attempt itself
+        log.warning("the nonfinite batch cannot be kept in %s: %r", kept, error)
 
-    def keep(self, nonfinite: NonFiniteReport, step: int) -> None:
-        """Write this worker's part of a batch after `step` updates; the chief writes the report, too."""
-        folder = self._folder / f"position-{nonfinite.position:09d}"
-        try:
-            self._write(folder, nonfinite, step)
-        except Exception as error:  # must not hide the nonfinite attempt itself
-            log.warning("the nonfinite batch cannot be kept in %s: %r", folder, error)
 
-    def _write(self, folder: Path, nonfinite: NonFiniteReport, step: int) -> None:
-        if not folder.exists() and len(list(self._folder.glob("position-*"))) >= MAX_KEPT:
-            if self._worker.is_chief:
-                log.info("%s holds %d nonfinite batches; this one is not kept", self._folder, MAX_KEPT)
-            return
-        if nonfinite.batch is None and not self._worker.is_chief:
-            return
-        make_folder(folder)
-        if nonfinite.batch is not None:
-            self._write_batch(folder, nonfinite.batch)
-        if self._worker.is_chief:
-            report = {
-                "step": step,
-                "position": nonfinite.position,
-                "reasons": nonfinite.reasons,
-                "culprits": nonfinite.culprits,
-                "examples": self._loader.example_ids(nonfinite.position, self._loader.batch_size),
-            }
-            _write_json(folder / "report.json", report)
-            log.info("the nonfinite batch is kept in %s", folder)
-
-    def _write_batch(self, folder: Path, batch: Batch) -> None:
-        name = f"worker-{self._worker.rank}"
-        fields = {field: value for field, value in batch.items() if field != ASSIGNED}
-        lists = {field: value for field, value in fields.items() if _is_list_of_tensors(value)}
-        listed = {f"{field}.{row}": each for field, rows in lists.items() for row, each in enumerate(rows)}
-        rest = {
-            field: value
-            for field, value in fields.items()
-            if field not in lists and not isinstance(value, Tensor | Ragged)
+def _write(folder: Path, nonfinite: NonFiniteReport, step: int, loader: Loader, worker: Worker) -> None:
+    make_folder(folder)
+    if nonfinite.batch is not None:
+        _write_batch(folder, f"worker-{worker.rank}", nonfinite.batch)
+    if worker.is_chief:
+        report = {
+            "step": step,
+            "position": nonfinite.position,
+            "reasons": nonfinite.reasons,
+            "culprits": nonfinite.culprits,
+            "examples": loader.example_ids(nonfinite.position, loader.batch_size),
         }
-        with atomic_write(folder / f"{name}.safetensors") as file:
-            file.writelines(encode_tensors({**tensors_of(fields), **listed}))
-        about = {"position": batch.position, "batch_size": batch.batch_size, "towers": list(batch.towers)}
-        _write_json(folder / f"{name}.json", {**about, "fields": rest})
+        _write_json(folder / "report.json", report)
+        log.info("the nonfinite batch is kept in %s", folder)
+
+
+def _write_batch(folder: Path, name: str, batch: Batch) -> None:
+    fields = {field: value for field, value in batch.items() if field != ASSIGNED}
+    lists = {field: value for field, value in fields.items() if _is_list_of_tensors(value)}
+    listed = {f"{field}.{row}": each for field, rows in lists.items() for row, each in enumerate(rows)}
+    rest = {
+        field: value for field, value in fields.items() if field not in lists and not isinstance(value, Tensor | Ragged)
+    }
+    with atomic_write(folder / f"{name}.safetensors") as file:
+        file.writelines(encode_tensors({**tensors_of(fields), **listed}))
+    about = {"position": batch.position, "batch_size": batch.batch_size, "towers": list(batch.towers)}
+    _write_json(folder / f"{name}.json", {**about, "fields": rest})
 
 
 def _is_list_of_tensors(value: Any) -> bool:

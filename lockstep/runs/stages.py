@@ -48,9 +48,16 @@ def stage_spans(recipe: Recipe, epoch_size: int) -> list[StageSpan]:
     found: list[StageSpan] = []
     first = 0
     for number, stage in enumerate(recipe.stages, start=1):
-        last = first + _num_steps(stage, number, recipe, epoch_size)
-        found.append(StageSpan(_recipe_of(recipe, stage), number, first, last))
-        first = last
+        count = _num_updates(stage.length, recipe, epoch_size)
+        if count < 1:
+            raise InputError(
+                f"Stage {number} is too short for an update.",
+                given=f"{stage.length}, {epoch_size} examples in an epoch, batches of {recipe.batch_size}",
+                expected="at least one whole batch",
+                hint=f"raise stages[{number - 1}].length, or lower the batch size",
+            )
+        found.append(StageSpan(_recipe_of(recipe, stage), number, first, first + count))
+        first += count
     return found or [StageSpan(recipe)]
 
 
@@ -141,18 +148,14 @@ class Stages:
 
     def mismatches(self) -> list[str]:
         """Describe an end that no stage reaches, and learning rates that end before or after their stage."""
-        lines = [self._out_of_reach()]
+        lines: list[str] = []
+        last, end, epoch_size = self.spans[-1].last_step, self._recipe.end, self.parts.loader.epoch_size
+        if last and isinstance(end, Steps | Epochs) and _num_updates(end, self._recipe, epoch_size) > last:
+            lines.append(f"the run ends with its last stage at step {last}, and not after {end} (end)")
         for each in self.spans:
             what = "the run" if each.last_step is None else f"stage {each.number}, counted from its first step,"
-            lines += _schedule_mismatches(each.recipe, self.parts.loader.epoch_size, what)
-        return [line for line in lines if line]
-
-    def _out_of_reach(self) -> str | None:
-        last, end = self.spans[-1].last_step, self._recipe.end
-        if last is None or end is None or isinstance(end, Hours):
-            return None
-        is_reached = _num_updates(end, self._recipe, self.parts.loader.epoch_size) <= last
-        return None if is_reached else f"the run ends with its last stage at step {last}, and not after {end} (end)"
+            lines += _schedule_mismatches(each.recipe, epoch_size, what)
+        return lines
 
     def _enter(self, span: StageSpan) -> None:
         """Build the parts of a stage; its loader goes on where the present one stands, stuck where that one is."""
@@ -218,15 +221,3 @@ def _recipe_of(recipe: Recipe, stage: Stage) -> Recipe:
         settings["data"] = recipe.data.resized(stage.image_size, "image_size")
     given = {name: value for name, value in settings.items() if value is not None}
     return replace(recipe, **given, end=stage.length, stages=())
-
-
-def _num_steps(stage: Stage, number: int, recipe: Recipe, epoch_size: int) -> int:
-    count = _num_updates(stage.length, recipe, epoch_size)
-    if count < 1:
-        raise InputError(
-            f"Stage {number} is too short for an update.",
-            given=f"{stage.length}, {epoch_size} examples in an epoch, batches of {recipe.batch_size}",
-            expected="at least one whole batch",
-            hint=f"raise stages[{number - 1}].length, or lower the batch size",
-        )
-    return count

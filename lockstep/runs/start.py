@@ -5,16 +5,14 @@ A dry run ends there, and prints the topology: which worker computes which tower
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from lockstep.checkpoints.store import Checkpoint, Store
-from lockstep.checks import check_together
+from lockstep.checkpoints.store import Checkpoint
 from lockstep.errors import InputError, NotFoundError
 from lockstep.exchange.exchange import AllReduce, is_exact
 from lockstep.exchange.tree import assign_towers
@@ -88,13 +86,36 @@ class Start:
             self._log_changes(changed)
             if files and not files.store.steps():
                 files.workdir.check_unstarted()
-        store, accept = files.store if files else None, self.accept_data_change
-        origin = load_origin(stages, store, self.recipe, self.fork_from, worker, accept_data_change=accept)
+        origin = self._load_origin(worker)
         parts = stages.parts
         _check_activations(self.recipe, worker)
         # It refuses what does not fit.
         bind_loop(parts.state, parts.towers, self.recipe.exchange, parts.task.counts(parts.state.model))
         return choices, origin, changed
+
+    def _load_origin(self, worker: Worker) -> Origin:
+        """Load the state to start from, the same on all workers.
+
+        A checkpoint of the run's own goes before one of another run, and that before the weights that the recipe names.
+        """
+        stages, fork_from, given = self.stages, self.fork_from, self.recipe.warm_start
+        check_data(stages.parts.loader, worker)
+        own = read_checkpoint(self.files.store) if self.files else None
+        checkpoint = own or (_of_another_run(fork_from) if fork_from else None)
+        source = given.path if given else None
+        if checkpoint is None:
+            if given and source:
+                return Origin(report=warm_start(stages.parts.state, source, given.mapping, given.takes))
+            return Origin()
+        changed = stages.load(checkpoint, accept_data_change=self.accept_data_change)
+        if worker.is_chief:
+            step, how = checkpoint.step, "resumed" if own else "taken up"
+            log.info("%s at step %d, position %d, from %s", how, step, stages.parts.loader.position, checkpoint.path)
+            if own and fork_from:
+                log.info("not forked again: the run goes on from its own checkpoint of step %d", step)
+            if source:
+                log.info("%s is not loaded: the run goes on from its own checkpoint of step %d", source, step)
+        return Origin(is_resumed=own is not None, is_forked=own is None, data_changed=changed)
 
     def begin(self, worker: Worker) -> RunEvent:
         """Load the state, and write recipe and choices down; returns the event that the first segment begins with."""
@@ -141,48 +162,14 @@ class Start:
             log.warning("changed since the first start, so the bits may differ: %s", line)
 
 
-def load_origin(
-    stages: Stages,
-    store: Store | None,
-    recipe: Recipe,
-    fork_from: str | None,
-    worker: Worker,
-    *,
-    accept_data_change: bool,
-) -> Origin:
-    """Load the state that a run starts from, the same on all workers.
-
-    A checkpoint of its own (in `store`) goes before one of another run (`fork_from`, a workdir or RUN@STEP), and that
-    before the weights that the recipe names.
-    """
-    check_data(stages.parts.loader, worker)
-    own = read_checkpoint(store) if store else None
-    checkpoint = own or (_of_another_run(fork_from) if fork_from else None)
-    source = recipe.warm_start.path if recipe.warm_start else None
-    if checkpoint is None:
-        if (given := recipe.warm_start) and source:
-            return Origin(report=warm_start(stages.parts.state, source, given.mapping, given.takes))
-        return Origin()
-    changed = stages.load(checkpoint, accept_data_change=accept_data_change)
-    if worker.is_chief:
-        step, how = checkpoint.step, "resumed" if own else "taken up"
-        log.info("%s at step %d, position %d, from %s", how, step, stages.parts.loader.position, checkpoint.path)
-        if own and fork_from:
-            log.info("not forked again: the run goes on from its own checkpoint of step %d", step)
-        if source:
-            log.info("%s is not loaded: the run goes on from its own checkpoint of step %d", source, step)
-    return Origin(is_resumed=own is not None, is_forked=own is None, data_changed=changed)
-
-
 def check_sources(recipe: Recipe, path: Path | None, fork_from: str | None) -> None:
     """Check that what a run without a checkpoint of its own begins with can be opened: another run, or weights."""
     if path and path.is_dir() and store_of(path).steps():
         return
-    source = recipe.warm_start.path if recipe.warm_start else None
-    checks: list[Callable[[], object]] = (
-        [partial(_check_has_checkpoint, fork_from)] if fork_from else [partial(open_weights, source)] if source else []
-    )
-    check_together(checks)
+    if fork_from:
+        _check_has_checkpoint(fork_from)
+    elif recipe.warm_start and recipe.warm_start.path:
+        open_weights(recipe.warm_start.path)
 
 
 def _check_has_checkpoint(run: str) -> None:
@@ -338,7 +325,6 @@ def _transport(exchange: Exchange, worker: Worker) -> str:
 
 
 def _describe_state(state: TrainState) -> list[str]:
-    """Describe each parameter with its slots and its average, and each buffer."""
     sections = state.sections()
     num_bytes = sum(t.numel() * t.itemsize for tensors in sections.values() for t in tensors.values())
     rows: list[Iterable[str]] = [("parameter", "shape", "dtype", "kept beside it")]

@@ -45,9 +45,17 @@ def trained_model(run: str, weights: Weights | None = None) -> Trained:
         InputError: there is no run, or it keeps no averages.
         CheckpointError: there is no such checkpoint, or it is damaged.
     """
-    source, workdir, recipe = _opened(run)  # what is not there is refused before torch is loaded
-
-    from lockstep.runs.stages import recipe_at
+    source = open_weights(run)
+    workdir = Workdir(source.path.absolute().parent.parent)  # of checkpoints/step-00001000
+    recipe = workdir.recipe() if (workdir.path / RECIPE).is_file() else None
+    if not isinstance(source, RunWeights) or recipe is None:
+        raise InputError(
+            f"{run} is no run with a trained model.",
+            given=f"{source.path} ({source.kind})",
+            expected=f"the workdir of a run (with a {RECIPE} and checkpoints), or WORKDIR@STEP",
+            hint="name a workdir; `lockstep import checkpoint` makes .safetensors of other files",
+        )
+    from lockstep.runs.stages import recipe_at  # what is not there is refused before torch is loaded
 
     weights = weights or recipe.evaluate.weights
     model = recipe.model.build(recipe.seed)
@@ -81,17 +89,3 @@ def no_averages(run: str) -> InputError:
         expected="a run whose recipe has an average",
         hint="take the raw ones (leave --average out), or train with an average: --set average.decay=0.9999",
     )
-
-
-def _opened(run: str) -> tuple[RunWeights, Workdir, Recipe]:
-    source = open_weights(run)
-    workdir = Workdir(source.path.absolute().parent.parent)  # of checkpoints/step-00001000
-    recipe = workdir.recipe() if (workdir.path / RECIPE).is_file() else None
-    if not isinstance(source, RunWeights) or recipe is None:
-        raise InputError(
-            f"{run} is no run with a trained model.",
-            given=f"{source.path} ({source.kind})",
-            expected=f"the workdir of a run (with a {RECIPE} and checkpoints), or WORKDIR@STEP",
-            hint="name a workdir; `lockstep import checkpoint` makes .safetensors of other files",
-        )
-    return source, workdir, recipe

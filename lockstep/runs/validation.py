@@ -57,12 +57,8 @@ def score_split(recipe: Recipe, parts: Parts, split: str) -> Evaluation | None:
 class Validation:
     """The evaluations of a segment of a run on the validation examples; all workers make the same calls.
 
-    Args:
-        recipe: of the run, or of its stage.
-        parts: of the run; the weights of its state are scored.
-        worker: this worker.
-        logger: the chief's, where there is a workdir.
-        history: scores, by step, by which checkpoints are the best; metrics.jsonl goes before it.
+    Where there is a workdir the chief has a logger. `history` has the scores, by step, by which checkpoints are the
+    best; metrics.jsonl goes before it.
     """
 
     def __init__(
@@ -162,21 +158,20 @@ class Validation:
 
         It is made `anew` though its scores are written down where a checkpoint with them may not be.
         """
-        before = start._replace(step=start.step - 1, position=start.position - self._recipe.batch_size)
-        is_due = self._recipe.evaluate.every.passed(before, start)
+        is_due = self._recipe.evaluate.every.passed(step_before(start, self._recipe.batch_size), start)
         if not (start.step and is_due and self._parts.examples.has(SPLIT)):
             return False
         is_made = not anew and self._logger is not None and self._logger.metrics.is_evaluated(start.step, SPLIT)
         return not self._worker.group.broadcast(is_made)
 
 
-def num_without_improvement(scores: Sequence[float], retention: Retention) -> int:
-    """Count the evaluations at the end of a run whose scores were not among the best.
+def step_before(now: Progress, batch_size: int) -> Progress:
+    """Return the progress before the last step."""
+    return now._replace(step=now.step - 1, position=now.position - batch_size)
 
-    Args:
-        scores: of all evaluations of the run, in their order.
-        retention: says which score is better, and by how much.
-    """
+
+def num_without_improvement(scores: Sequence[float], retention: Retention) -> int:
+    """Count the evaluations at the end of a run whose scores, of all in their order, were not among the best."""
     best: dict[int, float] = {}
     count = 0
     for index, score in enumerate(scores):
@@ -189,9 +184,7 @@ def num_without_improvement(scores: Sequence[float], retention: Retention) -> in
 def evaluation_outputs(task: Task, reader: Reader) -> Mapping[str, npt.NDArray[Any]]:
     """Write the files of the detections that a task has kept, on the chief, in place of those written before.
 
-    Args:
-        task: of the evaluation.
-        reader: of the examples that were scored, which are read once more for pictures.
+    The examples that were scored are read once more for pictures.
 
     Returns:
         The pictures by the tags of the Object Detection API, "image-0" and on: uint8 (3, height, width). None of a

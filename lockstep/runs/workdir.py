@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import torch
 
 from lockstep.checkpoints.manifest import Manifest
+from lockstep.checkpoints.store import Store
 from lockstep.durable import atomic_write
 from lockstep.errors import WorkdirError, WorkdirLostError
 from lockstep.listing import shorten
@@ -43,7 +44,6 @@ from lockstep.version import __version__
 from lockstep.weights.warm_start import WarmStartReport
 
 if TYPE_CHECKING:
-    from lockstep.checkpoints.store import Store
     from lockstep.evaluation.evaluate import Evaluation
     from lockstep.readers.reader import Reader
     from lockstep.training.choices import Choices
@@ -82,6 +82,10 @@ class Workdir:
             hint="name another folder with --workdir; nothing in this one was touched",
         )
 
+    def store(self, recipe: Recipe) -> Store:
+        """Return the checkpoints of the run."""
+        return Store(self.path / "checkpoints", recipe.checkpoints.retention)
+
     def check(self, recipe: Recipe, *, accept_changes: bool) -> list[str]:
         """Compare a recipe with the one in the folder; returns the changes, a line each."""
         saved = self.recipe()
@@ -109,7 +113,7 @@ class Workdir:
     def write_start(self, recipe: Recipe, choices: Choices, warm_start: WarmStartReport | None) -> None:
         """Write the recipe and the choices of a start, and remove the result of an earlier one."""
         self.write_recipe(recipe)
-        self.write_choices(choices)
+        self.write(CHOICES, json.dumps(asdict(choices), indent=2) + "\n")
         if warm_start:
             self.write(WARM_START, json.dumps(warm_start.as_json(), indent=1) + "\n")
         with self._accessed():
@@ -130,10 +134,6 @@ class Workdir:
             expected="the choices of the run's first start, as JSON",
             hint="restore the file; or move it away, and the choices of this machine are taken",
         )
-
-    def write_choices(self, choices: Choices) -> None:
-        """Save the choices of the first start."""
-        self.write(CHOICES, json.dumps(asdict(choices), indent=2) + "\n")
 
     def check_unstarted(self) -> None:
         """Refuse to start anew a run that has made steps, since its checkpoints are gone."""
@@ -216,23 +216,15 @@ class Workdir:
             lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
         return [_facts(line, path, number) for number, line in enumerate(lines, start=1)]
 
-    def read(self, name: str) -> str | None:
-        """Read a file of the folder; None where it is not there."""
-        path = self.path / name
-        with self._accessed():
-            return path.read_text(errors="replace") if path.exists() else None
-
     def read_json(self, name: str, made: Callable[[Any], _Made], *, expected: str, hint: str) -> _Made | None:
         """Make a value of a file of JSON in the folder; None where it is not there. `made` may raise ValueError."""
-        text = self.read(name)
-        if text is None:
-            return None
+        path = self.path / name
+        with self._accessed():
+            text = path.read_text(errors="replace") if path.exists() else None
         try:
-            return made(json.loads(text))
+            return None if text is None else made(json.loads(text))
         except (ValueError, RecursionError) as error:
-            raise WorkdirError(
-                f"{self.path / name} cannot be read.", given=str(error), expected=expected, hint=hint
-            ) from None
+            raise WorkdirError(f"{path} cannot be read.", given=str(error), expected=expected, hint=hint) from None
 
     def write(self, name: str, text: str) -> None:
         """Write a file of the folder atomically."""
@@ -302,21 +294,18 @@ class Result:
 
     def as_json(self) -> str:
         """Make the text of the file; numbers that JSON lacks are text, as in `metrics.jsonl`."""
-        return json.dumps(without_nonfinite(self._facts()), indent=1, allow_nan=False) + "\n"
-
-    def _facts(self) -> dict[str, Any]:
-        scored = self.evaluation
-        return {
+        facts = {
             "recipe": self.recipe,
             "lockstep": __version__,
             "torch": torch.__version__,
             "step": self.step,
             "epochs": self.epochs,
             "reason": self.reason,
-            "evaluations": {self.split: scored.facts} if scored else {},
-            "best": self.best and {"step": self.best.step, "scores": self.best.scores},
+            "evaluations": {self.split: self.evaluation.facts} if self.evaluation else {},
+            "best": self.best and asdict(self.best),
             "times": {"seconds": self.seconds, "examples_per_second": self.examples_per_second},
         }
+        return json.dumps(without_nonfinite(facts), indent=1, allow_nan=False) + "\n"
 
 
 def _facts(line: bytes, path: Path, number: int) -> dict[str, Any]:
@@ -374,11 +363,7 @@ def class_names(reader: Reader) -> dict[int, str]:
 def located(recipe: Recipe, path: Path | None) -> Recipe:
     """Find the data of a run from another folder than the one in which it was started.
 
-    A relative path is read in the current folder; where it leads nowhere, in the folder that the run has written down.
-
-    Args:
-        recipe: of the run.
-        path: the workdir; None for a run without one.
+    A relative path is read in the current folder; where it leads nowhere, in the folder that the workdir names.
     """
     folder = KnownData.of(Workdir(path)).folder if path else None
     data = recipe.data if folder is None else recipe.data.found_from(folder)

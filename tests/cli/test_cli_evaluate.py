@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -31,9 +31,9 @@ from lockstep.cli.given_run import scored_run
 from lockstep.cli.main import parse
 from lockstep.cli.scoring import Details, reference_names
 from lockstep.evaluation.follow import Polling
-from lockstep.recipes.parts import Evaluate, Stage
+from lockstep.recipes.parts import CrossEntropy, Evaluate, Stage
 from lockstep.recipes.shipped import find
-from lockstep.recipes.tasks import CONFUSION, MISTAKES
+from lockstep.recipes.tasks import CONFUSION, MISTAKES, Classification
 from lockstep.recipes.toml import to_toml
 from lockstep.runs.workdir import Workdir, class_names
 from lockstep.types import Interval
@@ -189,11 +189,8 @@ def test_each_stage_of_a_run_is_scored(tmp_path: Path) -> None:
     ]
 
 
-class Task:
+class Task(Classification):
     """Scores as a classifier's are."""
-
-    metrics: ClassVar[dict[str, Any]] = {}
-    details = (CONFUSION, MISTAKES)
 
     def score(self, model: object, batch: object) -> dict[str, object]:
         return {"top1": 1}
@@ -205,7 +202,7 @@ class Task:
 @pytest.mark.parametrize("asked", [[], [CONFUSION], [MISTAKES], [CONFUSION, MISTAKES]], ids="-".join)
 def test_what_is_not_asked_for_is_not_made(asked: list[str], tmp_path: Path) -> None:
     files = {name: tmp_path / name if name in asked else None for name in (CONFUSION, MISTAKES)}
-    details: Any = Details(Task(), 10, **files)  # type: ignore[arg-type]
+    details: Any = Details(Task(len, CrossEntropy()), 10, **files)  # type: ignore[arg-type]
     assert list(details.metrics) == asked
     assert list(details.score(None, None)) == ["top1", *asked]
 
@@ -214,7 +211,8 @@ def test_a_class_may_be_called_what_is_no_text(tmp_path: Path) -> None:
     """As a folder is whose name is of another encoding."""
     table = tmp_path / "table.csv"
     reader: Any = SimpleNamespace(classes=(os.fsdecode(b"r\xffd"), "ü"))
-    Details(Task(), 2, confusion=table, mistakes=None).write(reader, class_names(reader))  # type: ignore[arg-type]
+    details = Details(Task(len, CrossEntropy()), 2, confusion=table, mistakes=None)  # type: ignore[arg-type]
+    details.write(reader, class_names(reader))
     assert table.read_text().splitlines()[0] == r"is / predicted,r\udcffd,ü"
 
 

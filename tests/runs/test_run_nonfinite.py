@@ -308,7 +308,7 @@ def test_fields_of_any_kind_are_kept(tmp_path: Path) -> None:
     batch = ls.Batch(fields, position=4, batch_size=2, towers=range(1))
     loader = ls.data.Loader(Named(), batch_size=2, order="sequential")
     nonfinite = SimpleNamespace(position=4, reasons=("a",), culprits=("b",), batch=batch)
-    skipped.KeptBatches(tmp_path, loader, ls.join("cpu")).keep(nonfinite, 1)  # type: ignore[arg-type]
+    skipped.keep_batch(tmp_path, nonfinite, 1, loader, ls.join("cpu"))  # type: ignore[arg-type]
     folder = tmp_path / "position-000000004"
     tensors = load_file(folder / "worker-0.safetensors")
     assert tensors["empty"].shape == (2, 0)

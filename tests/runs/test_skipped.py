@@ -12,7 +12,7 @@ from tiny_detector import Objects, TinyDetector, make_loader, make_task
 import lockstep as ls
 from lockstep.augmentations.resizers import KeepAspectRatioResizer
 from lockstep.recipes.tasks import ASSIGNED
-from lockstep.runs.skipped import KeptBatches
+from lockstep.runs.skipped import keep_batch
 from lockstep.types import NonFiniteReport
 
 
@@ -22,8 +22,8 @@ def test_images_of_several_sizes_are_kept_as_tensors(tmp_path: Path) -> None:
     batch = next(iter(ls.batches(loader)))
     task.counts(TinyDetector())(batch)
     assert ASSIGNED in batch
-    kept = KeptBatches(tmp_path, loader, ls.join("cpu"))
-    kept.keep(NonFiniteReport(0, ("loss 'classification' is nan",), ("tower 0",), batch), step=0)
+    nonfinite = NonFiniteReport(0, ("loss 'classification' is nan",), ("tower 0",), batch)
+    keep_batch(tmp_path, nonfinite, 0, loader, ls.join("cpu"))
     folder = tmp_path / "position-000000000"
     found = load_file(folder / "worker-0.safetensors")
     for row, image in enumerate(batch["image"]):

@@ -88,9 +88,9 @@ def test_a_run_that_was_saved_with_the_old_name_of_a_field_has_the_same_recipe(
     assert workdir.check(mnist, accept_changes=False) == []
 
 
-def test_choices_come_back(workdir: Workdir) -> None:
+def test_choices_come_back(workdir: Workdir, mnist: Recipe) -> None:
     assert workdir.saved_choices() is None
-    workdir.write_choices(CHOICES)
+    workdir.write_start(mnist, CHOICES, None)
     assert workdir.saved_choices() == asdict(CHOICES)
 
 
