@@ -20,8 +20,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from logging import ERROR, WARNING
@@ -42,7 +42,7 @@ from lockstep.workers.channel import Channel
 from lockstep.workers.cluster import WorkerEnvironment
 from lockstep.workers.connections import run_key
 from lockstep.workers.limits import TICK_SECONDS, Limits
-from lockstep.workers.signals import notices
+from lockstep.workers.signals import stops_handled_by
 from lockstep.workers.store_server import StoreServer
 
 Plan = Callable[[list[str]], Mapping[str, Any]]
@@ -101,7 +101,9 @@ def launch(
     outlive_terminal()
     try:
         key = run_key(os.environ) if seat else b""
-        with _collect_signals() as requests, closing(ForkServer(preload)) as server:
+        requests: list[str] = []
+        collect = stops_handled_by(lambda number, _: requests.append(signal.Signals(number).name))
+        with collect, closing(ForkServer(preload)) as server:
             launcher = _Launcher(server, list(argv), requests, requeue)
             planned = launcher.make(plan)
             if seat and not seat.is_chief:
@@ -250,19 +252,6 @@ class _Launcher:
 
 def _conclusion_of(error: LockstepError) -> Conclusion:
     return Conclusion(error.exit_code, ERROR, str(error))
-
-
-@contextmanager
-def _collect_signals() -> Iterator[list[str]]:
-    """Collect the names of SIGINT and notices as they come; the handlers from before are put back at the end."""
-    requests: list[str] = []
-    numbers = [signal.SIGINT, *notices()]
-    before = [signal.signal(number, lambda n, _: requests.append(signal.Signals(n).name)) for number in numbers]
-    try:
-        yield requests
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
 
 
 def _wait_for_exit(server: ForkServer, requests: list[str]) -> int | None:
