@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.chaos.linked_data import LinkedData
-from lockstep.owner import process_fields
+from lockstep.owner import process_fields, processes_by_parent
 
 POLL_SECONDS = 0.01
 _MARK = "LOCKSTEP_CHAOS"
@@ -102,7 +102,7 @@ class TrainCommand:
         if chief is None:
             return []
         fields = process_fields(chief)
-        siblings = children().get(int(fields[1]), []) if fields else []
+        siblings = processes_by_parent().get(int(fields[1]), []) if fields else []
         return [chief, *sorted(pid for pid in siblings if pid != chief)]
 
     def signal(self, number: signal.Signals) -> None:
@@ -139,20 +139,11 @@ def send(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-def children() -> dict[int, list[int]]:
-    """The processes of this system by their parent."""
-    found: dict[int, list[int]] = {}
-    for path in Path("/proc").glob("[0-9]*"):
-        if fields := process_fields(int(path.name)):
-            found.setdefault(int(fields[1]), []).append(int(path.name))
-    return found
-
-
 def descendants(root: int) -> list[int]:
     """All processes below one, parents first."""
-    of, found = children(), [root]
+    children, found = processes_by_parent(), [root]
     for pid in found:
-        found += of.get(pid, [])
+        found += children.get(pid, [])
     return found[1:]
 
 

@@ -24,12 +24,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from lockstep.errors import WorkerError
 from lockstep.launcher import entry
-from lockstep.owner import process_fields
+from lockstep.owner import processes_by_parent
 from lockstep.workers.connections import KEY
 from lockstep.workers.environment import worker_environment
 from lockstep.workers.signals import NOTICES
@@ -229,15 +228,8 @@ def _send_at_end_of_parent(number: int) -> None:
 
 def end_descendants() -> None:
     """Kill every process below this one, which has to be a subreaper: the children of the dead become its own."""
-    while children := _children():
+    while children := processes_by_parent().get(os.getpid()):
         for pid in children:
             os.kill(pid, signal.SIGKILL)
         for pid in children:
             os.waitpid(pid, 0)
-
-
-def _children() -> list[int]:
-    """The direct children of this process."""
-    mine = str(os.getpid())
-    pids = [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdecimal()]
-    return [pid for pid in pids if process_fields(pid)[1:2] == [mine]]

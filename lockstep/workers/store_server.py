@@ -14,14 +14,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import threading
 from collections.abc import Callable, Sequence
 from multiprocessing import Pipe, reduction
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from lockstep.workers.connections import connect
+from lockstep.workers.connections import connect, shut_down
 from lockstep.workers.limits import START_SECONDS
 
 MAX_VALUE_BYTES = 8 << 20
@@ -98,7 +97,7 @@ class StoreServer:
         with self._changed:
             self._values.clear()
             for connection in self._connections:
-                _shut_down(connection)
+                shut_down(connection)
         self.close()
 
     def close(self) -> None:
@@ -209,11 +208,6 @@ class StoreServer:
     def _await(self, held: dict[str, Any], keys: Sequence[str], timeout_seconds: float) -> bool:
         limit = min(timeout_seconds, threading.TIMEOUT_MAX)
         return self._changed.wait_for(lambda: all(key in held for key in keys), limit)
-
-
-def _shut_down(connection: Connection) -> None:
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as ended:
-        ended.shutdown(socket.SHUT_RDWR)
 
 
 def _receive(connection: Connection) -> bytes:
