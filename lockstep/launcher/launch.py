@@ -224,13 +224,13 @@ class _Launcher:
 
     def follow(self, seat: Seat, key: bytes, plan: Mapping[str, Any] | Conclusion, main: Main) -> Conclusion:
         """Serve the supervisor on the chief's host; it is told, too, where this host has nothing to run."""
-        failed = plan.text if isinstance(plan, Conclusion) else None
-        num_workers = 0 if isinstance(plan, Conclusion) else plan["workers"]
-        if isinstance(plan, Conclusion) and (self._requests or not plan.code):
+        if isinstance(plan, Conclusion):
+            if plan.code and not self._requests:
+                meet_chief(seat, key, 0, self._requests, failed=plan.text)
             return plan
-        met = meet_chief(seat, key, num_workers, self._requests, failed=failed)
-        if met is None or isinstance(plan, Conclusion):
-            return plan if isinstance(plan, Conclusion) else self._stopped_early()
+        met = meet_chief(seat, key, plan["workers"], self._requests)
+        if met is None:
+            return self._stopped_early()
         channel, address, port = met
         task = self._worker_task(plan, main) | {"store": [address, port, key.decode()]}
         network = network_towards(address, port)

@@ -175,8 +175,7 @@ class Rendezvous:
         """
         self._forget_lost()
         for channel in self._take_callers():
-            if not self._is_introduced(channel):
-                self._unknown.append(channel)
+            self._hear(channel)
         for host in self.hosts.values():
             requests += host.take_requests()
 
@@ -188,8 +187,7 @@ class Rendezvous:
         before, taken = dict(self.hosts), []
         for channel in self._take_callers():
             try:
-                if not self._is_introduced(channel):
-                    self._unknown.append(channel)
+                self._hear(channel)
             except (InputError, WorkerError) as error:
                 log.warning("%s", Lines(error))
         for index, host in self.hosts.items():
@@ -218,26 +216,27 @@ class Rendezvous:
         for channel in self._new_callers():
             _refuse(channel, why)
 
-    def _is_introduced(self, channel: Channel) -> bool:
-        """Whether a caller has said who it is, or will not: it is then among the hosts, or refused."""
+    def _hear(self, channel: Channel) -> None:
+        """Take a caller that has said who it is among the hosts, or refuse it; it stays unknown until then."""
         try:
             received = channel.receive(most=1)
             if not received and not channel.ended:
-                return False
+                self._unknown.append(channel)
+                return
             caller = _Introduction(**received[0])
             self._check(channel, caller)
         except (ValueError, TypeError, LookupError):
             channel.close()
-            return True
+            return
         index, name = caller.index, caller.name
         lost = self.hosts.get(index)
         if lost and not lost.is_lost:
             _refuse(channel, f"There is a host {index} already: {lost.name}. Each has a --host-rank of its own.")
-            return True
+            return
         if lost and lost.num_workers != caller.num_workers:
             numbers = f"{lost.num_workers} workers, and would come back with {caller.num_workers}"
             _refuse(channel, f"Host {index} was lost with {numbers}: give the same command.")
-            return True
+            return
         if abs(ahead := caller.time - time.time()) > _CLOCKS_SECONDS:
             log.warning(
                 "the clock of host %d (%s) is %.0f s %s; the run does not depend on it, but its files and logs tell"
@@ -250,7 +249,6 @@ class Rendezvous:
         others = {host.name for each, host in self.hosts.items() if each != index}
         is_taken = name in {socket.gethostname(), *others}
         self.hosts[index] = RemoteHost(channel, f"{name} (host {index})" if is_taken else name, caller.num_workers)
-        return True
 
     def _check(self, channel: Channel, caller: _Introduction) -> None:
         """Refuse a caller that is no part of this run, and end the run where one is that cannot take part."""

@@ -410,7 +410,7 @@ class Supervisor:
 
     def _handle_verdicts(self) -> None:
         """Show the stacks of workers that are silent or stuck, and end those that stay so."""
-        verdicts = self._watchdog.poll(self._clock(), self._is_stopped)
+        verdicts = self._watchdog.poll(self._clock(), lambda rank: self._members[rank].host.is_stopped(rank))
         self._find_partition()
         for verdict in verdicts:
             member = self._members[verdict.rank]
@@ -462,9 +462,6 @@ class Supervisor:
     def _send(self, orders: Orders) -> None:
         for rank, message in orders:
             self._members[rank].host.send(rank, message)
-
-    def _is_stopped(self, rank: int) -> bool:
-        return self._members[rank].host.is_stopped(rank)
 
     def _show(self, member: WorkerRecord, verdict: Verdict) -> None:
         status, seconds = member.status, verdict.seconds
