@@ -142,11 +142,8 @@ class Server:
             self._leases.publish()
             self._answering.notify_all()
 
-    def next_update(self, poll: Callable[[], object] = lambda: None) -> list[Arrival]:
+    def next_update(self) -> list[Arrival]:
         """Wait for the gradients of the next update, and return them in the order of the stream.
-
-        Args:
-            poll: called now and then while the server waits; what it raises ends the wait.
 
         Raises:
             PeerLostError: a worker is known to be gone, or all of them are.
@@ -160,11 +157,11 @@ class Server:
                 self._check()
                 if not self._leases.workers:
                     raise lost(self._worker, "all workers that compute", self._said)
-                poll()
             self._taken = [self._held.pop(lease.slice) for lease in taken]
             for slice_ in self._held.keys() - self._leases.held.keys():  # they have become too old
                 self._gradients.release(self._held.pop(slice_).block)
-            self._memory.oldest.fill_(self._oldest())
+            staleness = self._leases.staleness
+            self._memory.oldest.fill_(0 if staleness is None else self._leases.version - staleness)
             return self._taken
 
     def pause(self) -> None:
@@ -184,7 +181,7 @@ class Server:
             self._end = [message]
             self._answering.notify_all()
 
-    def wait_for_end(self, poll: Callable[[], object] = lambda: None) -> None:
+    def wait_for_end(self) -> None:
         """Wait until each worker knows that this is the end, or is gone.
 
         Raises:
@@ -194,7 +191,6 @@ class Server:
             while not all(client.knows_end for client in self._clients.values()):
                 self._arriving.wait(_LOOK_SECONDS)
                 self._check()
-                poll()
 
     def close(self) -> None:
         """End all connections; a worker that does not know the end takes the chief for lost."""
@@ -225,11 +221,6 @@ class Server:
             reception.close()
             os.close(descriptor)
         return {rank: _Client(rank, Frames(each), hosts[rank] == hosts[0]) for rank, each in connections.items()}
-
-    def _oldest(self) -> int:
-        """The oldest version of which a gradient is still of use."""
-        staleness = self._leases.staleness
-        return 0 if staleness is None else self._leases.version - staleness
 
     # A thread for each worker -----------------------------------------------------------------------------------------
 

@@ -15,14 +15,13 @@ import json
 import mmap
 import os
 import secrets
-import select
 import socket
 import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -43,9 +42,12 @@ from lockstep.workers.rank import Worker
 _LENGTH = struct.Struct("<I")
 _LONGEST_BYTES = 16 << 20
 _READ_BYTES = 1 << 16
-_LOOK_MILLISECONDS, _LOOK_SECONDS = 100, 0.1
+_LOOK_SECONDS = 0.1
 _PAGE_BYTES = 4096
 _RANK = struct.Struct("<I")
+
+Argument = TypeVar("Argument")
+Result = TypeVar("Result")
 
 # Messages -------------------------------------------------------------------------------------------------------------
 
@@ -65,11 +67,8 @@ class Frames:
     """
 
     def __init__(self, connection: socket.socket, check: Callable[[], object] | None = None) -> None:
-        connection.setblocking(False)
+        connection.settimeout(_LOOK_SECONDS if check else None)
         self._connection, self._check = connection, check
-        self._readable, self._writable = select.poll(), select.poll()
-        self._readable.register(connection, select.POLLIN)
-        self._writable.register(connection, select.POLLOUT)
         self._came = bytearray()
 
     def send(self, message: Mapping[str, object], block: Tensor | None = None) -> None:
@@ -116,14 +115,7 @@ class Frames:
         del self._came[:first]
         room = room[first:]
         while room:
-            try:
-                num_bytes = self._connection.recv_into(room)
-            except BlockingIOError:
-                self._wait(self._readable)
-                continue
-            if not num_bytes:
-                raise ConnectionResetError("the other end has closed the connection")
-            room = room[num_bytes:]
+            room = room[self._arrived(self._connection.recv_into, room) :]
 
     def shut_down(self) -> None:
         """End the connection; another thread that waits in it gets a ConnectionError."""
@@ -138,14 +130,7 @@ class Frames:
 
     def _take(self, num_bytes: int) -> bytes:
         while len(self._came) < num_bytes:
-            try:
-                some = self._connection.recv(_READ_BYTES)
-            except BlockingIOError:
-                self._wait(self._readable)
-                continue
-            if not some:
-                raise ConnectionResetError("the other end has closed the connection")
-            self._came += some
+            self._came += self._arrived(self._connection.recv, _READ_BYTES)
         taken = bytes(self._came[:num_bytes])
         del self._came[:num_bytes]
         return taken
@@ -153,17 +138,21 @@ class Frames:
     def _send_all(self, data: Any) -> None:
         rest = memoryview(data)
         while rest:
-            try:
-                rest = rest[self._connection.send(rest) :]
-            except BlockingIOError:
-                self._wait(self._writable)
+            rest = rest[self._checked(self._connection.send, rest) :]
 
-    def _wait(self, poll: select.poll) -> None:
-        if self._check is None:
-            poll.poll()
-            return
-        while not poll.poll(_LOOK_MILLISECONDS):
-            self._check()
+    def _arrived(self, receive: Callable[[Argument], Result], argument: Argument) -> Result:
+        if not (arrived := self._checked(receive, argument)):
+            raise ConnectionResetError("the other end has closed the connection")
+        return arrived
+
+    def _checked(self, call: Callable[[Argument], Result], argument: Argument) -> Result:
+        """Call a method of the socket until it has done something, and check in between."""
+        while True:
+            try:
+                return call(argument)
+            except TimeoutError:
+                if self._check:
+                    self._check()
 
 
 def _bytes_of(block: Tensor) -> memoryview:
