@@ -147,7 +147,7 @@ class _V3Block(NamedTuple):
     hard_swish: bool
     stride: int
     is_tail: bool = False
-    """It is one of the last three, which detectors may have with half the channels, or dilated."""
+    """It is one of the last three, which detectors have with half the channels."""
 
 
 _V3_STEM_CHANNELS = 16
@@ -190,7 +190,6 @@ def mobilenet_v3_features(
     *,
     width_mult: float = 1.0,
     reduced_tail: bool = False,
-    dilated: bool = False,
     norm_layer: NormLayer = TORCHVISION_BATCH_NORM,
     padding: Padding = "symmetric",
     generator: Generator | None = None,
@@ -204,7 +203,6 @@ def mobilenet_v3_features(
         size: "large" or "small".
         width_mult: scales the channels, which stay divisible by 8.
         reduced_tail: halve the channels of the last three blocks, as nets of detectors do.
-        dilated: dilate their convolutions in place of the last stride.
         norm_layer: makes the norms.
         padding: "same" where weights of TF-Slim are to give its numbers.
         generator: draws the initial weights; torch's default one where none is given.
@@ -221,12 +219,7 @@ def mobilenet_v3_features(
             # The first block of the tail expands what is not of the tail.
             expanded = width(block.expanded, block.is_tail and block.stride == 1)
             outputs = width(block.outputs, block.is_tail)
-            is_dilated = dilated and block.is_tail
-            layers.append(
-                _inverted_residual(
-                    inputs, expanded, outputs, block, is_dilated=is_dilated, norm_layer=norm_layer, padding=padding
-                )
-            )
+            layers.append(_inverted_residual(inputs, expanded, outputs, block, norm_layer=norm_layer, padding=padding))
             inputs = outputs
         layers.append(ends(inputs, 6 * inputs, 1))
     features = nn.Sequential(*layers).to_empty(device="cpu")
@@ -235,20 +228,12 @@ def mobilenet_v3_features(
 
 
 def _inverted_residual(
-    inputs: int,
-    expanded: int,
-    outputs: int,
-    block: _V3Block,
-    *,
-    is_dilated: bool,
-    norm_layer: NormLayer,
-    padding: Padding,
+    inputs: int, expanded: int, outputs: int, block: _V3Block, *, norm_layer: NormLayer, padding: Padding
 ) -> InvertedResidual:
     made = partial(Conv2dNormActivation, norm_layer=norm_layer, padding=padding)
     active = partial(made, activation_layer=HARD_SWISH if block.hard_swish else RELU)
-    stride, dilation = (1, 2) if is_dilated else (block.stride, 1)
     layers: list[nn.Module] = [] if expanded == inputs else [active(inputs, expanded, 1)]
-    layers.append(active(expanded, expanded, block.kernel_size, stride, dilation=dilation, groups=expanded))
+    layers.append(active(expanded, expanded, block.kernel_size, block.stride, groups=expanded))
     if block.excitation:
         layers.append(SqueezeExcitation(expanded, make_divisible(expanded // 4)))
     layers.append(made(expanded, outputs, 1, activation_layer=None))

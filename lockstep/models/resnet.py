@@ -56,11 +56,8 @@ class ResNet(nn.Sequential):
                     wanted = layer_stride if block == strided else 1
                     stride = wanted if reached < output_stride else 1
                     layer.append(Bottleneck(inputs, channels, stride, dilation, norm_layer))
-                    inputs, reached, dilation = (
-                        Bottleneck.expansion * channels,
-                        reached * stride,
-                        dilation * wanted // stride,
-                    )
+                    inputs, reached = Bottleneck.expansion * channels, reached * stride
+                    dilation = dilation * wanted // stride
                 self.add_module(f"layer{index + 1}", layer)
         self.to_empty(device="cpu")
         self.reset_parameters(generator)
