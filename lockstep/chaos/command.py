@@ -28,13 +28,7 @@ _MAX_LINES = 200
 
 
 class TrainCommand:
-    """A command that trains, in a session of its own.
-
-    Args:
-        words: of the command, its program first; the workdir is added.
-        workdir: of its run.
-        data: that it trains on, where this may be damaged.
-    """
+    """A command that trains in a workdir, in a session of its own; its data are given where they may be damaged."""
 
     def __init__(self, words: Sequence[str], workdir: Path, data: LinkedData | None = None) -> None:
         self.workdir, self.data, self._mark = workdir, data, uuid.uuid4().hex

@@ -31,10 +31,7 @@ SMALL_ELEMENTS = 2**14
 class BucketedTransport:
     """Sums over all towers by all-reduce: in tree order inside a worker, in the library's order between workers.
 
-    Args:
-        worker: this one; all workers make the same calls.
-        backend: "gloo" between CPU hosts, "nccl" between GPUs.
-        sent_dtype: of 16 bits: float32 gradients are sent, and added up between the workers, in it.
+    With a `sent_dtype` of 16 bits, float32 gradients are sent, and added up between the workers, in it.
     """
 
     def __init__(self, worker: Worker, backend: Backend, sent_dtype: torch.dtype | None = None) -> None:

@@ -287,11 +287,8 @@ def unpack(tensors: Sequence[Tensor], *, owned: bool) -> PartialSum:
 class SpinBarrier:
     """A barrier in shared memory that watches its peers: no worker waits for a dead one.
 
-    Each worker counts its arrivals in a cache line of its own, and waits until the counts of all are there.
-
-    Args:
-        block: `num_bytes` shared bytes, zeros at first.
-        worker: this one; all of them make the barrier together.
+    Each worker counts its arrivals in a cache line of its own, and waits until the counts of all are there. All of them
+    make the barrier together, of `num_bytes` shared bytes that are zeros at first.
     """
 
     @staticmethod

@@ -74,7 +74,7 @@ class LocalHost:
 
     Args:
         server: forks the workers.
-        task: what each worker does.
+        task: of each worker.
         connect_store: makes a connection to the store for a worker to inherit; None where the task says where it is.
         network: variables that name the network interface between the workers; those that are set already stay.
         name: of the host; empty where there is but one.
@@ -148,14 +148,7 @@ class LocalHost:
 
 
 class RemoteHost:
-    """Another host, through the channel to the agent there; see `lockstep.launcher.hosts` for the other end.
-
-    Args:
-        channel: to the agent.
-        name: of the host.
-        num_workers: that it is to have.
-        clock: seconds that only grow.
-    """
+    """Another host, which is to have so many workers, through the channel to the `Agent` there."""
 
     def __init__(
         self, channel: Channel, name: str, num_workers: int, clock: Callable[[], float] = time.monotonic
@@ -274,14 +267,7 @@ class Conclusion(NamedTuple):
 
 
 class Agent:
-    """Serves the supervisor of another host.
-
-    Args:
-        channel: to the supervisor.
-        host: this one.
-        requests: names of the signals that have reached this launcher; the supervisor gets them.
-        clock: seconds that only grow.
-    """
+    """Serves the supervisor of another host, which also gets the signals that reach this launcher, by name."""
 
     def __init__(
         self, channel: Channel, host: Host, requests: list[str], clock: Callable[[], float] = time.monotonic

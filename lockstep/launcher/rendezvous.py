@@ -91,11 +91,6 @@ class _Introduction:
 class Rendezvous:
     """The chief's side: gathers the other hosts, and lets their workers reach the store as long as it is open.
 
-    Args:
-        seat: of the chief's host.
-        key: of the run.
-        store: for the workers of all hosts.
-
     Raises:
         InputError: the address is none of this host's, or the port is in use.
     """
@@ -310,14 +305,8 @@ def meet_chief(
 ) -> tuple[Channel, str, int] | None:
     """Introduce this host to the chief's, and return the channel to it, and its address and port.
 
-    None when a signal asks for a stop first, or where a host that cannot take part finds nobody to tell.
-
-    Args:
-        seat: of this host.
-        key: of the run.
-        num_workers: that this host is to have.
-        requests: signals that have come.
-        failed: why this host cannot take part: the chief's host is told so if it can be reached soon.
+    Returns None when a signal asks for a stop first. Where this host cannot take part, as `failed` says, the chief's
+    host is told so if it can be reached soon; else None is returned.
 
     Raises:
         InputError: the chief's host has another key, or its name does not resolve.

@@ -15,11 +15,7 @@ from lockstep.workers.membership import Generation
 
 
 class Restarts:
-    """How often workers start again after some were lost; progress makes good for what went before.
-
-    Args:
-        most: in a row, without a step beyond the furthest so far.
-    """
+    """How often workers start again after some were lost: `most` times without a step beyond the furthest so far."""
 
     def __init__(self, most: int) -> None:
         self._most, self._furthest = most, 0
@@ -100,8 +96,7 @@ class Survival:
     def why_not(self, *, has_ended: bool) -> str:
         """Why the others do not go on without those that are lost; empty where they do.
 
-        Args:
-            has_ended: some have come to their end already, and cannot find the others anew.
+        Where some have come to their end, those cannot find the others anew.
         """
         if not any(number in self.generation.members for number in self.failures):
             return ""

@@ -118,12 +118,9 @@ def _vanished(pid: int, text: str, step: int = 0, phase: str = "start") -> list[
 
 
 class JoinedHost:
-    """The host of this watcher, with the workers that join.
+    """The host of this watcher, with the workers that join by the Unix socket that it listens to.
 
-    Args:
-        listener: the Unix socket by which they do.
-        name: of the host; "" where the run has no other.
-        ranks: of the workers that are to join.
+    Its name is "" where the run has no other host.
     """
 
     def __init__(self, listener: socket.socket, name: str, ranks: Collection[int]) -> None:

@@ -1,6 +1,7 @@
 """Initial weights of nets, as in the reference, and the check of the images that nets are given.
 
-Weights are drawn on the CPU, from one generator, in the order of the layers.
+Weights are drawn on the CPU, from one generator, in the order of the layers; from torch's default one where a net is
+given none.
 """
 
 from __future__ import annotations

@@ -34,12 +34,7 @@ class Fire(nn.Module):
 
 
 class SqueezeNetNet(nn.Module):
-    """SqueezeNet 1.1: as published, its scores are means over a map after ReLU, and none is negative.
-
-    Args:
-        settings: 1000 classes where none are given.
-        generator: draws the initial weights; torch's default one where none is given.
-    """
+    """SqueezeNet 1.1: as published, its scores are means over a map after ReLU, and none is negative."""
 
     def __init__(self, settings: SqueezeNet | None = None, *, generator: Generator | None = None) -> None:
         super().__init__()

@@ -253,9 +253,7 @@ class Futile:
     def find(self, used: Mapping[int, int], dropped: Mapping[int, int]) -> list[tuple[int, int]]:
         """Return each such worker once, with the number of its gradients that were dropped since one was used.
 
-        Args:
-            used: how many gradients of each worker were used so far.
-            dropped: how many were dropped.
+        The arguments are how many gradients of each worker were used, and dropped, so far.
         """
         found = []
         for worker, num_dropped in sorted(dropped.items()):

@@ -84,11 +84,8 @@ class _Client:
 class Server:
     """The chief's end: publishes parameters, and takes gradients. The other workers make a `Client` at the same time.
 
-    Args:
-        worker: the chief of two or more.
-        gradients: tensors like those of a gradient.
-        published: tensors like those that are published.
-        leases: the rule; the server asks it in several threads, and others look at it under `lock`.
+    All of them are given tensors like those of a gradient, and like those that are published. The server asks the rule
+    of leases in several threads; others look at it under `lock`.
 
     Raises:
         WorkerError: a worker has other tensors, or does not reach the chief.
@@ -352,12 +349,7 @@ class Published(NamedTuple):
 
 
 class Client:
-    """A worker that computes for the chief. All workers make it, or the chief's `Server`, together.
-
-    Args:
-        worker: this one.
-        gradients: tensors like those of a gradient, as on the chief.
-        published: tensors like those that are published, as on the chief.
+    """A worker that computes for the chief; see `Server`.
 
     Raises:
         WorkerError: this worker has other tensors than the chief, or a worker does not reach the chief.

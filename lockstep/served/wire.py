@@ -278,12 +278,9 @@ class Reached(NamedTuple):
 
 
 class Reception:
-    """Takes the connections of the other workers, in the chief.
+    """Takes the connections of the other workers, in the chief; those on its host get a descriptor of its memory.
 
-    Args:
-        worker: the chief.
-        hosts: the names of the hosts of all workers, by rank.
-        memory: a descriptor, of which those on the chief's host get a copy.
+    The hosts of all workers are named by rank.
     """
 
     def __init__(self, worker: Worker, hosts: list[str], memory: int) -> None:

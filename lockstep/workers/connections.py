@@ -157,11 +157,7 @@ class Listener:
 
 
 class _Warning:
-    """A warning about strangers, shown once in some seconds at most, with the number of times that it was due.
-
-    Args:
-        text: with a place for an address.
-    """
+    """A warning about strangers, shown once in some seconds at most, with the number of times that it was due."""
 
     def __init__(self, text: str) -> None:
         self._text, self._count, self._logged = text, 0, -math.inf

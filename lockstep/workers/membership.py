@@ -44,14 +44,11 @@ class Generation(NamedTuple):
 
 
 class Membership:
-    """Whether all workers that take part are there still; one thread receives the news, the main thread asks.
-
-    Args:
-        number: of this worker, in messages.
-    """
+    """Whether all workers that take part are there still; one thread receives the news, the main thread asks."""
 
     def __init__(self, number: int) -> None:
         self.number = number
+        """The number of this worker, by which messages name it."""
         self._failure: tuple[str, str, str] | None = None
         """Who is lost, why, and what that worker has said on lines of its own."""
         self._at_failure: list[Callable[[], object]] = []
@@ -67,11 +64,7 @@ class Membership:
         return None if self._failure is None else self._error()
 
     def connection_lost(self, reason: str) -> PeerLostError:
-        """The error to raise when a connection has broken; waits some seconds until it is known whose.
-
-        Args:
-            reason: the words of torch.distributed.
-        """
+        """The error to raise when a connection has broken, as `reason` says; waits some seconds to know whose."""
         with self._changed:
             self._changed.wait_for(lambda: self._failure is not None, VERDICT_SECONDS)
             return self._error(reason)
@@ -108,10 +101,7 @@ class Membership:
 class Generations(Membership):
     """The membership of a worker that goes on when others are lost: the launcher says who takes part from then on.
 
-    Args:
-        number: of this worker.
-        notify: sends a message to the launcher.
-        is_newcomer: the worker was started in the place of a lost one.
+    `notify` sends a message to the launcher.
     """
 
     def __init__(
@@ -119,6 +109,7 @@ class Generations(Membership):
     ) -> None:
         super().__init__(number)
         self.is_newcomer = is_newcomer
+        """This worker was started in the place of a lost one, and does not take part yet."""
         self.joined = -1 if is_newcomer else 0
         """The number of the generation that this worker is in; -1 before the first one of a newcomer."""
         self.places: Sequence[tuple[str, str]] = ()

@@ -66,15 +66,9 @@ def process_behind(connection: socket.socket) -> tuple[int, int]:
 
 
 class Peers(Membership):
-    """The membership of a worker that another launcher has started: its watcher says who is lost.
+    """The membership of a worker that another launcher has started: the watcher of its host says who is lost.
 
-    Args:
-        watcher: the connection to the watcher of this host.
-        rank: of this worker.
-        num_workers: of the run.
-        pulse: of this worker.
-        store: of these workers alone.
-        leaves_last: at its end this worker lets the others leave first.
+    At its end a worker that `leaves_last` lets the others leave first. The store is that of these workers alone.
     """
 
     def __init__(
@@ -150,12 +144,7 @@ class Peers(Membership):
 def have_watched(store: Store, rank: int, found: Discovery, pulse: Pulse, *, holds_store: bool) -> Peers:
     """Connect this worker to the watcher of its host, which the first worker there starts; it beats from now on.
 
-    Args:
-        store: of these workers alone.
-        rank: of this worker.
-        found: all of them.
-        pulse: of this worker.
-        holds_store: the store ends with this worker.
+    The store is that of these workers alone; where this one `holds_store`, it ends with this worker.
 
     Raises:
         WorkerError: there is no watcher.
