@@ -180,7 +180,10 @@ def _map_together(worker: Worker, num_bytes: int) -> Tensor:
 
 
 def create_memory(num_bytes: int) -> int:
-    """A memfd of zeros whose size nobody can change: touching a mapping that was cut off kills the process."""
+    """A memfd of zeros, which vanishes with the last process that has it.
+
+    Nobody can change its size: touching a mapping that was cut off kills the process.
+    """
     descriptor = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, num_bytes)
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)

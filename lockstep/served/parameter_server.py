@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from lockstep.errors import LockstepError, WorkerError
+from lockstep.exchange.transports import create_memory
 from lockstep.exchange.tree import PartialSum
 from lockstep.served.leases import Leases, SliceLease
 from lockstep.served.wire import (
@@ -101,7 +102,7 @@ class Server:
         # A worker reads one version at most, one is the newest, and one is being written. There are never more
         # gradients: late ones that workers compute, those begun for the next update, and those of the last one.
         plan = MemoryPlan(*layouts, num_computing + 2, 2 * (num_computing + leases.required))
-        descriptor = plan.create()
+        descriptor = create_memory(plan.num_bytes)
         self._memory = plan.map(descriptor)
         self._published, self._gradients = BlockUse(plan.num_published), BlockUse(plan.num_gradients)
         self._arriving, self._answering = threading.Condition(self.lock), threading.Condition(self.lock)

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from lockstep.errors import InputError, PeerLostError, WorkerError
-from lockstep.exchange.transports import FlatLayout, check_memory, create_memory
+from lockstep.exchange.transports import FlatLayout, check_memory
 from lockstep.workers.connections import (
     INTERFACE_OF_GLOO,
     Listener,
@@ -189,10 +189,6 @@ class MemoryPlan:
     def num_bytes(self) -> int:
         """The size of the memory; its pages take room once they are written."""
         return sum(self._sizes())
-
-    def create(self) -> int:
-        """A descriptor of new memory, which vanishes with the last process that has it."""
-        return create_memory(self.num_bytes)
 
     def map(self, descriptor: int) -> ServedMemory:
         """Map the memory; the descriptor may be closed then.
