@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from lockstep.checkpoints.manifest import DamagedError, FileEntry, Manifest
 from lockstep.checkpoints.store import Checkpoint, Store
 from lockstep.checks import Checked, NonNegativeFloat
 from lockstep.errors import CheckpointError
 from lockstep.screen import log
+
+if TYPE_CHECKING:
+    from lockstep.workers.rank import Worker
 
 _Contents = tuple[FileEntry, ...]
 
@@ -85,7 +88,7 @@ def follow(
         decision = answers[0][1]
         if decision == "end" or any(stopped for stopped, _ in answers):
             return
-        checkpoint = _read_together(store, int(decision), search) if decision != "wait" else None
+        checkpoint = _read_together(store, int(decision), search, worker) if decision != "wait" else None
         if checkpoint:
             search.begin()
             yield checkpoint
@@ -155,11 +158,8 @@ def _contents(store: Store, step: int) -> _Contents:
         return ()
 
 
-def _read_together(store: Store, step: int, search: _Search) -> Checkpoint | None:
+def _read_together(store: Store, step: int, search: _Search, worker: Worker) -> Checkpoint | None:
     """Read the checkpoint of a step on all workers; None on all of them where one cannot read it."""
-    from lockstep.workers.rank import join
-
-    worker = join()
     checkpoint, damage = _read(store, step)
     answers = worker.group.gather([checkpoint is not None, damage])
     damages = [damage for _, damage in answers if damage]
