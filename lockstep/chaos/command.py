@@ -43,6 +43,8 @@ class TrainCommand:
             text=True,
             errors="replace",
         )
+        self.pid = self._process.pid
+        """Process id of the launcher."""
         self._lines: deque[str] = deque(maxlen=_MAX_LINES)
         # A thread, for a pipe that nobody reads would stop the run; and it ends with the last process that writes.
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -52,11 +54,6 @@ class TrainCommand:
         assert self._process.stdout is not None
         with self._process.stdout as lines:
             self._lines.extend(line.rstrip("\n") for line in lines)
-
-    @property
-    def pid(self) -> int:
-        """Process id of the launcher."""
-        return self._process.pid
 
     def poll(self) -> int | None:
         """Return the exit code, negative for the signal that killed it; None while it runs."""
