@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from lockstep.errors import WorkerError
-from lockstep.launcher.forkserver import Event, ForkServer
+from lockstep.launcher.forkserver import ForkServer
 from lockstep.owner import process_fields
 from lockstep.screen import Lines, log
 from lockstep.workers.channel import Channel, Message
@@ -122,12 +122,11 @@ class LocalHost:
         events = self._server.events(0.0)
         # After the events: what a worker said before its end is there by now.
         reports = [(rank, message) for rank, channel in self._channels.items() for message in channel.receive()]
-        return reports + [self._of_process(event) for event in events]
-
-    def _of_process(self, event: Event) -> tuple[int, Message]:
-        rank = int(event.name.removeprefix("worker "))
-        self._pids[rank] = event.pid
-        return rank, {"pid": event.pid, "status": event.status}
+        for event in events:
+            rank = int(event.name.removeprefix("worker "))
+            self._pids[rank] = event.pid
+            reports.append((rank, {"pid": event.pid, "status": event.status}))
+        return reports
 
     def is_stopped(self, rank: int) -> bool:
         """Whether the system has stopped a worker's process."""

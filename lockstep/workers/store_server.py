@@ -16,6 +16,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from multiprocessing import Pipe, reduction
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -72,7 +73,7 @@ class StoreServer:
         self._changed = threading.Condition()
         self._operations: dict[str, Callable[..., None]] = {
             "add": self._add,
-            "append": self._append,
+            "append": partial(self._update, lambda old, new: old + new),
             "check": self._check,
             "compare_set": self._compare_set,
             "connect": self._connect,
@@ -81,7 +82,7 @@ class StoreServer:
             "forget": self._forget,
             "get": self._get,
             "open": self._open,
-            "set": self._set,
+            "set": partial(self._update, lambda _, new: new),
             "share": self._share,
             "wait": self._wait,
         }
@@ -121,13 +122,7 @@ class StoreServer:
         with self._changed:
             self._connections.discard(connection)
 
-    def _set(self, connection: Connection, key: str) -> None:
-        self._update(connection, key, lambda _, new: new)
-
-    def _append(self, connection: Connection, key: str) -> None:
-        self._update(connection, key, lambda old, new: old + new)
-
-    def _update(self, connection: Connection, key: str, combine: Callable[[bytes, bytes], bytes]) -> None:
+    def _update(self, combine: Callable[[bytes, bytes], bytes], connection: Connection, key: str) -> None:
         new = _receive(connection)
         with self._changed:
             value = combine(self._values.get(key, b""), new)
