@@ -15,7 +15,6 @@ from lockstep.errors import InputError
 T = TypeVar("T")
 
 Patterns = str | Sequence[str]
-"""One pattern or several."""
 
 _ONE = "a regular expression, or the exact name of a parameter"
 

@@ -278,7 +278,6 @@ class NonFiniteError(LockstepError):
     """A loss or a gradient that is not finite; nothing was updated."""
 
     nonfinite: NonFiniteReport | None = None
-    """What is known of the attempt."""
 
     def about(self, nonfinite: NonFiniteReport) -> NonFiniteError:
         """The same error, with what is known of the attempt."""

@@ -89,7 +89,6 @@ class Report:
 
     recipe: str
     faults: Sequence[str]
-    """The faults that were asked for."""
     seed: int
     steps: int
     undisturbed_seconds: float

@@ -42,7 +42,6 @@ class Injected:
     seconds: float | None = None
     """Time from the fault to the next step that the run had not made before, or to its end; None: it made none."""
     steps_again: int = 0
-    """Steps that were computed again."""
     went_on: list[str] = field(default_factory=list)
     """How the run has begun again, or has gone on with other workers, each time."""
     exit_codes: list[int] = field(default_factory=list)
@@ -130,7 +129,6 @@ class Disturbed:
         return TrainCommand(self._words, self._trial.workdir, self._data)
 
     def _look(self, command: TrainCommand) -> None:
-        """See how far the run is."""
         # First whether it has begun again: a step in flight may be completed after the fault.
         fault = self._open
         has_begun_again = fault is None or not FAULTS[fault.fault].ends_workers or len(self._starts()) > self._num_begun

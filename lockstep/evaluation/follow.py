@@ -146,7 +146,6 @@ class _Search:
         self._earliest = self._clock.now() + self._polling.interval_seconds
 
     def end(self) -> None:
-        """Note that the checkpoint has been scored."""
         self._waiting_since = self._clock.now()
 
 

@@ -142,8 +142,6 @@ def serve(descriptor: int, launcher: int, preload: Sequence[str]) -> None:
 
 
 class _Server:
-    """The loop in the server process."""
-
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._selector = selectors.DefaultSelector()

@@ -68,8 +68,6 @@ class Seat:
 
 @dataclass(frozen=True)
 class _Introduction:
-    """What a host says of itself."""
-
     index: int
     num_hosts: int
     name: str
@@ -203,7 +201,6 @@ class Rendezvous:
 
     @property
     def _is_complete(self) -> bool:
-        """Whether all hosts are here."""
         return len(self.hosts) == self._seat.num_hosts - 1 and not any(host.is_lost for host in self.hosts.values())
 
     def refuse_callers(self, why: str) -> None:

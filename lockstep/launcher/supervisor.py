@@ -48,7 +48,6 @@ class WorkerRecord:
     has_left: bool = False
     """It will not take part any more, though its process may live on."""
     phase_at_stop: str | None = None
-    """Its phase when it was asked to stop."""
     is_awaited: bool = False
     """It was asked to stop, and has not said since where it is."""
 
@@ -169,7 +168,6 @@ class Supervisor:
         return all(member.run_ended for member in self._part)
 
     def _start(self, host: Host, ranks: Sequence[int], num_workers: int) -> None:
-        """Have the workers of a host forked."""
         more = {LAUNCHED: "1"} | ({GENERATION: "0"} if self._survival else {})
         for local_rank, rank in enumerate(ranks):
             seat = {"RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": num_workers, "LOCAL_WORLD_SIZE": len(ranks)}
@@ -361,7 +359,6 @@ class Supervisor:
                     self._survival.record_started(rank)
 
     def _dismiss_newcomers(self) -> None:
-        """End newcomers when the run ends without them."""
         if self._survival and any(member.has_returned or member.run_ended for member in self._part):
             self._due.clear()
             for rank in self._survival.dismiss_newcomers():

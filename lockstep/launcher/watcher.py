@@ -61,7 +61,6 @@ class _Process:
     has_ended: bool = False
 
     def receive(self) -> list[Message]:
-        """What the worker has said since the last call."""
         arrived, self.unread = self.unread + self.channel.receive(), []
         reports: list[Message] = []
         for message in arrived:
@@ -107,7 +106,6 @@ class _Process:
                 signal.pidfd_send_signal(self.descriptor, number)
 
     def close(self) -> None:
-        """Look after the process no longer."""
         if not self.has_ended and self.descriptor != _NONE:
             os.close(self.descriptor)
         self.has_ended = True

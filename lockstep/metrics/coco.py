@@ -109,7 +109,6 @@ class CocoMetric(DetectionMetric):
         self._runs = Runs(_THRESHOLDS, tuple(_AREA_RANGES[size] for size in ("all", *self._rule.sizes)))
         self._sigmas = np.array(sigmas, np.float64)
         self.score_names = tuple(self.compute())
-        """The names of the values that `compute` returns."""
 
     def prepare(self, *columns: Any) -> tuple[Ragged, ...]:
         """Match the detections of some images, and return what is left to be known of them.
@@ -173,7 +172,6 @@ class CocoMetric(DetectionMetric):
         return np.where(is_ignored, 0, self._runs.within(images.values["truth_area"]))
 
     def _areas(self, images: ScoredImages) -> Floats:
-        """Return the area of each detection."""
         if self.measured == "masks":
             return mask_areas(images.masks["masks"])
         if self.measured == "keypoints":

@@ -15,7 +15,6 @@ class Mistake(NamedTuple):
     """An example whose class was predicted wrong."""
 
     example_index: int
-    """Index of the example in its reader."""
     loss: float
     predicted: int
     label: int

@@ -75,7 +75,6 @@ class SqueezeNetNet(nn.Module):
 
 
 def _classifier_of_map(settings: SqueezeNet) -> nn.Sequential:
-    """Make the published classifier."""
     return nn.Sequential(
         nn.Dropout(settings.dropout),
         nn.Conv2d(512, settings.num_classes, 1),

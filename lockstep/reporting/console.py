@@ -303,7 +303,6 @@ class _Display:
             self._next_line = now + _SECONDS_BETWEEN_LINES
 
     def show_elapsed(self) -> None:
-        """Show how long it has taken."""
         place = f"{self._title}: {format_duration(time.monotonic() - self._began)}"
         if self._bar:
             self._bar.draw(place, None, "", [])

@@ -113,7 +113,6 @@ class _Content:
     evaluated: set[tuple[int, str]] = field(default_factory=set)
     """Step and name of the evaluations after the last attempt."""
     evaluations: list[tuple[int, str, Mapping[str, float]]] = field(default_factory=list)
-    """Step, name and scores of each evaluation."""
 
     def add(self, facts: Mapping[str, Any]) -> None:
         self.num_lines += 1

@@ -59,7 +59,6 @@ class Leases:
         self.version = 0
         """Number of updates: those that were taken, the last of which may not be published yet."""
         self.workers = set(range(1, num_workers + 1))
-        """The workers that are there."""
         self.held: dict[int, SliceLease] = {}
         """Slices whose gradients have come and wait for an update, in the order in which they came."""
         self.used: Counter[int] = Counter()

@@ -306,7 +306,6 @@ class MissingGradients:
         self._names, self._penalised, self._num_leaves = names, penalised, num_leaves
         self._is_chief, self._check = is_chief, check
         self.told: set[str] = set()
-        """Parameters that are named already."""
         self._expected: list[bool] | None = None
         """For each parameter, whether no leaf had a gradient for it in the last attempt that was read."""
         self._expected_there: Tensor | None = None

@@ -40,7 +40,6 @@ class StoreAddress(NamedTuple):
     address: str
     port: int
     key: str
-    """The run's key."""
 
     def connect(self) -> Connection:
         """Make a new connection; raises OSError where the store is not reached, or lets nobody in for minutes."""
