@@ -7,7 +7,6 @@ in `tests/launcher/test_launch_hosts.py`, and in `tests/hosts`.
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import math
 import os
@@ -35,6 +34,7 @@ from lockstep.workers.connections import (
     address_towards,
     connect,
     interface_of,
+    leads_out,
     resolve_name,
 )
 from lockstep.workers.limits import HANDSHAKE_SECONDS, RESOLVE_SECONDS, START_SECONDS, TICK_SECONDS
@@ -387,9 +387,9 @@ def _own_address(seat: Seat) -> str:
         raise _unreachable(seat, error, RESOLVE_SECONDS) from None
     own = [address for address in found if interface_of(address) is not None]
     if not any(seat.chief in (address, "localhost") for address in found):
-        own = [address for address in own if not ipaddress.ip_address(address.partition("%")[0]).is_loopback]
+        own = [address for address in own if leads_out(address)]
         # Debian has /etc/hosts lead a host's own name to 127.0.1.1; the others know it by another address.
-        if not own and all(ipaddress.ip_address(address).is_loopback for address in found):
+        if not own and not any(leads_out(address) for address in found):
             with suppress(OSError):
                 own = [address_towards(_ELSEWHERE, 1)]
                 log.info("%s is %s here; listening on %s (%s)", seat.chief, found[0], own[0], interface_of(own[0]))
