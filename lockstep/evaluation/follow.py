@@ -66,15 +66,10 @@ def follow(
 
     Older ones that have come meanwhile are passed over. A checkpoint that replaces another of the same step, as after a
     rollback, is a new one. A damaged checkpoint is named in a warning, and the newest of the others that have come
-    since is taken in its place; one that the run has deleted before it was read is no error. All workers iterate
-    together and get the same checkpoints; the chief alone looks for them.
+    since is taken in its place; one that the run has deleted before it was read is no error.
 
-    Args:
-        store: of the run, which another process writes.
-        polling: how often, and for how long without a new one.
-        is_over: whether the run has written its last checkpoint; the chief alone asks, at every look.
-        stop: whether this worker is to end; all of them end then.
-        clock: gives the time.
+    All workers iterate together and get the same checkpoints; the chief alone looks for them, and asks at every look
+    whether the run `is_over`, with its last checkpoint written. All of them end where one is to `stop`.
 
     Raises:
         CheckpointError: the folder cannot be listed, or a checkpoint is of an unknown format.

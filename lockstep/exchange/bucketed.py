@@ -166,13 +166,9 @@ def _cut(indices: Iterable[int], tensors: Mapping[int, Tensor], *, is_first: boo
 
 
 class _Bucket:
-    """Tensors that are sent together.
+    """Some tensors of an operand, which are sent together, as one of one dimension: `flat`.
 
-    Args:
-        indices: which they are.
-        views: the memory of each tensor of an operand.
-        sent: the memory of each that is sent: the same, or a copy in another dtype.
-        flat: what is sent of this bucket, one-dimensional.
+    What is sent of each is the tensor's own memory, or a copy in another dtype.
     """
 
     def __init__(

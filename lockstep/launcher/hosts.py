@@ -70,14 +70,10 @@ class Host(Protocol):
 
 
 class LocalHost:
-    """The host of this very process.
+    """The host of this very process; its name is empty where there is but one.
 
-    Args:
-        server: forks the workers.
-        task: of each worker.
-        connect_store: makes a connection to the store for a worker to inherit; None where the task says where it is.
-        network: variables that name the network interface between the workers; those that are set already stay.
-        name: of the host; empty where there is but one.
+    `connect_store` makes a connection to the store for a worker to inherit, unless the task says where the store is.
+    `network` are variables that name the network interface between the workers; those that are set already stay.
     """
 
     def __init__(

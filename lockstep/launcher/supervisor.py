@@ -91,17 +91,11 @@ class RunOutcome:
 
 
 class Supervisor:
-    """The workers of one run, from their start to the end of the last one.
+    """The workers of one run, from their start to the end of the last one, on hosts of which the chief's is the first.
 
-    Args:
-        hosts: on which they run, that of the chief first.
-        ranks: of the workers on each host.
-        limits: how long a worker may be silent, stuck, or take to stop.
-        requests: names of the signals that have reached the launcher; taken out as they are handled.
-        clock: seconds that only grow.
-        survival: who goes on when some are lost; None: all end then.
-        take_hosts: returns those that have come in the place of lost ones since the last call: the lost one, and the
-            one in its place.
+    The names of signals that have reached the launcher are taken out of `requests` as they are handled. Without
+    `survival` all end when some are lost. `take_hosts` returns pairs of a lost host and the one that has come in its
+    place since the last call.
     """
 
     def __init__(

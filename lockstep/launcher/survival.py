@@ -39,12 +39,9 @@ class Restarts:
 
 
 class Survival:
-    """The generations of a run.
+    """The generations of a run that begins with `num_workers`, and does not go on with fewer than `min_workers`.
 
-    Args:
-        min_workers: with fewer of them left the others do not go on.
-        replacements: how often in a row each worker is started anew, without progress of the run in which it took part.
-        num_workers: at the start.
+    Each worker is started anew `replacements` times in a row, without progress of the run in which it took part.
 
     Raises:
         InputError: there are fewer workers than are to be left.

@@ -260,14 +260,8 @@ def outcomes(
 ) -> Outcomes:  # fmt: skip
     """Match the detections on one image to its objects; a detection that is neither right nor ignored is wrong.
 
-    Args:
-        boxes: of the detections: x, y, width and height, shape (detections, 4).
-        labels: of the detections.
-        scores: of the detections.
-        truth_boxes: of the objects, likewise.
-        truth_labels: of the objects.
-        truth_is_crowd: of the objects: any number of detections may lie in one, and do not count.
-        threshold: the least IoU with which an object is found.
+    Boxes are x, y, width and height, shape (detections or objects, 4). Any number of detections may lie in an object
+    that is a crowd, and do not count. `threshold` is the least IoU with which an object is found.
     """
     order = np.lexsort((-scores, labels))
     order = order[ranks(labels[order]) < _MOST_OF_CLASS]

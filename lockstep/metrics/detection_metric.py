@@ -92,11 +92,7 @@ class ImageRows:
         self._parts: list[tuple[Ragged, ...]] = []
 
     def add(self, ids: Ragged, *columns: Ragged) -> None:
-        """Add some images.
-
-        Args:
-            ids: as `ids_of` makes them.
-            columns: the same each time.
+        """Add some images, with ids as `ids_of` makes them, and the same columns each time.
 
         Raises:
             InputError: an image is there already; nothing is added then.

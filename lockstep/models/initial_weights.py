@@ -71,12 +71,7 @@ def clear_statistics(model: nn.Module) -> None:
 def check_images(net: str, images: Tensor, *, channels: int, smallest: int, largest: int | None = None) -> None:
     """Refuse images that a net cannot use, in words, before its first layer.
 
-    Args:
-        net: its name, for the message.
-        images: shape (batch, channels, height, width).
-        channels: their number.
-        smallest: least height and width, in pixels.
-        largest: most height and width, in pixels; any where none is given.
+    They are to have the shape (batch, channels, height, width), with sides from `smallest` to `largest`, in pixels.
     """
     fit = images.ndim == 4 and images.shape[1] == channels
     sides = images.shape[2:] if fit else ()

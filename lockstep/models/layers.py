@@ -91,17 +91,9 @@ def conv2d(
 
 
 class Conv2dNormActivation(nn.Sequential):
-    """A convolution without bias, a norm, an activation, numbered as torchvision's block of this name.
+    """A convolution without bias, a norm, an activation, numbered as torchvision's block of this name; see `conv2d`.
 
-    Args:
-        inputs: channels.
-        outputs: channels.
-        kernel_size: odd height and width.
-        stride: divides height and width.
-        groups: of channels; as many as inputs for a depthwise convolution.
-        norm_layer: makes the norm; None: there is none, and the convolution has a bias.
-        activation_layer: makes the activation; None: there is none.
-        padding: at strides above 1.
+    Without a norm the convolution has a bias. A depthwise convolution has as many groups as inputs.
     """
 
     def __init__(
@@ -167,10 +159,6 @@ class FrozenBatchNorm2d(nn.Module):
     """Batch norm by fixed statistics, scale and shift, which are buffers with torchvision's names for them.
 
     For batches of few images, on which statistics would be poor: the backbone's weights must come from a trained net.
-
-    Args:
-        channels: of the images.
-        eps: added to the variance.
     """
 
     weight: Tensor

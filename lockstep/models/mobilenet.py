@@ -48,15 +48,8 @@ def mobilenet_v1_features(
     """Make the layers from images to 1024 channels at stride 32.
 
     They are "Conv2d_0", then "Conv2d_1_depthwise" and "Conv2d_1_pointwise" to "Conv2d_13_pointwise". "Conv2d_11" is the
-    last one of stride 16.
-
-    Args:
-        depth_multiplier: scales the channels.
-        min_depth: channels that remain, whatever the multiplier.
-        norm_layer: makes the norms; None: there are none, and convolutions have biases.
-        activation_layer: makes the activations; None: there are none.
-        padding: "symmetric" pads both sides, as TF-Slim's "use_explicit_padding" does.
-        generator: draws the initial weights; torch's default one where none is given.
+    last one of stride 16. The multiplier scales the channels, of which `min_depth` remain in any case. Without norms
+    the convolutions have biases. "symmetric" padding is that of TF-Slim's "use_explicit_padding".
     """
 
     def depth(channels: int) -> int:
@@ -98,16 +91,12 @@ def mobilenet_v2_features(
     """Make the layers from images to 1280 channels at stride 32: the "features" of torchvision's net.
 
     Layer 0 is the first convolution; 1 to 17 are the inverted residuals; then comes a 1x1 convolution. Stride 16 is
-    reached by layer 7; layer 14 goes on to 32, after its expansion.
+    reached by layer 7; layer 14 goes on to 32, after its expansion. The multiplier scales the channels, which stay
+    divisible by 8, and of which `min_depth` remain in any case. Weights of TF-Slim give its numbers with the padding
+    "same" and norms of epsilon 0.001.
 
-    Args:
-        width_mult: scales the channels, which stay divisible by 8.
-        min_depth: channels that remain, whatever the multiplier.
-        wide_last: the last layer keeps its channels where others get fewer, as torchvision's does and the Object
-            Detection API's does not.
-        norm_layer: makes the norms; those of TF-Slim have epsilon 0.001.
-        padding: "same" where weights of TF-Slim are to give its numbers.
-        generator: draws the initial weights; torch's default one where none is given.
+    With `wide_last` the last layer keeps its channels where others get fewer, as torchvision's does and the Object
+    Detection API's does not.
     """
 
     def width(channels: int, multiplier: float = width_mult) -> int:
@@ -197,15 +186,9 @@ def mobilenet_v3_features(
     """Make the layers from images to 960 channels (small: 576) at stride 32: the "features" of torchvision's net.
 
     Layer 0 is the first convolution; 1 to 15 (small: 1 to 11) are the inverted residuals; then comes a 1x1 convolution.
-    Stride 16 is reached by layer 7 (small: 4); layer 13 (small: 9) goes on to 32, after its expansion.
-
-    Args:
-        size: "large" or "small".
-        width_mult: scales the channels, which stay divisible by 8.
-        reduced_tail: halve the channels of the last three blocks, as nets of detectors do.
-        norm_layer: makes the norms.
-        padding: "same" where weights of TF-Slim are to give its numbers.
-        generator: draws the initial weights; torch's default one where none is given.
+    Stride 16 is reached by layer 7 (small: 4); layer 13 (small: 9) goes on to 32, after its expansion. The multiplier
+    scales the channels, which stay divisible by 8. A reduced tail has half the channels in the last three blocks, as
+    nets of detectors have it. Weights of TF-Slim give its numbers with the padding "same".
     """
 
     def width(channels: int, is_tail: bool = False) -> int:

@@ -59,11 +59,8 @@ class NoMessageError(ConnectionError):
 class Frames:
     """One end of a connection, for one thread at a time; each message has its length before it. No pickle.
 
-    Every call raises ConnectionError when the other end is gone.
-
-    Args:
-        connection: is this object's from now on.
-        check: called ten times a second while the other end is waited for; what it raises ends the wait.
+    Every call raises ConnectionError when the other end is gone. `check` is called ten times a second while the other
+    end is waited for; what it raises ends the wait.
     """
 
     def __init__(self, connection: socket.socket, check: Callable[[], object] | None = None) -> None:

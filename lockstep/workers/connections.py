@@ -77,11 +77,8 @@ class Listener:
     Whoever does not know it can keep nobody out. He has `HANDSHAKE_SECONDS` in all to prove it, however slowly he
     sends; and where too many connections wait for a proof, the oldest one ends, of the address that has most of them.
 
-    Args:
-        address: where to listen; of one interface, so that no other network reaches it.
-        port: 0 for one that is free.
-        key: of the run.
-        accept: called in a thread with each connection and the address of its other end.
+    It listens at the address of one interface, so that no other network reaches it; at a port that is free, for 0.
+    `accept` is called in a thread with each connection and the address of its other end.
 
     Raises:
         OSError: the port is in use, or the address is not of this host.
@@ -179,12 +176,8 @@ def connect(
 ) -> socket.socket:
     """Connect to a `Listener`.
 
-    Args:
-        address: of the host that listens.
-        port: there.
-        key: of the run.
-        timeout_seconds: in which the system has to make a connection; the proofs have `HANDSHAKE_SECONDS`.
-        patience_seconds: for which it is tried again, where somebody listens and does not let this process in.
+    The system has `timeout_seconds` to make a connection, and the proofs have `HANDSHAKE_SECONDS`. Where somebody
+    listens and does not let this process in, it is tried again for `patience_seconds`.
 
     Raises:
         OtherKeyError: it does not know the key, or is none.

@@ -25,11 +25,7 @@ class SocketStore(Store):
     """The store behind an inherited socket, or at the address of another host; see `StoreServer`.
 
     One request is under way at a time: while a thread waits for a key, the others of its process wait too, unless they
-    use a clone. It also carries open files, which torch's stores do not.
-
-    Args:
-        way: from `StoreServer.connect`, or the address to connect to.
-        prefix: of all its keys.
+    use a clone. It also carries open files, which torch's stores do not. All of its keys have a prefix.
 
     Raises:
         DistNetworkError: nobody answers at the address.
