@@ -115,7 +115,7 @@ class Generations(Membership):
         self.places: Sequence[tuple[str, str]] = ()
         """The name of each worker in messages, and of its host, by number: also of the lost, whose places are taken."""
         self.store: SocketStore
-        """In which all generations meet, each behind a prefix of its own; known once this worker joins."""
+        """All generations meet in it, each behind a prefix of its own; it is known once this worker joins."""
         self._notify = notify
         self._next: Generation | None = None
         """The newest, where this worker is not in it."""
