@@ -14,7 +14,6 @@ import ctypes
 import gc
 import json
 import os
-import select
 import selectors
 import signal
 import socket
@@ -23,7 +22,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from lockstep.errors import WorkerError
@@ -56,8 +55,6 @@ class ForkServer:
     def __init__(self, preload: Sequence[str]) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._serves = False
-        self._poll = select.poll()
-        self._poll.register(self._control, select.POLLIN)
         path = [str(each) for each in sys.path]
         code = (
             f"import sys; sys.path[:] = {path!r}; from lockstep.launcher import forkserver; "
@@ -94,7 +91,7 @@ class ForkServer:
     def events(self, timeout_seconds: float) -> list[Event]:
         """Return the events since the last call; waits for the first one."""
         events = []
-        while self._poll.poll(timeout_seconds * 1000):
+        while wait([self._control], timeout_seconds):
             packet, _ = _receive(self._control)
             if not packet:
                 raise WorkerError(

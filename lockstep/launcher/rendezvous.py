@@ -162,9 +162,7 @@ class Rendezvous:
     def attend(self, requests: list[str]) -> None:
         """Hear who comes, and tell those that are here that this host lives: ten times a second between two starts.
 
-        Raises:
-            InputError: as `gather`.
-            WorkerError: as `gather`.
+        Raises what `gather` raises.
         """
         self._forget_lost()
         for channel in self._take_callers():

@@ -352,6 +352,8 @@ class Published(NamedTuple):
 class Client:
     """A worker that computes for the chief; see `Server`.
 
+    Its calls raise PeerLostError where the chief is gone, or a worker is known to be.
+
     Raises:
         WorkerError: this worker has other tensors than the chief, or a worker does not reach the chief.
     """
@@ -374,20 +376,12 @@ class Client:
         """The block for the gradient of the last lease."""
 
     def fetch(self) -> Published:
-        """Wait for a lease, and for the newest version.
-
-        Raises:
-            PeerLostError: the chief is gone, or a worker is known to be.
-        """
+        """Wait for a lease, and for the newest version."""
         with self._worker.pulse.waiting():
             return self._call(self._fetch)
 
     def send(self, slice_: int, version: int, partial: PartialSum, message: JSON = None) -> None:
-        """Send the gradient of a slice that was leased, and a message with it.
-
-        Raises:
-            PeerLostError: the chief is gone, or a worker is known to be.
-        """
+        """Send the gradient of a slice that was leased, and a message with it."""
         numbers = partial.numbers if isinstance(partial.numbers, list) else partial.numbers.tolist()
         block = self._memory.gradients[self._room]
         with torch.no_grad():
@@ -396,11 +390,7 @@ class Client:
         self._call(lambda: self._frames.send(request, None if self._is_here else block.bytes))
 
     def is_late(self, version: int) -> bool:
-        """Whether a gradient on the parameters of a version would be dropped; a round trip from another host.
-
-        Raises:
-            PeerLostError: the chief is gone, or a worker is known to be.
-        """
+        """Whether a gradient on the parameters of a version would be dropped; a round trip from another host."""
         oldest = int(self._memory.oldest) if self._is_here else self._call(self._ask_oldest)
         return version < oldest
 
