@@ -31,10 +31,8 @@ def atomic_write(
     Several processes may do so at once: each writes its own, and the last one to end stays. A failure leaves what was
     there, and nothing else.
 
-    Args:
-        path: of the file.
-        parents: make its folder, and those above it, if they are missing.
-        failure: what to raise in place of the OSError with which the system refuses.
+    With `parents` its folder, and those above it, are made if they are missing. `failure` is raised in place of the
+    OSError with which the system refuses.
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
     try:

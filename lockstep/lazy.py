@@ -24,9 +24,7 @@ from types import ModuleType
 def lazy_names(package: str, see: str = "") -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
     """Make the `__getattr__`, `__dir__` and `__all__` of a package whose names are loaded on first use.
 
-    Args:
-        package: its name.
-        see: where else a name that is not there may be, for the error.
+    `see` says in errors where else a name that is not there may be.
     """
     module = sys.modules[package]
     homes = _homes(module.__spec__.loader.get_source(package))  # type: ignore[union-attr]

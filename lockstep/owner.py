@@ -106,6 +106,15 @@ def process_fields(pid: int) -> list[str]:
         return []
 
 
+def processes_by_parent() -> dict[int, list[int]]:
+    """The processes that this one can see, by the pid of their parent."""
+    found: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        if fields := process_fields(int(path.name)):
+            found.setdefault(int(fields[1]), []).append(int(path.name))
+    return found
+
+
 def _system() -> str:
     with suppress(OSError):
         return f"{_BOOT.read_text().strip()} {_PROCESSES.readlink()}"

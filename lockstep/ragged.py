@@ -93,7 +93,6 @@ class Ragged:
         return self.values[self._ends[row] : self._ends[row + 1]]
 
     def _of_rows(self, rows: Tensor) -> Ragged:
-        """Copy the values of these rows, in their order."""
         lengths, starts = self.lengths[rows], (self.lengths.cumsum(0) - self.lengths)[rows]
         places = torch.arange(int(lengths.sum())) + (starts - lengths.cumsum(0) + lengths).repeat_interleave(lengths)
         return Ragged(self.values[places.to(self.values.device)], lengths)

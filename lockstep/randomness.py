@@ -63,20 +63,19 @@ class Draws:
 
     def uniform(self, column: str) -> npt.NDArray[np.float64]:
         """One number in [0, 1) for each example; shape (batch,)."""
-        hashes = mix_arrays(self.seed & _MASK, self.positions, key_of(column))
-        return (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        return self._fractions(self.positions, key_of(column))
 
     def columns(self, names: Sequence[str]) -> npt.NDArray[np.float64]:
         """The numbers that `uniform` gives for each of these columns; shape (columns, batch)."""
         keys = np.array([key_of(name) for name in names], dtype=np.uint64)
-        hashes = mix_arrays(self.seed & _MASK, self.positions, keys[:, None])
-        return (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        return self._fractions(self.positions, keys[:, None])
 
     def uniforms(self, column: str, count: int) -> npt.NDArray[np.float64]:
         """Several numbers in [0, 1) for each example, of which more begin with the same ones; shape (batch, count)."""
-        numbers = np.arange(count, dtype=np.uint64)
-        hashes = mix_arrays(self.seed & _MASK, self.positions[:, None], key_of(column), numbers)
-        return (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        return self._fractions(self.positions[:, None], key_of(column), np.arange(count, dtype=np.uint64))
+
+    def _fractions(self, *key: UInt64s | int) -> npt.NDArray[np.float64]:
+        return (mix_arrays(self.seed & _MASK, *key) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     def of_rows(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> Draws:
         """Return the draws of some of the examples."""

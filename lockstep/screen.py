@@ -57,9 +57,8 @@ class LineHandler(logging.Handler):
     Each record is written with a single call, so that the lines of several workers never mix. On a terminal everything
     below the cursor is cleared first: that is where any process draws its progress bar, and draws it again.
 
-    Args:
-        stream: None is `sys.stderr` at the time of writing.
-        worker_name: stands before every line; None for the chief, whose lines stand alone.
+    A stream of None is `sys.stderr` at the time of writing. The worker's name stands before every line; the chief has
+    none.
     """
 
     def __init__(self, stream: TextIO | None = None, worker_name: str | None = None) -> None:

@@ -15,7 +15,6 @@ from lockstep.errors import InputError
 T = TypeVar("T")
 
 Patterns = str | Sequence[str]
-"""One pattern or several."""
 
 _ONE = "a regular expression, or the exact name of a parameter"
 
@@ -35,11 +34,7 @@ def selected(field: str, patterns: Patterns, names: Iterable[str]) -> list[str]:
 
 
 def assigned(field: str, table: Mapping[str, T], names: Iterable[str]) -> dict[str, T]:
-    """Return the value of the one pattern that matches each name, in the order of the names; others are left out.
-
-    Raises:
-        InputError: as `pattern_of_each` says.
-    """
+    """Return the value of the one pattern that matches each name: see `pattern_of_each`."""
     return {name: table[pattern] for name, pattern in pattern_of_each(field, table, names).items()}
 
 

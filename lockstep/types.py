@@ -50,27 +50,31 @@ class Progress(NamedTuple):
         return self.position / self.epoch_size if self.epoch_size else 0.0
 
 
-def _positive(count: float, unit: str) -> None:
-    if not count > 0:
-        raise InputError(
-            f"A run of {count} {unit} has no step to do.",
-            given=f"{count} {unit}",
-            expected="a number above 0",
-            hint=f"give a positive number of {unit}, or none at all to train until stopped",
-        )
+@dataclass(frozen=True)
+class _Count:
+    """Base of the ends of a run: so many of the unit that the class is called by."""
+
+    count: float
+
+    def __post_init__(self) -> None:
+        if not self.count > 0:
+            unit = type(self).__name__.lower()
+            raise InputError(
+                f"A run of {self.count} {unit} has no step to do.",
+                given=f"{self.count} {unit}",
+                expected="a number above 0",
+                hint=f"give a positive number of {unit}, or none at all to train until stopped",
+            )
+
+    def __str__(self) -> str:
+        return f"{self.count:g} {type(self).__name__.lower()}"
 
 
 @dataclass(frozen=True)
-class Steps:
+class Steps(_Count):
     """The run ends when `count` updates are complete."""
 
     count: int
-
-    def __post_init__(self) -> None:
-        _positive(self.count, "steps")
-
-    def __str__(self) -> str:
-        return f"{self.count:g} steps"
 
     def reached(self, progress: Progress, batch_size: int) -> bool:
         """Whether no further step is due."""
@@ -82,26 +86,19 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class Epochs:
+class Epochs(_Count):
     """The run ends at the end of epoch `count`; every batch is full.
 
     The rest that does not fill a batch is left out, as by the reference trainers. With `keep_last` the last batch takes
     it, and is filled from the next epoch.
     """
 
-    count: float
     keep_last: bool = False
-
-    def __post_init__(self) -> None:
-        _positive(self.count, "epochs")
 
     def steps(self, epoch_size: int, batch_size: int) -> int:
         """Number of batches in that many epochs, rounded down, or up with `keep_last`."""
         batches = epoch_size * self.count / batch_size
         return math.ceil(batches) if self.keep_last else int(batches)
-
-    def __str__(self) -> str:
-        return f"{self.count:g} epochs"
 
     def reached(self, progress: Progress, batch_size: int) -> bool:
         """Whether no further batch fits: no full one, or with `keep_last` not one example."""
@@ -114,16 +111,8 @@ class Epochs:
 
 
 @dataclass(frozen=True)
-class Hours:
+class Hours(_Count):
     """This start of the run ends after `count` hours of the chief's clock."""
-
-    count: float
-
-    def __post_init__(self) -> None:
-        _positive(self.count, "hours")
-
-    def __str__(self) -> str:
-        return f"{self.count:g} hours"
 
     def reached(self, progress: Progress, batch_size: int) -> bool:
         """Whether the time is up."""
@@ -289,7 +278,6 @@ class NonFiniteError(LockstepError):
     """A loss or a gradient that is not finite; nothing was updated."""
 
     nonfinite: NonFiniteReport | None = None
-    """What is known of the attempt."""
 
     def about(self, nonfinite: NonFiniteReport) -> NonFiniteError:
         """The same error, with what is known of the attempt."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.chaos.linked_data import LinkedData
-from lockstep.owner import process_fields
+from lockstep.owner import process_fields, processes_by_parent
 
 POLL_SECONDS = 0.01
 _MARK = "LOCKSTEP_CHAOS"
@@ -28,13 +28,7 @@ _MAX_LINES = 200
 
 
 class TrainCommand:
-    """A command that trains, in a session of its own.
-
-    Args:
-        words: of the command, its program first; the workdir is added.
-        workdir: of its run.
-        data: that it trains on, where this may be damaged.
-    """
+    """A command that trains in a workdir, in a session of its own; its data are given where they may be damaged."""
 
     def __init__(self, words: Sequence[str], workdir: Path, data: LinkedData | None = None) -> None:
         self.workdir, self.data, self._mark = workdir, data, uuid.uuid4().hex
@@ -49,6 +43,8 @@ class TrainCommand:
             text=True,
             errors="replace",
         )
+        self.pid = self._process.pid
+        """Process id of the launcher."""
         self._lines: deque[str] = deque(maxlen=_MAX_LINES)
         # A thread, for a pipe that nobody reads would stop the run; and it ends with the last process that writes.
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -58,11 +54,6 @@ class TrainCommand:
         assert self._process.stdout is not None
         with self._process.stdout as lines:
             self._lines.extend(line.rstrip("\n") for line in lines)
-
-    @property
-    def pid(self) -> int:
-        """Process id of the launcher."""
-        return self._process.pid
 
     def poll(self) -> int | None:
         """Return the exit code, negative for the signal that killed it; None while it runs."""
@@ -102,7 +93,7 @@ class TrainCommand:
         if chief is None:
             return []
         fields = process_fields(chief)
-        siblings = children().get(int(fields[1]), []) if fields else []
+        siblings = processes_by_parent().get(int(fields[1]), []) if fields else []
         return [chief, *sorted(pid for pid in siblings if pid != chief)]
 
     def signal(self, number: signal.Signals) -> None:
@@ -139,20 +130,11 @@ def send(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-def children() -> dict[int, list[int]]:
-    """The processes of this system by their parent."""
-    found: dict[int, list[int]] = {}
-    for path in Path("/proc").glob("[0-9]*"):
-        if fields := process_fields(int(path.name)):
-            found.setdefault(int(fields[1]), []).append(int(path.name))
-    return found
-
-
 def descendants(root: int) -> list[int]:
     """All processes below one, parents first."""
-    of, found = children(), [root]
+    children, found = processes_by_parent(), [root]
     for pid in found:
-        found += of.get(pid, [])
+        found += children.get(pid, [])
     return found[1:]
 
 

@@ -16,11 +16,9 @@ _MOST_FILES, _MOST_BYTES = 100, 1 << 24
 
 
 class LinkedData:
-    """The files of some training data, as links in a folder of their own.
+    """The files of some training data, as links in a folder of their own, which is made.
 
-    Args:
-        path: of the data: a folder, a file, or a pattern of files in one folder.
-        folder: of the links, which is made.
+    The path of the data is a folder, a file, or a pattern of files in one folder.
     """
 
     def __init__(self, path: str, folder: Path) -> None:

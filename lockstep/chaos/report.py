@@ -20,10 +20,7 @@ _METRICS = "metrics.jsonl"
 def run_differences(undisturbed: Path, disturbed: Path, *, bits: bool) -> list[str]:
     """Compare two runs by their workdirs; returns in what the disturbed one differs.
 
-    Args:
-        undisturbed: the workdir of the one left in peace.
-        disturbed: the workdir of the other one.
-        bits: compare every byte of the last checkpoint and of metrics.jsonl, not only how far they have come.
+    With `bits` every byte of the last checkpoint and of metrics.jsonl counts, not only how far they have come.
     """
     of_all, of_this = _results(undisturbed), _results(disturbed)
     found = [
@@ -92,7 +89,6 @@ class Report:
 
     recipe: str
     faults: Sequence[str]
-    """The faults that were asked for."""
     seed: int
     steps: int
     undisturbed_seconds: float

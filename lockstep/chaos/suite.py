@@ -28,7 +28,6 @@ _MOST_FAULTS, _STEPS_A_FAULT = 3, 10
 _UNDISTURBED_SHARE = 6
 """The undisturbed run gets one part in so many of the whole time."""
 _SAVES = 8
-"""Checkpoints of a run."""
 _PATIENCE = 120.0
 """A run that has made no new step for so many seconds, or twice the whole undisturbed run, does not get on."""
 _NEVER = Interval(0, "steps")

@@ -42,7 +42,6 @@ class Injected:
     seconds: float | None = None
     """Time from the fault to the next step that the run had not made before, or to its end; None: it made none."""
     steps_again: int = 0
-    """Steps that were computed again."""
     went_on: list[str] = field(default_factory=list)
     """How the run has begun again, or has gone on with other workers, each time."""
     exit_codes: list[int] = field(default_factory=list)
@@ -67,8 +66,8 @@ class Disturbed:
 
     Args:
         words: of the command, without the workdir.
-        workdir: of the run, not there yet.
-        dues: the faults, by their steps.
+        workdir: not there yet.
+        dues: the faults that come.
         rng: draws whom they hit.
         recovers: whether the run is to survive lost workers without ending its command.
         data: what is trained on, where this may be damaged.
@@ -130,7 +129,6 @@ class Disturbed:
         return TrainCommand(self._words, self._trial.workdir, self._data)
 
     def _look(self, command: TrainCommand) -> None:
-        """See how far the run is."""
         # First whether it has begun again: a step in flight may be completed after the fault.
         fault = self._open
         has_begun_again = fault is None or not FAULTS[fault.fault].ends_workers or len(self._starts()) > self._num_begun

@@ -69,9 +69,7 @@ class Evaluation:
     bad: tuple[BadExample, ...] = ()
     """Examples that could not be read, and do not count."""
     weights: Weights = "raw"
-    """The weights that were scored."""
     precision: Precision = "fp32"
-    """Precision in which the scores were computed."""
     step: int = 0
     """The number of updates that these weights have had."""
     computed: Mapping[str, Any] = field(default_factory=dict)
@@ -433,7 +431,6 @@ def _kind(column: Tensor | Ragged) -> str:
 
 @contextmanager
 def _naming(name: str, what: str) -> Iterator[None]:
-    """Name the metric in its error."""
     try:
         yield
     except LockstepError:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from lockstep.checkpoints.manifest import DamagedError, FileEntry, Manifest
 from lockstep.checkpoints.store import Checkpoint, Store
 from lockstep.checks import Checked, NonNegativeFloat
 from lockstep.errors import CheckpointError
 from lockstep.screen import log
+
+if TYPE_CHECKING:
+    from lockstep.workers.rank import Worker
 
 _Contents = tuple[FileEntry, ...]
 
@@ -63,15 +66,10 @@ def follow(
 
     Older ones that have come meanwhile are passed over. A checkpoint that replaces another of the same step, as after a
     rollback, is a new one. A damaged checkpoint is named in a warning, and the newest of the others that have come
-    since is taken in its place; one that the run has deleted before it was read is no error. All workers iterate
-    together and get the same checkpoints; the chief alone looks for them.
+    since is taken in its place; one that the run has deleted before it was read is no error.
 
-    Args:
-        store: of the run, which another process writes.
-        polling: how often, and for how long without a new one.
-        is_over: whether the run has written its last checkpoint; the chief alone asks, at every look.
-        stop: whether this worker is to end; all of them end then.
-        clock: gives the time.
+    All workers iterate together and get the same checkpoints; the chief alone looks for them, and asks at every look
+    whether the run `is_over`, with its last checkpoint written. All of them end where one is to `stop`.
 
     Raises:
         CheckpointError: the folder cannot be listed, or a checkpoint is of an unknown format.
@@ -85,7 +83,7 @@ def follow(
         decision = answers[0][1]
         if decision == "end" or any(stopped for stopped, _ in answers):
             return
-        checkpoint = _read_together(store, int(decision), search) if decision != "wait" else None
+        checkpoint = _read_together(store, int(decision), search, worker) if decision != "wait" else None
         if checkpoint:
             search.begin()
             yield checkpoint
@@ -143,7 +141,6 @@ class _Search:
         self._earliest = self._clock.now() + self._polling.interval_seconds
 
     def end(self) -> None:
-        """Note that the checkpoint has been scored."""
         self._waiting_since = self._clock.now()
 
 
@@ -155,11 +152,8 @@ def _contents(store: Store, step: int) -> _Contents:
         return ()
 
 
-def _read_together(store: Store, step: int, search: _Search) -> Checkpoint | None:
+def _read_together(store: Store, step: int, search: _Search, worker: Worker) -> Checkpoint | None:
     """Read the checkpoint of a step on all workers; None on all of them where one cannot read it."""
-    from lockstep.workers.rank import join
-
-    worker = join()
     checkpoint, damage = _read(store, step)
     answers = worker.group.gather([checkpoint is not None, damage])
     damages = [damage for _, damage in answers if damage]

@@ -26,7 +26,6 @@ class DetectedImage(NamedTuple):
     """The detections on one image."""
 
     example_index: int
-    """Index of the example in the reader."""
     source_id: str
     found: ImageResults
     """Detections, with the labels of the detector."""
@@ -88,7 +87,6 @@ class KeptDetections:
 
 
 def _text_of(masks: Any) -> str:
-    """Write the masks of an image as text."""
     return _SEPARATOR.join(runs_text(flips, masks.height * masks.width) for flips in masks.flips())
 
 

@@ -75,7 +75,6 @@ class _Means(BatchNormMode):
         return output
 
     def commit(self) -> None:
-        """Write the means to the running statistics."""
         if not self._sums:
             raise InputError(
                 "There are no batch-norm statistics to compute afresh.",

@@ -31,10 +31,7 @@ SMALL_ELEMENTS = 2**14
 class BucketedTransport:
     """Sums over all towers by all-reduce: in tree order inside a worker, in the library's order between workers.
 
-    Args:
-        worker: this one; all workers make the same calls.
-        backend: "gloo" between CPU hosts, "nccl" between GPUs.
-        sent_dtype: of 16 bits: float32 gradients are sent, and added up between the workers, in it.
+    With a `sent_dtype` of 16 bits, float32 gradients are sent, and added up between the workers, in it.
     """
 
     def __init__(self, worker: Worker, backend: Backend, sent_dtype: torch.dtype | None = None) -> None:
@@ -169,13 +166,9 @@ def _cut(indices: Iterable[int], tensors: Mapping[int, Tensor], *, is_first: boo
 
 
 class _Bucket:
-    """Tensors that are sent together.
+    """Some tensors of an operand, which are sent together, as one of one dimension: `flat`.
 
-    Args:
-        indices: which they are.
-        views: the memory of each tensor of an operand.
-        sent: the memory of each that is sent: the same, or a copy in another dtype.
-        flat: what is sent of this bucket, one-dimensional.
+    What is sent of each is the tensor's own memory, or a copy in another dtype.
     """
 
     def __init__(

@@ -68,11 +68,7 @@ class Collectives:
     """The collective calls of a worker over one backend; all workers make the same ones in the same order.
 
     All that a process exchanges over a backend shares one process group: under NCCL each is a communicator of its own,
-    which takes seconds to make and hundreds of MB on the device.
-
-    Args:
-        worker: this one; all of them make their groups together.
-        backend: "gloo", or "nccl" where each worker has a GPU of its own.
+    which takes seconds to make and hundreds of MB on the device. All workers make their groups together.
 
     Raises:
         InputError: two workers use the same GPU.

@@ -135,8 +135,7 @@ class AllReduce:
         if worker.num_workers == 1:
             return _NoTransport()
         from lockstep.exchange.bucketed import BucketedTransport
-        from lockstep.exchange.transports import SharedMemoryTransport
-        from lockstep.exchange.tree_transport import TreeTransport
+        from lockstep.exchange.transports import SharedMemoryTransport, TreeTransport
 
         name = self.resolve(worker)
         if name == "shared_memory":

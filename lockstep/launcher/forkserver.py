@@ -14,7 +14,6 @@ import ctypes
 import gc
 import json
 import os
-import select
 import selectors
 import signal
 import socket
@@ -23,13 +22,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from multiprocessing.connection import Connection
-from pathlib import Path
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from lockstep.errors import WorkerError
 from lockstep.launcher import entry
-from lockstep.owner import process_fields
+from lockstep.owner import processes_by_parent
 from lockstep.workers.connections import KEY
 from lockstep.workers.environment import worker_environment
 from lockstep.workers.signals import NOTICES
@@ -57,8 +55,6 @@ class ForkServer:
     def __init__(self, preload: Sequence[str]) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._serves = False
-        self._poll = select.poll()
-        self._poll.register(self._control, select.POLLIN)
         path = [str(each) for each in sys.path]
         code = (
             f"import sys; sys.path[:] = {path!r}; from lockstep.launcher import forkserver; "
@@ -95,7 +91,7 @@ class ForkServer:
     def events(self, timeout_seconds: float) -> list[Event]:
         """Return the events since the last call; waits for the first one."""
         events = []
-        while self._poll.poll(timeout_seconds * 1000):
+        while wait([self._control], timeout_seconds):
             packet, _ = _receive(self._control)
             if not packet:
                 raise WorkerError(
@@ -143,8 +139,6 @@ def serve(descriptor: int, launcher: int, preload: Sequence[str]) -> None:
 
 
 class _Server:
-    """The loop in the server process."""
-
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._selector = selectors.DefaultSelector()
@@ -229,15 +223,8 @@ def _send_at_end_of_parent(number: int) -> None:
 
 def end_descendants() -> None:
     """Kill every process below this one, which has to be a subreaper: the children of the dead become its own."""
-    while children := _children():
+    while children := processes_by_parent().get(os.getpid()):
         for pid in children:
             os.kill(pid, signal.SIGKILL)
         for pid in children:
             os.waitpid(pid, 0)
-
-
-def _children() -> list[int]:
-    """The direct children of this process."""
-    mine = str(os.getpid())
-    pids = [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdecimal()]
-    return [pid for pid in pids if process_fields(pid)[1:2] == [mine]]

@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from lockstep.errors import WorkerError
-from lockstep.launcher.forkserver import Event, ForkServer
+from lockstep.launcher.forkserver import ForkServer
 from lockstep.owner import process_fields
 from lockstep.screen import Lines, log
 from lockstep.workers.channel import Channel, Message
@@ -70,14 +70,10 @@ class Host(Protocol):
 
 
 class LocalHost:
-    """The host of this very process.
+    """The host of this very process; its name is empty where there is but one.
 
-    Args:
-        server: forks the workers.
-        task: what each worker does.
-        connect_store: makes a connection to the store for a worker to inherit; None where the task says where it is.
-        network: variables that name the network interface between the workers; those that are set already stay.
-        name: of the host; empty where there is but one.
+    `connect_store` makes a connection to the store for a worker to inherit, unless the task says where the store is.
+    `network` are variables that name the network interface between the workers; those that are set already stay.
     """
 
     def __init__(
@@ -122,12 +118,11 @@ class LocalHost:
         events = self._server.events(0.0)
         # After the events: what a worker said before its end is there by now.
         reports = [(rank, message) for rank, channel in self._channels.items() for message in channel.receive()]
-        return reports + [self._of_process(event) for event in events]
-
-    def _of_process(self, event: Event) -> tuple[int, Message]:
-        rank = int(event.name.removeprefix("worker "))
-        self._pids[rank] = event.pid
-        return rank, {"pid": event.pid, "status": event.status}
+        for event in events:
+            rank = int(event.name.removeprefix("worker "))
+            self._pids[rank] = event.pid
+            reports.append((rank, {"pid": event.pid, "status": event.status}))
+        return reports
 
     def is_stopped(self, rank: int) -> bool:
         """Whether the system has stopped a worker's process."""
@@ -148,14 +143,7 @@ class LocalHost:
 
 
 class RemoteHost:
-    """Another host, through the channel to the agent there; see `lockstep.launcher.hosts` for the other end.
-
-    Args:
-        channel: to the agent.
-        name: of the host.
-        num_workers: that it is to have.
-        clock: seconds that only grow.
-    """
+    """Another host, which is to have so many workers, through the channel to the `Agent` there."""
 
     def __init__(
         self, channel: Channel, name: str, num_workers: int, clock: Callable[[], float] = time.monotonic
@@ -274,14 +262,7 @@ class Conclusion(NamedTuple):
 
 
 class Agent:
-    """Serves the supervisor of another host.
-
-    Args:
-        channel: to the supervisor.
-        host: this one.
-        requests: names of the signals that have reached this launcher; the supervisor gets them.
-        clock: seconds that only grow.
-    """
+    """Serves the supervisor of another host, which also gets the signals that reach this launcher, by name."""
 
     def __init__(
         self, channel: Channel, host: Host, requests: list[str], clock: Callable[[], float] = time.monotonic

@@ -20,8 +20,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from logging import ERROR, WARNING
@@ -42,7 +42,7 @@ from lockstep.workers.channel import Channel
 from lockstep.workers.cluster import WorkerEnvironment
 from lockstep.workers.connections import run_key
 from lockstep.workers.limits import TICK_SECONDS, Limits
-from lockstep.workers.signals import notices
+from lockstep.workers.signals import stops_handled_by
 from lockstep.workers.store_server import StoreServer
 
 Plan = Callable[[list[str]], Mapping[str, Any]]
@@ -101,7 +101,9 @@ def launch(
     outlive_terminal()
     try:
         key = run_key(os.environ) if seat else b""
-        with _collect_signals() as requests, closing(ForkServer(preload)) as server:
+        requests: list[str] = []
+        collect = stops_handled_by(lambda number, _: requests.append(signal.Signals(number).name))
+        with collect, closing(ForkServer(preload)) as server:
             launcher = _Launcher(server, list(argv), requests, requeue)
             planned = launcher.make(plan)
             if seat and not seat.is_chief:
@@ -222,13 +224,13 @@ class _Launcher:
 
     def follow(self, seat: Seat, key: bytes, plan: Mapping[str, Any] | Conclusion, main: Main) -> Conclusion:
         """Serve the supervisor on the chief's host; it is told, too, where this host has nothing to run."""
-        failed = plan.text if isinstance(plan, Conclusion) else None
-        num_workers = 0 if isinstance(plan, Conclusion) else plan["workers"]
-        if isinstance(plan, Conclusion) and (self._requests or not plan.code):
+        if isinstance(plan, Conclusion):
+            if plan.code and not self._requests:
+                meet_chief(seat, key, 0, self._requests, failed=plan.text)
             return plan
-        met = meet_chief(seat, key, num_workers, self._requests, failed=failed)
-        if met is None or isinstance(plan, Conclusion):
-            return plan if isinstance(plan, Conclusion) else self._stopped_early()
+        met = meet_chief(seat, key, plan["workers"], self._requests)
+        if met is None:
+            return self._stopped_early()
         channel, address, port = met
         task = self._worker_task(plan, main) | {"store": [address, port, key.decode()]}
         network = network_towards(address, port)
@@ -250,19 +252,6 @@ class _Launcher:
 
 def _conclusion_of(error: LockstepError) -> Conclusion:
     return Conclusion(error.exit_code, ERROR, str(error))
-
-
-@contextmanager
-def _collect_signals() -> Iterator[list[str]]:
-    """Collect the names of SIGINT and notices as they come; the handlers from before are put back at the end."""
-    requests: list[str] = []
-    numbers = [signal.SIGINT, *notices()]
-    before = [signal.signal(number, lambda n, _: requests.append(signal.Signals(n).name)) for number in numbers]
-    try:
-        yield requests
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
 
 
 def _wait_for_exit(server: ForkServer, requests: list[str]) -> int | None:

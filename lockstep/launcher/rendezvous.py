@@ -7,7 +7,6 @@ in `tests/launcher/test_launch_hosts.py`, and in `tests/hosts`.
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import math
 import os
@@ -35,6 +34,7 @@ from lockstep.workers.connections import (
     address_towards,
     connect,
     interface_of,
+    leads_out,
     resolve_name,
 )
 from lockstep.workers.limits import HANDSHAKE_SECONDS, RESOLVE_SECONDS, START_SECONDS, TICK_SECONDS
@@ -68,8 +68,6 @@ class Seat:
 
 @dataclass(frozen=True)
 class _Introduction:
-    """What a host says of itself."""
-
     index: int
     num_hosts: int
     name: str
@@ -90,11 +88,6 @@ class _Introduction:
 
 class Rendezvous:
     """The chief's side: gathers the other hosts, and lets their workers reach the store as long as it is open.
-
-    Args:
-        seat: of the chief's host.
-        key: of the run.
-        store: for the workers of all hosts.
 
     Raises:
         InputError: the address is none of this host's, or the port is in use.
@@ -169,14 +162,11 @@ class Rendezvous:
     def attend(self, requests: list[str]) -> None:
         """Hear who comes, and tell those that are here that this host lives: ten times a second between two starts.
 
-        Raises:
-            InputError: as `gather`.
-            WorkerError: as `gather`.
+        Raises what `gather` raises.
         """
         self._forget_lost()
         for channel in self._take_callers():
-            if not self._is_introduced(channel):
-                self._unknown.append(channel)
+            self._hear(channel)
         for host in self.hosts.values():
             requests += host.take_requests()
 
@@ -188,8 +178,7 @@ class Rendezvous:
         before, taken = dict(self.hosts), []
         for channel in self._take_callers():
             try:
-                if not self._is_introduced(channel):
-                    self._unknown.append(channel)
+                self._hear(channel)
             except (InputError, WorkerError) as error:
                 log.warning("%s", Lines(error))
         for index, host in self.hosts.items():
@@ -210,7 +199,6 @@ class Rendezvous:
 
     @property
     def _is_complete(self) -> bool:
-        """Whether all hosts are here."""
         return len(self.hosts) == self._seat.num_hosts - 1 and not any(host.is_lost for host in self.hosts.values())
 
     def refuse_callers(self, why: str) -> None:
@@ -218,26 +206,27 @@ class Rendezvous:
         for channel in self._new_callers():
             _refuse(channel, why)
 
-    def _is_introduced(self, channel: Channel) -> bool:
-        """Whether a caller has said who it is, or will not: it is then among the hosts, or refused."""
+    def _hear(self, channel: Channel) -> None:
+        """Take a caller that has said who it is among the hosts, or refuse it; it stays unknown until then."""
         try:
             received = channel.receive(most=1)
             if not received and not channel.ended:
-                return False
+                self._unknown.append(channel)
+                return
             caller = _Introduction(**received[0])
             self._check(channel, caller)
         except (ValueError, TypeError, LookupError):
             channel.close()
-            return True
+            return
         index, name = caller.index, caller.name
         lost = self.hosts.get(index)
         if lost and not lost.is_lost:
             _refuse(channel, f"There is a host {index} already: {lost.name}. Each has a --host-rank of its own.")
-            return True
+            return
         if lost and lost.num_workers != caller.num_workers:
             numbers = f"{lost.num_workers} workers, and would come back with {caller.num_workers}"
             _refuse(channel, f"Host {index} was lost with {numbers}: give the same command.")
-            return True
+            return
         if abs(ahead := caller.time - time.time()) > _CLOCKS_SECONDS:
             log.warning(
                 "the clock of host %d (%s) is %.0f s %s; the run does not depend on it, but its files and logs tell"
@@ -250,7 +239,6 @@ class Rendezvous:
         others = {host.name for each, host in self.hosts.items() if each != index}
         is_taken = name in {socket.gethostname(), *others}
         self.hosts[index] = RemoteHost(channel, f"{name} (host {index})" if is_taken else name, caller.num_workers)
-        return True
 
     def _check(self, channel: Channel, caller: _Introduction) -> None:
         """Refuse a caller that is no part of this run, and end the run where one is that cannot take part."""
@@ -312,14 +300,8 @@ def meet_chief(
 ) -> tuple[Channel, str, int] | None:
     """Introduce this host to the chief's, and return the channel to it, and its address and port.
 
-    None when a signal asks for a stop first, or where a host that cannot take part finds nobody to tell.
-
-    Args:
-        seat: of this host.
-        key: of the run.
-        num_workers: that this host is to have.
-        requests: signals that have come.
-        failed: why this host cannot take part: the chief's host is told so if it can be reached soon.
+    Returns None when a signal asks for a stop first. Where this host cannot take part, as `failed` says, the chief's
+    host is told so if it can be reached soon; else None is returned.
 
     Raises:
         InputError: the chief's host has another key, or its name does not resolve.
@@ -403,9 +385,9 @@ def _own_address(seat: Seat) -> str:
         raise _unreachable(seat, error, RESOLVE_SECONDS) from None
     own = [address for address in found if interface_of(address) is not None]
     if not any(seat.chief in (address, "localhost") for address in found):
-        own = [address for address in own if not ipaddress.ip_address(address.partition("%")[0]).is_loopback]
+        own = [address for address in own if leads_out(address)]
         # Debian has /etc/hosts lead a host's own name to 127.0.1.1; the others know it by another address.
-        if not own and all(ipaddress.ip_address(address).is_loopback for address in found):
+        if not own and not any(leads_out(address) for address in found):
             with suppress(OSError):
                 own = [address_towards(_ELSEWHERE, 1)]
                 log.info("%s is %s here; listening on %s (%s)", seat.chief, found[0], own[0], interface_of(own[0]))

@@ -48,7 +48,6 @@ class WorkerRecord:
     has_left: bool = False
     """It will not take part any more, though its process may live on."""
     phase_at_stop: str | None = None
-    """Its phase when it was asked to stop."""
     is_awaited: bool = False
     """It was asked to stop, and has not said since where it is."""
 
@@ -92,17 +91,11 @@ class RunOutcome:
 
 
 class Supervisor:
-    """The workers of one run, from their start to the end of the last one.
+    """The workers of one run, from their start to the end of the last one, on hosts of which the chief's is the first.
 
-    Args:
-        hosts: on which they run, that of the chief first.
-        ranks: of the workers on each host.
-        limits: how long a worker may be silent, stuck, or take to stop.
-        requests: names of the signals that have reached the launcher; taken out as they are handled.
-        clock: seconds that only grow.
-        survival: who goes on when some are lost; None: all end then.
-        take_hosts: returns those that have come in the place of lost ones since the last call: the lost one, and the
-            one in its place.
+    The names of signals that have reached the launcher are taken out of `requests` as they are handled. Without
+    `survival` all end when some are lost. `take_hosts` returns pairs of a lost host and the one that has come in its
+    place since the last call.
     """
 
     def __init__(
@@ -169,7 +162,6 @@ class Supervisor:
         return all(member.run_ended for member in self._part)
 
     def _start(self, host: Host, ranks: Sequence[int], num_workers: int) -> None:
-        """Have the workers of a host forked."""
         more = {LAUNCHED: "1"} | ({GENERATION: "0"} if self._survival else {})
         for local_rank, rank in enumerate(ranks):
             seat = {"RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": num_workers, "LOCAL_WORLD_SIZE": len(ranks)}
@@ -361,7 +353,6 @@ class Supervisor:
                     self._survival.record_started(rank)
 
     def _dismiss_newcomers(self) -> None:
-        """End newcomers when the run ends without them."""
         if self._survival and any(member.has_returned or member.run_ended for member in self._part):
             self._due.clear()
             for rank in self._survival.dismiss_newcomers():
@@ -410,7 +401,7 @@ class Supervisor:
 
     def _handle_verdicts(self) -> None:
         """Show the stacks of workers that are silent or stuck, and end those that stay so."""
-        verdicts = self._watchdog.poll(self._clock(), self._is_stopped)
+        verdicts = self._watchdog.poll(self._clock(), lambda rank: self._members[rank].host.is_stopped(rank))
         self._find_partition()
         for verdict in verdicts:
             member = self._members[verdict.rank]
@@ -462,9 +453,6 @@ class Supervisor:
     def _send(self, orders: Orders) -> None:
         for rank, message in orders:
             self._members[rank].host.send(rank, message)
-
-    def _is_stopped(self, rank: int) -> bool:
-        return self._members[rank].host.is_stopped(rank)
 
     def _show(self, member: WorkerRecord, verdict: Verdict) -> None:
         status, seconds = member.status, verdict.seconds

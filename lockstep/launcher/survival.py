@@ -15,11 +15,7 @@ from lockstep.workers.membership import Generation
 
 
 class Restarts:
-    """How often workers start again after some were lost; progress makes good for what went before.
-
-    Args:
-        most: in a row, without a step beyond the furthest so far.
-    """
+    """How often workers start again after some were lost: `most` times without a step beyond the furthest so far."""
 
     def __init__(self, most: int) -> None:
         self._most, self._furthest = most, 0
@@ -43,12 +39,9 @@ class Restarts:
 
 
 class Survival:
-    """The generations of a run.
+    """The generations of a run that begins with `num_workers`, and does not go on with fewer than `min_workers`.
 
-    Args:
-        min_workers: with fewer of them left the others do not go on.
-        replacements: how often in a row each worker is started anew, without progress of the run in which it took part.
-        num_workers: at the start.
+    Each worker is started anew `replacements` times in a row, without progress of the run in which it took part.
 
     Raises:
         InputError: there are fewer workers than are to be left.
@@ -100,8 +93,7 @@ class Survival:
     def why_not(self, *, has_ended: bool) -> str:
         """Why the others do not go on without those that are lost; empty where they do.
 
-        Args:
-            has_ended: some have come to their end already, and cannot find the others anew.
+        Where some have come to their end, those cannot find the others anew.
         """
         if not any(number in self.generation.members for number in self.failures):
             return ""

@@ -61,7 +61,6 @@ class _Process:
     has_ended: bool = False
 
     def receive(self) -> list[Message]:
-        """What the worker has said since the last call."""
         arrived, self.unread = self.unread + self.channel.receive(), []
         reports: list[Message] = []
         for message in arrived:
@@ -107,7 +106,6 @@ class _Process:
                 signal.pidfd_send_signal(self.descriptor, number)
 
     def close(self) -> None:
-        """Look after the process no longer."""
         if not self.has_ended and self.descriptor != _NONE:
             os.close(self.descriptor)
         self.has_ended = True
@@ -118,12 +116,9 @@ def _vanished(pid: int, text: str, step: int = 0, phase: str = "start") -> list[
 
 
 class JoinedHost:
-    """The host of this watcher, with the workers that join.
+    """The host of this watcher, with the workers that join by the Unix socket that it listens to.
 
-    Args:
-        listener: the Unix socket by which they do.
-        name: of the host; "" where the run has no other.
-        ranks: of the workers that are to join.
+    Its name is "" where the run has no other host.
     """
 
     def __init__(self, listener: socket.socket, name: str, ranks: Collection[int]) -> None:

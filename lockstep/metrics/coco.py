@@ -109,7 +109,6 @@ class CocoMetric(DetectionMetric):
         self._runs = Runs(_THRESHOLDS, tuple(_AREA_RANGES[size] for size in ("all", *self._rule.sizes)))
         self._sigmas = np.array(sigmas, np.float64)
         self.score_names = tuple(self.compute())
-        """The names of the values that `compute` returns."""
 
     def prepare(self, *columns: Any) -> tuple[Ragged, ...]:
         """Match the detections of some images, and return what is left to be known of them.
@@ -173,7 +172,6 @@ class CocoMetric(DetectionMetric):
         return np.where(is_ignored, 0, self._runs.within(images.values["truth_area"]))
 
     def _areas(self, images: ScoredImages) -> Floats:
-        """Return the area of each detection."""
         if self.measured == "masks":
             return mask_areas(images.masks["masks"])
         if self.measured == "keypoints":
@@ -262,14 +260,8 @@ def outcomes(
 ) -> Outcomes:  # fmt: skip
     """Match the detections on one image to its objects; a detection that is neither right nor ignored is wrong.
 
-    Args:
-        boxes: of the detections: x, y, width and height, shape (detections, 4).
-        labels: of the detections.
-        scores: of the detections.
-        truth_boxes: of the objects, likewise.
-        truth_labels: of the objects.
-        truth_is_crowd: of the objects: any number of detections may lie in one, and do not count.
-        threshold: the least IoU with which an object is found.
+    Boxes are x, y, width and height, shape (detections or objects, 4). Any number of detections may lie in an object
+    that is a crowd, and do not count. `threshold` is the least IoU with which an object is found.
     """
     order = np.lexsort((-scores, labels))
     order = order[ranks(labels[order]) < _MOST_OF_CLASS]

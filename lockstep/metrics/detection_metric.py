@@ -25,11 +25,8 @@ _OPENED_WITH = {
 class DetectionMetric:
     """A metric whose `prepare` matches the detections of some images to their objects.
 
-    Args:
-        categories: the name of each class by its label, from 1 on; as readers and label maps have them.
-        measured: what of a detection is compared with the object: "boxes", "masks" or "keypoints".
-        truth: the columns of ground truth beside "truth_labels" and that of what is measured.
-        prefix: what the names of values begin with.
+    What is `measured` of a detection, and compared with the object, is its "boxes", "masks" or "keypoints". `truth` are
+    the columns of ground truth beside "truth_labels" and that of what is measured. Names of values begin with `prefix`.
     """
 
     def __init__(
@@ -92,11 +89,7 @@ class ImageRows:
         self._parts: list[tuple[Ragged, ...]] = []
 
     def add(self, ids: Ragged, *columns: Ragged) -> None:
-        """Add some images.
-
-        Args:
-            ids: as `ids_of` makes them.
-            columns: the same each time.
+        """Add some images, with ids as `ids_of` makes them, and the same columns each time.
 
         Raises:
             InputError: an image is there already; nothing is added then.

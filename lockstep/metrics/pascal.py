@@ -114,7 +114,6 @@ class PascalMetric(DetectionMetric):
         prefix = prefix or "Weighted" * weighted + _PREFIXES[measured]
         super().__init__(categories, measured, truth, f"{prefix}_")
         self.score_names = tuple(self.compute())
-        """The names of the values that `compute` returns."""
 
     def prepare(self, *columns: Any) -> tuple[Ragged, ...]:
         """Match the detections of some images, and return what is left to be known of them.
@@ -175,7 +174,6 @@ class PascalMetric(DetectionMetric):
         return is_known
 
     def _detected(self, images: ScoredImages, rows: Ints) -> _Detected:
-        """Judge these detections."""
         labels, scores, groups = images.values["labels"], images.values["scores"], images.groups
         # Of equal scores, the later one first.
         order = rows[np.lexsort((-rows, -scores[rows], groups[rows]))]

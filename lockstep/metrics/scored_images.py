@@ -60,9 +60,7 @@ class ScoredImages:
 
     source_ids: Sequence[str]
     values: Mapping[str, Values]
-    """The values of all images, by column."""
     masks: Mapping[str, Sequence[Flips]]
-    """The masks of all images, by column."""
     image: Ints
     """The row of the image of each detection."""
     truth_image: Ints
@@ -226,7 +224,6 @@ def _check_masks(masks: Mapping[str, Any], source_ids: Sequence[str]) -> None:
 
 
 def _size(masks: Any) -> tuple[int, int]:
-    """Return height and width."""
     height, width = masks.shape[1:] if isinstance(masks, torch.Tensor) else (masks.height, masks.width)
     return height, width
 

@@ -15,7 +15,6 @@ class Mistake(NamedTuple):
     """An example whose class was predicted wrong."""
 
     example_index: int
-    """Index of the example in its reader."""
     loss: float
     predicted: int
     label: int
@@ -60,7 +59,11 @@ class WorstMistakes:
         losses, predicted, labels, indices = (column.cpu() for column in columns)
         wrong = predicted != labels
         others = torch.stack([column[wrong].long() for column in (indices, predicted, labels)], dim=1)
-        self._keep_worst(torch.cat([self._losses, losses[wrong].double()]), torch.cat([self._others, others]))
+        losses, others = torch.cat([self._losses, losses[wrong].double()]), torch.cat([self._others, others])
+        by_index = others[:, 0].argsort(stable=True)
+        # NaN comes first.
+        worst = by_index[losses[by_index].argsort(descending=True, stable=True)][: self.count]
+        self._losses, self._others = losses[worst], others[worst]
 
     def compute(self) -> list[Mistake]:
         """Return the mistakes, the worst first."""
@@ -68,9 +71,3 @@ class WorstMistakes:
             Mistake(index, loss, predicted, label)
             for loss, (index, predicted, label) in zip(self._losses.tolist(), self._others.tolist(), strict=True)
         ]
-
-    def _keep_worst(self, losses: Tensor, others: Tensor) -> None:
-        by_index = others[:, 0].argsort(stable=True)
-        # NaN comes first.
-        worst = by_index[losses[by_index].argsort(descending=True, stable=True)][: self.count]
-        self._losses, self._others = losses[worst], others[worst]

@@ -48,11 +48,7 @@ class InceptionV3Net(nn.Module):
     """The net; in training it returns `InceptionLogits`, in evaluation, or without auxiliary head, the logits alone.
 
     Any size of images from 75 pixels on will do: the last map, 8x8 for 299 pixels, is averaged whatever its size.
-
-    Args:
-        settings: the defaults of the reference where none are given.
-        generator: draws the initial weights; torch's default one where none is given.
-        layers: makes the layers; by the settings where none are given.
+    `layers` makes the layers; where none are given, as the settings say.
     """
 
     def __init__(

@@ -1,6 +1,7 @@
 """Initial weights of nets, as in the reference, and the check of the images that nets are given.
 
-Weights are drawn on the CPU, from one generator, in the order of the layers.
+Weights are drawn on the CPU, from one generator, in the order of the layers; from torch's default one where a net is
+given none.
 """
 
 from __future__ import annotations
@@ -70,12 +71,7 @@ def clear_statistics(model: nn.Module) -> None:
 def check_images(net: str, images: Tensor, *, channels: int, smallest: int, largest: int | None = None) -> None:
     """Refuse images that a net cannot use, in words, before its first layer.
 
-    Args:
-        net: its name, for the message.
-        images: shape (batch, channels, height, width).
-        channels: their number.
-        smallest: least height and width, in pixels.
-        largest: most height and width, in pixels; any where none is given.
+    They are to have the shape (batch, channels, height, width), with sides from `smallest` to `largest`, in pixels.
     """
     fit = images.ndim == 4 and images.shape[1] == channels
     sides = images.shape[2:] if fit else ()

@@ -66,10 +66,10 @@ def same_padding(size: int, kernel: int, stride: int, dilation: int = 1) -> tupl
     return total // 2, total - total // 2
 
 
-def make_divisible(channels: float, divisor: int = 8, least: int = 8) -> int:
-    """Round a scaled number of channels to a multiple, not down by more than a tenth, as TF-Slim and torchvision do."""
-    rounded = max(least, int(channels + divisor / 2) // divisor * divisor)
-    return rounded + divisor if rounded < 0.9 * channels else rounded
+def make_divisible(channels: float, least: int = 8) -> int:
+    """Round a scaled number of channels to a multiple of 8, not down by more than a tenth, as TF-Slim does."""
+    rounded = max(least, int(channels + 4) // 8 * 8)
+    return rounded + 8 if rounded < 0.9 * channels else rounded
 
 
 def conv2d(
@@ -91,18 +91,9 @@ def conv2d(
 
 
 class Conv2dNormActivation(nn.Sequential):
-    """A convolution without bias, a norm, an activation, numbered as torchvision's block of this name.
+    """A convolution without bias, a norm, an activation, numbered as torchvision's block of this name; see `conv2d`.
 
-    Args:
-        inputs: channels.
-        outputs: channels.
-        kernel_size: odd height and width.
-        stride: divides height and width.
-        dilation: distance of the values that a kernel sees.
-        groups: of channels; as many as inputs for a depthwise convolution.
-        norm_layer: makes the norm; None: there is none, and the convolution has a bias.
-        activation_layer: makes the activation; None: there is none.
-        padding: at strides above 1.
+    Without a norm the convolution has a bias. A depthwise convolution has as many groups as inputs.
     """
 
     def __init__(
@@ -112,23 +103,15 @@ class Conv2dNormActivation(nn.Sequential):
         kernel_size: int = 3,
         stride: int = 1,
         *,
-        dilation: int = 1,
         groups: int = 1,
         norm_layer: NormLayer | None = nn.BatchNorm2d,
         activation_layer: ActivationLayer | None = RELU,
         padding: Padding = "symmetric",
     ) -> None:
-        convolution = conv2d(
-            inputs,
-            outputs,
-            kernel_size,
-            stride,
-            dilation=dilation,
-            groups=groups,
-            bias=norm_layer is None,
-            padding=padding,
-        )
-        layers: list[nn.Module] = [convolution]
+        has_bias = norm_layer is None
+        layers: list[nn.Module] = [
+            conv2d(inputs, outputs, kernel_size, stride, groups=groups, bias=has_bias, padding=padding)
+        ]
         if norm_layer is not None:
             layers.append(norm_layer(outputs))
         if activation_layer is not None:
@@ -176,10 +159,6 @@ class FrozenBatchNorm2d(nn.Module):
     """Batch norm by fixed statistics, scale and shift, which are buffers with torchvision's names for them.
 
     For batches of few images, on which statistics would be poor: the backbone's weights must come from a trained net.
-
-    Args:
-        channels: of the images.
-        eps: added to the variance.
     """
 
     weight: Tensor

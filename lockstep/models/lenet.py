@@ -12,12 +12,7 @@ _STDDEV = 0.1
 
 
 class LeNetNet(nn.Module):
-    """Two 5x5 convolutions with max pooling, then 3136 -> 1024 -> classes; ReLU after all but the last.
-
-    Args:
-        settings: the defaults of the reference where none are given.
-        generator: draws the initial weights; torch's default one where none is given.
-    """
+    """Two 5x5 convolutions with max pooling, then 3136 -> 1024 -> classes; ReLU after all but the last."""
 
     def __init__(self, settings: LeNet | None = None, *, generator: Generator | None = None) -> None:
         super().__init__()

@@ -48,15 +48,8 @@ def mobilenet_v1_features(
     """Make the layers from images to 1024 channels at stride 32.
 
     They are "Conv2d_0", then "Conv2d_1_depthwise" and "Conv2d_1_pointwise" to "Conv2d_13_pointwise". "Conv2d_11" is the
-    last one of stride 16.
-
-    Args:
-        depth_multiplier: scales the channels.
-        min_depth: channels that remain, whatever the multiplier.
-        norm_layer: makes the norms; None: there are none, and convolutions have biases.
-        activation_layer: makes the activations; None: there are none.
-        padding: "symmetric" pads both sides, as TF-Slim's "use_explicit_padding" does.
-        generator: draws the initial weights; torch's default one where none is given.
+    last one of stride 16. The multiplier scales the channels, of which `min_depth` remain in any case. Without norms
+    the convolutions have biases. "symmetric" padding is that of TF-Slim's "use_explicit_padding".
     """
 
     def depth(channels: int) -> int:
@@ -98,16 +91,12 @@ def mobilenet_v2_features(
     """Make the layers from images to 1280 channels at stride 32: the "features" of torchvision's net.
 
     Layer 0 is the first convolution; 1 to 17 are the inverted residuals; then comes a 1x1 convolution. Stride 16 is
-    reached by layer 7; layer 14 goes on to 32, after its expansion.
+    reached by layer 7; layer 14 goes on to 32, after its expansion. The multiplier scales the channels, which stay
+    divisible by 8, and of which `min_depth` remain in any case. Weights of TF-Slim give its numbers with the padding
+    "same" and norms of epsilon 0.001.
 
-    Args:
-        width_mult: scales the channels, which stay divisible by 8.
-        min_depth: channels that remain, whatever the multiplier.
-        wide_last: the last layer keeps its channels where others get fewer, as torchvision's does and the Object
-            Detection API's does not.
-        norm_layer: makes the norms; those of TF-Slim have epsilon 0.001.
-        padding: "same" where weights of TF-Slim are to give its numbers.
-        generator: draws the initial weights; torch's default one where none is given.
+    With `wide_last` the last layer keeps its channels where others get fewer, as torchvision's does and the Object
+    Detection API's does not.
     """
 
     def width(channels: int, multiplier: float = width_mult) -> int:
@@ -147,7 +136,7 @@ class _V3Block(NamedTuple):
     hard_swish: bool
     stride: int
     is_tail: bool = False
-    """It is one of the last three, which detectors may have with half the channels, or dilated."""
+    """It is one of the last three, which detectors have with half the channels."""
 
 
 _V3_STEM_CHANNELS = 16
@@ -190,7 +179,6 @@ def mobilenet_v3_features(
     *,
     width_mult: float = 1.0,
     reduced_tail: bool = False,
-    dilated: bool = False,
     norm_layer: NormLayer = TORCHVISION_BATCH_NORM,
     padding: Padding = "symmetric",
     generator: Generator | None = None,
@@ -198,16 +186,9 @@ def mobilenet_v3_features(
     """Make the layers from images to 960 channels (small: 576) at stride 32: the "features" of torchvision's net.
 
     Layer 0 is the first convolution; 1 to 15 (small: 1 to 11) are the inverted residuals; then comes a 1x1 convolution.
-    Stride 16 is reached by layer 7 (small: 4); layer 13 (small: 9) goes on to 32, after its expansion.
-
-    Args:
-        size: "large" or "small".
-        width_mult: scales the channels, which stay divisible by 8.
-        reduced_tail: halve the channels of the last three blocks, as nets of detectors do.
-        dilated: dilate their convolutions in place of the last stride.
-        norm_layer: makes the norms.
-        padding: "same" where weights of TF-Slim are to give its numbers.
-        generator: draws the initial weights; torch's default one where none is given.
+    Stride 16 is reached by layer 7 (small: 4); layer 13 (small: 9) goes on to 32, after its expansion. The multiplier
+    scales the channels, which stay divisible by 8. A reduced tail has half the channels in the last three blocks, as
+    nets of detectors have it. Weights of TF-Slim give its numbers with the padding "same".
     """
 
     def width(channels: int, is_tail: bool = False) -> int:
@@ -221,12 +202,7 @@ def mobilenet_v3_features(
             # The first block of the tail expands what is not of the tail.
             expanded = width(block.expanded, block.is_tail and block.stride == 1)
             outputs = width(block.outputs, block.is_tail)
-            is_dilated = dilated and block.is_tail
-            layers.append(
-                _inverted_residual(
-                    inputs, expanded, outputs, block, is_dilated=is_dilated, norm_layer=norm_layer, padding=padding
-                )
-            )
+            layers.append(_inverted_residual(inputs, expanded, outputs, block, norm_layer=norm_layer, padding=padding))
             inputs = outputs
         layers.append(ends(inputs, 6 * inputs, 1))
     features = nn.Sequential(*layers).to_empty(device="cpu")
@@ -235,20 +211,12 @@ def mobilenet_v3_features(
 
 
 def _inverted_residual(
-    inputs: int,
-    expanded: int,
-    outputs: int,
-    block: _V3Block,
-    *,
-    is_dilated: bool,
-    norm_layer: NormLayer,
-    padding: Padding,
+    inputs: int, expanded: int, outputs: int, block: _V3Block, *, norm_layer: NormLayer, padding: Padding
 ) -> InvertedResidual:
     made = partial(Conv2dNormActivation, norm_layer=norm_layer, padding=padding)
     active = partial(made, activation_layer=HARD_SWISH if block.hard_swish else RELU)
-    stride, dilation = (1, 2) if is_dilated else (block.stride, 1)
     layers: list[nn.Module] = [] if expanded == inputs else [active(inputs, expanded, 1)]
-    layers.append(active(expanded, expanded, block.kernel_size, stride, dilation=dilation, groups=expanded))
+    layers.append(active(expanded, expanded, block.kernel_size, block.stride, groups=expanded))
     if block.excitation:
         layers.append(SqueezeExcitation(expanded, make_divisible(expanded // 4)))
     layers.append(made(expanded, outputs, 1, activation_layer=None))

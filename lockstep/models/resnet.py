@@ -22,15 +22,11 @@ class ResNet(nn.Sequential):
     """The layers from images to 2048 channels: "conv1", "bn1", "relu", "maxpool", "layer1" to "layer4".
 
     The four have 256, 512, 1024 and 2048 channels, at strides 4, 8, 16 and 32; TF-Slim's have theirs at 8, 16, 32 and
-    32, or 8, 16, 16 and 16 with an output stride of 16.
+    32, or 8, 16, 16 and 16 with an output stride of 16. Where a stride would go beyond that of the output, there is
+    none, and the convolutions after it are dilated (atrous).
 
-    Args:
-        depth: 50 or 101.
-        output_stride: pixels to a cell of the last map. Where a stride would go beyond, there is none, and the
-            convolutions after it are dilated (atrous).
-        style: "slim", where weights of TF-Slim's ResNet v1 are to give its numbers.
-        norm_layer: makes the norms; those of TF-Slim have a decay of 0.997 (momentum 0.003) and epsilon 1e-5.
-        generator: draws the initial weights; torch's default one where none is given.
+    Weights of TF-Slim's ResNet v1 give its numbers with the style "slim"; its norms have a decay of 0.997 (momentum
+    0.003) and epsilon 1e-5.
     """
 
     def __init__(
@@ -56,11 +52,8 @@ class ResNet(nn.Sequential):
                     wanted = layer_stride if block == strided else 1
                     stride = wanted if reached < output_stride else 1
                     layer.append(Bottleneck(inputs, channels, stride, dilation, norm_layer))
-                    inputs, reached, dilation = (
-                        Bottleneck.expansion * channels,
-                        reached * stride,
-                        dilation * wanted // stride,
-                    )
+                    inputs, reached = Bottleneck.expansion * channels, reached * stride
+                    dilation = dilation * wanted // stride
                 self.add_module(f"layer{index + 1}", layer)
         self.to_empty(device="cpu")
         self.reset_parameters(generator)

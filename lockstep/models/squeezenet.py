@@ -34,12 +34,7 @@ class Fire(nn.Module):
 
 
 class SqueezeNetNet(nn.Module):
-    """SqueezeNet 1.1: as published, its scores are means over a map after ReLU, and none is negative.
-
-    Args:
-        settings: 1000 classes where none are given.
-        generator: draws the initial weights; torch's default one where none is given.
-    """
+    """SqueezeNet 1.1: as published, its scores are means over a map after ReLU, and none is negative."""
 
     def __init__(self, settings: SqueezeNet | None = None, *, generator: Generator | None = None) -> None:
         super().__init__()
@@ -80,7 +75,6 @@ class SqueezeNetNet(nn.Module):
 
 
 def _classifier_of_map(settings: SqueezeNet) -> nn.Sequential:
-    """Make the published classifier."""
     return nn.Sequential(
         nn.Dropout(settings.dropout),
         nn.Conv2d(512, settings.num_classes, 1),

@@ -6,12 +6,12 @@ Both libraries are optional, and imported only when a net is built.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import torch
 
@@ -110,7 +110,7 @@ class Timm(Checked):
 
     def build(self, seed: int) -> nn.Module:
         """Make the net; its initial weights depend on the seed alone, and no random stream of torch's is touched."""
-        timm = _timm()
+        timm = _imported("timm")
         # Names such as hf-hub:... are none of the list: they would fetch what they name.
         check_known("timm", self.name.partition(".")[0], timm.list_models(include_tags=False))
         return built(self, seed, lambda: timm.create_model(self.name, pretrained=False, num_classes=self.num_classes))
@@ -124,26 +124,14 @@ def check_library(library: str) -> None:
 
 def import_torchvision() -> ModuleType:
     """Import torchvision's models, or say in one error why they cannot be."""
-    with _imported("torchvision"):
-        import torchvision.models
-
-        return cast(ModuleType, torchvision.models)
+    return _imported("torchvision.models")
 
 
-def _timm() -> ModuleType:
-    with _imported("timm"):
-        import timm
-
-        return cast(ModuleType, timm)
-
-
-@contextmanager
-def _imported(library: str) -> Iterator[None]:
-    """Explain an import that fails, in any way: the library is missing, or made for another torch."""
+def _imported(name: str) -> ModuleType:
     try:
-        yield
-    except Exception as error:
-        raise _not_usable(library, f"{type(error).__name__}: {error}") from error
+        return import_module(name)
+    except Exception as error:  # of any kind: the library is missing, or made for another torch
+        raise _not_usable(name.partition(".")[0], f"{type(error).__name__}: {error}") from error
 
 
 def _not_usable(library: str, given: str) -> InputError:

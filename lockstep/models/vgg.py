@@ -15,9 +15,6 @@ def vgg16_features(*, generator: Generator | None = None) -> nn.Sequential:
     """Make the 31 layers: 13 convolutions of 3x3 with ReLU, and after each block of them a maximum of stride 2.
 
     Layer 22 is the ReLU of conv4_3, at stride 8; layer 29 that of conv5_3, at stride 16.
-
-    Args:
-        generator: draws the initial weights; torch's default one where none is given.
     """
     layers: list[nn.Module] = []
     inputs = 3

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from lockstep.durable import sync_folder
@@ -20,48 +20,41 @@ class AppendOnly:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
+        with _explained(path, WorkdirError):
             self._file = path.open("ab", buffering=0)
             self._size = os.fstat(self._file.fileno()).st_size
-        except OSError as error:
-            raise _refused(path, error, WorkdirError) from error
 
     def cut(self, size: int) -> None:
         """Shorten the file to `size` bytes: at any moment it has the old length or the new one."""
-        try:
+        with _explained(self.path):
             os.ftruncate(self._file.fileno(), size)
-        except OSError as error:
-            raise _refused(self.path, error) from error
         self._size = size
         self.flush()
 
     def cut_torn_line(self) -> None:
         """Drop what comes after the last end of a line."""
-        try:
+        with _explained(self.path):
             content = self.path.read_bytes()
-        except OSError as error:
-            raise _refused(self.path, error) from error
         whole = content.rfind(b"\n") + 1
         if whole < len(content):
             self.cut(whole)
 
     def write(self, piece: bytes) -> None:
         """Append a piece; a disk that takes only a part of it keeps none of it."""
-        try:
-            if self._file.write(piece) != len(piece):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._file.fileno(), self._size)
-            raise _refused(self.path, error) from error
+        with _explained(self.path):
+            try:
+                if self._file.write(piece) != len(piece):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError:
+                with suppress(OSError):
+                    os.ftruncate(self._file.fileno(), self._size)
+                raise
         self._size += len(piece)
 
     def flush(self) -> None:
         """Return once all pieces are on the disk, safe from a loss of power too."""
-        try:
+        with _explained(self.path):
             os.fsync(self._file.fileno())
-        except OSError as error:
-            raise _refused(self.path, error) from error
 
     def close(self) -> None:
         """Close the file; nothing is left to write."""
@@ -93,12 +86,17 @@ def no_folder(folder: Path) -> WorkdirLostError:
     )
 
 
-def _refused(path: Path, error: OSError, kind: type[WorkdirError] = WorkdirLostError) -> WorkdirError:
-    if error.errno == errno.ENOENT and not path.parent.exists():
-        return no_folder(path.parent)
-    return kind(
-        f"{path} cannot be written: {error.strerror}.",
-        given=f"{path} ({error.strerror})",
-        expected="a file that can be created and extended, on a disk with space left",
-        hint="make space, or give a workdir that can be written; what was written before is intact",
-    )
+@contextmanager
+def _explained(path: Path, kind: type[WorkdirError] = WorkdirLostError) -> Iterator[None]:
+    """Raise what the system refuses as an error that says how to mend it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.ENOENT and not path.parent.exists():
+            raise no_folder(path.parent) from error
+        raise kind(
+            f"{path} cannot be written: {error.strerror}.",
+            given=f"{path} ({error.strerror})",
+            expected="a file that can be created and extended, on a disk with space left",
+            hint="make space, or give a workdir that can be written; what was written before is intact",
+        ) from error

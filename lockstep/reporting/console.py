@@ -159,7 +159,7 @@ class Console:
     def _write_line(self, report: StepReport) -> None:
         parts = (self._place(report), *step_measures(report, self._pace), self._time(report))
         log.info("%s", " | ".join(part for part in parts if part))
-        self._pace.clear()
+        self._pace = Throughput()
         self._is_unseen = False
 
     def _draw(self, bar: Bar, report: StepReport) -> None:
@@ -303,7 +303,6 @@ class _Display:
             self._next_line = now + _SECONDS_BETWEEN_LINES
 
     def show_elapsed(self) -> None:
-        """Show how long it has taken."""
         place = f"{self._title}: {format_duration(time.monotonic() - self._began)}"
         if self._bar:
             self._bar.draw(place, None, "", [])

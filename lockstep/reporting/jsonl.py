@@ -12,8 +12,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from lockstep.errors import WorkdirError
 from lockstep.reporting.append import AppendOnly
@@ -33,18 +34,16 @@ class MetricsFile:
     def __init__(self, path: Path, *, from_position: int) -> None:
         self._file = AppendOnly(path)
         try:
-            kept = _kept(path, from_position)
-            self._file.cut(kept.size_bytes)
+            self._content, size_bytes = _kept(path, from_position)
+            self._file.cut(size_bytes)
         except BaseException:
             self._file.close()
             raise
-        self._num_lines, self._evaluated, self._evaluations = kept.num_lines, kept.evaluated, kept.evaluations
-        self.last_position = kept.last_position
+        self.last_position = self._content.last_position
         """Position of the last attempt in the file, as it was opened; -1 where it has none."""
 
     def write(self, report: StepReport) -> None:
         """Append the facts of an attempt."""
-        self._evaluated.clear()
         rates = {"learning_rates": dict(report.learning_rates)} if len(report.learning_rates) > 1 else {}
         self._append(
             {
@@ -65,23 +64,21 @@ class MetricsFile:
 
     def write_evaluation(self, step: int, name: str, scores: Mapping[str, float]) -> None:
         """Append the scores of an evaluation, unless it stands there already: the same weights give the same scores."""
-        if (step, name) not in self._evaluated:
-            self._evaluated.add((step, name))
-            self._evaluations.append((step, name, dict(scores)))
+        if not self.is_evaluated(step, name):
             self._append({"step": step, "evaluation": name, "scores": dict(scores)})
 
     def is_evaluated(self, step: int, name: str) -> bool:
         """Whether the scores of an evaluation after the last attempt stand there."""
-        return (step, name) in self._evaluated
+        return (step, name) in self._content.evaluated
 
     def evaluations(self, name: str) -> list[tuple[int, Mapping[str, float]]]:
         """Return step and scores of each evaluation of that name in the file, in their order."""
-        return [(step, scores) for step, other, scores in self._evaluations if other == name]
+        return [(step, scores) for step, other, scores in self._content.evaluations if other == name]
 
     @property
     def num_lines(self) -> int:
         """Number of lines of the file."""
-        return self._num_lines
+        return self._content.num_lines
 
     def flush(self) -> None:
         """Have every line on the disk; to be called before a checkpoint that counts on them."""
@@ -97,7 +94,7 @@ class MetricsFile:
         except ValueError:
             line = json.dumps(without_nonfinite(facts), allow_nan=False)
         self._file.write(line.encode() + b"\n")
-        self._num_lines += 1
+        self._content.add(facts)
 
 
 def without_nonfinite(value: Any) -> Any:
@@ -107,39 +104,36 @@ def without_nonfinite(value: Any) -> Any:
     return str(float(value)) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-_Evaluations = list[tuple[int, str, Mapping[str, float]]]
-"""Step, name and scores of each evaluation."""
+@dataclass
+class _Content:
+    """What is in a file, line by line."""
 
-
-class _Kept(NamedTuple):
-    """The part of a file that is kept, and what is in it."""
-
-    size_bytes: int
-    num_lines: int
-    last_position: int
-    evaluated: set[tuple[int, str]]
+    num_lines: int = 0
+    last_position: int = -1
+    evaluated: set[tuple[int, str]] = field(default_factory=set)
     """Step and name of the evaluations after the last attempt."""
-    evaluations: _Evaluations
+    evaluations: list[tuple[int, str, Mapping[str, float]]] = field(default_factory=list)
 
-
-def _kept(path: Path, from_position: int) -> _Kept:
-    """Find the part of a file up to a position."""
-    size, num_lines, last, evaluated, is_kept = 0, 0, -1, set[tuple[int, str]](), True
-    evaluations: _Evaluations = []
-    for end, facts in _lines(path):
-        position = facts.get("position")
-        is_kept = is_kept and (position is None or position <= from_position)
-        if not is_kept:
-            continue
-        size, num_lines = end, num_lines + 1
-        if position is None:
-            evaluated.add((facts["step"], facts["evaluation"]))
-            scores = {score: float(value) for score, value in facts["scores"].items()}
-            evaluations.append((facts["step"], facts["evaluation"], scores))
+    def add(self, facts: Mapping[str, Any]) -> None:
+        self.num_lines += 1
+        if "position" in facts:
+            self.last_position = facts["position"]
+            self.evaluated.clear()
         else:
-            last = position
-            evaluated.clear()
-    return _Kept(size, num_lines, last, evaluated, evaluations)
+            step, name = facts["step"], facts["evaluation"]
+            self.evaluated.add((step, name))
+            self.evaluations.append((step, name, {score: float(value) for score, value in facts["scores"].items()}))
+
+
+def _kept(path: Path, from_position: int) -> tuple[_Content, int]:
+    """Read the part of a file up to a position; returns its size in bytes, too."""
+    content, size_bytes, is_kept = _Content(), 0, True
+    for end, facts in _lines(path):
+        is_kept = is_kept and facts.get("position", from_position) <= from_position
+        if is_kept:
+            size_bytes = end
+            content.add(facts)
+    return content, size_bytes
 
 
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -107,8 +107,7 @@ class Summaries:
 
     def _write(self, report: StepReport) -> None:
         self._append(scalar_summary({**_scalars(report, self._pace), **self._input.scalars()}), report.step)
-        self._pace.clear()
-        self._input = InputTotals()
+        self._pace, self._input = Throughput(), InputTotals()
         self._unwritten = None
         self._is_due = False
 

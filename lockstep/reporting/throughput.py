@@ -11,7 +11,7 @@ from lockstep.types import End, Epochs, Hours, Progress, StepReport, Steps
 
 @dataclass(slots=True)
 class Throughput:
-    """Sums over the attempts since the last `clear`, and the rates they give; a rate over no time is 0."""
+    """Sums over some attempts, and the rates they give; a rate over no time is 0."""
 
     num_steps: float = 0.0
     num_skipped: int = 0
@@ -28,11 +28,6 @@ class Throughput:
         self.num_examples += report.num_examples
         self.seconds += report.step_seconds
         self.wait_seconds += report.wait_seconds
-
-    def clear(self) -> None:
-        """Forget all attempts."""
-        self.num_steps = self.num_examples = self.seconds = self.wait_seconds = 0.0
-        self.num_skipped = 0
 
     def fade(self, factor: float) -> None:
         """Let what was counted so far weigh less than what follows; refused attempts stay counted."""

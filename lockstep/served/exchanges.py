@@ -7,7 +7,7 @@ the updates and gives them the new parameters. A worker that is alone does all o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated
 
 from lockstep.checks import Checked, Hint, NonNegativeInt
 from lockstep.errors import InputError
@@ -18,8 +18,27 @@ if TYPE_CHECKING:
     from lockstep.workers.rank import Worker
 
 
+class ServedExchange(Checked):
+    """Base of the exchanges that the chief serves."""
+
+    def num_slices(self, num_towers: int) -> int:
+        """Gradients per update, and slices per batch."""
+        raise NotImplementedError
+
+    def connect(self, worker: Worker, num_towers: int) -> Connection:
+        """Connect a worker that is alone with nobody; several are served by `train_steps`."""
+        if worker.num_workers == 1:
+            return Alone().connect(worker, num_towers)
+        raise InputError(
+            "Only ls.train and ls.train_steps serve several workers: in a loop of your own all make the same steps.",
+            given=f"{self} with {worker.num_workers} workers, and train_step",
+            expected="ls.train or ls.train_steps, or another exchange",
+            hint="write for report in ls.train_steps(...); or use AllReduce()",
+        )
+
+
 @dataclass(frozen=True)
-class Backups:
+class Backups(ServedExchange):
     """The first N gradients of a step make its update, N being the number of towers; workers beyond N are backups.
 
     A gradient is that of one tower's slice of a batch. One that comes late, computed with parameters that have been
@@ -34,13 +53,9 @@ class Backups:
         """Gradients per update, and slices per batch."""
         return num_towers
 
-    def connect(self, worker: Worker, num_towers: int) -> Connection:
-        """Connect a worker that is alone with nobody; several are served by `train_steps`."""
-        return _connect(self, worker, num_towers)
-
 
 @dataclass(frozen=True)
-class Asynchronous(Checked):
+class Asynchronous(ServedExchange):
     """Each gradient makes an update as it comes, whatever the parameters have become since it was computed.
 
     A gradient is that of a whole batch, whose towers one worker runs in turn. Nobody waits for anybody. Worker 0 serves
@@ -58,17 +73,10 @@ class Asynchronous(Checked):
         """Gradients per update, and slices per batch."""
         return 1
 
-    def connect(self, worker: Worker, num_towers: int) -> Connection:
-        """Connect a worker that is alone with nobody; several are served by `train_steps`."""
-        return _connect(self, worker, num_towers)
-
-
-ServedExchange: TypeAlias = Backups | Asynchronous
-
 
 def is_served(exchange: object) -> bool:
     """Whether an exchange is served by the chief, who then computes no towers."""
-    return isinstance(exchange, Backups | Asynchronous)
+    return isinstance(exchange, ServedExchange)
 
 
 def num_computing(exchange: object, num_workers: int) -> int:
@@ -78,19 +86,8 @@ def num_computing(exchange: object, num_workers: int) -> int:
 
 def towers_of(exchange: object, rank: int, num_workers: int, num_towers: int) -> range:
     """The towers of a worker in its first batch; what the chief of a served exchange would compute, if it did."""
-    if isinstance(exchange, Backups | Asynchronous) and num_workers > 1:
+    if isinstance(exchange, ServedExchange) and num_workers > 1:
         size = num_towers // exchange.num_slices(num_towers)
         first = max(0, rank - 1) * size % num_towers
         return range(first, first + size)
     return assign_towers(num_towers, num_workers)[rank]
-
-
-def _connect(exchange: Any, worker: Worker, num_towers: int) -> Connection:
-    if worker.num_workers == 1:
-        return Alone().connect(worker, num_towers)
-    raise InputError(
-        "Only ls.train and ls.train_steps serve several workers: in a loop of your own all make the same steps.",
-        given=f"{exchange} with {worker.num_workers} workers, and train_step",
-        expected="ls.train or ls.train_steps, or another exchange",
-        hint="write for report in ls.train_steps(...); or use AllReduce()",
-    )

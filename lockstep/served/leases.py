@@ -42,7 +42,6 @@ class Leases:
             i - 1, i - 1 + num_workers, ...: it gets them where that holds nobody up, so it can read them ahead.
         required: slices whose gradients make an update.
         staleness: the number of updates that a gradient may be behind; None: any. 0, and updates are synchronous.
-        version: of the parameters at the start.
     """
 
     def __init__(
@@ -54,14 +53,12 @@ class Leases:
         num_workers: int,
         required: int,
         staleness: int | None,
-        version: int = 0,
     ) -> None:
         self.required = required
         self.staleness = staleness
-        self.version = version
+        self.version = 0
         """Number of updates: those that were taken, the last of which may not be published yet."""
         self.workers = set(range(1, num_workers + 1))
-        """The workers that are there."""
         self.held: dict[int, SliceLease] = {}
         """Slices whose gradients have come and wait for an update, in the order in which they came."""
         self.used: Counter[int] = Counter()
@@ -255,9 +252,7 @@ class Futile:
     def find(self, used: Mapping[int, int], dropped: Mapping[int, int]) -> list[tuple[int, int]]:
         """Return each such worker once, with the number of its gradients that were dropped since one was used.
 
-        Args:
-            used: how many gradients of each worker were used so far.
-            dropped: how many were dropped.
+        The arguments are how many gradients of each worker were used, and dropped, so far.
         """
         found = []
         for worker, num_dropped in sorted(dropped.items()):

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from lockstep.errors import LockstepError, WorkerError
+from lockstep.exchange.transports import create_memory
 from lockstep.exchange.tree import PartialSum
 from lockstep.served.leases import Leases, SliceLease
 from lockstep.served.wire import (
@@ -84,11 +85,8 @@ class _Client:
 class Server:
     """The chief's end: publishes parameters, and takes gradients. The other workers make a `Client` at the same time.
 
-    Args:
-        worker: the chief of two or more.
-        gradients: tensors like those of a gradient.
-        published: tensors like those that are published.
-        leases: the rule; the server asks it in several threads, and others look at it under `lock`.
+    All of them are given tensors like those of a gradient, and like those that are published. The server asks the rule
+    of leases in several threads; others look at it under `lock`.
 
     Raises:
         WorkerError: a worker has other tensors, or does not reach the chief.
@@ -104,7 +102,7 @@ class Server:
         # A worker reads one version at most, one is the newest, and one is being written. There are never more
         # gradients: late ones that workers compute, those begun for the next update, and those of the last one.
         plan = MemoryPlan(*layouts, num_computing + 2, 2 * (num_computing + leases.required))
-        descriptor = plan.create()
+        descriptor = create_memory(plan.num_bytes)
         self._memory = plan.map(descriptor)
         self._published, self._gradients = BlockUse(plan.num_published), BlockUse(plan.num_gradients)
         self._arriving, self._answering = threading.Condition(self.lock), threading.Condition(self.lock)
@@ -142,11 +140,8 @@ class Server:
             self._leases.publish()
             self._answering.notify_all()
 
-    def next_update(self, poll: Callable[[], object] = lambda: None) -> list[Arrival]:
+    def next_update(self) -> list[Arrival]:
         """Wait for the gradients of the next update, and return them in the order of the stream.
-
-        Args:
-            poll: called now and then while the server waits; what it raises ends the wait.
 
         Raises:
             PeerLostError: a worker is known to be gone, or all of them are.
@@ -160,11 +155,11 @@ class Server:
                 self._check()
                 if not self._leases.workers:
                     raise lost(self._worker, "all workers that compute", self._said)
-                poll()
             self._taken = [self._held.pop(lease.slice) for lease in taken]
             for slice_ in self._held.keys() - self._leases.held.keys():  # they have become too old
                 self._gradients.release(self._held.pop(slice_).block)
-            self._memory.oldest.fill_(self._oldest())
+            staleness = self._leases.staleness
+            self._memory.oldest.fill_(0 if staleness is None else self._leases.version - staleness)
             return self._taken
 
     def pause(self) -> None:
@@ -184,7 +179,7 @@ class Server:
             self._end = [message]
             self._answering.notify_all()
 
-    def wait_for_end(self, poll: Callable[[], object] = lambda: None) -> None:
+    def wait_for_end(self) -> None:
         """Wait until each worker knows that this is the end, or is gone.
 
         Raises:
@@ -194,7 +189,6 @@ class Server:
             while not all(client.knows_end for client in self._clients.values()):
                 self._arriving.wait(_LOOK_SECONDS)
                 self._check()
-                poll()
 
     def close(self) -> None:
         """End all connections; a worker that does not know the end takes the chief for lost."""
@@ -225,11 +219,6 @@ class Server:
             reception.close()
             os.close(descriptor)
         return {rank: _Client(rank, Frames(each), hosts[rank] == hosts[0]) for rank, each in connections.items()}
-
-    def _oldest(self) -> int:
-        """The oldest version of which a gradient is still of use."""
-        staleness = self._leases.staleness
-        return 0 if staleness is None else self._leases.version - staleness
 
     # A thread for each worker -----------------------------------------------------------------------------------------
 
@@ -361,12 +350,9 @@ class Published(NamedTuple):
 
 
 class Client:
-    """A worker that computes for the chief. All workers make it, or the chief's `Server`, together.
+    """A worker that computes for the chief; see `Server`.
 
-    Args:
-        worker: this one.
-        gradients: tensors like those of a gradient, as on the chief.
-        published: tensors like those that are published, as on the chief.
+    Its calls raise PeerLostError where the chief is gone, or a worker is known to be.
 
     Raises:
         WorkerError: this worker has other tensors than the chief, or a worker does not reach the chief.
@@ -390,20 +376,12 @@ class Client:
         """The block for the gradient of the last lease."""
 
     def fetch(self) -> Published:
-        """Wait for a lease, and for the newest version.
-
-        Raises:
-            PeerLostError: the chief is gone, or a worker is known to be.
-        """
+        """Wait for a lease, and for the newest version."""
         with self._worker.pulse.waiting():
             return self._call(self._fetch)
 
     def send(self, slice_: int, version: int, partial: PartialSum, message: JSON = None) -> None:
-        """Send the gradient of a slice that was leased, and a message with it.
-
-        Raises:
-            PeerLostError: the chief is gone, or a worker is known to be.
-        """
+        """Send the gradient of a slice that was leased, and a message with it."""
         numbers = partial.numbers if isinstance(partial.numbers, list) else partial.numbers.tolist()
         block = self._memory.gradients[self._room]
         with torch.no_grad():
@@ -412,11 +390,7 @@ class Client:
         self._call(lambda: self._frames.send(request, None if self._is_here else block.bytes))
 
     def is_late(self, version: int) -> bool:
-        """Whether a gradient on the parameters of a version would be dropped; a round trip from another host.
-
-        Raises:
-            PeerLostError: the chief is gone, or a worker is known to be.
-        """
+        """Whether a gradient on the parameters of a version would be dropped; a round trip from another host."""
         oldest = int(self._memory.oldest) if self._is_here else self._call(self._ask_oldest)
         return version < oldest
 

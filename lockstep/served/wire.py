@@ -15,20 +15,19 @@ import json
 import mmap
 import os
 import secrets
-import select
 import socket
 import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from lockstep.errors import InputError, PeerLostError, WorkerError
-from lockstep.exchange.transports import FlatLayout, check_memory, create_memory
+from lockstep.exchange.transports import FlatLayout, check_memory
 from lockstep.workers.connections import (
     INTERFACE_OF_GLOO,
     Listener,
@@ -43,9 +42,12 @@ from lockstep.workers.rank import Worker
 _LENGTH = struct.Struct("<I")
 _LONGEST_BYTES = 16 << 20
 _READ_BYTES = 1 << 16
-_LOOK_MILLISECONDS, _LOOK_SECONDS = 100, 0.1
+_LOOK_SECONDS = 0.1
 _PAGE_BYTES = 4096
 _RANK = struct.Struct("<I")
+
+Argument = TypeVar("Argument")
+Result = TypeVar("Result")
 
 # Messages -------------------------------------------------------------------------------------------------------------
 
@@ -57,19 +59,13 @@ class NoMessageError(ConnectionError):
 class Frames:
     """One end of a connection, for one thread at a time; each message has its length before it. No pickle.
 
-    Every call raises ConnectionError when the other end is gone.
-
-    Args:
-        connection: is this object's from now on.
-        check: called ten times a second while the other end is waited for; what it raises ends the wait.
+    Every call raises ConnectionError when the other end is gone. `check` is called ten times a second while the other
+    end is waited for; what it raises ends the wait.
     """
 
     def __init__(self, connection: socket.socket, check: Callable[[], object] | None = None) -> None:
-        connection.setblocking(False)
+        connection.settimeout(_LOOK_SECONDS if check else None)
         self._connection, self._check = connection, check
-        self._readable, self._writable = select.poll(), select.poll()
-        self._readable.register(connection, select.POLLIN)
-        self._writable.register(connection, select.POLLOUT)
         self._came = bytearray()
 
     def send(self, message: Mapping[str, object], block: Tensor | None = None) -> None:
@@ -116,14 +112,7 @@ class Frames:
         del self._came[:first]
         room = room[first:]
         while room:
-            try:
-                num_bytes = self._connection.recv_into(room)
-            except BlockingIOError:
-                self._wait(self._readable)
-                continue
-            if not num_bytes:
-                raise ConnectionResetError("the other end has closed the connection")
-            room = room[num_bytes:]
+            room = room[self._arrived(self._connection.recv_into, room) :]
 
     def shut_down(self) -> None:
         """End the connection; another thread that waits in it gets a ConnectionError."""
@@ -138,14 +127,7 @@ class Frames:
 
     def _take(self, num_bytes: int) -> bytes:
         while len(self._came) < num_bytes:
-            try:
-                some = self._connection.recv(_READ_BYTES)
-            except BlockingIOError:
-                self._wait(self._readable)
-                continue
-            if not some:
-                raise ConnectionResetError("the other end has closed the connection")
-            self._came += some
+            self._came += self._arrived(self._connection.recv, _READ_BYTES)
         taken = bytes(self._came[:num_bytes])
         del self._came[:num_bytes]
         return taken
@@ -153,17 +135,21 @@ class Frames:
     def _send_all(self, data: Any) -> None:
         rest = memoryview(data)
         while rest:
-            try:
-                rest = rest[self._connection.send(rest) :]
-            except BlockingIOError:
-                self._wait(self._writable)
+            rest = rest[self._checked(self._connection.send, rest) :]
 
-    def _wait(self, poll: select.poll) -> None:
-        if self._check is None:
-            poll.poll()
-            return
-        while not poll.poll(_LOOK_MILLISECONDS):
-            self._check()
+    def _arrived(self, receive: Callable[[Argument], Result], argument: Argument) -> Result:
+        if not (arrived := self._checked(receive, argument)):
+            raise ConnectionResetError("the other end has closed the connection")
+        return arrived
+
+    def _checked(self, call: Callable[[Argument], Result], argument: Argument) -> Result:
+        """Call a method of the socket until it has done something, and check in between."""
+        while True:
+            try:
+                return call(argument)
+            except TimeoutError:
+                if self._check:
+                    self._check()
 
 
 def _bytes_of(block: Tensor) -> memoryview:
@@ -200,10 +186,6 @@ class MemoryPlan:
     def num_bytes(self) -> int:
         """The size of the memory; its pages take room once they are written."""
         return sum(self._sizes())
-
-    def create(self) -> int:
-        """A descriptor of new memory, which vanishes with the last process that has it."""
-        return create_memory(self.num_bytes)
 
     def map(self, descriptor: int) -> ServedMemory:
         """Map the memory; the descriptor may be closed then.
@@ -289,12 +271,9 @@ class Reached(NamedTuple):
 
 
 class Reception:
-    """Takes the connections of the other workers, in the chief.
+    """Takes the connections of the other workers, in the chief; those on its host get a descriptor of its memory.
 
-    Args:
-        worker: the chief.
-        hosts: the names of the hosts of all workers, by rank.
-        memory: a descriptor, of which those on the chief's host get a copy.
+    The hosts of all workers are named by rank.
     """
 
     def __init__(self, worker: Worker, hosts: list[str], memory: int) -> None:

@@ -25,11 +25,8 @@ _ALERT = " does not have a deterministic implementation"
 class Backends:
     """Flags that hold within the context, and are put back after it.
 
-    Torch has one of each for the whole process, so states with other flags, and the user's own code, keep theirs.
-
-    Args:
-        device: a CPU has none of them.
-        flags: by name; None leaves torch's own.
+    Torch has one of each for the whole process, so states with other flags, and the user's own code, keep theirs. A CPU
+    has none of them, and a flag of None leaves torch's own.
     """
 
     def __init__(self, device: torch.device, flags: Mapping[str, Any]) -> None:

@@ -23,14 +23,10 @@ from lockstep.towers.towers import BatchNorm
 
 
 class Statistics:
-    """Saves and restores the buffers of a model, and combines what each tower changed in them.
+    """Saves and restores the buffers of a model, and combines what each tower changed in them, by a policy.
 
-    Args:
-        model: whose buffers they are.
-        policy: what becomes of what the towers changed.
-        num_towers: of the sum.
-        any_order: nobody knows yet which towers are the first and last of a sum: each sends what one of them is to
-            give, and `leave_to_one` chooses.
+    With `any_order` nobody knows yet which towers are the first and last of a sum: each sends what one of them is to
+    give, and `leave_to_one` chooses.
     """
 
     def __init__(self, model: nn.Module, policy: BatchNorm, num_towers: int, *, any_order: bool = False) -> None:

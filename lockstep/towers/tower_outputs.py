@@ -69,10 +69,7 @@ class Totals(NamedTuple):
 class TowerOutputs:
     """Packs what the towers of one state return, always under the names and in the order of the first time.
 
-    Args:
-        model: tells which parameters have sparse gradients.
-        parameters: those that are trained, by name.
-        is_alone: there are no other workers, which may lack other gradients.
+    A worker that `is_alone` has no others, which may lack other gradients. The parameters are those that are trained.
     """
 
     def __init__(self, model: nn.Module, parameters: Mapping[str, Tensor], *, is_alone: bool = True) -> None:
@@ -165,12 +162,10 @@ class TowerOutputs:
             return values, torch.cat([values * share, extras])
 
     def unpacked(self, total: PartialSum, *, mean_over_rows_of: int | None = None) -> Totals:
-        """The sum over all towers, taken apart.
+        """The sum over all towers of their shares of the mean, taken apart.
 
-        Args:
-            total: the sum of their shares of the mean.
-            mean_over_rows_of: so many towers; a row of a sparse gradient is then the mean over those that have it,
-                not over all.
+        With `mean_over_rows_of` so many towers, a row of a sparse gradient is the mean over those that have it, not
+        over all.
         """
         assert self.names is not None, "a tower ran"
         num_losses, num_gradients = len(self.names.losses), len(self._parameters)
@@ -311,7 +306,6 @@ class MissingGradients:
         self._names, self._penalised, self._num_leaves = names, penalised, num_leaves
         self._is_chief, self._check = is_chief, check
         self.told: set[str] = set()
-        """Parameters that are named already."""
         self._expected: list[bool] | None = None
         """For each parameter, whether no leaf had a gradient for it in the last attempt that was read."""
         self._expected_there: Tensor | None = None
@@ -321,9 +315,7 @@ class MissingGradients:
     def left_out(self, totals: Totals, absent: Mapping[int, int]) -> list[Tensor | None]:
         """The gradients of the sum, None for each parameter that no leaf of the tree had one for.
 
-        Args:
-            totals: the sum over all towers, with zeros for what a tower lacks.
-            absent: how many of this worker's leaves lack a gradient, by the index of the parameter, where any does.
+        `absent` has, by the index of the parameter, how many of this worker's leaves lack a gradient, where any does.
         """
         indices = range(len(totals.gradients))
         self._expected_there = None

@@ -45,7 +45,10 @@ class Channel:
         Of more than `most` the others are for the next call.
         """
         while not self.ended and self._poll.poll(timeout_seconds * 1000):
-            arrived = self._read()
+            try:
+                arrived = self._connection.recv(1 << 16)
+            except OSError:
+                arrived = b""
             self.ended = not arrived
             self._rest += arrived
             if len(self._rest) > _LONGEST_LINE_BYTES:
@@ -53,12 +56,6 @@ class Channel:
             timeout_seconds = 0.0
         *lines, self._rest = self._rest.split(b"\n", most)
         return [json.loads(line) for line in lines]
-
-    def _read(self) -> bytes:
-        try:
-            return self._connection.recv(1 << 16)
-        except OSError:
-            return b""
 
     def close(self) -> None:
         """Close this end."""

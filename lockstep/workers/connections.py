@@ -11,6 +11,7 @@ import fcntl
 import hmac
 import ipaddress
 import math
+import os
 import secrets
 import socket
 import struct
@@ -19,6 +20,7 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from lockstep.errors import InputError
@@ -75,11 +77,8 @@ class Listener:
     Whoever does not know it can keep nobody out. He has `HANDSHAKE_SECONDS` in all to prove it, however slowly he
     sends; and where too many connections wait for a proof, the oldest one ends, of the address that has most of them.
 
-    Args:
-        address: where to listen; of one interface, so that no other network reaches it.
-        port: 0 for one that is free.
-        key: of the run.
-        accept: called in a thread with each connection and the address of its other end.
+    It listens at the address of one interface, so that no other network reaches it; at a port that is free, for 0.
+    `accept` is called in a thread with each connection and the address of its other end.
 
     Raises:
         OSError: the port is in use, or the address is not of this host.
@@ -155,11 +154,7 @@ class Listener:
 
 
 class _Warning:
-    """A warning about strangers, shown once in some seconds at most, with the number of times that it was due.
-
-    Args:
-        text: with a place for an address.
-    """
+    """A warning about strangers, shown once in some seconds at most, with the number of times that it was due."""
 
     def __init__(self, text: str) -> None:
         self._text, self._count, self._logged = text, 0, -math.inf
@@ -181,12 +176,8 @@ def connect(
 ) -> socket.socket:
     """Connect to a `Listener`.
 
-    Args:
-        address: of the host that listens.
-        port: there.
-        key: of the run.
-        timeout_seconds: in which the system has to make a connection; the proofs have `HANDSHAKE_SECONDS`.
-        patience_seconds: for which it is tried again, where somebody listens and does not let this process in.
+    The system has `timeout_seconds` to make a connection, and the proofs have `HANDSHAKE_SECONDS`. Where somebody
+    listens and does not let this process in, it is tried again for `patience_seconds`.
 
     Raises:
         OtherKeyError: it does not know the key, or is none.
@@ -255,6 +246,12 @@ def _receive(connection: socket.socket, num_bytes: int, deadline: float) -> byte
             raise ConnectionResetError("the other end has ended the connection before it was made")
         received += arrived
     return received
+
+
+def shut_down(connection: Connection) -> None:
+    """End a connection that another thread may wait in, and closes; does nothing where it is closed."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as ended:
+        ended.shutdown(socket.SHUT_RDWR)
 
 
 def address_towards(host: str, port: int) -> str:

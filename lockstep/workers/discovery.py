@@ -33,7 +33,6 @@ class Location:
     """Where a worker runs."""
 
     host: str
-    """The name of its host."""
     address: str
     """Address of the host, in the network that leads to the store."""
     system: str
@@ -57,7 +56,6 @@ class Discovery:
     start: str
     """Its name: what these workers store begins with it."""
     locations: Sequence[Location]
-    """Locations of the workers, by rank."""
 
     def hosts(self) -> list[list[int]]:
         """The ranks on each host; the chief's host is the first."""

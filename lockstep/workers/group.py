@@ -44,16 +44,11 @@ class Group:
     """The workers of a run, as one of them reaches the others: through a store. Every call waits for all workers.
 
     All calls raise PeerLostError, naming the workers, when some do not come in time, and WorkerError when workers have
-    made different calls.
+    made different calls. A worker that is alone waits for nobody, and sends itself its values.
 
-    Args:
-        store: where the workers meet; torch.distributed takes it too, behind a prefix of its own.
-        rank: of this worker.
-        num_workers: a worker that is alone waits for nobody, and sends itself its values.
-        timeout_seconds: how long to wait for the others.
-        membership: says meanwhile whether they are there still; None where this worker is alone, or our launcher
-            watches them and ends all when one is lost.
-        pulse: of this worker; that of this process by default.
+    torch.distributed takes the store too, behind a prefix of its own. While the others are waited for, the membership
+    says whether they are there still; it is None where this worker is alone, or our launcher watches them and ends all
+    when one is lost.
     """
 
     def __init__(

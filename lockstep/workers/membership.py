@@ -44,14 +44,11 @@ class Generation(NamedTuple):
 
 
 class Membership:
-    """Whether all workers that take part are there still; one thread receives the news, the main thread asks.
-
-    Args:
-        number: of this worker, in messages.
-    """
+    """Whether all workers that take part are there still; one thread receives the news, the main thread asks."""
 
     def __init__(self, number: int) -> None:
         self.number = number
+        """The number of this worker, by which messages name it."""
         self._failure: tuple[str, str, str] | None = None
         """Who is lost, why, and what that worker has said on lines of its own."""
         self._at_failure: list[Callable[[], object]] = []
@@ -67,11 +64,7 @@ class Membership:
         return None if self._failure is None else self._error()
 
     def connection_lost(self, reason: str) -> PeerLostError:
-        """The error to raise when a connection has broken; waits some seconds until it is known whose.
-
-        Args:
-            reason: the words of torch.distributed.
-        """
+        """The error to raise when a connection has broken, as `reason` says; waits some seconds to know whose."""
         with self._changed:
             self._changed.wait_for(lambda: self._failure is not None, VERDICT_SECONDS)
             return self._error(reason)
@@ -108,10 +101,7 @@ class Membership:
 class Generations(Membership):
     """The membership of a worker that goes on when others are lost: the launcher says who takes part from then on.
 
-    Args:
-        number: of this worker.
-        notify: sends a message to the launcher.
-        is_newcomer: the worker was started in the place of a lost one.
+    `notify` sends a message to the launcher.
     """
 
     def __init__(
@@ -119,13 +109,16 @@ class Generations(Membership):
     ) -> None:
         super().__init__(number)
         self.is_newcomer = is_newcomer
+        """This worker was started in the place of a lost one, and does not take part yet."""
         self.joined = -1 if is_newcomer else 0
         """The number of the generation that this worker is in; -1 before the first one of a newcomer."""
         self.places: Sequence[tuple[str, str]] = ()
-        """The name of each worker in messages, and of its host, by number."""
-        self._store: SocketStore
+        """The name of each worker in messages, and of its host, by number: also of the lost, whose places are taken."""
+        self.store: SocketStore
+        """All generations meet in it, each behind a prefix of its own; it is known once this worker joins."""
         self._notify = notify
-        self._newest: Generation | None = None
+        self._next: Generation | None = None
+        """The newest, where this worker is not in it."""
         self._is_over = False
         """The launcher ends all of them."""
 
@@ -133,7 +126,7 @@ class Generations(Membership):
         """Take in what the launcher says; the thread that keeps the pulse calls it."""
         with self._changed:
             if "generation" in message:
-                self._newest = Generation.of_message(message)
+                self._next = Generation.of_message(message)
             else:
                 self._is_over = True
             actions = self._record_failure(message["lost"], message["why"]) if message["lost"] else []
@@ -144,7 +137,7 @@ class Generations(Membership):
     @property
     def regroup_requested(self) -> bool:
         """Whether newcomers are to join, which waits for a boundary between two steps."""
-        return self._newest is not None and self._newest.number > self.joined and self._failure is None
+        return self._next is not None and self._failure is None
 
     def next(self) -> Generation:
         """Wait for the newest generation after the one that this worker is in; a failure that led to it is forgotten.
@@ -159,33 +152,25 @@ class Generations(Membership):
         with self._changed:
             # Who is lost of the present generation may not be known yet; a newcomer waits as long as it has to.
             self._changed.wait_for(self._knows_next, None if self.is_newcomer else GENERATION_SECONDS)
-            newest = self._newest
-            if self._is_over or newest is None or newest.number <= self.joined:
+            if self._is_over or self._next is None:
                 raise self._error()
+            newest, self._next = self._next, None
             self.joined, self._failure, self._at_failure = newest.number, None, []
         return newest
 
     def _knows_next(self) -> bool:
-        return self._is_over or (self._newest is not None and self._newest.number > self.joined)
-
-    def connect(self, store: SocketStore) -> None:
-        """Take the store in which all generations meet, each behind a prefix of its own."""
-        self._store = store
+        return self._is_over or self._next is not None
 
     def meet(self) -> SocketStore:
         """The store of the present generation alone: it answers no more when one of its members is lost."""
-        store = self._store.within(f"{self.joined}/")
+        store = self.store.within(f"{self.joined}/")
         self.on_failure(store.shut_down)
         return store
-
-    def introduce(self, places: Sequence[tuple[str, str]]) -> None:
-        """Take the name of each worker, and of its host, by number: also those of the lost, whose places are taken."""
-        self.places = places
 
     def forget_since(self, number: int) -> None:
         """Delete what the generations before the present one have stored, from this number on; the chief calls it."""
         for each in range(number, self.joined):
-            self._store.forget(f"{each}/")
+            self.store.forget(f"{each}/")
 
     def confirm(self) -> None:
         """Tell the launcher that all members of the generation have come."""

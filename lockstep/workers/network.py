@@ -65,16 +65,10 @@ def choose_network(
 ) -> Network | None:
     """Have gloo and NCCL use the interface that leads to the other hosts, and try whether that reaches them.
 
-    All workers call it together, before they make a process group. Variables that are set already stay.
+    All workers of several hosts call it together, before they make a process group. Variables that are set already
+    stay. The store is its address and port; None where the launcher has set the variables.
 
-    Args:
-        group: of workers on several hosts.
-        rank: of this worker.
-        store: address and port of their store; None where the launcher has set the variables.
-        environment: of this process.
-
-    Returns:
-        The network; None where nothing but the loopback leads to the others.
+    Returns None where nothing but the loopback leads to the others.
 
     Raises:
         InputError: a variable names an interface that this host does not have.
@@ -161,11 +155,7 @@ def _unreached(places: Sequence[Sequence[Any]]) -> dict[int, str]:
 class Probe:
     """This worker's part in a trial of the connections between the hosts, beside what its main thread waits for.
 
-    The launcher, or the watcher that decides, asks for it; see `lockstep.launcher.survival`.
-
-    Args:
-        answer: sends a message to them.
-        environment: names the network.
+    The launcher, or the watcher that decides, asks for it, and gets the answers; see `lockstep.launcher.supervisor`.
     """
 
     def __init__(
@@ -215,12 +205,7 @@ class Gap(NamedTuple):
 
 
 class ConnectionTrial:
-    """One trial of all connections between the hosts.
-
-    Args:
-        numbers: of a worker on each host, that of the chief's host first.
-        now: seconds of a clock that only grows.
-    """
+    """One trial of all connections between the hosts, by a worker on each, that of the chief's host first."""
 
     def __init__(self, numbers: Sequence[int], now: float) -> None:
         self.numbers, self._deadline = list(numbers), now + TRIAL_SECONDS
@@ -261,12 +246,7 @@ class ConnectionTrial:
 
 
 def left_out(gaps: Sequence[Gap], numbers: Sequence[int]) -> list[int]:
-    """Choose the workers to go on without, so that the others reach each other: few, and never the first.
-
-    Args:
-        gaps: between workers of different hosts.
-        numbers: of a worker on each host, that of the chief's host first.
-    """
+    """Choose the workers of a trial to go on without, so that the others reach each other: few, and never the first."""
     pairs = {frozenset((gap.number, gap.other)) for gap in gaps}
     chosen: list[int] = []
     while pairs:

@@ -27,11 +27,10 @@ from typing import TYPE_CHECKING, Any
 from lockstep.errors import LockstepError, PeerLostError, WorkerError
 from lockstep.tracebacks import short_traceback
 from lockstep.workers import pulse as pulses
-from lockstep.workers.channel import Channel, Message
+from lockstep.workers.channel import Channel
 from lockstep.workers.connections import KEY, address_towards, leads_out
-from lockstep.workers.limits import BEAT_SECONDS, LEAVE_SECONDS, REACH_SECONDS, VERDICT_SECONDS
+from lockstep.workers.limits import LEAVE_SECONDS, REACH_SECONDS, VERDICT_SECONDS
 from lockstep.workers.membership import Membership
-from lockstep.workers.network import Probe
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -67,15 +66,9 @@ def process_behind(connection: socket.socket) -> tuple[int, int]:
 
 
 class Peers(Membership):
-    """The membership of a worker that another launcher has started: its watcher says who is lost.
+    """The membership of a worker that another launcher has started: the watcher of its host says who is lost.
 
-    Args:
-        watcher: the connection to the watcher of this host.
-        rank: of this worker.
-        num_workers: of the run.
-        pulse: of this worker.
-        store: of these workers alone.
-        leaves_last: at its end this worker lets the others leave first.
+    At its end a worker that `leaves_last` lets the others leave first. The store is that of these workers alone.
     """
 
     def __init__(
@@ -88,7 +81,6 @@ class Peers(Membership):
         self._launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0
         self._is_leaving = False
         self._watched = threading.Event()
-        self._probe = Probe(watcher.send)
         self._thread = threading.Thread(target=self._keep_beating, name="lockstep-peers", daemon=True)
 
     def start(self) -> None:
@@ -128,25 +120,17 @@ class Peers(Membership):
                 num_left = self._store.add("left", 0)
 
     def _keep_beating(self) -> None:
-        while not self._watcher.ended:
-            pulses.beat(self._pulse, self._watcher)
-            for message in self._watcher.receive(BEAT_SECONDS):
-                self._take(message)
+        for messages in pulses.beats(self._pulse, self._watcher):
+            for message in messages:
+                if "lost" in message:
+                    self._fail(str(message["lost"]), str(message["why"]))
+                elif "watched" in message:
+                    self._watched.set()
             if self._launcher and os.getppid() != self._launcher:
                 self._fail("its launcher", "torchrun has ended, or was killed, and nobody would end its workers")
         self._watcher.close()
         if not self._is_leaving:
             self._fail("the watcher of its host", "it has ended, or was killed: nobody would be missed without it")
-
-    def _take(self, message: Message) -> None:
-        if "lost" in message:
-            self._fail(str(message["lost"]), str(message["why"]))
-        elif "watched" in message:
-            self._watched.set()
-        elif "show" in message:
-            self._watcher.send({"stacks": pulses.stacks()})
-        elif "trial" in message:
-            self._probe.obey(message)
 
     def _fail(self, who: str, why: str) -> None:
         given, _, note = why.partition("\n")
@@ -160,12 +144,7 @@ class Peers(Membership):
 def have_watched(store: Store, rank: int, found: Discovery, pulse: Pulse, *, holds_store: bool) -> Peers:
     """Connect this worker to the watcher of its host, which the first worker there starts; it beats from now on.
 
-    Args:
-        store: of these workers alone.
-        rank: of this worker.
-        found: all of them.
-        pulse: of this worker.
-        holds_store: the store ends with this worker.
+    The store is that of these workers alone; where this one `holds_store`, it ends with this worker.
 
     Raises:
         WorkerError: there is no watcher.

@@ -12,10 +12,11 @@ import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Literal, get_args
 
-from lockstep.workers.channel import Channel
+from lockstep.workers.channel import Channel, Message
 from lockstep.workers.limits import BEAT_SECONDS
 from lockstep.workers.membership import Generations
 from lockstep.workers.network import Probe
@@ -35,6 +36,7 @@ Phase = Literal[
 ]
 
 
+@dataclass(eq=False, kw_only=True, slots=True)
 class Pulse:
     """What the training loop reports, and what it was asked for and given; nobody need be listening.
 
@@ -42,63 +44,38 @@ class Pulse:
     the rest.
     """
 
-    __slots__ = (
-        "_since",
-        "count",
-        "earlier_seconds",
-        "ended",
-        "generations",
-        "hang_seconds",
-        "launched",
-        "named_threads",
-        "phase",
-        "saves_at_stop",
-        "seconds",
-        "shared_threads",
-        "step",
-        "stop_requested",
-        "stopped",
-        "waits",
-    )
+    # What the loop reports.
+    step: int = 0
+    phase: Phase = "start"
+    count: int = 0
+    """Grows at every call of `at`: at the same step and phase, the run may still advance."""
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(get_args(Phase), 0.0))
+    """Seconds spent so far in each phase, but for the present stay."""
+    _since: float = field(default_factory=perf_counter, init=False)
+    waits: bool = False
+    """The worker waits for all others to make the same call."""
+    stopped: bool = False
+    """All workers have ended their loops after the same step, as one of them was asked to."""
+    ended: bool = False
+    """The run has reached its end and is saved: a stop that is asked for now does not interrupt it."""
+    saves_at_stop: bool = False
+    """A run is under way that writes a checkpoint when it is stopped; of a script's own loop nobody knows it."""
+    hang_seconds: float | None = None
+    """How long a worker may stay at one place, as the recipe has it that this one runs; see `limits.Limits`."""
 
-    def __init__(
-        self,
-        *,
-        launched: bool = False,
-        generations: Generations | None = None,
-        earlier_seconds: float = 0.0,
-        shared_threads: int | None = None,
-    ) -> None:
-        self.step = 0
-        self.phase: Phase = "start"
-        self.count = 0
-        """Grows at every call of `at`: at the same step and phase, the run may still advance."""
-        self.seconds: dict[str, float] = dict.fromkeys(get_args(Phase), 0.0)
-        """Seconds spent so far in each phase, but for the present stay."""
-        self._since = perf_counter()
-        self.waits = False
-        """The worker waits for all others to make the same call."""
-        self.stopped = False
-        """All workers have ended their loops after the same step, as one of them was asked to."""
-        self.ended = False
-        """The run has reached its end and is saved: a stop that is asked for now does not interrupt it."""
-        self.saves_at_stop = False
-        """A run is under way that writes a checkpoint when it is stopped; of a script's own loop nobody knows it."""
-        self.hang_seconds: float | None = None
-        """How long a worker may stay at one place, as the recipe has it that this one runs; see `limits.Limits`."""
-        # What it was asked for and given.
-        self.stop_requested: str | None = None
-        """The name of the signal ("SIGTERM") that asked for the run to end after this step."""
-        self.launched = launched
-        """A launcher listens, and it handles Ctrl-C."""
-        self.named_threads: int | None = None
-        """Torch's threads in each worker, where the command that started it has named their number."""
-        self.shared_threads = shared_threads
-        """Threads that the launcher gave this worker as its share of the cores, where nobody had named a number."""
-        self.earlier_seconds = earlier_seconds
-        """How long others had been at work in this run before the launcher started its workers again."""
-        self.generations = generations
-        """What the launcher says of who takes part, where workers go on when others are lost."""
+    # What the worker was asked for and given.
+    stop_requested: str | None = None
+    """The name of the signal ("SIGTERM") that asked for the run to end after this step."""
+    launched: bool = False
+    """A launcher listens, and it handles Ctrl-C."""
+    named_threads: int | None = None
+    """Torch's threads in each worker, where the command that started it has named their number."""
+    shared_threads: int | None = None
+    """Threads that the launcher gave this worker as its share of the cores, where nobody had named a number."""
+    earlier_seconds: float = 0.0
+    """How long others had been at work in this run before the launcher started its workers again."""
+    generations: Generations | None = None
+    """What the launcher says of who takes part, where workers go on when others are lost."""
 
     @property
     def regroup_requested(self) -> bool:
@@ -155,21 +132,31 @@ def beat(pulse: Pulse, channel: Channel) -> None:
     channel.send({**place, "waits": waits, "ended": pulse.ended, "saves_at_stop": pulse.saves_at_stop, **asks})
 
 
-def _keep_beating(pulse: Pulse, channel: Channel) -> None:
+def beats(pulse: Pulse, channel: Channel) -> Iterator[list[Message]]:
+    """Send the pulse until the other end is gone; after each beat yield what that end has said.
+
+    Its questions are answered before: where this worker is, by stacks, and which hosts it reaches.
+    """
     probe = Probe(channel.send)
-    while True:
+    while not channel.ended:
         beat(pulse, channel)
-        for message in channel.receive(BEAT_SECONDS):
-            if "stop" in message:
-                pulse.stop_requested = message["stop"]
-            elif "show" in message:
+        messages = channel.receive(BEAT_SECONDS)
+        for message in messages:
+            if "show" in message:
                 channel.send({"stacks": stacks()})
             elif "trial" in message:
                 probe.obey(message)
+        yield messages
+
+
+def _keep_beating(pulse: Pulse, channel: Channel) -> None:
+    for messages in beats(pulse, channel):
+        for message in messages:
+            if "stop" in message:
+                pulse.stop_requested = message["stop"]
             elif "lost" in message and pulse.generations is not None:
                 pulse.generations.receive(message)
-        if channel.ended:
-            os._exit(1)
+    os._exit(1)
 
 
 def stacks() -> str:

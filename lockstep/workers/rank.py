@@ -170,7 +170,7 @@ def _take_part(before: Worker, generations: Generations, generation: Generation)
     group = Group(generations.meet(), rank, num_workers, timeout_seconds(before.pulse), generations, before.pulse)
     gathered = group.gather([generations.places, identity(before.device)])
     # Newcomers do not know the others yet, and are never the first.
-    generations.introduce([(name, host) for name, host in gathered[0][0]])
+    generations.places = [(name, host) for name, host in gathered[0][0]]
     group.names = [generations.places[number][0] for number in generation.members]
     hosts = [generations.places[number][1] for number in generation.members]
     local = [each for each, host in enumerate(hosts) if host == hosts[rank]]
@@ -241,7 +241,7 @@ def _join(device: str | None, workers_per_device: int, environment: Mapping[str,
                 log.info("%s exchanges with the other hosts over %s", hosts[env.rank], network)
         shares = check_devices([name for *_, name in gathered], workers_per_device)
         if pulse.generations is not None:
-            pulse.generations.introduce(list(zip(group.names, hosts, strict=True)))
+            pulse.generations.places = list(zip(group.names, hosts, strict=True))
     except LockstepError as error:
         group.leave(error)
         raise
@@ -281,7 +281,7 @@ def _newcomer(env: WorkerEnvironment, pulse: Pulse, device: str | None, workers_
     """A worker in the place of a lost one, before it knows the others: never the chief, who would write."""
     assert pulse.generations is not None, "it is a newcomer"
     assert env.local is not None, "our launcher has started it"
-    pulse.generations.connect(_store_of_launcher(env))
+    pulse.generations.store = _store_of_launcher(env)
     chosen, group, rank = choose_device(device, *env.local, workers_per_device), Group.alone(), max(env.rank, 1)
     group.names = [f"worker {env.rank if each == rank else each}" for each in range(env.num_workers)]
     host = socket.gethostname()
@@ -294,7 +294,7 @@ def _group_of_launcher(env: WorkerEnvironment, pulse: Pulse) -> Group:
     """The workers that our launcher has started, in its store: the first generation, where others may follow."""
     store, generations = _store_of_launcher(env), pulse.generations
     if generations is not None:
-        generations.connect(store)
+        generations.store = store
         store = generations.meet()
     return Group(store, env.rank, env.num_workers, timeout_seconds(pulse), generations, pulse)
 

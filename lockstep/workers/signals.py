@@ -42,17 +42,26 @@ def notices() -> list[signal.Signals]:
 
 
 @contextmanager
+def stops_handled_by(handle: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Handle SIGINT and notices so in the block; the handlers from before are put back at the end."""
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, *notices())}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
 def stop_on_signals(pulse: Pulse) -> Iterator[None]:
     """The first SIGINT or notice requests a stop after the current step; then SIGINT ends the process at once.
 
     A notice never ends it, however often it comes: that would cost the checkpoint. Does nothing where a launcher
-    listens to the pulse: it decides for all its workers. Enter it in the main thread. The handlers from before are put
-    back at the end.
+    listens to the pulse: it decides for all its workers. Enter it in the main thread.
     """
     if pulse.launched:
         yield
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, *notices())}
 
     def handle(number: int, _: FrameType | None) -> None:
         # The next SIGINT must also end a process that is deep in compiled code, where no handler of Python's runs.
@@ -60,13 +69,8 @@ def stop_on_signals(pulse: Pulse) -> Iterator[None]:
         request_stop(pulse, owner, number)
 
     owner = os.getpid()
-    for number in before:
-        signal.signal(number, handle)
-    try:
+    with stops_handled_by(handle):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def pass_on_notices(pulse: Pulse) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing import Pipe, reduction
 from multiprocessing.connection import Connection
@@ -18,7 +17,7 @@ from torch._C._distributed_c10d import Store
 from torch.distributed import DistNetworkError, DistStoreError
 
 from lockstep.errors import WorkerError
-from lockstep.workers.connections import NotLetInError
+from lockstep.workers.connections import NotLetInError, shut_down
 from lockstep.workers.store_server import MAX_VALUE_BYTES, StoreAddress
 
 
@@ -26,11 +25,7 @@ class SocketStore(Store):
     """The store behind an inherited socket, or at the address of another host; see `StoreServer`.
 
     One request is under way at a time: while a thread waits for a key, the others of its process wait too, unless they
-    use a clone. It also carries open files, which torch's stores do not.
-
-    Args:
-        way: from `StoreServer.connect`, or the address to connect to.
-        prefix: of all its keys.
+    use a clone. It also carries open files, which torch's stores do not. All of its keys have a prefix.
 
     Raises:
         DistNetworkError: nobody answers at the address.
@@ -44,7 +39,7 @@ class SocketStore(Store):
         with _reached():
             self._connection = way.connect() if isinstance(way, StoreAddress) else way
         self._owner = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._clones: list[SocketStore] = []
 
     @property
@@ -129,8 +124,7 @@ class SocketStore(Store):
         """End requests that are under way, and all later ones, with DistNetworkError; from any thread."""
         for clone in self._clones:
             clone.shut_down()
-        with suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as connection:
-            connection.shutdown(socket.SHUT_RDWR)
+        shut_down(self._connection)
 
     def _further_connection(self) -> Connection:
         ours, theirs = Pipe()
@@ -145,7 +139,7 @@ class SocketStore(Store):
     def open(self, key: str, timeout: timedelta) -> int:
         """Wait for the file that is shared under a key; returns a descriptor, which the caller closes."""
         with self._lock, _reached():
-            there, _ = self._request("open", key, timeout.total_seconds())
+            there, _ = self._ask("open", key, timeout.total_seconds())
             if there:
                 return reduction.recv_handle(self._connection)
         raise _timed_out([key], timeout)
@@ -154,12 +148,6 @@ class SocketStore(Store):
         self, operation: str, *arguments: object, values: Sequence[bytes | str] = (), descriptor: int | None = None
     ) -> tuple[Any, list[bytes]]:
         """Make a request; returns its result and the values that it asked for."""
-        with self._lock, _reached():
-            return self._request(operation, *arguments, values=values, descriptor=descriptor)
-
-    def _request(
-        self, operation: str, *arguments: object, values: Sequence[bytes | str] = (), descriptor: int | None = None
-    ) -> tuple[Any, list[bytes]]:
         if os.getpid() != self._owner:
             raise ValueError("a child that a worker has forked cannot use the worker's store")
         if arguments:
@@ -173,15 +161,16 @@ class SocketStore(Store):
             raise ValueError(
                 f"a value of the store has at most {MAX_VALUE_BYTES:,} bytes, not {max(map(len, brought)):,}"
             )
-        self._connection.send_bytes(json.dumps([operation, *arguments]).encode())
-        for value in brought:
-            self._connection.send_bytes(value)
-        if descriptor is not None:
-            reduction.send_handle(self._connection, descriptor, os.getpid())
-        result, num_values, error = json.loads(self._connection.recv_bytes(MAX_VALUE_BYTES))
-        if error is not None:
-            raise ValueError(f"{operation} {arguments[0]!r}: {error}")
-        return result, [self._connection.recv_bytes(MAX_VALUE_BYTES) for _ in range(num_values)]
+        with self._lock, _reached():
+            self._connection.send_bytes(json.dumps([operation, *arguments]).encode())
+            for value in brought:
+                self._connection.send_bytes(value)
+            if descriptor is not None:
+                reduction.send_handle(self._connection, descriptor, os.getpid())
+            result, num_values, error = json.loads(self._connection.recv_bytes(MAX_VALUE_BYTES))
+            if error is not None:
+                raise ValueError(f"{operation} {arguments[0]!r}: {error}")
+            return result, [self._connection.recv_bytes(MAX_VALUE_BYTES) for _ in range(num_values)]
 
 
 @contextmanager

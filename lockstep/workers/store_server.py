@@ -14,14 +14,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from multiprocessing import Pipe, reduction
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from lockstep.workers.connections import connect
+from lockstep.workers.connections import connect, shut_down
 from lockstep.workers.limits import START_SECONDS
 
 MAX_VALUE_BYTES = 8 << 20
@@ -40,7 +40,6 @@ class StoreAddress(NamedTuple):
     address: str
     port: int
     key: str
-    """The run's key."""
 
     def connect(self) -> Connection:
         """Make a new connection; raises OSError where the store is not reached, or lets nobody in for minutes."""
@@ -73,7 +72,7 @@ class StoreServer:
         self._changed = threading.Condition()
         self._operations: dict[str, Callable[..., None]] = {
             "add": self._add,
-            "append": self._append,
+            "append": partial(self._update, lambda old, new: old + new),
             "check": self._check,
             "compare_set": self._compare_set,
             "connect": self._connect,
@@ -82,7 +81,7 @@ class StoreServer:
             "forget": self._forget,
             "get": self._get,
             "open": self._open,
-            "set": self._set,
+            "set": partial(self._update, lambda _, new: new),
             "share": self._share,
             "wait": self._wait,
         }
@@ -98,7 +97,7 @@ class StoreServer:
         with self._changed:
             self._values.clear()
             for connection in self._connections:
-                _shut_down(connection)
+                shut_down(connection)
         self.close()
 
     def close(self) -> None:
@@ -122,13 +121,7 @@ class StoreServer:
         with self._changed:
             self._connections.discard(connection)
 
-    def _set(self, connection: Connection, key: str) -> None:
-        self._update(connection, key, lambda _, new: new)
-
-    def _append(self, connection: Connection, key: str) -> None:
-        self._update(connection, key, lambda old, new: old + new)
-
-    def _update(self, connection: Connection, key: str, combine: Callable[[bytes, bytes], bytes]) -> None:
+    def _update(self, combine: Callable[[bytes, bytes], bytes], connection: Connection, key: str) -> None:
         new = _receive(connection)
         with self._changed:
             value = combine(self._values.get(key, b""), new)
@@ -209,11 +202,6 @@ class StoreServer:
     def _await(self, held: dict[str, Any], keys: Sequence[str], timeout_seconds: float) -> bool:
         limit = min(timeout_seconds, threading.TIMEOUT_MAX)
         return self._changed.wait_for(lambda: all(key in held for key in keys), limit)
-
-
-def _shut_down(connection: Connection) -> None:
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as ended:
-        ended.shutdown(socket.SHUT_RDWR)
 
 
 def _receive(connection: Connection) -> bytes:

@@ -44,13 +44,9 @@ class Straggler:
 
 
 def find_straggler(of_workers: Sequence[Seconds], num_steps: int) -> Straggler | None:
-    """Find the worker for which the others wait a tenth of the time or more; None where there is none.
+    """Find the worker for which the others wait a tenth of the time in which `num_steps` were made, or more.
 
     A worker that computes nothing, as a chief that serves the others, is not one of them.
-
-    Args:
-        of_workers: the seconds of each worker, by rank, in the same time.
-        num_steps: that were made in it.
     """
     busy = {
         rank: sum(seconds.get(phase, 0.0) for phase in _PHASES)
@@ -72,11 +68,7 @@ def find_straggler(of_workers: Sequence[Seconds], num_steps: int) -> Straggler |
 
 
 class Stragglers:
-    """Looks from time to time who is the slowest: after a minute, then each time twice as long after, up to an hour.
-
-    Args:
-        now: seconds of a clock that only grows.
-    """
+    """Looks from time to time who is the slowest: after a minute, then each time twice as long after, up to an hour."""
 
     def __init__(self, now: float) -> None:
         self._due, self._pause = now + _FIRST_SECONDS, _FIRST_SECONDS

@@ -9,12 +9,11 @@ from thread_workers import thread_workers
 import lockstep as ls
 from lockstep import tensors
 from lockstep.errors import InputError, WorkerError
-from lockstep.exchange import bucketed, tree_transport
+from lockstep.exchange import bucketed, transports
 from lockstep.exchange.bucketed import BucketedTransport
 from lockstep.exchange.exchange import AllReduce, Alone, Reducer
-from lockstep.exchange.transports import SharedMemoryTransport
+from lockstep.exchange.transports import SharedMemoryTransport, TreeTransport
 from lockstep.exchange.tree import PartialSum, TreeSum
-from lockstep.exchange.tree_transport import TreeTransport
 from lockstep.workers.rank import Worker
 
 GPU = torch.device("meta")  # any device that is not the CPU
@@ -72,7 +71,7 @@ def test_workers_of_one_cpu_host_share_memory() -> None:
 
 @pytest.mark.parametrize("name", ["gloo", "nccl"])
 def test_an_exact_sum_over_a_network_is_that_of_the_tree(name: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (bucketed, tree_transport):
+    for module in (bucketed, transports):
         monkeypatch.setattr(module, "collectives", lambda worker, backend: backend)
     here = worker(device=GPU, num_local_workers=1)
     assert isinstance(AllReduce(name, exact=True).connect(here, 5), TreeTransport)

@@ -891,12 +891,3 @@ def test_a_row_of_restarts_ends_and_progress_begins_a_new_one() -> None:
         pauses.append(restarts.pause_seconds)
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
     assert not Restarts(0).may_start(7)
-
-
-def test_signals_are_collected_and_the_handlers_put_back() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    with launching._collect_signals() as requests:
-        signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGINT)
-    assert requests == ["SIGTERM", "SIGINT"]
-    assert signal.getsignal(signal.SIGTERM) is before

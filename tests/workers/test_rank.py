@@ -161,8 +161,8 @@ def test_a_newcomer_is_not_the_chief_before_it_knows_the_others(
 def run_generations(number: int, server: StoreServer, told: list[Generation], *, is_newcomer: bool = False) -> Worker:
     """What a worker is after it has heard of generations, the last of which it joins."""
     generations = Generations(number, is_newcomer=is_newcomer)
-    generations.connect(SocketStore(server.connect()))
-    generations.introduce([] if is_newcomer else [(f"worker {each}", "here") for each in range(4)])
+    generations.store = SocketStore(server.connect())
+    generations.places = [] if is_newcomer else [(f"worker {each}", "here") for each in range(4)]
     pulse = Pulse(launched=True)
     pulse.generations = generations
     before = Worker(max(number, 1), 4, 0, 4, torch.device("cpu"), Group.alone(), pulse, is_newcomer=is_newcomer)

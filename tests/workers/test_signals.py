@@ -20,6 +20,7 @@ from lockstep.workers.signals import (
     pass_on_notices,
     stop_on_interrupt,
     stop_on_signals,
+    stops_handled_by,
     uninterrupted,
 )
 
@@ -46,6 +47,15 @@ def test_handlers_are_put_back_after_an_error() -> None:
     with pytest.raises(ZeroDivisionError), stop_on_signals(Pulse()):
         _ = 1 / 0
     assert [signal.getsignal(each) for each in NUMBERS] == before
+
+
+def test_stops_are_handled_as_wanted_and_the_handlers_put_back() -> None:
+    before, requests = signal.getsignal(signal.SIGTERM), list[str]()
+    with stops_handled_by(lambda number, _: requests.append(signal.Signals(number).name)):
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+    assert requests == ["SIGTERM", "SIGINT"]
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_where_a_launcher_listens_signals_are_its_own_affair() -> None:

@@ -12,10 +12,10 @@ from torch import Tensor
 from worker_processes import HANG_SECONDS
 
 from lockstep.errors import WorkerError
-from lockstep.exchange import tree_transport
+from lockstep.exchange import transports
 from lockstep.exchange.collectives import Messages
+from lockstep.exchange.transports import TreeTransport
 from lockstep.exchange.tree import PartialSum, TreeSum, assign_towers
-from lockstep.exchange.tree_transport import TreeTransport
 from lockstep.workers.rank import Worker
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64]
@@ -85,8 +85,8 @@ def totals_of(
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tree_transport, "collectives", mail.of)
-        patch.setattr(tree_transport, "ONE_ROUND_BYTES", one_round_bytes)
+        patch.setattr(transports, "collectives", mail.of)
+        patch.setattr(transports, "ONE_ROUND_BYTES", one_round_bytes)
         return run_threads(work, num_workers)
 
 
@@ -125,7 +125,7 @@ def test_a_sum_is_nan_where_the_messages_of_a_worker_have_not_come(one_round_byt
 
 
 def test_workers_with_other_tensors_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tree_transport, "collectives", Mail(2).of)
+    monkeypatch.setattr(transports, "collectives", Mail(2).of)
 
     def work(worker: Worker) -> None:
         sums = TreeSum()
