@@ -9,6 +9,7 @@ import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
@@ -26,11 +27,10 @@ if TYPE_CHECKING:
 _INCEPTION = "inception_v3"
 
 Option = bool | int | float | str
+_FROM_FILES = "leave it out, and warm-start from a file of weights"
 _GIVEN_ELSEWHERE = {
-    "num_classes": "give it as num_classes of Torchvision",
-    "weights": "leave it out, and warm-start from a file of weights",
-    "weights_backbone": "leave it out, and warm-start from a file of weights",
-    "pretrained": "leave it out, and warm-start from a file of weights",
+    "num_classes": "give it as num_classes of the model",
+    **dict.fromkeys(("weights", "weights_backbone", "pretrained", "checkpoint_path"), _FROM_FILES),
 }
 # Where torchvision would warn, or the net return other than logits and at most one auxiliary set of them.
 _DEFAULTS: Mapping[str, Mapping[str, Option]] = {
@@ -58,14 +58,7 @@ class Torchvision(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_type("options", self.options, Mapping, expected="a table", hint='write options={"dropout": 0.3}')
-        for option in _GIVEN_ELSEWHERE.keys() & self.options:
-            raise InputError(
-                f"options cannot hold {option!r}.",
-                given=f"options={dict(self.options)}",
-                expected="another option",
-                hint=_GIVEN_ELSEWHERE[option],
-            )
+        _check_options(self, 'write options={"dropout": 0.3}')
 
     @property
     def image_size(self) -> int:
@@ -103,6 +96,12 @@ class Timm(Checked):
     name: ModelName
     """As in "resnet50", or with the tag of some weights, "resnet50.a1_in1k": it loads none of them."""
     num_classes: PositiveInt = 1000
+    options: Mapping[str, Option] = field(default_factory=dict)
+    """Other arguments of `create_model`: {"drop_path_rate": 0.1, "img_size": 384, "in_chans": 1}."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_options(self, 'write options={"drop_path_rate": 0.1}')
 
     def check_installed(self) -> None:
         """Refuse the model where timm is not installed; it is not imported for it."""
@@ -113,7 +112,19 @@ class Timm(Checked):
         timm = _timm()
         # Names such as hf-hub:... are none of the list: they would fetch what they name.
         check_known("timm", self.name.partition(".")[0], timm.list_models(include_tags=False))
-        return built(self, seed, lambda: timm.create_model(self.name, pretrained=False, num_classes=self.num_classes))
+        make = partial(timm.create_model, self.name, pretrained=False, num_classes=self.num_classes, **self.options)
+        return built(self, seed, make)
+
+
+def _check_options(model: Torchvision | Timm, hint: str) -> None:
+    check_type("options", model.options, Mapping, expected="a table", hint=hint)
+    for option in _GIVEN_ELSEWHERE.keys() & model.options:
+        raise InputError(
+            f"options cannot hold {option!r}.",
+            given=f"options={dict(model.options)}",
+            expected="another option",
+            hint=_GIVEN_ELSEWHERE[option],
+        )
 
 
 def check_library(library: str) -> None:

@@ -174,11 +174,12 @@ def test_a_library_that_is_not_there_is_named(value: Value, monkeypatch: pytest.
         value.build(seed=0)
 
 
-@pytest.mark.parametrize("option", ["weights", "weights_backbone", "pretrained", "num_classes"])
-def test_options_said_elsewhere_are_refused(option: str) -> None:
-    hint = "num_classes of Torchvision" if option == "num_classes" else "warm-start from a file of weights"
+@pytest.mark.parametrize("kind", [Torchvision, Timm])
+@pytest.mark.parametrize("option", ["weights", "weights_backbone", "pretrained", "checkpoint_path", "num_classes"])
+def test_options_said_elsewhere_are_refused(option: str, kind: type[Value]) -> None:
+    hint = "num_classes of the model" if option == "num_classes" else "warm-start from a file of weights"
     with pytest.raises(InputError, match=f"options cannot hold '{option}'.*\n.*\n.*\n.*{hint}"):
-        Torchvision("resnet18", options={option: 1})
+        kind("resnet18", options={option: 1})
 
 
 @pytest.mark.parametrize(
@@ -195,6 +196,15 @@ def test_other_fields_are_refused(kind: type[Value], fields: dict[str, Any], mes
         kind(**fields)
 
 
-def test_options_are_a_table() -> None:
+@pytest.mark.parametrize("kind", [Torchvision, Timm])
+def test_options_are_a_table(kind: type[Value]) -> None:
     with pytest.raises(InputError, match=r"options is of the wrong type.*\n.*list\n.*a table"):
-        Torchvision("resnet18", options=["dropout"])  # type: ignore[arg-type]
+        kind("resnet18", options=["dropout"])  # type: ignore[arg-type]
+
+
+@needs_timm
+def test_options_of_timm_are_arguments_of_its_function() -> None:
+    model: Any = Timm("vit_tiny_patch16_224", 4, options={"img_size": 32, "in_chans": 1, "drop_path_rate": 0.1}).build(
+        0
+    )
+    assert model(torch.zeros(2, 1, 32, 32)).shape == (2, 4)
