@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lockstep.augmentations.auto_augment import RandAugment
 from lockstep.augmentations.boxes import ConvertClassLogitsToSoftmax
 from lockstep.augmentations.colours import (
     NormalizeImage,
@@ -24,9 +25,10 @@ from lockstep.augmentations.colours import (
     RgbToGray,
     SubtractChannelMean,
 )
-from lockstep.augmentations.pixels import RandomBlackPatches
+from lockstep.augmentations.mixing import MixDraws
+from lockstep.augmentations.pixels import RandomBlackPatches, RandomErasing
 from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioResizer
-from lockstep.augmentations.turns import HorizontalFlip, RandomShift
+from lockstep.augmentations.turns import HorizontalFlip, RandomShift, RandomVerticalFlip
 from lockstep.checkpoints.retention import Retention
 from lockstep.data.order import BlockShuffled
 from lockstep.detection.tf_configs import FasterRcnn, Ssd
@@ -213,6 +215,12 @@ preprocessings = (
         channels,
         deviations,
         st.sampled_from(["rgb", "bgr"]),
+        st.just((0.5, 2.0)),
+        st.sampled_from(["antialiased", "bilinear"]),
+        chances,
+        st.lists(
+            st.sampled_from([RandomVerticalFlip(), RandAugment(3, 5), RandomErasing(fill="noise")]), max_size=3
+        ).map(lambda some: (*some, MixDraws(0.8, 1.0))),
     )
 )
 sizes = st.integers(75, 512)
