@@ -1,18 +1,21 @@
 """Classifiers of torchvision and of timm by their names, without their weights: those come from files.
 
-Both libraries are optional, and imported only when a net is built.
+Both libraries are optional, and imported only when a net is built. Torchvision's operators may not load, where its
+wheel was built for a torch with CUDA and the torch here has none; then torchvision, and timm with it, cannot be
+imported, for the one reason that it registers shapes for operators that are not there. So they are declared for it.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
+from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import torch
 
@@ -20,6 +23,7 @@ from lockstep.checks import Checked, Hint, PositiveInt, check_type
 from lockstep.errors import InputError
 from lockstep.listing import shorten
 from lockstep.models.values import InceptionV3
+from lockstep.screen import log
 
 if TYPE_CHECKING:
     from torch import nn
@@ -78,7 +82,7 @@ class Torchvision(Checked):
 
     def build(self, seed: int) -> nn.Module:
         """Make the net; its initial weights depend on the seed alone, and no random stream of torch's is touched."""
-        models = import_torchvision()
+        models = imported("torchvision.models")
         check_known("torchvision", self.name, models.list_models(module=models), models.list_models())
         options = {**_DEFAULTS.get(self.name, {}), **self.options}
         return built(
@@ -109,7 +113,7 @@ class Timm(Checked):
 
     def build(self, seed: int) -> nn.Module:
         """Make the net; its initial weights depend on the seed alone, and no random stream of torch's is touched."""
-        timm = _timm()
+        timm = imported("timm")
         # Names such as hf-hub:... are none of the list: they would fetch what they name.
         check_known("timm", self.name.partition(".")[0], timm.list_models(include_tags=False))
         make = partial(timm.create_model, self.name, pretrained=False, num_classes=self.num_classes, **self.options)
@@ -133,28 +137,44 @@ def check_library(library: str) -> None:
         raise _not_usable(library, f"{library} is not installed")
 
 
-def import_torchvision() -> ModuleType:
-    """Import torchvision's models, or say in one error why they cannot be."""
-    with _imported("torchvision"):
-        import torchvision.models
-
-        return cast(ModuleType, torchvision.models)
-
-
-def _timm() -> ModuleType:
-    with _imported("timm"):
-        import timm
-
-        return cast(ModuleType, timm)
-
-
-@contextmanager
-def _imported(library: str) -> Iterator[None]:
-    """Explain an import that fails, in any way: the library is missing, or made for another torch."""
+def imported(module: str) -> ModuleType:
+    """Import a module, or explain why it cannot be, in any way: its library is missing, or made for another torch."""
+    library = module.partition(".")[0]
     try:
-        yield
+        try:
+            return import_module(module)
+        except RuntimeError as error:
+            if str(error) not in _MISSING:
+                raise
+        declare_operators()
+        for name in [name for name in sys.modules if name.partition(".")[0] in (library, "torchvision")]:
+            del sys.modules[name]  # half imported
+        return import_module(module)
     except Exception as error:
         raise _not_usable(library, f"{type(error).__name__}: {error}") from error
+
+
+_OPERATORS = ("nms", "qnms")
+"""Those that torchvision takes for granted when it is imported; it asks whether it has the others."""
+_MISSING = [f"operator torchvision::{name} does not exist" for name in _OPERATORS]
+
+
+@cache
+def declare_operators() -> torch.library.Library:
+    """Declare the operators of torchvision that its import takes for granted, where its own do not load.
+
+    Returns:
+        What keeps them declared, as long as it lives.
+    """
+    log.warning(
+        "torchvision's own operators do not load, as they were not built for torch %s: classifiers need none, and "
+        "detectors take Lockstep's non-maximum suppression",
+        torch.__version__,
+    )
+    declared = torch.library.Library("torchvision", "FRAGMENT")
+    for name in _OPERATORS:
+        declared.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    return declared
 
 
 def _not_usable(library: str, given: str) -> InputError:
