@@ -155,7 +155,7 @@ def imported(module: str) -> ModuleType:
 
 
 _OPERATORS = ("nms", "qnms")
-"""Those that torchvision takes for granted when it is imported; it asks whether it has the others."""
+"""Operators that torchvision takes for granted when it is imported; it asks whether it has the others."""
 _MISSING = [f"operator torchvision::{name} does not exist" for name in _OPERATORS]
 
 

@@ -116,13 +116,13 @@ class LayerDecay(Checked):
 
 
 _BLOCK = re.compile(r"(?:[^.]+\.)*?(?:[^.]*_)?[0-9]+(?=\.)")
-"""The start of a parameter's name up to its first numbered part: `blocks.3` of `blocks.3.attn.qkv.weight`."""
+"""The start of a parameter's name up to its first numbered part: "blocks.3" of "blocks.3.attn.qkv.weight"."""
 
 
 def layers(names: Iterable[str]) -> dict[str, list[str]]:
     """Group the names of a model's parameters, in the model's order, by layer.
 
-    A numbered block, such as `blocks.3` or `encoder_layer_3`, is a layer. All that comes before the first block is
+    A numbered block, such as "blocks.3" or "encoder_layer_3", is a layer. All that comes before the first block is
     one, and all that comes after the last; what stands between two blocks belongs to the first of them. In a model
     without numbered blocks, each child of the model is a layer.
     """

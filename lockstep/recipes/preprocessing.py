@@ -121,7 +121,7 @@ class ResizedCrop(Checked):
     """Share of the images whose left and right are exchanged."""
     augment: tuple[ImageAugmentation, ...] = ()
     """Further augmentations, in this order, after the policy. Those whose numbers alone are drawn where images are read
-    (`jitter_draws`, `grey_draws`, `mix_draws`: mixup and CutMix) come after all others, on the device. Where images are
+    (`JitterDraws`, `GreyDraws`, and `MixDraws`, which is mixup and CutMix) come after all others, on the device. Where images are
     mixed, the labels of the losses are, too."""
 
     def __post_init__(self) -> None:
