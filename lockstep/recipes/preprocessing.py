@@ -121,8 +121,8 @@ class ResizedCrop(Checked):
     """Share of the images whose left and right are exchanged."""
     augment: tuple[ImageAugmentation, ...] = ()
     """Further augmentations, in this order, after the policy. Those whose numbers alone are drawn where images are read
-    (`JitterDraws`, `GreyDraws`, and `MixDraws`, which is mixup and CutMix) come after all others, on the device. Where images are
-    mixed, the labels of the losses are, too."""
+    come after all others, on the device: `JitterDraws`, `GreyDraws`, and `MixDraws`, which is mixup and CutMix. Where
+    images are mixed, the labels of the losses are, too."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
