@@ -17,6 +17,7 @@ _KINDS = {
     "SqueezeNet": "squeezenet",
     "DataLoading": "feed",
     "Monitoring": "watch",
+    "TorchOptimizerByName": "from_torch",
 }
 """Kinds that are not the class name in snake_case."""
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")

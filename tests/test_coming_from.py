@@ -18,6 +18,7 @@ import lockstep as ls
 from lockstep.cli.main import parse
 from lockstep.recipes.shipped import find
 from lockstep.recipes.toml import with_settings
+from lockstep.training.attempt import Attempt
 
 PAGE = (Path(__file__).parent.parent / "docs" / "reference" / "coming-from.md").read_text()
 CODE = "\n".join(re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))
@@ -59,6 +60,28 @@ def test_fields_of_recipes_are_there(code: str) -> None:
         with_settings(recipe, [f"{path.strip()}={value.strip()}"])
     else:
         reduce(getattr, path.split("."), recipe)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Linear(4, 4)
+        self.fc = nn.Linear(4, 4)
+
+
+@pytest.mark.parametrize("code", [c for c in FIELDS if re.match(r"(optimizer|average|gradient_transforms)\b.*=", c)])
+def test_updates_of_recipes_are_made(code: str) -> None:
+    path, _, value = code.partition("=")
+    recipe = with_settings(find("flowers"), [f"{path.strip()}={value.strip()}"])
+    model = Net()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    transforms = recipe.gradient_transforms
+    state = ls.TrainState(model, recipe.optimizer, gradient_transforms=transforms, average=recipe.average)
+    state.resolve(1000, 10)
+    state.apply(Attempt([torch.ones_like(parameter) for parameter in before], (), {"loss": 1.0}))
+    assert state.step == 1
+    for parameter, value_before in zip(model.parameters(), before, strict=True):
+        assert not torch.equal(parameter, value_before)
 
 
 @pytest.mark.parametrize("flags", [code for code in HERE if code.startswith("--")])

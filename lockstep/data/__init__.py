@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from lockstep.data.order import BlockShuffled as BlockShuffled
     from lockstep.data.order import Mixture as Mixture
     from lockstep.data.order import Weighted as Weighted
+    from lockstep.data.pipelines import TorchvisionTransforms as TorchvisionTransforms
     from lockstep.readers.coco import Coco as Coco
     from lockstep.readers.combine import Concatenated as Concatenated
     from lockstep.readers.detection import DetectionReader as DetectionReader

@@ -6,15 +6,19 @@ Lockstep has itself need no torchvision.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Generator, Tensor, nn
 
 from lockstep.detection.detector import DetectionModel, Detections, Targets
+from lockstep.detection.nms import batched_nms
 from lockstep.errors import InputError
 from lockstep.models.initial_weights import check_images
-from lockstep.models.torchvision_models import built, check_known, import_torchvision
+from lockstep.models.torchvision_models import built, check_known, imported
 
 if TYPE_CHECKING:
     from lockstep.detection.values import TorchvisionDetector
@@ -86,7 +90,8 @@ def torchvision_detector(value: TorchvisionDetector, generator: Generator) -> To
     Raises:
         InputError: torchvision cannot be imported, or has no such detector.
     """
-    models = import_torchvision()
+    models = imported("torchvision.models")
+    _complete_operators()
     known = models.list_models(module=models.detection)
     check_known("torchvision", value.name, known, models.list_models(), kind="detector")
     weights = {"weights": None, "weights_backbone": None}
@@ -96,6 +101,23 @@ def torchvision_detector(value: TorchvisionDetector, generator: Generator) -> To
         lambda: models.get_model(value.name, num_classes=value.num_classes + 1, **weights, **value.options),
     )
     return TorchvisionDetectionNet(model, value.num_classes)
+
+
+def _complete_operators() -> None:
+    """Give torchvision a non-maximum suppression where its own operators do not load.
+
+    Its RoIAlign is then one of its own in Python, which is not compiled: that takes a minute.
+    """
+    from torchvision import extension, ops
+
+    if not extension._has_ops():
+        ops.boxes.nms = ops.nms = _nms
+        align: Any = import_module("torchvision.ops.roi_align")
+        align._roi_align = inspect.unwrap(align._roi_align)
+
+
+def _nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
+    return batched_nms(boxes, scores, torch.zeros(len(scores), dtype=torch.int64, device=scores.device), iou_threshold)
 
 
 def _unchanged(image: Tensor, target: Any = None) -> tuple[Tensor, Any]:

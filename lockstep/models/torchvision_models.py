@@ -1,13 +1,17 @@
 """Classifiers of torchvision and of timm by their names, without their weights: those come from files.
 
-Both libraries are optional, and imported only when a net is built.
+Both libraries are optional, and imported only when a net is built. Torchvision's operators may not load, where its
+wheel was built for a torch with CUDA and the torch here has none; then torchvision, and timm with it, cannot be
+imported, for the one reason that it registers shapes for operators that are not there. So they are declared for it.
 """
 
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -19,6 +23,7 @@ from lockstep.checks import Checked, Hint, PositiveInt, check_type
 from lockstep.errors import InputError
 from lockstep.listing import shorten
 from lockstep.models.values import InceptionV3
+from lockstep.screen import log
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,11 +31,10 @@ if TYPE_CHECKING:
 _INCEPTION = "inception_v3"
 
 Option = bool | int | float | str
+_FROM_FILES = "leave it out, and warm-start from a file of weights"
 _GIVEN_ELSEWHERE = {
-    "num_classes": "give it as num_classes of Torchvision",
-    "weights": "leave it out, and warm-start from a file of weights",
-    "weights_backbone": "leave it out, and warm-start from a file of weights",
-    "pretrained": "leave it out, and warm-start from a file of weights",
+    "num_classes": "give it as num_classes of the model",
+    **dict.fromkeys(("weights", "weights_backbone", "pretrained", "checkpoint_path"), _FROM_FILES),
 }
 # Where torchvision would warn, or the net return other than logits and at most one auxiliary set of them.
 _DEFAULTS: Mapping[str, Mapping[str, Option]] = {
@@ -58,14 +62,7 @@ class Torchvision(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_type("options", self.options, Mapping, expected="a table", hint='write options={"dropout": 0.3}')
-        for option in _GIVEN_ELSEWHERE.keys() & self.options:
-            raise InputError(
-                f"options cannot hold {option!r}.",
-                given=f"options={dict(self.options)}",
-                expected="another option",
-                hint=_GIVEN_ELSEWHERE[option],
-            )
+        _check_options(self, 'write options={"dropout": 0.3}')
 
     @property
     def image_size(self) -> int:
@@ -85,7 +82,7 @@ class Torchvision(Checked):
 
     def build(self, seed: int) -> nn.Module:
         """Make the net; its initial weights depend on the seed alone, and no random stream of torch's is touched."""
-        models = import_torchvision()
+        models = imported("torchvision.models")
         check_known("torchvision", self.name, models.list_models(module=models), models.list_models())
         options = {**_DEFAULTS.get(self.name, {}), **self.options}
         return built(
@@ -103,6 +100,12 @@ class Timm(Checked):
     name: ModelName
     """As in "resnet50", or with the tag of some weights, "resnet50.a1_in1k": it loads none of them."""
     num_classes: PositiveInt = 1000
+    options: Mapping[str, Option] = field(default_factory=dict)
+    """Other arguments of `create_model`: {"drop_path_rate": 0.1, "img_size": 384, "in_chans": 1}."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_options(self, 'write options={"drop_path_rate": 0.1}')
 
     def check_installed(self) -> None:
         """Refuse the model where timm is not installed; it is not imported for it."""
@@ -110,10 +113,22 @@ class Timm(Checked):
 
     def build(self, seed: int) -> nn.Module:
         """Make the net; its initial weights depend on the seed alone, and no random stream of torch's is touched."""
-        timm = _imported("timm")
+        timm = imported("timm")
         # Names such as hf-hub:... are none of the list: they would fetch what they name.
         check_known("timm", self.name.partition(".")[0], timm.list_models(include_tags=False))
-        return built(self, seed, lambda: timm.create_model(self.name, pretrained=False, num_classes=self.num_classes))
+        make = partial(timm.create_model, self.name, pretrained=False, num_classes=self.num_classes, **self.options)
+        return built(self, seed, make)
+
+
+def _check_options(model: Torchvision | Timm, hint: str) -> None:
+    check_type("options", model.options, Mapping, expected="a table", hint=hint)
+    for option in _GIVEN_ELSEWHERE.keys() & model.options:
+        raise InputError(
+            f"options cannot hold {option!r}.",
+            given=f"options={dict(model.options)}",
+            expected="another option",
+            hint=_GIVEN_ELSEWHERE[option],
+        )
 
 
 def check_library(library: str) -> None:
@@ -122,16 +137,44 @@ def check_library(library: str) -> None:
         raise _not_usable(library, f"{library} is not installed")
 
 
-def import_torchvision() -> ModuleType:
-    """Import torchvision's models, or say in one error why they cannot be."""
-    return _imported("torchvision.models")
-
-
-def _imported(name: str) -> ModuleType:
+def imported(module: str) -> ModuleType:
+    """Import a module, or explain why it cannot be, in any way: its library is missing, or made for another torch."""
+    library = module.partition(".")[0]
     try:
-        return import_module(name)
-    except Exception as error:  # of any kind: the library is missing, or made for another torch
-        raise _not_usable(name.partition(".")[0], f"{type(error).__name__}: {error}") from error
+        try:
+            return import_module(module)
+        except RuntimeError as error:
+            if str(error) not in _MISSING:
+                raise
+        declare_operators()
+        for name in [name for name in sys.modules if name.partition(".")[0] in (library, "torchvision")]:
+            del sys.modules[name]  # half imported
+        return import_module(module)
+    except Exception as error:
+        raise _not_usable(library, f"{type(error).__name__}: {error}") from error
+
+
+_OPERATORS = ("nms", "qnms")
+"""Operators that torchvision takes for granted when it is imported; it asks whether it has the others."""
+_MISSING = [f"operator torchvision::{name} does not exist" for name in _OPERATORS]
+
+
+@cache
+def declare_operators() -> torch.library.Library:
+    """Declare the operators of torchvision that its import takes for granted, where its own do not load.
+
+    Returns:
+        What keeps them declared, as long as it lives.
+    """
+    log.warning(
+        "torchvision's own operators do not load, as they were not built for torch %s: classifiers need none, and "
+        "detectors take Lockstep's non-maximum suppression",
+        torch.__version__,
+    )
+    declared = torch.library.Library("torchvision", "FRAGMENT")
+    for name in _OPERATORS:
+        declared.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    return declared
 
 
 def _not_usable(library: str, given: str) -> InputError:

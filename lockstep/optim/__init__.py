@@ -12,6 +12,7 @@ from lockstep.lazy import lazy_names
 if TYPE_CHECKING:
     from lockstep.optim.averages import MovingAverage as MovingAverage
     from lockstep.optim.by_name import ByName as ByName
+    from lockstep.optim.by_name import LayerDecay as LayerDecay
     from lockstep.optim.from_torch import FromTorch as FromTorch
     from lockstep.optim.optimizers import LAMB as LAMB
     from lockstep.optim.optimizers import LARS as LARS

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import torch
 
-from lockstep.checks import Checked, Decay, Hint
+from lockstep.checks import Checked, Decay, Hint, PositiveFloat
+from lockstep.errors import InputError
 from lockstep.tensors import all_widened
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ class MovingAverage(Checked):
     """average = d * average + (1 - d) * parameter after each update, with d = min(decay, (1 + t) / (10 + t)).
 
     The rule of tf.train.ExponentialMovingAverage with num_updates; t is the step that the update made, so early
-    averages follow the parameters closely. With dynamic=False, d is `decay` throughout.
+    averages follow the parameters closely. With dynamic=False, d is `decay` throughout. With `half_life_steps`, decay
+    is 0.5 ** (1 / half_life_steps).
     """
 
     decay: Annotated[Decay, Hint("give a decay such as 0.999 or 0.9999")] = 0.9999
@@ -29,10 +31,24 @@ class MovingAverage(Checked):
     """Average the batch-norm statistics too, as the Inception trainer did: all floating-point buffers but float8.
 
     A buffer that is not finite at the start, such as a mask of -inf, has no average: its values are copied."""
+    half_life_steps: PositiveFloat | None = None
+    """Updates after which the parameters of before weigh half as much; None: `decay` says it."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        usual = type(self).decay
+        if self.half_life_steps is not None and self.decay != usual:
+            raise InputError(
+                "The decay of the average is said twice.",
+                given=f"decay={self.decay}, half_life_steps={self.half_life_steps}",
+                expected="one of them",
+                hint="leave decay or half_life_steps out",
+            )
 
     def decay_at(self, step: int) -> float:
         """Return the decay used by the update that makes `step`."""
-        return min(self.decay, (1 + step) / (10 + step)) if self.dynamic else self.decay
+        decay = self.decay if self.half_life_steps is None else 0.5 ** (1 / self.half_life_steps)
+        return min(decay, (1 + step) / (10 + step)) if self.dynamic else decay
 
     def bind(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> BoundAverage:
         """Start the averages at the present values, kept in float32 or wider."""

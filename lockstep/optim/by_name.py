@@ -1,17 +1,19 @@
-"""Different optimizers for different parameters, chosen by name."""
+"""Different optimizers, or rates, for different parameters, chosen by name."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
 
-from lockstep.checks import check_type, wrong_type
+from lockstep.checks import Checked, Hint, Range, check_type, wrong_type
 from lockstep.errors import InputError
 from lockstep.inline_toml import inline_toml
 from lockstep.optim.gradients import Gradients
 from lockstep.optim.rules import Optimizer, of_another
-from lockstep.selection import pattern_of_each
+from lockstep.optim.schedules import Scaled
+from lockstep.selection import assigned, pattern_of_each
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,12 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ByName:
-    """Updates each parameter by the one optimizer whose pattern matches its name.
+    """Updates each parameter by the one optimizer whose pattern matches its name, or else by the rest.
 
     A pattern is a regular expression that is searched for in the name, or the exact name.
     """
 
     optimizers: Mapping[str, Optimizer]
+    rest: Optimizer | None = None
+    """Updates the parameters that no pattern matches; None: each has to match one."""
 
     def __post_init__(self) -> None:
         hint = 'write ByName({r"bias$": SGD(0.1), r"weight$": SGD(0.01)})'
@@ -33,46 +37,124 @@ class ByName:
             raise InputError(
                 "There is no optimizer.", given="optimizers={}", expected="one by pattern, or more", hint=hint
             )
-        for pattern, optimizer in self.optimizers.items():
+        given = {f"The optimizer of {pattern!r}": optimizer for pattern, optimizer in self.optimizers.items()}
+        for name, optimizer in given.items() if self.rest is None else {**given, "rest": self.rest}.items():
             if isinstance(optimizer, type) or not hasattr(optimizer, "bind"):
-                name = f"The optimizer of {pattern!r}"
                 raise wrong_type(name, optimizer, expected="an optimizer, a value without parameters", hint=hint)
 
     def bind(self, parameters: Mapping[str, Tensor]) -> BoundByName:
-        """Bind each optimizer to the parameters that its pattern matches."""
+        """Bind each optimizer to the parameters that its pattern matches, and the rest to those that are left.
+
+        Raises:
+            InputError: no optimizer is left for a parameter, or no parameter for the rest.
+        """
         optimizer_of = pattern_of_each("optimizer", self.optimizers, parameters)
-        forgotten = [name for name in parameters if name not in optimizer_of]
-        if forgotten:
-            raise InputError(
+        left = [name for name in parameters if name not in optimizer_of]
+        if bool(left) == (self.rest is None):
+            raise self._unfit(left)
+        names_of = {pattern: [n for n in parameters if optimizer_of.get(n) == pattern] for pattern in self.optimizers}
+        parts = [_Part(each, self.optimizers[each], names, parameters) for each, names in names_of.items()]
+        return BoundByName(parts if self.rest is None else [*parts, _Part("rest", self.rest, left, parameters)])
+
+    def _unfit(self, left: Sequence[str]) -> InputError:
+        patterns = f"patterns {', '.join(map(repr, self.optimizers))}"
+        if left:
+            return InputError(
                 "Some parameters would have no optimizer.",
-                given=f"patterns {', '.join(map(repr, self.optimizers))}; not matched: {', '.join(forgotten)}",
+                given=f"{patterns}; not matched: {', '.join(left)}",
                 expected="one pattern for each parameter",
-                hint="add a pattern for these, or freeze them",
+                hint="add a pattern for these, give the optimizer of the rest, or freeze them",
             )
-        return BoundByName(
-            [
-                _Part(
-                    pattern,
-                    optimizer,
-                    [index for index, name in enumerate(parameters) if optimizer_of[name] == pattern],
-                    {name: p for name, p in parameters.items() if optimizer_of[name] == pattern},
-                )
-                for pattern, optimizer in self.optimizers.items()
-            ]
+        return InputError(
+            "The optimizer of the rest would update nothing.",
+            given=f"{patterns}, which match every parameter, and rest={inline_toml(self.rest)}",
+            expected="parameters that no pattern matches, or no rest",
+            hint="leave rest out, or make a pattern narrower",
         )
 
 
+@dataclass(frozen=True)
+class LayerDecay(Checked):
+    """One optimizer for all layers, with a rate for each: `decay` times that of the layer above, `lr` for the last.
+
+    So the first layers, which are general, change least where a model is fine-tuned (Howard and Ruder: Universal
+    Language Model Fine-tuning for Text Classification, 2018; with the rates of BEiT, MAE and timm). `layers` says what
+    a layer is.
+    """
+
+    optimizer: Optimizer
+    """With a learning rate `lr`."""
+    decay: Annotated[float, Range(gt=0, le=1), Hint("give a factor such as 0.75; 1 is the same rate for all")] = 0.75
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.optimizer, type) or not hasattr(self.optimizer, "lr"):
+            hint = "write LayerDecay(AdamW(1e-3), decay=0.75)"
+            raise wrong_type("optimizer", self.optimizer, expected="an optimizer with a learning rate lr", hint=hint)
+
+    def bind(self, parameters: Mapping[str, Tensor]) -> BoundByName:
+        """Bind the optimizer to the parameters of each layer, the last one first."""
+        if isinstance(decays := getattr(self.optimizer, "weight_decay", 0.0), Mapping):
+            decays = assigned("weight_decay", decays, parameters)
+        last_first = [*layers(parameters).items()][::-1]
+        return BoundByName(
+            [
+                _Part(layer, self._of(names, below, decays), names, parameters)
+                for below, (layer, names) in enumerate(last_first)
+            ]
+        )
+
+    def _of(self, names: Sequence[str], below: int, decays: float | Mapping[str, float]) -> Optimizer:
+        """Return the optimizer of a layer that is so many below the last; it knows no other layer's parameters."""
+        given: Any = self.optimizer
+        rate, factor = given.lr, self.decay**below
+        changed: dict[str, Any] = {"lr": Scaled(rate, factor) if callable(rate) else rate * factor}
+        if isinstance(decays, Mapping):
+            changed["weight_decay"] = {name: decays[name] for name in names if name in decays} or 0.0
+        optimizer: Optimizer = replace(given, **changed)
+        return optimizer
+
+
+_BLOCK = re.compile(r"(?:[^.]+\.)*?(?:[^.]*_)?[0-9]+(?=\.)")
+"""The start of a parameter's name up to its first numbered part: "blocks.3" of "blocks.3.attn.qkv.weight"."""
+
+
+def layers(names: Iterable[str]) -> dict[str, list[str]]:
+    """Group the names of a model's parameters, in the model's order, by layer.
+
+    A numbered block, such as "blocks.3" or "encoder_layer_3", is a layer. All that comes before the first block is
+    one, and all that comes after the last; what stands between two blocks belongs to the first of them. In a model
+    without numbered blocks, each child of the model is a layer.
+    """
+    names = list(names)
+    blocks = [match[0] if (match := _BLOCK.match(name)) else None for name in names]
+    num_before_the_end = max((place + 1 for place, block in enumerate(blocks) if block), default=0)
+    found: dict[str, list[str]] = {}
+    layer = "before the blocks"
+    for place, (name, block) in enumerate(zip(names, blocks, strict=True)):
+        layer = block or (layer if place < num_before_the_end else "after the blocks")
+        found.setdefault(layer if num_before_the_end else name.partition(".")[0], []).append(name)
+    return found
+
+
 class _Part:
-    """One of the optimizers, bound to its parameters; `indices` are their places among all."""
+    """One of the optimizers, bound to its parameters.
+
+    Args:
+        pattern: of the parameters' names, or what else they are called in messages.
+        optimizer: of them.
+        names: of them, in the order of all.
+        parameters: all of them.
+    """
 
     def __init__(
-        self, pattern: str, optimizer: Optimizer, indices: list[int], parameters: Mapping[str, Tensor]
+        self, pattern: str, optimizer: Optimizer, names: Sequence[str], parameters: Mapping[str, Tensor]
     ) -> None:
-        self.pattern = pattern
+        self.pattern, self.names = pattern, names
         self.label = f"optimizer {pattern!r} = {inline_toml(optimizer)}"
-        self.indices = indices
-        self.names = list(parameters)
-        self.bound = optimizer.bind(parameters)
+        places = {name: place for place, name in enumerate(parameters)}
+        self.indices = [places[name] for name in names]
+        self.bound = optimizer.bind({name: parameters[name] for name in names})
 
 
 class BoundByName:

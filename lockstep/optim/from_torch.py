@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer as TorchOptimizer
 
-from lockstep.checks import plain, wrong_type
+from lockstep.checks import Checked, Hint, check_type, plain, wrong_type
 from lockstep.errors import InputError
 from lockstep.optim.gradients import Gradients
 from lockstep.optim.rules import Scheduled, of_another
 from lockstep.optim.schedules import LearningRate, check_schedule
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer as TorchOptimizer
 
 _SCALARS = (bool, int, float, str, type(None))
 _UNUSED_RATE = 1e-3  # torch's classes want a number; each update sets the schedule's
@@ -44,7 +47,7 @@ class FromTorch:
         if "lr" in arguments:
             arguments["lr"] = plain(arguments["lr"])
             check_schedule("lr", arguments["lr"])
-        trial = self._built([nn.Parameter(torch.zeros(1, 1))], hint="correct the arguments")
+        trial = self._built([torch.nn.Parameter(torch.zeros(1, 1))], hint="correct the arguments")
         if not isinstance(trial.defaults.get("lr"), float | int):
             raise InputError(
                 f"{cls.__name__} has no learning rate.",
@@ -77,6 +80,50 @@ class FromTorch:
                 hint=hint,
             ) from error
         return built
+
+
+Argument = bool | int | float | str | tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class TorchOptimizerByName(Checked):
+    """An optimizer of `torch.optim` by the name of its class, as a recipe has it: what `FromTorch` is in a script."""
+
+    name: Annotated[str, Hint('write name="NAdam"')]
+    lr: LearningRate
+    arguments: Mapping[str, Argument] = field(default_factory=dict)
+    """The others of the class: {"momentum_decay": 0.004}."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        hint = 'write arguments={"momentum_decay": 0.004}'
+        check_type("arguments", self.arguments, Mapping, expected="a table", hint=hint)
+        if "lr" in self.arguments:
+            raise InputError(
+                "The learning rate is no argument beside the others.",
+                given=f"arguments={dict(self.arguments)}",
+                expected="arguments without lr",
+                hint="give it as lr, which may be a schedule",
+            )
+
+    def bind(self, parameters: Mapping[str, Tensor]) -> BoundFromTorch:
+        """Build the optimizer of these parameters.
+
+        Raises:
+            InputError: torch has no such optimizer, or it takes other arguments.
+        """
+        classes = {
+            n: c for n, c in vars(torch.optim).items() if isinstance(c, type) and issubclass(c, torch.optim.Optimizer)
+        }
+        if self.name not in classes:
+            close = difflib.get_close_matches(self.name, classes, n=1)
+            raise InputError(
+                f"torch {torch.__version__} has no optimizer {self.name!r}.",
+                given=f"name={self.name!r}",
+                expected=f"one of {', '.join(sorted(classes.keys() - {'Optimizer'}))}",
+                hint=f"did you mean {close[0]!r}?" if close else "name one of these",
+            )
+        return FromTorch(classes[self.name], lr=self.lr, **self.arguments).bind(parameters)
 
 
 class BoundFromTorch(Scheduled):
@@ -129,13 +176,13 @@ class BoundFromTorch(Scheduled):
             f"{self._kind}.{key}/{name}": value
             for name, parameter in self._parameters.items()
             for key, value in self._optimizer.state.get(parameter, {}).items()
-            if isinstance(value, Tensor)
+            if isinstance(value, torch.Tensor)
         }
 
     def values(self) -> dict[str, Any]:
         """Return the state that is no tensor, and the changes of the parameter groups; refuse all but plain values."""
         states = {
-            name: {k: v for k, v in self._optimizer.state.get(parameter, {}).items() if not isinstance(v, Tensor)}
+            name: {k: v for k, v in self._optimizer.state.get(parameter, {}).items() if not isinstance(v, torch.Tensor)}
             for name, parameter in self._parameters.items()
         }
         groups = [_changed(*pair) for pair in zip(self._optimizer.param_groups, self._groups, strict=True)]
@@ -223,7 +270,7 @@ def _differ(value: Any, before: Any) -> bool:
 
 
 def _check_class(cls: object) -> None:
-    if not isinstance(cls, type) or not issubclass(cls, TorchOptimizer):
+    if not isinstance(cls, type) or not issubclass(cls, torch.optim.Optimizer):
         hint = "write FromTorch(torch.optim.NAdam, lr=0.002): the class, then its arguments"
         raise wrong_type("cls", cls, expected="a subclass of torch.optim.Optimizer", hint=hint)
     wanted = [p for p in list(inspect.signature(cls.step).parameters.values())[1:] if p.default is p.empty]

@@ -25,11 +25,12 @@ from lockstep.images.decode import Decoding
 from lockstep.images.normalisation import scale_image
 from lockstep.listing import hint_for_path
 from lockstep.readers.paths import check_there, found_from, is_folder
-from lockstep.recipes.preprocessing import Inception, Preprocessing
+from lockstep.recipes.preprocessing import Inception, Preprocessing, ResizedCrop
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from lockstep.augmentations.mixing import MixDraws
     from lockstep.readers.label_map import LabelMap
     from lockstep.readers.reader import Reader
 
@@ -59,6 +60,7 @@ class MnistData:
     size_field: ClassVar[str] = "data.image_size"
     image_size: ClassVar[int] = 28
     splits: ClassVar[Sequence[str]] = SPLITS
+    mixing: ClassVar[None] = None
 
     def check_complete(self) -> None:
         """Do nothing: the data comes with the project."""
@@ -277,6 +279,11 @@ class ImageData(PathData, Checked):
     def evaluation(self) -> Sequence[Augment]:
         """Return the augmentations of batches that are scored; they draw no random numbers."""
         return self._preset.evaluate
+
+    @property
+    def mixing(self) -> MixDraws | None:
+        """What mixes the images of a batch, and so their labels; None: nothing does."""
+        return self.preprocessing.mixing if isinstance(self.preprocessing, ResizedCrop) else None
 
     def inputs(self, batch: Mapping[str, Any]) -> Tensor:
         """Make the input of the network: floats of shape (batch, 3, image_size, image_size)."""

@@ -36,6 +36,7 @@ from lockstep.optim import (
     ClipValue,
     Cosine,
     Exponential,
+    LayerDecay,
     MovingAverage,
     OneCycle,
     PiecewiseConstant,
@@ -45,6 +46,7 @@ from lockstep.optim import (
     ScaleGradients,
     Warmup,
 )
+from lockstep.optim.from_torch import TorchOptimizerByName
 from lockstep.optim.optimizers import FTRL, Adadelta
 from lockstep.optim.rules import Optimizer
 from lockstep.optim.schedules import Constant, Schedule
@@ -70,7 +72,20 @@ from lockstep.types import End
 
 CLASSES_OF: Mapping[Any, tuple[type, ...]] = {
     Schedule: (Constant, Cosine, Exponential, Polynomial, PiecewiseConstant, OneCycle, Warmup, ScaledByBatch),
-    Optimizer: (SGD, RMSProp, Adam, AdamW, Adagrad, Adadelta, FTRL, LARS, LAMB, ByName),
+    Optimizer: (
+        SGD,
+        RMSProp,
+        Adam,
+        AdamW,
+        Adagrad,
+        Adadelta,
+        FTRL,
+        LARS,
+        LAMB,
+        TorchOptimizerByName,
+        ByName,
+        LayerDecay,
+    ),
     GradientTransform: (ScaleGradients, ClipNorm, ClipGlobalNorm, ClipValue, AdaptiveClip),
     Augment: AUGMENTATIONS,
 }
@@ -251,7 +266,9 @@ class Recipe(Checked):
         """What the model learns: its losses, scores and metrics."""
         if isinstance(self.data, DetectionData):
             return Detection(self.data, self.model.num_classes, self.evaluate.detection or DetectionEvaluation())
-        return Classification(self.data.inputs, self.loss, self.evaluate.top, self.evaluate.flip)
+        return Classification(
+            self.data.inputs, self.loss, self.evaluate.top, self.evaluate.flip, mixing=self.data.mixing
+        )
 
     @property
     def evaluation_precision(self) -> Precision:

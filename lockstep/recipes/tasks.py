@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from lockstep.augmentations.augment import Augment
+    from lockstep.augmentations.mixing import MixDraws
     from lockstep.detection.detector import DetectionModel, Detections
     from lockstep.recipes.data import DetectionData
     from lockstep.types import Batch, CountFunction
@@ -47,6 +48,8 @@ class Classification:
     """Whether an example is scored by the mean of the logits of its image and the mirror image."""
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     """Metrics of the logits and the labels of all examples, by name."""
+    mixing: MixDraws | None = None
+    """What mixes the images of a training batch, and so the labels of the losses."""
 
     unused: ClassVar[Mapping[str, Any]] = {}
     """Fields of a recipe that say nothing for this task, with their defaults."""
@@ -88,9 +91,10 @@ class Classification:
         outputs, labels = model(self.inputs(batch)), batch["label"]
         smoothing = self.loss.label_smoothing
         logits, auxiliary = _heads(outputs)
-        losses = {"cross_entropy": softmax_cross_entropy(logits, labels, label_smoothing=smoothing)}
+        targets = self.mixing.apply_to_labels(batch, logits.shape[1]) if self.mixing else labels
+        losses = {"cross_entropy": softmax_cross_entropy(logits, targets, label_smoothing=smoothing)}
         if auxiliary:
-            each = [softmax_cross_entropy(head, labels, label_smoothing=smoothing) for head in auxiliary]
+            each = [softmax_cross_entropy(head, targets, label_smoothing=smoothing) for head in auxiliary]
             losses["auxiliary_cross_entropy"] = self.loss.auxiliary_weight * torch.stack(each).sum()
         return losses, {"top1": in_top_k(logits.detach(), labels).mean()}
 

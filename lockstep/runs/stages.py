@@ -15,7 +15,8 @@ from functools import cache
 from lockstep.checkpoints.store import Checkpoint
 from lockstep.errors import DataError, InputError
 from lockstep.metrics.metric import NO_METRICS, Metric
-from lockstep.optim import ByName, Cosine, OneCycle
+from lockstep.optim import ByName, Cosine, LayerDecay, OneCycle
+from lockstep.optim.rules import Optimizer
 from lockstep.optim.schedules import resolve_schedule
 from lockstep.recipes.parts import Stage
 from lockstep.recipes.recipe import Recipe
@@ -193,9 +194,7 @@ def _schedule_mismatches(recipe: Recipe, epoch_size: int, what: str) -> Iterator
     if not isinstance(end := recipe.end, Steps | Epochs):
         return
     last = end.count if isinstance(end, Steps) else end.steps(epoch_size, recipe.batch_size)
-    optimizer = recipe.optimizer
-    optimizers = optimizer.optimizers if isinstance(optimizer, ByName) else {"": optimizer}
-    for pattern, each in optimizers.items():
+    for pattern, each in _optimizers(recipe.optimizer).items():
         given = getattr(each, "lr", None)
         if not isinstance(given, Cosine | OneCycle):
             continue
@@ -208,6 +207,13 @@ def _schedule_mismatches(recipe: Recipe, epoch_size: int, what: str) -> Iterator
         after = f"stays at {schedule(steps + 1):g} from there on" if last > steps else "is still on its way"
         whose, field = (f" of {pattern!r}", "lr.steps") if pattern else ("", "optimizer.lr.steps")
         yield f"the learning rate{whose} ends at step {steps}, {what} at step {last}: it {after} ({field})"
+
+
+def _optimizers(optimizer: Optimizer) -> Mapping[str, Optimizer]:
+    """Return the optimizers with a learning rate by their patterns; "" where there is one for all parameters."""
+    if isinstance(optimizer, ByName):
+        return optimizer.optimizers if optimizer.rest is None else {**optimizer.optimizers, "rest": optimizer.rest}
+    return {"": optimizer.optimizer if isinstance(optimizer, LayerDecay) else optimizer}
 
 
 def _num_updates(end: Steps | Epochs, recipe: Recipe, epoch_size: int) -> int:

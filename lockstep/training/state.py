@@ -496,7 +496,7 @@ def _describe_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: arguments[name] for name in _DESCRIBED}
     for patterns in ("frozen", "train_only"):
         given[patterns] = [given[patterns]] if isinstance(given[patterns], str) else given[patterns]
-    if isinstance(given["optimizer"], ByName):
+    if isinstance(given["optimizer"], ByName) and given["optimizer"].rest is None:
         given["optimizer"] = given["optimizer"].optimizers
     return {name: described(value) for name, value in given.items()}
 

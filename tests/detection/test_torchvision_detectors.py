@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
@@ -15,13 +14,14 @@ from lockstep.detection.detector import Targets
 from lockstep.detection.torchvision_detectors import TorchvisionDetectionNet
 from lockstep.detection.values import TorchvisionDetector
 from lockstep.errors import InputError
+from lockstep.models.torchvision_models import imported
 
 
 def loads() -> bool:
     """Whether torchvision can be imported; one made for another torch fails in some other way."""
     try:
-        importlib.import_module("torchvision")
-    except Exception:
+        imported("torchvision")
+    except InputError:
         return False
     return True
 

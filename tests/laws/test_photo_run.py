@@ -1,4 +1,5 @@
-"""The laws of the runs hold for Inception-v3 on photos: crops by boxes, colours, dropout, batch norm and an average.
+"""The laws of the runs hold for Inception-v3 on photos: crops by boxes, colours, dropout, batch norm and an average;
+and with what fine-tuning asks for today: a list of augmentations, mixed images, rates by layer, any of torch's rules.
 
 Any number of workers gives the same bytes, and so does a run that was stopped and resumed.
 """
@@ -21,6 +22,12 @@ from lockstep.runs.workdir import Result
 from lockstep.workers.rank import leave
 
 STEPS = 4
+TODAY = [
+    'data.preprocessing={kind = "resized_crop", horizontal_flip = 0.2, augment = [{kind = "random_vertical_flip"}, '
+    '{kind = "rand_augment", magnitude = 5}, {kind = "grey_draws"}, {kind = "mix_draws", mixup = 0.8, cutmix = 1.0}]}',
+    'optimizer={kind = "layer_decay", decay = 0.9, optimizer = {kind = "adamw", lr = 1e-3}}',
+]
+BY_TORCH = [TODAY[0], 'optimizer={kind = "from_torch", name = "NAdam", lr = 1e-3}']
 
 
 def train(workdir: Path, photos: Path, steps: int = STEPS, *settings: str) -> Result:
@@ -51,11 +58,18 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module", params=[[], TODAY, BY_TORCH], ids=["inception", "today", "by_torch"])
+def changed(request: pytest.FixtureRequest) -> list[str]:
+    """Settings that differ from those of Inception's trainer."""
+    settings: list[str] = request.param
+    return settings
+
+
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> dict[str, bytes]:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, photos: Path, changed: list[str]) -> dict[str, bytes]:
     leave()
     workdir = tmp_path_factory.mktemp("undisturbed")
-    result = train(workdir, photos)
+    result = train(workdir, photos, STEPS, *changed)
     leave()
     assert (result.step, result.reason, result.split) == (STEPS, "end", "validation")
     assert result.evaluation is not None
@@ -73,20 +87,33 @@ def test_metrics_jsonl_has_every_loss_and_score(undisturbed: dict[str, bytes]) -
 
 @pytest.mark.process
 def test_two_workers_learn_the_same_bytes(
-    undisturbed: dict[str, bytes], photos: Path, tmp_path: Path, run_workers: Callable[..., list[Any]]
+    undisturbed: dict[str, bytes],
+    photos: Path,
+    changed: list[str],
+    tmp_path: Path,
+    run_workers: Callable[..., list[Any]],
 ) -> None:
-    first, second = run_workers(train, 2, tmp_path, photos)
+    first, second = run_workers(train, 2, tmp_path, photos, STEPS, *changed)
     assert contents(tmp_path) == undisturbed
     assert first.evaluation.means == second.evaluation.means
 
 
-def test_a_resumed_run_learns_the_same_bytes(undisturbed: dict[str, bytes], photos: Path, tmp_path: Path) -> None:
-    assert train(tmp_path, photos, 1).step == 1
+def test_a_resumed_run_learns_the_same_bytes(
+    undisturbed: dict[str, bytes], photos: Path, changed: list[str], tmp_path: Path
+) -> None:
+    assert train(tmp_path, photos, 1, *changed).step == 1
     leave()
-    assert train(tmp_path, photos).step == STEPS
+    assert train(tmp_path, photos, STEPS, *changed).step == STEPS
     assert contents(tmp_path) == undisturbed
 
 
+@pytest.mark.parametrize("changed", [[]], indirect=True, ids=["inception"])
 def test_boxes_matter(undisturbed: dict[str, bytes], photos: Path, tmp_path: Path) -> None:
     train(tmp_path, photos, STEPS, "data.preprocessing.crop_by_boxes=false")
+    assert contents(tmp_path) != undisturbed
+
+
+@pytest.mark.parametrize("changed", [TODAY], indirect=True, ids=["today"])
+def test_mixed_images_matter(undisturbed: dict[str, bytes], photos: Path, tmp_path: Path) -> None:
+    train(tmp_path, photos, STEPS, *TODAY, "data.preprocessing.augment=[]")
     assert contents(tmp_path) != undisturbed

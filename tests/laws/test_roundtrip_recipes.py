@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lockstep.augmentations.auto_augment import RandAugment
 from lockstep.augmentations.boxes import ConvertClassLogitsToSoftmax
 from lockstep.augmentations.colours import (
     NormalizeImage,
@@ -24,9 +25,10 @@ from lockstep.augmentations.colours import (
     RgbToGray,
     SubtractChannelMean,
 )
-from lockstep.augmentations.pixels import RandomBlackPatches
+from lockstep.augmentations.mixing import MixDraws
+from lockstep.augmentations.pixels import RandomBlackPatches, RandomErasing
 from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioResizer
-from lockstep.augmentations.turns import HorizontalFlip, RandomShift
+from lockstep.augmentations.turns import HorizontalFlip, RandomShift, RandomVerticalFlip
 from lockstep.checkpoints.retention import Retention
 from lockstep.data.order import BlockShuffled
 from lockstep.detection.tf_configs import FasterRcnn, Ssd
@@ -45,6 +47,7 @@ from lockstep.optim import (
     ClipValue,
     Cosine,
     Exponential,
+    LayerDecay,
     MovingAverage,
     PiecewiseConstant,
     RMSProp,
@@ -52,6 +55,7 @@ from lockstep.optim import (
     ScaleGradients,
     Warmup,
 )
+from lockstep.optim.from_torch import TorchOptimizerByName
 from lockstep.optim.schedules import Constant
 from lockstep.recipes.data import DetectionData, ImageData, MnistData
 from lockstep.recipes.parts import (
@@ -105,11 +109,23 @@ single_optimizers = st.builds(
     nesterov=st.booleans(),
     weight_decay=rates | decays,
 ) | st.sampled_from([Adam(1e-3, epsilon_hat=True), RMSProp(0.045, momentum=0.9, eps=1.0)])
-optimizers = single_optimizers | st.builds(
-    ByName, st.dictionaries(texts.filter(bool), single_optimizers, min_size=1, max_size=2)
+arguments = st.dictionaries(
+    texts.filter(lambda text: text != "lr"), st.booleans() | rates | texts | st.just((0.9, 0.99)), max_size=2
+)
+single_optimizers |= st.builds(TorchOptimizerByName, texts, rates | any_schedules, arguments)
+optimizers = (
+    single_optimizers
+    | st.builds(
+        ByName,
+        st.dictionaries(texts.filter(bool), single_optimizers, min_size=1, max_size=2),
+        st.none() | single_optimizers,
+    )
+    | st.builds(LayerDecay, single_optimizers, st.floats(0, 1, exclude_min=True))
 )
 unit = st.floats(0, 1, exclude_min=True, exclude_max=True)
-averages = st.builds(MovingAverage, unit, st.booleans(), st.booleans())
+averages = st.builds(MovingAverage, unit, st.booleans(), st.booleans()) | st.builds(
+    MovingAverage, half_life_steps=positive
+)
 patterns = st.lists(texts.filter(bool), max_size=2).map(tuple)
 transforms = st.lists(
     st.builds(ClipGlobalNorm, positive)
@@ -183,7 +199,7 @@ models_of_photos = (
     )
     | st.builds(SqueezeNet, classes, below_one)
     | st.builds(Torchvision, texts, classes, options)
-    | st.builds(Timm, texts, classes)
+    | st.builds(Timm, texts, classes, options)
 )
 models_of_digits = st.builds(Mnist, lrn=st.booleans()) | st.builds(LeNet, classes, st.integers(1, 4), below_one)
 preprocessings = (
@@ -199,6 +215,12 @@ preprocessings = (
         channels,
         deviations,
         st.sampled_from(["rgb", "bgr"]),
+        st.just((0.5, 2.0)),
+        st.sampled_from(["antialiased", "bilinear"]),
+        chances,
+        st.lists(
+            st.sampled_from([RandomVerticalFlip(), RandAugment(3, 5), RandomErasing(fill="noise")]), max_size=3
+        ).map(lambda some: (*some, MixDraws(0.8, 1.0))),
     )
 )
 sizes = st.integers(75, 512)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import random
+import subprocess
 import sys
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from lockstep.errors import InputError
 from lockstep.models import InceptionV3, SqueezeNet, Timm, Torchvision
+from lockstep.models.torchvision_models import imported
 
 
 def loads(library: str) -> bool:
@@ -17,8 +19,8 @@ def loads(library: str) -> bool:
     if importlib.util.find_spec(library) is None:
         return False
     try:
-        importlib.import_module(library)
-    except Exception:
+        imported(library)
+    except InputError:
         return False
     return True
 
@@ -174,11 +176,12 @@ def test_a_library_that_is_not_there_is_named(value: Value, monkeypatch: pytest.
         value.build(seed=0)
 
 
-@pytest.mark.parametrize("option", ["weights", "weights_backbone", "pretrained", "num_classes"])
-def test_options_said_elsewhere_are_refused(option: str) -> None:
-    hint = "num_classes of Torchvision" if option == "num_classes" else "warm-start from a file of weights"
+@pytest.mark.parametrize("kind", [Torchvision, Timm])
+@pytest.mark.parametrize("option", ["weights", "weights_backbone", "pretrained", "checkpoint_path", "num_classes"])
+def test_options_said_elsewhere_are_refused(option: str, kind: type[Value]) -> None:
+    hint = "num_classes of the model" if option == "num_classes" else "warm-start from a file of weights"
     with pytest.raises(InputError, match=f"options cannot hold '{option}'.*\n.*\n.*\n.*{hint}"):
-        Torchvision("resnet18", options={option: 1})
+        kind("resnet18", options={option: 1})
 
 
 @pytest.mark.parametrize(
@@ -195,6 +198,36 @@ def test_other_fields_are_refused(kind: type[Value], fields: dict[str, Any], mes
         kind(**fields)
 
 
-def test_options_are_a_table() -> None:
+@pytest.mark.parametrize("kind", [Torchvision, Timm])
+def test_options_are_a_table(kind: type[Value]) -> None:
     with pytest.raises(InputError, match=r"options is of the wrong type.*\n.*list\n.*a table"):
-        Torchvision("resnet18", options=["dropout"])  # type: ignore[arg-type]
+        kind("resnet18", options=["dropout"])  # type: ignore[arg-type]
+
+
+@needs_timm
+def test_options_of_timm_are_arguments_of_its_function() -> None:
+    model: Any = Timm("vit_tiny_patch16_224", 4, options={"img_size": 32, "in_chans": 1, "drop_path_rate": 0.1}).build(
+        0
+    )
+    assert model(torch.zeros(2, 1, 32, 32)).shape == (2, 4)
+
+
+@pytest.mark.process
+@needs_torchvision
+def test_it_loads_where_its_operators_do_not() -> None:
+    """As beside a torch without CUDA: the file of its operators is not found, which its import takes for granted."""
+    code = (
+        "import importlib.machinery as m, torch\n"
+        "find = m.FileFinder.find_spec\n"
+        "def found(self, name, *more):\n"
+        "    return None if name == '_C' and 'torchvision' in self.path else find(self, name, *more)\n"
+        "m.FileFinder.find_spec = found\n"
+        "from lockstep.models import Torchvision\n"
+        "from lockstep.detection.values import TorchvisionDetector\n"
+        "print(Torchvision('resnet18', 4).build(0)(torch.zeros(1, 3, 64, 64)).shape)\n"
+        "net = TorchvisionDetector('fasterrcnn_mobilenet_v3_large_320_fpn', 2).build(0).eval()\n"
+        "print(len(net.postprocess(net(torch.rand(1, 3, 64, 64)))))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "torch.Size([1, 4])\n1\n"
+    assert "operators do not load" in done.stderr

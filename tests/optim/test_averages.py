@@ -32,6 +32,18 @@ def test_a_constant_decay_averages_from_the_first_value_on() -> None:
     assert averaged(MovingAverage(0.9, dynamic=False), [1.0, 2.0, -4.0]) == pytest.approx(expected, rel=1e-12)
 
 
+def test_after_a_half_life_the_value_of_before_weighs_half() -> None:
+    values = averaged(MovingAverage(half_life_steps=4, dynamic=False), [1.0, *[0.0] * 8])
+    assert (values[4], values[8]) == (pytest.approx(0.5), pytest.approx(0.25))
+    assert MovingAverage(half_life_steps=1000).decay_at(10**6) == pytest.approx(0.5 ** (1 / 1000))
+
+
+def test_a_decay_beside_a_half_life_is_refused() -> None:
+    message = r"said twice.*\n.*decay=0.5, half_life_steps=4\n.*one of them\n.*leave decay or"
+    with pytest.raises(ls.InputError, match=message):
+        MovingAverage(0.5, half_life_steps=4)
+
+
 def test_a_dynamic_decay_grows_with_the_steps_up_to_its_limit() -> None:
     average = MovingAverage(0.5)
     assert [average.decay_at(step) for step in (0, 1, 2, 7, 8, 9, 1000)] == [

@@ -10,7 +10,8 @@ from torch import Tensor
 
 import lockstep as ls
 from lockstep.inline_toml import inline_toml
-from lockstep.optim import SGD, AdamW, ByName, ClipGlobalNorm, Cosine, FromTorch
+from lockstep.optim import SGD, AdamW, ByName, ClipGlobalNorm, Cosine, FromTorch, LayerDecay
+from lockstep.optim.by_name import layers
 from lockstep.optim.gradients import Gradients
 from lockstep.optim.schedules import Constant
 from lockstep.training.attempt import Attempt
@@ -248,8 +249,137 @@ def test_the_rates_of_all_are_checked_before_anything_moves() -> None:
         (lambda: ByName([SGD(0.1)]), r"optimizers is of the wrong type.*\n.*list\n.*by pattern\n.*write ByName"),  # type: ignore[arg-type]
         (lambda: ByName({".": SGD}), r"The optimizer of '.' is of the wrong type.*\n.*class SGD\n.*a value"),  # type: ignore[dict-item]
         (lambda: ByName({".": 0.1}), r"The optimizer of '.' is of the wrong type.*\n.*float"),  # type: ignore[dict-item]
+        (lambda: ByName({"bias": SGD(0.1)}, rest=0.2), r"rest is of the wrong type.*\n.*float"),  # type: ignore[arg-type]
+        (
+            lambda: ByName({"bias$": SGD(0.1), "weight$": SGD(0.1)}, rest=SGD(0.2)),
+            r"of the rest would update nothing.*\n.*'bias\$', 'weight\$', which match every .*, and rest={kind = .sgd",
+        ),
     ],
 )
 def test_each_parameter_has_exactly_one_optimizer(make: Callable[[], ByName], message: str) -> None:
     with pytest.raises(ls.InputError, match=message):
         make().bind(drawn(0))
+
+
+def test_the_rest_updates_what_no_pattern_matches() -> None:
+    one, two = drawn(0), drawn(0)
+    bound = ByName({"^stem": SGD(0.5)}, rest=SGD(0.25)).bind(one)
+    bound.update(gradients_of(drawn(1)), 0)
+    ByName({"^stem": SGD(0.5), "^head": SGD(0.25)}).bind(two).update(gradients_of(drawn(1)), 0)
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert bound.learning_rates(0) == {"^stem": 0.5, "rest": 0.25}
+    assert [names for _, names in bound.matched()] == [["stem.weight", "stem.bias"], ["head.weight", "head.bias"]]
+
+
+# Names as they are in timm (ViT, ResNet), torchvision (ViT), and in nets without numbered blocks
+LAYERS = [
+    (
+        "cls_token pos_embed patch_embed.proj.weight blocks.0.norm1.weight blocks.0.attn.qkv.weight "
+        "blocks.1.mlp.fc1.bias norm.weight head.weight",
+        {
+            "before the blocks": "cls_token pos_embed patch_embed.proj.weight",
+            "blocks.0": "blocks.0.norm1.weight blocks.0.attn.qkv.weight",
+            "blocks.1": "blocks.1.mlp.fc1.bias",
+            "after the blocks": "norm.weight head.weight",
+        },
+    ),
+    (
+        "conv1.weight bn1.weight layer1.0.conv1.weight layer1.0.downsample.0.weight layer1.1.conv1.weight "
+        "layer2.0.conv1.weight fc.weight",
+        {
+            "before the blocks": "conv1.weight bn1.weight",
+            "layer1.0": "layer1.0.conv1.weight layer1.0.downsample.0.weight",
+            "layer1.1": "layer1.1.conv1.weight",
+            "layer2.0": "layer2.0.conv1.weight",
+            "after the blocks": "fc.weight",
+        },
+    ),
+    (
+        "class_token conv_proj.weight encoder.layers.encoder_layer_0.mlp.0.weight "
+        "encoder.layers.encoder_layer_1.mlp.0.weight encoder.ln.weight heads.head.weight",
+        {
+            "before the blocks": "class_token conv_proj.weight",
+            "encoder.layers.encoder_layer_0": "encoder.layers.encoder_layer_0.mlp.0.weight",
+            "encoder.layers.encoder_layer_1": "encoder.layers.encoder_layer_1.mlp.0.weight",
+            "after the blocks": "encoder.ln.weight heads.head.weight",
+        },
+    ),
+    ("0.weight 0.bias bridge.weight 2.weight", {"0": "0.weight 0.bias bridge.weight", "2": "2.weight"}),
+    (
+        "conv1.weight conv1.bias local3.weight scale",
+        {"conv1": "conv1.weight conv1.bias", "local3": "local3.weight", "scale": "scale"},
+    ),
+    ("", {}),
+]
+
+
+@pytest.mark.parametrize(("names", "expected"), LAYERS, ids=range(len(LAYERS)))
+def test_layers_are_numbered_blocks_and_what_is_before_and_after_them(names: str, expected: dict[str, str]) -> None:
+    assert layers(names.split()) == {layer: members.split() for layer, members in expected.items()}
+    assert list(layers(names.split())) == list(expected)
+
+
+def test_each_layer_below_learns_at_a_lower_rate() -> None:
+    shapes = {"stem.weight": (2,), "blocks.0.weight": (2,), "blocks.1.weight": (2,), "head.weight": (2,)}
+    parameters = {name: torch.ones(shape) for name, shape in shapes.items()}
+    bound = LayerDecay(SGD(Cosine(0.8, 10)), decay=0.5).bind(parameters)
+    rates = {"after the blocks": 0.8, "blocks.1": 0.4, "blocks.0": 0.2, "before the blocks": 0.1}
+    assert bound.learning_rates(0) == pytest.approx(rates)
+    assert next(iter(bound.learning_rates(5).values())) == pytest.approx(0.4)
+    bound.update(gradients_of({name: torch.ones(2) for name in parameters}), 0)
+    assert [1 - float(each[0]) for each in parameters.values()] == pytest.approx([0.1, 0.2, 0.4, 0.8])
+
+
+def test_a_decay_of_one_is_one_rate_for_all() -> None:
+    one, two = drawn(0), drawn(0)
+    LayerDecay(AdamW(0.1), decay=1).bind(one).update(gradients_of(drawn(1)), 0)
+    AdamW(0.1).bind(two).update(gradients_of(drawn(1)), 0)
+    for name in one:
+        torch.testing.assert_close(one[name], two[name], rtol=0, atol=0)
+
+
+def test_patterns_of_weight_decay_are_those_of_the_model_not_of_a_layer() -> None:
+    parameters = {"blocks.0.weight": torch.ones(2), "blocks.1.weight": torch.ones(2), "scale": torch.ones(2)}
+    bound = LayerDecay(SGD(1.0, weight_decay={"blocks.1": 0.25}), decay=1).bind(parameters)
+    bound.update(gradients_of({name: torch.zeros(2) for name in parameters}), 0)
+    assert [float(each[0]) for each in parameters.values()] == [1.0, 0.75, 1.0]
+    with pytest.raises(ls.InputError, match="A pattern of weight_decay matches no parameter"):
+        LayerDecay(SGD(1.0, weight_decay={"tail": 0.25})).bind(parameters)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: LayerDecay(SGD),
+            r"optimizer is of the wrong type.*\n.*class SGD\n.*learning rate lr\n.*write LayerDecay",
+        ),  # type: ignore[arg-type]
+        (lambda: LayerDecay(BOTH), r"optimizer is of the wrong type.*\n.*ByName"),
+        (
+            lambda: LayerDecay(SGD(0.1), decay=1.5),
+            r"decay is out of range.*\n.*1.5\n.*above 0, at most 1\n.*such as 0.75",
+        ),
+    ],
+)
+def test_what_has_no_rate_by_layer_is_refused(make: Callable[[], LayerDecay], message: str) -> None:
+    with pytest.raises(ls.InputError, match=message):
+        make()
+
+
+def test_training_goes_on_exactly_with_rates_by_layer() -> None:
+    def net(seed: int) -> torch.nn.Module:
+        torch.manual_seed(seed)
+        return torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
+
+    def attempt(seed: int) -> Attempt:
+        generator = torch.Generator().manual_seed(seed)
+        return Attempt([torch.randn(p.shape, generator=generator) for p in net(0).parameters()], (), {"loss": 1.0})
+
+    first = ls.TrainState(net(0), LayerDecay(AdamW(0.1)))
+    first.apply(attempt(1))
+    second = ls.TrainState(net(1), LayerDecay(AdamW(0.1)))
+    second.load(first.sections(), first.values())
+    for state in (first, second):
+        state.apply(attempt(2))
+    for one, two in zip(first.model.parameters(), second.model.parameters(), strict=True):
+        assert torch.equal(one, two)

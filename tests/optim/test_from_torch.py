@@ -13,7 +13,7 @@ from torch import Tensor
 
 import lockstep as ls
 from lockstep.optim.by_name import ByName
-from lockstep.optim.from_torch import FromTorch
+from lockstep.optim.from_torch import FromTorch, TorchOptimizerByName
 from lockstep.optim.gradients import Gradients
 from lockstep.optim.schedules import Warmup
 from lockstep.training.attempt import Attempt
@@ -467,3 +467,49 @@ def test_parameters_that_the_class_refuses_are_said_when_it_is_bound() -> None:
 def test_what_is_no_class_or_no_argument_of_it_is_refused(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ls.InputError, match=message):
         make()
+
+
+@pytest.mark.parametrize("name", ["NAdam", "RAdam", "Adamax", "Rprop", "ASGD", "Adafactor", "Muon"])
+def test_a_name_is_the_class_of_torch(name: str) -> None:
+    one, two = ({"weight": torch.ones(4, 3), "other": torch.ones(2, 5)} for _ in range(2))
+    bound = [
+        TorchOptimizerByName(name, lr=0.01).bind(one),
+        FromTorch(getattr(torch.optim, name), lr=0.01).bind(two),
+    ]
+    for step in range(2):
+        for each in bound:
+            each.update(Gradients(NAMES, [torch.full((4, 3), 0.5), torch.full((2, 5), -0.5)]), step)
+    assert all(
+        torch.equal(one[each], two[each]) and not torch.equal(one[each], torch.ones_like(one[each])) for each in one
+    )
+
+
+def test_a_named_class_takes_arguments_and_a_schedule() -> None:
+    bound = TorchOptimizerByName("NAdam", Warmup(0.1, 2), {"momentum_decay": 0.5, "betas": (0.5, 0.9)}).bind(
+        {"weight": torch.ones(4, 3)}
+    )
+    assert bound.learning_rates(0) != bound.learning_rates(2) == {"": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: TorchOptimizerByName("Nadam", 0.1),
+            r"has no optimizer 'Nadam'.*\n.*\n.*one of ASGD, .*\n.*did you mean 'NAdam'",
+        ),
+        (lambda: TorchOptimizerByName("lr_scheduler", 0.1), "has no optimizer 'lr_scheduler'"),
+        (lambda: TorchOptimizerByName("Optimizer", 0.1), "Optimizer"),
+        (lambda: TorchOptimizerByName("SparseAdam", 0.1), "SparseAdam needs sparse gradients"),
+        (lambda: TorchOptimizerByName("LBFGS", 0.1), "LBFGS needs its step given 'closure'"),
+        (lambda: TorchOptimizerByName("NAdam", 0.1, {"momentum": 0.9}), "NAdam cannot be built: .*momentum"),
+        (
+            lambda: TorchOptimizerByName("NAdam", 0.1, {"lr": 0.9}),
+            r"learning rate is no argument.*\n.*\n.*\n.*give it as lr",
+        ),
+        (lambda: TorchOptimizerByName("NAdam", -0.1), "lr is out of range"),
+    ],
+)
+def test_a_name_that_torch_does_not_know_is_refused(make: Callable[[], TorchOptimizerByName], message: str) -> None:
+    with pytest.raises(ls.InputError, match=message):
+        make().bind({"weight": torch.ones(4, 3)})

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from lockstep.augmentations.augment import Augment
 from lockstep.augmentations.auto_augment import RandAugment, TrivialAugmentWide
-from lockstep.augmentations.colours import JitterDraws
+from lockstep.augmentations.colours import GreyDraws, JitterDraws
 from lockstep.augmentations.crops import CentralCrop, DistortedCrop, RandomResizedCrop, ShortSideCrop
+from lockstep.augmentations.mixing import MixDraws
 from lockstep.augmentations.pixels import RandomErasing
 from lockstep.augmentations.slim_presets import cifarnet_preset, inception_preset, lenet_preset, vgg_preset
-from lockstep.augmentations.turns import HorizontalFlip
+from lockstep.augmentations.turns import HorizontalFlip, RandomVerticalFlip
 from lockstep.errors import InputError, RecipeError
 from lockstep.images.colour import SLIM_ORDERS
 from lockstep.images.decode import AS_STORED, EncodedImage
@@ -100,6 +101,39 @@ def test_a_resized_crop_with_all_that_it_can_do(policy: Any, operations: tuple[A
     inputs = made.inputs(batch)
     assert inputs.shape == (4, 3, SIZE, SIZE)
     assert not torch.equal(inputs, made.inputs({"image": batch["image"]})), "colours are changed on the device"
+
+
+def test_augmentations_of_a_list_come_in_their_order_and_those_of_the_device_last() -> None:
+    mix, grey, turn, erase = MixDraws(0.8, 1.0), GreyDraws(), RandomVerticalFlip(), RandomErasing(p=0.5)
+    how = ResizedCrop(ratio=(0.5, 2.0), resize="bilinear", horizontal_flip=0, augment=(grey, turn, mix, erase))
+    assert how.preset(SIZE).train == (
+        RandomResizedCrop(SIZE, (0.08, 1.0), (0.5, 2.0), "bilinear"),
+        turn,
+        erase,
+        grey,
+        mix,
+    )
+    assert how.mixing is mix
+    assert ResizedCrop().mixing is None
+
+
+def test_images_of_a_batch_are_mixed_after_their_colours() -> None:
+    mix, jitter = MixDraws(0.8, 1.0), JitterDraws(brightness=0.4, contrast=0.4, saturation=0.4)
+    made = ResizedCrop(jitter=0.4, augment=(mix,), mean=(0.0,) * 3, std=(1.0,) * 3).preset(SIZE)
+    batch = augmented(made.train)
+    assert [*batch] == ["image", "image.jitter", "image.mix"]
+    expected = mix.apply({**batch, "image": jitter.apply(batch)})
+    assert torch.equal(made.inputs(batch), expected)
+    assert not torch.equal(expected, jitter.apply(batch))
+    scored = {"image": batch["image"]}
+    assert torch.equal(made.inputs(scored), jitter.apply(scored)), "what is scored is not mixed"
+
+
+def test_what_is_computed_on_the_device_comes_once() -> None:
+    with pytest.raises(InputError, match=r"MixDraws can be computed once(.|\n)*make one of them"):
+        ResizedCrop(augment=(MixDraws(0.2), MixDraws(0.0, 1.0)))
+    with pytest.raises(InputError, match=r"JitterDraws can be computed once.*\n.*, jitter=0.4\n.*\n.*leave jitter out"):
+        ResizedCrop(jitter=0.4, augment=(JitterDraws(0.4),))
 
 
 # What a network reads -------------------------------------------------------------------------------------------------

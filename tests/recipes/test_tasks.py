@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import lockstep as ls
+from lockstep.augmentations.mixing import MixDraws
 from lockstep.errors import InputError
 from lockstep.losses import softmax_cross_entropy
 from lockstep.metrics.detection_sets import DETECTION_METRICS
@@ -93,6 +94,21 @@ def test_one_class_cannot_be_wrong() -> None:
     losses, metrics = task(label_smoothing=0.1).losses(Fixed(torch.ones(2, 1)), batch_of(torch.zeros(2).long()))
     assert losses["cross_entropy"].item() == 0
     assert metrics["top1"].item() == 1
+
+
+def test_mixed_images_have_mixed_labels() -> None:
+    mix = MixDraws(mixup=1.0)
+    numbers = torch.tensor([[0.75, 0, 0, 0, 0], [1.0, 0, 0, 0, 0], [0.5, 0, 0, 0, 0]])
+    fields = {"image": torch.zeros(3, 3, 2, 2), "image.mix": numbers, "label": LABELS}
+    batch = ls.Batch(fields, position=0, batch_size=3, towers=range(1))
+    mixing = Classification(lambda batch: batch["image"], CrossEntropy(), mixing=mix)
+    losses, metrics = mixing.losses(Fixed(Heads(LOGITS, LOGITS)), batch)
+    right = nn.functional.one_hot(LABELS, 4).double()
+    share = numbers[:, :1].double()
+    expected = -((share * right + (1 - share) * right.flip(0)) * LOGITS.log_softmax(1)).sum(1).mean().item()
+    assert losses["cross_entropy"].item() == pytest.approx(expected)
+    assert losses["auxiliary_cross_entropy"].item() == pytest.approx(0.4 * expected)
+    assert metrics["top1"].item() == pytest.approx(1 / 3)
 
 
 def test_the_gradient_reaches_both_heads() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lockstep.optim import SGD, ByName, OneCycle
+from lockstep.optim import SGD, ByName, LayerDecay, OneCycle
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.shipped import find
 from lockstep.runs.stages import _schedule_mismatches
@@ -27,3 +27,12 @@ def test_only_the_pattern_that_ends_elsewhere_is_named() -> None:
     both = ByName({"bias$": SGD(OneCycle(1.0, 10)), "weight$": SGD(OneCycle(1.0, 20)), "rest": SGD(0.1)})
     (line,) = mismatches(replace(find("flowers_small"), optimizer=both), 20)
     assert line.startswith("the learning rate of 'bias$' ends at step 10, the run at step 20: it stays at 4e-06")
+
+
+def test_rates_of_the_rest_and_of_layers_are_looked_at_too() -> None:
+    recipe = find("flowers_small")
+    rest = ByName({"bias$": SGD(0.1)}, rest=SGD(OneCycle(1.0, 10)))
+    (line,) = mismatches(replace(recipe, optimizer=rest), 20)
+    assert line.startswith("the learning rate of 'rest' ends at step 10, the run at step 20")
+    (line,) = mismatches(replace(recipe, optimizer=LayerDecay(SGD(OneCycle(1.0, 10)))), 20)
+    assert line.startswith("the learning rate ends at step 10, the run at step 20")
