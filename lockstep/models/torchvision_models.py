@@ -160,18 +160,19 @@ _MISSING = [f"operator torchvision::{name} does not exist" for name in _OPERATOR
 
 
 @cache
-def declare_operators() -> torch.library.Library:
+def declare_operators() -> Any:
     """Declare the operators of torchvision that its import takes for granted, where its own do not load.
 
     Returns:
-        What keeps them declared, as long as it lives.
+        the torch.library.Library that keeps them declared as long as it lives.
     """
     log.warning(
         "torchvision's own operators do not load, as they were not built for torch %s: classifiers need none, and "
         "detectors take Lockstep's non-maximum suppression",
         torch.__version__,
     )
-    declared = torch.library.Library("torchvision", "FRAGMENT")
+    library: Any = torch.library  # its classes have no types
+    declared = library.Library("torchvision", "FRAGMENT")
     for name in _OPERATORS:
         declared.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     return declared

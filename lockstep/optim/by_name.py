@@ -150,7 +150,7 @@ class _Part:
     def __init__(
         self, pattern: str, optimizer: Optimizer, names: Sequence[str], parameters: Mapping[str, Tensor]
     ) -> None:
-        self.pattern, self.names = pattern, names
+        self.pattern, self.names = pattern, list(names)
         self.label = f"optimizer {pattern!r} = {inline_toml(optimizer)}"
         places = {name: place for place, name in enumerate(parameters)}
         self.indices = [places[name] for name in names]
