@@ -95,12 +95,15 @@ def undisturbed(num_steps: int) -> list[str]:
 
 
 def trial(loop: Callable[[ls.TrainState, Loader], Iterator[None]], seed: int) -> str:
-    """Train while two signals come; returns the digest of what is left then."""
+    """Train while two signals come, from a random step on; returns the digest of what is left then."""
     state, loader = make()
     chance = random.Random(seed)
 
     def disturb() -> None:
-        time.sleep(chance.uniform(0, 0.2))
+        first = chance.randrange(STEPS)  # not after some time: a busy machine has made no step by then
+        while state.step < first:
+            time.sleep(0.0005)
+        time.sleep(chance.uniform(0, 0.005))
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(chance.uniform(0, 0.004))
         os.kill(os.getpid(), signal.SIGINT)
