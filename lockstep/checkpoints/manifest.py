@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,15 +82,16 @@ class Manifest:
         body = {"format": FORMAT, **asdict(self)}
         return (json.dumps(body | {"sha256": _hash(body)}, indent=1) + "\n").encode()
 
-    def read_files(self, folder: Path) -> dict[str, bytes]:
-        """The bytes of all files by name, which are those that were written; the sizes of all are compared first.
+    def read_files(self, folder: Path) -> Iterator[tuple[str, bytes]]:
+        """Yield the name and the bytes of each file, as they were written; the sizes of all are compared first.
 
         Raises:
             DamagedError: a file is not what was written, or cannot be read.
         """
         for file in self.files:
             file.check_size(folder)
-        return {file.name: file.read(folder) for file in self.files}
+        for file in self.files:
+            yield file.name, file.read(folder)
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:

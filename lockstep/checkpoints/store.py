@@ -241,9 +241,7 @@ class Store:
             raise damaged(folder / MANIFEST, f"step {manifest.step}", f"step {step}, as the folder's name says")
         tensors: dict[str, dict[str, Tensor]] = {}
         values: dict[str, Any] = {}
-        contents = manifest.read_files(folder)
-        for name in list(contents):
-            data = contents.pop(name)  # only the file at hand is in memory twice
+        for name, data in manifest.read_files(folder):
             try:
                 if name == VALUES:
                     values = decode_values(data)

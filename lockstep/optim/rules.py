@@ -223,18 +223,17 @@ class Rule(Checked, ABC):
         return BoundRule(self, parameters)
 
 
-class _Group:
+class _Group(NamedTuple):
     """Parameters of one weight decay that are updated together, by their indices."""
 
-    def __init__(self, indices: Sequence[int], everything: Chunk) -> None:
-        self.indices = indices
-        self.all = everything
+    indices: Sequence[int]
+    whole: Chunk
 
     def chunk(self, tensors: Sequence[Tensor | None], divisor: float | Tensor, gradients: Gradients) -> Chunk:
         """Select the parameters that have a dense gradient."""
-        mine, rows, found_inf = [tensors[i] for i in self.indices], gradients.rows, gradients.found_inf
+        whole, rows, found_inf = self.whole, gradients.rows, gradients.found_inf
+        mine = [tensors[i] for i in self.indices]
         given = [g for g in mine if g is not None]
-        whole = self.all
         if len(given) == len(mine) and not rows:
             return Chunk(whole.parameters, given, whole.slots, whole.weight_decay, whole.fused, divisor, found_inf)
         kept = [k for k, i in enumerate(self.indices) if tensors[i] is not None and i not in rows]

@@ -69,7 +69,7 @@ def lack_of_memory_told(batch: str, hint: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:  # an OutOfMemoryError of torch is a RuntimeError, too
-        if not _is_out_of_memory(error):
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and _OF_CPU_ALLOCATOR not in str(error):
             raise
         reason = str(error).partition("\n")[0]
     else:
@@ -98,10 +98,6 @@ def _largest_shape(value: Any) -> list[int]:
     rows = value if isinstance(value, list | torch.Tensor) else []
     shapes = [row.shape for row in rows if isinstance(row, torch.Tensor)]
     return [max(sizes) for sizes in zip(*shapes, strict=True)]
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or _OF_CPU_ALLOCATOR in str(error)
 
 
 def _peak_bytes(device: torch.device) -> int:

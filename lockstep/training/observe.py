@@ -32,7 +32,7 @@ class Seen(NamedTuple):
 
 
 class Source(Protocol):
-    """A source of histograms: it watches an attempt, or reads the state after it, and then has nothing to attach."""
+    """A source of histograms: it watches an attempt, or reads the state after it."""
 
     def attach(self) -> None:
         """Watch the attempts that follow; it may be called again."""
@@ -90,11 +90,17 @@ class Observer:
             self._source.attach()
 
 
-class VariableSource(Source):
+class VariableSource:
     """All parameters and floating buffers after a step: `variables/NAME`, and their 2-norms `variable_norms/NAME`."""
 
     def __init__(self, state: TrainState) -> None:
         self._model = state.model
+
+    def attach(self) -> None:
+        """Nothing to do: they can be read at any time."""
+
+    def detach(self) -> None:
+        """Nothing to do."""
 
     def seen(self, step: int) -> Seen:
         """Histograms of their present values."""

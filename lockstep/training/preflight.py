@@ -55,7 +55,7 @@ def prepare_steps(state: TrainState, towers: Towers, exchange: Exchange, worker:
     check_exact(exchange, worker)
     state.train_with(**describe_step(towers, exchange, worker))
     if worker.is_chief:
-        tell_start(state, towers, exchange, worker, is_first=state.is_first_to_train(), is_new=not state.steps)
+        tell_start(state, towers, exchange, worker)
     tell_idle_threads()
     if towers.channels_last:
         state.to_channels_last()
@@ -69,9 +69,7 @@ def check_state_and_towers(state: object, towers: object) -> None:
 
 def check_start(state: TrainState, worker: Worker) -> None:
     """Refuse parameters without values, and any that differ between workers; all of them tell which worker has them."""
-    parameters: dict[str, Tensor] = dict(state.model.named_parameters())
-    buffers = dict(state.model.named_buffers())
-    tensors = {**parameters, **buffers}
+    tensors: dict[str, Tensor] = {**dict(state.model.named_parameters()), **dict(state.model.named_buffers())}
     if worker.num_workers > 1:
         worker.group.agree("versions", _versions(worker))
     _check_values(tensors, state.parameters, worker)
@@ -272,11 +270,9 @@ def _refuse_names(names: Sequence[str], what: str, expected: str, hint: str) -> 
         raise InputError(what, given=", ".join(names), expected=expected, hint=hint)
 
 
-def tell_start(
-    state: TrainState, towers: Towers, exchange: Exchange, worker: Worker, *, is_first: bool, is_new: bool
-) -> None:
+def tell_start(state: TrainState, towers: Towers, exchange: Exchange, worker: Worker) -> None:
     """Log how updates are made, for the first of all states, and what the patterns of a new one have matched."""
-    if is_first:
+    if state.is_first_to_train():
         threads = f", {_count(torch.get_num_threads(), 'thread')} each" if worker.device.type == "cpu" else ""
         computing = num_computing(exchange, worker.num_workers)
         served = ", which worker 0 serves" if computing < worker.num_workers else ""
@@ -286,7 +282,7 @@ def tell_start(
             log.info("no worker uses the accelerator here (%s): not every part of a step runs on it", kind)
         if reason := unusable_gpu():
             log.info("torch does not see the GPU of this machine: %s", reason)
-    for line in state.matches if is_new else ():
+    for line in () if state.steps else state.matches:
         log.info("%s", line)
 
 

@@ -75,8 +75,9 @@ class Replicas:
 
     def _error(self) -> WorkerError:
         """Make the error for copies that differ; all workers come here together."""
-        group = self._worker.group
-        of_all = group.gather([[name, digest(tensor)] for name, tensor in self._named().items()])
+        group, sections = self._worker.group, self._state.sections()
+        named = [(f"{_SECTIONS[s]} {name!r}", tensor) for s in sections for name, tensor in sections[s].items()]
+        of_all = group.gather([[name, digest(tensor)] for name, tensor in named])
         reference, odd = unlike_most(of_all)
         found = [f"{group.names[rank]}: {_first_difference(of_all[rank], of_all[reference])}" for rank in odd]
         names = ", ".join(group.names[rank] for rank in odd) or "a worker"
@@ -88,10 +89,6 @@ class Replicas:
             "worker.is_chief`, and for hosts with other processors, threads or versions; then go on from the last "
             "checkpoint",
         )
-
-    def _named(self) -> dict[str, Tensor]:
-        sections = self._state.sections()
-        return {f"{_SECTIONS[s]} {name!r}": tensor for s in sections for name, tensor in sections[s].items()}
 
 
 def _first_difference(given: Sequence[Sequence[str]], expected: Sequence[Sequence[str]]) -> str:
