@@ -142,7 +142,7 @@ COSINE = ls.optim.SGD(ls.optim.Cosine(0.1, 100), momentum=0.9)
         (
             None,
             ls.optim.MovingAverage(0.9),
-            ["x: saved None, given MovingAverage(decay=0.9, dynamic=True, statistics=False)"],
+            ["x: saved None, given MovingAverage(decay=0.9, dynamic=True, statistics=False, half_life_steps=None)"],
         ),
         (Value(1), {"lr": 1}, ["x: saved Value(lr=1, inner=None, names=['a', 'b'], kept=[]), given {'lr': 1}"]),
     ],

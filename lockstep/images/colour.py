@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import reduce
 from itertools import permutations
+from operator import add
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -81,7 +82,7 @@ def _bounds(red: Tensor, green: Tensor, blue: Tensor) -> tuple[Tensor, Tensor]:
 
 
 OPERATIONS: Operations = {
-    "brightness": torch.add,
+    "brightness": add,
     "contrast": _contrasted,
     "saturation": _saturated,
     "hue": turned_hue,
