@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property, partial
+from functools import partial
 from itertools import accumulate
 from mmap import mmap
 from pathlib import Path
@@ -59,6 +59,7 @@ class RecordFile:
         self.index = index_of(path, memory_limit_bytes, cache)
         self._source = RecordSource(path, self.index.compression)
         self._open_files = open_files or OpenFiles()
+        self._memory: mmap | None = None
 
     def __len__(self) -> int:
         return len(self.index.lengths)
@@ -100,9 +101,14 @@ class RecordFile:
         contents = torch.from_file(str(self.path), shared=False, size=index.size_bytes, dtype=torch.uint8)
         return np.asarray(contents)
 
-    @cached_property
+    @property
     def memory(self) -> mmap:
         """The content of a compressed file, decompressed on first use; processes forked later share it."""
+        if self._memory is None:  # no cached_property: in Python 3.11 all files share its lock, in forked processes too
+            self._memory = self._decompressed()
+        return self._memory
+
+    def _decompressed(self) -> mmap:
         index = self.index
         try:
             memory = mmap(-1, max(1, index.size_bytes))
@@ -120,7 +126,7 @@ class RecordFile:
         return memory
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "memory"}
+        return {**self.__dict__, "_memory": None}
 
 
 class RecordFiles:

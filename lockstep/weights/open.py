@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import re
 import zipfile
-from contextlib import suppress
 from fnmatch import fnmatchcase
 from glob import escape
 from pathlib import Path, PureWindowsPath
 from typing import NamedTuple
 
-from lockstep.errors import CheckpointError, DataError, NotFoundError
+from lockstep.errors import CheckpointError, NotFoundError
 from lockstep.listing import hint_for_path, shorten, what_is_there
-from lockstep.records.text_format import parse_text_format
 from lockstep.records.tfrecord import HEAD_BYTES, is_head
 from lockstep.weights.keras_h5 import KerasH5
 from lockstep.weights.numpy_files import ENDING, NumpyArchive, NumpyFile
@@ -166,6 +164,10 @@ def _in_words(look: _Look) -> str:
 STATE = "checkpoint"
 
 _STATE_MOST_BYTES = 1 << 20
+# Not the parser of the format: the list of all checkpoints, which follows, may be cut off, and no path need be UTF-8.
+_LATEST = re.compile(r"""^[ \t]*model_checkpoint_path[ \t]*:[ \t]*(["'])((?:[^\\\n]|\\.)+?)\1""", re.MULTILINE)
+_ESCAPE = re.compile(rb"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{1,2})|(.))", re.DOTALL)
+_ESCAPED = {b"n": b"\n", b"t": b"\t", b"r": b"\r"}
 # What TensorFlow adds to a prefix, for the files of version 2 and for the graph.
 _ENDING = re.compile(r"(.+)(?:\.index|\.meta|\.data-\d{5}-of-\d{5})", re.DOTALL)
 # Files of version 1, named one by one or all together.
@@ -233,16 +235,26 @@ def latest_checkpoint(folder: Path) -> Path:
                 expected=f"a file {STATE!r}, as TensorFlow writes it",
                 hint="name the checkpoint itself",
             ) from None
-    with suppress(DataError):
-        for field in parse_text_format(text, str(state)):
-            if field.name == "model_checkpoint_path" and field.value and isinstance(field.value, str):
-                return folder / field.value
+    if latest := _LATEST.search(text):
+        return folder / _unescaped(latest[2])
     raise CheckpointError(
         f"{state} names no checkpoint.",
         given=f"{text[:100]!r}",
         expected='a line such as model_checkpoint_path: "model.ckpt-5000"',
         hint="name the checkpoint itself",
     )
+
+
+def _unescaped(text: str) -> str:
+    """A string of protocol buffers' text format."""
+
+    def plain(escape: re.Match[bytes]) -> bytes:
+        octal, hexadecimal, letter = escape.groups()
+        if letter:
+            return _ESCAPED.get(letter, letter)
+        return bytes((int(octal or hexadecimal, 8 if octal else 16) & 255,))
+
+    return _ESCAPE.sub(plain, text.encode()).decode(errors="surrogateescape")
 
 
 def _first_shard(prefix: Path) -> re.Match[str] | None:

@@ -9,6 +9,7 @@ import re
 import resource
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from worker_processes import HANG_SECONDS
 
 from lockstep.errors import DataError, InputError
 from lockstep.records import record_files
@@ -505,6 +507,21 @@ def test_pickled_files_are_opened_again(tmp_path: Path, compression: Compression
     files.read(0)
     again = pickle.loads(pickle.dumps(files))
     assert [again.read(index) for index in range(3)] == PAYLOADS
+
+
+def test_compressed_files_are_opened_beside_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b"):
+        write_records(tmp_path / name, PAYLOADS, "gzip")
+    both, inflated = threading.Barrier(2), record_files.inflated_blocks
+
+    def meeting(file: Any) -> Iterator[bytes]:
+        both.wait(HANG_SECONDS)  # broken where one waits for the other to be done
+        return inflated(file)
+
+    files = [RecordFile(tmp_path / name) for name in ("a", "b")]
+    monkeypatch.setattr(record_files, "inflated_blocks", meeting)
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(lambda file: file.read(0), files)) == [PAYLOADS[0]] * 2
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)

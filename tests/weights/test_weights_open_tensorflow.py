@@ -131,6 +131,22 @@ def test_the_latest_checkpoint_is_what_the_folder_says(tmp_path: Path, text: str
     assert latest_checkpoint(tmp_path) == tmp_path / expected
 
 
+@pytest.mark.parametrize(
+    ("more", "path"),
+    [
+        (b'all_model_checkpoint_paths: "mod', b"model.ckpt-2"),
+        (b'all_model_checkpoint_paths: "M\\374ller"\n', b"model.ckpt-2"),
+        (b"".join(b'all_model_checkpoint_paths: "%s/%d"\n' % (b"x" * 60, n) for n in range(16000)), b"model.ckpt-2"),
+        (b"", rb"M\374ller/model.ckpt-2"),
+    ],
+    ids=["cut off", "not UTF-8 later", "over 1 MiB", "not UTF-8"],
+)
+def test_the_latest_checkpoint_is_named_whatever_follows(tmp_path: Path, more: bytes, path: bytes) -> None:
+    (tmp_path / "checkpoint").write_bytes(b'model_checkpoint_path: "%s"\n' % path + more)
+    expected = path.replace(rb"\374", b"\374").decode(errors="surrogateescape")
+    assert latest_checkpoint(tmp_path) == tmp_path / expected
+
+
 def test_an_absolute_path_of_the_latest_checkpoint_stays(tmp_path: Path) -> None:
     (tmp_path / "checkpoint").write_text(f'model_checkpoint_path: "{MADE / "merged"}"\n')
     assert open_tensorflow(tmp_path).path == MADE / "merged"
