@@ -1,4 +1,4 @@
-"""Pipelines of torchvision's transforms v2 as augmentations, with boxes, masks and keypoints, drawn exactly.
+"""Pipelines of torchvision's transforms v2 as augmentations, with boxes and masks, drawn exactly.
 
 Torchvision is optional, and imported only when a pipeline runs.
 """
@@ -13,7 +13,7 @@ import torch
 
 from lockstep.checks import check_type
 from lockstep.data.seeding import restore_global_generators, seed_global_generators
-from lockstep.errors import DataError
+from lockstep.errors import DataError, InputError
 from lockstep.images.fields import decoded, images_of
 from lockstep.images.objects import object_fields
 from lockstep.ragged import Ragged
@@ -37,8 +37,6 @@ class _Scene(NamedTuple):
     """Left, top, right and bottom: float32 (objects, 4)."""
     masks: Tensor | None
     """uint8 (objects, height, width), 0 or 1."""
-    keypoints: Tensor | None
-    """float32 (objects, keypoints, 2), x and y."""
     objects: Tensor
     """The places that the objects had before: int64 (objects,)."""
 
@@ -52,8 +50,8 @@ class _Scene(NamedTuple):
 class TorchvisionTransforms:
     """A pipeline of torchvision's transforms v2: TorchvisionTransforms(v2.Compose([v2.RandomHorizontalFlip(), ...])).
 
-    It gets one example after another, as a dict with the image and, where the batch has them, "boxes", "masks" and
-    "keypoints", as the tv_tensors of these names. Its "labels" are the places of the objects, so that
+    It gets one example after another, as a dict with the image and, where the batch has them, "boxes" and "masks",
+    as the tv_tensors of these names. Its "labels" are the places of the objects, so that
     SanitizeBoundingBoxes, which drops objects, drops them from all fields of the batch. It draws from the global
     generators of torch, numpy and Python, which are seeded for each example, and restored after the batch: the same
     position gives the same result, in the trainer and in loader processes. A loader with threads refuses it.
@@ -63,7 +61,8 @@ class TorchvisionTransforms:
         field: of the images; they are decoded first, to uint8 of shape (3, height, width).
 
     Raises:
-        DataError: the pipeline fails, or returns other numbers of boxes, masks, keypoints and labels.
+        DataError: the pipeline fails, or returns other numbers of boxes, masks and labels.
+        InputError: the batch has keypoints, which torchvision mirrors by whole pixels, left and right not exchanged.
     """
 
     transform: Callable[..., Any]
@@ -78,6 +77,13 @@ class TorchvisionTransforms:
         """Transform the images of a batch, with their objects."""
         names = object_fields(batch)
         images_of(batch, self.field, self)
+        if "keypoints" in names:
+            raise InputError(
+                "Pipelines of torchvision mirror keypoints by whole pixels, and do not exchange left and right.",
+                given=f"a batch of {', '.join(batch)}",
+                expected="images without keypoints",
+                hint="use Lockstep's augmentations for them, such as ls.augmentations.HorizontalFlip",
+            )
         rows = []
         with restore_global_generators():
             for row, position in enumerate(draws.positions.tolist()):
@@ -91,12 +97,12 @@ class TorchvisionTransforms:
         return {**batch, **columns}
 
     def _transformed(self, example: Fields, names: list[str], position: int) -> Fields:
-        before = _scene(example, self.field)
+        before = _scene(example, self.field, len(example[names[0]]) if names else 0)
         try:
             after = _run(self.transform, before)
         except Exception as error:
             raise self._failed(position, f"{type(error).__name__}: {error}") from error
-        values = {"boxes": after.boxes, "masks": after.masks, "keypoints": after.keypoints}
+        values = {"boxes": after.boxes, "masks": after.masks}
         for name in values.keys() & set(names):
             if (found := values[name]) is None or len(found) != len(after.objects):
                 count = "none" if found is None else len(found)
@@ -107,7 +113,7 @@ class TorchvisionTransforms:
         return DataError(
             f"The pipeline of TorchvisionTransforms fails for the example at position {position} of the stream.",
             given=given,
-            expected="an image, and as many boxes, masks and keypoints as objects",
+            expected="an image, and as many boxes and masks as objects",
             hint="fix the pipeline; `lockstep show` shows what stands at a position",
         )
 
@@ -123,35 +129,27 @@ def _run(transform: Callable[..., Any], scene: _Scene) -> _Scene:
         sample["boxes"] = tv_tensors.BoundingBoxes(scene.boxes, format="XYXY", canvas_size=size)
     if scene.masks is not None:
         sample["masks"] = tv_tensors.Mask(scene.masks)
-    if scene.keypoints is not None:
-        sample["keypoints"] = tv_tensors.KeyPoints(scene.keypoints, canvas_size=size)
     made = transform(sample)
     boxes = made.get("boxes")
     if isinstance(boxes, tv_tensors.BoundingBoxes):
         boxes = functional.convert_bounding_box_format(boxes, new_format="XYXY")
     found: list[Any] = [
         None if each is None else torch.as_tensor(each).as_subclass(torch.Tensor)
-        for each in (made["image"], boxes, made.get("masks"), made.get("keypoints"), made["labels"])
+        for each in (made["image"], boxes, made.get("masks"), made["labels"])
     ]
-    image, boxes, masks, keypoints, objects = found
-    if keypoints is not None and len(keypoints) == len(scene.objects):
-        keypoints = keypoints[objects]  # which are never dropped there
-    return _Scene(image, boxes, masks, keypoints, objects)
+    return _Scene(*found)
 
 
-def _scene(example: Mapping[str, Any], field: str) -> _Scene:
+def _scene(example: Mapping[str, Any], field: str, count: int) -> _Scene:
     """Return an example as a pipeline takes it."""
     image = decoded(example[field])
-    scene = _Scene(image, None, None, None, torch.arange(0))
-    boxes, masks, keypoints = (example.get(name) for name in ("boxes", "masks", "keypoints"))
+    scene = _Scene(image, None, None, torch.arange(count))
+    boxes, masks = example.get("boxes"), example.get("masks")
     if boxes is not None:
         boxes = boxes[:, _CORNERS] * scene.sides.repeat(2)
     if masks is not None and not isinstance(masks, torch.Tensor):
         masks = masks.decode()
-    if keypoints is not None:
-        keypoints = keypoints.flip(-1) * scene.sides
-    count = next((len(each) for each in (boxes, masks, keypoints) if each is not None), 0)
-    return scene._replace(boxes=boxes, masks=masks, keypoints=keypoints, objects=torch.arange(count))
+    return scene._replace(boxes=boxes, masks=masks)
 
 
 def _example(example: Fields, names: list[str], before: _Scene, after: _Scene, field: str) -> Fields:
@@ -165,12 +163,6 @@ def _example(example: Fields, names: list[str], before: _Scene, after: _Scene, f
             chosen["area"] = chosen["area"] * grown
     if after.masks is not None:
         chosen["masks"] = after.masks
-    if after.keypoints is not None:
-        points = (after.keypoints / after.sides).flip(-1)
-        is_outside = ~((points >= 0) & (points <= 1)).all(-1)
-        chosen["keypoints"] = points.masked_fill(is_outside[..., None], torch.nan)
-        if "keypoint_visibility" in chosen:
-            chosen["keypoint_visibility"] = chosen["keypoint_visibility"].masked_fill(is_outside, 0)
     return {**chosen, field: after.image}
 
 

@@ -34,6 +34,8 @@ Option = bool | int | float | str
 _FROM_FILES = "leave it out, and warm-start from a file of weights"
 _GIVEN_ELSEWHERE = {
     "num_classes": "give it as num_classes of the model",
+    "in_chans": "leave it out: images have three channels",
+    "features_only": "leave it out: a classifier returns logits",
     **dict.fromkeys(("weights", "weights_backbone", "pretrained", "checkpoint_path"), _FROM_FILES),
 }
 # Where torchvision would warn, or the net return other than logits and at most one auxiliary set of them.
@@ -101,7 +103,7 @@ class Timm(Checked):
     """As in "resnet50", or with the tag of some weights, "resnet50.a1_in1k": it loads none of them."""
     num_classes: PositiveInt = 1000
     options: Mapping[str, Option] = field(default_factory=dict)
-    """Other arguments of `create_model`: {"drop_path_rate": 0.1, "img_size": 384, "in_chans": 1}."""
+    """Other arguments of `create_model`: {"drop_path_rate": 0.1, "img_size": 384}."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -44,6 +44,13 @@ class MovingAverage(Checked):
                 expected="one of them",
                 hint="leave decay or half_life_steps out",
             )
+        if self.half_life_steps is not None and 0.5 ** (1 / self.half_life_steps) == 1:
+            raise InputError(
+                "The average would never move.",
+                given=f"half_life_steps={self.half_life_steps}",
+                expected="fewer updates, such as 1000",
+                hint="give the updates after which the parameters of before weigh half as much",
+            )
 
     def decay_at(self, step: int) -> float:
         """Return the decay used by the update that makes `step`."""

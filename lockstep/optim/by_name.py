@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from lockstep.checks import Checked, Hint, Range, check_type, wrong_type
@@ -17,6 +17,9 @@ from lockstep.selection import assigned, pattern_of_each
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+_REST = "rest"
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,13 @@ class ByName:
             raise InputError(
                 "There is no optimizer.", given="optimizers={}", expected="one by pattern, or more", hint=hint
             )
+        if self.rest is not None and _REST in self.optimizers:
+            raise InputError(
+                f"{_REST!r} is the name of the optimizer of the rest, and a pattern beside it.",
+                given=f"patterns {', '.join(map(repr, self.optimizers))}, and rest",
+                expected="patterns of other words",
+                hint="write the pattern as 're[s]t'",
+            )
         given = {f"The optimizer of {pattern!r}": optimizer for pattern, optimizer in self.optimizers.items()}
         for name, optimizer in given.items() if self.rest is None else {**given, "rest": self.rest}.items():
             if isinstance(optimizer, type) or not hasattr(optimizer, "bind"):
@@ -54,7 +64,7 @@ class ByName:
             raise self._unfit(left)
         names_of = {pattern: [n for n in parameters if optimizer_of.get(n) == pattern] for pattern in self.optimizers}
         parts = [_Part(each, self.optimizers[each], names, parameters) for each, names in names_of.items()]
-        return BoundByName(parts if self.rest is None else [*parts, _Part("rest", self.rest, left, parameters)])
+        return BoundByName(parts if self.rest is None else [*parts, _Part(_REST, self.rest, left, parameters)])
 
     def _unfit(self, left: Sequence[str]) -> InputError:
         patterns = f"patterns {', '.join(map(repr, self.optimizers))}"
@@ -88,9 +98,10 @@ class LayerDecay(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.optimizer, type) or not hasattr(self.optimizer, "lr"):
+        given: Any = self.optimizer
+        if isinstance(given, type) or not (is_dataclass(given) and hasattr(given, "lr")):
             hint = "write LayerDecay(AdamW(1e-3), decay=0.75)"
-            raise wrong_type("optimizer", self.optimizer, expected="an optimizer with a learning rate lr", hint=hint)
+            raise wrong_type("optimizer", given, expected="an optimizer with a learning rate lr", hint=hint)
 
     def bind(self, parameters: Mapping[str, Tensor]) -> BoundByName:
         """Bind the optimizer to the parameters of each layer, the last one first."""
@@ -115,16 +126,17 @@ class LayerDecay(Checked):
         return optimizer
 
 
-_BLOCK = re.compile(r"(?:[^.]+\.)*?(?:[^.]*_)?[0-9]+(?=\.)")
+_BLOCK = re.compile(r"(?:(?!branch|head\.)[^.]+\.)*?(?:[^.]*(?:layer|block)_)?[0-9]+(?=\.)")
 """The start of a parameter's name up to its first numbered part: "blocks.3" of "blocks.3.attn.qkv.weight"."""
 
 
 def layers(names: Iterable[str]) -> dict[str, list[str]]:
     """Group the names of a model's parameters, in the model's order, by layer.
 
-    A numbered block, such as "blocks.3" or "encoder_layer_3", is a layer. All that comes before the first block is
-    one, and all that comes after the last; what stands between two blocks belongs to the first of them. In a model
-    without numbered blocks, each child of the model is a layer.
+    A numbered block, such as "blocks.3" or "encoder_layer_3", is a layer, unless it is a part of a branch or a head.
+    All that comes before the first block is one, and all that comes after the last; what stands between two blocks
+    belongs to the first of them. In a model without numbered blocks, each child of the model is a layer. Layers without
+    a trained parameter do not count.
     """
     names = list(names)
     blocks = [match[0] if (match := _BLOCK.match(name)) else None for name in names]
@@ -191,7 +203,11 @@ class BoundByName:
 
     def learning_rates(self, step: int) -> dict[str, float]:
         """Return the rates of the update that follows `step` completed ones, by pattern."""
-        return {part.pattern: rate for part in self._parts for rate in part.bound.learning_rates(step).values()}
+        return {
+            f"{part.pattern}: {inner}" if inner else part.pattern: rate
+            for part in self._parts
+            for inner, rate in part.bound.learning_rates(step).items()
+        }
 
     @property
     def takes_found_inf(self) -> bool:

@@ -195,7 +195,7 @@ def _schedule_mismatches(recipe: Recipe, epoch_size: int, what: str) -> Iterator
         return
     last = end.count if isinstance(end, Steps) else end.steps(epoch_size, recipe.batch_size)
     for pattern, each in _optimizers(recipe.optimizer).items():
-        given = getattr(each, "lr", None)
+        given = getattr(each.optimizer if isinstance(each, LayerDecay) else each, "lr", None)
         if not isinstance(given, Cosine | OneCycle):
             continue
         schedule = resolve_schedule(given, epoch_size, recipe.batch_size)
@@ -205,7 +205,8 @@ def _schedule_mismatches(recipe: Recipe, epoch_size: int, what: str) -> Iterator
         if steps == last:
             continue
         after = f"stays at {schedule(steps + 1):g} from there on" if last > steps else "is still on its way"
-        whose, field = (f" of {pattern!r}", "lr.steps") if pattern else ("", "optimizer.lr.steps")
+        inner = "optimizer.lr.steps" if isinstance(each, LayerDecay) else "lr.steps"
+        whose, field = (f" of {pattern!r}", inner) if pattern else ("", f"optimizer.{inner}")
         yield f"the learning rate{whose} ends at step {steps}, {what} at step {last}: it {after} ({field})"
 
 
@@ -213,7 +214,7 @@ def _optimizers(optimizer: Optimizer) -> Mapping[str, Optimizer]:
     """Return the optimizers with a learning rate by their patterns; "" where there is one for all parameters."""
     if isinstance(optimizer, ByName):
         return optimizer.optimizers if optimizer.rest is None else {**optimizer.optimizers, "rest": optimizer.rest}
-    return {"": optimizer.optimizer if isinstance(optimizer, LayerDecay) else optimizer}
+    return {"": optimizer}
 
 
 def _num_updates(end: Steps | Epochs, recipe: Recipe, epoch_size: int) -> int:

@@ -35,7 +35,7 @@ COUNTS = (2, 0, 3)
 
 
 class Photos:
-    """Three images of several sizes, with objects that have boxes, masks, keypoints and names."""
+    """Three images of several sizes, with objects that have boxes, masks and names."""
 
     cost = "decode"
 
@@ -48,7 +48,7 @@ class Photos:
     def read_batch(self, indices: Any) -> dict[str, Any]:
         rows = [photo(index) for index in indices.tolist()]
         columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0]}
-        for name in ("boxes", "labels", "area", "keypoints", "keypoint_visibility"):
+        for name in ("boxes", "labels", "area"):
             columns[name] = Ragged.of(columns[name])
         return columns
 
@@ -68,8 +68,6 @@ def photo(index: int) -> dict[str, Any]:
         "labels": torch.arange(1, count + 1),
         "area": sides.prod(1) * height * width,
         "masks": masks,
-        "keypoints": boxes[:, None, :2] + sides[:, None] * torch.rand(count, 4, 2, generator=generator),
-        "keypoint_visibility": torch.full((count, 4), 2),
         "class_text": [f"kind {place}" for place in range(count)],
     }
 
@@ -101,14 +99,12 @@ def test_a_flip_is_that_of_lockstep() -> None:
     made = pipeline(1.0)
     found, expected = (
         made(batch(), draws()),
-        HorizontalFlip(1.0, keypoint_flip_permutation=(0, 1, 2, 3))(batch(), draws()),
+        HorizontalFlip(1.0)(batch(), draws()),
     )
-    for name in ("labels", "class_text", "keypoint_visibility"):
+    for name in ("labels", "class_text"):
         assert str(found[name]) == str(expected[name])
     close(found["boxes"], expected["boxes"], 1e-6)
     close(found["area"], expected["area"], 1e-3)
-    # Points of torchvision are the middles of pixels: mirrored, they lie one pixel to the left.
-    close(found["keypoints"], expected["keypoints"], 1 / 16)
     for one, two in zip(found["image"], expected["image"], strict=True):
         assert torch.equal(one, two)
     for one, two in zip(found["masks"], expected["masks"], strict=True):
@@ -122,14 +118,12 @@ def test_what_a_crop_drops_is_dropped_from_all_fields() -> None:
     assert found["image"].shape == (3, 3, 8, 8)
     lengths = found["boxes"].lengths.tolist()
     assert 0 < sum(lengths) < sum(COUNTS), "some are seen, some are not"
-    for name in ("labels", "area", "keypoints", "keypoint_visibility"):
+    for name in ("labels", "area"):
         assert found[name].lengths.tolist() == lengths
     assert [len(each) for each in found["class_text"]] == [len(each) for each in found["masks"]] == lengths
     for labels, texts in zip(found["labels"], found["class_text"], strict=True):
         assert [f"kind {label - 1}" for label in labels.tolist()] == texts
     assert ((found["boxes"].values >= -1e-6) & (found["boxes"].values <= 1 + 1e-6)).all()
-    outside = found["keypoints"].values.isnan().any(-1)
-    assert (found["keypoint_visibility"].values == torch.where(outside, 0, 2)).all()
 
 
 def stream(augment: Any, **arguments: Any) -> list[Any]:
@@ -169,7 +163,7 @@ def test_threads_do_not_run_what_draws_globally() -> None:
         ),
         (
             lambda v2: TorchvisionTransforms(lambda sample: {**sample, "labels": sample["labels"][1:]}),
-            r"at position 7(.|\n)*2 (boxes|masks|keypoints) for 1 objects",
+            r"at position 7(.|\n)*2 (boxes|masks) for 1 objects",
         ),
     ],
 )
@@ -178,3 +172,16 @@ def test_a_pipeline_that_does_not_fit_is_refused(make: Callable[[Any], Any], mes
 
     with pytest.raises(LockstepError, match=message):
         make(v2)(batch(), draws())
+
+
+def test_labels_of_images_without_places_stay() -> None:
+    labels = Ragged.of([torch.tensor([1, 2]), torch.zeros(0, dtype=torch.int64), torch.tensor([3])])
+    found = pipeline(1.0)({"image": batch()["image"], "labels": labels}, draws())
+    assert found["labels"].lengths.tolist() == [2, 0, 1]
+    assert found["labels"].values.tolist() == [1, 2, 3]
+
+
+def test_keypoints_are_refused() -> None:
+    points = Ragged.of([torch.zeros(count, 4, 2) for count in COUNTS])
+    with pytest.raises(InputError, match=r"mirror keypoints by whole pixels(.|\n)*HorizontalFlip"):
+        pipeline(1.0)({**batch(), "keypoints": points}, draws())

@@ -117,14 +117,14 @@ optimizers = (
     single_optimizers
     | st.builds(
         ByName,
-        st.dictionaries(texts.filter(bool), single_optimizers, min_size=1, max_size=2),
+        st.dictionaries(texts.filter(lambda text: text not in ("", "rest")), single_optimizers, min_size=1, max_size=2),
         st.none() | single_optimizers,
     )
     | st.builds(LayerDecay, single_optimizers, st.floats(0, 1, exclude_min=True))
 )
 unit = st.floats(0, 1, exclude_min=True, exclude_max=True)
 averages = st.builds(MovingAverage, unit, st.booleans(), st.booleans()) | st.builds(
-    MovingAverage, half_life_steps=positive
+    MovingAverage, half_life_steps=st.floats(0.01, 1e9) | st.integers(1, 10**9)
 )
 patterns = st.lists(texts.filter(bool), max_size=2).map(tuple)
 transforms = st.lists(

@@ -177,9 +177,19 @@ def test_a_library_that_is_not_there_is_named(value: Value, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("kind", [Torchvision, Timm])
-@pytest.mark.parametrize("option", ["weights", "weights_backbone", "pretrained", "checkpoint_path", "num_classes"])
-def test_options_said_elsewhere_are_refused(option: str, kind: type[Value]) -> None:
-    hint = "num_classes of the model" if option == "num_classes" else "warm-start from a file of weights"
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [
+        *(
+            (name, "warm-start from a file")
+            for name in ("weights", "weights_backbone", "pretrained", "checkpoint_path")
+        ),
+        ("num_classes", "num_classes of the model"),
+        ("in_chans", "three channels"),
+        ("features_only", "returns logits"),
+    ],
+)
+def test_options_said_elsewhere_are_refused(option: str, hint: str, kind: type[Value]) -> None:
     with pytest.raises(InputError, match=f"options cannot hold '{option}'.*\n.*\n.*\n.*{hint}"):
         kind("resnet18", options={option: 1})
 
@@ -206,10 +216,8 @@ def test_options_are_a_table(kind: type[Value]) -> None:
 
 @needs_timm
 def test_options_of_timm_are_arguments_of_its_function() -> None:
-    model: Any = Timm("vit_tiny_patch16_224", 4, options={"img_size": 32, "in_chans": 1, "drop_path_rate": 0.1}).build(
-        0
-    )
-    assert model(torch.zeros(2, 1, 32, 32)).shape == (2, 4)
+    model: Any = Timm("vit_tiny_patch16_224", 4, options={"img_size": 32, "drop_path_rate": 0.1}).build(0)
+    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 4)
 
 
 @pytest.mark.process

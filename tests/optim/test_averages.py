@@ -42,6 +42,8 @@ def test_a_decay_beside_a_half_life_is_refused() -> None:
     message = r"said twice.*\n.*decay=0.5, half_life_steps=4\n.*one of them\n.*leave decay or"
     with pytest.raises(ls.InputError, match=message):
         MovingAverage(0.5, half_life_steps=4)
+    with pytest.raises(ls.InputError, match=r"would never move.*\n.*1e\+17"):
+        MovingAverage(half_life_steps=1e17)
 
 
 def test_a_dynamic_decay_grows_with_the_steps_up_to_its_limit() -> None:

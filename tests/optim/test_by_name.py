@@ -309,6 +309,25 @@ LAYERS = [
         "conv1.weight conv1.bias local3.weight scale",
         {"conv1": "conv1.weight conv1.bias", "local3": "local3.weight", "scale": "scale"},
     ),
+    (
+        "Conv2d_1a_3x3.conv.weight Mixed_5b.branch5x5_1.conv.weight Mixed_5b.branch1x1.conv.weight fc.weight",
+        {
+            "Conv2d_1a_3x3": "Conv2d_1a_3x3.conv.weight",
+            "Mixed_5b": "Mixed_5b.branch5x5_1.conv.weight Mixed_5b.branch1x1.conv.weight",
+            "fc": "fc.weight",
+        },
+    ),
+    (
+        "inception3a.branch1.conv.weight inception3a.branch2.0.conv.weight fc.weight",
+        {"inception3a": "inception3a.branch1.conv.weight inception3a.branch2.0.conv.weight", "fc": "fc.weight"},
+    ),
+    (
+        "body.0.weight head.regression_head.conv.0.weight head.classification_head.conv.0.weight",
+        {
+            "body.0": "body.0.weight",
+            "after the blocks": "head.regression_head.conv.0.weight head.classification_head.conv.0.weight",
+        },
+    ),
     ("", {}),
 ]
 
@@ -317,6 +336,13 @@ LAYERS = [
 def test_layers_are_numbered_blocks_and_what_is_before_and_after_them(names: str, expected: dict[str, str]) -> None:
     assert layers(names.split()) == {layer: members.split() for layer, members in expected.items()}
     assert list(layers(names.split())) == list(expected)
+
+
+def test_rates_of_layers_within_the_rest_are_all_told() -> None:
+    bound = ByName({"^head": SGD(0.2)}, rest=LayerDecay(SGD(0.1), 0.5)).bind(drawn(0))
+    assert bound.learning_rates(0) == {"^head": 0.2, "rest: stem": 0.1}
+    with pytest.raises(ls.InputError, match=r"'rest' is the name(.|\n)*re\[s\]t"):
+        ByName({"rest": SGD(0.2)}, rest=SGD(0.1))
 
 
 def test_each_layer_below_learns_at_a_lower_rate() -> None:

@@ -36,3 +36,7 @@ def test_rates_of_the_rest_and_of_layers_are_looked_at_too() -> None:
     assert line.startswith("the learning rate of 'rest' ends at step 10, the run at step 20")
     (line,) = mismatches(replace(recipe, optimizer=LayerDecay(SGD(OneCycle(1.0, 10)))), 20)
     assert line.startswith("the learning rate ends at step 10, the run at step 20")
+    assert line.endswith("(optimizer.optimizer.lr.steps)")
+    both = ByName({"bias$": SGD(0.1)}, rest=LayerDecay(SGD(OneCycle(1.0, 10))))
+    (line,) = mismatches(replace(recipe, optimizer=both), 20)
+    assert line.startswith("the learning rate of 'rest' ends at step 10")
