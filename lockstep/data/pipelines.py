@@ -15,7 +15,7 @@ from lockstep.checks import check_type
 from lockstep.data.seeding import restore_global_generators, seed_global_generators
 from lockstep.errors import DataError, InputError
 from lockstep.images.fields import decoded, images_of
-from lockstep.images.objects import object_fields
+from lockstep.images.objects import areas_of, object_fields
 from lockstep.ragged import Ragged
 from lockstep.randomness import Draws
 
@@ -50,11 +50,11 @@ class _Scene(NamedTuple):
 class TorchvisionTransforms:
     """A pipeline of torchvision's transforms v2: TorchvisionTransforms(v2.Compose([v2.RandomHorizontalFlip(), ...])).
 
-    It gets one example after another, as a dict with the image and, where the batch has them, "boxes" and "masks",
-    as the tv_tensors of these names. Its "labels" are the places of the objects, so that
-    SanitizeBoundingBoxes, which drops objects, drops them from all fields of the batch. It draws from the global
-    generators of torch, numpy and Python, which are seeded for each example, and restored after the batch: the same
-    position gives the same result, in the trainer and in loader processes. A loader with threads refuses it.
+    It gets one example after another, as a dict with the image and, where the batch has them, "boxes" and "masks", as
+    tv_tensors. Its "labels" are the places of the objects, so that SanitizeBoundingBoxes, which drops objects, drops
+    them from all fields of the batch. It draws from the global generators of torch, numpy and Python, which are seeded
+    for each example, and restored after the batch: the same position gives the same result, in the trainer and in
+    loader processes. A loader with threads refuses it.
 
     Args:
         transform: the pipeline.
@@ -159,15 +159,12 @@ def _example(example: Fields, names: list[str], before: _Scene, after: _Scene, f
     if after.boxes is not None and before.boxes is not None:
         chosen["boxes"] = (after.boxes / after.sides.repeat(2))[:, _CORNERS]
         if "area" in chosen:
-            grown = _areas(after.boxes) / _areas(before.boxes[after.objects]).clamp(min=torch.finfo(torch.float32).tiny)
+            stored = areas_of(before.boxes[after.objects]).clamp(min=torch.finfo(torch.float32).tiny)
+            grown = areas_of(after.boxes) / stored
             chosen["area"] = chosen["area"] * grown
     if after.masks is not None:
         chosen["masks"] = after.masks
     return {**chosen, field: after.image}
-
-
-def _areas(boxes: Tensor) -> Tensor:
-    return (boxes[:, 2:] - boxes[:, :2]).prod(1)
 
 
 def _selected(values: Any, kept: list[int]) -> Any:

@@ -48,7 +48,7 @@ class ByName:
                 hint="write the pattern as 're[s]t'",
             )
         given = {f"The optimizer of {pattern!r}": optimizer for pattern, optimizer in self.optimizers.items()}
-        for name, optimizer in given.items() if self.rest is None else {**given, "rest": self.rest}.items():
+        for name, optimizer in given.items() if self.rest is None else {**given, _REST: self.rest}.items():
             if isinstance(optimizer, type) or not hasattr(optimizer, "bind"):
                 raise wrong_type(name, optimizer, expected="an optimizer, a value without parameters", hint=hint)
 
