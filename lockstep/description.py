@@ -29,6 +29,8 @@ _MOST_ITEMS = 100
 def described(value: Any) -> Any:
     """Describe a value as JSON: plain values as they are, dataclasses by class and fields, functions by name.
 
+    Fields that do not count when two values of a class are compared are left out.
+
     Objects of Lockstep are described by all their members, others by their class alone; so are cycles.
     """
     return _described(value, ())
@@ -65,7 +67,7 @@ def _members(value: Any) -> dict[str, Any]:
     if isinstance(value, partial):
         return {"func": value.func, "args": value.args, "keywords": value.keywords}
     if is_dataclass(value):
-        return {field.name: getattr(value, field.name, None) for field in fields(value)}
+        return {field.name: getattr(value, field.name, None) for field in fields(value) if field.compare}
     if type(value).__module__.startswith("lockstep."):
         computed = vars(type(value))  # cached properties
         return {name: member for name, member in vars(value).items() if name not in computed}

@@ -18,6 +18,7 @@ _KINDS = {
     "DataLoading": "feed",
     "Monitoring": "watch",
     "TorchOptimizerByName": "from_torch",
+    **dict.fromkeys(("PythonModel", "PythonTask", "PythonData", "PythonOptimizer", "PythonHook"), "python"),
 }
 """Kinds that are not the class name in snake_case."""
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")

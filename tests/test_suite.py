@@ -85,7 +85,7 @@ def test_a_test_that_hangs_and_hears_no_exception_is_named_and_ended(tmp_path: P
     (tmp_path / "test_hanging.py").write_text(HANGING_TEST)
     ended = subprocess.run(
         [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), f"--rootdir={tmp_path}",
-         "-p", "conftest", "-p", "no:cacheprovider", "-o", "timeout=0.5", "test_hanging.py"],
+         "-p", "conftest", "-p", "no:cacheprovider", "-o", "timeout=5", "test_hanging.py"],
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},
         capture_output=True, text=True, timeout=HANG_SECONDS,
     )  # fmt: skip

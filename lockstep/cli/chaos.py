@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from lockstep.checks import NonNegativeInt, PositiveInt, Range, check_one_of, check_value
-from lockstep.cli.shared import Command, OldFlag, check_output_folder, check_target
+from lockstep.cli.shared import Command, OldFlag, add_code_argument, check_output_folder, check_target
 from lockstep.durable import atomic_write
 from lockstep.errors import InputError
 from lockstep.owner import scratch_folder
@@ -53,6 +53,7 @@ def _add_arguments(chaos: argparse.ArgumentParser) -> None:
     chaos.add_argument(
         "--set", dest="settings", action="append", default=[], metavar="PATH=VALUE", help="change a field of the recipe"
     )
+    add_code_argument(chaos)
     chaos.set_defaults(workers_per_device=None, threads=None, forever=False, epochs=None, hours=None)
 
 

@@ -29,7 +29,7 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     check_target(path, FORMATS, what, overwrite=arguments.force)
     check_packages(path.suffix)
     run = chosen_run(arguments)
-    trained = trained_model(run.name, run.weights)
+    trained = trained_model(run.name, run.weights, allow_code=arguments.allow_code)
     with show_elapsed(f"exporting to {path}"):
         parts = encode_model(trained, path.suffix)
         with atomic_write(path, failure=InputError) as file:

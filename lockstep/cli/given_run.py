@@ -17,13 +17,14 @@ from lockstep.cli.shared import check_target, given_seat
 from lockstep.cores import NumThreads
 from lockstep.errors import InputError, RecipeError, WorkdirError
 from lockstep.listing import closest_path, hint_for_path, what_is_there
+from lockstep.recipes.code import with_code
 from lockstep.recipes.data import SPLITS
 from lockstep.recipes.recipe import Recipe, recipe_changes
 from lockstep.recipes.shipped import find, names
 from lockstep.recipes.toml import with_settings
 from lockstep.records.shards import check_local
 from lockstep.runs.inputs import check_inputs
-from lockstep.runs.workdir import HISTORY, RECIPE, Workdir, located
+from lockstep.runs.workdir import HISTORY, RECIPE, Workdir, located, with_code_of_run
 from lockstep.types import End, Epochs, Hours, Steps
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ def chosen_run(arguments: argparse.Namespace) -> ChosenRun:
             if meant
             else f"check the path, or train first: lockstep train mnist --workdir {path}",
         )
+    recipe = with_code_of_run(recipe, path, allow_code=arguments.allow_code)
     weights = _weights(arguments, recipe)
     store = Workdir(path).store(recipe)
     if follow:
@@ -160,7 +162,7 @@ def given_run(arguments: argparse.Namespace) -> GivenRun:
     """
     named, folder = _named(arguments.recipe)
     is_shipped = arguments.recipe in names()
-    recipe = _changed(replace(named, num_towers=None) if is_shipped else named, arguments)
+    recipe = _changed(replace(named, num_towers=None) if is_shipped else named, folder, arguments)
     path = _workdir(arguments, recipe.name, folder)
     # A workdir that holds something else is refused later, with all else that is wrong.
     saved = Workdir(path).recipe() if path and not arguments.rehearse and (path / RECIPE).is_file() else None
@@ -172,7 +174,7 @@ def given_run(arguments: argparse.Namespace) -> GivenRun:
 
 def given_recipe(arguments: argparse.Namespace) -> Recipe:
     """Return the recipe of a command line, whatever its workdir holds."""
-    return _changed(_named(arguments.recipe)[0], arguments)
+    return _changed(*_named(arguments.recipe), arguments)
 
 
 def _named(word: str) -> tuple[Recipe, Path | None]:
@@ -198,8 +200,11 @@ def _named(word: str) -> tuple[Recipe, Path | None]:
     )
 
 
-def _changed(recipe: Recipe, arguments: argparse.Namespace) -> Recipe:
-    """Return the recipe with the settings and the flags of a command line."""
+def _changed(recipe: Recipe, folder: Path | None, arguments: argparse.Namespace) -> Recipe:
+    """Return the recipe, of the run in `folder` or that the user gives, with the settings and flags of a command line.
+
+    The code that it names may be called then, unless others could have written the run.
+    """
     given = {
         "num_towers": arguments.towers,
         "num_workers": arguments.workers,
@@ -211,6 +216,10 @@ def _changed(recipe: Recipe, arguments: argparse.Namespace) -> Recipe:
     if arguments.settings:
         # At once with the flags: a batch size need not be split over the towers that there were before.
         recipe = with_settings(recipe, [*arguments.settings, *(f"{name}={value}" for name, value in flags.items())])
+    if folder is None:
+        recipe = with_code(recipe, Path(arguments.recipe).parent)
+    else:
+        recipe = with_code_of_run(recipe, folder, allow_code=arguments.allow_code)
     return replace(recipe, **flags, end=None if arguments.forever else _end(arguments) or recipe.end)
 
 
@@ -319,7 +328,7 @@ def scored_run(arguments: argparse.Namespace) -> ScoredRun:
     path, saved, wanted, weights = chosen_run(arguments)
     saved = located(saved, path)
     recipe = _with_settings(arguments, saved)
-    split = arguments.split or ("test" if "test" in recipe.data.splits else "validation")
+    split = arguments.split or ("test" if _has_test(recipe, arguments.data) else "validation")
     if arguments.data is not None:
         recipe = replace(recipe, data=recipe.data.at(split, arguments.data))
     if not (arguments.average or arguments.raw):
@@ -328,6 +337,15 @@ def scored_run(arguments: argparse.Namespace) -> ScoredRun:
     recipe.data.check_there(split)
     is_other = recipe.data.path_of(split) != saved.data.path_of(split)
     return ScoredRun(path, recipe, split, is_other, weights, polling, wanted)
+
+
+def _has_test(recipe: Recipe, other_data: str | None) -> bool:
+    """Whether there are test examples; a function that gives the examples is asked, unless others are named."""
+    if other_data is not None or getattr(recipe.data, "function", None) is None:
+        return "test" in recipe.data.splits
+    from lockstep.runs.build import Examples
+
+    return Examples(recipe).has("test")
 
 
 def _with_settings(arguments: argparse.Namespace, saved: Recipe) -> Recipe:

@@ -77,7 +77,13 @@ def _classes(arguments: argparse.Namespace, run: ChosenRun) -> Predictions | Fou
 
     with show_progress("predicting") as show:
         predictions = predict(
-            run.name, arguments.images, weights=run.weights, top=top, device=arguments.device, progress=show
+            run.name,
+            arguments.images,
+            weights=run.weights,
+            top=top,
+            device=arguments.device,
+            allow_code=arguments.allow_code,
+            progress=show,
         )
     _write(predictions, arguments.to, arguments.show)
     return predictions
@@ -97,7 +103,14 @@ def _found_objects(arguments: argparse.Namespace, run: ChosenRun) -> Predictions
     from lockstep.runs.predict import detect
 
     with show_progress("detecting") as show:
-        found = detect(run.name, arguments.images, weights=run.weights, device=arguments.device, progress=show)
+        found = detect(
+            run.name,
+            arguments.images,
+            weights=run.weights,
+            device=arguments.device,
+            allow_code=arguments.allow_code,
+            progress=show,
+        )
     _write_objects(found, arguments.to, arguments.show, how)
     return found
 

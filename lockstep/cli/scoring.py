@@ -134,8 +134,8 @@ class _Scoring:
         check_same_classes(self._run.split, names, self._class_names)
         self._state = build_state(recipe, self._worker)
         files = {"confusion": self._arguments.confusion, "mistakes": self._arguments.mistakes}
-        self._task = recipe.task.with_metrics(self._class_names, NO_METRICS)
-        self._details = Details(self._task, recipe.model.num_classes, **files)
+        self._task = recipe.chosen_task.with_metrics(self._class_names, NO_METRICS)
+        self._details = Details(self._task, recipe.num_classes, **files)
 
     def score(self, checkpoint: Checkpoint) -> bool:
         """Score a checkpoint, and let the chief write the scores; returns whether no worker was stopped meanwhile."""
@@ -279,15 +279,22 @@ class Details:
                     hint=f"leave --{name} out",
                 )
         self._task, self._confusion, self._mistakes = task, confusion, mistakes
-        self._matrix, self._worst = ConfusionMatrix(num_classes), WorstMistakes()
+        self._matrix, self._worst = None if confusion is None else ConfusionMatrix(num_classes), WorstMistakes()
         self.metrics = dict(task.metrics)
-        if confusion is not None:
+        if self._matrix is not None:
             self.metrics[CONFUSION] = self._matrix
         if mistakes is not None:
             self.metrics[MISTAKES] = self._worst
 
     def score(self, model: nn.Module, batch: Batch) -> dict[str, Any]:
         """Score each example, and return the inputs of both, too."""
+        if self._task.score is None:
+            raise InputError(
+                "This task has no score.",
+                given="a run by losses of its own alone",
+                expected="a task that says how an example is scored",
+                hint="give the task a function score(model, batch), and train with it",
+            )
         if not isinstance(self._task, Classification) or (self._confusion is None and self._mistakes is None):
             return dict(self._task.score(model, batch))
         found = self._task.score_in_detail(model, batch)
@@ -295,7 +302,7 @@ class Details:
 
     def write(self, reader: Reader, names: ClassNames) -> None:
         """Write the files, on the chief: its metrics alone have seen the examples, which the reader reads again."""
-        if self._confusion is not None:
+        if self._confusion is not None and self._matrix is not None:
             with atomic_write(self._confusion, failure=InputError) as file:
                 # Classes are named by folders, whose names need not be text.
                 file.write(confusion_csv(self._matrix.compute(), names).encode(errors="backslashreplace"))

@@ -115,12 +115,22 @@ def add_machine_arguments(
 
 
 # argparse has no public name for the group that is returned.
+def add_code_argument(command: argparse.ArgumentParser) -> None:
+    """Add the flag that lets a run's code be called whoever has written it."""
+    command.add_argument(
+        "--allow-code",
+        action="store_true",
+        help="call the functions of your own that a run names, though others may have written to its folder",
+    )
+
+
 def add_weights_arguments(command: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
     """Add the flags that choose the weights of a run; returns the group of those that choose the checkpoint."""
     command.add_argument("run", metavar="RUN[@STEP]", help="the folder of a run, and a step (default: the newest)")
     weights = command.add_mutually_exclusive_group()
     weights.add_argument("--average", action="store_true", help="take the moving averages of the parameters")
     weights.add_argument("--raw", action="store_true", help="take the parameters themselves (default: as the recipe)")
+    add_code_argument(command)
     which = command.add_mutually_exclusive_group()
     which.add_argument("--step", type=int, metavar="N", help="the checkpoint of this step, as RUN@STEP")
     which.add_argument(

@@ -20,6 +20,7 @@ from lockstep.images.objects import object_fields
 from lockstep.listing import did_you_mean
 from lockstep.readers.paths import KNOWN
 from lockstep.recipes.data import DetectionData, MnistData
+from lockstep.recipes.python_parts import PythonData
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.shipped import find, names
 
@@ -131,6 +132,8 @@ def _pipeline_of_recipe(recipe: Recipe) -> Pipeline:
         return Pipeline(data.augment)
     if isinstance(data, DetectionData):
         return Pipeline(data.training(), data.inputs)
+    if isinstance(data, PythonData):
+        return Pipeline((*data.training(),))
     boxes = (_BOXES,) if data.crops_by_boxes else ()  # as the run reads them
     return Pipeline((*data.training(),), data.inputs, (_IMAGE, *boxes))
 

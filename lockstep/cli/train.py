@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from lockstep.checks import Hint, Range, check_value
-from lockstep.cli.shared import ENVIRONMENT, EXIT_CODES, Command, add_machine_arguments, given_seat
+from lockstep.cli.shared import ENVIRONMENT, EXIT_CODES, Command, add_code_argument, add_machine_arguments, given_seat
 
 SHIPPED_RECIPES = (
     "mnist",
@@ -65,6 +65,7 @@ def _add_arguments(train: argparse.ArgumentParser) -> None:
     train.add_argument(
         "--accept-data-change", action="store_true", help="resume although the training data has changed"
     )
+    add_code_argument(train)
     trial = train.add_mutually_exclusive_group()
     trial.add_argument("--rehearse", action="store_true", help="two steps, save, resume, evaluate, in a scratch folder")
     trial.add_argument(

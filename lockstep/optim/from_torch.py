@@ -60,12 +60,17 @@ class FromTorch:
         arguments = "".join(f", {name}={value!r}" for name, value in self.arguments.items())
         return f"FromTorch({self.cls.__name__}{arguments})"
 
+    @property
+    def lr(self) -> LearningRate:
+        """The learning rate, that of the class where none is given."""
+        trial = self._built([torch.nn.Parameter(torch.zeros(1, 1))], hint="correct the arguments")
+        given: LearningRate = self.arguments.get("lr", trial.defaults["lr"])
+        return given
+
     def bind(self, parameters: Mapping[str, Tensor]) -> BoundFromTorch:
         """Build the optimizer of these parameters."""
         hint = "give it those it takes, and the others another optimizer: ls.optim.ByName({pattern: optimizer, ...})"
-        built = self._built(list(parameters.values()), hint=hint)
-        lr = self.arguments.get("lr", built.defaults["lr"])
-        return BoundFromTorch(built, lr, parameters)
+        return BoundFromTorch(self._built(list(parameters.values()), hint=hint), self.lr, parameters)
 
     def _built(self, parameters: list[Tensor], *, hint: str) -> TorchOptimizer:
         rate = {"lr": _UNUSED_RATE} if callable(self.arguments.get("lr")) else {}

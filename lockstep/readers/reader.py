@@ -82,6 +82,15 @@ def reader_of(reader: Reader | ExampleReader) -> Reader:
     )
 
 
+def reader_from(given: Any) -> Reader | None:
+    """Make a reader of what a function gives: a reader, a torch dataset, arrays by field; None where it gives none."""
+    if isinstance(given, Mapping):
+        return Arrays(given)
+    if isinstance(given, Dataset) and not hasattr(given, "read_batch"):
+        return TorchDataset(given)
+    return None if given is None else reader_of(given)
+
+
 NO_DECODER = "none"
 
 _NUMBERS, _NUMBER_KINDS = (bool, int, float), "biuf"

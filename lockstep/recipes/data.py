@@ -25,6 +25,7 @@ from lockstep.images.decode import Decoding
 from lockstep.images.normalisation import scale_image
 from lockstep.listing import hint_for_path
 from lockstep.readers.paths import check_there, found_from, is_folder
+from lockstep.recipes.code import Function
 from lockstep.recipes.preprocessing import Inception, Preprocessing, ResizedCrop
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ class PathData:
     train: str | None
     validation: str | None
     test: str | None
-    function: str | None
+    function: Function | None
     split: Split
 
     known: ClassVar[str]
@@ -166,8 +167,9 @@ class PathData:
         check_together(partial(self.check_there, split) for split in dict.fromkeys((self.split, *self.splits)))
 
     def check_there(self, split: str) -> None:
-        """Check that a split has a path, and that it leads somewhere."""
-        check_there(self.path(split), self.known)
+        """Check that a split has a path, and that it leads somewhere; a function says itself what there is."""
+        if self.function is None:
+            check_there(self.path(split), self.known)
 
     def path_of(self, split: str) -> str | None:
         """Return the path of a split, if it has one."""
@@ -175,19 +177,17 @@ class PathData:
         return path
 
     def path(self, split: str) -> str:
-        """Return the path of a split; an error if it has none, or if a function gives the examples."""
-        path = self.path_of(split)
-        if self.function is not None:
-            raise InputError(
-                f"The examples of this run come from the function {self.function} of a script.",
-                given=f"data.function={self.function!r}",
-                expected="that script, which gives the function to ls.run",
-                hint="run the script again: lockstep run SCRIPT; or name paths, with --set data.function=none; "
-                "to score other images alone: lockstep evaluate RUN --data PATH",
-            )
-        if path is None:
+        """Return the path of a split; an error if it has none."""
+        if (path := self.path_of(split)) is None:
             raise self._no_path(split)
         return path
+
+    def given(self, split: str) -> Reader | None:
+        """Call the function that gives the examples in place of paths."""
+        from lockstep.readers.reader import reader_from
+
+        assert self.function is not None, "asked where it is there"
+        return reader_from(self.function(split))
 
     def found_from(self, folder: Path) -> Self:
         """Take each path that leads nowhere from another folder, if it leads somewhere there."""
@@ -230,8 +230,8 @@ class ImageData(PathData, Checked):
     """Subtracted from each label; -1 for folders, whose classes count from 0, if class 0 is the background."""
     decoding: Decoding = field(default_factory=Decoding)
     """How image files become pixels."""
-    function: str | None = None
-    """The function of a script that gives the examples in place of paths; only that script can start the run."""
+    function: Function | None = None
+    """`reader(split)` gives the examples in place of paths: see `PythonData`; the fields are those of this data."""
     split: Split = "train"
     """The examples to train on."""
     cache: str | None = None
@@ -356,8 +356,8 @@ class DetectionData(PathData, Checked):
     in their order, as the reference does."""
     decoding: Decoding = field(default_factory=Decoding)
     """How image files become pixels."""
-    function: str | None = None
-    """The function of a script that gives the examples in place of paths; only that script can start the run."""
+    function: Function | None = None
+    """`reader(split)` gives the examples in place of paths: see `PythonData`; the fields are those of this data."""
     split: Split = "train"
     """The examples to train on."""
     cache: str | None = None
@@ -410,6 +410,13 @@ class DetectionData(PathData, Checked):
         super().check_there(split)
         if self.label_map is not None:
             check_there(self.label_map, "a label map: a file with the id and the name of each class")
+
+    def given(self, split: str) -> Reader | None:
+        """Call the function that gives the examples in place of paths."""
+        from lockstep.readers.reader import reader_from
+
+        assert self.function is not None, "asked where it is there"
+        return reader_from(self.function(split))
 
     def found_from(self, folder: Path) -> Self:
         """Take each path that leads nowhere from another folder, if it leads somewhere there."""

@@ -7,13 +7,13 @@ A field that may be None is None by default: in TOML it is left out.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from lockstep.augmentations.augment import Augment
 from lockstep.augmentations.lists import AUGMENTATIONS
-from lockstep.checks import Checked
+from lockstep.checks import Checked, check_type
 from lockstep.cores import NumThreads
 from lockstep.description import Change, changes, described
 from lockstep.detection.tf_configs import FasterRcnn, Ssd
@@ -46,7 +46,7 @@ from lockstep.optim import (
     ScaleGradients,
     Warmup,
 )
-from lockstep.optim.from_torch import TorchOptimizerByName
+from lockstep.optim.from_torch import FromTorch, TorchOptimizerByName
 from lockstep.optim.optimizers import FTRL, Adadelta
 from lockstep.optim.rules import Optimizer
 from lockstep.optim.schedules import Constant, Schedule
@@ -64,7 +64,19 @@ from lockstep.recipes.parts import (
     PositiveInt64,
     Stage,
 )
-from lockstep.recipes.tasks import Classification, Detection, Task
+from lockstep.recipes.python_parts import (
+    PythonData,
+    PythonHook,
+    PythonModel,
+    PythonOptimizer,
+    PythonTask,
+    as_data,
+    as_hook,
+    as_model,
+    as_optimizer,
+    as_task,
+)
+from lockstep.recipes.tasks import Classification, Detection
 from lockstep.served.exchanges import Asynchronous, Backups, is_served, num_computing
 from lockstep.towers.towers import Precision, Towers
 from lockstep.training.attempt import LossAverage, Nonfinite
@@ -85,6 +97,7 @@ CLASSES_OF: Mapping[Any, tuple[type, ...]] = {
         TorchOptimizerByName,
         ByName,
         LayerDecay,
+        PythonOptimizer,
     ),
     GradientTransform: (ScaleGradients, ClipNorm, ClipGlobalNorm, ClipValue, AdaptiveClip),
     Augment: AUGMENTATIONS,
@@ -147,6 +160,7 @@ Model = (
     | Ssdlite
     | Fcos
     | TorchvisionDetector
+    | PythonModel
 )
 
 
@@ -157,8 +171,10 @@ class Recipe(Checked):
     name: str
     """Name of the run, and of its folder where none is given."""
     model: Model
-    data: MnistData | ImageData | DetectionData
+    data: MnistData | ImageData | DetectionData | PythonData
     optimizer: Optimizer
+    task: PythonTask | None = None
+    """What the model learns; None: the classes of images, or where objects are on them, by the kind of `data`."""
     loss: CrossEntropy = field(default_factory=CrossEntropy)
     """The loss that is minimized, together with the regularization."""
     warm_start: InitialWeights | None = None
@@ -213,15 +229,19 @@ class Recipe(Checked):
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     watch: Monitoring = field(default_factory=Monitoring)
     evaluate: Evaluate = field(default_factory=Evaluate)
+    hooks: tuple[PythonHook, ...] = ()
+    """Functions of the user's own that are called after each attempt, in this order."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._check_classes()
         self._name_best()
         self._check_name()
         self._check_towers()
         self._check_best()
         self._check_image_sizes()
-        self.task.check(self.model.num_classes)
+        if self.model.num_classes is not None:
+            self.chosen_task.check(self.model.num_classes)
         if self.evaluate.weights == "average" and self.average is None:
             raise InputError(
                 "The averaged weights cannot be scored: this run keeps no average.",
@@ -230,10 +250,28 @@ class Recipe(Checked):
                 hint='set average.decay (0.9999 is usual), or evaluate.weights="raw"',
             )
 
+    def _check_classes(self) -> None:
+        """Refuse a network of the user's own of which a task of Lockstep would not know the number of classes."""
+        check_type("model", self.model, get_args(Model), expected="a model of a recipe", hint=_HOW_TO_GIVE)
+        if self.task is None and self.model.num_classes is None:
+            raise InputError(
+                "How many classes the network has is not said, and there is no task of your own.",
+                given=f"model.function={self.model.function.full_name!r}, and neither model.num_classes nor a task",
+                expected="the number of classes for a classifier or detector, or the losses of another task",
+                hint='set model.num_classes=10; or task.losses="my_net:losses"',
+            )
+
     def _name_best(self) -> None:
         """Keep the best checkpoint where early stopping has to know which it is: by the first of the scores."""
         if self.evaluate.patience is not None and self.checkpoints.retention.best is None:
-            retention = replace(self.checkpoints.retention, best=f"validation/{self.task.main_score}")
+            if not self.chosen_task.main_score:
+                raise InputError(
+                    "Early stopping has to know which checkpoint is the best.",
+                    given=f"evaluate.patience={self.evaluate.patience}, and no score to keep the best by",
+                    expected="the name of a score, and whether higher or lower is better",
+                    hint='set checkpoints.retention.best="validation/NAME" and checkpoints.retention.better="lower"',
+                )
+            retention = replace(self.checkpoints.retention, best=f"validation/{self.chosen_task.main_score}")
             object.__setattr__(self, "checkpoints", replace(self.checkpoints, retention=retention))
 
     def _check_best(self) -> None:
@@ -247,6 +285,8 @@ class Recipe(Checked):
             )
 
     def _check_image_sizes(self) -> None:
+        if isinstance(self.data, PythonData):
+            return
         least = self.model.smallest_image
         of_stages = {f"stages[{number}].image_size": stage.image_size for number, stage in enumerate(self.stages)}
         given = {name: size for name, size in of_stages.items() if size is not None}
@@ -261,14 +301,78 @@ class Recipe(Checked):
                     hint=f"set {name} to {least} or more ({self.model.image_size} is usual)",
                 )
 
+    @classmethod
+    def of(
+        cls,
+        model: Callable[..., Any],
+        reader: Callable[..., Any],
+        losses: Callable[..., Any] | None = None,
+        *,
+        task: Any = None,
+        score: Callable[..., Any] | None = None,
+        num_classes: int | None = None,
+        optimizer: Optimizer | FromTorch | None = None,
+        hooks: Sequence[Callable[..., Any]] = (),
+        name: str = "mine",
+        **more: Any,
+    ) -> Recipe:
+        """Make a recipe of functions of a script's own; see `ls.run` for what each of them is.
+
+        Args:
+            model: the class of the network, or a function that makes it.
+            reader: gives the examples of a split.
+            losses: of the network and a batch; None for a task, and for a classifier.
+            task: an object with losses and what else it has, in place of functions.
+            score: of the network and a batch; None: nothing is evaluated.
+            num_classes: of a classifier without losses of its own, whose examples have the fields "image" and "label".
+            optimizer: None: AdamW with a learning rate of 0.001.
+            hooks: called with the report of each attempt.
+            name: of the run.
+            more: other fields of the recipe: batch_size=64, end=ls.Epochs(10), ...
+        """
+        optimizer = as_optimizer(optimizer or AdamW(1e-3))
+        made = as_task(task, losses, score)
+        network, data = as_model(model, num_classes), PythonData(*PythonData.named(reader))
+        return cls(name, network, data, optimizer, made, hooks=tuple(map(as_hook, hooks)), **more)
+
+    def with_parts(
+        self,
+        *,
+        model: Any = None,
+        task: Any = None,
+        losses: Callable[..., Any] | None = None,
+        score: Callable[..., Any] | None = None,
+        reader: Callable[..., Any] | None = None,
+        optimizer: Optimizer | FromTorch | None = None,
+        hooks: Sequence[Callable[..., Any]] = (),
+    ) -> Recipe:
+        """Return the recipe with parts of a script's own; see `ls.run` for what each of them is."""
+        given: dict[str, Any] = {"hooks": (*self.hooks, *map(as_hook, hooks))}
+        if (own := as_task(task, losses, score)) is not None:
+            given["task"] = own
+        if model is not None:
+            given["model"] = as_model(model, self.model.num_classes)
+        if optimizer is not None:
+            given["optimizer"] = as_optimizer(optimizer)
+        if reader is not None:
+            given["data"] = as_data(reader, self.data, has_task=(own or self.task) is not None)
+        return replace(self, **given)
+
     @property
-    def task(self) -> Task:
+    def chosen_task(self) -> Classification | Detection | PythonTask:
         """What the model learns: its losses, scores and metrics."""
+        if self.task is not None:
+            return self.task
         if isinstance(self.data, DetectionData):
-            return Detection(self.data, self.model.num_classes, self.evaluate.detection or DetectionEvaluation())
+            return Detection(self.data, self.num_classes, self.evaluate.detection or DetectionEvaluation())
         return Classification(
             self.data.inputs, self.loss, self.evaluate.top, self.evaluate.flip, mixing=self.data.mixing
         )
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes of the model; beyond any label where a task of the user's own does not need to know it."""
+        return self.model.num_classes or _BEYOND_LABELS
 
     @property
     def evaluation_precision(self) -> Precision:
@@ -316,6 +420,8 @@ class Recipe(Checked):
             )
 
 
+_BEYOND_LABELS = 2**31 - 1
+_HOW_TO_GIVE = "of a network of your own give the class: ls.run(recipe, workdir, model=Net)"
 _HARMLESS = (
     "name",
     "num_workers",
@@ -327,6 +433,7 @@ _HARMLESS = (
     "data.folder",
     "data.cache",
     "watch",
+    "hooks",
     "evaluate.every",
     "evaluate.patience",
     "feed.num_processes",

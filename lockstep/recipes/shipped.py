@@ -22,6 +22,7 @@ from lockstep.errors import RecipeError
 from lockstep.listing import did_you_mean
 from lockstep.losses.regularization import L2
 from lockstep.models import InceptionV3, LeNet, Mnist, SqueezeNet
+from lockstep.recipes.code import with_code
 from lockstep.recipes.data import DetectionData, ImageData, MnistData
 from lockstep.recipes.parts import Checkpoints, CrossEntropy, DetectionEvaluation, Evaluate, InitialWeights, Stage
 from lockstep.recipes.preprocessing import Inception, ResizedCrop
@@ -51,9 +52,12 @@ _BOXES = Evaluate(micro_batch=8, detection=DetectionEvaluation(("coco_detection_
 
 
 def find(name: str) -> Recipe:
-    """Return a shipped recipe by name, or read one from a file whose name ends in .toml."""
+    """Return a shipped recipe by name, or read one from a file whose name ends in .toml.
+
+    Code of your own that the file names is looked for beside it, in the current folder and among installed packages.
+    """
     if name.endswith(".toml"):
-        return load(Path(name))
+        return with_code(load(Path(name)), Path(name).parent)
     if name not in _SHIPPED:
         raise RecipeError(
             f"{name}: there is no such recipe.",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from lockstep.augmentations.mixing import MixDraws
     from lockstep.detection.detector import DetectionModel, Detections
     from lockstep.recipes.data import DetectionData
-    from lockstep.types import Batch, CountFunction
+    from lockstep.types import Batch, CountFunction, LossFunction, ScoreFunction
 
 CONFUSION, MISTAKES = "confusion", "mistakes"
 """Outputs of `score_in_detail`: the inputs of a confusion matrix, and of a list of the worst mistakes."""
@@ -234,8 +235,24 @@ class Detection:
         return {**made, "masks": masks} if masks else made
 
 
-Task = Classification | Detection
-"""What a recipe's model learns."""
+@dataclass(frozen=True)
+class OwnTask:
+    """A task by functions of the user's own; see `PythonTask` for what each of them returns."""
+
+    losses: LossFunction
+    score: ScoreFunction | None = None
+    """None: nothing is evaluated."""
+    count: Callable[[nn.Module, Batch], Mapping[str, float | Tensor]] | None = None
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    predict: Callable[[nn.Module, Batch], Mapping[str, Tensor]] | None = None
+
+    def counts(self, model: nn.Module) -> CountFunction | None:
+        """Return what counts the things that some of the losses are sums over; None: the losses are means."""
+        return partial(self.count, model) if self.count else None
+
+
+Task = Classification | Detection | OwnTask
+"""What the model of a run learns."""
 
 
 def network_input(model: DetectionModel, images: Tensor | Sequence[Tensor]) -> Tensor:

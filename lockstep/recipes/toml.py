@@ -26,6 +26,7 @@ import tomli_w
 from lockstep.errors import LockstepError, RecipeError
 from lockstep.inline_toml import kind_name
 from lockstep.listing import did_you_mean
+from lockstep.recipes.code import Function
 from lockstep.recipes.recipe import CLASSES_OF, NEW_NAMES, SAID_ELSEWHERE, Recipe
 from lockstep.screen import log_new_name
 from lockstep.types import Interval
@@ -36,7 +37,9 @@ _SCALARS = {
     bool: "true or false",
     str: "text",
     Interval: 'an interval such as "20 steps"',
+    Function: 'a function such as "my_net:build"',
 }
+_AS_TEXT = (Interval, Function)
 
 
 def to_toml(recipe: Recipe) -> str:
@@ -46,7 +49,7 @@ def to_toml(recipe: Recipe) -> str:
         RecipeError: a part has no name in recipes, such as a schedule of the user's own.
     """
     tables = write(Recipe, recipe, FieldPath(f"recipe {recipe.name}"))
-    for path, default in recipe.task.unused.items():
+    for path, default in recipe.chosen_task.unused.items():
         *parts, name = path.split(".")
         if attrgetter(path)(recipe) == default:
             del reduce(getitem, parts, tables)[name]
@@ -116,6 +119,8 @@ def read(hint: Any, value: Any, path: FieldPath) -> Any:
         return tuple(read(field.item, item, path.at(index)) for index, item in enumerate(value))
     if Interval in field.scalars and type(value) in (int, str):
         return made(lambda: Interval.parse(str(value)), path)
+    if Function in field.scalars and isinstance(value, str):
+        return made(lambda: Function.parse(value), path)
     if field.takes(value):
         return value
     raise _wrong_value(field, value, path)
@@ -132,7 +137,7 @@ def write(hint: Any, value: Any, path: FieldPath) -> Any:
         return [write(field.item, item, path.at(index)) for index, item in enumerate(value)]
     if not field.takes(value):
         raise _wrong_value(field, value, path)
-    return str(value) if isinstance(value, Interval) else value
+    return str(value) if isinstance(value, _AS_TEXT) else value
 
 
 def made(make: Callable[[], Any], path: FieldPath | str) -> Any:
@@ -238,7 +243,7 @@ class FieldType:
     """The values that a field takes, from the members of its type hint."""
 
     scalars: tuple[type, ...]
-    """Types of plain values among int, float, bool, str, Interval and NoneType."""
+    """Types of plain values among int, float, bool, str, Interval, Function and NoneType."""
     words: tuple[str, ...]
     """The words of a Literal."""
     classes: Mapping[str, type]
@@ -275,7 +280,7 @@ def field_type(hint: Any) -> FieldType:
     members = _union_members(hint)
     lists = [member for member in members if get_origin(member) in (tuple, Sequence)]
     tables = [member for member in members if get_origin(member) is Mapping]
-    parts = [m for m in members if isinstance(m, type) and is_dataclass(m) and m is not Interval]
+    parts = [m for m in members if isinstance(m, type) and is_dataclass(m) and m not in _AS_TEXT]
     return FieldType(
         scalars=tuple(member for member in members if member in _SCALARS or member is NoneType),
         words=tuple(word for member in members if get_origin(member) is Literal for word in get_args(member)),

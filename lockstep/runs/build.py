@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from lockstep.data.loader import Loader
 from lockstep.description import described
-from lockstep.errors import DataError
+from lockstep.errors import DataError, InputError
 from lockstep.metrics.metric import NO_METRICS, Metric
 from lockstep.readers.combine import Subset
-from lockstep.readers.reader import Reader, reader_of
-from lockstep.recipes.data import PathData
+from lockstep.readers.reader import Reader
+from lockstep.recipes.data import MnistData
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.tasks import Task
 from lockstep.runs.inputs import check_best, check_same_classes
@@ -24,30 +25,35 @@ from lockstep.workers.rank import Worker
 SCORED = ("validation", "test")
 
 ReaderFunction = Callable[[str], Reader | None]
-"""`reader(split)` returns the examples of "train", "validation" or "test", with the fields "image" and "label", for
-detectors "image", "boxes" and "labels"; or None where there are none."""
+"""`given(split)` returns the examples of "train", "validation" or "test", or None where there are none."""
 
 
 class Examples:
     """The examples of a run by split, and their loaders; each source is opened once.
 
-    A function gives the examples in place of the recipe's paths.
+    `given` asks the function of a recipe that has one in place of paths, in place of `recipe.data.given`.
     """
 
-    def __init__(self, recipe: Recipe, function: ReaderFunction | None = None) -> None:
-        self._recipe, self._function = recipe, function
+    def __init__(self, recipe: Recipe, given: ReaderFunction | None = None) -> None:
+        self._recipe = recipe
+        self._given = given or given_once(recipe)
         self._readers: dict[tuple[str, bool], Reader] = {}
 
     def training(self) -> Loader:
         """Make the loader of the training examples."""
         data = self._recipe.data
         reader = self.reader(data.split, to_train=True)
-        augment = [*data.training(), *self._recipe.task.targets()]
+        augment = [*data.training(), *self._recipe.chosen_task.targets()]
         return self._loader(reader, order=self._recipe.feed.order, augment=augment)
 
-    def held_out(self, split: str) -> Loader:
-        """Make the loader of a split that is scored: in order, not augmented; the data must be prepared."""
+    def held_out(self, split: str, *, most: int | None = None) -> Loader:
+        """Make the loader of a split that is scored: in order, not augmented; the data must be prepared.
+
+        `most` is for a trial: so many of the first examples at most.
+        """
         reader, wanted = self.reader(split), self._recipe.evaluate.examples
+        if most is not None:
+            wanted = min(most, len(reader), wanted or most)
         if wanted is not None:
             if wanted > (there := len(reader)):
                 raise DataError(
@@ -88,23 +94,25 @@ class Examples:
         return self._readers[key]
 
     def _opened(self, split: str, to_train: bool) -> Reader:
-        data, num_classes = self._recipe.data, self._recipe.model.num_classes
-        if self._function is not None and isinstance(data, PathData):
-            given = self._function(split)
-            if given is None:
-                raise DataError(
-                    f"The function of this run gives no {split} examples.",
-                    given=f"reader({split!r}) is None",
-                    expected="a reader",
-                    hint=f"return a reader for {split!r}",
-                )
-            return data.labelled(reader_of(given), num_classes, to_train=to_train)
-        return data.reader(split, num_classes, to_train=to_train)
+        data: Any = self._recipe.data
+        num_classes = self._recipe.num_classes
+        if self._given is None:
+            reader: Reader = data.reader(split, num_classes, to_train=to_train)
+            return reader
+        if (given := self._given(split)) is None:
+            raise DataError(
+                f"The function of this run gives no {split} examples.",
+                given=f"{data.function.full_name}({split!r}) is None",
+                expected="a reader",
+                hint=f"return a reader for {split!r}",
+            )
+        labelled: Reader = data.labelled(given, num_classes, to_train=to_train)
+        return labelled
 
     def has(self, split: str) -> bool:
         """Whether there are examples of a split, as far as is known without reading."""
-        if self._function is not None:
-            return self._function(split) is not None
+        if self._given is not None:
+            return self._given(split) is not None
         return split in self._recipe.data.splits
 
     def _loader(self, reader: Reader, **more: Any) -> Loader:
@@ -123,6 +131,12 @@ class Examples:
         )
 
 
+def given_once(recipe: Recipe) -> ReaderFunction | None:
+    """Return what gives the examples in place of paths, and is called once a split; None where paths lead to them."""
+    data = recipe.data
+    return cache(data.given) if not isinstance(data, MnistData) and data.function is not None else None
+
+
 @dataclass(frozen=True)
 class Parts:
     """The parts of a run on one worker."""
@@ -133,34 +147,44 @@ class Parts:
     task: Task
     examples: Examples
 
+    def scores(self, split: str) -> bool:
+        """Whether there are examples of a split, and the task can score them."""
+        return self.task.score is not None and self.examples.has(split)
+
 
 def build(
     recipe: Recipe,
     worker: Worker,
-    reader: ReaderFunction | None = None,
+    given: ReaderFunction | None = None,
     metrics: Mapping[str, Metric] = NO_METRICS,
 ) -> Parts:
     """Build the parts of a run, whose recipe has its number of towers; the chief prepares the data, the others wait."""
-    if reader is None:
-        recipe.data.check_complete()
+    recipe.data.check_complete()
     towers = recipe.towers_for(worker.num_workers)
     recipe.check_towers(worker.num_workers)
-    examples = prepared(recipe, worker, reader)
-    check_best(recipe, has_validation=examples.has("validation"), metrics=metrics)
+    examples = prepared(recipe, worker, given)
     examples.check_held_out()
     worker.group.agree("the numbers of examples", examples.counts())
     loader = examples.training()
     classes = class_names(examples.reader(recipe.data.split, to_train=True))
-    task = recipe.task.with_metrics(classes, metrics)
+    task = recipe.chosen_task.with_metrics(classes, metrics)
+    if task.score is None and recipe.checkpoints.retention.best is not None:
+        raise InputError(
+            "Nothing says which checkpoints are the best: this task has no score.",
+            given=f"checkpoints.retention.best={recipe.checkpoints.retention.best!r}, and a task without score",
+            expected="a score, or a run without best checkpoints",
+            hint="give the task score(model, batch), or set checkpoints.retention.best=none",
+        )
+    check_best(recipe, has_validation=examples.has("validation"), metrics=metrics)
     return Parts(build_state(recipe, worker), loader, towers, task, examples)
 
 
-def prepared(recipe: Recipe, worker: Worker, reader: ReaderFunction | None = None) -> Examples:
+def prepared(recipe: Recipe, worker: Worker, given: ReaderFunction | None = None) -> Examples:
     """Return the examples of a recipe, once the chief has prepared their files."""
     if worker.is_chief:
         recipe.data.prepare()
     worker.group.barrier("the data is prepared")
-    return Examples(recipe, reader)
+    return Examples(recipe, given)
 
 
 def build_state(recipe: Recipe, worker: Worker) -> TrainState:

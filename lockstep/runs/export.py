@@ -72,7 +72,7 @@ def _onnx(trained: Trained) -> bytes:
             expected=f"at most {_MOST_ONNX_BYTES:,}",
             hint="export a .pt2 or .safetensors",
         )
-    is_detector = isinstance(trained.recipe.task, Detection)
+    is_detector = isinstance(trained.recipe.chosen_task, Detection)
     with _quiet():
         made: Any = torch.onnx.export(
             _program(trained),
@@ -93,7 +93,7 @@ def _metadata(trained: Trained) -> dict[str, str]:
 
 
 def _program(trained: Trained) -> torch.export.ExportedProgram:
-    task = trained.recipe.task
+    task = trained.recipe.chosen_task
     if isinstance(task, Detection):
         program = _of_detector(trained, task)
     else:  # for batches of any size

@@ -20,7 +20,9 @@ from lockstep.listing import hint_for_path, shorten
 from lockstep.metrics.metric import NO_METRICS, Metric, score_name
 from lockstep.models import Timm, Torchvision
 from lockstep.readers.paths import class_folders, is_folder
+from lockstep.recipes.code import functions_of
 from lockstep.recipes.data import DetectionData, ImageData
+from lockstep.recipes.python_parts import PythonModel
 from lockstep.recipes.recipe import Recipe
 from lockstep.records.shards import check_local
 from lockstep.runs.workdir import RECIPE, Workdir, located
@@ -30,7 +32,6 @@ def check_inputs(
     recipe: Recipe,
     path: Path | None,
     *,
-    has_function: bool = False,
     accept_changes: bool = False,
     fork_from: str | None = None,
     metrics: Mapping[str, Metric] = NO_METRICS,
@@ -40,7 +41,6 @@ def check_inputs(
     Args:
         recipe: of the run.
         path: its workdir, which may hold the run already; None writes nothing.
-        has_function: a function gives the examples in place of the recipe's paths.
         accept_changes: the run in the workdir may go on by another recipe.
         fork_from: the run, or RUN@STEP, that one without checkpoints begins with.
         metrics: that the script gives, by name.
@@ -51,14 +51,13 @@ def check_inputs(
     if isinstance(recipe.model, Detector):
         check_supported(recipe.model)  # which says why it cannot be, whatever else is wrong
     checks: list[Callable[[], object]] = [partial(_check_library, recipe), partial(_check_task, recipe)]
-    if not has_function:
-        is_begun = path is not None and (path / RECIPE).is_file()
-        found = located(recipe, path) if is_begun else recipe
-        checks += [
-            found.data.check_complete,
-            partial(_check_class_folders, found),
-            partial(check_best, recipe, has_validation="validation" in recipe.data.splits, metrics=metrics),
-        ]
+    is_begun = path is not None and (path / RECIPE).is_file()
+    found = located(recipe, path) if is_begun else recipe
+    checks += [function.check for function in functions_of(recipe)]
+    checks += [found.data.check_complete, partial(_check_class_folders, found)]
+    if not _is_by_function(recipe):
+        has_validation = "validation" in recipe.data.splits
+        checks.append(partial(check_best, recipe, has_validation=has_validation, metrics=metrics))
     if path is None:
         checks.append(partial(_check_no_rollback, recipe))
     else:
@@ -78,9 +77,10 @@ def check_best(recipe: Recipe, *, has_validation: bool, metrics: Mapping[str, Me
             expected="validation examples, or a run without best checkpoints",
             hint="--set data.validation=PATH; or --set checkpoints.retention.best=none",
         )
-    if best in (None, f"validation/{recipe.task.main_score}"):
+    known = recipe.chosen_task.score_names
+    if known is None or best in (None, f"validation/{recipe.chosen_task.main_score}"):
         return
-    names = [*recipe.task.score_names]
+    names = [*known]
     for name, metric in metrics.items():
         keys = getattr(metric, "score_names", None)
         if keys is None and best.startswith(f"validation/{name}/"):
@@ -116,6 +116,8 @@ def unused_classes(recipe: Recipe, classes: Sequence[str]) -> str:
     `classes` are the names of those of the data, from label 0 on; none where they are not known.
     """
     given, offset = recipe.model.num_classes, getattr(recipe.data, "labels_offset", 0)
+    if given is None:
+        return ""
     if isinstance(recipe.data, DetectionData):  # label 0 is that of the background
         known = len(classes) - 1
         is_less = 0 < known < given
@@ -126,10 +128,14 @@ def unused_classes(recipe: Recipe, classes: Sequence[str]) -> str:
     return f"the model has {given} classes, the data {len(classes)} (model.num_classes={len(classes)}; {background})"
 
 
+def _is_by_function(recipe: Recipe) -> bool:
+    return getattr(recipe.data, "function", None) is not None
+
+
 def _check_class_folders(recipe: Recipe) -> None:
     """Check folders of images by the names of the folders in them; other data is left to its reader."""
     data, num_classes = recipe.data, recipe.model.num_classes
-    if not isinstance(data, ImageData):
+    if not isinstance(data, ImageData) or num_classes is None or data.function:
         return
     classes: dict[str, Sequence[str]] = {}
 
@@ -153,21 +159,23 @@ def _check_class_folders(recipe: Recipe) -> None:
 
 def _check_task(recipe: Recipe) -> None:
     is_detector, has_objects = isinstance(recipe.model, Detector), isinstance(recipe.data, DetectionData)
-    if is_detector and not has_objects:
+    if recipe.task is not None or isinstance(recipe.model, PythonModel):
+        pass
+    elif is_detector and not has_objects:
         raise InputError(
             f"{type(recipe.model).__name__} learns where objects are, not one class for each image.",
             given=f'data.kind="{kind_name(type(recipe.data))}"',
             expected="images with objects on them",
             hint='set data.kind="detection_data"',
         )
-    if has_objects and not is_detector:
+    elif has_objects and not is_detector:
         raise InputError(
             f"{type(recipe.model).__name__} learns one class for each image, not the objects on it.",
             given='data.kind="detection_data"',
             expected="data of images that have one class each",
             hint='set data.kind="image_data"; data of detectors is for `lockstep show` and `lockstep benchmark input`',
         )
-    for path, default in recipe.task.unused.items():
+    for path, default in recipe.chosen_task.unused.items():
         if (given := attrgetter(path)(recipe)) != default:
             raise InputError(
                 f"{path} says nothing to {type(recipe.model).__name__}: it is for classifiers.",

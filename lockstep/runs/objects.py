@@ -245,7 +245,7 @@ def probe_largest_batch(recipe: Recipe, parts: Parts, known: ObjectSurvey | None
     mine = towers_of(recipe.exchange, worker.rank, worker.num_workers, towers.count)
     num_images = recipe.batch_size // towers.count * len(mine)
     with lack_of_memory_told(f"{num_images} images of {most.height} x {most.width} pixels", _HINT):
-        fields: Mapping[str, Any] = largest_batch(data, most, num_images, recipe.model.num_classes)
+        fields: Mapping[str, Any] = largest_batch(data, most, num_images, recipe.num_classes)
         at_once = [fields] if worker.device.type == "cpu" else [_copied(fields, worker.device) for _ in range(_AT_ONCE)]
     batch = Batch(at_once[0], position=0, batch_size=recipe.batch_size, towers=mine)
     what = describe_batch(batch, towers)

@@ -149,6 +149,7 @@ def predict(
     weights: Weights | None = None,
     top: int | None = 5,
     device: str | None = None,
+    allow_code: bool = False,
     progress: ProgressFunction | None = None,
 ) -> Predictions:
     """Predict the classes of images with the model of a run, on this worker alone.
@@ -162,6 +163,7 @@ def predict(
         weights: the parameters as they are, or their moving averages; None: as the recipe scores them.
         top: how many of the most probable classes are kept; None, or more than there are: all.
         device: "cpu"; None for an accelerator where there is one.
+        allow_code: call the code of a user's own that the recipe names, though others may have written the run.
         progress: called with the number of files that are done, and of all.
 
     Raises:
@@ -172,9 +174,9 @@ def predict(
     """
     if top is not None:
         check_value("top", top, PositiveInt)
-    trained = trained_model(str(run), weights)
+    trained = trained_model(str(run), weights, allow_code=allow_code)
     recipe, place = trained.recipe, join(device or trained.recipe.device).device
-    task = recipe.task
+    task = recipe.chosen_task
     if not isinstance(task, Classification):
         raise InputError(
             "This run has a detector, which finds objects: no image has a class.",
@@ -325,6 +327,7 @@ def detect(
     *,
     weights: Weights | None = None,
     device: str | None = None,
+    allow_code: bool = False,
     progress: ProgressFunction | None = None,
 ) -> FoundObjects:
     """Detect objects on images with the model of a run, on this worker alone.
@@ -336,6 +339,7 @@ def detect(
         paths: files, folders with images in them or below, or both.
         weights: the parameters as they are, or their moving averages; None: as the recipe scores them.
         device: "cpu"; None for an accelerator where there is one.
+        allow_code: call the code of a user's own that the recipe names, though others may have written the run.
         progress: called with the number of files that are done, and of all.
 
     Raises:
@@ -344,8 +348,8 @@ def detect(
         NonFiniteError: a box or a score is not finite.
         LockstepError: none of the files can be read.
     """
-    trained = trained_model(str(run), weights)
-    recipe, task = trained.recipe, trained.recipe.task
+    trained = trained_model(str(run), weights, allow_code=allow_code)
+    recipe, task = trained.recipe, trained.recipe.chosen_task
     if not isinstance(task, Detection):
         raise InputError(
             "This run has a classifier, which finds no objects.",

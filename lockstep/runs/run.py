@@ -5,25 +5,22 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from lockstep.checks import check_type, wrong_type
+from lockstep.checks import check_type
 from lockstep.description import described
-from lockstep.errors import InputError, PeerLostError
+from lockstep.errors import PeerLostError
 from lockstep.evaluation.evaluate import Evaluation
 from lockstep.metrics.metric import NO_METRICS, Metric, check_metrics
 from lockstep.owner import Owner
-from lockstep.recipes.data import PathData
-from lockstep.recipes.recipe import Recipe
+from lockstep.recipes.recipe import Model, Recipe
 from lockstep.reporting.throughput import InputTotals, Throughput
-from lockstep.runs.build import ReaderFunction
 from lockstep.runs.inputs import check_inputs
 from lockstep.runs.objects import check_objects
 from lockstep.runs.regrouping import NUM_REPORTS, Memory, load_last, recall
@@ -39,6 +36,15 @@ from lockstep.types import Hours, NonFiniteError, Progress, StepReport
 from lockstep.workers.rank import Worker, generations_of, join, regroup
 from lockstep.workers.signals import stop_on_signals
 from lockstep.workers.stragglers import find_straggler, spent_since
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from lockstep.optim.from_torch import FromTorch
+    from lockstep.optim.rules import Optimizer
+    from lockstep.runs.build import ReaderFunction
+    from lockstep.training.loop import Hook
+    from lockstep.types import LossFunction, ScoreFunction
 
 
 class _Regrouped(NamedTuple):
@@ -56,7 +62,13 @@ def run(
     recipe: Recipe,
     workdir: str | Path | None,
     *,
+    model: Callable[..., nn.Module] | Model | None = None,
+    task: Any = None,
+    losses: LossFunction | None = None,
+    score: ScoreFunction | None = None,
     reader: ReaderFunction | None = None,
+    optimizer: Optimizer | FromTorch | None = None,
+    hooks: Sequence[Hook] = (),
     metrics: Mapping[str, Metric] = NO_METRICS,
     accept_changes: bool = False,
     accept_data_change: bool = False,
@@ -71,31 +83,48 @@ def run(
     Args:
         recipe: `find("mnist")`, or a changed one: `dataclasses.replace(recipe, batch_size=64)`.
         workdir: the run's folder; None writes nothing.
+        model: a class or function that makes the network, in place of the recipe's: `model=Net`, or with arguments
+            `model=functools.partial(Net, width=32)`. Its weights are drawn from the recipe's seed.
+        task: an object with the methods `losses(model, batch)` and, as far as it has them, `score(model, batch)`,
+            `counts(model, batch)`, `predict(model, batch)` and the attributes `metrics` and `main_score`; see
+            `PythonTask`.
+        losses: in place of a task: `losses(model, batch)` returns named scalars, means over the batch, whose sum is
+            minimised; or a pair of these and of metrics to report.
+        score: `score(model, batch)` returns by name a number for each example, of shape (batch,), which are averaged,
+            or what the metric of that name takes. Without it a run by losses of your own is not evaluated.
         reader: `reader(split)` gives the examples of "train", "validation" or "test", in place of the recipe's paths:
-            a reader with the fields "image" and "label", or None where there are none of that split. The recipe of the
-            run names the function, so that the run can be resumed by the script alone.
-        metrics: by name; they get the logits and the labels of all examples that are scored. The numbers that they
-            compute are scores like top 1: `checkpoints.retention.best` may be "validation/f1", or "validation/f1/KEY"
-            of a metric that computes a mapping.
+            a reader, a torch dataset or a dict of arrays, or None where there are none of that split. For a classifier
+            their fields are "image" and "label", for a detector "image", "boxes" and "labels", for losses of your own
+            any.
+        optimizer: in place of the recipe's; `FromTorch` of any class, too.
+        hooks: each is called with the `StepReport` of each attempt, on every worker.
+        metrics: by name; they get the logits and the labels of all examples that are scored, or what `score` returns
+            by their name. The numbers that they compute are scores like top 1: `checkpoints.retention.best` may be
+            "validation/f1", or "validation/f1/KEY" of a metric that computes a mapping.
         accept_changes: go on although the recipe is not the one the run began with.
         accept_data_change: go on although the data has changed since the run was saved, if it has as many examples;
             the log and the history name the changes.
         fork_from: another run's workdir, or RUN@STEP, whose full state a run without checkpoints begins with.
 
+    The recipe in the workdir names these functions, and the fingerprints of their source: a resume by other code is
+    refused as one by another recipe is. Commands such as `lockstep evaluate` call those that are in a module; those of
+    the script itself it alone can call.
+
     Returns:
         Why and where the run has ended, and the scores of its final weights; the same on all workers, but for times.
 
     Raises:
-        InputError: the recipe lacks a path, its data cannot come from a function, or the data has changed; or its best
-            checkpoint is to be kept by a score that there is not.
+        InputError: the recipe lacks a path, its data cannot come from a function, or the data has changed; its best
+            checkpoint is to be kept by a score that there is not; or a function returns something else than it has to.
         WorkdirError: the workdir holds something else, or a run of another recipe.
     """
     hint = 'write ls.run(ls.recipes.find("mnist"), "runs/mnist")'
     check_type("recipe", recipe, Recipe, expected="a Recipe", hint=hint)
     worker = join(recipe.device, workers_per_device=recipe.workers_per_device)
     path = None if workdir is None else Path(workdir)
-    if reader is not None:
-        recipe = _with_function(recipe, reader)
+    recipe = recipe.with_parts(
+        model=model, task=task, losses=losses, score=score, reader=reader, optimizer=optimizer, hooks=hooks
+    )
     saved = Workdir(path).recipe() if path else None
     num_towers = recipe.num_towers or (saved.num_towers if saved else None)
     recipe = replace(recipe, num_towers=num_towers or num_computing(recipe.exchange, worker.num_workers))
@@ -108,30 +137,8 @@ def run(
             accept_changes=accept_changes,
             accept_data_change=accept_data_change,
             fork_from=fork_from,
-            reader=reader,
             metrics=metrics,
         ).run()
-
-
-def _with_function(recipe: Recipe, reader: ReaderFunction) -> Recipe:
-    """Name the function in the recipe, so that a resume by another one is noticed."""
-    if not callable(reader):
-        raise wrong_type(
-            "reader",
-            reader,
-            expected="a function of the split that returns a reader",
-            hint='write def reader(split): return ls.data.ImageFolder(f"photos/{split}")',
-        )
-    if not isinstance(recipe.data, PathData):
-        raise InputError(
-            f"A function can give no examples to {type(recipe.data).__name__}.",
-            given=f"data of {type(recipe.data).__name__}, and reader={reader!r}",
-            expected="a recipe with ImageData",
-            hint="replace(recipe, data=ls.recipes.ImageData(image_size=224)); or leave reader out",
-        )
-    named = reader.func if isinstance(reader, partial) else reader
-    name = getattr(named, "__qualname__", type(named).__qualname__)
-    return replace(recipe, data=replace(recipe.data, function=name))
 
 
 class Run:
@@ -141,7 +148,7 @@ class Run:
         recipe: complete, with its number of towers.
         path: the workdir; None writes nothing.
         worker: this worker.
-        accept_changes, accept_data_change, fork_from, reader, metrics: as in `run`.
+        accept_changes, accept_data_change, fork_from, metrics: as in `run`.
     """
 
     def __init__(
@@ -153,15 +160,13 @@ class Run:
         accept_changes: bool = False,
         accept_data_change: bool = False,
         fork_from: str | None = None,
-        reader: ReaderFunction | None = None,
         metrics: Mapping[str, Metric] = NO_METRICS,
     ) -> None:
         self._recipe, self._worker = recipe, worker
-        check_metrics(metrics, taken=recipe.task.score_names)
+        check_metrics(metrics, taken=recipe.chosen_task.score_names or ())
         check_inputs(
             recipe,
             path,
-            has_function=reader is not None,
             accept_changes=accept_changes,
             fork_from=fork_from,
             metrics=metrics,
@@ -175,7 +180,7 @@ class Run:
         at_its_data = located(recipe, path)
         if at_its_data is not recipe and worker.is_chief:
             log.info("the data is not in %s: it is read where the run has read it before", Path.cwd())
-        self._stages = Stages(at_its_data, worker, reader, metrics)
+        self._stages = Stages(at_its_data, worker, metrics)
         self._files = Files.of(workdir, recipe) if workdir else None
         self._start = Start(
             recipe,
@@ -379,7 +384,7 @@ class Run:
     @property
     def _split(self) -> str | None:
         """The examples that are scored after the end: test, else validation."""
-        return next((split for split in ("test", SPLIT) if self._stages.parts.examples.has(split)), None)
+        return next((split for split in ("test", SPLIT) if self._stages.parts.scores(split)), None)
 
     def _result(self, reason: Reason, scored: Evaluation | None, seconds: float) -> Result:
         state, loader = self._stages.parts.state, self._stages.parts.loader

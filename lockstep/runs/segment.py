@@ -181,13 +181,13 @@ class Segment:
         if self._logger:
             hooks += self._logger.hooks()
             hooks += self._logger.observe(self._state, parts.towers, self._loader.batch_size)
-        if parts.examples.has(SPLIT):
+        if parts.scores(SPLIT):
             hooks.append(every(recipe.evaluate.every, lambda _: self._validate(), start=start))
         if self._files:
             hooks.append(every(recipe.checkpoints.every, lambda _: self._save(), start=start))
         if self._saves_first_step:
             hooks.append(lambda report: self._save() if report.step == start.step + 1 else None)
-        return hooks
+        return [*hooks, *(hook.get() for hook in recipe.hooks)]
 
     def _check_report(self, report: StepReport) -> None:
         if self._files:

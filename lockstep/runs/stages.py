@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
 
 from lockstep.checkpoints.store import Checkpoint
 from lockstep.errors import DataError, InputError
@@ -20,7 +19,7 @@ from lockstep.optim.rules import Optimizer
 from lockstep.optim.schedules import resolve_schedule
 from lockstep.recipes.parts import Stage
 from lockstep.recipes.recipe import Recipe
-from lockstep.runs.build import Parts, ReaderFunction, build, build_state
+from lockstep.runs.build import Parts, build, build_state, given_once
 from lockstep.training.saving import load_run
 from lockstep.types import End, Epochs, Hours, Steps
 from lockstep.workers.rank import Worker
@@ -85,13 +84,12 @@ class Stages:
         self,
         recipe: Recipe,
         worker: Worker,
-        reader: ReaderFunction | None = None,
         metrics: Mapping[str, Metric] = NO_METRICS,
     ) -> None:
         self._recipe, self._worker, self._metrics = recipe, worker, metrics
-        self._reader = cache(reader) if reader else None  # asked once a split, and not again by each stage
+        self._given = given_once(recipe)  # asked once a split, and not again by each stage
         with _errors_name_stage(1 if recipe.stages else None):
-            self.parts: Parts = build(recipe_at_start(recipe), worker, self._reader, metrics)
+            self.parts: Parts = build(recipe_at_start(recipe), worker, self._given, metrics)
         """The parts of the present stage."""
         self.spans = stage_spans(recipe, self.parts.loader.epoch_size)
         self.now = self.spans[0]
@@ -163,7 +161,7 @@ class Stages:
         if span is self.now:
             return
         before = self.parts.loader
-        self.parts = build(span.recipe, self._worker, self._reader, self._metrics)
+        self.parts = build(span.recipe, self._worker, self._given, self._metrics)
         self.parts.loader.load_state(before.state())
         self.parts.loader.stuck = before.stuck
         self.parts.state.count_steps_from(span.first_step)

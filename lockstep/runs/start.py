@@ -6,6 +6,7 @@ A dry run ends there, and prints the topology: which worker computes which tower
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,9 +27,10 @@ from lockstep.runs.inputs import unused_classes
 from lockstep.runs.objects import probe_largest_batch
 from lockstep.runs.segment import Files, RunEvent
 from lockstep.runs.stages import Stages
+from lockstep.runs.validation import SPLIT, score_split
 from lockstep.runs.workdir import KnownData, Workdir, class_names
 from lockstep.screen import log
-from lockstep.served.exchanges import Asynchronous, Backups, is_served, num_computing
+from lockstep.served.exchanges import Asynchronous, Backups, is_served, num_computing, towers_of
 from lockstep.terminal import num_columns
 from lockstep.towers.batch_norm import keeps_batch_statistics
 from lockstep.training import choices
@@ -126,6 +128,8 @@ class Start:
             _warn_of_fresh_norms(self.stages.now.recipe, stages.parts)
         largest = max((span.recipe for span in stages.spans), key=lambda each: each.data.image_size)
         probe_largest_batch(largest, stages.parts, self.objects, worker)
+        if self.recipe.task is not None and not origin.is_resumed:
+            try_task(self.recipe, stages.parts, worker)
         if origin.data_changed:
             facts["data_changed"] = origin.data_changed
         if files and worker.is_chief:
@@ -160,6 +164,23 @@ class Start:
             log.info("changed since the last start: %s", line)
         for line in choices:
             log.warning("changed since the first start, so the bits may differ: %s", line)
+
+
+def try_task(recipe: Recipe, parts: Parts, worker: Worker) -> None:
+    """Compute the losses and the scores of some examples, and forget them; all workers call it together.
+
+    What a task of the user's own lacks thus ends a run before anything is written, and not at its first evaluation.
+    """
+    exchange, count = recipe.exchange, parts.towers.count
+    if not (is_served(exchange) and worker.num_workers > 1 and worker.is_chief):
+        mine = towers_of(exchange, worker.rank, worker.num_workers, count)
+        counts = parts.task.counts(parts.state.model)
+        step = bind_loop(parts.state, parts.towers, exchange, counts)
+        with closing(parts.loader.batches(mine, count, worker.device)) as batches:
+            step.rehearse(parts.task.losses, next(batches), counts)
+    if parts.scores(SPLIT):
+        micro_batch = recipe.evaluate.micro_batch or recipe.batch_size
+        score_split(recipe, parts, SPLIT, most=micro_batch * worker.num_workers)
 
 
 def check_sources(recipe: Recipe, path: Path | None, fork_from: str | None) -> None:

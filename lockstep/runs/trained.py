@@ -11,7 +11,7 @@ from lockstep.checkpoints.store import Store
 from lockstep.errors import InputError
 from lockstep.evaluation.scores import Weights
 from lockstep.recipes.recipe import Recipe
-from lockstep.runs.workdir import RECIPE, Workdir
+from lockstep.runs.workdir import RECIPE, Workdir, with_code_of_run
 from lockstep.tensors import write_values
 from lockstep.training.run_weights import RunWeights, open_weights
 from lockstep.weights.name_maps import AVERAGE
@@ -33,13 +33,14 @@ class Trained:
     workdir: Workdir
 
 
-def trained_model(run: str, weights: Weights | None = None) -> Trained:
+def trained_model(run: str, weights: Weights | None = None, *, allow_code: bool = False) -> Trained:
     """Build the model of a run, with the weights of a checkpoint.
 
     Args:
         run: the workdir, for its newest checkpoint that is intact; or `WORKDIR@STEP`.
         weights: the parameters as they are, or their moving averages, with those of statistics if the run averages
             them; None: as the recipe scores them.
+        allow_code: call the code of a user's own that the recipe names, though others may have written the run.
 
     Raises:
         InputError: there is no run, or it keeps no averages.
@@ -57,6 +58,7 @@ def trained_model(run: str, weights: Weights | None = None) -> Trained:
         )
     from lockstep.runs.stages import recipe_at  # what is not there is refused before torch is loaded
 
+    recipe = with_code_of_run(recipe, workdir.path, allow_code=allow_code)
     weights = weights or recipe.evaluate.weights
     model = recipe.model.build(recipe.seed)
     take_weights(model, source, average=weights == "average")

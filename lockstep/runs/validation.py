@@ -37,14 +37,18 @@ if TYPE_CHECKING:
 SPLIT = "validation"
 
 
-def score_split(recipe: Recipe, parts: Parts, split: str) -> Evaluation | None:
-    """Score the present weights of a run; None, on all workers, if one of them is asked to stop."""
-    how, is_shown = recipe.evaluate, join().is_chief and recipe.watch.console.amount
+def score_split(recipe: Recipe, parts: Parts, split: str, *, most: int | None = None) -> Evaluation | None:
+    """Score the present weights of a run; None, on all workers, if one of them is asked to stop.
+
+    `most` is for a trial: so many of the first examples at most, and no progress is shown.
+    """
+    score: Any = parts.task.score  # there is one, as `parts.scores` says
+    how, is_shown = recipe.evaluate, join().is_chief and recipe.watch.console.amount and most is None
     with show_progress(f"scoring {split}") if is_shown else nullcontext() as progress:
         return evaluate_unless_stopped(
             parts.state,
-            parts.task.score,
-            parts.examples.held_out(split),
+            score,
+            parts.examples.held_out(split, most=most),
             weights=how.weights,
             precision=recipe.evaluation_precision,
             micro_batch=how.micro_batch,
@@ -159,7 +163,7 @@ class Validation:
         It is made `anew` though its scores are written down where a checkpoint with them may not be.
         """
         is_due = self._recipe.evaluate.every.passed(step_before(start, self._recipe.batch_size), start)
-        if not (start.step and is_due and self._parts.examples.has(SPLIT)):
+        if not (start.step and is_due and self._parts.scores(SPLIT)):
             return False
         is_made = not anew and self._logger is not None and self._logger.metrics.is_evaluated(start.step, SPLIT)
         return not self._worker.group.broadcast(is_made)

@@ -19,7 +19,11 @@ warm_start.json       where the run started from weights in a file: which tensor
 
 from __future__ import annotations
 
+import grp
 import json
+import os
+import pwd
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -35,11 +39,13 @@ from lockstep.durable import atomic_write
 from lockstep.errors import WorkdirError, WorkdirLostError
 from lockstep.listing import shorten
 from lockstep.owner import Owner
+from lockstep.recipes.code import functions_of, with_code
 from lockstep.recipes.recipe import Recipe, is_harmless, recipe_changes
 from lockstep.recipes.toml import load, to_toml
 from lockstep.reporting.append import append_line, no_folder
 from lockstep.reporting.jsonl import without_nonfinite
 from lockstep.runs.lease import Lease, check_free, take
+from lockstep.screen import log
 from lockstep.version import __version__
 from lockstep.weights.warm_start import WarmStartReport
 
@@ -368,6 +374,35 @@ def located(recipe: Recipe, path: Path | None) -> Recipe:
     folder = KnownData.of(Workdir(path)).folder if path else None
     data = recipe.data if folder is None else recipe.data.found_from(folder)
     return recipe if data == recipe.data else replace(recipe, data=data)
+
+
+def with_code_of_run(recipe: Recipe, path: Path, *, allow_code: bool) -> Recipe:
+    """Let the code that the recipe of a run names be called, if the user allows it, or nobody else can have named it.
+
+    It is looked for where it was when the run began, and then in the current folder. What has changed since is told.
+    """
+    saved = [*functions_of(recipe)]
+    if not saved or not (allow_code or all(map(_is_own, (path, path / RECIPE)))):
+        return recipe  # what is not called does no harm; and to call it is an error that says why
+    found = with_code(recipe)
+    for before, now in zip(saved, functions_of(found), strict=True):
+        if before.source and before.source != now.source:
+            log.warning("%s has changed since %s began: %s", before.full_name, path, now.file or "it is installed")
+    return found
+
+
+def _is_own(path: Path) -> bool:
+    """Whether a file or folder is the user's, and nobody else may write to it, but for a group of the user's alone."""
+    info = path.stat()
+    if info.st_uid != os.geteuid() or info.st_mode & stat.S_IWOTH:
+        return False
+    if not info.st_mode & stat.S_IWGRP:
+        return True
+    try:
+        group, user = grp.getgrgid(info.st_gid), pwd.getpwuid(info.st_uid)
+    except KeyError:
+        return False
+    return group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
 
 
 def _read(facts: Any) -> KnownData:

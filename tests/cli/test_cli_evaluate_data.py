@@ -17,6 +17,7 @@ from tiny_images import image_folder, image_shards
 
 import lockstep as ls
 from lockstep.cli import evaluate as cli_evaluate
+from lockstep.recipes.code import Function
 from lockstep.runs.workdir import KnownData, Workdir
 from lockstep.workers.rank import leave
 
@@ -108,7 +109,7 @@ def test_data_that_is_not_there_is_wrong_input_before_a_worker_starts(home: Path
 
 def test_a_run_of_a_script_is_scored_on_files(home: Path, evaluate: Callable[..., dict[str, Any]]) -> None:
     recipe = recipe_of_photos()
-    data = replace(recipe.data, function="mine")
+    data = replace(recipe.data, function=Function("", "mine"))
     Workdir(Path("run")).write_recipe(replace(recipe, data=data, average=ls.optim.MovingAverage(0.5)))
     assert "lockstep evaluate RUN --data PATH" in refused()
     assert evaluate("--data", "photos")["num_examples"] == 6

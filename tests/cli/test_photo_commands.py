@@ -118,7 +118,7 @@ def refused(run: Callable[[list[str]], object], argv: list[str]) -> str:
         (["data.train={0}/shards/test-*"], "No file is named like {0}/shards/test-*"),
         (["data.train={0}/shards/train-*", "data.validation={0}/valid"], "There is no data at {0}/valid."),
         (["data.train={0}/shards/train-*", "data.test={0}/empty"], "{0}/empty is no data that is known."),
-        (["data.train={0}/shards/train-*", "data.function=mine"], "from the function mine of a script."),
+        (["data.train={0}/shards/train-*", "data.function=mine:reader"], "There is no module mine."),
     ],
     ids=["untold", "misspelled", "no_match", "no_validation", "empty", "function"],
 )  # fmt: skip

@@ -40,7 +40,7 @@ def scored(num_micro_batches: int, recipe: Recipe, metrics: dict[str, Any]) -> t
     batches = [*loader.evaluation_batches(MICRO_BATCH, 0, 1)]
     loader.evaluation_batches = lambda *_, **__: (batch for batch in batches)  # type: ignore[assignment, misc]
     state = ls.TrainState(Mnist().build(0), ls.optim.SGD(0.1))
-    score = recipe.task.with_metrics({}, metrics).score
+    score = recipe.chosen_task.with_metrics({}, metrics).score
     with accelerator(), counted() as calls:
         result = ls.evaluate(state, score, loader, precision=recipe.evaluation_precision, metrics=metrics)
     return calls, result

@@ -57,6 +57,7 @@ from lockstep.optim import (
 )
 from lockstep.optim.from_torch import TorchOptimizerByName
 from lockstep.optim.schedules import Constant
+from lockstep.recipes.code import Function
 from lockstep.recipes.data import DetectionData, ImageData, MnistData
 from lockstep.recipes.parts import (
     Checkpoints,
@@ -69,6 +70,7 @@ from lockstep.recipes.parts import (
     Stage,
 )
 from lockstep.recipes.preprocessing import Cifarnet, Inception, Lenet, ResizedCrop, Vgg
+from lockstep.recipes.python_parts import PythonData, PythonHook, PythonModel, PythonOptimizer, PythonTask
 from lockstep.recipes.recipe import Recipe, recipe_changes
 from lockstep.recipes.shipped import find, names
 from lockstep.recipes.toml import FieldType, field_hints, field_type, from_toml, to_toml, with_settings
@@ -102,6 +104,13 @@ any_schedules = (
     | st.just(PiecewiseConstant((10, 20), (0.1, 0.01, 0.001)))
 )
 decays = st.dictionaries(texts.filter(bool), rates, max_size=2)
+functions = st.builds(
+    Function,
+    st.sampled_from(["my_net", "nets.small", "__main__"]),
+    st.sampled_from(["Net", "Nets.small", "main.<locals>.<lambda>", "Net(...)"]),
+    st.sampled_from(["/home/me/my nets, source/net.py", "/home/me/net.py"]),
+    st.sampled_from(["", "0123456789abcdef"]),
+)
 single_optimizers = st.builds(
     SGD,
     rates | st.integers(0, 3) | any_schedules,
@@ -112,6 +121,7 @@ single_optimizers = st.builds(
 arguments = st.dictionaries(
     texts.filter(lambda text: text != "lr"), st.booleans() | rates | texts | st.just((0.9, 0.99)), max_size=2
 )
+single_optimizers |= st.builds(PythonOptimizer, functions, rates | any_schedules, arguments)
 single_optimizers |= st.builds(TorchOptimizerByName, texts, rates | any_schedules, arguments)
 optimizers = (
     single_optimizers
@@ -201,6 +211,13 @@ models_of_photos = (
     | st.builds(Torchvision, texts, classes, options)
     | st.builds(Timm, texts, classes, options)
 )
+own_models = st.builds(PythonModel, functions, options, classes)
+models_of_photos |= own_models
+tasks = st.builds(PythonTask, functions, options, main_score=texts) | st.builds(
+    PythonTask, losses=functions, score=st.none() | functions, predict=st.none() | functions
+)
+own_data = st.builds(PythonData, functions, options, st.none() | functions, st.none() | functions)
+hooks = st.lists(st.builds(PythonHook, functions, options), max_size=2).map(tuple)
 models_of_digits = st.builds(Mnist, lrn=st.booleans()) | st.builds(LeNet, classes, st.integers(1, 4), below_one)
 preprocessings = (
     st.builds(Inception, st.booleans(), st.booleans(), shares)
@@ -235,7 +252,7 @@ photos = st.builds(
     preprocessings,
     st.integers(-5, 5),
     st.builds(Decoding, st.sampled_from(["auto", "pillow"]), st.booleans(), counts),
-    paths,
+    st.none() | functions,
     splits,
 )
 methods = st.sampled_from(["bilinear", "nearest", "bicubic", "area", "antialiased"])
@@ -272,7 +289,7 @@ photos_with_objects = st.builds(
     bad_objects=st.sampled_from(["raise", "drop"]),
     resizer=resizers,
     augment=augmentations,
-    function=paths,
+    function=st.none() | functions,
     split=splits,
     cache=paths,
 )
@@ -321,6 +338,7 @@ detectors |= st.builds(
 models_and_data = (
     st.tuples(models_of_photos, photos)
     | st.tuples(models_of_digits, digits)
+    | st.tuples(own_models, own_data)
     | st.tuples(detectors, photos_with_objects).filter(lambda pair: pair[1].image_size >= pair[0].smallest_image)
 )
 tops = st.lists(st.integers(1, 10), min_size=1, max_size=3).map(tuple)
@@ -371,6 +389,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
         model=model,
         data=data,
         optimizer=draw(optimizers),
+        task=draw(tasks) if isinstance(model, PythonModel) and (kept.retention.best or not evaluate.patience) else None,
         loss=draw(st.builds(CrossEntropy, below_one, rates)),
         warm_start=draw(warm_starts),
         feed=draw(feeds),
@@ -396,6 +415,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
         checkpoints=kept,
         watch=draw(st.builds(Monitoring, *[intervals] * 6, st.integers(0, 100))),
         evaluate=evaluate,
+        hooks=draw(hooks),
     )
 
 

@@ -76,18 +76,6 @@ def test_what_is_there_may_be_named_in_any_way(tmp_path: Path) -> None:
         assert len(data.reader("train", 4)) in (2, 6)
 
 
-def test_data_of_a_function_needs_its_script() -> None:
-    said = said_by(ImageData(function="photos.reader").check_complete)
-    assert said == (
-        "The examples of this run come from the function photos.reader of a script.\n"
-        "  given:    data.function='photos.reader'\n"
-        "  expected: that script, which gives the function to ls.run\n"
-        "  hint:     run the script again: lockstep run SCRIPT; or name paths, with --set data.function=none; "
-        "to score other images alone: lockstep evaluate RUN --data PATH"
-    )
-    assert said_by(ImageData(train="x", function="photos.reader").reader, "train", 3) == said
-
-
 def test_the_splits_are_those_with_a_path() -> None:
     assert list(ImageData().splits) == []
     assert list(ImageData(test="c", train="a").splits) == ["train", "test"]

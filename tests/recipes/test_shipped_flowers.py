@@ -105,8 +105,8 @@ def test_with_flip_an_image_is_scored_with_its_mirror_image() -> None:
 
 def test_the_recipe_says_whether_images_are_flipped() -> None:
     given = find("flowers_small")
-    assert given.task.flip
-    assert not with_settings(given, ["evaluate.flip=false"]).task.flip
+    assert given.chosen_task.flip
+    assert not with_settings(given, ["evaluate.flip=false"]).chosen_task.flip
 
 
 def test_the_model_is_squeezenet_with_means_of_its_last_blocks() -> None:

@@ -79,7 +79,7 @@ def test_what_is_scored_is_the_average_for_precision_at_1_and_recall_at_5(name: 
     assert given.evaluate == Evaluate(Interval(1, "epochs"), weights=weights, top=(1, 5))
     assert (given.average is None) == (weights == "raw")
     assert given.checkpoints.retention == Retention(best="validation/top1")
-    assert given.task.top == (1, 5)
+    assert given.chosen_task.top == (1, 5)
 
 
 @pytest.mark.parametrize(

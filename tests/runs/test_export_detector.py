@@ -38,7 +38,7 @@ def exported(trained: Trained, ending: str) -> bytes:
 
 
 def found_by_run(trained: Trained, pixels: Tensor) -> Detections:
-    task: Any = trained.recipe.task
+    task: Any = trained.recipe.chosen_task
     with torch.no_grad():
         (found,) = task.detect(trained.model, {"image": pixels[None]})
     return Detections(found.boxes.clamp(min=0).minimum(torch.tensor([32.0, 48, 32, 48])), *found[1:])

@@ -11,6 +11,7 @@ import pytest
 import lockstep as ls
 from lockstep.errors import InputErrors
 from lockstep.models import torchvision_models
+from lockstep.recipes.code import Function
 from lockstep.recipes.data import DetectionData
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.shipped import find
@@ -171,7 +172,9 @@ def test_a_function_gives_the_examples(recipe: Callable[..., Recipe]) -> None:
     given = recipe()
     without = replace(given, data=replace(given.data, train=None))
     assert "has not been told where its train images are" in refused(without)
-    check_inputs(without, None, has_function=True)
+    check_inputs(replace(without, data=replace(without.data, function=Function.of(lambda split: None))), None)
+    named = replace(without, data=replace(without.data, function=Function.parse("reader")))
+    assert "reader is a part of the script of this run, which alone can call it." in refused(named)
 
 
 def test_a_classifier_takes_no_part_of_a_detectors_weights(recipe: Callable[..., Recipe], tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from lockstep.augmentations.zoom import RandomZoomOut
 from lockstep.detection.values import Fcos
 from lockstep.readers.detection import DetectionReader
 from lockstep.readers.object_survey import ObjectSurvey, survey_objects
+from lockstep.recipes.code import Function
 from lockstep.recipes.data import DetectionData
 from lockstep.recipes.parts import Monitoring, Stage
 from lockstep.recipes.recipe import Recipe
@@ -41,7 +42,7 @@ def known(sizes: list[tuple[int, int]], *, is_complete: bool = True) -> ObjectSu
 
 
 def data(resizer: Any, *augment: Any, **more: Any) -> DetectionData:
-    return DetectionData(function="f", resizer=resizer, augment=augment, **more)
+    return DetectionData(function=Function("", "f"), resizer=resizer, augment=augment, **more)
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_the_classes_are_those_that_an_evaluation_finds(run: Path, photos: Path)
     found = ls.predict(run, photos)
     right = ImageFolder(photos).read_batch(np.arange(9))["label"]
     state = ls.TrainState(recipe.model.build(1), recipe.optimizer)
-    top1 = ls.evaluate(state, recipe.task.score, Examples(recipe).held_out("validation")).sums["top1"]
+    top1 = ls.evaluate(state, recipe.chosen_task.score, Examples(recipe).held_out("validation")).sums["top1"]
     assert (found.labels[:, 0] == right).sum() == top1 > 0
 
 

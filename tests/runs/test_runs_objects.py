@@ -230,7 +230,7 @@ def test_images_smaller_than_the_stem_are_refused(tmp_path: Path, monkeypatch: p
 
 def test_the_best_checkpoint_needs_objects_to_validate_on(start: Start, tmp_path: Path) -> None:
     def without_validation(recipe: Recipe) -> Recipe:
-        retention = Retention(best=f"validation/{recipe.task.score_names[0]}")
+        retention = Retention(best=f"validation/{recipe.chosen_task.score_names[0]}")
         data, checkpoints = replace(recipe.data, validation=None), Checkpoints(retention=retention)  # type: ignore[type-var, call-arg]
         return replace(recipe, data=data, checkpoints=checkpoints)
 
