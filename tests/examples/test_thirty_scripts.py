@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -81,6 +82,12 @@ def test_the_median_is_what_the_page_says() -> None:
     assert written <= MEDIAN_LINES
     said = f"In the median a script of {total:g} lines gets {written:g} new ones and loses {gone:g}"
     assert said in " ".join(PAGE.split()), said
+
+
+def test_the_page_says_why_a_script_takes_more_lines() -> None:
+    explained = PAGE.partition("## Where it takes more")[2].partition("\n## ")[0]
+    long = {pair.name for pair in THIRTY if pair.num_lines()[1] > MEDIAN_LINES}
+    assert set(re.findall(r"\[`(\w+)`\]", explained)) == long
 
 
 def test_the_difference_that_the_page_shows_is_that_of_the_first_pair() -> None:
