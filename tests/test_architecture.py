@@ -32,6 +32,7 @@ TOPICS = {
     "": {
         "architecture",
         "coming_from",
+        "coming_from_rows",
         "coverage_table",
         "deploy",
         "device_calls",

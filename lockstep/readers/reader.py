@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, cast
+from typing import Annotated, Any, Literal, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from lockstep.checks import check_value, wrong_type
+from lockstep.checks import Hint, check_value, wrong_type
 from lockstep.description import dtype_and_shape
 from lockstep.errors import DataError, InputError, LockstepError
 from lockstep.ragged import Ragged, tensors_of
@@ -22,6 +22,9 @@ from lockstep.tracing import now_reading
 
 Int64s = npt.NDArray[np.int64]
 Cost = Literal["memory", "decode"]
+
+PAIR = ("image", "label")
+"""Names for the values of an item that is a pair."""
 
 
 class Reader(Protocol):
@@ -209,7 +212,7 @@ class ItemReader:
 
 
 class TorchDataset(ItemReader):
-    """A map-style dataset of torch, whose items are dicts, or pairs (image, label).
+    """A map-style dataset of torch, whose items are dicts, or tuples of as many values as `fields` has names.
 
     Tensors, arrays and numbers are stacked, if all items have the same shape and dtype; values of anything else become
     a list. What an item draws from the random generators of the process is seeded by its position in the stream; an
@@ -217,11 +220,14 @@ class TorchDataset(ItemReader):
 
     Args:
         dataset: with a length, and items by index.
+        fields: names for the values of an item that is a tuple: ("image", "mask"). With one name, an item may also be
+            the value itself.
         draws: whether items draw random numbers, as most transforms do. If not, threads may read them, and reading is
             a little faster.
     """
 
-    def __init__(self, dataset: Dataset[Any], *, draws: bool = True) -> None:
+    def __init__(self, dataset: Dataset[Any], fields: tuple[str, ...] = PAIR, *, draws: bool = True) -> None:
+        check_value("fields", fields, Annotated[tuple[str, ...], Hint('write fields=("image", "mask")')])
         check_value("draws", draws, bool)
         iterable = isinstance(dataset, IterableDataset)
         if iterable or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
@@ -231,7 +237,7 @@ class TorchDataset(ItemReader):
                 expected="a map-style dataset, with __len__ and __getitem__",
                 hint="give it both; or train with ls.data.IterableLoader(dataset, ...), which cannot resume exactly",
             )
-        super().__init__(Collation(type(dataset).__name__, "__getitem__ of the dataset"))
+        super().__init__(Collation(type(dataset).__name__, "__getitem__ of the dataset", tuple(fields)))
         self._dataset = dataset
         self.draws_globally = draws
 
@@ -289,14 +295,16 @@ class OneByOne(ItemReader):
 class Collation:
     """Makes a batch of items; an error names the item that cannot be part of it by its number.
 
-    An item is a dict of fields, or a pair (image, label). Tensors, arrays and numbers are stacked, if all items have
-    the same shape and dtype; values of anything else become a list.
+    An item is a dict of fields, or a tuple of the values of `fields`. Tensors, arrays and numbers are stacked, if all
+    items have the same shape and dtype; values of anything else become a list.
     """
 
     dataset: str
     """The class that items come from, for errors."""
     method: str
     """The method that makes items, to be fixed where one is wrong, for errors."""
+    fields: tuple[str, ...] = PAIR
+    """Names for the values of an item that is no dict."""
 
     def batch_of(self, items: Sequence[Any], indices: Int64s, ragged: Collection[str] = ()) -> dict[str, Any]:
         """Collate items to fields: tensors with the batch first, lists of its length, or `Ragged` where so named."""
@@ -325,12 +333,17 @@ class Collation:
         )
 
     def _fields(self, item: Any, number: int) -> Mapping[str, Any]:
-        if isinstance(item, (tuple, list)) and len(item) == 2:
-            return {"image": item[0], "label": item[1]}
+        is_row = isinstance(item, (tuple, list))
+        if is_row and len(item) == len(self.fields):
+            return dict(zip(self.fields, item, strict=True))
         if isinstance(item, Mapping):
             return item
-        size = f" of {len(item)}" if isinstance(item, (tuple, list)) else ""
-        raise self.unusable(number, f"a {type(item).__name__}{size}", "a dict of fields, or a pair (image, label)")
+        if not is_row and len(self.fields) == 1:
+            return {self.fields[0]: item}
+        size = f" of {len(item)}" if is_row else ""
+        names = f"({', '.join(self.fields)})"
+        expected = "a dict of fields, or " + (f"a pair {names}" if len(self.fields) == 2 else f"a tuple {names}")
+        raise self.unusable(number, f"a {type(item).__name__}{size}", expected)
 
     def _column(
         self, name: str, values: Sequence[Any], numbers: Sequence[int], is_ragged: bool

@@ -150,6 +150,22 @@ def test_an_item_that_cannot_be_used_is_named(items: list[Any], given_: str, exp
     assert caught.value.hint == "fix __getitem__ of the dataset, or leave the item out"
 
 
+def test_the_values_of_a_tuple_get_the_names_that_are_given() -> None:
+    triples = TorchDataset(Items((1, 2, 3), (4, 5, 6)), fields=("anchor", "positive", "negative"))
+    batch = triples.read_batch(np.arange(2))
+    assert {name: values.tolist() for name, values in batch.items()} == {
+        "anchor": [1, 4],
+        "positive": [2, 5],
+        "negative": [3, 6],
+    }
+    for items in [(1.0, 2.0), ((1.0,), (2.0,)), ({"image": 1.0}, {"image": 2.0})]:
+        assert TorchDataset(Items(*items), ("image",)).read_batch(np.arange(2))["image"].tolist() == [1, 2]
+    with pytest.raises(DataError, match=r"given: +a tuple of 2\n +expected: a dict of fields, or a tuple \(a, b, c\)"):
+        TorchDataset(Items((1, 2)), ("a", "b", "c")).read_batch(np.arange(1))
+    with pytest.raises(InputError, match=r'fields is of the wrong type.*\n.*\n.*\n.*write fields=\("image", "mask"\)'):
+        TorchDataset(Items((1, 2)), "image")  # type: ignore[arg-type]
+
+
 def test_an_error_of_ours_is_passed_on() -> None:
     error = WorkerError("x", given="", expected="", hint="")
     with pytest.raises(WorkerError) as caught:
