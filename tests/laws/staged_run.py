@@ -1,4 +1,7 @@
-"""A run of three stages on tiny data: what is trained, the optimizer and the size of the images change."""
+"""A run of three stages on tiny data: what is trained, the optimizer and the size of the images change.
+
+Its network, task and examples are a script's own.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -15,21 +17,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lockstep as ls
-from lockstep.augmentations.turns import RandomShift
 from lockstep.checkpoints.retention import Retention
-from lockstep.data.loader import Loader
-from lockstep.description import described
-from lockstep.randomness import Draws
-from lockstep.readers.reader import Arrays, Reader
+from lockstep.recipes.code import Function
 from lockstep.recipes.data import ImageData
 from lockstep.recipes.parts import Checkpoints, Evaluate, Monitoring, Stage
+from lockstep.recipes.preprocessing import Cifarnet
+from lockstep.recipes.python_parts import PythonModel, PythonTask
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.shipped import find
-from lockstep.runs import stages
-from lockstep.runs.build import Parts
 from lockstep.runs.run import Run
 from lockstep.runs.workdir import Result
-from lockstep.workers.rank import Worker, leave
+from lockstep.workers.rank import leave
 
 BATCH_SIZE, NUM_EXAMPLES = 4, 10
 BOUNDARIES, STEPS = (3, 5), 8
@@ -45,7 +43,7 @@ STAGES = (
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(1, 3, 3)
+        self.conv = nn.Conv2d(3, 3, 3)
         self.norm = nn.BatchNorm2d(3)
         self.dropout = nn.Dropout(0.3)
         self.head = nn.Linear(3, 5)
@@ -53,16 +51,6 @@ class Net(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.head(self.dropout(F.relu(self.norm(self.conv(images))).mean((2, 3))))
         return logits
-
-
-class Corner:
-    """A corner of the images, of some size."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-
-    def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
-        return {**batch, "image": batch["image"][..., : self._size, : self._size]}
 
 
 @dataclass
@@ -79,51 +67,21 @@ class Disturbance:
     """Of the images that were scored."""
 
 
-class Scored:
-    """The examples to score: some of validation, none to test."""
-
-    trained_classes = ()
-
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
-
-    def has(self, split: str) -> bool:
-        return split == "validation"
-
-    def held_out(self, split: str) -> Loader:
-        return self._loader
-
-    def reader(self, split: str) -> Reader:
-        return self._loader.reader
+NOTHING = Disturbance()
 
 
-def make_loader(size: int, seed: int) -> Loader:
-    generator = torch.Generator().manual_seed(seed)
-    images = torch.randint(0, 256, (NUM_EXAMPLES, 1, 36, 36), generator=generator, dtype=torch.uint8)
-    labels = torch.randint(0, 5, (NUM_EXAMPLES,), generator=generator)
-    arrays = Arrays({"image": images, "label": labels})
-    return Loader(arrays, batch_size=BATCH_SIZE, seed=5, augment=[RandomShift(2), Corner(size)])
+def reader(split: str) -> dict[str, Tensor] | None:
+    """Examples to train on and to validate, none to test."""
+    seeds = {"train": 6, "validation": 7}
+    if split not in seeds:
+        return None
+    generator = torch.Generator().manual_seed(seeds[split])
+    images = torch.randint(0, 256, (NUM_EXAMPLES, 3, 36, 36), generator=generator, dtype=torch.uint8)
+    return {"image": images, "label": torch.randint(0, 5, (NUM_EXAMPLES,), generator=generator)}
 
 
-def make_state(given: Recipe, worker: Worker) -> ls.TrainState:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(given.seed)
-        net = Net()
-    state = ls.TrainState(
-        net,
-        given.optimizer,
-        train_only=given.train_only,
-        frozen=given.frozen,
-        average=given.average,
-        regularization=given.regularization,
-        nonfinite=given.nonfinite,
-    )
-    state.train_with(towers=described(given.towers_for(worker.num_workers)), exchange=described(given.exchange))
-    return state
-
-
-def make_build(what: Disturbance) -> Any:
-    """A `build` of the tiny run."""
+def make_task(what: Disturbance) -> PythonTask:
+    """What the tiny run learns."""
 
     def losses(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
         if batch.towers.start == 0:
@@ -136,21 +94,15 @@ def make_build(what: Disturbance) -> Any:
         logits = model(batch["image"] / 255 - 0.5)
         return {"loss": F.cross_entropy(logits, batch["label"], reduction="none")}
 
-    def build(given: Recipe, worker: Worker, *_: object) -> Parts:
-        loader = make_loader(given.data.image_size, seed=6)
-        for position in what.skipped:
-            loader.skip(position)
-        task: Any = SimpleNamespace(losses=losses, counts=lambda model: None, score=score, metrics={})
-        scored: Any = Scored(make_loader(given.data.image_size, seed=7))
-        return Parts(make_state(given, worker), loader, given.towers_for(worker.num_workers), task, scored)
-
-    return build
+    return PythonTask(losses=Function.of(losses), score=Function.of(score))
 
 
 def make_recipe(every: int = 2, **more: Any) -> Recipe:
     """It saves after every so many steps, and scores after every second."""
     given: dict[str, Any] = {
-        "data": ImageData(train="anywhere", image_size=28),
+        "model": PythonModel(Function.of(Net)),
+        "data": ImageData(image_size=28, preprocessing=Cifarnet(), function=Function.of(reader)),
+        "seed": 5,
         "batch_size": BATCH_SIZE,
         "num_towers": 2,
         "average": ls.optim.MovingAverage(0.9, statistics=True),
@@ -164,22 +116,23 @@ def make_recipe(every: int = 2, **more: Any) -> Recipe:
         "watch": Monitoring(metrics=ls.Interval(1), summaries=ls.Interval(0), console=ls.Interval(0)),
         "evaluate": Evaluate(ls.Interval(2), weights="average"),
     }
-    return replace(find("mnist"), **{**given, **more})
-
-
-NOTHING = Disturbance()
+    return replace(find("mnist"), task=make_task(NOTHING), **{**given, **more})
 
 
 def run(workdir: Path, given: Recipe, what: Disturbance = NOTHING, fork_from: str | None = None) -> Result:
     """A start of the run in this process."""
-    before = stages.build, stages.build_state
-    stages.build, stages.build_state = make_build(what), make_state
     leave()
-    try:
-        # A function gives the examples: the recipe's path leads nowhere, and its scores are not those of a classifier.
-        return Run(given, workdir, ls.join("cpu"), fork_from=fork_from, reader=lambda split: None).run()
-    finally:
-        stages.build, stages.build_state = before
+    return start(workdir, given, what, fork_from).run()
+
+
+def start(workdir: Path, given: Recipe, what: Disturbance = NOTHING, fork_from: str | None = None) -> Run:
+    """A start of the run on this worker, that is yet to be made."""
+    worker = ls.join("cpu")
+    worker.pulse.stop_requested = None
+    made = Run(replace(given, task=make_task(what)), workdir, worker, fork_from=fork_from)
+    for position in what.skipped:
+        made._stages.parts.loader.skip(position)
+    return made
 
 
 def contents(workdir: Path) -> dict[str, bytes]:

@@ -16,24 +16,21 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import staged_run
 import torch
 from torch import nn
 
 import lockstep as ls
+from lockstep.recipes.code import Function
+from lockstep.recipes.python_parts import PythonTask
 from lockstep.recipes.recipe import Recipe
-from lockstep.runs import stages
-from lockstep.runs.build import Parts
 from lockstep.runs.workdir import Result
-from lockstep.workers.rank import Worker
 
 LENGTHS = (50, 60, 50)
 STEPS = sum(LENGTHS)
-BATCH_SIZE, NUM_TOWERS, STEP_SECONDS = 12, 6, 0.006
+BATCH_SIZE, NUM_EXAMPLES, NUM_TOWERS, STEP_SECONDS = 12, 60, 6, 0.006
 SLOW_SECONDS = 0.2
 """Of each tower while a file `slow` lies beside the workdir."""
 
@@ -82,37 +79,29 @@ def _strike(struck: Path, number: int, step: int, seconds: float) -> None:
     os.kill(os.getpid(), number)
 
 
-def patch_parts(patch: pytest.MonkeyPatch, folder: Path, texts: Sequence[str] = ()) -> None:
-    """Have runs built of the parts of this one, on this worker, which faults may befall."""
-    patch.setattr(staged_run, "BATCH_SIZE", BATCH_SIZE)
-    patch.setattr(staged_run, "NUM_EXAMPLES", 60)
-    build, faults = staged_run.make_build(staged_run.NOTHING), Faults(texts, folder)
+def make_task(folder: Path, texts: Sequence[str] = ()) -> PythonTask:
+    """The task of the run of three stages on this worker, which faults may befall."""
+    task, faults = staged_run.make_task(staged_run.NOTHING), Faults(texts, folder)
     pause = STEP_SECONDS if ls.join().num_workers > 1 else 0.0
 
-    def disturbed(given: Recipe, worker: Worker, *rest: object) -> Parts:
-        parts: Parts = build(given, worker, *rest)
-        losses = parts.task.losses
+    def losses(model: nn.Module, batch: ls.Batch) -> Any:
+        faults.begin(batch.position, model)
+        time.sleep(SLOW_SECONDS if (folder / "slow").exists() else pause)
+        return task.losses(model, batch) if task.losses else None
 
-        def with_faults(model: nn.Module, batch: ls.Batch) -> Any:
-            faults.begin(batch.position, model)
-            time.sleep(SLOW_SECONDS if (folder / "slow").exists() else pause)
-            return losses(model, batch)
-
-        return replace(parts, task=SimpleNamespace(**{**vars(parts.task), "losses": with_faults}))  # type: ignore[arg-type]
-
-    patch.setattr(stages, "build", disturbed)
-    patch.setattr(stages, "build_state", staged_run.make_state)
+    return replace(task, losses=Function.of(losses))
 
 
-def run(workdir: Path, exchange: ls.AllReduce | ls.Backups | ls.Asynchronous) -> Result:
-    """Run it on this worker, once the parts are patched."""
-    return ls.run(make_recipe(exchange), workdir, reader=lambda split: None)
+def run(workdir: Path, exchange: ls.AllReduce | ls.Backups | ls.Asynchronous, texts: Sequence[str] = ()) -> Result:
+    """Run it on this worker."""
+    return ls.run(make_recipe(exchange), workdir, task=make_task(workdir.parent, texts))
 
 
 def main() -> None:
-    patch_parts(pytest.MonkeyPatch(), Path(sys.argv[1]).parent, [each for each in sys.argv[2:] if ":" in each])
+    staged_run.NUM_EXAMPLES = NUM_EXAMPLES
+    faults = [each for each in sys.argv[2:] if ":" in each]
     exchanges = {"gloo": ls.AllReduce("gloo", exact=True), "backups": ls.Backups(), "asynchronous": ls.Asynchronous()}
-    run(Path(sys.argv[1]), exchanges.get(sys.argv[2], ls.AllReduce(exact=True)))
+    run(Path(sys.argv[1]), exchanges.get(sys.argv[2], ls.AllReduce(exact=True)), faults)
 
 
 if __name__ == "__main__":

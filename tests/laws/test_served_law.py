@@ -12,13 +12,11 @@ import pytest
 import staged_run
 import torch
 from staged_run import BATCH_SIZE as BATCH_SIZE_OF_STAGES
-from staged_run import Disturbance, contents, make_build, make_recipe
+from staged_run import Disturbance, contents, make_recipe
 from test_towers import losses, make_loader, make_state, train_some
 from torch import Tensor, nn
 
 import lockstep as ls
-from lockstep.runs import stages
-from lockstep.runs.run import Run
 from lockstep.types import Arrivals
 
 pytestmark = pytest.mark.process
@@ -142,11 +140,8 @@ def run_by_recipe(workdir: Path) -> str:
             if is_first and position == 3 * BATCH_SIZE_OF_STAGES:
                 ls.join().pulse.stop_requested = "SIGUSR1"
 
-        stages.build, stages.build_state = make_build(Disturbance(attempted=stop)), staged_run.make_state
-        worker = ls.join("cpu")
-        worker.pulse.stop_requested = None
         given = make_recipe(exchange=ls.Backups())
-        reasons.append(Run(given, workdir, worker, reader=lambda split: None).run().reason)
+        reasons.append(staged_run.start(workdir, given, Disturbance(attempted=stop)).run().reason)
     return ", ".join(reasons)
 
 

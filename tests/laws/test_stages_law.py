@@ -21,15 +21,15 @@ from staged_run import (
     Disturbance,
     contents,
     lines,
-    make_loader,
     make_recipe,
-    make_state,
     run,
+    start,
 )
 
 import lockstep as ls
 from lockstep.recipes.data import MnistData
 from lockstep.recipes.parts import Checkpoints, Monitoring, Stage
+from lockstep.runs.build import Parts, build
 from lockstep.training.state import _states
 
 POSITIONS = [step * BATCH_SIZE for step in range(STEPS)]
@@ -74,7 +74,10 @@ def test_slots_are_fresh_and_what_was_learned_goes_on(undisturbed: Path) -> None
         given = replace(
             make_recipe(), optimizer=stage.optimizer, train_only=stage.train_only or (), frozen=stage.frozen or ()
         )
-        state = make_state(given, ls.join("cpu"))
+        if stage.image_size:
+            given = replace(given, data=replace(given.data, image_size=stage.image_size))
+        parts = build(replace(given, stages=()), ls.join("cpu"))
+        state = parts.state
         before = {name: tensors(undisturbed, boundary, name) for name in ("parameters", "buffers", "average")}
         present = before["parameters"] | before["buffers"]
         fresh = {name: present[name] for name in state.averages()} | before["average"]
@@ -83,7 +86,7 @@ def test_slots_are_fresh_and_what_was_learned_goes_on(undisturbed: Path) -> None
         with torch.no_grad():
             for name, tensor in [*state.model.named_parameters(), *state.model.named_buffers()]:
                 tensor.copy_(present[name])
-        optimizer_step_by_step(state, stage.image_size or 28, boundary)
+        optimizer_step_by_step(parts, boundary)
         after = state.sections()
         for section in ("parameters", "buffers", "slots"):
             saved = tensors(undisturbed, boundary + 1, section)
@@ -91,15 +94,11 @@ def test_slots_are_fresh_and_what_was_learned_goes_on(undisturbed: Path) -> None
             assert all(torch.equal(saved[name], after[section][name]) for name in saved), (number, section)
 
 
-def optimizer_step_by_step(state: ls.TrainState, size: int, boundary: int) -> None:
+def optimizer_step_by_step(parts: Parts, boundary: int) -> None:
     """One step by hand, which the optimizer takes for its first; the towers' random streams are those of the run."""
-    from staged_run import make_build
-
-    loader = make_loader(size, seed=6)
-    loader.position = boundary * BATCH_SIZE
-    state.step = state.first_step = boundary
-    parts = make_build(Disturbance())(make_recipe(), ls.join("cpu"), None)
-    next(ls.train_steps(state, parts.task.losses, loader, parts.towers, ls.AllReduce(exact=True)))
+    parts.loader.position = boundary * BATCH_SIZE
+    parts.state.step = parts.state.first_step = boundary
+    next(ls.train_steps(parts.state, parts.task.losses, parts.loader, parts.towers, ls.AllReduce(exact=True)))
 
 
 def test_averages_go_on_and_begin_where_a_parameter_is_trained_first(undisturbed: Path) -> None:
@@ -144,7 +143,7 @@ def test_each_stage_is_scored_at_its_size(tmp_path: Path) -> None:
     what = Disturbance()
     run(tmp_path, make_recipe(), what)
     scored = [size for step in (2, 4, 6, 8) for size in [32 if step > BOUNDARIES[1] else 28] * 3]
-    assert what.sizes == scored, "three micro-batches an evaluation; that of the last step is that of the result"
+    assert what.sizes == [28, *scored], "one of a trial, then three an evaluation; the last one is that of the result"
 
 
 # Disturbed ------------------------------------------------------------------------------------------------------------
@@ -256,15 +255,7 @@ def on_two_workers(workdir: Path) -> str:
 
 
 def run_here(workdir: Path, what: Disturbance, **more: Any) -> str:
-    from staged_run import make_build
-
-    from lockstep.runs import stages
-    from lockstep.runs.run import Run
-
-    stages.build, stages.build_state = make_build(what), make_state
-    worker = ls.join("cpu")
-    worker.pulse.stop_requested = None
-    return Run(make_recipe(**more), workdir, worker, reader=lambda split: None).run().reason
+    return start(workdir, make_recipe(**more), what).run().reason
 
 
 @pytest.mark.process

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import staged_run
 import survived_run
 from survived_run import LENGTHS, STEPS
 from worker_processes import HANG_SECONDS
@@ -28,7 +29,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     workdir = tmp_path_factory.mktemp("undisturbed") / "run"
     ls.join("cpu")
     with pytest.MonkeyPatch.context() as patch:
-        survived_run.patch_parts(patch, workdir.parent)
+        patch.setattr(staged_run, "NUM_EXAMPLES", survived_run.NUM_EXAMPLES)
         survived_run.run(workdir, ls.AllReduce(exact=True))
     return contents(workdir)
 

@@ -55,9 +55,7 @@ def test_the_text_of_a_function_is_read_back(text: str) -> None:
     assert str(Function.parse(text)) == text
 
 
-@pytest.mark.parametrize(
-    "text", ["", ":build", "my_net:", "my net:build", "my_net:build()", "a:b\nc", "../my_net:build"]
-)
+@pytest.mark.parametrize("text", ["", ":build", "my_net:", "my net:build", "my_net:build()", "a:b\nc", "../net:build"])
 def test_what_names_no_function_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="names no function"):
         Function.parse(text)
@@ -107,7 +105,7 @@ def test_what_is_not_there_is_refused_without_an_import(
         (
             "import no_such_library\ndef build(): pass",
             "build",
-            "ModuleNotFoundError: No module named 'no_such_library'",
+            "ModuleNotFoundError: No module named",
         ),
         ("build = 3", "build", "own_parts_[0-9]+:build is no function(.*\n)*.*given: +a int"),
         ("class Net: pass", "Net.small", "own_parts_[0-9]+:Net.small is no function(.*\n)*.*nothing of this name"),
@@ -189,7 +187,7 @@ def test_a_function_that_has_moved_to_a_module_is_the_same() -> None:
     assert not [*changes("", described(here), described(moved))]
 
 
-class Callable_:
+class Scaled:
     def __init__(self, scale: float) -> None:
         self.scale = scale
 
@@ -200,9 +198,9 @@ class Callable_:
 def test_what_a_partial_or_an_object_holds_belongs_to_its_fingerprint() -> None:
     assert Function.of(partial(found, 1)).source == Function.of(partial(found, 1)).source
     assert Function.of(partial(found, 1)).source != Function.of(partial(found, 2)).source
-    assert Function.of(Callable_(1.0)).name == "Callable_(...)"
-    assert not Function.of(Callable_(1.0)).is_in_module
-    assert Function.of(Callable_(2.0))("train") == 2.0
+    assert Function.of(Scaled(1.0)).name == "Scaled(...)"
+    assert not Function.of(Scaled(1.0)).is_in_module
+    assert Function.of(Scaled(2.0))("train") == 2.0
 
 
 def test_a_function_within_a_function_says_that_the_script_alone_can_call_it() -> None:
