@@ -457,6 +457,11 @@ class Slices:
         expected = islice(self.starts(), number, None, num_workers)
         return SliceReader(self, expected, device, workers_on_host or num_workers)
 
+    def of_batch(self, start: int) -> range:
+        """Return the first positions of all slices of the batch that a slice is a part of."""
+        first = self._batch_start(start)
+        return range(first, first + self.loader.batch_size, self.size)
+
     def _batch_start(self, start: int) -> int:
         return start - (start - self.position) % self.loader.batch_size
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lockstep.errors import InputError
-from lockstep.exchange.exchange import Alone, Reducer
+from lockstep.exchange.exchange import Alone, Reducer, plain_counts
 from lockstep.exchange.tree import PartialSum, TreeSum
 from lockstep.listing import shorten
 from lockstep.served.exchanges import Backups, ServedExchange
@@ -30,7 +30,10 @@ from lockstep.workers.group import Group
 from lockstep.workers.rank import Worker
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from lockstep.data.loader import Loader
+    from lockstep.exchange.exchange import Counts
     from lockstep.served.parameter_server import Arrival
     from lockstep.types import Batch, CountFunction, LossFunction
 
@@ -94,9 +97,21 @@ class ServedStep(Step):
         return [*self._host.outputs.like_packed(), *self._host.statistics.like_shares()]
 
     def compute(
-        self, losses: LossFunction, batch: Batch, counts: CountFunction | None, loss_scale: float | None
+        self,
+        losses: LossFunction,
+        batch: Batch,
+        counts: CountFunction | None,
+        loss_scale: float | None,
+        of_batch: Callable[[Counts], Sequence[Counts]],
     ) -> Computed:
         """Compute the gradient of a slice with the parameters as they are.
+
+        Args:
+            losses: as for `train_step`.
+            batch: the slice.
+            counts: as for `train_step`.
+            loss_scale: that of the chief.
+            of_batch: given what was counted in the slice, returns that of all slices of its batch, in their order.
 
         Raises:
             InputError: as `train_step` does.
@@ -104,7 +119,10 @@ class ServedStep(Step):
         state, host, device = self.state, self._host, self.worker.device
         check_training_mode(state)
         parts = host.parts(batch)
-        counted = self._reducer.counted([counts(part) for _, _, part in parts]) if counts else {}
+        found = [counts(part) for _, _, part in parts] if counts else []
+        if self.num_needed > 1 and found and found[0]:
+            found = [*of_batch(found[0])]
+        counted = self._reducer.counted(found) if found else {}
         inputs = StepInputs(state.step, counted, loss_scale, numbers_on(device, ()))
         return Computed(
             self._run(losses, parts, inputs).total(),
@@ -124,7 +142,12 @@ class ServedStep(Step):
     def rehearse(self, losses: LossFunction, batch: Batch, counts: CountFunction | None = None) -> None:
         """Compute the gradient of a batch, and forget it; the chief, who computes none, does nothing."""
         if not self.worker.is_chief:
-            self.compute(losses, batch, counts, self.loss_scale)
+            self.compute(losses, batch, counts, self.loss_scale, lambda own: [own] * self.num_needed)
+
+    def count(self, counts: CountFunction, batch: Batch) -> dict[str, float]:
+        """Count in a slice that is computed elsewhere."""
+        (part,) = self._host.parts(batch)
+        return plain_counts(counts(part.batch))
 
     @property
     def has_run(self) -> bool:
@@ -247,17 +270,6 @@ def _check(state: TrainState, towers: Towers, exchange: ServedExchange) -> None:
             given=f"{exchange}, nonfinite={state.nonfinite!r}",
             expected='nonfinite="stop", "skip" or "off"',
             hint="choose nonfinite=skip, which refuses the update alone",
-        )
-
-
-def check_counts(exchange: ServedExchange, num_towers: int) -> None:
-    """Refuse losses that are divided by counts over the batch, where no worker sees the whole batch."""
-    if exchange.num_slices(num_towers) > 1:
-        raise InputError(
-            "Backup workers cannot divide a loss by a count over the batch: none has the others' examples.",
-            given=f"{exchange} with {num_towers} towers, and counts",
-            expected="losses that are means over a tower's examples, or an exchange that counts",
-            hint="use Asynchronous(), whose workers have whole batches, or AllReduce(); a detector has counts",
         )
 
 

@@ -13,6 +13,8 @@ import staged_run
 import torch
 from staged_run import BATCH_SIZE as BATCH_SIZE_OF_STAGES
 from staged_run import Disturbance, contents, make_build, make_recipe
+from test_detector_law import ONE_SIZE, OWN_SIZES
+from test_detector_law import train_some as train_detector
 from test_towers import losses, make_loader, make_state, train_some
 from torch import Tensor, nn
 
@@ -74,6 +76,22 @@ def test_a_run_that_is_resumed_has_the_bits_of_one_that_is_not(
         assert each == alone
 
 
+def train_detectors(exchange: Any) -> list[str]:
+    """Digests of runs whose losses are divided by counts: images of one size, and of several."""
+    return [train_detector(NUM_TOWERS, exchange, task, steps=3)[0] for task in (ONE_SIZE, OWN_SIZES)]
+
+
+@pytest.mark.usefixtures("each_device")
+@pytest.mark.parametrize("num_computing", [2, NUM_TOWERS])
+def test_a_detector_has_the_bits_of_the_exact_all_reduce(
+    run_workers: Callable[..., list[Any]], num_computing: int
+) -> None:
+    """Its losses are divided by counts over the batch, of which each worker has a part."""
+    alone = train_detectors(ls.AllReduce(exact=True))
+    chief, *_ = run_workers(train_detectors, num_computing + 1, ls.Backups())
+    assert chief == alone
+
+
 # No example is lost ---------------------------------------------------------------------------------------------------
 
 SIZE, BATCH_SIZE = 48, 8
@@ -128,6 +146,36 @@ def test_each_example_counts_once_an_epoch_beside_a_straggler(
     most = exchange.staleness if isinstance(exchange, ls.Asynchronous) else 0
     assert most is None or max(staleness) <= most
     assert of_workers[0][3] == list(range(1, 13)), "the chief has every report"
+
+
+def weigh_examples(exchange: Any) -> list[float]:
+    """What each example weighs in an epoch, where a batch is divided by what is counted in it."""
+    heaviness = torch.arange(SIZE) % 5
+    fields = {"index": torch.arange(SIZE), "heaviness": heaviness}
+    loader = ls.data.Loader(ls.data.Arrays(fields), batch_size=BATCH_SIZE)
+    state = ls.TrainState(Tally(), ls.optim.SGD(1.0))
+
+    def weighed(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+        if ls.join().rank == 1:
+            time.sleep(0.02)
+        return {"seen": -model(batch["index"]).sum()}
+
+    def counts(batch: ls.Batch) -> dict[str, float]:
+        if ls.join().rank == 2:
+            time.sleep(0.07)  # the others do not wait for it so long
+        return {"seen": float(batch["heaviness"].sum())}
+
+    ls.train(state, weighed, loader, ls.Towers(2), exchange, counts=counts, until=ls.Epochs(1))
+    found: list[float] = state.model.weight.tolist()  # type: ignore[operator, union-attr]
+    return found
+
+
+def test_each_example_weighs_what_it_does_in_its_batch_beside_stragglers(run_workers: Callable[..., list[Any]]) -> None:
+    """Each loss is divided by the count over its batch of the stream, in whatever update and by whomever computed."""
+    alone = weigh_examples(ls.AllReduce(exact=True))
+    assert len({*alone}) > 3
+    for each in run_workers(weigh_examples, 5, ls.Backups()):
+        assert each == alone
 
 
 # A run by a recipe ----------------------------------------------------------------------------------------------------
