@@ -89,7 +89,6 @@ class _Chief:
         self._delay = exchange.startup_delay_steps if isinstance(exchange, Asynchronous) else 0
         if step.state.step < self._delay:
             self._leases.workers = {1}
-        self._num_used = course.now.position
         self._futile = Futile()
         self._server = Server(step.worker, step.like_gradient(), step.state.published(), self._leases)
 
@@ -112,7 +111,7 @@ class _Chief:
                     server.wait_for_end()
                     raise
                 pulse.at(report.step, "loop body")
-                if report.stop_requested or course.is_at_end(report.progress):
+                if is_over := report.stop_requested or self._is_past_the_end(report):
                     server.end(None)
                 server.pause()
                 try:
@@ -123,9 +122,17 @@ class _Chief:
                     raise
                 server.resume()
                 self._step.resume()
-                if course.ends_with(report.progress, is_stopped=report.stop_requested):
+                course.ends_with(report.progress, is_stopped=report.stop_requested)
+                if is_over:
                     server.wait_for_end()
                     return
+
+    def _is_past_the_end(self, report: StepReport) -> bool:
+        """Whether nothing is left to do; what is skipped before the end is not."""
+        loader, now = self._loader, report.progress
+        while not loader.returned and now.position in loader.skipped:
+            now = now._replace(position=now.position + loader.batch_size)
+        return self._course.is_at_end(now)
 
     def _update(self) -> StepReport:
         with interruptible():
@@ -134,7 +141,6 @@ class _Chief:
             leases = self._leases
             arrivals = Arrivals(dict(leases.used), dict(leases.dropped), dict(leases.behind))
             end, unfinished = leases.unfinished()
-        self._num_used += self._loader.batch_size
         exchange = self._step.exchange
         if isinstance(exchange, Asynchronous) and exchange.staleness is not None:
             for rank, num_dropped in self._futile.find(arrivals.used, arrivals.dropped):
@@ -145,8 +151,9 @@ class _Chief:
                     num_dropped,
                     exchange.staleness,
                 )
-        report = self._step.update(gradients, self._loader, self._num_used, arrivals)
-        assert end is not None, "there was an update"
+        assert end is not None, "there is an update"
+        position, _ = self._slices.left(end, unfinished)
+        report = self._step.update(gradients, self._loader, position, arrivals)
         self._slices.commit(end, unfinished, report)
         self._step.state.end_attempt()
         return report
@@ -230,7 +237,11 @@ class _Computing:
         pulse.at(step.state.step, "compute" if step.has_run else "first step")
         with uninterrupted():
             computed = step.compute(self._losses, batch, self._counts, loss_scale, partial(self._of_batch, start))
-        message = {**computed.message, "stops": pulse.stop_requested is not None}
+        message = {
+            **computed.message,
+            "position": self._slices.batch_in_stream(start),
+            "stops": pulse.stop_requested is not None,
+        }
         self._client.send(start, version, computed.partial, message)
 
     def _read(self, start: int) -> Batch:

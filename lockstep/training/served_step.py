@@ -127,7 +127,6 @@ class ServedStep(Step):
         return Computed(
             self._run(losses, parts, inputs).total(),
             {
-                "position": batch.position,
                 "tower": batch.towers.start,
                 "names": [list(names) for names in host.outputs.names or ()],
                 "absent": list(host.absent.items()),
@@ -162,7 +161,7 @@ class ServedStep(Step):
         Args:
             gradients: in the order of their slices.
             loader: of the examples; the caller moves its position.
-            position: how many examples of the stream are used with this attempt.
+            position: of the stream after this attempt.
             arrivals: what became of all gradients so far.
 
         Raises:
@@ -229,8 +228,10 @@ class ServedStep(Step):
         report = NonFiniteReport(messages[0]["position"], outcome.nonfinite)
         if not outcome.overflowed:
             check_finite(self.state, self._alone)
-            guilty = [self._words(gradients[i], messages[i], loader) for i in self._culprits(gradients)]
-            report = report._replace(culprits=tuple(guilty) or (NO_TOWER,))
+            culprits = self._culprits(gradients)
+            guilty = [self._words(gradients[i], messages[i], loader) for i in culprits]
+            position = messages[culprits[0]]["position"] if culprits else report.position
+            report = report._replace(position=position, culprits=tuple(guilty) or (NO_TOWER,))
         act(self.state, outcome, report, is_chief=True)
         return report
 
@@ -263,13 +264,6 @@ def _check(state: TrainState, towers: Towers, exchange: ServedExchange) -> None:
             given=f"{exchange}, batch_norm={towers.batch_norm!r}",
             expected='batch_norm="mean", "first", "last", "none" or "frozen"',
             hint="choose another batch_norm (--set towers.batch_norm=mean), or AllReduce()",
-        )
-    if state.nonfinite == "rollback":
-        raise InputError(
-            "A run that the chief serves cannot be rolled back: parts of other batches are under way.",
-            given=f"{exchange}, nonfinite={state.nonfinite!r}",
-            expected='nonfinite="stop", "skip" or "off"',
-            hint="choose nonfinite=skip, which refuses the update alone",
         )
 
 

@@ -15,6 +15,9 @@ from staged_run import BATCH_SIZE as BATCH_SIZE_OF_STAGES
 from staged_run import Disturbance, contents, make_build, make_recipe
 from test_detector_law import ONE_SIZE, OWN_SIZES
 from test_detector_law import train_some as train_detector
+from test_rollback import make_loader as make_rolled_loader
+from test_rollback import make_state as make_rolled_state
+from test_rollback import spoiled
 from test_towers import losses, make_loader, make_state, train_some
 from torch import Tensor, nn
 
@@ -176,6 +179,69 @@ def test_each_example_weighs_what_it_does_in_its_batch_beside_stragglers(run_wor
     assert len({*alone}) > 3
     for each in run_workers(weigh_examples, 5, ls.Backups()):
         assert each == alone
+
+
+# Going back -----------------------------------------------------------------------------------------------------------
+
+
+def roll_back(workdir: Path, exchange: Any, bad: list[int], *, is_told: bool = False) -> list[Any]:
+    """What a run of an epoch comes to that goes back where a batch is bad, or is told from the start to skip it."""
+    state, loader = make_rolled_state(), make_rolled_loader(order="sequential")
+    for position in bad if is_told else ():
+        loader.skip(position)
+    ls.save(state, loader, workdir)
+    ls.join().group.barrier("saved")
+    losses, reached = spoiled([] if is_told else bad), None
+    while True:
+        try:
+            for report in ls.train_steps(state, losses, loader, ls.Towers(2), exchange, until=ls.Epochs(1)):
+                reached = report.step, report.progress.position
+                if report.step % 3 == 0:
+                    ls.save(state, loader, workdir)
+            break
+        except ls.NonFiniteError as error:
+            ls.rollback(state, loader, workdir, error)
+    weights = torch.cat([p.detach().flatten() for p in state.model.parameters()])
+    return [loader.state(), reached, weights.numpy().tobytes().hex()]
+
+
+@pytest.mark.parametrize(("exchange", "num_workers"), [(ls.Backups(), 3), (ls.Asynchronous(), 2)])
+def test_a_run_that_goes_back_has_the_bits_of_one_told_to_skip(
+    run_workers: Callable[..., list[Any]], tmp_path: Path, exchange: Any, num_workers: int
+) -> None:
+    bad = [8, 12, 24]  # the last one of the epoch, too
+    told = roll_back(tmp_path / "told", ls.AllReduce(exact=True), bad, is_told=True)
+    assert told[0]["skipped"] == bad
+    assert run_workers(roll_back, num_workers, tmp_path / "served", exchange, bad) == [told] * num_workers
+
+
+def go_back_beside_a_straggler(workdir: Path) -> tuple[list[float], list[int]]:
+    """How often each example counts in an epoch and a little more, where a slice is not finite; what was skipped."""
+    loader = ls.data.Loader(ls.data.Arrays({"index": torch.arange(SIZE)}), batch_size=BATCH_SIZE, order="sequential")
+    state = ls.TrainState(Tally(), ls.optim.SGD(1.0), nonfinite="rollback")
+
+    def losses(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+        return {"seen": tallied(model, batch)["seen"] * (float("nan") if 21 in batch["index"] else 1.0)}
+
+    ls.save(state, loader, workdir)
+    ls.join().group.barrier("saved")
+    while True:
+        try:
+            for _ in ls.train_steps(state, losses, loader, ls.Towers(2), ls.Backups(), until=ls.Steps(6)):
+                ls.save(state, loader, workdir)
+            break
+        except ls.NonFiniteError as error:
+            ls.rollback(state, loader, workdir, error)
+    return state.model.weight.tolist(), loader.skipped  # type: ignore[operator, union-attr]
+
+
+def test_going_back_loses_no_example_of_other_batches_beside_a_straggler(
+    run_workers: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    for counted, skipped in run_workers(go_back_beside_a_straggler, 4, tmp_path):
+        assert skipped == [16]
+        assert counted[8:16] + counted[24:] == [1.0] * 32
+        assert counted[20:24] == [0.0] * 4, "the slice that was not finite; the other one may have been used before"
 
 
 # A run by a recipe ----------------------------------------------------------------------------------------------------
