@@ -251,8 +251,10 @@ class Server:
                 self._take_gradient(client, client.lease, numbers, message)
             case {"fetch": True}:
                 self._answer(client)
-            case {"counts": list(counts), "batch": list(batch)}:
-                client.frames.send(self._share_counts(client, counts, batch))
+            case {"counts": list(counts), "batch": list(batch)} if all(
+                [*map(_is_counts, counts), *map(_is_number, batch)]
+            ):
+                client.frames.send(self._share_counts(client, dict(counts), batch))
             case {"oldest": True}:
                 client.frames.send({"oldest": int(self._memory.oldest)})
             case _:
@@ -296,7 +298,9 @@ class Server:
                 client.knows_end = True
                 self._arriving.notify()
 
-    def _share_counts(self, client: _Client, counts: list[Any], batch: list[int]) -> dict[str, JSON]:
+    def _share_counts(
+        self, client: _Client, counts: Mapping[int, Mapping[str, float]], batch: list[int]
+    ) -> dict[str, JSON]:
         """Keep what a worker has counted; returns what is known of its batch, and the slices to count there itself.
 
         Those are the ones that it expects anyway, and in the end all that nobody else has counted: no worker waits
@@ -304,7 +308,7 @@ class Server:
         """
         due = time.monotonic() + COUNT_SECONDS
         with self.lock:
-            self._leases.counts |= dict(counts)
+            self._leases.counts |= counts
             self._answering.notify_all()
             while (missing := self._leases.uncounted(batch)) and not self._is_closed:
                 patience = due - time.monotonic()
@@ -354,6 +358,14 @@ class Server:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, float | int)
+
+
+def _is_counts(value: object) -> bool:
+    """Whether it is a slice and what was counted there, by name."""
+    match value:
+        case [int(), dict(counts)]:
+            return all(map(_is_number, counts.values()))
+    return False
 
 
 # The workers' side ----------------------------------------------------------------------------------------------------

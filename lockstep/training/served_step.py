@@ -15,7 +15,7 @@ from lockstep.errors import InputError
 from lockstep.exchange.exchange import Alone, Reducer, plain_counts
 from lockstep.exchange.tree import PartialSum, TreeSum
 from lockstep.listing import shorten
-from lockstep.served.exchanges import Backups, ServedExchange
+from lockstep.served.exchanges import ServedExchange
 from lockstep.tensors import are_finite, numbers_on
 from lockstep.towers.hosting import StepInputs, TowerHost
 from lockstep.towers.tower_outputs import ScalarNames
@@ -62,7 +62,7 @@ class ServedStep(Step):
         worker: Worker,
         before: ServedStep | None = None,
     ) -> None:
-        _check(state, towers, exchange)
+        exchange.check_batch_norm(towers.batch_norm)
         prepare_steps(state, towers, exchange, worker)
         self.exchange = exchange
         self.num_needed = exchange.num_slices(towers.count)
@@ -253,17 +253,6 @@ class ServedStep(Step):
         return (
             f"{who} on {self.worker.group.names[gradient.lease.worker]} (positions {first} to "
             f"{first + size - 1} of the stream): its losses or gradients are not finite; examples {examples}"
-        )
-
-
-def _check(state: TrainState, towers: Towers, exchange: ServedExchange) -> None:
-    """Refuse what no chief can serve."""
-    if isinstance(exchange, Backups) and towers.joined:
-        raise InputError(
-            "Backup workers cannot share the statistics of a batch: nobody waits for all of them.",
-            given=f"{exchange}, batch_norm={towers.batch_norm!r}",
-            expected='batch_norm="mean", "first", "last", "none" or "frozen"',
-            hint="choose another batch_norm (--set towers.batch_norm=mean), or AllReduce()",
         )
 
 

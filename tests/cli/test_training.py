@@ -55,6 +55,11 @@ def plan(*words: str) -> dict[str, object]:
             r'Without a workdir nothing is written.*\n.*--set watch.images="4"',
         ),
         (
+            ["mnist", "--workers", "3", "--set", "exchange.kind=backups", "--set", "towers.batch_norm=sync"],
+            ls.InputError,
+            "Backup workers cannot share the statistics of a batch",
+        ),
+        (
             ["mnist", "--workdir", "none", "--set", "nonfinite=rollback"],
             ls.WorkdirError,
             r"Without a workdir there is no checkpoint to go back to",
