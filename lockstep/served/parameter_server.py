@@ -251,9 +251,7 @@ class Server:
                 self._take_gradient(client, client.lease, numbers, message)
             case {"fetch": True}:
                 self._answer(client)
-            case {"counts": list(counts), "batch": list(batch)} if all(
-                [*map(_is_counts, counts), *map(_is_number, batch)]
-            ):
+            case {"counts": list(counts), "batch": list(batch)} if _are_counts(counts, batch):
                 client.frames.send(self._share_counts(client, dict(counts), batch))
             case {"oldest": True}:
                 client.frames.send({"oldest": int(self._memory.oldest)})
@@ -360,12 +358,13 @@ def _is_number(value: object) -> bool:
     return isinstance(value, float | int)
 
 
-def _is_counts(value: object) -> bool:
-    """Whether it is a slice and what was counted there, by name."""
-    match value:
-        case [int(), dict(counts)]:
-            return all(map(_is_number, counts.values()))
-    return False
+def _are_counts(counts: list[Any], batch: list[Any]) -> bool:
+    """Whether these are pairs of a slice and what was counted there by name, and slices."""
+    try:
+        numbers = [*batch, *(number for start, counted in counts for number in (start, *counted.values()))]
+    except (TypeError, ValueError, AttributeError):
+        return False
+    return all(map(_is_number, numbers))
 
 
 # The workers' side ----------------------------------------------------------------------------------------------------
