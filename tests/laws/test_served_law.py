@@ -280,3 +280,20 @@ def test_a_run_by_a_recipe_that_is_stopped_has_the_bytes_of_the_exact_all_reduce
     staged_run.run(tmp_path / "alone", make_recipe())
     assert run_workers(run_by_recipe, 3, tmp_path / "served") == ["stopped, end"] * 3
     assert learned_and_said(tmp_path / "served") == learned_and_said(tmp_path / "alone")
+
+
+def go_back_by_recipe(workdir: Path, bad: list[int]) -> None:
+    """A run of three stages that goes back, to the end of the first one and in the second."""
+    given = make_recipe(exchange=ls.Backups(), nonfinite="rollback")
+    stages.build, stages.build_state = make_build(Disturbance(bad=bad)), staged_run.make_state
+    Run(given, workdir, ls.join("cpu"), reader=lambda split: None).run()
+
+
+def test_a_run_by_a_recipe_that_goes_back_has_the_bytes_of_the_exact_all_reduce(
+    run_workers: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    torch.set_num_threads(1)
+    bad = [12, 24]
+    staged_run.run(tmp_path / "told", make_recipe(nonfinite="rollback"), Disturbance(skipped=bad))
+    run_workers(go_back_by_recipe, 3, tmp_path / "served", bad)
+    assert learned_and_said(tmp_path / "served") == learned_and_said(tmp_path / "told")
