@@ -292,11 +292,12 @@ def test_a_worker_that_reads_nothing_holds_nobody_up() -> None:
     run_threads(work, 3)
 
 
-def test_what_others_have_counted_is_told_or_else_is_to_be_counted_in_a_moment() -> None:
+@transports
+def test_what_others_have_counted_is_told_or_else_is_to_be_counted_in_a_moment(over_network: bool) -> None:
     told: dict[int, list[Any]] = {}
 
     def work(worker: Worker) -> None:
-        parameters = new_parameters()
+        worker, parameters = placed(worker, over_network), new_parameters()
         if worker.is_chief:
             with closing(Server(worker, GRADIENTS, parameters, leases_of(2, 3))) as server:
                 server.publish(parameters, None)
