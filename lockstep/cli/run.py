@@ -59,6 +59,11 @@ def _add_arguments(run: argparse.ArgumentParser) -> None:
         "--min-workers", type=int, default=1, metavar="N", help="with fewer left, start again (default: 1)"
     )
     run.add_argument(
+        "--chief-serves",
+        action="store_true",
+        help="worker 0 computes no towers, as with ls.Backups and ls.Asynchronous, and needs no GPU of its own",
+    )
+    run.add_argument(
         "--full-traceback", action="store_true", help="show errors with the frames of Lockstep and torch, too"
     )
     add_machine_arguments(run)
@@ -94,7 +99,8 @@ def _plan(argv: list[str]) -> dict[str, Any]:
     check_value("--restarts", arguments.restarts, NonNegativeInt)
     check_value("--min-workers", arguments.min_workers, PositiveInt)
     check_value("--threads", arguments.threads, NumThreads | None)
-    workers = choose_num_workers(arguments.workers, arguments.device, None, arguments.workers_per_device, seat)
+    sharing, num_servers = arguments.workers_per_device, int(arguments.chief_serves)
+    workers = choose_num_workers(arguments.workers, arguments.device, None, sharing, seat, num_servers=num_servers)
     survival = {"min_workers": arguments.min_workers, "replacements": arguments.restarts}
     return {
         "workers": workers,
@@ -113,7 +119,8 @@ def _work(argv: list[str]) -> int:
     script = Path(arguments.script).resolve()
     sys.argv = [str(script), *arguments.arguments]
     sys.path.insert(0, str(script.parent))
-    with join_workers(arguments.device, arguments.workers_per_device, shows_log=False) as worker:
+    sharing, chief_serves = arguments.workers_per_device, arguments.chief_serves
+    with join_workers(arguments.device, sharing, shows_log=False, chief_serves=chief_serves) as worker:
         if arguments.threads:
             worker.pulse.named_threads = arguments.threads
             torch.set_num_threads(arguments.threads)

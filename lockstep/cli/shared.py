@@ -262,7 +262,8 @@ def choose_num_workers(
 
     By default one for each accelerator, or as many as may share it; on a CPU one for each tower and at most one a core;
     never more than towers. Workers and towers are those of all hosts, of which each takes as even a share as can be.
-    Workers that serve the others, and compute no tower, come on top of these on the first host.
+    Workers that serve the others, and compute no tower, come on top of these on the first host, and need no
+    accelerator; but where a single one would compute on one, it is alone.
     """
     from lockstep.exchange.tree import assign_towers
     from lockstep.workers.devices import num_accelerators
@@ -282,15 +283,19 @@ def choose_num_workers(
             for number in (wanted, num_towers)
         )
     most = 0 if device == "cpu" else num_accelerators() * (workers_per_device or 1)
+    serving = num_servers if seat is None or seat.host_rank == 0 else 0
     if wanted is None:
         computing = min(most or usable_cores(), num_towers or most or 1)
-        serving = num_servers if seat is None or seat.host_rank == 0 else 0
-        return min(computing + serving, most or computing + serving)
+        return 1 if most and computing == 1 and seat is None else computing + serving
+    if most:
+        most += serving
     if wanted < 1 or 0 < most < wanted:
         raise InputError(
             "That many workers cannot be started here.",
             given=f"{wanted} workers",
-            expected=f"1 to {most}, {workers_per_device or 1} a device" if most else "1 or more",
+            expected=f"1 to {most}, {workers_per_device or 1} a device{' and one that serves' if serving else ''}"
+            if most
+            else "1 or more",
             hint="leave --workers out to let Lockstep choose, or add --device cpu; several share a device with "
             "--workers-per-device",
         )
@@ -299,7 +304,11 @@ def choose_num_workers(
 
 @contextmanager
 def join_workers(
-    device: str | None, workers_per_device: int | None = None, *, shows_log: bool = True
+    device: str | None,
+    workers_per_device: int | None = None,
+    *,
+    shows_log: bool = True,
+    chief_serves: bool = False,
 ) -> Iterator[Worker]:
     """Make this process a worker: a signal ends the run after the step.
 
@@ -308,7 +317,7 @@ def join_workers(
     from lockstep.workers.rank import join
     from lockstep.workers.signals import stop_on_signals
 
-    worker = join(device, workers_per_device=workers_per_device)
+    worker = join(device, workers_per_device=workers_per_device, chief_serves=chief_serves)
     if shows_log:
         show_log(None if worker.is_chief else worker.name, level=logging.INFO if worker.is_chief else logging.WARNING)
     if worker.pulse.launched:

@@ -34,7 +34,7 @@ def plan_training(arguments: argparse.Namespace) -> dict[str, Any]:
     run = given_run(arguments)
     check_given(arguments, run)
     workers = choose_workers(run.recipe, given_seat(arguments, os.environ))
-    _log_idle_devices(run.recipe, workers)
+    _log_idle_devices(run.recipe, num_computing(run.recipe.exchange, workers))
     watch = run.recipe.watch
     restarts = watch.restarts if run.path and not arguments.rehearse else 0  # else there is nothing to go on from
     survival = {"min_workers": watch.min_workers, "replacements": watch.restarts}
@@ -103,7 +103,7 @@ def _largest_divisor(number: int, most: int) -> int:
 def train_in_worker(arguments: argparse.Namespace) -> int:
     """Run one worker to the end of the run."""
     recipe, path = given_run(arguments)
-    with join_workers(recipe.device, recipe.workers_per_device) as worker:
+    with join_workers(recipe.device, recipe.workers_per_device, chief_serves=is_served(recipe.exchange)) as worker:
         recipe = replace(recipe, num_towers=recipe.towers_for(worker.num_workers).count)
         if arguments.rehearse:
             return _rehearse(recipe, worker)

@@ -427,8 +427,15 @@ class Slices:
 
     def starts(self) -> Iterator[int]:
         """Yield the first positions of all slices, without end, leaving out those of batches that are skipped."""
-        skipped = {position for position in self.loader.skipped if position >= self._places.end}
-        return filterfalse(lambda start: self._batch_start(start) in skipped, count(self.position, self.size))
+        starts, skipped = count(self.position, self.size), {*self.loader.skipped}
+        return filterfalse(lambda start: self.batch_in_stream(start) in skipped, starts) if skipped else starts
+
+    def batch_in_stream(self, start: int) -> int:
+        """Return the batch in which the examples of a slice have their places: to skip it leaves them out.
+
+        It is the one that they are computed in, unless they were returned.
+        """
+        return self._batch_start(int(self._places.of(np.array([start]))[0]))
 
     def commit(self, end: int, unfinished: Sequence[int], report: StepReport | None = None) -> None:
         """Set the loader to where the run is; all workers alike.
@@ -438,10 +445,14 @@ class Slices:
             unfinished: the slices before that which were in none.
             report: of the last update.
         """
+        self.loader.return_to(*self.left(end, unfinished), report)
+
+    def left(self, end: int, unfinished: Sequence[int]) -> tuple[int, list[range]]:
+        """Return the position to which `commit` sets the loader, and the places whose examples come next."""
         fresh = max(end, self._places.end)
         positions = [*(range(start, start + self.size) for start in unfinished), range(end, fresh)]
         returned = self._places.ranges_of(positions)
-        self.loader.return_to(fresh - sum(map(len, returned)), returned, report)
+        return fresh - sum(map(len, returned)), returned
 
     def reader(
         self, number: int, num_workers: int, device: torch.device, workers_on_host: int | None = None
@@ -456,6 +467,11 @@ class Slices:
         """
         expected = islice(self.starts(), number, None, num_workers)
         return SliceReader(self, expected, device, workers_on_host or num_workers)
+
+    def of_batch(self, start: int) -> range:
+        """Return the first positions of all slices of the batch that a slice is a part of."""
+        first = self._batch_start(start)
+        return range(first, first + self.loader.batch_size, self.size)
 
     def _batch_start(self, start: int) -> int:
         return start - (start - self.position) % self.loader.batch_size

@@ -236,6 +236,12 @@ class Reducer:
         return [_on_device(counts, device) for counts in values]
 
 
+def plain_counts(counts: Counts) -> dict[str, float]:
+    """What a count function has returned, as numbers, for which the host waits; raises InputError as `Reducer` does."""
+    check_type("what counts(batch) returns", counts, Mapping, expected="a dict", hint=_COUNTS_HINT)
+    return {name: float(_count(name, value)) for name, value in counts.items()}
+
+
 def _on_device(counts: Sequence[float | Tensor], device: torch.device) -> Tensor:
     each = [torch.full((), c, device=device) if isinstance(c, float) else c.detach().reshape(()) for c in counts]
     stacked = torch.stack([count.double() for count in each])

@@ -384,7 +384,12 @@ class Recipe(Checked):
         return replace(self.towers, count=self.num_towers or num_computing(self.exchange, num_workers))
 
     def check_towers(self, num_workers: int) -> None:
-        """Refuse a batch that cannot be split evenly over the towers, and workers that would have none of their own."""
+        """Refuse a batch that cannot be split evenly over the towers, and workers that would have none of their own.
+
+        And batch norm with which the chief cannot serve them.
+        """
+        if isinstance(self.exchange, Backups | Asynchronous) and num_workers > 1:
+            self.exchange.check_batch_norm(self.towers.batch_norm)
         self.towers_for(num_workers).check(self.batch_size, 1 if is_served(self.exchange) else num_workers)
 
     def _check_name(self) -> None:

@@ -120,7 +120,7 @@ def run(
     """
     hint = 'write ls.run(ls.recipes.find("mnist"), "runs/mnist")'
     check_type("recipe", recipe, Recipe, expected="a Recipe", hint=hint)
-    worker = join(recipe.device, workers_per_device=recipe.workers_per_device)
+    worker = join(recipe.device, workers_per_device=recipe.workers_per_device, chief_serves=is_served(recipe.exchange))
     path = None if workdir is None else Path(workdir)
     recipe = recipe.with_parts(
         model=model, task=task, losses=losses, score=score, reader=reader, optimizer=optimizer, hooks=hooks

@@ -92,7 +92,7 @@ class Start:
         parts = stages.parts
         _check_activations(self.recipe, worker)
         # It refuses what does not fit.
-        bind_loop(parts.state, parts.towers, self.recipe.exchange, parts.task.counts(parts.state.model))
+        bind_loop(parts.state, parts.towers, self.recipe.exchange)
         return choices, origin, changed
 
     def _load_origin(self, worker: Worker) -> Origin:

@@ -25,6 +25,9 @@ class ServedExchange(Checked):
         """Gradients per update, and slices per batch."""
         raise NotImplementedError
 
+    def check_batch_norm(self, batch_norm: str) -> None:
+        """Refuse a policy of batch norm that several workers cannot be served with; raises InputError."""
+
     def connect(self, worker: Worker, num_towers: int) -> Connection:
         """Connect a worker that is alone with nobody; several are served by `train_steps`."""
         if worker.num_workers == 1:
@@ -52,6 +55,16 @@ class Backups(ServedExchange):
     def num_slices(self, num_towers: int) -> int:
         """Gradients per update, and slices per batch."""
         return num_towers
+
+    def check_batch_norm(self, batch_norm: str) -> None:
+        """Refuse "sync": each worker would wait for the statistics of all others, in the middle of its forward pass."""
+        if batch_norm == "sync":
+            raise InputError(
+                "Backup workers cannot share the statistics of a batch: nobody waits for all of them.",
+                given=f"{self}, batch_norm={batch_norm!r}",
+                expected='batch_norm="mean", "first", "last", "none" or "frozen"',
+                hint="choose another batch_norm (--set towers.batch_norm=mean), or AllReduce()",
+            )
 
 
 @dataclass(frozen=True)

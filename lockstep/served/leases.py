@@ -7,6 +7,10 @@ bears the version that its gradient is computed with; as soon as more than `stal
 gradient cannot be used any more, and the slice is leased anew. So every slice is in one update, however slow
 a worker is, and whenever one dies.
 
+A loss may be a sum that is divided by a count over the batch. A slice is computed as the part of a batch of the stream
+that it is, whatever update its gradient gets into, and so is its count: over that batch. What those who compute have
+counted is kept here for the others.
+
 Epochs are kept apart: an update has slices of an epoch only if all slices of the epochs before are in it, or were in
 updates before. At the end of an epoch a slice may be leased to several workers, and the first gradient counts.
 """
@@ -67,6 +71,8 @@ class Leases:
         """Gradients that came too late, or were given up for lost, by worker."""
         self.behind: Counter[int] = Counter()
         """Gradients used, by the number of updates that were made since their parameters were read."""
+        self.counts: dict[int, Mapping[str, float]] = {}
+        """What was counted in slices, by name; those that nobody asks for any more are forgotten."""
         self._starts = zip(starts, (place % num_workers + 1 for place in count()), strict=False)
         self._slice_size, self._epoch_size = slice_size, epoch_size
         self._open: dict[int, int] = {}
@@ -115,6 +121,11 @@ class Leases:
         self.workers.discard(worker)
         self._leases.pop(worker, None)
 
+    def uncounted(self, batch: Collection[int], worker: int | None = None) -> list[int]:
+        """The slices of a batch of which no counts are there; with a worker, those that it expects to be leased."""
+        missing = [start for start in batch if start not in self.counts]
+        return missing if worker is None else [start for start in missing if self._open.get(start) == worker]
+
     # The server -------------------------------------------------------------------------------------------------------
 
     def publish(self) -> None:
@@ -146,6 +157,8 @@ class Leases:
             if self._is_stale(lease):
                 del self.held[lease.slice]
                 self.dropped[lease.worker] += 1
+        first = min(self._open, default=max(lease.slice for lease in update)) - (self.required - 1) * self._slice_size
+        self.counts = {start: counts for start, counts in self.counts.items() if start >= first}
         return sorted(update, key=lambda lease: lease.slice)
 
     def unfinished(self) -> tuple[int | None, list[int]]:

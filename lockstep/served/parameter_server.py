@@ -40,6 +40,8 @@ from lockstep.workers.rank import Worker
 
 LINGER_SECONDS = 0.005
 """How long a paused server lets a worker wait for a lease before it tells it the newest version without one."""
+COUNT_SECONDS = 0.05
+"""How long a worker waits for what others count in their slices of its batch before it counts there itself."""
 _LOOK_SECONDS = 0.05
 
 Result = TypeVar("Result")
@@ -249,6 +251,8 @@ class Server:
                 self._take_gradient(client, client.lease, numbers, message)
             case {"fetch": True}:
                 self._answer(client)
+            case {"counts": list(counts), "batch": list(batch)} if _are_counts(counts, batch):
+                client.frames.send(self._share_counts(client, dict(counts), batch))
             case {"oldest": True}:
                 client.frames.send({"oldest": int(self._memory.oldest)})
             case _:
@@ -292,6 +296,29 @@ class Server:
                 client.knows_end = True
                 self._arriving.notify()
 
+    def _share_counts(
+        self, client: _Client, counts: Mapping[int, Mapping[str, float]], batch: list[int]
+    ) -> dict[str, JSON]:
+        """Keep what a worker has counted; returns what is known of its batch, and the slices to count there itself.
+
+        Those are the ones that it expects anyway, and in the end all that nobody else has counted: no worker waits
+        long for another, and whoever counts a slice finds the same.
+        """
+        due = time.monotonic() + COUNT_SECONDS
+        with self.lock:
+            self._leases.counts |= counts
+            self._answering.notify_all()
+            while (missing := self._leases.uncounted(batch)) and not self._is_closed:
+                patience = due - time.monotonic()
+                if patience <= 0:
+                    break
+                if expected := self._leases.uncounted(batch, client.rank):
+                    missing = expected
+                    break
+                self._answering.wait(patience)
+            known = self._leases.counts
+            return {"counts": [[start, known[start]] for start in batch if start in known], "missing": missing}
+
     def _wait_for_lease(self, client: _Client) -> tuple[_Newest, int | None]:
         """The newest version, and a slice; none at the end, or where the server pauses at a version that is news."""
         while not self._is_closed:
@@ -329,6 +356,15 @@ class Server:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, float | int)
+
+
+def _are_counts(counts: list[Any], batch: list[Any]) -> bool:
+    """Whether these are pairs of a slice and what was counted there by name, and slices."""
+    try:
+        numbers = [*batch, *(number for start, counted in counts for number in (start, *counted.values()))]
+    except (TypeError, ValueError, AttributeError):
+        return False
+    return all(map(_is_number, numbers))
 
 
 # The workers' side ----------------------------------------------------------------------------------------------------
@@ -391,8 +427,18 @@ class Client:
 
     def is_late(self, version: int) -> bool:
         """Whether a gradient on the parameters of a version would be dropped; a round trip from another host."""
-        oldest = int(self._memory.oldest) if self._is_here else self._call(self._ask_oldest)
-        return version < oldest
+        oldest = self._memory.oldest if self._is_here else self._call(lambda: self._ask({"oldest": True}))["oldest"]
+        return version < int(oldest)
+
+    def share_counts(
+        self, counts: Mapping[int, Mapping[str, float]], batch: Sequence[int]
+    ) -> tuple[dict[int, Mapping[str, float]], list[int]]:
+        """Tell what this worker has counted in slices, by name; returns what is known of a batch's slices.
+
+        And those that this worker has to count itself; none, and all are known.
+        """
+        answer = self._call(lambda: self._ask({"counts": [*counts.items()], "batch": [*batch]}))
+        return dict(answer["counts"]), answer["missing"]
 
     def close(self) -> None:
         """End the connection; a slice that this worker still has goes to others."""
@@ -414,9 +460,9 @@ class Client:
         last = end[0] if end else None
         return Published(answer["version"], tensors, answer.get("message"), answer["slice"], bool(end), last)
 
-    def _ask_oldest(self) -> int:
-        self._frames.send({"oldest": True})
-        return int(self._frames.receive()["oldest"])
+    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        self._frames.send(request)
+        return self._frames.receive()
 
     def _call(self, function: Callable[[], Result]) -> Result:
         """Raise the end of the connection as what it is, once the cause is known."""

@@ -73,7 +73,7 @@ def train_steps(
     so does what is trained after that; the second raises KeyboardInterrupt. See `train_step` for where it is raised.
     """
     _check(loader, until)
-    step = bind_loop(state, towers, exchange, counts)
+    step = bind_loop(state, towers, exchange)
     check_data(loader, join())
     join().group.agree("where the training ends (until)", None if until is None else repr(until))
     now = Progress(state.step, loader.position, loader.epoch_size)
@@ -87,14 +87,11 @@ def train_steps(
 
 
 def bind_loop(
-    state: TrainState,
-    towers: Towers | None = None,
-    exchange: Exchange | None = None,
-    counts: CountFunction | None = None,
+    state: TrainState, towers: Towers | None = None, exchange: Exchange | None = None
 ) -> BoundStep | ServedStep:
     """Return the step that `train_steps` makes; it is made at the first call, by all workers together."""
     if is_served(exchange) and join().num_workers > 1:
-        return bind_served(state, towers, cast(ServedExchange, exchange), counts)
+        return bind_served(state, towers, cast(ServedExchange, exchange))
     return bind(state, towers, exchange)
 
 

@@ -55,7 +55,7 @@ def probe_memory(
     Raises:
         InputError: the memory is not enough.
     """
-    step, device = bind_loop(state, towers, exchange, counts), join().device
+    step, device = bind_loop(state, towers, exchange), join().device
     if device.type != "cpu":
         torch.accelerator.reset_peak_memory_stats(device)
     with lack_of_memory_told(describe_batch(batch, step.towers), hint):

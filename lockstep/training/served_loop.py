@@ -12,12 +12,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from lockstep import errors
 from lockstep.data.loader import Loader, Slices
 from lockstep.data.rows import saved_ranges
 from lockstep.errors import InputError, LockstepError, PeerLostError, WorkerError
+from lockstep.exchange.exchange import plain_counts
 from lockstep.screen import log
 from lockstep.served.exchanges import Asynchronous, ServedExchange, num_computing
 from lockstep.served.leases import Futile, Leases
@@ -25,7 +27,7 @@ from lockstep.served.parameter_server import Client, Server
 from lockstep.towers.towers import Towers
 from lockstep.training.course import Course
 from lockstep.training.preflight import check_state_and_towers, compare_first_step
-from lockstep.training.served_step import ServedStep, check_counts
+from lockstep.training.served_step import ServedStep
 from lockstep.training.state import TrainState
 from lockstep.types import Arrivals, NonFiniteError, NonFiniteReport, StepReport
 from lockstep.workers.group import JSON
@@ -35,22 +37,19 @@ from lockstep.workers.signals import interruptible, stop_on_interrupt, uninterru
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from lockstep.types import CountFunction, LossFunction
+    from lockstep.exchange.exchange import Counts
+    from lockstep.types import Batch, CountFunction, LossFunction
 
 
-def bind_served(
-    state: TrainState, towers: Towers | None, exchange: ServedExchange, counts: CountFunction | None = None
-) -> ServedStep:
+def bind_served(state: TrainState, towers: Towers | None, exchange: ServedExchange) -> ServedStep:
     """Return the step of this state with these towers and this exchange; it is made at the first call.
 
     Raises:
-        InputError: the exchange cannot serve the state, or what is counted.
+        InputError: the exchange cannot serve the state.
     """
     check_state_and_towers(state, towers)
     worker = join()
     key = (towers or Towers(num_computing(exchange, worker.num_workers)), exchange)
-    if counts is not None:
-        check_counts(exchange, key[0].count)
     if state.resumed:
         compare_first_step(state, *key, worker)
     step: ServedStep | None = state.steps.get((ServedStep, *key))
@@ -90,7 +89,6 @@ class _Chief:
         self._delay = exchange.startup_delay_steps if isinstance(exchange, Asynchronous) else 0
         if step.state.step < self._delay:
             self._leases.workers = {1}
-        self._num_used = course.now.position
         self._futile = Futile()
         self._server = Server(step.worker, step.like_gradient(), step.state.published(), self._leases)
 
@@ -113,7 +111,7 @@ class _Chief:
                     server.wait_for_end()
                     raise
                 pulse.at(report.step, "loop body")
-                if report.stop_requested or course.is_at_end(report.progress):
+                if is_over := report.stop_requested or self._is_past_the_end(report):
                     server.end(None)
                 server.pause()
                 try:
@@ -124,9 +122,17 @@ class _Chief:
                     raise
                 server.resume()
                 self._step.resume()
-                if course.ends_with(report.progress, is_stopped=report.stop_requested):
+                course.ends_with(report.progress, is_stopped=report.stop_requested)
+                if is_over:
                     server.wait_for_end()
                     return
+
+    def _is_past_the_end(self, report: StepReport) -> bool:
+        """Whether nothing is left to do; what is skipped before the end is not."""
+        loader, now = self._loader, report.progress
+        while not loader.returned and now.position in loader.skipped:
+            now = now._replace(position=now.position + loader.batch_size)
+        return self._course.is_at_end(now)
 
     def _update(self) -> StepReport:
         with interruptible():
@@ -135,7 +141,6 @@ class _Chief:
             leases = self._leases
             arrivals = Arrivals(dict(leases.used), dict(leases.dropped), dict(leases.behind))
             end, unfinished = leases.unfinished()
-        self._num_used += self._loader.batch_size
         exchange = self._step.exchange
         if isinstance(exchange, Asynchronous) and exchange.staleness is not None:
             for rank, num_dropped in self._futile.find(arrivals.used, arrivals.dropped):
@@ -146,8 +151,9 @@ class _Chief:
                     num_dropped,
                     exchange.staleness,
                 )
-        report = self._step.update(gradients, self._loader, self._num_used, arrivals)
-        assert end is not None, "there was an update"
+        assert end is not None, "there is an update"
+        position, _ = self._slices.left(end, unfinished)
+        report = self._step.update(gradients, self._loader, position, arrivals)
         self._slices.commit(end, unfinished, report)
         self._step.state.end_attempt()
         return report
@@ -192,10 +198,13 @@ class _Computing:
         self._step, self._losses, self._counts, self._loader, self._course = step, losses, counts, loader, course
         worker = step.worker
         num_here = worker.num_local_workers - (worker.rank == worker.local_rank)  # but for the chief, if it is here
-        self._reader = _slices(step, loader).reader(
+        self._slices = _slices(step, loader)
+        self._reader = self._slices.reader(
             worker.rank - 1, num_computing(step.exchange, worker.num_workers), worker.device, num_here
         )
         self._client = Client(step.worker, step.like_gradient(), step.state.published())
+        self._counted_in: dict[int, Batch] = {}
+        """Slices that were read to count in them; one of them may be leased to this worker next."""
 
     def reports(self) -> Generator[StepReport, None, None]:
         """Compute up to the end, and yield the report of each version that this worker gets."""
@@ -222,14 +231,38 @@ class _Computing:
         """Compute the gradient of the slice that this worker has a lease of, and send it; not if it is too late."""
         step, pulse = self._step, self._step.worker.pulse
         pulse.at(step.state.step, "data")
-        batch = self._reader.read(start)
+        batch = self._read(start)
         if self._client.is_late(version):
             return
         pulse.at(step.state.step, "compute" if step.has_run else "first step")
         with uninterrupted():
-            computed = step.compute(self._losses, batch, self._counts, loss_scale)
-        message = {**computed.message, "stops": pulse.stop_requested is not None}
+            computed = step.compute(self._losses, batch, self._counts, loss_scale, partial(self._of_batch, start))
+        message = {
+            **computed.message,
+            "position": self._slices.batch_in_stream(start),
+            "stops": pulse.stop_requested is not None,
+        }
         self._client.send(start, version, computed.partial, message)
+
+    def _read(self, start: int) -> Batch:
+        batch = self._counted_in.pop(start, None)
+        return self._reader.read(start) if batch is None else batch
+
+    def _of_batch(self, start: int, own: Counts) -> list[Counts]:
+        """What is counted in each slice of the batch that a slice is a part of: `own` is that of the slice.
+
+        The others' come from those who compute them. What they have not counted in good time is counted here.
+        """
+        assert self._counts is not None, "it has counted"
+        slices, told = self._slices.of_batch(start), {start: plain_counts(own)}
+        self._counted_in = {each: batch for each, batch in self._counted_in.items() if each in slices}
+        with interruptible():
+            while True:
+                known, missing = self._client.share_counts(told, slices)
+                if not missing:
+                    return [own if each == start else known[each] for each in slices]
+                self._counted_in |= {each: self._read(each) for each in missing}
+                told = {each: self._step.count(self._counts, self._counted_in[each]) for each in missing}
 
     def _adopt(self, tensors: Sequence[Tensor], message: Mapping[str, Any]) -> tuple[StepReport | None, float | None]:
         """Take over a version that the chief has published; returns the report and the loss scale that came with it."""

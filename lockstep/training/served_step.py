@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from lockstep.errors import InputError
-from lockstep.exchange.exchange import Alone, Reducer
+from lockstep.exchange.exchange import Alone, Reducer, plain_counts
 from lockstep.exchange.tree import PartialSum, TreeSum
 from lockstep.listing import shorten
-from lockstep.served.exchanges import Backups, ServedExchange
+from lockstep.served.exchanges import ServedExchange
 from lockstep.tensors import are_finite, numbers_on
 from lockstep.towers.hosting import StepInputs, TowerHost
 from lockstep.towers.tower_outputs import ScalarNames
@@ -30,7 +30,10 @@ from lockstep.workers.group import Group
 from lockstep.workers.rank import Worker
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from lockstep.data.loader import Loader
+    from lockstep.exchange.exchange import Counts
     from lockstep.served.parameter_server import Arrival
     from lockstep.types import Batch, CountFunction, LossFunction
 
@@ -59,7 +62,7 @@ class ServedStep(Step):
         worker: Worker,
         before: ServedStep | None = None,
     ) -> None:
-        _check(state, towers, exchange)
+        exchange.check_batch_norm(towers.batch_norm)
         prepare_steps(state, towers, exchange, worker)
         self.exchange = exchange
         self.num_needed = exchange.num_slices(towers.count)
@@ -94,9 +97,21 @@ class ServedStep(Step):
         return [*self._host.outputs.like_packed(), *self._host.statistics.like_shares()]
 
     def compute(
-        self, losses: LossFunction, batch: Batch, counts: CountFunction | None, loss_scale: float | None
+        self,
+        losses: LossFunction,
+        batch: Batch,
+        counts: CountFunction | None,
+        loss_scale: float | None,
+        of_batch: Callable[[Counts], Sequence[Counts]],
     ) -> Computed:
         """Compute the gradient of a slice with the parameters as they are.
+
+        Args:
+            losses: as for `train_step`.
+            batch: the slice.
+            counts: as for `train_step`.
+            loss_scale: that of the chief.
+            of_batch: given what was counted in the slice, returns that of all slices of its batch, in their order.
 
         Raises:
             InputError: as `train_step` does.
@@ -104,12 +119,14 @@ class ServedStep(Step):
         state, host, device = self.state, self._host, self.worker.device
         check_training_mode(state)
         parts = host.parts(batch)
-        counted = self._reducer.counted([counts(part) for _, _, part in parts]) if counts else {}
+        found = [counts(part) for _, _, part in parts] if counts else []
+        if self.num_needed > 1 and found and found[0]:
+            found = [*of_batch(found[0])]
+        counted = self._reducer.counted(found) if found else {}
         inputs = StepInputs(state.step, counted, loss_scale, numbers_on(device, ()))
         return Computed(
             self._run(losses, parts, inputs).total(),
             {
-                "position": batch.position,
                 "tower": batch.towers.start,
                 "names": [list(names) for names in host.outputs.names or ()],
                 "absent": list(host.absent.items()),
@@ -124,7 +141,12 @@ class ServedStep(Step):
     def rehearse(self, losses: LossFunction, batch: Batch, counts: CountFunction | None = None) -> None:
         """Compute the gradient of a batch, and forget it; the chief, who computes none, does nothing."""
         if not self.worker.is_chief:
-            self.compute(losses, batch, counts, self.loss_scale)
+            self.compute(losses, batch, counts, self.loss_scale, lambda own: [own] * self.num_needed)
+
+    def count(self, counts: CountFunction, batch: Batch) -> dict[str, float]:
+        """Count in a slice that is computed elsewhere."""
+        (part,) = self._host.parts(batch)
+        return plain_counts(counts(part.batch))
 
     @property
     def has_run(self) -> bool:
@@ -139,7 +161,7 @@ class ServedStep(Step):
         Args:
             gradients: in the order of their slices.
             loader: of the examples; the caller moves its position.
-            position: how many examples of the stream are used with this attempt.
+            position: of the stream after this attempt.
             arrivals: what became of all gradients so far.
 
         Raises:
@@ -206,8 +228,10 @@ class ServedStep(Step):
         report = NonFiniteReport(messages[0]["position"], outcome.nonfinite)
         if not outcome.overflowed:
             check_finite(self.state, self._alone)
-            guilty = [self._words(gradients[i], messages[i], loader) for i in self._culprits(gradients)]
-            report = report._replace(culprits=tuple(guilty) or (NO_TOWER,))
+            culprits = self._culprits(gradients)
+            guilty = [self._words(gradients[i], messages[i], loader) for i in culprits]
+            position = messages[culprits[0]]["position"] if culprits else report.position
+            report = report._replace(position=position, culprits=tuple(guilty) or (NO_TOWER,))
         act(self.state, outcome, report, is_chief=True)
         return report
 
@@ -229,35 +253,6 @@ class ServedStep(Step):
         return (
             f"{who} on {self.worker.group.names[gradient.lease.worker]} (positions {first} to "
             f"{first + size - 1} of the stream): its losses or gradients are not finite; examples {examples}"
-        )
-
-
-def _check(state: TrainState, towers: Towers, exchange: ServedExchange) -> None:
-    """Refuse what no chief can serve."""
-    if isinstance(exchange, Backups) and towers.joined:
-        raise InputError(
-            "Backup workers cannot share the statistics of a batch: nobody waits for all of them.",
-            given=f"{exchange}, batch_norm={towers.batch_norm!r}",
-            expected='batch_norm="mean", "first", "last", "none" or "frozen"',
-            hint="choose another batch_norm (--set towers.batch_norm=mean), or AllReduce()",
-        )
-    if state.nonfinite == "rollback":
-        raise InputError(
-            "A run that the chief serves cannot be rolled back: parts of other batches are under way.",
-            given=f"{exchange}, nonfinite={state.nonfinite!r}",
-            expected='nonfinite="stop", "skip" or "off"',
-            hint="choose nonfinite=skip, which refuses the update alone",
-        )
-
-
-def check_counts(exchange: ServedExchange, num_towers: int) -> None:
-    """Refuse losses that are divided by counts over the batch, where no worker sees the whole batch."""
-    if exchange.num_slices(num_towers) > 1:
-        raise InputError(
-            "Backup workers cannot divide a loss by a count over the batch: none has the others' examples.",
-            given=f"{exchange} with {num_towers} towers, and counts",
-            expected="losses that are means over a tower's examples, or an exchange that counts",
-            hint="use Asynchronous(), whose workers have whole batches, or AllReduce(); a detector has counts",
         )
 
 

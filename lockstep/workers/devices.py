@@ -51,12 +51,13 @@ def describe_machine() -> str:
 
 
 def choose_device(
-    wish: str | None, local_rank: int, num_local_workers: int, workers_per_device: int = 1
+    wish: str | None, local_rank: int, num_local_workers: int, workers_per_device: int = 1, num_serving: int = 0
 ) -> torch.device:
     """Choose a worker's device and make it current: the accelerator of its local rank, else the CPU.
 
-    A single accelerator that is visible is its own, as Slurm gives one to each task; `check_devices` tells whether
-    others see the same one.
+    The first `num_serving` workers of a host compute no towers, and need no device of their own: they share those that
+    are dealt among the others. A single accelerator that is visible is its own, as Slurm gives one to each task;
+    `check_devices` tells whether others see the same one.
     """
     if wish not in (None, "cpu"):
         raise InputError(
@@ -68,16 +69,17 @@ def choose_device(
     count = num_accelerators()
     if wish == "cpu" or not count:
         return torch.device("cpu")
-    if count > 1 and num_local_workers > (most := count * workers_per_device):
-        needed = -(-num_local_workers // count)
+    num_computing = num_local_workers - num_serving
+    if count > 1 and num_computing > (most := count * workers_per_device):
+        needed = -(-num_computing // count)
         raise InputError(
             "There are fewer devices than workers on this host.",
             given=f"{num_local_workers} workers and {count} devices",
             expected=_sharing(workers_per_device),
-            hint=f"start at most {most} workers here; or let several share a device (--workers-per-device {needed}, or "
-            f"ls.join(workers_per_device={needed})), or choose the device 'cpu'",
+            hint=f"start at most {most + num_serving} workers here; or let several share a device "
+            f"(--workers-per-device {needed}, or ls.join(workers_per_device={needed})), or choose the device 'cpu'",
         )
-    device = torch.device("cuda", local_rank % count)
+    device = torch.device("cuda", max(0, local_rank - num_serving) % count)
     torch.accelerator.set_device_index(device.index)
     return device
 
@@ -87,8 +89,10 @@ def identity(device: torch.device) -> str:
     return "cpu" if device.type == "cpu" else str(torch.cuda.get_device_properties(device).uuid)
 
 
-def check_devices(identities: Sequence[str], workers_per_device: int = 1) -> bool:
+def check_devices(identities: Sequence[str], workers_per_device: int = 1, *, chief_serves: bool = False) -> bool:
     """Check the devices that all workers have chosen, by rank; returns whether some share one.
+
+    A chief that serves may be one more on a device.
 
     Raises:
         InputError: more workers share an accelerator than may, or some have one and others the CPU.
@@ -105,7 +109,7 @@ def check_devices(identities: Sequence[str], workers_per_device: int = 1) -> boo
             hint="make an accelerator visible to each of them, or choose the device 'cpu' (--device cpu)",
         )
     for name, ranks in of_device.items():
-        if len(ranks) > workers_per_device:
+        if len(ranks) - (chief_serves and 0 in ranks) > workers_per_device:
             raise InputError(
                 "Several workers have the same device.",
                 given=f"{_workers(ranks)}, each on the device with the UUID {name}",

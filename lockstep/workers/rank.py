@@ -54,6 +54,8 @@ class Worker:
     pulse: Pulse
     workers_per_device: int = 1
     """How many workers may share an accelerator."""
+    chief_serves: bool = False
+    """Whether worker 0 computes no towers, and shares the device of another worker."""
     shares_device: bool = False
     """Whether workers of this run, these or others, do share one."""
     host: str = ""
@@ -82,7 +84,7 @@ _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 _joined: Worker | None = None
 
 
-def join(device: str | None = None, *, workers_per_device: int | None = None) -> Worker:
+def join(device: str | None = None, *, workers_per_device: int | None = None, chief_serves: bool = False) -> Worker:
     """Join the workers of this process's run; it is alone unless a launcher has started it among others.
 
     The first call waits for the others; later ones return the same worker.
@@ -92,6 +94,9 @@ def join(device: str | None = None, *, workers_per_device: int | None = None) ->
             a CUDA device, as all others are left alone.
         workers_per_device: how many workers may share an accelerator, 1 by default. Those that do exchange over gloo,
             through the memory of the host; the bits are those of as many workers with a device each over gloo.
+        chief_serves: with `Backups` and `Asynchronous` worker 0 computes no towers: it shares the device of the first
+            worker that does, so that N accelerators have N workers that compute. The first call decides it: for a
+            script that `lockstep run` starts, its flag --chief-serves.
 
     Raises:
         InputError: the environment is incomplete, there are fewer devices than workers on this host, several workers
@@ -101,7 +106,7 @@ def join(device: str | None = None, *, workers_per_device: int | None = None) ->
     global _joined
     if _joined is None:
         check_value("workers_per_device", workers_per_device, PositiveInt | None)
-        _joined = _join(device, workers_per_device or 1, os.environ)
+        _joined = _join(device, workers_per_device or 1, os.environ, chief_serves=chief_serves)
         if _joined.num_workers > 1:
             atexit.register(leave)
     joined = {"device": _joined.device.type, "workers_per_device": _joined.workers_per_device}
@@ -181,7 +186,10 @@ def _take_part(before: Worker, generations: Generations, generation: Generation)
         local_rank=local.index(rank),
         num_local_workers=len(local),
         group=group,
-        shares_device=check_devices([device for _, device in gathered], before.workers_per_device),
+        # The chief of before may have been another one, beside whom the one that is left computes.
+        shares_device=check_devices(
+            [device for _, device in gathered], before.workers_per_device + before.chief_serves
+        ),
         host=hosts[rank],
         is_newcomer=False,
     )
@@ -218,20 +226,23 @@ def _record_for_torchrun(error: BaseException) -> None:
         Path(partial).replace(path)
 
 
-def _join(device: str | None, workers_per_device: int, environment: Mapping[str, str]) -> Worker:
+def _join(
+    device: str | None, workers_per_device: int, environment: Mapping[str, str], *, chief_serves: bool = False
+) -> Worker:
     pulse = pulses.of_this_process()
     env = WorkerEnvironment.read(environment)
     if env is None:
         chosen, here = choose_device(device, 0, 1), socket.gethostname()
         return Worker(0, 1, 0, 1, chosen, Group.alone(), pulse, workers_per_device, host=here)
     if pulse.generations is not None and pulse.generations.is_newcomer:
-        return _newcomer(env, pulse, device, workers_per_device)
+        return _newcomer(env, pulse, device, workers_per_device, chief_serves=chief_serves)
     group = Group.alone()
     if env.num_workers > 1:
         group = _group_of_launcher(env, pulse) if env.launched else _group_of_others(env, pulse)
     try:
         local_rank, num_local = env.local or _count_hosts(group, env.rank)
-        chosen = choose_device(device, local_rank, num_local, workers_per_device)
+        num_serving = int(chief_serves and env.rank == local_rank)  # the chief, if it is here
+        chosen = choose_device(device, local_rank, num_local, workers_per_device, num_serving)
         gathered = group.gather([socket.gethostname(), local_rank, identity(chosen)])
         hosts = host_names([(name, each) for name, each, _ in gathered])
         if len(set(hosts)) > 1:
@@ -239,7 +250,7 @@ def _join(device: str | None, workers_per_device: int, environment: Mapping[str,
             network = choose_network(group, env.rank, None if env.launched else (env.address, env.port))
             if network and local_rank == 0:
                 log.info("%s exchanges with the other hosts over %s", hosts[env.rank], network)
-        shares = check_devices([name for *_, name in gathered], workers_per_device)
+        shares = check_devices([name for *_, name in gathered], workers_per_device, chief_serves=chief_serves)
         if pulse.generations is not None:
             pulse.generations.places = list(zip(group.names, hosts, strict=True))
     except LockstepError as error:
@@ -254,6 +265,7 @@ def _join(device: str | None, workers_per_device: int, environment: Mapping[str,
         group,
         pulse,
         workers_per_device,
+        chief_serves,
         shares,
         hosts[env.rank],
     )
@@ -277,16 +289,29 @@ def _count_hosts(group: Group, rank: int) -> tuple[int, int]:
     return hosts[:rank].count(hosts[rank]), hosts.count(hosts[rank])
 
 
-def _newcomer(env: WorkerEnvironment, pulse: Pulse, device: str | None, workers_per_device: int) -> Worker:
+def _newcomer(
+    env: WorkerEnvironment, pulse: Pulse, device: str | None, workers_per_device: int, *, chief_serves: bool
+) -> Worker:
     """A worker in the place of a lost one, before it knows the others: never the chief, who would write."""
     assert pulse.generations is not None, "it is a newcomer"
     assert env.local is not None, "our launcher has started it"
     pulse.generations.store = _store_of_launcher(env)
-    chosen, group, rank = choose_device(device, *env.local, workers_per_device), Group.alone(), max(env.rank, 1)
+    num_serving = int(chief_serves and env.rank == env.local[0])
+    chosen = choose_device(device, *env.local, workers_per_device, num_serving)
+    group, rank = Group.alone(), max(env.rank, 1)
     group.names = [f"worker {env.rank if each == rank else each}" for each in range(env.num_workers)]
     host = socket.gethostname()
     return Worker(
-        rank, env.num_workers, *env.local, chosen, group, pulse, workers_per_device, host=host, is_newcomer=True
+        rank,
+        env.num_workers,
+        *env.local,
+        chosen,
+        group,
+        pulse,
+        workers_per_device,
+        chief_serves,
+        host=host,
+        is_newcomer=True,
     )
 
 

@@ -55,6 +55,11 @@ def plan(*words: str) -> dict[str, object]:
             r'Without a workdir nothing is written.*\n.*--set watch.images="4"',
         ),
         (
+            ["mnist", "--workers", "3", "--set", "exchange.kind=backups", "--set", "towers.batch_norm=sync"],
+            ls.InputError,
+            "Backup workers cannot share the statistics of a batch",
+        ),
+        (
             ["mnist", "--workdir", "none", "--set", "nonfinite=rollback"],
             ls.WorkdirError,
             r"Without a workdir there is no checkpoint to go back to",
@@ -143,6 +148,16 @@ class TestWorkers:
             shared.choose_num_workers(5, None, 8, 2)
         with pytest.raises(ls.InputError, match="--workers-per-device"):
             shared.choose_num_workers(None, None, 8, 0)
+
+    def test_one_that_serves_comes_on_top_of_those_that_compute_on_accelerators(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(devices, "num_accelerators", lambda: 4)
+        chosen = [shared.choose_num_workers(None, None, towers, num_servers=1) for towers in (None, 2, 8, 1)]
+        assert chosen == [5, 3, 5, 1]
+        assert shared.choose_num_workers(5, None, 8, num_servers=1) == 5
+        with pytest.raises(ls.InputError, match="1 to 5, 1 a device and one that serves"):
+            shared.choose_num_workers(6, None, 8, num_servers=1)
 
     def test_the_flag_is_a_field_of_the_recipe(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.chdir(tmp_path)

@@ -133,6 +133,16 @@ def test_a_batch_that_is_skipped_has_no_slices() -> None:
     assert (stream.position, stream.returned) == (12, [range(4, 6)])
 
 
+def test_returned_examples_of_a_batch_that_is_skipped_have_no_slices() -> None:
+    stream = resumed(12, [[4, 6], [8, 10], [16, 18]])
+    stream.skip(6)
+    slices = stream.slices(2, 3)
+    assert list(islice(slices.starts(), 4)) == [12, 16, 18, 20], "places 4, 16, 18 and 20, but not 8"
+    assert [slices.batch_in_stream(start) for start in (12, 14, 16, 18, 20)] == [0, 6, 12, 18, 18]
+    assert slices.left(18, []) == (18, [])
+    assert slices.left(14, []) == (14, [range(8, 10), range(16, 18)])
+
+
 def test_a_batch_of_returned_examples_is_not_the_one_that_was_skipped() -> None:
     stream = resumed(6, [[4, 6], [8, 12]])
     stream.skip(6)

@@ -18,10 +18,11 @@ EXACT = ls.AllReduce(exact=True)
 """Without it a GPU does not even give the bits of one run again."""
 
 
-def worker(workers_per_device: int = 1) -> ls.Worker:
+def worker(workers_per_device: int = 1, *, chief_serves: bool = False) -> ls.Worker:
     """Join on the accelerator; where the tests are only tried out, on the CPU."""
     on_cpu = os.environ.get("LOCKSTEP_GPU_TESTS") == "cpu"
-    return ls.join("cpu" if on_cpu else None, workers_per_device=workers_per_device)
+    device = "cpu" if on_cpu else None
+    return ls.join(device, workers_per_device=workers_per_device, chief_serves=chief_serves)
 
 
 class Net(nn.Sequential):

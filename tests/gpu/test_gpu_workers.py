@@ -40,6 +40,22 @@ def test_two_workers_on_one_gpu_are_refused_unless_asked_for(run_workers: Callab
         run_workers(trained, 2, 1)
 
 
+def served() -> list[list[float]]:
+    here = worker(1, chief_serves=True)
+    assert here.num_workers == 1 or here.shares_device == (here.device.type != "cpu")
+    state = make_state()
+    exchange = ls.Backups() if here.num_workers > 1 else ls.AllReduce(exact=True)
+    ls.train(state, losses, make_loader(), ls.Towers(2), exchange, until=ls.Steps(STEPS))
+    return [value.double().flatten().tolist() for _, value in learned(state).items()]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 1, reason="the chief shares the GPU of worker 1 where there is one")
+def test_a_chief_that_serves_shares_the_gpu_of_the_worker_that_computes(run_workers: Callable[..., list[Any]]) -> None:
+    alone, (chief, _) = served(), run_workers(served, 2)
+    for mine, theirs in zip(chief, alone, strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-3, abs=1e-5)
+
+
 def exact_sum(num_towers: int) -> list[list[float]]:
     """What lies on the GPU, by the tree over gloo, which reads the memory of the host."""
     here = worker(2)

@@ -13,6 +13,11 @@ import staged_run
 import torch
 from staged_run import BATCH_SIZE as BATCH_SIZE_OF_STAGES
 from staged_run import Disturbance, contents, make_recipe
+from test_detector_law import ONE_SIZE, OWN_SIZES
+from test_detector_law import train_some as train_detector
+from test_rollback import make_loader as make_rolled_loader
+from test_rollback import make_state as make_rolled_state
+from test_rollback import spoiled
 from test_towers import losses, make_loader, make_state, train_some
 from torch import Tensor, nn
 
@@ -72,6 +77,22 @@ def test_a_run_that_is_resumed_has_the_bits_of_one_that_is_not(
         assert each == alone
 
 
+def train_detectors(exchange: Any) -> list[str]:
+    """Digests of runs whose losses are divided by counts: images of one size, and of several."""
+    return [train_detector(NUM_TOWERS, exchange, task, steps=3)[0] for task in (ONE_SIZE, OWN_SIZES)]
+
+
+@pytest.mark.usefixtures("each_device")
+@pytest.mark.parametrize("num_computing", [2, NUM_TOWERS])
+def test_a_detector_has_the_bits_of_the_exact_all_reduce(
+    run_workers: Callable[..., list[Any]], num_computing: int
+) -> None:
+    """Its losses are divided by counts over the batch, of which each worker has a part."""
+    alone = train_detectors(ls.AllReduce(exact=True))
+    chief, *_ = run_workers(train_detectors, num_computing + 1, ls.Backups())
+    assert chief == alone
+
+
 # No example is lost ---------------------------------------------------------------------------------------------------
 
 SIZE, BATCH_SIZE = 48, 8
@@ -128,6 +149,99 @@ def test_each_example_counts_once_an_epoch_beside_a_straggler(
     assert of_workers[0][3] == list(range(1, 13)), "the chief has every report"
 
 
+def weigh_examples(exchange: Any) -> list[float]:
+    """What each example weighs in an epoch, where a batch is divided by what is counted in it."""
+    heaviness = torch.arange(SIZE) % 5
+    fields = {"index": torch.arange(SIZE), "heaviness": heaviness}
+    loader = ls.data.Loader(ls.data.Arrays(fields), batch_size=BATCH_SIZE)
+    state = ls.TrainState(Tally(), ls.optim.SGD(1.0))
+
+    def weighed(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+        if ls.join().rank == 1:
+            time.sleep(0.02)
+        return {"seen": -model(batch["index"]).sum()}
+
+    def counts(batch: ls.Batch) -> dict[str, float]:
+        if ls.join().rank == 2:
+            time.sleep(0.07)  # the others do not wait for it so long
+        return {"seen": float(batch["heaviness"].sum())}
+
+    ls.train(state, weighed, loader, ls.Towers(2), exchange, counts=counts, until=ls.Epochs(1))
+    found: list[float] = state.model.weight.tolist()  # type: ignore[operator, union-attr]
+    return found
+
+
+def test_each_example_weighs_what_it_does_in_its_batch_beside_stragglers(run_workers: Callable[..., list[Any]]) -> None:
+    """Each loss is divided by the count over its batch of the stream, in whatever update and by whomever computed."""
+    alone = weigh_examples(ls.AllReduce(exact=True))
+    assert len({*alone}) > 3
+    for each in run_workers(weigh_examples, 5, ls.Backups()):
+        assert each == alone
+
+
+# Going back -----------------------------------------------------------------------------------------------------------
+
+
+def roll_back(workdir: Path, exchange: Any, bad: list[int], *, is_told: bool = False) -> list[Any]:
+    """What a run of an epoch comes to that goes back where a batch is bad, or is told from the start to skip it."""
+    state, loader = make_rolled_state(), make_rolled_loader(order="sequential")
+    for position in bad if is_told else ():
+        loader.skip(position)
+    ls.save(state, loader, workdir)
+    ls.join().group.barrier("saved")
+    losses, reached = spoiled([] if is_told else bad), None
+    while True:
+        try:
+            for report in ls.train_steps(state, losses, loader, ls.Towers(2), exchange, until=ls.Epochs(1)):
+                reached = report.step, report.progress.position
+                if report.step % 3 == 0:
+                    ls.save(state, loader, workdir)
+            break
+        except ls.NonFiniteError as error:
+            ls.rollback(state, loader, workdir, error)
+    weights = torch.cat([p.detach().flatten() for p in state.model.parameters()])
+    return [loader.state(), reached, weights.numpy().tobytes().hex()]
+
+
+@pytest.mark.parametrize(("exchange", "num_workers"), [(ls.Backups(), 3), (ls.Asynchronous(), 2)])
+def test_a_run_that_goes_back_has_the_bits_of_one_told_to_skip(
+    run_workers: Callable[..., list[Any]], tmp_path: Path, exchange: Any, num_workers: int
+) -> None:
+    bad = [8, 12, 24]  # the last one of the epoch, too
+    told = roll_back(tmp_path / "told", ls.AllReduce(exact=True), bad, is_told=True)
+    assert told[0]["skipped"] == bad
+    assert run_workers(roll_back, num_workers, tmp_path / "served", exchange, bad) == [told] * num_workers
+
+
+def go_back_beside_a_straggler(workdir: Path) -> tuple[list[float], list[int]]:
+    """How often each example counts in an epoch and a little more, where a slice is not finite; what was skipped."""
+    loader = ls.data.Loader(ls.data.Arrays({"index": torch.arange(SIZE)}), batch_size=BATCH_SIZE, order="sequential")
+    state = ls.TrainState(Tally(), ls.optim.SGD(1.0), nonfinite="rollback")
+
+    def losses(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+        return {"seen": tallied(model, batch)["seen"] * (float("nan") if 21 in batch["index"] else 1.0)}
+
+    ls.save(state, loader, workdir)
+    ls.join().group.barrier("saved")
+    while True:
+        try:
+            for _ in ls.train_steps(state, losses, loader, ls.Towers(2), ls.Backups(), until=ls.Steps(6)):
+                ls.save(state, loader, workdir)
+            break
+        except ls.NonFiniteError as error:
+            ls.rollback(state, loader, workdir, error)
+    return state.model.weight.tolist(), loader.skipped  # type: ignore[operator, union-attr]
+
+
+def test_going_back_loses_no_example_of_other_batches_beside_a_straggler(
+    run_workers: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    for counted, skipped in run_workers(go_back_beside_a_straggler, 4, tmp_path):
+        assert skipped == [16]
+        assert counted[8:16] + counted[24:] == [1.0] * 32
+        assert counted[20:24] == [0.0] * 4, "the slice that was not finite; the other one may have been used before"
+
+
 # A run by a recipe ----------------------------------------------------------------------------------------------------
 
 
@@ -161,3 +275,19 @@ def test_a_run_by_a_recipe_that_is_stopped_has_the_bytes_of_the_exact_all_reduce
     staged_run.run(tmp_path / "alone", make_recipe())
     assert run_workers(run_by_recipe, 3, tmp_path / "served") == ["stopped, end"] * 3
     assert learned_and_said(tmp_path / "served") == learned_and_said(tmp_path / "alone")
+
+
+def go_back_by_recipe(workdir: Path, bad: list[int]) -> None:
+    """A run of three stages that goes back, to the end of the first one and in the second."""
+    given = make_recipe(exchange=ls.Backups(), nonfinite="rollback")
+    staged_run.start(workdir, given, Disturbance(bad=bad)).run()
+
+
+def test_a_run_by_a_recipe_that_goes_back_has_the_bytes_of_the_exact_all_reduce(
+    run_workers: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    torch.set_num_threads(1)
+    bad = [12, 24]
+    staged_run.run(tmp_path / "told", make_recipe(nonfinite="rollback"), Disturbance(skipped=bad))
+    run_workers(go_back_by_recipe, 3, tmp_path / "served", bad)
+    assert learned_and_said(tmp_path / "served") == learned_and_said(tmp_path / "told")

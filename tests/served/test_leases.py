@@ -100,6 +100,25 @@ def test_few_workers_compute_several_slices_an_update():
     assert slices(rule.take()) == [0, 2, 4]
 
 
+def test_what_was_counted_is_kept_for_those_who_compute_the_rest_of_the_batch():
+    rule, batch = leases(2, 4), [0, 2, 4, 6]
+    assert rule.begin(1) == 0
+    assert rule.uncounted(batch) == batch
+    assert rule.uncounted(batch, worker=2) == [2, 6], "those that it expects"
+    rule.counts |= {start: {"boxes": 3.0} for start in (0, 2, 4, 6, 8)}
+    assert rule.uncounted([*batch, 8, 10]) == [10]
+    for worker, start in ((1, 0), (2, 2), (1, 4), (2, 6)):
+        assert rule.begin(worker) == start
+        rule.arrive(worker, start, 0)
+    assert slices(rule.take()) == batch
+    rule.publish()
+    for worker, start in ((1, 8), (2, 10), (1, 12), (2, 14)):
+        assert rule.begin(worker) == start
+        rule.arrive(worker, start, 1)
+    rule.take()
+    assert sorted(rule.counts) == [8], "of batches that are over nothing is kept"
+
+
 def test_what_a_dead_worker_had_is_computed_by_those_who_are_left():
     rule = leases(2, 2)
     rule.begin(1), rule.begin(2)

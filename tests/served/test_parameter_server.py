@@ -292,12 +292,42 @@ def test_a_worker_that_reads_nothing_holds_nobody_up() -> None:
     run_threads(work, 3)
 
 
+@transports
+def test_what_others_have_counted_is_told_or_else_is_to_be_counted_in_a_moment(over_network: bool) -> None:
+    told: dict[int, list[Any]] = {}
+
+    def work(worker: Worker) -> None:
+        worker, parameters = placed(worker, over_network), new_parameters()
+        if worker.is_chief:
+            with closing(Server(worker, GRADIENTS, parameters, leases_of(2, 3))) as server:
+                server.publish(parameters, None)
+                worker.group.barrier("both have counted")
+                server.end(None)
+                server.wait_for_end()
+            return
+        with closing(Client(worker, GRADIENTS, parameters)) as client:
+            start = client.fetch().slice
+            assert start is not None
+            known, missing = client.share_counts({start: {"boxes": start / 3}}, [0, 10])
+            while missing:  # the other one is late
+                known, missing = client.share_counts({}, [0, 10])
+            told[worker.rank] = [known, client.share_counts({}, [0, 70])]
+            worker.group.barrier("both have counted")
+            client.fetch()
+
+    run_threads(work, 3)
+    of_first = {0: {"boxes": 0.0}}
+    assert told[1] == told[2] == [{**of_first, 10: {"boxes": 10 / 3}}, (of_first, [70])]
+
+
 @pytest.mark.parametrize(
     "said",
     [
         {"gradient": [0, 0, ["a"]], "message": None},
         {"gradient": [10**30, 0, []], "message": None},
         {"gradient": [0, 0, [1.0]]},
+        {"counts": [[0, {"boxes": "many"}]], "batch": [0]},
+        {"counts": [0], "batch": [0]},
         {"take": "everything"},
     ],
 )

@@ -60,8 +60,6 @@ def refusals() -> list[str]:
     return [
         said(lambda: ls.train_step(make_state(), losses, batch, two, ls.Backups())),
         said(lambda: ls.train(make_state(), losses, loader, ls.Towers(2, batch_norm="sync"), ls.Backups())),
-        said(lambda: ls.train(make_state(nonfinite="rollback"), losses, loader, two, ls.Asynchronous())),
-        said(lambda: ls.train(make_state(), losses, loader, two, ls.Backups(), counts=lambda batch: {"square": 8})),
         said(lambda: ls.train(make_state(), losses, loader, ls.Towers(3), ls.Backups())),
     ]
 
@@ -70,8 +68,6 @@ def test_what_a_chief_cannot_serve_is_refused_on_all_workers(run_workers: RunWor
     expected = [
         "Only ls.train and ls.train_steps serve several workers: in a loop of your own all make the same steps.",
         "Backup workers cannot share the statistics of a batch: nobody waits for all of them.",
-        "A run that the chief serves cannot be rolled back: parts of other batches are under way.",
-        "Backup workers cannot divide a loss by a count over the batch: none has the others' examples.",
         "The batch cannot be split evenly over the towers.",
     ]
     assert run_workers(refusals, 2) == [expected, expected]

@@ -63,6 +63,14 @@ def test_workers_that_share_are_spread_over_the_devices(two_accelerators: list[i
     assert "--workers-per-device 3" in caught.value.hint
 
 
+def test_a_chief_that_serves_shares_the_device_of_the_first_worker_that_computes(two_accelerators: list[int]) -> None:
+    chosen = [choose_device(None, rank, num_local_workers=3, num_serving=1).index for rank in range(3)]
+    assert chosen == two_accelerators == [0, 0, 1]
+    with pytest.raises(InputError, match="fewer devices than workers") as caught:
+        choose_device(None, local_rank=0, num_local_workers=4, num_serving=1)
+    assert "at most 3 workers" in caught.value.hint
+
+
 def test_the_only_device_that_slurm_shows_a_task_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     current = pretend(monkeypatch, 1)
     assert choose_device(None, local_rank=3, num_local_workers=8) == torch.device("cuda", 0)
@@ -102,6 +110,13 @@ class TestCheckDevices:
         assert not check_devices(["GPU-a", "GPU-b"], workers_per_device=2)
         with pytest.raises(InputError, match="at most 2 workers on a device"):
             check_devices(["GPU-a", "GPU-a", "GPU-a"], workers_per_device=2)
+
+    def test_a_chief_that_serves_may_be_one_more_on_a_device(self) -> None:
+        assert check_devices(["GPU-a", "GPU-a", "GPU-b"], chief_serves=True)
+        assert not check_devices(["GPU-a", "GPU-b"], chief_serves=True)
+        for others in (["GPU-b", "GPU-b"], ["GPU-a", "GPU-a"]):
+            with pytest.raises(InputError, match="Several workers have the same device"):
+                check_devices(["GPU-a", *others], chief_serves=True)
 
     def test_a_worker_without_one_among_others_with_one_is_named(self) -> None:
         with pytest.raises(InputError) as caught:

@@ -80,7 +80,12 @@ def test_a_number_of_workers_per_device_that_is_none_is_refused(number: Any) -> 
 
 
 def joined_on(
-    monkeypatch: pytest.MonkeyPatch, uuids: list[str], *, workers_per_device: int = 1, are_apart: bool = False
+    monkeypatch: pytest.MonkeyPatch,
+    uuids: list[str],
+    *,
+    workers_per_device: int = 1,
+    are_apart: bool = False,
+    chief_serves: bool = False,
 ) -> list[Worker]:
     """Workers that have joined from threads, each with a single visible accelerator, of these UUIDs.
 
@@ -97,7 +102,7 @@ def joined_on(
         environment = {"RANK": str(rank), "WORLD_SIZE": str(num_workers), LAUNCHED: "1"}
         local_rank, num_local = (0, 1) if are_apart else (rank, num_workers)
         environment |= {"LOCAL_RANK": str(local_rank), "LOCAL_WORLD_SIZE": str(num_local)}
-        return ranks._join(None, workers_per_device, environment)
+        return ranks._join(None, workers_per_device, environment, chief_serves=chief_serves)
 
     monkeypatch.setattr(ranks, "choose_device", choose)
     monkeypatch.setattr(ranks, "identity", lambda device: uuids[here.rank])
@@ -118,6 +123,10 @@ class TestWorkersWithOneVisibleDevice:
     def test_share_a_device_over_gloo_where_that_was_asked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
         # Also the third worker, which has a device of its own: all of them exchange alike.
         joined = joined_on(monkeypatch, ["GPU-a", "GPU-a", "GPU-b"], workers_per_device=2)
+        assert [(worker.shares_device, worker.backend) for worker in joined] == [(True, "gloo")] * 3
+
+    def test_a_chief_that_serves_needs_none_of_its_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        joined = joined_on(monkeypatch, ["GPU-a", "GPU-a", "GPU-b"], chief_serves=True)
         assert [(worker.shares_device, worker.backend) for worker in joined] == [(True, "gloo")] * 3
 
 
