@@ -20,6 +20,7 @@ from lockstep.detection.tf_configs import FasterRcnn, Ssd
 from lockstep.detection.values import FasterRcnnFpn, Fcos, MaskRcnnFpn, SqueezeSsd, Ssd300, Ssdlite, TorchvisionDetector
 from lockstep.errors import InputError
 from lockstep.exchange.exchange import AllReduce, Alone
+from lockstep.loggers.kinds import Csv, Mlflow, Trackio, Wandb
 from lockstep.losses.regularization import L1, L2
 from lockstep.models import InceptionV3, LeNet, Mnist, SqueezeNet, Timm, Torchvision
 from lockstep.optim import (
@@ -212,6 +213,8 @@ class Recipe(Checked):
     """Stages of the run, one after another; none: the run has no stages."""
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     watch: Monitoring = field(default_factory=Monitoring)
+    loggers: tuple[Wandb | Mlflow | Trackio | Csv, ...] = ()
+    """Live loggers: they get what `metrics.jsonl` gets, as often as `watch.metrics` says, and all scores."""
     evaluate: Evaluate = field(default_factory=Evaluate)
 
     def __post_init__(self) -> None:
@@ -327,6 +330,7 @@ _HARMLESS = (
     "data.folder",
     "data.cache",
     "watch",
+    "loggers",
     "evaluate.every",
     "evaluate.patience",
     "feed.num_processes",
