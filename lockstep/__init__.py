@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from lockstep import data as data
     from lockstep import detection as detection
     from lockstep import images as images
+    from lockstep import loggers as loggers
     from lockstep import losses as losses
     from lockstep import metrics as metrics
     from lockstep import models as models

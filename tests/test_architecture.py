@@ -13,7 +13,7 @@ LAYERS = {
     0: {""},
     1: {"workers", "records", "images", "losses", "metrics", "optim"},
     2: {"augmentations", "readers", "models", "launcher", "exchange", "checkpoints", "weights", "reporting"},
-    3: {"data", "convert", "detection", "served", "towers"},
+    3: {"data", "convert", "detection", "loggers", "served", "towers"},
     4: {"training", "evaluation"},
     5: {"recipes"},
     6: {"runs", "chaos"},

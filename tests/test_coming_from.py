@@ -6,6 +6,7 @@ import importlib
 import re
 import sys
 from functools import reduce
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -91,9 +92,15 @@ def test_flags_are_understood(flags: str) -> None:
 
 @pytest.mark.process
 def test_the_code_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Path] = []
     logged: list[tuple[int, dict[str, float]]] = []
     wandb = ModuleType("wandb")
-    vars(wandb)["init"] = lambda project: SimpleNamespace(log=lambda values, step: logged.append((step, values)))
+    wandb.__spec__ = ModuleSpec("wandb", None)
+    run = SimpleNamespace(
+        log=lambda values, step: logged.append((step, values)), log_artifact=kept.append, finish=lambda exit_code: None
+    )
+    settings = SimpleNamespace(mode="offline")
+    vars(wandb).update(setup=lambda: SimpleNamespace(settings=settings), init=lambda **_: run, Settings=dict)
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
@@ -105,7 +112,10 @@ def test_the_code_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "held_out": ls.data.Loader(ls.data.Arrays(other), batch_size=256),
     }
     exec(CODE, given)
-    assert [(step, sorted(values)) for step, values in logged] == [(4, ["cross_entropy", "learning rate"])]
+    assert [(step, "losses/cross_entropy" in values, "top1" in values) for step, values in logged] == [
+        (4, True, False), (4, False, True),
+    ]  # fmt: skip
+    assert kept == [Path("runs/mine")]
     assert (tmp_path / "runs/mine/checkpoints").is_dir()
     assert given["loader"].position == 6 * 1024
     assert given["model"].rate < 0.1

@@ -100,7 +100,7 @@ class Suite:
         return report
 
     def _tried(self) -> Recipe:
-        """Return the recipe with a line of metrics for each step, checkpoints that are due, and no files elsewhere."""
+        """Return the recipe with a line of metrics for each step, checkpoints that are due, and nothing elsewhere."""
         recipe, watch, evaluate = self.recipe, self.recipe.watch, self.recipe.evaluate
         if evaluate.every.unit == "seconds":  # which would be at other steps each time
             evaluate = replace(evaluate, every=Interval(1, "epochs") if evaluate.every.amount else _NEVER)
@@ -110,6 +110,7 @@ class Suite:
             detection = replace(detection, pictures=replace(detection.pictures, folder=str(self.folder / "pictures")))
         return replace(
             recipe,
+            loggers=(),
             feed=replace(recipe.feed, bad_examples="raise"),  # so that a run notices the examples that are damaged here
             checkpoints=replace(recipe.checkpoints, every=self._saves()),
             watch=replace(

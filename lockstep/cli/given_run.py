@@ -141,6 +141,7 @@ _WRITERS = (
     "watch.gradients",
     "watch.variables",
     "watch.activations",
+    "loggers",
 )
 """The fields that ask for files in the workdir."""
 

@@ -20,6 +20,7 @@ from lockstep.detection.tf_configs import FasterRcnn, Ssd
 from lockstep.detection.values import FasterRcnnFpn, Fcos, MaskRcnnFpn, SqueezeSsd, Ssd300, Ssdlite, TorchvisionDetector
 from lockstep.errors import InputError
 from lockstep.exchange.exchange import AllReduce, Alone
+from lockstep.loggers.kinds import Csv, Mlflow, Trackio, Wandb
 from lockstep.losses.regularization import L1, L2
 from lockstep.models import InceptionV3, LeNet, Mnist, SqueezeNet, Timm, Torchvision
 from lockstep.optim import (
@@ -228,6 +229,8 @@ class Recipe(Checked):
     """Stages of the run, one after another; none: the run has no stages."""
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     watch: Monitoring = field(default_factory=Monitoring)
+    loggers: tuple[Wandb | Mlflow | Trackio | Csv, ...] = ()
+    """Live loggers: they get what `metrics.jsonl` gets, as often as `watch.metrics` says, and all scores."""
     evaluate: Evaluate = field(default_factory=Evaluate)
     hooks: tuple[PythonHook, ...] = ()
     """Functions of the user's own that are called after each attempt, in this order."""
@@ -439,6 +442,7 @@ _HARMLESS = (
     "data.cache",
     "watch",
     "hooks",
+    "loggers",
     "evaluate.every",
     "evaluate.patience",
     "feed.num_processes",

@@ -32,7 +32,7 @@ class MetricsFile:
     """
 
     def __init__(self, path: Path, *, from_position: int) -> None:
-        self._file = AppendOnly(path)
+        self.path, self._file = path, AppendOnly(path)
         try:
             self._content, size_bytes = _kept(path, from_position)
             self._file.cut(size_bytes)
@@ -44,23 +44,7 @@ class MetricsFile:
 
     def write(self, report: StepReport) -> None:
         """Append the facts of an attempt."""
-        rates = {"learning_rates": dict(report.learning_rates)} if len(report.learning_rates) > 1 else {}
-        self._append(
-            {
-                "step": report.step,
-                "position": report.progress.position,
-                "losses": dict(report.losses),
-                "smoothed": dict(report.smoothed),
-                "total": report.total,
-                "metrics": dict(report.metrics),
-                "learning_rate": report.learning_rate,
-                **rates,
-                "gradient_norm": report.gradient_norm,
-                "refused": report.skipped,
-                **({"bad_examples": len(report.bad)} if report.bad else {}),
-                **({"arrivals": report.arrivals._asdict()} if report.arrivals else {}),
-            }
-        )
+        self._append(facts_of(report))
 
     def write_evaluation(self, step: int, name: str, scores: Mapping[str, float]) -> None:
         """Append the scores of an evaluation, unless it stands there already: the same weights give the same scores."""
@@ -95,6 +79,48 @@ class MetricsFile:
             line = json.dumps(without_nonfinite(facts), allow_nan=False)
         self._file.write(line.encode() + b"\n")
         self._content.add(facts)
+
+
+def facts_of(report: StepReport) -> dict[str, Any]:
+    """Return the facts of an attempt, as its line has them."""
+    rates = {"learning_rates": dict(report.learning_rates)} if len(report.learning_rates) > 1 else {}
+    return {
+        "step": report.step,
+        "position": report.progress.position,
+        "losses": dict(report.losses),
+        "smoothed": dict(report.smoothed),
+        "total": report.total,
+        "metrics": dict(report.metrics),
+        "learning_rate": report.learning_rate,
+        **rates,
+        "gradient_norm": report.gradient_norm,
+        "refused": report.skipped,
+        **({"bad_examples": len(report.bad)} if report.bad else {}),
+        **({"arrivals": report.arrivals._asdict()} if report.arrivals else {}),
+    }
+
+
+def scalars_of(facts: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of a line by tag, as TensorBoard shows them; a refused attempt is no step and has none."""
+    if "evaluation" in facts:
+        return {evaluation_tag(facts["evaluation"], name): float(score) for name, score in facts["scores"].items()}
+    if facts["refused"]:
+        return {}
+    numbers = {
+        **{f"losses/{name}": value for name, value in facts["losses"].items()},
+        "losses/total": facts["total"],
+        **{f"losses_smoothed/{name}": value for name, value in facts["smoothed"].items()},
+        **{f"metrics/{name}": value for name, value in facts["metrics"].items()},
+        "learning_rate": facts["learning_rate"],
+        **{f"learning_rate/{pattern}": rate for pattern, rate in facts.get("learning_rates", {}).items()},
+        "gradient_norm": facts["gradient_norm"],
+    }
+    return {tag: float(value) for tag, value in numbers.items()}
+
+
+def evaluation_tag(name: str, score: str) -> str:
+    """Return the tag of a score of an evaluation."""
+    return f"evaluation/{name}/{score}"
 
 
 def without_nonfinite(value: Any) -> Any:
@@ -134,6 +160,11 @@ def _kept(path: Path, from_position: int) -> tuple[_Content, int]:
             size_bytes = end
             content.add(facts)
     return content, size_bytes
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the facts of each whole line of a file."""
+    return (facts for _, facts in _lines(path))
 
 
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -16,6 +16,7 @@ from lockstep.reporting.events import (
     scalar_summary,
     text_summary,
 )
+from lockstep.reporting.jsonl import evaluation_tag, facts_of, scalars_of
 from lockstep.reporting.throughput import InputTotals, Throughput, moment_before
 from lockstep.types import Interval, Progress, StepReport
 
@@ -66,7 +67,7 @@ class Summaries:
 
     def write_evaluation(self, step: int, name: str, scores: Mapping[str, float]) -> None:
         """Write the scores of an evaluation, but those that stand there already for this step."""
-        tags = {f"evaluation/{name}/{score}": value for score, value in scores.items()}
+        tags = {evaluation_tag(name, score): value for score, value in scores.items()}
         new = {tag: value for tag, value in tags.items() if (step, tag) not in self._evaluated}
         if new:
             self._evaluated.update((step, tag) for tag in new)
@@ -113,15 +114,8 @@ class Summaries:
 
 
 def _scalars(report: StepReport, pace: Throughput) -> dict[str, float]:
-    rates = report.learning_rates if len(report.learning_rates) > 1 else {}
     return {
-        **{f"losses/{name}": value for name, value in report.losses.items()},
-        "losses/total": report.total,
-        **{f"losses_smoothed/{name}": value for name, value in report.smoothed.items()},
-        **{f"metrics/{name}": value for name, value in report.metrics.items()},
-        "learning_rate": report.learning_rate,
-        **{f"learning_rate/{pattern}": rate for pattern, rate in rates.items()},
-        "gradient_norm": report.gradient_norm,
+        **scalars_of(facts_of(report)),
         "examples_per_second": pace.examples_per_second,
         "steps_per_second": pace.steps_per_second,
         "data_wait_share": pace.wait_share,

@@ -17,6 +17,7 @@ from lockstep.detection.values import Detector, TorchvisionDetector
 from lockstep.errors import DataError, InputError, NotFoundError, WorkdirError
 from lockstep.inline_toml import kind_name
 from lockstep.listing import hint_for_path, shorten
+from lockstep.loggers.logger import Logger, LoggerKind, check_loggers
 from lockstep.metrics.metric import NO_METRICS, Metric, score_name
 from lockstep.models import Timm, Torchvision
 from lockstep.readers.paths import class_folders, is_folder
@@ -35,6 +36,7 @@ def check_inputs(
     accept_changes: bool = False,
     fork_from: str | None = None,
     metrics: Mapping[str, Metric] = NO_METRICS,
+    loggers: Sequence[Logger | LoggerKind] = (),
 ) -> None:
     """Check all that can be seen to be missing or wrong before a run begins.
 
@@ -44,6 +46,7 @@ def check_inputs(
         accept_changes: the run in the workdir may go on by another recipe.
         fork_from: the run, or RUN@STEP, that one without checkpoints begins with.
         metrics: that the script gives, by name.
+        loggers: that the script gives, besides those of the recipe.
 
     Raises:
         InputError: InputErrors where several things are wrong.
@@ -58,7 +61,9 @@ def check_inputs(
     if not _is_by_function(recipe):
         has_validation = "validation" in recipe.data.splits
         checks.append(partial(check_best, recipe, has_validation=has_validation, metrics=metrics))
+    checks += [partial(check_loggers, "loggers", given) for given in (recipe.loggers, loggers)]
     if path is None:
+        checks.append(partial(_check_no_loggers, loggers))
         checks.append(partial(_check_no_rollback, recipe))
     else:
         checks.append(partial(Workdir(path).check, recipe, accept_changes=accept_changes))
@@ -241,6 +246,16 @@ def _is_there(path: str) -> bool:
         return True
     is_prefix = any(name.startswith(whole.name) or fnmatchcase(name, whole.name) for name in names)
     return is_prefix or whole.exists() or (bool(run) and Path(run).is_dir())
+
+
+def _check_no_loggers(loggers: Sequence[object]) -> None:
+    if loggers:
+        raise WorkdirError(
+            "Without a workdir a run cannot be logged: that is where its loggers know it from when it goes on.",
+            given=f"loggers={list(loggers)}",
+            expected="a workdir, or no loggers",
+            hint='name a folder: ls.run(recipe, "runs/mine", loggers=...)',
+        )
 
 
 def _check_no_rollback(recipe: Recipe) -> None:

@@ -1,4 +1,4 @@
-"""Metrics and TensorBoard summaries of a run, written by the chief."""
+"""Metrics and TensorBoard summaries of a run, and what its loggers get, written by the chief."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.data.loader import Loader
+from lockstep.loggers.loggers import Loggers
 from lockstep.recipes.parts import Monitoring
-from lockstep.reporting.jsonl import MetricsFile
+from lockstep.reporting.jsonl import MetricsFile, evaluation_tag
 from lockstep.reporting.summaries import Summaries
 from lockstep.reporting.throughput import moment_before
 from lockstep.runs.showing import with_marks
@@ -27,17 +28,27 @@ class MetricsLogger:
     """Writes metrics.jsonl and the summaries of one segment; what an earlier one wrote after its start is cut off.
 
     If it `flushes_each_line`, lines of metrics outlive the host of this worker, too, as another one may go on.
+    The `loggers` get what the metrics get, from the moment on in which they are begun.
     """
 
-    def __init__(self, folder: Path, watch: Monitoring, start: Progress, *, flushes_each_line: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        watch: Monitoring,
+        start: Progress,
+        *,
+        flushes_each_line: bool = False,
+        loggers: Loggers | None = None,
+    ) -> None:
         self._watch, self._start, self._flushes_each_line = watch, start, flushes_each_line
+        self._loggers = loggers or Loggers(())
         self.metrics = MetricsFile(folder / "metrics.jsonl", from_position=start.position)
         self._summaries = Summaries(folder / "summaries", from_step=start.step, interval=watch.summaries)
         self._observers: list[Observer] = []
 
     def hooks(self) -> list[Hook]:
         """Make the hooks that write the metrics and summaries of each report."""
-        return [self._writer(self._start), self._summaries]
+        return [self._loggers.count, self._writer(self._start), self._summaries]
 
     def write_missed(self, reports: Sequence[StepReport]) -> None:
         """Write the reports, up to the start, that another chief was lost without writing."""
@@ -62,6 +73,7 @@ class MetricsLogger:
 
     def _write(self, report: StepReport) -> None:
         self.metrics.write(report)
+        self._loggers.write(report)
         if self._flushes_each_line:
             self.metrics.flush()
 
@@ -100,6 +112,7 @@ class MetricsLogger:
     def write_evaluation(self, step: int, name: str, scores: Mapping[str, float]) -> None:
         """Write the scores of an evaluation."""
         self.metrics.write_evaluation(step, name, scores)
+        self._loggers.log({evaluation_tag(name, score): value for score, value in scores.items()}, step)
         if self._watch.summaries.amount:
             self._summaries.write_evaluation(step, name, scores)
 

@@ -17,6 +17,7 @@ from lockstep.checks import check_type
 from lockstep.description import described
 from lockstep.errors import PeerLostError
 from lockstep.evaluation.evaluate import Evaluation
+from lockstep.loggers.logger import Logger, LoggerKind
 from lockstep.metrics.metric import NO_METRICS, Metric, check_metrics
 from lockstep.owner import Owner
 from lockstep.recipes.recipe import Model, Recipe
@@ -70,6 +71,7 @@ def run(
     optimizer: Optimizer | FromTorch | None = None,
     hooks: Sequence[Hook] = (),
     metrics: Mapping[str, Metric] = NO_METRICS,
+    loggers: Sequence[Logger | LoggerKind] = (),
     accept_changes: bool = False,
     accept_data_change: bool = False,
     fork_from: str | None = None,
@@ -101,6 +103,8 @@ def run(
         metrics: by name; they get the logits and the labels of all examples that are scored, or what `score` returns
             by their name. The numbers that they compute are scores like top 1: `checkpoints.retention.best` may be
             "validation/f1", or "validation/f1/KEY" of a metric that computes a mapping.
+        loggers: besides those of the recipe: `ls.loggers.Wandb()`, or one of your own with the methods of
+            `ls.loggers.Logger`. The chief alone uses them.
         accept_changes: go on although the recipe is not the one the run began with.
         accept_data_change: go on although the data has changed since the run was saved, if it has as many examples;
             the log and the history name the changes.
@@ -138,6 +142,7 @@ def run(
             accept_data_change=accept_data_change,
             fork_from=fork_from,
             metrics=metrics,
+            loggers=loggers,
         ).run()
 
 
@@ -148,7 +153,7 @@ class Run:
         recipe: complete, with its number of towers.
         path: the workdir; None writes nothing.
         worker: this worker.
-        accept_changes, accept_data_change, fork_from, metrics: as in `run`.
+        accept_changes, accept_data_change, fork_from, metrics, loggers: as in `run`.
     """
 
     def __init__(
@@ -161,6 +166,7 @@ class Run:
         accept_data_change: bool = False,
         fork_from: str | None = None,
         metrics: Mapping[str, Metric] = NO_METRICS,
+        loggers: Sequence[Logger | LoggerKind] = (),
     ) -> None:
         self._recipe, self._worker = recipe, worker
         check_metrics(metrics, taken=recipe.chosen_task.score_names or ())
@@ -170,6 +176,7 @@ class Run:
             accept_changes=accept_changes,
             fork_from=fork_from,
             metrics=metrics,
+            loggers=loggers,
         )
         if recipe.watch.on_failure == "continue" and worker.num_workers > 1:
             generations_of(worker)
@@ -181,7 +188,7 @@ class Run:
         if at_its_data is not recipe and worker.is_chief:
             log.info("the data is not in %s: it is read where the run has read it before", Path.cwd())
         self._stages = Stages(at_its_data, worker, metrics)
-        self._files = Files.of(workdir, recipe) if workdir else None
+        self._files = Files.of(workdir, recipe, loggers) if workdir else None
         self._start = Start(
             recipe,
             self._stages,
@@ -235,6 +242,8 @@ class Run:
         result = self._result(reason, scored, time.perf_counter() - began)
         if conclude and self._files and self._worker.is_chief and result.is_complete:
             self._files.workdir.write_result(result)
+        if self._files and self._worker.is_chief:
+            self._files.end_loggers(result)
         if self._survives:
             self._worker.group.barrier("the run has ended")  # with a worker that has left nobody could make up for it
         return result
@@ -317,6 +326,7 @@ class Run:
         if self._worker.is_chief and workdir.owner is None:
             self._held.enter_context(workdir.held(known_dead=self._chief))
             self._held.enter_context(self._files.saver)
+            self._held.enter_context(self._files.loggers)
         if self._survives:
             owner = self._worker.group.broadcast(workdir.owner.encode().decode() if workdir.owner else None)
             self._chief = Owner.decode(owner.encode())

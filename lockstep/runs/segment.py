@@ -9,14 +9,17 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from lockstep.checkpoints.store import Store
+from lockstep.loggers.logger import Logger, LoggerKind
+from lockstep.loggers.loggers import Loggers
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.toml import to_toml
+from lockstep.recipes.toml import FieldPath, to_toml, write
 from lockstep.reporting.console import Console
+from lockstep.reporting.jsonl import evaluation_tag
 from lockstep.runs.metrics_logger import MetricsLogger
 from lockstep.runs.skipped import QuarantineList, keep_batch
 from lockstep.runs.stages import Stages
 from lockstep.runs.validation import SPLIT, Validation, step_before
-from lockstep.runs.workdir import Reason, Workdir
+from lockstep.runs.workdir import RECIPE, RESULT, Reason, Result, Workdir
 from lockstep.screen import log
 from lockstep.served.exchanges import is_served
 from lockstep.training.loop import Hook, every, train_steps
@@ -43,12 +46,24 @@ class Files:
     workdir: Workdir
     store: Store
     saver: Saver
+    loggers: Loggers
 
     @classmethod
-    def of(cls, workdir: Workdir, recipe: Recipe) -> Files:
-        """Return the files of the run in a workdir."""
+    def of(cls, workdir: Workdir, recipe: Recipe, loggers: Sequence[Logger | LoggerKind] = ()) -> Files:
+        """Return the files of the run in a workdir, and its loggers, which are those of the recipe and further ones."""
         store = workdir.store(recipe)
-        return cls(workdir, store, Saver(store))
+        given = (*recipe.loggers, *loggers)
+        config = write(Recipe, recipe, FieldPath(recipe.name)) if given else {}
+        return cls(workdir, store, Saver(store), Loggers(given, workdir.path, config=config, name=recipe.name))
+
+    def end_loggers(self, result: Result) -> None:
+        """End the loggers, with the scores of the final weights and the result, if it is written."""
+        if result.evaluation and result.split:
+            scores = result.evaluation.scores.items()
+            self.loggers.log({evaluation_tag(result.split, name): score for name, score in scores}, result.step)
+        if (self.workdir.path / RESULT).exists():
+            self.loggers.log_artifact(self.workdir.path / RESULT)
+        self.loggers.end(result.reason)
 
 
 class Segment:
@@ -230,11 +245,14 @@ class Segment:
             watch,
             self._start,
             flushes_each_line=watch.on_failure == "continue" and has_several_hosts,
+            loggers=self._files.loggers,
         )
         stack.callback(logger.close)
         logger.write_missed(event.missed)
+        self._files.loggers.begin(self._worker, step, logger.metrics.path)
         if event.name in ("continue", "join"):
             return logger
+        self._files.loggers.log_artifact(self._files.workdir.path / RECIPE)
         logger.describe(to_toml(self._recipe), str(self._state.model), step)
         if watch.images:
             logger.show_images(self._loader, watch.images, step)

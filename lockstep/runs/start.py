@@ -17,6 +17,7 @@ from lockstep.checkpoints.store import Checkpoint
 from lockstep.errors import InputError, NotFoundError
 from lockstep.exchange.exchange import AllReduce, is_exact
 from lockstep.exchange.tree import assign_towers
+from lockstep.inline_toml import inline_toml
 from lockstep.listing import shorten
 from lockstep.models.layers import FrozenBatchNorm2d
 from lockstep.readers.object_survey import ObjectSurvey
@@ -156,6 +157,8 @@ class Start:
         """Log learning rates that end elsewhere than the run, and changes of recipe and machine."""
         if self.files is None:
             log.info("without a workdir nothing is written: no checkpoints, metrics or summaries")
+            if self.recipe.loggers:
+                log.warning("without a workdir nothing is logged: %s", inline_toml(self.recipe.loggers))
         if unused := unused_classes(self.recipe, self.stages.parts.examples.trained_classes):
             log.warning("%s", unused)
         for line in self.stages.mismatches():
@@ -175,7 +178,7 @@ def try_task(recipe: Recipe, parts: Parts, worker: Worker) -> None:
     if not (is_served(exchange) and worker.num_workers > 1 and worker.is_chief):
         mine = towers_of(exchange, worker.rank, worker.num_workers, count)
         counts = parts.task.counts(parts.state.model)
-        step = bind_loop(parts.state, parts.towers, exchange, counts)
+        step = bind_loop(parts.state, parts.towers, exchange)
         with closing(parts.loader.batches(mine, count, worker.device)) as batches:
             step.rehearse(parts.task.losses, next(batches), counts)
     if parts.scores(SPLIT):

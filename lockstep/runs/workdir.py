@@ -13,6 +13,7 @@ summaries-evaluation/ the same for TensorBoard, by split and weights
 result.json           how a run that has reached its end ended: its scores, its best checkpoint
 refused/              batches that were not finite
 quarantine.jsonl      examples that could not be read
+loggers/              what each live logger has been given
 warm_start.json       where the run started from weights in a file: which tensors were loaded
 .lease-*              the process that holds the folder
 """

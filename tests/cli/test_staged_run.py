@@ -97,8 +97,12 @@ def test_what_no_stage_takes_over_of_the_run_is_not_built(tmp_path: Path) -> Non
         assert evaluate.evaluate_as_worker(["evaluate", run, "--step", step, "--device", "cpu"]) == 0
 
 
-def test_rehearse_runs_a_staged_recipe_for_two_steps(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_rehearse_runs_a_staged_recipe_for_two_steps(
+    run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
-    assert train.train_as_worker(["train", str(run / "staged.toml"), "--rehearse"]) == 0
+    logged = ["--set", f'loggers=[{{kind = "csv", path = "{tmp_path}/metrics.csv"}}]']
+    assert train.train_as_worker(["train", str(run / "staged.toml"), "--rehearse", *logged]) == 0
+    assert not (tmp_path / "metrics.csv").exists()
     assert caplog.messages[-1].startswith("rehearsed: two steps, saved, resumed, step 3, evaluated")
     assert sum(line.startswith("test accuracy") for line in caplog.messages) == 1

@@ -41,7 +41,8 @@ def make_recipe(exchange: ls.AllReduce | ls.Backups | ls.Asynchronous) -> Recipe
         20, stages=longer, batch_size=BATCH_SIZE, num_towers=NUM_TOWERS, exchange=exchange, device="cpu"
     )
     watch = replace(recipe.watch, on_failure="continue" if ls.join().num_workers > 1 else "restart")
-    return replace(recipe, evaluate=replace(recipe.evaluate, every=ls.Interval(25)), watch=watch)
+    evaluate = replace(recipe.evaluate, every=ls.Interval(25))
+    return replace(recipe, evaluate=evaluate, watch=watch, loggers=(ls.loggers.Csv(),))
 
 
 class Faults:
