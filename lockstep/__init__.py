@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from lockstep.exchange.exchange import AllReduce as AllReduce
     from lockstep.exchange.exchange import Alone as Alone
     from lockstep.ragged import Ragged as Ragged
+    from lockstep.runs.outputs import Outputs as Outputs
+    from lockstep.runs.outputs import outputs as outputs
     from lockstep.runs.predict import FoundObjects as FoundObjects
     from lockstep.runs.predict import Predictions as Predictions
     from lockstep.runs.predict import detect as detect

@@ -1,6 +1,7 @@
-"""`lockstep predict`: the classes of images in files and folders, or the objects on them.
+"""`lockstep predict`: the classes of images in files and folders, the objects on them, or what a task of your own says.
 
-Classes are written as CSV and JSON, and as a page to look at; objects as JSON, and drawn onto the images.
+Classes are written as CSV and JSON, and as a page to look at; objects as JSON, and drawn onto the images; the outputs
+of a task of your own as JSON.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from lockstep.screen import log, write_lines
 if TYPE_CHECKING:
     from lockstep.cli.given_run import ChosenRun
     from lockstep.recipes.parts import Pictures
+    from lockstep.runs.outputs import Outputs
     from lockstep.runs.predict import ClassProbability, FoundObjects, Predictions
 
 CSV, JSON, PAGE, PICTURES = "predictions.csv", "predictions.json", "predictions.html", "pictures"
@@ -56,7 +58,8 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     from lockstep.recipes.data import DetectionData
 
     run = chosen_run(arguments)
-    find = _found_objects if isinstance(run.recipe.data, DetectionData) else _classes
+    of_data = _found_objects if isinstance(run.recipe.data, DetectionData) else _classes
+    find = of_data if run.recipe.task is None else _own_outputs
     predictions = find(arguments, run)
     for bad in predictions.skipped[:_MOST_NAMED]:
         log.warning("skipped: %s", bad.reason)
@@ -68,7 +71,7 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     return 0
 
 
-def _classes(arguments: argparse.Namespace, run: ChosenRun) -> Predictions | FoundObjects:
+def _classes(arguments: argparse.Namespace, run: ChosenRun) -> Predictions | FoundObjects | Outputs:
     if arguments.min_score is not None:
         raise _not_for("a classifier", f"--min-score {arguments.min_score:g}", "the run of a detector")
     top = _top(arguments.top or str(_TOP))
@@ -89,7 +92,7 @@ def _classes(arguments: argparse.Namespace, run: ChosenRun) -> Predictions | Fou
     return predictions
 
 
-def _found_objects(arguments: argparse.Namespace, run: ChosenRun) -> Predictions | FoundObjects:
+def _found_objects(arguments: argparse.Namespace, run: ChosenRun) -> Predictions | FoundObjects | Outputs:
     if arguments.top is not None:
         raise _not_for("a detector", f"--top {arguments.top}", "the run of a classifier")
     from lockstep.recipes.parts import Pictures
@@ -112,6 +115,27 @@ def _found_objects(arguments: argparse.Namespace, run: ChosenRun) -> Predictions
             progress=show,
         )
     _write_objects(found, arguments.to, arguments.show, how)
+    return found
+
+
+def _own_outputs(arguments: argparse.Namespace, run: ChosenRun) -> Outputs:
+    for flag, given in {"--top": arguments.top, "--min-score": arguments.min_score}.items():
+        if given is not None:
+            raise _not_for("one of a task of your own", f"{flag} {given}", "the run of a task of Lockstep")
+
+    from lockstep.runs.outputs import outputs
+
+    with show_progress("predicting") as show:
+        found = outputs(
+            run.name,
+            arguments.images,
+            weights=run.weights,
+            device=arguments.device,
+            allow_code=arguments.allow_code,
+            progress=show,
+        )
+    with atomic_write(arguments.to / JSON, parents=True, failure=InputError) as file:
+        file.write(found.as_json().encode())
     return found
 
 

@@ -31,6 +31,7 @@ from lockstep.randomness import Draws
 from lockstep.readers.coco_results import MaskText
 from lockstep.readers.image_folder import ImageList
 from lockstep.recipes.data import ImageData
+from lockstep.recipes.python_parts import PythonData, PythonTask
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.tasks import Classification, Detection
 from lockstep.runs.showing import Pipeline, examples
@@ -178,11 +179,16 @@ def predict(
     recipe, place = trained.recipe, join(device or trained.recipe.device).device
     task = recipe.chosen_task
     if not isinstance(task, Classification):
+        is_own = isinstance(task, PythonTask)
         raise InputError(
-            "This run has a detector, which finds objects: no image has a class.",
+            "This run has a task of its own: no image has a class."
+            if is_own
+            else "This run has a detector, which finds objects: no image has a class.",
             given=f"the run {run}, of model.kind={kind_name(type(recipe.model))!r}",
             expected="the run of a classifier",
-            hint="ls.detect(run, images) finds the objects on them; or the command: lockstep predict",
+            hint="ls.outputs(run, images) gives what the predict of the task returns"
+            if is_own
+            else "ls.detect(run, images) finds the objects on them; or the command: lockstep predict",
         )
     reader, augment = _images(recipe, paths)
     model, compute = trained.model.to(place), task.logits
@@ -207,6 +213,13 @@ def _images(recipe: Recipe, paths: str | Path | Sequence[str | Path]) -> tuple[I
     data = recipe.data
     if isinstance(data, ImageData):
         return ImageList(paths, data.decoding), data.evaluation()
+    if isinstance(data, PythonData):
+        raise InputError(
+            "The examples of this run come from a function: how images become inputs is not known.",
+            given=f"data.function={data.function.full_name!r}",
+            expected="a run with ImageData",
+            hint="in a script, call the model with what your reader gives",
+        )
     return ImageList(paths), (Resize(data.image_size), _grey)
 
 

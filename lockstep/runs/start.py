@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from lockstep.checkpoints.store import Checkpoint
+from lockstep.checks import check_one_of
 from lockstep.errors import InputError, NotFoundError
 from lockstep.exchange.exchange import AllReduce, is_exact
 from lockstep.exchange.tree import assign_towers
@@ -183,7 +184,9 @@ def try_task(recipe: Recipe, parts: Parts, worker: Worker) -> None:
             step.rehearse(parts.task.losses, next(batches), counts)
     if parts.scores(SPLIT):
         micro_batch = recipe.evaluate.micro_batch or recipe.batch_size
-        score_split(recipe, parts, SPLIT, most=micro_batch * worker.num_workers)
+        scored = score_split(recipe, parts, SPLIT, most=micro_batch * worker.num_workers)
+        if scored and (best := recipe.checkpoints.retention.best):
+            check_one_of("checkpoints.retention.best", best, [f"{SPLIT}/{name}" for name in scored.scores])
 
 
 def check_sources(recipe: Recipe, path: Path | None, fork_from: str | None) -> None:
