@@ -39,7 +39,7 @@ FOLDER = "loggers"
 """The folder in the workdir that says what each logger has been given."""
 MOST_QUEUED = 1000
 """Calls that may wait for a logger; further scalars are dropped, and counted."""
-END_SECONDS: Mapping[str, float] = {"stopped": 5.0}
+END_SECONDS: Mapping[str, float] = {"stopped": 5.0, "failed": 5.0}
 """How long a run waits at its end for all its loggers, by its reason; for others `USUAL_END_SECONDS`."""
 USUAL_END_SECONDS = 30.0
 
