@@ -1,9 +1,10 @@
 """A loop of one's own, with evaluations in its body, some of whose workers are lost at steps that the command names.
 
-lockstep run --workers 3 --on-failure continue tests/laws/survived_script.py WORKDIR [EXCHANGE] [train] [FAULT ...]
+lockstep run --workers 3 --on-failure continue tests/laws/survived_script.py WORKDIR [EXCHANGE] [train|late] [FAULT ...]
 
 Faults are those of `survived_run`; `NUMBER:in@STEP` strikes in the evaluation after that step. With `train` the body of
-the loop is a hook. Each process notes the steps that its body has seen in a file of its own beside the workdir.
+the loop is a hook; with `late` each attempt is read while the next one is computed, as on an accelerator. Each process
+notes the steps that its body has seen in a file of its own beside the workdir.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lockstep as ls
+from lockstep import tensors
 from lockstep.data.loader import Loader
 
 STEPS, EVALUATE_EVERY, SAVE_EVERY = 120, 10, 20
@@ -110,6 +112,8 @@ class Script:
 
 def main() -> None:
     words = [each for each in sys.argv[2:] if ":" not in each]
+    if "late" in words:
+        tensors.READ_AT_ONCE = frozenset()
     exchanges = {"gloo": ls.AllReduce("gloo", exact=True), "backups": ls.Backups()}
     exchange = next((exchanges[word] for word in words if word in exchanges), ls.AllReduce(exact=True))
     script = Script(Path(sys.argv[1]), [each for each in sys.argv[2:] if ":" in each])

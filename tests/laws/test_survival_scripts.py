@@ -102,7 +102,7 @@ def test_a_chief_that_serves_goes_on_without_those_that_compute(tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["for", "train"])
+@pytest.mark.parametrize("form", ["for", "late"])
 @pytest.mark.parametrize("transport", [[], ["gloo"]], ids=["shared_memory", "gloo"])
 @pytest.mark.parametrize("seed", range(8))
 def test_lost_at_random_moments(
