@@ -50,7 +50,8 @@ def _add_arguments(run: argparse.ArgumentParser) -> None:
         "--on-failure",
         choices=("restart", "continue"),
         default="restart",
-        help="continue: ls.run in the script goes on with the workers that are left, where its recipe says so, too",
+        help="continue: train_steps and train in the script go on with the workers that are left, and ls.run where its "
+        "recipe says so, too",
     )
     run.add_argument(
         "--on-loss", dest="on_failure", action=OldFlag, new="--on-failure", choices=("restart", "continue")

@@ -47,7 +47,7 @@ from lockstep.towers.towers import Precision
 from lockstep.training.state import TrainState
 from lockstep.types import BadExample, Batch
 from lockstep.workers.group import JSON
-from lockstep.workers.rank import Worker, join
+from lockstep.workers.rank import Worker, join, repeated
 from lockstep.workers.store_server import MAX_VALUE_BYTES
 
 if TYPE_CHECKING:
@@ -166,15 +166,19 @@ def evaluate(
             or gets nothing.
         DataError: an example cannot be read; where the loader skips bad examples, they are left out and named.
     """
-    with join().pulse.during(state.step, "evaluate"):
-        model, precision = _scored_copy(state, weights), _precision_of(state, precision)
-        computed = _computed_as(state, precision, score)
-        if statistics is not None:
-            recompute_statistics(model, computed, statistics, join())
-        size = micro_batch or loader.batch_size
-        result = _evaluate(model, computed, loader, size, drop_last, metrics, progress, stoppable=False)
-    assert result is not None, "nothing stops it"
-    return replace(result, weights=weights, precision=precision, step=state.step)
+
+    def made() -> Evaluation:
+        with join().pulse.during(state.step, "evaluate"):
+            model, chosen = _scored_copy(state, weights), _precision_of(state, precision)
+            computed = _computed_as(state, chosen, score)
+            if statistics is not None:
+                recompute_statistics(model, computed, statistics, join())
+            size = micro_batch or loader.batch_size
+            result = _evaluate(model, computed, loader, size, drop_last, metrics, progress, stoppable=False)
+        assert result is not None, "nothing stops it"
+        return replace(result, weights=weights, precision=chosen, step=state.step)
+
+    return repeated(made)
 
 
 def evaluate_unless_stopped(

@@ -126,6 +126,8 @@ class Supervisor:
         self._members.sort(key=lambda member: member.rank)
         self._part = list(self._members)
         """Workers that take part now."""
+        self._takes_newcomers = True
+        """The script is where one that begins with it could join."""
         self._trial: ConnectionTrial | None = None
         self._next_trial = clock()
         self._withheld: list[Verdict] = []
@@ -220,7 +222,7 @@ class Supervisor:
             self._send(self._trial.take(member.rank, message) if self._trial else [])
         elif "leaves" in message:
             member.has_left = True
-        elif not message.keys().isdisjoint(("ready", "joined", "broken")):
+        elif not message.keys().isdisjoint(("ready", "joined", "broken", "dismiss")):
             self._take_word_of_generation(member, message)
         elif "stacks" in message:
             self._warn(f"{member.status} is at:\n{message['stacks'].rstrip()}")
@@ -245,6 +247,9 @@ class Supervisor:
             return
         if "ready" in message:
             self._survival.record_ready(member.rank)
+            return
+        if "dismiss" in message:
+            self._takes_newcomers = False
             return
         if "broken" in message:
             self._survival.record_broken(message["broken"], self._clock())
@@ -282,7 +287,8 @@ class Supervisor:
     def _add(self, failure: Failure) -> None:
         """Record a failure that ends all, and tell the workers: those that another launcher has started show it."""
         if self._survival:
-            self._failures += self._survival.unsettled
+            # Who cannot go on after all raises a lost peer, and is not to blame.
+            self._failures += self._survival.latest if failure.kind == "peer" else self._survival.unsettled
             self._survival = None
         self._failures.append(failure)
         self._first_failure = self._first_failure or self._clock()
@@ -353,7 +359,8 @@ class Supervisor:
                     self._survival.record_started(rank)
 
     def _dismiss_newcomers(self) -> None:
-        if self._survival and any(member.has_returned or member.run_ended for member in self._part):
+        is_over = not self._takes_newcomers or any(member.has_returned or member.run_ended for member in self._part)
+        if self._survival and is_over:
             self._due.clear()
             for rank in self._survival.dismiss_newcomers():
                 self._watchdog.forget(rank)

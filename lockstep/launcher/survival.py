@@ -62,6 +62,7 @@ class Survival:
         """The failures that the others have not been told of, by worker."""
         self._announced: list[Failure] = []
         """Failures of which the others have been told, and have not found each other since."""
+        self._latest: list[Failure] = []
         self._joined = dict.fromkeys(range(num_workers), 0)
         """The newest generation that each worker is known to be in; a newcomer is in none."""
         self._newcomers: dict[int, bool] = {}
@@ -84,6 +85,11 @@ class Survival:
     def is_newcomer(self, number: int) -> bool:
         """Whether a worker was started anew, and is not known to take part yet."""
         return number not in self._joined
+
+    @property
+    def latest(self) -> list[Failure]:
+        """The failures that led to the newest generation, found or not, and those that are still to be told."""
+        return list(dict.fromkeys([*self._latest, *self.failures.values()]))
 
     @property
     def unsettled(self) -> list[Failure]:
@@ -119,6 +125,7 @@ class Survival:
             return None
         self._announced += failures
         members = [number for number in self.generation.members if number not in lost]
+        members.sort(key=self.is_newcomer)  # one of several that arrive may be known to be in, and the others not
         who, why = " and ".join(each.who for each in failures), "\n".join(each.text for each in failures)
         return self._begin(members, who, why)
 
@@ -145,6 +152,7 @@ class Survival:
 
     def _begin(self, members: Iterable[int], lost: str = "", why: str = "") -> Generation:
         ready = sorted(number for number, is_ready in self._newcomers.items() if is_ready)
+        self._latest = self._announced.copy()
         self._arriving += ready
         self._broken_at = None
         for number in ready:

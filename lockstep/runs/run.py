@@ -11,8 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-
 from lockstep.checks import check_type
 from lockstep.description import described
 from lockstep.errors import PeerLostError
@@ -24,7 +22,6 @@ from lockstep.recipes.recipe import Model, Recipe
 from lockstep.reporting.throughput import InputTotals, Throughput
 from lockstep.runs.inputs import check_inputs
 from lockstep.runs.objects import check_objects
-from lockstep.runs.regrouping import NUM_REPORTS, Memory, load_last, recall
 from lockstep.runs.segment import Files, RunEvent, Segment
 from lockstep.runs.stages import Stages
 from lockstep.runs.start import Start
@@ -32,6 +29,7 @@ from lockstep.runs.validation import SPLIT, score_split
 from lockstep.runs.workdir import Best, Reason, Result, Workdir, located
 from lockstep.screen import log
 from lockstep.served.exchanges import is_served, num_computing
+from lockstep.training.regrouping import NUM_REPORTS, Memory, agree_anew, recall
 from lockstep.training.rollback import check_may_roll_back, go_back, last_checkpoint
 from lockstep.types import Hours, NonFiniteError, Progress, StepReport
 from lockstep.workers.rank import Worker, generations_of, join, regroup
@@ -312,10 +310,9 @@ class Run:
         began = time.perf_counter()
         # Where the chief serves an exchange, it alone has the whole state.
         has_state = self._worker.is_chief or not is_served(self._recipe.exchange)
-        own = self._memory() if self._has_begun and has_state else None
-        self._worker = regroup()
-        self._stages.move_to(self._worker)
-        log.speak_as(None if self._worker.is_chief else self._worker.name)
+        loader = self._stages.parts.loader
+        own = Memory.of(self._recent, loader, self._history) if self._has_begun and has_state else None
+        regroup()
         return _Regrouped(lost, began, own)
 
     def _hold_workdir(self) -> None:
@@ -335,29 +332,24 @@ class Run:
         """Go on with these workers from memory, or else from the last checkpoint."""
         stages, worker = self._stages, self._worker
         worker.group.agree("the recipe", described(self._recipe))
-        lost, threads = worker.group.broadcast([regrouped.lost, torch.get_num_threads()])
-        torch.set_num_threads(threads)
+        lost = agree_anew(worker, regrouped.lost)
         if not any(worker.group.gather(self._has_begun)):
             return self._begin()
         self._hold_workdir()
-        memory = recall(stages, worker, self._recipe.exchange, regrouped.own)
-        if memory is None:
-            source = load_last(stages, self._files.store if self._files else None)
-        else:
-            source, self._history = "memory", memory.history
-            self._recent.extend(memory.reports)
+        state, loader = stages.parts.state, stages.parts.loader
+        found = recall(state, loader, worker, self._recipe.exchange, regrouped.own, stage=stages.now.number)
+        source = "memory" if found else stages.load_last(self._files.store if self._files else None)
+        if found:
+            self._history = found.memory.history
+            self._recent.extend(found.memory.reports)
+        if found and found.checkpoint:
+            stages.load_memory(found.checkpoint, found.stage)
         self._shorten_end(time.perf_counter() - self._segment_began)
         self._has_begun, self._segment_began = True, time.perf_counter()
         facts = {"from": source, "seconds": time.perf_counter() - regrouped.began, **({"lost": lost} if lost else {})}
         if worker.is_chief:
             log.info("going on from step %d, position %d, from %s", self.step, stages.parts.loader.position, source)
-        return RunEvent("continue" if lost else "join", facts, missed=memory.reports if memory else ())
-
-    def _memory(self) -> Memory:
-        reports, last = list(self._recent), self._stages.parts.loader.last_report
-        if last and (not reports or reports[-1].progress.position < last.progress.position):
-            reports.append(last)  # lost before the loop body has seen it
-        return Memory(reports, self._history)
+        return RunEvent("continue" if lost else "join", facts, missed=found.memory.reports if found else ())
 
     def _log_straggler(self) -> None:
         """Log for which of the present workers the others have waited, if they have for a tenth of their time."""

@@ -22,7 +22,7 @@ from lockstep.runs.validation import SPLIT, Validation, step_before
 from lockstep.runs.workdir import RECIPE, RESULT, Reason, Result, Workdir
 from lockstep.screen import log
 from lockstep.served.exchanges import is_served
-from lockstep.training.loop import Hook, every, train_steps
+from lockstep.training.loop import Hook, every, steps_without_survival
 from lockstep.training.replicas import Replicas
 from lockstep.training.saving import Saver
 from lockstep.types import End, NonFiniteError, NonFiniteReport, Progress, StepReport
@@ -150,7 +150,9 @@ class Segment:
         """Make attempts, and call the hooks after each, until the segment is over."""
         parts, exchange = self._stages.parts, self._recipe.exchange
         losses, counts = parts.task.losses, parts.task.counts(self._state.model)
-        steps = train_steps(self._state, losses, self._loader, parts.towers, exchange, counts=counts, until=self._end)
+        steps = steps_without_survival(
+            self._state, losses, self._loader, parts.towers, exchange, counts=counts, until=self._end
+        )
         try:
             with closing(steps):
                 while not (self._is_over() or self.must_regroup) and (report := next(steps, None)):

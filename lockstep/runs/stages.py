@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from lockstep.checkpoints.store import Checkpoint
-from lockstep.errors import DataError, InputError
+from lockstep.checkpoints.store import Checkpoint, Store
+from lockstep.errors import DataError, InputError, WorkerError
 from lockstep.metrics.metric import NO_METRICS, Metric
 from lockstep.optim import ByName, Cosine, LayerDecay, OneCycle
 from lockstep.optim.rules import Optimizer
@@ -20,7 +20,7 @@ from lockstep.optim.schedules import resolve_schedule
 from lockstep.recipes.parts import Stage
 from lockstep.recipes.recipe import Recipe
 from lockstep.runs.build import Parts, build, build_state, given_once
-from lockstep.training.saving import load_run
+from lockstep.training.saving import load_run, read_checkpoint
 from lockstep.types import End, Epochs, Hours, Steps
 from lockstep.workers.rank import Worker
 
@@ -125,13 +125,27 @@ class Stages:
         self._enter(self.spans[self.now.number])
         self.parts.state.continue_from(before)
 
-    def enter(self, number: int) -> None:
-        """Build the parts of a stage, from 1 on, unless they are there."""
+    def load_memory(self, checkpoint: Checkpoint, number: int) -> None:
+        """Load what is in the memory of another worker, into the parts of its stage; the stages count from 1."""
         self._enter(self.spans[number - 1])
+        load_run(checkpoint, {"": self.parts.state}, self.parts.loader, accept_data_change=True)
 
-    def move_to(self, worker: Worker) -> None:
-        """Have what comes built for this worker of another group; the parts that are there stay."""
-        self._worker = worker
+    def load_last(self, store: Store | None) -> str:
+        """Load the last checkpoint on all workers; returns what it is in messages.
+
+        Raises:
+            WorkerError: there is none.
+        """
+        checkpoint = read_checkpoint(store) if store else None
+        if checkpoint is None:
+            raise WorkerError(
+                "The run cannot go on without the workers that are lost.",
+                given="workers that were in the middle of an update, or do not agree, and no checkpoint",
+                expected="the same step in the memory of those that are left, or a checkpoint",
+                hint="start the run anew; with a --workdir it saves checkpoints",
+            )
+        self.load(checkpoint, accept_data_change=True)
+        return f"the checkpoint of step {checkpoint.step}"
 
     def describe(self) -> str:
         """Describe the present stage: `stage 2 of 2: steps 1001 to 1500, training 4 of 190 parameters`."""

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, cast
 
 from lockstep.checks import check_type
 from lockstep.data.loader import Loader
-from lockstep.exchange.exchange import Exchange
-from lockstep.served.exchanges import ServedExchange, is_served
+from lockstep.exchange.exchange import AllReduce, Exchange
+from lockstep.served.exchanges import ServedExchange, is_served, num_computing
 from lockstep.towers.towers import Towers
 from lockstep.training.attempt import PendingAttempt, PendingUpdate
 from lockstep.training.course import Course
 from lockstep.training.preflight import check_data
+from lockstep.training.regrouping import SurvivingLoop
 from lockstep.training.served_loop import bind_served, served_reports
 from lockstep.training.served_step import ServedStep
 from lockstep.training.state import TrainState
@@ -71,18 +72,52 @@ def train_steps(
 
     In the main thread of a script that handles Ctrl-C as Python does, the first Ctrl-C asks to stop after the step, and
     so does what is trained after that; the second raises KeyboardInterrupt. See `train_step` for where it is raised.
+
+    Under `lockstep run --on-failure continue` it goes on from memory without workers that are lost, also where the loop
+    body is in `evaluate` then, and takes in those that are started in their place. Each worker's loop body gets each
+    report once. A worker that joins has run the script up to here, where it gets the state, with its `stateful`, and
+    the place in the stream. Towers that are not given are as many as workers were started.
     """
     _check(loader, until)
+    here, exchange = join(), exchange or AllReduce()
+    if here.pulse.generations is None:
+        yield from steps_without_survival(state, losses, loader, towers, exchange, counts=counts, until=until)
+        return
+    towers = towers or Towers(num_computing(exchange, here.num_started))
+
+    def steps(elapsed_seconds: float) -> Generator[StepReport, None, None]:
+        return steps_without_survival(
+            state, losses, loader, towers, exchange, counts=counts, until=until, elapsed_seconds=elapsed_seconds
+        )
+
+    yield from SurvivingLoop(steps, state, loader, exchange, until).reports()
+
+
+def steps_without_survival(
+    state: TrainState,
+    losses: LossFunction,
+    loader: Loader,
+    towers: Towers | None,
+    exchange: Exchange,
+    *,
+    counts: CountFunction | None = None,
+    until: End | None = None,
+    elapsed_seconds: float = 0.0,
+) -> Generator[StepReport, None, None]:
+    """Do what `train_steps` does, but raise PeerLostError where a worker is lost, and leave newcomers to the caller.
+
+    The clock of the loop, which may have begun before, stands at `elapsed_seconds`.
+    """
     step = bind_loop(state, towers, exchange)
     check_data(loader, join())
     join().group.agree("where the training ends (until)", None if until is None else repr(until))
-    now = Progress(state.step, loader.position, loader.epoch_size)
+    now = Progress(state.step, loader.position, loader.epoch_size, elapsed_seconds)
     course = Course(loader, step.towers, until, now, owns_towers=isinstance(step, BoundStep))
     if isinstance(step, ServedStep):
-        step.serve(loader)
+        step.serve(loader, elapsed_seconds)
         yield from served_reports(step, losses, counts, loader, course)
     else:
-        step.start()
+        step.start(elapsed_seconds)
         yield from _reports(step, losses, counts, course)
 
 

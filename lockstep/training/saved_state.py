@@ -6,20 +6,22 @@ It is saved as JSON, with the tensors in it in a section of their own: nothing i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from lockstep.checkpoints.encoding import JSON, is_json
+from lockstep.checks import wrong_type
 from lockstep.errors import CheckpointError
 from lockstep.listing import shorten
 from lockstep.screen import log
 from lockstep.workers.rank import join
 
-EXTRA = "extra"
+EXTRA, STATEFUL = "extra", "stateful"
 _TENSOR = "__tensor__"
 """The only key of the object that stands in the JSON for a tensor; its value is the tensor's name."""
+_KINDS = "tensors, None, bool, int, finite float, str, and lists and dicts (with str as keys) of these"
 
 
 class ExtraState(NamedTuple):
@@ -34,7 +36,7 @@ class ExtraState(NamedTuple):
 def extra_state(model: nn.Module) -> ExtraState:
     """What the modules of a model give as their extra state: tensors and JSON, or lists and dicts of these."""
     tensors: dict[str, Tensor] = {}
-    return ExtraState(tensors, {name: _parted(name, module, tensors) for name, module in _modules(model).items()})
+    return ExtraState(tensors, {name: _given_by(name, module, tensors) for name, module in _modules(model).items()})
 
 
 def check_extra_state(model: nn.Module, saved: ExtraState) -> None:
@@ -66,6 +68,58 @@ def set_extra_state(model: nn.Module, saved: ExtraState) -> None:
         for name, module in _modules(model).items():
             if name in saved.values:
                 module.set_extra_state(_whole(saved.values[name], tensors))
+
+
+class Stateful(Protocol):
+    """What a script keeps beside a model: any `torch.distributed.checkpoint.stateful.Stateful`, such as a module."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that is to be saved and handed on: tensors and JSON, or lists and dicts of these."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
+        """Take over what another one has returned; its tensors are on the CPU."""
+
+
+def checked_stateful(stateful: Stateful | None) -> Stateful | None:
+    """Return it; an error where it is no stateful object, or keeps what cannot be saved."""
+    if stateful is None:
+        return None
+    if not all(callable(getattr(stateful, name, None)) for name in ("state_dict", "load_state_dict")):
+        raise wrong_type(
+            "stateful",
+            stateful,
+            expected="an object with state_dict and load_state_dict",
+            hint="give its class these two methods, as torch's modules and schedulers have them",
+        )
+    state_of(stateful)
+    return stateful
+
+
+def state_of(stateful: Stateful) -> ExtraState:
+    """What a stateful object gives to be saved and handed on.
+
+    Raises:
+        CheckpointError: it is something else than tensors and JSON.
+    """
+    tensors: dict[str, Tensor] = {}
+    state = stateful.state_dict()
+    values = _parted(state, "", tensors)
+    if not isinstance(state, dict) or not is_json(values):
+        raise CheckpointError(
+            "What stateful keeps cannot be saved and taken back.",
+            given=f"{type(stateful).__name__}.state_dict() gives {repr(state)[:200]}",
+            expected=f"a dict of {_KINDS}",
+            hint="save tuples and arrays as lists or tensors",
+        )
+    return ExtraState(tensors, values)
+
+
+def set_stateful(stateful: Stateful, saved: ExtraState) -> None:
+    """Have a stateful object take over what was saved; where a checkpoint holds nothing for it, say so."""
+    if saved.values:
+        stateful.load_state_dict(_whole(saved.values, saved.tensors))
+    elif join().is_chief:
+        log.warning("the checkpoint holds nothing for stateful (%s): it stays as it is", type(stateful).__name__)
 
 
 def check_compatible(wanted: Mapping[str, Mapping[str, Tensor]], saved: Mapping[str, Mapping[str, Tensor]]) -> None:
@@ -105,30 +159,30 @@ def _called(name: str) -> str:
     return repr(name) if name else "the model"
 
 
-def _parted(name: str, module: nn.Module, tensors: dict[str, Tensor]) -> JSON:
+def _given_by(name: str, module: nn.Module, tensors: dict[str, Tensor]) -> JSON:
     """The extra state of a module, whose tensors go to `tensors`."""
-
-    def parted(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            place = f"{name}/{len(tensors)}"
-            tensors[place] = value.detach()
-            return {_TENSOR: place}
-        if isinstance(value, dict):
-            # One that has our key would be taken for a tensor: a set is refused as no JSON.
-            return {*value} if _TENSOR in value else {key: parted(entry) for key, entry in value.items()}
-        return [parted(entry) for entry in value] if isinstance(value, list) else value
-
     state = module.get_extra_state()
-    values: JSON = parted(state)
+    values: JSON = _parted(state, name, tensors)
     if type(module).set_extra_state is nn.Module.set_extra_state or not is_json(values):
         raise CheckpointError(
             f"The extra state of {f'the module {name!r}' if name else 'the model'} cannot be saved and taken back.",
             given=f"{type(module).__name__}.get_extra_state() gives {repr(state)[:200]}",
-            expected="tensors, None, bool, int, finite float, str, and lists and dicts (with str as keys) of these, "
-            "which its set_extra_state takes",
+            expected=f"{_KINDS}, which its set_extra_state takes",
             hint="save tuples and arrays as lists or tensors, define set_extra_state, or leave the extra state out",
         )
     return values
+
+
+def _parted(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """The value, whose tensors go to `tensors`, as `name/number`."""
+    if isinstance(value, Tensor):
+        place = f"{name}/{len(tensors)}"
+        tensors[place] = value.detach()
+        return {_TENSOR: place}
+    if isinstance(value, dict):
+        # One that has our key would be taken for a tensor: a set is refused as no JSON.
+        return {*value} if _TENSOR in value else {key: _parted(entry, name, tensors) for key, entry in value.items()}
+    return [_parted(entry, name, tensors) for entry in value] if isinstance(value, list) else value
 
 
 def _whole(values: Any, tensors: Mapping[str, Tensor]) -> Any:

@@ -18,7 +18,16 @@ from lockstep.data.loader import Loader, check_stream
 from lockstep.errors import CheckpointError, InputError, NotFoundError
 from lockstep.screen import log
 from lockstep.training.preflight import check_data, compare_trained_with
-from lockstep.training.saved_state import EXTRA, ExtraState, check_extra_state, extra_state, set_extra_state
+from lockstep.training.saved_state import (
+    EXTRA,
+    STATEFUL,
+    ExtraState,
+    check_extra_state,
+    extra_state,
+    set_extra_state,
+    set_stateful,
+    state_of,
+)
 from lockstep.training.state import TrainState, before_change
 from lockstep.version import __version__
 from lockstep.workers.rank import join
@@ -114,6 +123,9 @@ def snapshot(states: States, loader: Loader) -> tuple[int, dict[str, dict[str, T
         if extra.values:
             sections[dotted(name, EXTRA)] = dict(extra.tensors)
             saved[name][EXTRA] = extra.values
+        if state.stateful is not None:
+            kept = state_of(state.stateful)
+            sections[dotted(name, STATEFUL)], saved[name][STATEFUL] = dict(kept.tensors), kept.values
     values: dict[str, Any] = {
         "lockstep": __version__,
         "states": saved,
@@ -256,11 +268,19 @@ def _object(values: Mapping[str, Any], name: str, called: str = "") -> Mapping[s
 
 
 def load_run(
-    checkpoint: Checkpoint, states: Mapping[str, TrainState], loader: Loader, *, accept_data_change: bool = False
+    checkpoint: Checkpoint,
+    states: Mapping[str, TrainState],
+    loader: Loader,
+    *,
+    accept_data_change: bool = False,
+    keeps_stateful: bool = False,
 ) -> list[str]:
-    """Set states, by name, and a loader to where a checkpoint was saved; returns a line for each change of the data."""
+    """Set states, by name, and a loader to where a checkpoint was saved; returns a line for each change of the data.
+
+    With `keeps_stateful` the `stateful` of the states stays as it is.
+    """
     with uninterrupted():
-        load_states(checkpoint, states)
+        load_states(checkpoint, states, keeps_stateful=keeps_stateful)
         changed = loader.load_state(checkpoint.values["loader"], accept_data_change=accept_data_change)
     if join().is_chief:
         for line in changed:
@@ -268,7 +288,7 @@ def load_run(
     return changed
 
 
-def load_states(checkpoint: Checkpoint, states: Mapping[str, TrainState]) -> None:
+def load_states(checkpoint: Checkpoint, states: Mapping[str, TrainState], *, keeps_stateful: bool = False) -> None:
     """Set states, by name, to those of a checkpoint; its place in the stream is left out."""
     saved = checkpoint.values["states"]
     if saved.keys() != states.keys():
@@ -285,8 +305,11 @@ def load_states(checkpoint: Checkpoint, states: Mapping[str, TrainState]) -> Non
     for name, state in states.items():
         extra = ExtraState(sections[name].pop(EXTRA, {}), saved[name].get(EXTRA, {}))
         check_extra_state(state.model, extra)
+        kept = ExtraState(sections[name].pop(STATEFUL, {}), saved[name].get(STATEFUL, {}))
         state.load(sections[name], saved[name])
         set_extra_state(state.model, extra)
+        if state.stateful is not None and not keeps_stateful:
+            set_stateful(state.stateful, kept)
 
 
 def _list_states(states: Iterable[str]) -> str:

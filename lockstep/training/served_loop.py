@@ -53,7 +53,7 @@ def bind_served(state: TrainState, towers: Towers | None, exchange: ServedExchan
     if state.resumed:
         compare_first_step(state, *key, worker)
     step: ServedStep | None = state.steps.get((ServedStep, *key))
-    if step is None or step.worker is not worker:  # which another group has taken the place of
+    if step is None or step.group is not worker.group:  # which another group has taken the place of
         step = state.steps[ServedStep, *key] = ServedStep(state, *key, worker, step)
     return step
 

@@ -82,14 +82,14 @@ class ServedStep(Step):
         reducer = Reducer(Alone(), self._alone, num_leaves, range(num_leaves))
         super().__init__(state, towers, host, reducer, worker, before)
 
-    def serve(self, loader: Loader) -> None:
-        """Begin a series of steps on the stream of a loader, whose updates the chief makes alone.
+    def serve(self, loader: Loader, elapsed_seconds: float = 0.0) -> None:
+        """Begin a series of steps on the stream of a loader, whose updates the chief makes alone; see `start`.
 
         Raises:
             InputError: the model has changed since the state was made.
         """
         self.state.serve()
-        self.start()
+        self.start(elapsed_seconds)
         self._resolve(loader.epoch_size, loader.batch_size)
 
     def like_gradient(self) -> list[Tensor]:

@@ -34,7 +34,7 @@ from lockstep.training.attempt import (
     describe_nonfinite,
 )
 from lockstep.training.freezing import freeze, matches
-from lockstep.training.saved_state import check_compatible, extra_state, set_extra_state
+from lockstep.training.saved_state import Stateful, check_compatible, checked_stateful, extra_state, set_extra_state
 
 _UPDATES_HINT = 'return {"name.of.a.buffer": tensor}'
 _AVERAGE_HINT = "write average=ls.optim.MovingAverage(0.999), loss_average=ls.LossAverage(0.9)"
@@ -91,9 +91,13 @@ class TrainState:
             alone; "rollback" ends the loop with an error that `rollback` handles; "off" does not look. Where the model
             itself is not finite any more, no batch is to blame: all but "off" end the run at once, and none saves it.
         nonfinite_budget: so many attempts may be skipped, or rolled back from, before the run ends after all.
+        stateful: what your loop keeps beside (the best score, a teacher), an object with torch's `state_dict` and
+            `load_state_dict` of tensors and JSON. It is saved and resumed with this state, and handed to a worker that
+            joins where others go on without a lost one.
         name: tells the random streams of several states in one run apart.
 
     Raises:
+        CheckpointError: `stateful` keeps what cannot be saved.
         InputError: an argument cannot be as it is, a pattern matches nothing, or there is nothing to train.
     """
 
@@ -128,6 +132,7 @@ class TrainState:
         updates: Sequence[Update] = (),
         nonfinite: Nonfinite = "stop",
         nonfinite_budget: int = 10,
+        stateful: Stateful | None = None,
         name: str = "model",
     ) -> None:
         check_type("model", model, nn.Module, expected="a torch.nn.Module", hint="pass the module to train")
@@ -143,7 +148,7 @@ class TrainState:
         self.step = 0
         self.first_step = 0
         """The optimizer, and the schedule of its learning rate, count their steps from this one on."""
-        self.model, self.name = model.train(), name
+        self.model, self.name, self.stateful = model.train(), name, checked_stateful(stateful)
         self.frozen = freeze(model, frozen, train_only, freeze_statistics=freeze_statistics)
         self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self._names = list(self.parameters)

@@ -75,11 +75,21 @@ def train_step(
 
     Raises:
         InputError: the loss function returned something else than named scalars that depend on the parameters; or the
-            model is in evaluation mode, or has parameters that were replaced or frozen since the state was made.
+            model is in evaluation mode, or has parameters that were replaced or frozen since the state was made; or the
+            script is to go on when workers are lost, which loops of `train_steps` alone can.
         CheckpointError: the model has what no checkpoint could hold.
         NonFiniteError: see `TrainState`.
         PeerLostError: another worker is gone.
     """
+    worker = join()
+    if worker.pulse.generations is not None and worker.num_started > 1:
+        raise InputError(
+            "A loop of batches and train_step cannot go on when a worker is lost.",
+            given="train_step in a script under --on-failure continue",
+            expected="a loop of train_steps, train or run: where the body of a loop makes the steps, as for a GAN, "
+            "some states may have made their update and others not, and nothing is to go on from",
+            hint="lockstep run --restarts 3, without --on-failure: all start again from the last checkpoint",
+        )
     return bind(state, towers, exchange)(losses, batch, counts)
 
 
@@ -102,7 +112,7 @@ def bind(state: TrainState, towers: Towers | None = None, exchange: Exchange | N
     if state.resumed:
         compare_first_step(state, *key, worker)
     step: BoundStep | None = state.steps.get((BoundStep, *key))
-    if step is None or step.worker is not worker:  # which another group has taken the place of
+    if step is None or step.group is not worker.group:  # which another group has taken the place of
         step = state.steps[BoundStep, *key] = BoundStep(state, *key, worker, step)
     return step
 
@@ -125,6 +135,7 @@ class Step:
         # The state keeps its steps; it is to be gone with its last name, not when cycles are collected.
         self.state = cast("TrainState", weakref.proxy(state))
         self.towers, self.worker, self._host, self._reducer = towers, worker, host, reducer
+        self.group = worker.group
         self._missing = MissingGradients(
             [*state.parameters],
             state.penalised,
@@ -136,13 +147,14 @@ class Step:
             self._missing.told = before._missing.told
         self._started = self._resumed = time.perf_counter()
 
-    def start(self) -> None:
-        """Begin a series of steps: its clock starts at 0.
+    def start(self, elapsed_seconds: float = 0.0) -> None:
+        """Begin a series of steps: its clock starts at 0, or where it stands if the series goes on.
 
         Raises:
             InputError: the model has changed since the state was made.
         """
-        self._started = self._resumed = time.perf_counter()
+        self._resumed = time.perf_counter()
+        self._started = self._resumed - elapsed_seconds
         check_parameters(self.state)
         check_buffers(self.state)
 

@@ -116,11 +116,16 @@ class Generations(Membership):
         """The name of each worker in messages, and of its host, by number: also of the lost, whose places are taken."""
         self.store: SocketStore
         """All generations meet in it, each behind a prefix of its own; it is known once this worker joins."""
+        self.num_loops = 0
+        """Loops of the script that this worker has begun: those that go on together are in the same."""
+        self.recover: Callable[[str], None] | None = None
+        """Set in the body of a loop that goes on: to be called where a call of all workers has lost who is named."""
         self._notify = notify
         self._next: Generation | None = None
         """The newest, where this worker is not in it."""
         self._is_over = False
         """The launcher ends all of them."""
+        self._takes_newcomers = True
 
     def receive(self, message: Message) -> None:
         """Take in what the launcher says; the thread that keeps the pulse calls it."""
@@ -137,7 +142,12 @@ class Generations(Membership):
     @property
     def regroup_requested(self) -> bool:
         """Whether newcomers are to join, which waits for a boundary between two steps."""
-        return self._next is not None and self._failure is None
+        return self._next is not None and self._failure is None and self._takes_newcomers
+
+    def dismiss_newcomers(self) -> None:
+        """Have the launcher take nobody in any more, as they could not come to where this worker is."""
+        self._takes_newcomers = False
+        self._notify({"dismiss": True})
 
     def next(self) -> Generation:
         """Wait for the newest generation after the one that this worker is in; a failure that led to it is forgotten.

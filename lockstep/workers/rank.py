@@ -7,14 +7,14 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import accumulate
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 
@@ -39,10 +39,12 @@ from lockstep.workers.pulse import Pulse
 from lockstep.workers.socket_store import SocketStore
 from lockstep.workers.store_server import LAUNCHED, inherited
 
+_T = TypeVar("_T")
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(eq=False)
 class Worker:
-    """One process that drives one device."""
+    """One process that drives one device. Rank, number of workers and group are others after `regroup`."""
 
     rank: int
     num_workers: int
@@ -78,6 +80,12 @@ class Worker:
     def name(self) -> str:
         """The name in messages: "worker 3", or "worker 3 on node2" where the run has several hosts."""
         return self.group.names[self.rank]
+
+    @property
+    def num_started(self) -> int:
+        """How many workers the run began with; fewer may be left, where they go on without those that are lost."""
+        generations = self.pulse.generations
+        return len(generations.places) if generations and generations.places else self.num_workers
 
 
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
@@ -122,34 +130,51 @@ def join(device: str | None = None, *, workers_per_device: int | None = None, ch
 
 
 def regroup() -> Worker:
-    """Join the workers that go on after a failure, or with which newcomers are to go on; returns what this one is now.
+    """Join the workers that go on after a failure, or with which newcomers are to go on; returns this worker.
 
     Survivors call it once PeerLostError has named who is lost, outside of the `except` block, whose traceback would
     keep the old connections open; or all of them after the same step, when the pulse of one says `regroup_requested`.
     A newcomer calls it when it has built all that it needs. The group of before, and what was connected by it, ends
-    here. The worker is the one that `join` returns from now on: its rank, and the number of workers, may be others;
-    its device and its name stay. If more are lost meanwhile, it joins those that are left then.
+    here. The worker is the object that `join` has returned: its rank, and the number of workers, may be others now; its
+    device and its name stay. If more are lost meanwhile, it joins those that are left then.
 
     Raises:
         InputError: the workers do not go on without one that is lost: nobody starts newcomers, or says who is left.
         PeerLostError: the others do not go on: the launcher ends them, perhaps to start all again.
     """
-    global _joined
-    before = join()
-    generations = generations_of(before)
-    before.pulse.at(before.pulse.step, "regroup")
-    left, worker = generations.joined, None
-    before.group.leave(generations.failure())
-    while worker is None:
-        with before.pulse.waiting():
+    worker = join()
+    generations = generations_of(worker)
+    worker.pulse.at(worker.pulse.step, "regroup")
+    left, now = generations.joined, None
+    worker.group.leave(generations.failure())
+    while now is None:
+        with worker.pulse.waiting():
             generation = generations.next()
         with suppress(PeerLostError):  # one more is lost: the launcher says who is left now
-            worker = _take_part(before, generations, generation)
-    _joined = worker
+            now = _take_part(worker, generations, generation)
+    vars(worker).update(vars(now))  # a script may have kept what `join` has returned
     if worker.is_chief:
         generations.forget_since(left)
     generations.confirm()
+    log.speak_as(None if worker.is_chief else worker.name)
     return worker
+
+
+def repeated(call: Callable[[], _T]) -> _T:
+    """Return what a call returns that all workers make together; made again where the others go on without the lost.
+
+    That is so in the body of a loop that goes on (`lockstep.training.regrouping`); elsewhere PeerLostError is raised.
+    """
+    while True:
+        try:
+            return call()
+        except PeerLostError as error:
+            generations = join().pulse.generations
+            if generations is None or generations.recover is None:
+                raise
+            lost = str(error.given)
+        # Outside of the except block, whose traceback would keep connections open.
+        generations.recover(lost)
 
 
 def generations_of(worker: Worker) -> Generations:

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lockstep.errors import InputError
@@ -196,6 +196,11 @@ def test_newcomers_are_dismissed_in_whatever_state_they_are() -> None:
 EVENTS = st.tuples(st.sampled_from(["lose", "ready", "join", "take in"]), st.integers(0, 3))
 
 
+ONE_OF_TWO_IS_IN = [*[("lose", 0)] * 4, ("lose", 1), ("lose", 2), ("ready", 1), ("ready", 2), ("join", 3)]
+ONE_OF_TWO_IS_IN += [("take in", 0), ("join", 2), ("lose", 3)]
+
+
+@example(ONE_OF_TWO_IS_IN)
 @given(st.lists(EVENTS, max_size=60))
 def test_whatever_happens_the_first_of_a_generation_has_taken_part_before(events: list[tuple[str, int]]) -> None:
     """It alone is asked what the others are called, and its memory is a checkpoint."""

@@ -51,7 +51,7 @@ class Faults:
     def __init__(self, texts: Sequence[str], folder: Path) -> None:
         self._drifts_at: int | None = None
         number = os.environ.get("RANK", "0")
-        struck = folder / f"struck-{number}"
+        self._struck = struck = folder / f"struck-{number}"
         if struck.exists():  # it is a newcomer, or all have started again
             return
         for text in texts:
@@ -67,6 +67,7 @@ class Faults:
         """Let the model drift if it is to."""
         if position == self._drifts_at:
             self._drifts_at = None
+            self._struck.touch()
             with torch.no_grad():
                 next(model.parameters()).add_(1e-3)
 

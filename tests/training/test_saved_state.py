@@ -207,3 +207,55 @@ def test_a_scored_copy_and_the_next_stage_have_it() -> None:
     assert following.model[0].passes == 2
     assert torch.equal(following.model[0].largest, state.model[0].largest)
     assert following.model[0].largest is not state.model[0].largest
+
+
+class Best:
+    """What a loop keeps beside its model."""
+
+    def __init__(self, best: Any = 0.0) -> None:
+        self.kept = {"best": best, "teacher": [torch.zeros(2)]}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.kept
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.kept = state_dict
+
+
+def state_with(stateful: Any) -> ls.TrainState:
+    return ls.TrainState(nn.Linear(1, 1), ls.optim.SGD(0.1), stateful=stateful)
+
+
+def test_what_a_script_keeps_beside_is_saved_and_resumed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    loader = ls.data.Loader(ls.data.Arrays({"x": torch.ones(8, 1)}), batch_size=4)
+    best, resumed = Best(), Best()
+    state = state_with(best)
+    best.kept = {"best": 0.75, "teacher": [torch.tensor([1.5, -2.0])]}
+    ls.save(state, loader, tmp_path)
+    ls.resume(state_with(resumed), loader, tmp_path)
+    assert resumed.kept["best"] == 0.75
+    assert resumed.kept["teacher"][0].tolist() == [1.5, -2.0]
+    ls.resume(state_with(None), loader, tmp_path)
+    ls.save(state_with(None), loader, tmp_path / "without")
+    with caplog.at_level("WARNING"):
+        ls.resume(state_with(resumed), loader, tmp_path / "without")
+    assert resumed.kept["best"] == 0.75
+    assert "the checkpoint holds nothing for stateful (Best): it stays as it is" in caplog.text
+
+
+def test_a_module_may_be_kept_beside(tmp_path: Path) -> None:
+    loader = ls.data.Loader(ls.data.Arrays({"x": torch.ones(8, 1)}), batch_size=4)
+    teacher, resumed = nn.Linear(2, 1), nn.Linear(2, 1)
+    ls.save(state_with(teacher), loader, tmp_path)
+    ls.resume(state_with(resumed), loader, tmp_path)
+    assert torch.equal(teacher.weight, resumed.weight)
+
+
+@pytest.mark.parametrize("given", [(1, 2), float("inf"), {1: 2}])
+def test_what_no_checkpoint_holds_is_not_kept_beside(given: Any) -> None:
+    with pytest.raises(ls.CheckpointError, match="What stateful keeps cannot be saved and taken back") as caught:
+        state_with(Best(given))
+    assert str(caught.value.given).startswith("Best.state_dict() gives {'best': ")
+    with pytest.raises(ls.InputError, match="stateful") as wrong:
+        state_with({"best": 1})
+    assert wrong.value.expected == "an object with state_dict and load_state_dict"

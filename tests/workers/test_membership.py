@@ -95,3 +95,12 @@ def test_who_has_lost_a_connection_waits_for_the_name_of_the_lost() -> None:
     said = threading.Timer(0.05, lambda: generations.receive(FAILURE.message()))
     said.start()
     assert "lost worker 1." in str(generations.connection_lost("connection reset"))
+
+
+def test_where_nobody_can_join_any_more_newcomers_wait_in_vain() -> None:
+    told = list[Mapping[str, object]]()
+    generations = Generations(0, told.append)
+    generations.receive(Generation(1, (0, 1)).message())
+    generations.dismiss_newcomers()
+    assert told == [{"dismiss": True}]
+    assert not generations.regroup_requested

@@ -14,8 +14,8 @@ import lockstep as ls
 from lockstep.data.loader import Loader
 from lockstep.exchange.exchange import TransportName
 from lockstep.readers.reader import Arrays
-from lockstep.runs import regrouping
-from lockstep.runs.regrouping import SavePoint, furthest, hand_over
+from lockstep.training import regrouping
+from lockstep.training.regrouping import BodyPlace, SavePoint, furthest, hand_over, may_go_on
 from lockstep.training.saving import load_run
 from tests.worker_processes import run_workers
 
@@ -90,3 +90,18 @@ def test_memory_with_an_attempt_half_done_does_not_count() -> None:
     assert SavePoint.of(state, loader) is not None
     state.is_settled = False
     assert SavePoint.of(state, loader) is None
+
+
+@pytest.mark.parametrize(
+    ("places", "may"),
+    [
+        ([(1, 20, 20), (1, 20, 20)], True),  # all are through with the body
+        ([(1, 10, 10), (1, 20, 20)], True),  # one is an update behind
+        ([(1, 20, 10), (1, 20, 10)], True),  # all were cut off in it
+        ([(1, 20, 10), (1, 10, 10)], True),  # one has still to begin it
+        ([(1, 20, 10), (1, 20, 20)], False),  # who is through with it would not make the same calls
+        ([(1, 10, 0), (1, 10, 0)], False),  # cut off in the body before
+    ],
+)
+def test_workers_go_on_where_they_would_make_the_same_calls(places: list[tuple[int, int, int]], may: bool) -> None:
+    assert may_go_on([BodyPlace(*each) for each in places], 20) is may
