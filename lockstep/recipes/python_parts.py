@@ -268,6 +268,13 @@ class PythonData(_Called):
 
     def inputs(self, batch: Mapping[str, Any]) -> Tensor:
         """Make the input of the network."""
+        if self.network_input is None and "image" not in batch:
+            raise InputError(
+                "Nothing says what of a batch the network is called with.",
+                given=f"a batch with the fields {', '.join(batch)}, and no data.network_input",
+                expected='the field "image", or a function of the batch',
+                hint='set data.network_input="my_net:inputs", where inputs(batch) returns what the network gets',
+            )
         made: Tensor = batch["image"].to(torch.float32) if self.network_input is None else self.network_input(batch)
         return made
 
