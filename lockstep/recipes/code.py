@@ -219,7 +219,7 @@ def _imported(module_name: str, name: str, root: Path | None) -> Any:
         sys.path.insert(0, str(root))  # for good: loader processes look there, too
     try:
         module = import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(
             f"The module {module_name} cannot be imported.",
             given=f"{type(error).__name__}: {error}",

@@ -61,19 +61,24 @@ class _Called(Checked):
         assert function is not None, "the part has one"
         named = self.arguments if arguments is None else arguments
         called = function.get()
-        try:
-            inspect.signature(called).bind(*given, **named)
-        except TypeError as error:
-            raise InputError(
-                f"{function.full_name} takes other arguments: {error}.",
-                given=", ".join([f"{len(given)} by position"] * bool(given) + [f"{n}={v!r}" for n, v in named.items()])
-                or "no arguments",
-                expected=f"{function.full_name}{inspect.signature(called)}",
-                hint="name in arguments what the function takes",
-            ) from error
-        except ValueError:  # one without a signature says itself what is wrong
-            pass
+        _check_call(function.full_name, called, given, named)
         return called(*given, **named)
+
+
+def _check_call(name: str, called: Callable[..., Any], given: Sequence[Any], named: Arguments) -> None:
+    """Refuse arguments that a function does not take."""
+    try:
+        inspect.signature(called).bind(*given, **named)
+    except TypeError as error:
+        raise InputError(
+            f"{name} takes other arguments: {error}.",
+            given=", ".join([f"{len(given)} by position"] * bool(given) + [f"{n}={v!r}" for n, v in named.items()])
+            or "no arguments",
+            expected=f"{name}{inspect.signature(called)}",
+            hint="name in arguments what the function takes, and define it with those that it gets by position",
+        ) from error
+    except ValueError:  # one without a signature says itself what is wrong
+        pass
 
 
 def _is_plain(value: Any) -> bool:
@@ -187,6 +192,9 @@ class PythonTask(_Called):
                 expected="an object with losses(model, batch)",
                 hint="write def losses(self, model, batch): return {'loss': ...}",
             )
+        for name in ("losses", "score", "counts", "predict"):
+            if parts[name] is not None:
+                _check_call(f"{name} of {named}", parts[name], ("model", "batch"), {})
         own = parts["metrics"]
         own = (own() if callable(own) else own) or {}
         check_metrics(own)
@@ -260,7 +268,17 @@ class PythonData(_Called):
 
     def training(self) -> Sequence[Augment]:
         """Return the augmentations of training batches, in their order."""
-        return () if self.augment is None else tuple(self._call(function=self.augment, arguments={}))
+        if self.augment is None:
+            return ()
+        made = self._call(function=self.augment, arguments={})
+        if not isinstance(made, Sequence) or not all(map(callable, made)):
+            raise wrong_type(
+                f"what {self.augment.full_name} returns",
+                made,
+                expected="a list of augmentations",
+                hint="return [ls.augmentations.HorizontalFlip()]; [] for none",
+            )
+        return tuple(made)
 
     def evaluation(self) -> Sequence[Augment]:
         """Return no augmentations."""
@@ -314,7 +332,9 @@ class PythonHook(_Called):
 
     def get(self) -> Callable[[StepReport], Any]:
         """Return what is called with each report."""
-        return partial(self.function.get(), **self.arguments)
+        hook = self.function.get()
+        _check_call(self.function.full_name, hook, ("report",), self.arguments)
+        return partial(hook, **self.arguments)
 
 
 def as_model(given: Any, num_classes: int | None) -> Any:

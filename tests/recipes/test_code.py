@@ -108,10 +108,15 @@ def test_what_is_not_there_is_refused_without_an_import(
             "build",
             "ModuleNotFoundError: No module named",
         ),
+        (
+            "raise SystemExit('bye')\ndef build(): pass",
+            "build",
+            r"own_parts_\d+ cannot be imported(.*\n)*.*SystemExit: bye",
+        ),
         ("build = 3", "build", "own_parts_[0-9]+:build is no function(.*\n)*.*given: +a int"),
         ("class Net: pass", "Net.small", "own_parts_[0-9]+:Net.small is no function(.*\n)*.*nothing of this name"),
     ],
-    ids=["import", "number", "inner"],
+    ids=["import", "exit", "number", "inner"],
 )
 def test_what_cannot_be_called_is_told(
     write_module: WriteModule, tmp_path: Path, text: str, name: str, said: str, request: pytest.FixtureRequest
