@@ -159,6 +159,21 @@ def test_a_network_of_ones_own_is_a_classifier_of_lockstep(tmp_path: Path) -> No
     assert (len(found), len(found.classes(0))) == (6, 1)
 
 
+@dataclass
+class Words:
+    scale: float = 1.0
+
+    def __call__(self, split: str) -> dict[str, Tensor] | None:
+        return reader(split, self.scale)
+
+
+def test_an_object_that_can_be_called_is_a_function(tmp_path: Path) -> None:
+    ls.run(recipe(), tmp_path / "function")
+    leave()
+    ls.run(recipe(reader=Words()), tmp_path / "object")
+    assert learned(tmp_path / "object") == learned(tmp_path / "function")
+
+
 def test_a_run_by_other_code_is_told(tmp_path: Path) -> None:
     ls.run(recipe(), tmp_path)
 
