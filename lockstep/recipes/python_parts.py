@@ -85,7 +85,8 @@ class PythonModel(_Called):
     streams of torch, numpy and Python are seeded with it, and put back."""
     arguments: Arguments = field(default_factory=dict)
     num_classes: PositiveInt | None = None
-    """Number of classes, for a classifier or detector by a task of Lockstep; the function does not get it."""
+    """Number of classes, for a classifier or detector by a task of Lockstep; the function gets it if it has an argument
+    of that name, which is not among `arguments`."""
 
     smallest_image: ClassVar[int] = 0
     image_size: ClassVar[int] = 0
@@ -102,12 +103,19 @@ class PythonModel(_Called):
         streams.set_aside()
         try:
             streams.seed(seed)
-            made = self._call()
+            made = self._call(arguments={**self._classes(), **self.arguments})
         finally:
             streams.put_back()
         what, hint = f"what {self.function.full_name} returns", "return the network, such as nn.Sequential(...)"
         check_type(what, made, torch.nn.Module, expected="a torch.nn.Module", hint=hint)
         return made  # type: ignore[no-any-return]
+
+    def _classes(self) -> Arguments:
+        try:
+            takes = "num_classes" in inspect.signature(self.function.get()).parameters
+        except ValueError:  # it has none
+            takes = False
+        return {"num_classes": self.num_classes} if takes and self.num_classes is not None else {}
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import own_parts
 import pytest
 import torch
 from own_parts import SIZES, Furthest, Net, Pixels, Regression, losses, reader, score
+from tiny_detector import tiny_recipe, write_coco
 from tiny_images import image_folder
 from torch import Tensor, nn
 
@@ -344,3 +345,9 @@ def test_a_function_that_is_not_there_is_refused_before_workers_start(
     assert 'did you mean "Net"' in capsys.readouterr().err
     assert not Path("runs").exists()
     assert str(home) not in sys.path
+
+
+def test_a_network_that_is_no_detector_is_told(tmp_path: Path) -> None:
+    given = tiny_recipe(write_coco(tmp_path, 6))
+    with pytest.raises(ls.InputError, match="This network of your own is no detector"):
+        ls.run(given, tmp_path / "run", model=Pixels)
