@@ -186,25 +186,44 @@ def test_a_run_by_other_code_is_told(tmp_path: Path) -> None:
     assert ls.run(recipe(model=wider), tmp_path, accept_changes=True).step == STEPS
 
 
-def test_a_resumed_run_has_the_bytes_of_one_that_was_not(tmp_path: Path) -> None:
-    ls.run(recipe(), tmp_path / "whole")
+SPARSE: dict[str, Any] = {"model": partial(Net, sparse=True), "optimizer": ls.optim.SGD(0.1)}
+odd_networks = pytest.mark.parametrize("parts", [{}, SPARSE], ids=["dense", "sparse"])
+
+
+@odd_networks
+def test_a_resumed_run_has_the_bytes_of_one_that_was_not(tmp_path: Path, parts: dict[str, Any]) -> None:
+    ls.run(recipe(**parts), tmp_path / "whole")
     leave()
-    ls.run(recipe(end=ls.Steps(2)), tmp_path / "resumed")
+    ls.run(recipe(end=ls.Steps(2), **parts), tmp_path / "resumed")
     leave()
-    ls.run(recipe(), tmp_path / "resumed")
+    ls.run(recipe(**parts), tmp_path / "resumed")
     assert learned(tmp_path / "resumed") == learned(tmp_path / "whole")
 
 
-def on_workers(workdir: Path) -> None:
-    ls.run(recipe(), workdir)
+def on_workers(workdir: Path, parts: dict[str, Any]) -> None:
+    ls.run(recipe(**parts), workdir)
 
 
 @pytest.mark.process
-def test_two_workers_have_the_bytes_of_one(tmp_path: Path, run_workers: Callable[..., list[Any]]) -> None:
+@odd_networks
+def test_two_workers_have_the_bytes_of_one(
+    tmp_path: Path, run_workers: Callable[..., list[Any]], parts: dict[str, Any]
+) -> None:
+    torch.set_num_threads(1)
+    ls.run(recipe(**parts), tmp_path / "one")
+    run_workers(on_workers, 2, tmp_path / "two", parts)
+    assert learned(tmp_path / "two") == learned(tmp_path / "one")
+
+
+@pytest.mark.process
+def test_backup_workers_have_the_bytes_of_one(tmp_path: Path, run_workers: Callable[..., list[Any]]) -> None:
     torch.set_num_threads(1)
     ls.run(recipe(), tmp_path / "one")
-    run_workers(on_workers, 2, tmp_path / "two")
-    assert learned(tmp_path / "two") == learned(tmp_path / "one")
+    run_workers(on_workers, 3, tmp_path / "served", {"exchange": ls.Backups()})
+    tensors = ("parameters.safetensors", "buffers.safetensors")
+    assert [learned(tmp_path / "served")[name] for name in tensors] == [
+        learned(tmp_path / "one")[name] for name in tensors
+    ]
 
 
 # What is refused, before anything is written --------------------------------------------------------------------------
