@@ -45,15 +45,10 @@ class _Called(Checked):
 
     @staticmethod
     def named(code: Any) -> tuple[Function, Arguments]:
-        """Name what a script gives, with arguments that make it: those of a partial, or the fields of a dataclass."""
+        """Name a function that a script gives; plain arguments of a partial are those of the part."""
         if isinstance(code, partial) and not code.args and all(map(_is_plain, code.keywords.values())):
             return Function.of(code.func), code.keywords
-        if isinstance(code, partial) or hasattr(code, "__qualname__"):
-            return Function.of(code), {}
-        own = {each.name: getattr(code, each.name) for each in fields(code)} if is_dataclass(code) else {}
-        if own.keys() == getattr(code, "__dict__", {}).keys() and all(map(_is_plain, own.values())):
-            return Function.of(type(code)), own
-        return replace(Function.of(code), code=lambda: code), {}
+        return Function.of(code), {}
 
     def _call(self, *given: Any, function: Function | None = None, arguments: Arguments | None = None) -> Any:
         """Call the function of the part, or another one; arguments that it does not take are an InputError."""
@@ -95,7 +90,8 @@ class PythonModel(_Called):
     streams of torch, numpy and Python are seeded with it, and put back."""
     arguments: Arguments = field(default_factory=dict)
     num_classes: PositiveInt | None = None
-    """Number of classes, for a classifier or detector by a task of Lockstep; the function does not get it."""
+    """Number of classes, for a classifier or detector by a task of Lockstep; the function gets it if it has an argument
+    of that name, which is not among `arguments`."""
 
     smallest_image: ClassVar[int] = 0
     image_size: ClassVar[int] = 0
@@ -112,12 +108,19 @@ class PythonModel(_Called):
         streams.set_aside()
         try:
             streams.seed(seed)
-            made = self._call()
+            made = self._call(arguments={**self._classes(), **self.arguments})
         finally:
             streams.put_back()
         what, hint = f"what {self.function.full_name} returns", "return the network, such as nn.Sequential(...)"
         check_type(what, made, torch.nn.Module, expected="a torch.nn.Module", hint=hint)
         return made  # type: ignore[no-any-return]
+
+    def _classes(self) -> Arguments:
+        try:
+            takes = "num_classes" in inspect.signature(self.function.get()).parameters
+        except ValueError:  # it has none
+            takes = False
+        return {"num_classes": self.num_classes} if takes and self.num_classes is not None else {}
 
 
 @dataclass(frozen=True)
@@ -368,8 +371,7 @@ def as_task(task: Any, losses: Any, score: Any) -> PythonTask | None:
             hint="leave task out, or make losses and score its methods",
         )
     if task is not None:
-        function, arguments = PythonTask.named(task)
-        return PythonTask(function, arguments, main_score=getattr(task, "main_score", ""))
+        return PythonTask(*_naming(task), main_score=getattr(task, "main_score", ""))
     for name, given in {"losses": losses, "score": score}.items():
         if given is not None and not callable(given):
             hint = f"write def {name}(model, batch): return {{...}}"
@@ -382,6 +384,16 @@ def as_task(task: Any, losses: Any, score: Any) -> PythonTask | None:
             hint="give losses too; more scores of a classifier are metrics: metrics={...}",
         )
     return PythonTask(losses=Function.of(losses), score=None if score is None else Function.of(score))
+
+
+def _naming(made: Any) -> tuple[Function, Arguments]:
+    """Name what makes an object: its class, with the fields of a dataclass, if these are all that it holds."""
+    if hasattr(made, "__qualname__") or isinstance(made, partial):
+        return PythonTask.named(made)
+    own = {each.name: getattr(made, each.name) for each in fields(made)} if is_dataclass(made) else {}
+    if own.keys() == getattr(made, "__dict__", {}).keys() and all(map(_is_plain, own.values())):
+        return Function.of(type(made)), own
+    return replace(Function.of(made), code=lambda: made), {}
 
 
 def as_data(reader: Any, data: Any, *, has_task: bool) -> Any:

@@ -17,6 +17,7 @@ import own_parts
 import pytest
 import torch
 from own_parts import SIZES, Furthest, Net, Pixels, Regression, losses, reader, score
+from tiny_detector import tiny_recipe, write_coco
 from tiny_images import image_folder
 from torch import Tensor, nn
 
@@ -159,6 +160,21 @@ def test_a_network_of_ones_own_is_a_classifier_of_lockstep(tmp_path: Path) -> No
     assert (len(found), len(found.classes(0))) == (6, 1)
 
 
+@dataclass
+class Words:
+    scale: float = 1.0
+
+    def __call__(self, split: str) -> dict[str, Tensor] | None:
+        return reader(split, self.scale)
+
+
+def test_an_object_that_can_be_called_is_a_function(tmp_path: Path) -> None:
+    ls.run(recipe(), tmp_path / "function")
+    leave()
+    ls.run(recipe(reader=Words()), tmp_path / "object")
+    assert learned(tmp_path / "object") == learned(tmp_path / "function")
+
+
 def test_a_run_by_other_code_is_told(tmp_path: Path) -> None:
     ls.run(recipe(), tmp_path)
 
@@ -170,25 +186,44 @@ def test_a_run_by_other_code_is_told(tmp_path: Path) -> None:
     assert ls.run(recipe(model=wider), tmp_path, accept_changes=True).step == STEPS
 
 
-def test_a_resumed_run_has_the_bytes_of_one_that_was_not(tmp_path: Path) -> None:
-    ls.run(recipe(), tmp_path / "whole")
+SPARSE: dict[str, Any] = {"model": partial(Net, sparse=True), "optimizer": ls.optim.SGD(0.1)}
+odd_networks = pytest.mark.parametrize("parts", [{}, SPARSE], ids=["dense", "sparse"])
+
+
+@odd_networks
+def test_a_resumed_run_has_the_bytes_of_one_that_was_not(tmp_path: Path, parts: dict[str, Any]) -> None:
+    ls.run(recipe(**parts), tmp_path / "whole")
     leave()
-    ls.run(recipe(end=ls.Steps(2)), tmp_path / "resumed")
+    ls.run(recipe(end=ls.Steps(2), **parts), tmp_path / "resumed")
     leave()
-    ls.run(recipe(), tmp_path / "resumed")
+    ls.run(recipe(**parts), tmp_path / "resumed")
     assert learned(tmp_path / "resumed") == learned(tmp_path / "whole")
 
 
-def on_workers(workdir: Path) -> None:
-    ls.run(recipe(), workdir)
+def on_workers(workdir: Path, parts: dict[str, Any]) -> None:
+    ls.run(recipe(**parts), workdir)
 
 
 @pytest.mark.process
-def test_two_workers_have_the_bytes_of_one(tmp_path: Path, run_workers: Callable[..., list[Any]]) -> None:
+@odd_networks
+def test_two_workers_have_the_bytes_of_one(
+    tmp_path: Path, run_workers: Callable[..., list[Any]], parts: dict[str, Any]
+) -> None:
+    torch.set_num_threads(1)
+    ls.run(recipe(**parts), tmp_path / "one")
+    run_workers(on_workers, 2, tmp_path / "two", parts)
+    assert learned(tmp_path / "two") == learned(tmp_path / "one")
+
+
+@pytest.mark.process
+def test_backup_workers_have_the_bytes_of_one(tmp_path: Path, run_workers: Callable[..., list[Any]]) -> None:
     torch.set_num_threads(1)
     ls.run(recipe(), tmp_path / "one")
-    run_workers(on_workers, 2, tmp_path / "two")
-    assert learned(tmp_path / "two") == learned(tmp_path / "one")
+    run_workers(on_workers, 3, tmp_path / "served", {"exchange": ls.Backups()})
+    tensors = ("parameters.safetensors", "buffers.safetensors")
+    assert [learned(tmp_path / "served")[name] for name in tensors] == [
+        learned(tmp_path / "one")[name] for name in tensors
+    ]
 
 
 # What is refused, before anything is written --------------------------------------------------------------------------
@@ -334,3 +369,9 @@ def test_a_function_that_is_not_there_is_refused_before_workers_start(
     assert 'did you mean "Net"' in capsys.readouterr().err
     assert not Path("runs").exists()
     assert str(home) not in sys.path
+
+
+def test_a_network_that_is_no_detector_is_told(tmp_path: Path) -> None:
+    given = tiny_recipe(write_coco(tmp_path, 6))
+    with pytest.raises(ls.InputError, match="This network of your own is no detector"):
+        ls.run(given, tmp_path / "run", model=Pixels)
