@@ -348,12 +348,16 @@ def as_model(given: Any, num_classes: int | None) -> Any:
     """
     if isinstance(given, Checked):
         return given
-    if isinstance(given, torch.nn.Module) or not callable(given):
+    expected = "a class, or a function that returns a torch.nn.Module"
+    if not callable(given):
+        hint = "write model=Net, the class itself, or def build(): return Net(...)"
+        raise wrong_type("model", given, expected=expected, hint=hint)
+    if isinstance(given, torch.nn.Module):
         name = type(given).__name__
         raise InputError(
             "A run makes its network itself, the same at each start, on each worker.",
             given=f"model=a {name}",
-            expected="a class, or a function that returns a torch.nn.Module",
+            expected=expected,
             hint=f"write model={name}, or def build(): return {name}(...)",
         )
     return PythonModel(*PythonModel.named(given), num_classes)
@@ -401,6 +405,8 @@ def as_data(reader: Any, data: Any, *, has_task: bool) -> Any:
 
     Images of classes and of objects keep what the recipe says of them; a task of the script's own takes any fields.
     """
+    if isinstance(reader, PythonData):
+        return reader
     if not callable(reader):
         raise wrong_type(
             "reader",

@@ -308,7 +308,7 @@ class Recipe(Checked):
     def of(
         cls,
         model: Callable[..., Any],
-        reader: Callable[..., Any],
+        reader: Callable[..., Any] | PythonData,
         losses: Callable[..., Any] | None = None,
         *,
         task: Any = None,
@@ -323,7 +323,7 @@ class Recipe(Checked):
 
         Args:
             model: the class of the network, or a function that makes it.
-            reader: gives the examples of a split.
+            reader: gives the examples of a split; `PythonData` says besides how they are augmented.
             losses: of the network and a batch; None for a task, and for a classifier.
             task: an object with losses and what else it has, in place of functions.
             score: of the network and a batch; None: nothing is evaluated.
@@ -335,7 +335,7 @@ class Recipe(Checked):
         """
         optimizer = as_optimizer(optimizer or AdamW(1e-3))
         made = as_task(task, losses, score)
-        network, data = as_model(model, num_classes), PythonData(*PythonData.named(reader))
+        network, data = as_model(model, num_classes), as_data(reader, None, has_task=True)
         return cls(name, network, data, optimizer, made, hooks=tuple(map(as_hook, hooks)), **more)
 
     def with_parts(

@@ -247,6 +247,8 @@ def unknown_field(model: nn.Module, batch: Any) -> dict[str, Tensor]:
     [
         ({"model": lambda: 3}, "what .* returns is no torch.nn.Module|given: +.*int"),
         ({"model": Net()}, "A run makes its network itself"),
+        ({"model": "own_parts:Net"}, "model is of the wrong type"),
+        ({"reader": reader("train")}, "reader is of the wrong type(.|\\n)*a function of the split"),
         ({"model": partial(Net, depth=3)}, "takes other arguments: got an unexpected keyword argument 'depth'"),
         ({"task": NoLosses()}, "makes no task: it has no losses"),
         ({"task": Regression(), "losses": losses}, "A task has its losses and scores"),
