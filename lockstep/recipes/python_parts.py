@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
 
 import numpy as np
 import torch
@@ -146,6 +146,8 @@ class PythonTask(_Called):
     writes down."""
     main_score: str = ""
     """The score that says which checkpoint is the best, where the recipe asks for one and names none."""
+    better: Literal["higher", "lower"] | None = None
+    """Whether the best has the highest or the lowest `main_score`, which needs it."""
 
     unused: ClassVar[Mapping[str, Any]] = {"loss": CrossEntropy(), "evaluate.top": (1,), "evaluate.flip": False}
     score_names: ClassVar[None] = None
@@ -375,7 +377,8 @@ def as_task(task: Any, losses: Any, score: Any) -> PythonTask | None:
             hint="leave task out, or make losses and score its methods",
         )
     if task is not None:
-        return PythonTask(*_naming(task), main_score=getattr(task, "main_score", ""))
+        said = {name: getattr(task, name) for name in ("main_score", "better") if hasattr(task, name)}
+        return PythonTask(*_naming(task), **said)
     for name, given in {"losses": losses, "score": score}.items():
         if given is not None and not callable(given):
             hint = f"write def {name}(model, batch): return {{...}}"

@@ -267,14 +267,16 @@ class Recipe(Checked):
     def _name_best(self) -> None:
         """Keep the best checkpoint where early stopping has to know which it is: by the first of the scores."""
         if self.evaluate.patience is not None and self.checkpoints.retention.best is None:
-            if not self.chosen_task.main_score:
+            score, retention = self.chosen_task.main_score, self.checkpoints.retention
+            better = self.task.better if self.task else retention.better
+            if not score or not better:
                 raise InputError(
                     "Early stopping has to know which checkpoint is the best.",
-                    given=f"evaluate.patience={self.evaluate.patience}, and no score to keep the best by",
+                    given=f"evaluate.patience={self.evaluate.patience}, main_score={score!r}, better={better!r}",
                     expected="the name of a score, and whether higher or lower is better",
                     hint='set checkpoints.retention.best="validation/NAME" and checkpoints.retention.better="lower"',
                 )
-            retention = replace(self.checkpoints.retention, best=f"validation/{self.chosen_task.main_score}")
+            retention = replace(retention, best=f"validation/{score}", better=better)
             object.__setattr__(self, "checkpoints", replace(self.checkpoints, retention=retention))
 
     def _check_best(self) -> None:

@@ -175,6 +175,11 @@ def test_an_object_that_can_be_called_is_a_function(tmp_path: Path) -> None:
     assert learned(tmp_path / "object") == learned(tmp_path / "function")
 
 
+def test_a_task_says_by_which_score_and_whether_by_its_lowest_a_checkpoint_is_the_best() -> None:
+    retention = recipe(evaluate=ls.recipes.Evaluate(ls.Interval(3), patience=2)).checkpoints.retention
+    assert (retention.best, retention.better) == ("validation/mae", "lower")
+
+
 def test_a_run_by_other_code_is_told(tmp_path: Path) -> None:
     ls.run(recipe(), tmp_path)
 
@@ -234,6 +239,10 @@ class NoLosses:
     weight: float = 1.0
 
 
+class NoWord(Regression):
+    better = None
+
+
 def mean_score(model: nn.Module, batch: Any) -> dict[str, Tensor]:
     return {"mae": score(model, batch)["mae"].mean()}
 
@@ -265,6 +274,8 @@ def unknown_field(model: nn.Module, batch: Any) -> dict[str, Tensor]:
          "what .* returns is int\\n *expected: a list of augmentations"),
         ({"evaluate": ls.recipes.Evaluate(ls.Interval(3), patience=2), "task": None, "losses": losses, "score": score},
          "Early stopping has to know which checkpoint is the best"),
+        ({"evaluate": ls.recipes.Evaluate(ls.Interval(3), patience=2), "task": NoWord()},
+         "main_score='mae', better=None"),
         ({"checkpoints": ls.recipes.Checkpoints(retention=ls.recipes.Retention(best="validation/mae")), "task": None,
           "losses": losses}, "Nothing says which checkpoints are the best: this task has no score"),
         ({"checkpoints": ls.recipes.Checkpoints(retention=ls.recipes.Retention(best="validation/f1"))}, "f1"),
