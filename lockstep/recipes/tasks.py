@@ -137,6 +137,13 @@ def _heads(outputs: Any) -> tuple[Tensor, list[Tensor]]:
     """Split the outputs into the logits of the last layer and those of the auxiliary heads, which only training has."""
     if isinstance(outputs, torch.Tensor):
         return outputs, []
+    if not isinstance(outputs, tuple | list):
+        raise InputError(
+            "A classifier returns something else than logits.",
+            given=type(outputs).__name__,
+            expected="a tensor of shape (batch, classes), or a tuple of these, that of the last layer first",
+            hint="return it from forward, as outputs.logits or outputs['logits']; or give losses of your own",
+        )
     logits, *auxiliary = outputs
     return logits, [head for head in auxiliary if head is not None]
 

@@ -23,6 +23,7 @@ from lockstep.listing import shorten
 from lockstep.models.layers import FrozenBatchNorm2d
 from lockstep.readers.object_survey import ObjectSurvey
 from lockstep.readers.reader import NO_DECODER
+from lockstep.recipes.python_parts import PythonModel
 from lockstep.recipes.recipe import Recipe
 from lockstep.runs.build import Parts
 from lockstep.runs.inputs import unused_classes
@@ -132,7 +133,7 @@ class Start:
             _warn_of_fresh_norms(self.stages.now.recipe, stages.parts)
         largest = max((span.recipe for span in stages.spans), key=lambda each: each.data.image_size)
         probe_largest_batch(largest, stages.parts, self.objects, worker)
-        if self.recipe.task is not None and not origin.is_resumed:
+        if not origin.is_resumed and (self.recipe.task or isinstance(self.recipe.model, PythonModel)):
             try_task(self.recipe, stages.parts, worker)
         if origin.data_changed:
             facts["data_changed"] = origin.data_changed
@@ -175,7 +176,8 @@ class Start:
 def try_task(recipe: Recipe, parts: Parts, worker: Worker) -> None:
     """Compute the losses and the scores of some examples, and forget them; all workers call it together.
 
-    What a task of the user's own lacks thus ends a run before anything is written, and not at its first evaluation.
+    What a network or task of the user's own lacks thus ends a run before anything is written, and not at its first
+    evaluation.
     """
     exchange, count = recipe.exchange, parts.towers.count
     if not (is_served(exchange) and worker.num_workers > 1 and worker.is_chief):

@@ -287,6 +287,26 @@ def test_wrong_parts_are_refused_and_nothing_is_written(tmp_path: Path, wrong: d
     assert not (tmp_path / "run").exists() or not any((tmp_path / "run").glob("[!.]*"))
 
 
+class Named(Pixels):
+    def forward(self, images: Tensor) -> Any:
+        return {"logits": super().forward(images)}
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [(partial(Pixels, 2), "A label is not the number of a class"), (Named, "A classifier returns something else")],
+)
+def test_a_network_that_is_no_classifier_is_refused_and_nothing_is_written(
+    tmp_path: Path, model: Any, said: str
+) -> None:
+    photos = {"image": torch.zeros(3, 3, 28, 28, dtype=torch.uint8), "label": torch.arange(3)}
+    data = ls.recipes.ImageData(image_size=28, preprocessing=ls.recipes.preprocessing.Cifarnet())
+    given = replace(ls.recipes.find("mnist"), data=data, batch_size=3, num_towers=1, end=ls.Steps(1), device="cpu")
+    with pytest.raises(ls.InputError, match=said):
+        ls.run(given, tmp_path / "run", model=model, reader=lambda split: photos)
+    assert not any((tmp_path / "run").glob("[!.]*"))
+
+
 def test_a_recipe_takes_no_network_itself() -> None:
     with pytest.raises(ls.InputError, match="of a network of your own give the class"):
         replace(ls.recipes.find("mnist"), model=Net())  # type: ignore[arg-type]
@@ -306,6 +326,9 @@ def test_a_recipe_of_own_parts_by_the_commands(home: Path, capsys: pytest.Captur
     assert main(["evaluate", "runs/mine", "--to", "scores.json"]) == 0
     assert json.loads(Path("scores.json").read_text())["split"] == "test"
     assert main(["export", "runs/mine", "--to", "net.safetensors"]) == 0
+    capsys.readouterr()
+    assert main(["export", "runs/mine", "--to", "net.pt2"]) == 2
+    assert "Nothing says what of a batch the network is called with." in capsys.readouterr().err
     assert main(["train", "runs/mine", "--steps", "7"]) == 0
     assert main(["train", "mine.toml", "--rehearse"]) == 0
     assert sorted(path.name for path in Path("runs").iterdir()) == ["mine"]
