@@ -84,7 +84,7 @@ class Function:
             sources = [_source_of(each) for each in held if hasattr(each, "__qualname__")]
             source = _hash([source, *sources, json.dumps(described(held), sort_keys=True)])
             name += "" if "<" in name else "(...)"
-        return cls(str(named.__module__ or "builtins"), name, str(_file_of(named) or ""), source, code)
+        return cls(getattr(named, "__module__", None) or "builtins", name, str(_file_of(named) or ""), source, code)
 
     def get(self) -> Any:
         """Return the function or class itself.

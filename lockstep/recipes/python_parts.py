@@ -160,7 +160,9 @@ class PythonTask(_Called):
                 "A task is one function that makes it, or functions for its parts.",
                 given="both" if self.function else "neither task.function nor task.losses",
                 expected="losses, and what else there is of score, counts, metrics and predict; or function",
-                hint='set task.losses="my_net:losses"',
+                hint="leave task.function out (task.function=none)"
+                if self.function
+                else 'set task.losses="my_net:losses"',
             )
         if self.function is None and self.arguments:
             raise InputError(

@@ -297,7 +297,9 @@ def test_a_name_leads_to_what_its_module_has_given_one(write_module: WriteModule
     assert function.is_in_module
 
 
-@pytest.mark.parametrize("code", [{"train": 1}.get, Scaled(1.0).__call__, partial(int, base=2), eval("lambda: 3")])
+@pytest.mark.parametrize(
+    "code", [{"train": 1}.get, partial(str.upper, "a"), Scaled(1.0).__call__, partial(int, base=2), eval("lambda: 3")]
+)
 def test_what_no_name_leads_to_is_called_by_the_script_alone(code: Any) -> None:
     read = Function.parse(str(Function.of(code)))
     assert not read.is_in_module

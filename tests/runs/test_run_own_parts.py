@@ -175,6 +175,12 @@ def test_an_object_that_can_be_called_is_a_function(tmp_path: Path) -> None:
     assert learned(tmp_path / "object") == learned(tmp_path / "function")
 
 
+def test_a_task_that_is_said_twice_is_refused() -> None:
+    function = ls.recipes.Function.of(losses)
+    with pytest.raises(ls.InputError, match=r"leave task\.function out \(task\.function=none\)"):
+        ls.recipes.PythonTask(function, losses=function)
+
+
 def test_a_task_says_by_which_score_and_whether_by_its_lowest_a_checkpoint_is_the_best() -> None:
     retention = recipe(evaluate=ls.recipes.Evaluate(ls.Interval(3), patience=2)).checkpoints.retention
     assert (retention.best, retention.better) == ("validation/mae", "lower")
