@@ -20,9 +20,7 @@ def main(epochs=2):
     loader = ls.data.Loader(ls.data.TorchDataset(Digits()), batch_size=16)
 
     history = []
-    for report in ls.train_steps(
-        state, losses, loader, ls.Towers(ls.join().num_workers, precision="bf16"), until=ls.Epochs(epochs)
-    ):
+    for report in ls.train_steps(state, losses, loader, ls.Towers(precision="bf16"), until=ls.Epochs(epochs)):
         history.append(report.total)
         if len(history) % 10 == 0:
             print(f"step {len(history)}: loss {history[-1]:.4f}")
