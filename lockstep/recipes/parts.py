@@ -260,7 +260,7 @@ class Evaluate(Checked):
     precision: Precision | None = None
     """Precision of evaluation; None: that of the towers."""
     examples: PositiveInt64 | None = None
-    """Number of examples of a split that are scored, from the first on; None: all."""
+    """Number of examples of a split that are scored, from the first on, or as many as there are; None: all."""
     drop_last: bool = False
     """Leave out examples at the end that do not fill a micro-batch; else it is padded, and the padding not counted."""
     top: Annotated[tuple[PositiveInt, ...], Hint("write top = [1, 5]")] = (1,)
