@@ -19,7 +19,7 @@ from lockstep.checks import (
     check_type,
 )
 from lockstep.data.bad_examples import Policy
-from lockstep.data.order import BlockShuffled
+from lockstep.data.order import BlockShuffled, Repeated
 from lockstep.data.prefetch import LoaderPool
 from lockstep.errors import InputError
 from lockstep.evaluation.scores import Weights
@@ -40,8 +40,9 @@ NonNegativeInt64 = Annotated[int, Range(ge=0, lt=2**63)]
 class DataLoading(Checked):
     """How workers load the training examples; the number of loaders does not change what they read."""
 
-    order: Literal["shuffled", "sequential"] | BlockShuffled = "shuffled"
-    """A new permutation each epoch; or in blocks, for storage with slow random access; or in the order of the files."""
+    order: Literal["shuffled", "sequential"] | BlockShuffled | Repeated = "shuffled"
+    """A new permutation each epoch; or in blocks, for storage with slow random access; or in the order of the files; or
+    each example several times in a row, with other augmentations (repeated augmentation)."""
     num_processes: int | None = None
     """Loader processes of each worker; None: its share of the free cores. They read what has to be decoded; the worker
     itself reads what is in memory."""
