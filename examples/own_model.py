@@ -73,8 +73,8 @@ def main() -> None:
         average=ls.optim.MovingAverage(0.99),
     )
     towers = ls.Towers(arguments.towers)
-    loader = ls.data.Loader(ls.data.Arrays(read("train")), batch_size=BATCH_SIZE)
-    held_out = ls.data.Loader(ls.data.Arrays(read("t10k")), batch_size=500)
+    loader = ls.data.Loader(read("train"), batch_size=BATCH_SIZE)
+    held_out = ls.data.Loader(read("t10k"), batch_size=500)
 
     ls.resume(state, loader, arguments.workdir)
     for report in ls.train_steps(state, losses, loader, towers, until=ls.Steps(arguments.steps)):

@@ -19,7 +19,7 @@ def main(epochs=2):
     device = ls.join().device
     model = nn.Sequential(nn.Flatten(), nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 10)).to(device)
     state = ls.TrainState(model, ls.optim.SGD(lr=0.1, momentum=0.9))
-    loader = ls.data.Loader(ls.data.TorchDataset(Digits()), batch_size=4 * ACCUMULATE)
+    loader = ls.data.Loader(Digits(), batch_size=4 * ACCUMULATE)
 
     history = []
     for report in ls.train_steps(state, losses, loader, ls.Towers(ACCUMULATE), until=ls.Epochs(epochs)):

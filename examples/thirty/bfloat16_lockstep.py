@@ -17,12 +17,10 @@ def main(epochs=2):
     device = ls.join().device
     model = nn.Sequential(nn.Flatten(), nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 10)).to(device)
     state = ls.TrainState(model, ls.optim.SGD(lr=0.1, momentum=0.9))
-    loader = ls.data.Loader(ls.data.TorchDataset(Digits()), batch_size=16)
+    loader = ls.data.Loader(Digits(), batch_size=16)
 
     history = []
-    for report in ls.train_steps(
-        state, losses, loader, ls.Towers(ls.join().num_workers, precision="bf16"), until=ls.Epochs(epochs)
-    ):
+    for report in ls.train_steps(state, losses, loader, ls.Towers(precision="bf16"), until=ls.Epochs(epochs)):
         history.append(report.total)
         if len(history) % 10 == 0:
             print(f"step {len(history)}: loss {history[-1]:.4f}")

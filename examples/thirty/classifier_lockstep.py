@@ -30,7 +30,7 @@ def main(epochs=2):
     device = ls.join().device
     model = Net().to(device)
     state = ls.TrainState(model, ls.optim.SGD(lr=0.1, momentum=0.9))
-    loader = ls.data.Loader(ls.data.TorchDataset(Digits()), batch_size=16)
+    loader = ls.data.Loader(Digits(), batch_size=16)
 
     history = []
     for report in ls.train_steps(state, losses, loader, until=ls.Epochs(epochs)):

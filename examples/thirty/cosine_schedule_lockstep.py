@@ -34,7 +34,7 @@ def main(epochs=2):
     torch.manual_seed(0)
     device = ls.join().device
     model = resnet().to(device)
-    loader = ls.data.Loader(ls.data.TorchDataset(Digits()), batch_size=16)
+    loader = ls.data.Loader(Digits(), batch_size=16)
     state = ls.TrainState(
         model, ls.optim.SGD(ls.optim.Cosine(0.02, ls.Epochs(epochs)), momentum=0.9, nesterov=True, weight_decay=5e-4)
     )

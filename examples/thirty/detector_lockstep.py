@@ -62,7 +62,7 @@ def main(epochs=2):
     device = ls.join().device
     model = Detector().to(device)
     state = ls.TrainState(model, ls.optim.AdamW(lr=1e-3))
-    loader = ls.data.Loader(ls.data.TorchDataset(Scenes()), batch_size=16)
+    loader = ls.data.Loader(Scenes(), batch_size=16)
 
     history = []
     for report in ls.train_steps(state, losses, loader, until=ls.Epochs(epochs)):

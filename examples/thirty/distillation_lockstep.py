@@ -28,7 +28,7 @@ def main(epochs=2):
     teacher = perceptron(256).to(device).eval()  # load its weights here
     model = perceptron(16).to(device)
     state = ls.TrainState(model, ls.optim.SGD(lr=0.05, momentum=0.9))
-    loader = ls.data.Loader(ls.data.TorchDataset(Digits()), batch_size=16)
+    loader = ls.data.Loader(Digits(), batch_size=16)
 
     history = []
 

@@ -19,7 +19,7 @@ def main(epochs=3):
     state = ls.TrainState(
         model, ls.optim.SGD(ls.optim.PiecewiseConstant((ls.Epochs(1), ls.Epochs(2)), (0.1, 0.01, 0.001)))
     )
-    loader = ls.data.Loader(ls.data.TorchDataset(Digits()), batch_size=16)
+    loader = ls.data.Loader(Digits(), batch_size=16)
 
     history = []
     for report in ls.train_steps(state, losses, loader, until=ls.Epochs(epochs)):

@@ -28,7 +28,7 @@ def main(epochs=2):
     device = ls.join().device
     model = Classifier().to(device)
     state = ls.TrainState(model, {r"^features\.": ls.optim.AdamW(1e-4), r"^head\.": ls.optim.AdamW(1e-3)})
-    loader = ls.data.Loader(ls.data.TorchDataset(Digits()), batch_size=16)
+    loader = ls.data.Loader(Digits(), batch_size=16)
 
     history = []
     for report in ls.train_steps(state, losses, loader, until=ls.Epochs(epochs)):

@@ -30,7 +30,7 @@ def main(epochs=2):
     device = ls.join().device
     model = Probe().to(device)
     state = ls.TrainState(model, ls.optim.Adam(lr=1e-2))
-    loader = ls.data.Loader(ls.data.TorchDataset(Digits()), batch_size=16)
+    loader = ls.data.Loader(Digits(), batch_size=16)
 
     history = []
     for report in ls.train_steps(state, losses, loader, until=ls.Epochs(epochs)):

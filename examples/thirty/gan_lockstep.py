@@ -17,7 +17,7 @@ def main(epochs=2):
     discriminator = nn.Sequential(nn.Linear(784, 128), nn.LeakyReLU(0.2), nn.Linear(128, 1)).to(device)
     g_state = ls.TrainState(generator, ls.optim.Adam(lr=2e-4, betas=(0.5, 0.999)), name="generator")
     d_state = ls.TrainState(discriminator, ls.optim.Adam(lr=2e-4, betas=(0.5, 0.999)), name="discriminator")
-    loader = ls.data.Loader(ls.data.TorchDataset(Digits()), batch_size=16)
+    loader = ls.data.Loader(Digits(), batch_size=16)
 
     history = []
 

@@ -25,7 +25,7 @@ def main(epochs=2):
     device = ls.join().device
     model = TwoHeads().to(device)
     state = ls.TrainState(model, ls.optim.Adam(lr=1e-3))
-    loader = ls.data.Loader(ls.data.TorchDataset(Digits()), batch_size=16)
+    loader = ls.data.Loader(Digits(), batch_size=16)
 
     history = []
 

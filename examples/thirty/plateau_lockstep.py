@@ -22,8 +22,8 @@ def main(epochs=4):
     model = nn.Sequential(nn.Flatten(), nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 10)).to(device)
     model.register_buffer("rate", torch.tensor(1.0, device=device))
     state = ls.TrainState(model, ls.optim.SGD(lr=lambda step: model.rate.item()))
-    loader = ls.data.Loader(ls.data.TorchDataset(Digits()), batch_size=16)
-    held_out = ls.data.Loader(ls.data.TorchDataset(Digits("t10k")), batch_size=16)
+    loader = ls.data.Loader(Digits(), batch_size=16)
+    held_out = ls.data.Loader(Digits("t10k"), batch_size=16)
 
     history, best = [], float("inf")
     for epoch in range(epochs):

@@ -18,7 +18,7 @@ def main(epochs=2):
     device = ls.join().device
     model = network().to(device)
     state = ls.TrainState(model, ls.optim.SGD(lr=0.05, momentum=0.9))
-    loader = ls.data.Loader(ls.data.TorchDataset(Digits()), batch_size=16)
+    loader = ls.data.Loader(Digits(), batch_size=16)
 
     history = []
 

@@ -24,7 +24,7 @@ def main(epochs=2):
     device = ls.join().device
     model = Upscaler().to(device)
     state = ls.TrainState(model, ls.optim.FromTorch(torch.optim.RMSprop, lr=1e-3, momentum=0.9))
-    loader = ls.data.Loader(ls.data.TorchDataset(Digits()), batch_size=16)
+    loader = ls.data.Loader(Digits(), batch_size=16)
 
     history = []
 

@@ -37,7 +37,7 @@ def main(epochs=2):
     state = ls.TrainState(
         model, ls.optim.AdamW(lambda step: 1e-3 * min(1.0, (step + 1) / WARMUP_STEPS), weight_decay=0.05)
     )
-    loader = ls.data.Loader(ls.data.TorchDataset(Digits()), batch_size=16)
+    loader = ls.data.Loader(Digits(), batch_size=16)
 
     history = []
     for report in ls.train_steps(state, losses, loader, until=ls.Epochs(epochs)):

@@ -20,7 +20,7 @@ def main(epochs=2):
     state = ls.TrainState(model, ls.optim.FromTorch(torch.optim.NAdam, lr=1e-3))
     digits = Digits()
     weights = class_weights(digits.labels).to(device)
-    loader = ls.data.Loader(ls.data.TorchDataset(digits), batch_size=16)
+    loader = ls.data.Loader(digits, batch_size=16)
 
     history = []
 

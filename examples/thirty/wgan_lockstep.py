@@ -23,7 +23,7 @@ def main(epochs=2):
     critic = nn.Sequential(nn.Linear(784, 128), nn.LeakyReLU(0.2), nn.Linear(128, 1)).to(device)
     g_state = ls.TrainState(generator, ls.optim.Adam(lr=1e-4, betas=(0.0, 0.9)), name="generator")
     c_state = ls.TrainState(critic, ls.optim.Adam(lr=1e-4, betas=(0.0, 0.9)), name="critic")
-    loader = ls.data.Loader(ls.data.TorchDataset(Digits()), batch_size=16)
+    loader = ls.data.Loader(Digits(), batch_size=16)
 
     history = []
 

@@ -121,7 +121,7 @@ def _workload_of_recipe(recipe: Recipe, worker: Worker) -> _Workload:
 
     if not _is_trained(recipe):
         recipe.data.check_complete()
-        return _Workload(prepared(recipe, worker).training(), recipe.towers_for(1).count)
+        return _Workload(prepared(recipe, worker).training(), recipe.towers_for(1).num_towers)
     parts = build(recipe, worker)
     exact = is_exact(recipe.exchange)
     resolved = choices.resolve(
@@ -129,7 +129,7 @@ def _workload_of_recipe(recipe: Recipe, worker: Worker) -> _Workload:
     )
     torch.set_num_threads(resolved.threads)
     step, counts = bind(parts.state, parts.towers, recipe.exchange), parts.task.counts(parts.state.model)
-    return _Workload(parts.loader, parts.towers.count, lambda batch: step(parts.task.losses, batch, counts))
+    return _Workload(parts.loader, parts.towers.num_towers, lambda batch: step(parts.task.losses, batch, counts))
 
 
 def _is_trained(recipe: Recipe) -> bool:

@@ -104,7 +104,7 @@ def train_in_worker(arguments: argparse.Namespace) -> int:
     """Run one worker to the end of the run."""
     recipe, path = given_run(arguments)
     with join_workers(recipe.device, recipe.workers_per_device, chief_serves=is_served(recipe.exchange)) as worker:
-        recipe = replace(recipe, num_towers=recipe.towers_for(worker.num_workers).count)
+        recipe = replace(recipe, num_towers=recipe.towers_for(worker.num_workers).num_towers)
         if arguments.rehearse:
             return _rehearse(recipe, worker)
         run = Run(

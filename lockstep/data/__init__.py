@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from lockstep.data.order import Balanced as Balanced
     from lockstep.data.order import BlockShuffled as BlockShuffled
     from lockstep.data.order import Mixture as Mixture
+    from lockstep.data.order import Repeated as Repeated
     from lockstep.data.order import Weighted as Weighted
     from lockstep.data.pipelines import TorchvisionTransforms as TorchvisionTransforms
     from lockstep.readers.coco import Coco as Coco

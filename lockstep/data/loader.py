@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import count, filterfalse, islice, takewhile
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -49,13 +49,9 @@ from lockstep.data.rows import (
 from lockstep.description import described
 from lockstep.errors import DataError, InputError
 from lockstep.readers.fingerprint import Fingerprint, fingerprint_changes, fingerprint_of
-from lockstep.readers.reader import ExampleReader, reader_of
+from lockstep.readers.reader import AnyReader, reader_of
 from lockstep.tracing import TimedResult, run_timed
 from lockstep.types import BadExample, Batch, StepReport
-
-if TYPE_CHECKING:
-    from lockstep.readers.reader import Reader
-
 
 _CPU = torch.device("cpu")
 _Place = Annotated[Count, Hint(FORGED)]
@@ -83,9 +79,10 @@ class Loader:
     """Batches of a reader's examples, in an order, augmented; its state is the seed, the position and what is skipped.
 
     The stream has no end and every batch is full: batches cross from one epoch to the next. The stream is the same for
-    any number of workers and loader processes. A reader that has to decode is read by `num_processes` loader processes
-    (None: chosen from the cores) or by `num_threads` threads, each of which prefetches `prefetch` batches; a reader
-    whose examples lie in memory is read by the trainer's own process.
+    any number of workers and loader processes. A torch dataset, and a dict of tensors with a row for each example, are
+    readers too, as by `TorchDataset` and `Arrays`. A reader that has to decode is read by `num_processes` loader
+    processes (None: chosen from the cores) or by `num_threads` threads, each of which prefetches `prefetch` batches; a
+    reader whose examples lie in memory is read by the trainer's own process.
 
     With `bad_examples="skip"` an example that cannot be read is replaced by the next readable one of its epoch, which
     then comes twice; an evaluation leaves it out. More than `bad_budget` different bad examples end the run.
@@ -97,7 +94,7 @@ class Loader:
 
     def __init__(
         self,
-        reader: Reader | ExampleReader,
+        reader: AnyReader,
         *,
         batch_size: int,
         seed: int = 0,

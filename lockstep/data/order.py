@@ -71,6 +71,30 @@ class Shuffled(_EachOnce):
 
 
 @dataclass(frozen=True)
+class Repeated(Checked):
+    """Repeated augmentation: each example comes several times in a row, augmented by other draws each time.
+
+    The examples come in permutations of their own, across epochs: none comes again before all of them came. An epoch
+    has as many positions as there are examples, as in the samplers of timm and torchvision, so that it takes as long as
+    another one; it has a `num_repeats`-th of the examples.
+
+    Args:
+        num_repeats: how often an example comes in a row, 1 or more.
+    """
+
+    num_repeats: PositiveInt = 3
+    is_exactly_once: ClassVar[bool] = False
+
+    def epoch_size(self, size: int) -> int:
+        """Return the number of examples."""
+        return size
+
+    def indices(self, positions: Int64s, size: int, seed: int) -> Int64s:
+        """Return the index of the example at each position."""
+        return Shuffled().indices(positions // self.num_repeats, size, seed)
+
+
+@dataclass(frozen=True)
 class BlockShuffled(_EachOnce, Checked):
     """Blocks of consecutive examples in shuffled order; the examples are shuffled within a window of blocks.
 

@@ -69,28 +69,32 @@ class ExampleReader(Protocol):
         ...
 
 
-def reader_of(reader: Reader | ExampleReader) -> Reader:
-    """Return a reader of batches: the reader itself, or a wrapper around a reader of single examples."""
+AnyReader = Reader | ExampleReader | Dataset[Any] | Mapping[str, Tensor | Ragged]
+
+
+def reader_of(reader: AnyReader) -> Reader:
+    """Return a reader of batches: the reader itself, or one of single examples, a torch dataset or tensors by field."""
+    if isinstance(reader, Mapping):
+        return Arrays(reader)
+    if isinstance(reader, Dataset) and not hasattr(reader, "read_batch"):
+        return TorchDataset(reader)
     if not isinstance(reader, type) and hasattr(reader, "__len__"):
         if hasattr(reader, "read_batch") and hasattr(reader, "cost"):
-            return reader  # type: ignore[return-value]
+            return cast(Reader, reader)
         if hasattr(reader, "read"):
-            return OneByOne(reader)
+            return OneByOne(cast(ExampleReader, reader))
     raise wrong_type(
         "reader",
         reader,
-        expected="a reader: it has a length, and read(index), or read_batch(indices), cost and example_id",
-        hint="wrap tensors in ls.data.Arrays({...}), a torch Dataset in ls.data.TorchDataset(dataset), "
-        "an iterable one in ls.data.IterableLoader(dataset, batch_size=...) instead of a Loader",
+        expected="a torch Dataset, a dict of tensors, or a reader: it has a length, and read(index), or "
+        "read_batch(indices), cost and example_id",
+        hint='give tensors by name, {"image": images}; wrap what is like a torch Dataset in '
+        "ls.data.TorchDataset(dataset); read what has no length by ls.data.IterableLoader(dataset, batch_size=...)",
     )
 
 
 def reader_from(given: Any) -> Reader | None:
-    """Make a reader of what a function gives: a reader, a torch dataset, arrays by field; None where it gives none."""
-    if isinstance(given, Mapping):
-        return Arrays(given)
-    if isinstance(given, Dataset) and not hasattr(given, "read_batch"):
-        return TorchDataset(given)
+    """Make a reader of what a function gives, as `reader_of` does; None where it gives none."""
     return None if given is None else reader_of(given)
 
 

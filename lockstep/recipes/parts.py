@@ -19,7 +19,7 @@ from lockstep.checks import (
     check_type,
 )
 from lockstep.data.bad_examples import Policy
-from lockstep.data.order import BlockShuffled
+from lockstep.data.order import BlockShuffled, Repeated
 from lockstep.data.prefetch import LoaderPool
 from lockstep.errors import InputError
 from lockstep.evaluation.scores import Weights
@@ -40,8 +40,9 @@ NonNegativeInt64 = Annotated[int, Range(ge=0, lt=2**63)]
 class DataLoading(Checked):
     """How workers load the training examples; the number of loaders does not change what they read."""
 
-    order: Literal["shuffled", "sequential"] | BlockShuffled = "shuffled"
-    """A new permutation each epoch; or in blocks, for storage with slow random access; or in the order of the files."""
+    order: Literal["shuffled", "sequential"] | BlockShuffled | Repeated = "shuffled"
+    """A new permutation each epoch; or in blocks, for storage with slow random access; or in the order of the files; or
+    each example several times in a row, with other augmentations (repeated augmentation)."""
     num_processes: int | None = None
     """Loader processes of each worker; None: its share of the free cores. They read what has to be decoded; the worker
     itself reads what is in memory."""
@@ -260,7 +261,7 @@ class Evaluate(Checked):
     precision: Precision | None = None
     """Precision of evaluation; None: that of the towers."""
     examples: PositiveInt64 | None = None
-    """Number of examples of a split that are scored, from the first on; None: all."""
+    """Number of examples of a split that are scored, from the first on, or as many as there are; None: all."""
     drop_last: bool = False
     """Leave out examples at the end that do not fill a micro-batch; else it is padded, and the padding not counted."""
     top: Annotated[tuple[PositiveInt, ...], Hint("write top = [1, 5]")] = (1,)

@@ -407,7 +407,7 @@ class Recipe(Checked):
             )
 
     def _check_towers(self) -> None:
-        if self.towers.count != 1:
+        if self.towers.count is not None:
             raise InputError(
                 "How many towers there are is said in num_towers alone.",
                 given=f"towers.count={self.towers.count}",

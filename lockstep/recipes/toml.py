@@ -190,6 +190,20 @@ def _read_part(field: FieldType, table: Mapping[str, Any], path: FieldPath) -> A
     return made(lambda: cls(**values), path)
 
 
+_PLATEAU = (
+    "a schedule knows the step alone: let a script lower the rate by what it has scored, "
+    "as docs/reference/coming-from.md shows (ReduceLROnPlateau)"
+)
+_NOT_HERE = {
+    "sam": "an update sees the gradients once: write the second pass into a loss function of your own, "
+    "as docs/reference/coming-from.md shows (SAM)",
+    "lbfgs": "an update sees the gradients once, and none can be asked for again: take another optimizer",
+    "reduce_on_plateau": _PLATEAU,
+    "reduce_lr_on_plateau": _PLATEAU,
+}
+"""What to do in place of kinds that people look for, and that cannot be."""
+
+
 def _class_of(field: FieldType, table: Mapping[str, Any], path: FieldPath) -> type:
     kinds = list(field.classes)
     kind = table.get("kind", kinds[0] if len(kinds) == 1 else None)
@@ -199,7 +213,7 @@ def _class_of(field: FieldType, table: Mapping[str, Any], path: FieldPath) -> ty
         f"{path.at('kind')}: " + ("there is no such kind here." if "kind" in table else "the kind is missing."),
         given=_as_toml(table.get("kind", table)),
         expected=f"one of {_quoted(kinds)}",
-        hint=did_you_mean(kind, kinds) or f"set {path.at('kind').path}",
+        hint=_NOT_HERE.get(str(kind)) or did_you_mean(kind, kinds) or f"set {path.at('kind').path}",
     )
 
 

@@ -19,9 +19,10 @@ from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.tasks import Detection, Task
 from lockstep.runs.inputs import check_best, check_same_classes
 from lockstep.runs.workdir import class_names
+from lockstep.screen import log
 from lockstep.towers.towers import Towers
 from lockstep.training.state import TrainState
-from lockstep.workers.rank import Worker
+from lockstep.workers.rank import Worker, join
 
 SCORED = ("validation", "test")
 
@@ -39,6 +40,8 @@ class Examples:
         self._recipe = recipe
         self._given = given or given_once(recipe)
         self._readers: dict[tuple[str, bool], Reader] = {}
+        self._told: set[str] = set()
+        """Splits of which the log has said that they have fewer examples than are to be scored."""
 
     def training(self) -> Loader:
         """Make the loader of the training examples."""
@@ -53,17 +56,15 @@ class Examples:
         `most` is for a trial: so many of the first examples at most.
         """
         reader, wanted = self.reader(split), self._recipe.evaluate.examples
-        if most is not None:
-            wanted = min(most, len(reader), wanted or most)
-        if wanted is not None:
-            if wanted > (there := len(reader)):
-                raise DataError(
-                    f"There are fewer {split} examples than are to be scored.",
-                    given=f"{there} examples, {wanted} asked for",
-                    expected=f"at most {there}",
-                    hint=f"set evaluate.examples to {there} or less (--examples), or leave it out to score all of them",
+        there = len(reader)
+        if wanted is not None and wanted > there and split not in self._told:
+            self._told.add(split)
+            if join().is_chief:
+                log.info(
+                    "all %d %s examples are scored: there are fewer than evaluate.examples=%d", there, split, wanted
                 )
-            reader = Subset(reader, slice(wanted))
+        if most is not None or wanted is not None:
+            reader = Subset(reader, slice(min(number for number in (most, wanted, there) if number is not None)))
         return self._loader(reader, order="sequential", augment=self._recipe.data.evaluation())
 
     def check_held_out(self) -> None:

@@ -242,8 +242,8 @@ def probe_largest_batch(recipe: Recipe, parts: Parts, known: ObjectSurvey | None
     if not (isinstance(data, DetectionData) and recipe.watch.probe_memory):
         return
     most = Largest(*worker.group.broadcast(list(largest(data, known)) if known else None))
-    mine = towers_of(recipe.exchange, worker.rank, worker.num_workers, towers.count)
-    num_images = recipe.batch_size // towers.count * len(mine)
+    mine = towers_of(recipe.exchange, worker.rank, worker.num_workers, towers.num_towers)
+    num_images = recipe.batch_size // towers.num_towers * len(mine)
     with lack_of_memory_told(f"{num_images} images of {most.height} x {most.width} pixels", _HINT):
         fields: Mapping[str, Any] = largest_batch(data, most, num_images, recipe.num_classes)
         at_once = [fields] if worker.device.type == "cpu" else [_copied(fields, worker.device) for _ in range(_AT_ONCE)]

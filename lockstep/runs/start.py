@@ -179,7 +179,7 @@ def try_task(recipe: Recipe, parts: Parts, worker: Worker) -> None:
     What a network or task of the user's own lacks thus ends a run before anything is written, and not at its first
     evaluation.
     """
-    exchange, count = recipe.exchange, parts.towers.count
+    exchange, count = recipe.exchange, parts.towers.num_towers
     if not (is_served(exchange) and worker.num_workers > 1 and worker.is_chief):
         mine = towers_of(exchange, worker.rank, worker.num_workers, count)
         counts = parts.task.counts(parts.state.model)
@@ -308,7 +308,7 @@ def _check_activations(recipe: Recipe, worker: Worker) -> None:
 
 def describe_topology(parts: Parts, exchange: Exchange, worker: Worker) -> list[str]:
     """Describe how a run would go on from where its parts stand, in lines; all workers call it, and get the same."""
-    state, loader, count = parts.state, parts.loader, parts.towers.count
+    state, loader, count = parts.state, parts.loader, parts.towers.num_towers
     size = loader.batch_size // count
     towers, positions = _part_of(worker, parts, exchange)
     here = {
@@ -332,7 +332,7 @@ def describe_topology(parts: Parts, exchange: Exchange, worker: Worker) -> list[
 
 def _part_of(worker: Worker, parts: Parts, exchange: Exchange) -> tuple[str, str]:
     """Name the towers of a worker, and the positions of the first examples that it reads."""
-    loader, count = parts.loader, parts.towers.count
+    loader, count = parts.loader, parts.towers.num_towers
     if isinstance(exchange, Backups | Asynchronous) and worker.num_workers > 1:
         if worker.is_chief:
             return "serves", "none"

@@ -97,7 +97,7 @@ class TowerHost:
         any_order: bool = False,
     ) -> None:
         self.outputs = TowerOutputs(model, parameters, is_alone=worker.num_workers == 1)
-        self.statistics = Statistics(model, towers.batch_norm, towers.count, any_order=any_order)
+        self.statistics = Statistics(model, towers.batch_norm, towers.num_towers, any_order=any_order)
         self.absent: dict[int, int] = {}
         """Number of the towers just run without a gradient for a parameter, by its index, where any had none."""
         self.values: dict[int, list[float] | Tensor] = {}
@@ -116,12 +116,12 @@ class TowerHost:
         self._backends: AbstractContextManager[None] = backends if backends.flags else nullcontext()
         self._precision = autocast(device, towers.precision)
         self._batch_norm = around_towers(model, towers, worker, still)
-        hosted = len(assign_towers(towers.count, worker.num_workers)[worker.rank]) if self._is_joined else 1
-        self._share = hosted / towers.count
+        hosted = len(assign_towers(towers.num_towers, worker.num_workers)[worker.rank]) if self._is_joined else 1
+        self._share = hosted / towers.num_towers
         # With nothing to add to it, the update gets what the backward pass made, and may use it up once what is held
         # elsewhere is copied: to look for that costs more than it saves where there is little to use up.
         num_elements = sum(p.numel() for p in self._parameters)
-        self._owns = hosted == towers.count and num_elements >= OWNING_PAYS_FROM_ELEMENTS
+        self._owns = hosted == towers.num_towers and num_elements >= OWNING_PAYS_FROM_ELEMENTS
         self._rank = worker.rank
         # Else the others have what joined towers have sent.
         self._can_run_again = not self._is_joined or worker.num_workers == 1
@@ -189,7 +189,7 @@ class TowerHost:
             # Joined towers sum over the workers as they run, and the others do not run again.
             run = None if self._is_joined else run_again
             words, rows = first_nonfinite(self._plain_model, part, run, found)
-        size = batch.batch_size // self._towers.count
+        size = batch.batch_size // self._towers.num_towers
         first = batch.position + tower * size
         return Finding(words, tower, range(first, first + size * len(part.towers)), rows)
 
@@ -202,7 +202,7 @@ class TowerHost:
             return [TowerBatch(self._rank, towers.start, batch)]
         if len(towers) == 1:
             return [TowerBatch(towers.start, towers.start, batch)]
-        size = batch.batch_size // self._towers.count
+        size = batch.batch_size // self._towers.num_towers
         return [
             TowerBatch(tower, tower, batch.rows(slice(index * size, (index + 1) * size), range(tower, tower + 1)))
             for index, tower in enumerate(towers)

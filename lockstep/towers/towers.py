@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Annotated, Literal
 
 from lockstep.checks import Checked, Hint, PositiveInt, check_even_split
@@ -22,7 +23,8 @@ class InTurn:
 class Towers(Checked):
     """How many towers there are and how each computes: a property of the experiment, not of the machine."""
 
-    count: Annotated[PositiveInt, Hint("write ls.Towers(4) for four")] = 1
+    count: Annotated[PositiveInt | None, Hint("write ls.Towers(4) for four")] = None
+    """None: one for each worker that computes. A checkpoint holds the number; another one is refused on resume."""
     batch_norm: BatchNorm = "mean"
     """What becomes of the towers' new batch-norm statistics, and what they normalise with.
 
@@ -71,17 +73,30 @@ class Towers(Checked):
             )
 
     @property
+    def num_towers(self) -> int:
+        """The count, of towers that a step has been given."""
+        assert self.count is not None, "counted_towers says how many"
+        return self.count
+
+    @property
     def joined(self) -> bool:
         """Whether a worker runs its towers as one batch."""
         return self.batch_norm == "sync"
 
     def check(self, batch_size: int, num_workers: int) -> None:
         """Refuse a batch that cannot be split evenly, and workers that would have no tower."""
-        check_even_split(batch_size, self.count)
-        if num_workers > self.count:
+        check_even_split(batch_size, self.num_towers)
+        if num_workers > self.num_towers:
             raise InputError(
                 "Some workers would have no tower to run.",
                 given=f"{num_workers} workers, {self.count} towers",
                 expected="at least as many towers as workers",
                 hint=f"start at most {self.count} (--workers), or split the batch over more towers (--towers)",
             )
+
+
+@cache
+def counted_towers(towers: Towers | None, num_computing: int) -> Towers:
+    """Return the towers with their count: where they have none, or are not given, one for each that computes."""
+    towers = towers or Towers()
+    return towers if towers.count is not None else replace(towers, count=num_computing)

@@ -8,7 +8,7 @@ from lockstep.data.loader import Loader
 from lockstep.errors import InputError
 from lockstep.exchange.tree import assign_towers
 from lockstep.screen import log
-from lockstep.towers.towers import Towers
+from lockstep.towers.towers import Towers, counted_towers
 from lockstep.types import Batch, End, Progress
 from lockstep.workers.rank import join
 from lockstep.workers.signals import enter_body, log_stop
@@ -25,7 +25,7 @@ class Course:
     ) -> None:
         self.worker = join()
         self._loader, self._until, self.now = loader, until, now
-        self._towers = towers or Towers(self.worker.num_workers)
+        self._towers = counted_towers(towers, self.worker.num_workers)
         self._towers.check(loader.batch_size, self.worker.num_workers if owns_towers else 1)
         self._num_loads = loader.num_loads
 
@@ -34,9 +34,9 @@ class Course:
         worker, loader = self.worker, self._loader
         if self.is_done():
             return
-        mine = assign_towers(self._towers.count, worker.num_workers)[worker.rank]
+        mine = assign_towers(self._towers.num_towers, worker.num_workers)[worker.rank]
         worker.pulse.at(self.now.step, "data")
-        for batch in loader.batches(mine, self._towers.count, worker.device, stop=self._is_past_the_end):
+        for batch in loader.batches(mine, self._towers.num_towers, worker.device, stop=self._is_past_the_end):
             worker.pulse.at(self.now.step, "loop body")
             enter_body()
             self._num_loads = loader.num_loads

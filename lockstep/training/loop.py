@@ -16,7 +16,7 @@ from lockstep.checks import check_type
 from lockstep.data.loader import Loader
 from lockstep.exchange.exchange import AllReduce, Exchange
 from lockstep.served.exchanges import ServedExchange, is_served, num_computing
-from lockstep.towers.towers import Towers
+from lockstep.towers.towers import Towers, counted_towers
 from lockstep.training.attempt import PendingAttempt, PendingUpdate
 from lockstep.training.course import Course
 from lockstep.training.preflight import check_data
@@ -76,14 +76,14 @@ def train_steps(
     Under `lockstep run --on-failure continue` it goes on from memory without workers that are lost, also where the loop
     body is in `evaluate` then, and takes in those that are started in their place. Each worker's loop body gets each
     report once. A worker that joins has run the script up to here, where it gets the state, with its `stateful`, and
-    the place in the stream. Towers that are not given are as many as workers were started.
+    the place in the stream. Without a count, there are as many towers as workers were started.
     """
     _check(loader, until)
     here, exchange = join(), exchange or AllReduce()
     if here.pulse.generations is None:
         yield from steps_without_survival(state, losses, loader, towers, exchange, counts=counts, until=until)
         return
-    towers = towers or Towers(num_computing(exchange, here.num_started))
+    towers = counted_towers(towers, num_computing(exchange, here.num_started))
 
     def steps(elapsed_seconds: float) -> Generator[StepReport, None, None]:
         return steps_without_survival(

@@ -89,8 +89,8 @@ def describe_batch(batch: Batch, towers: Towers) -> str:
     most = {name: int(value.lengths.max()) for name, value in batch.items() if isinstance(value, Ragged) and len(value)}
     objects = [f"up to {most['boxes']} box{'' if most['boxes'] == 1 else 'es'} each"] if "boxes" in most else []
     examples = "example" if batch.batch_size == 1 else "examples"
-    tower = "tower" if towers.count == 1 else "towers"
-    return ", ".join([f"{batch.batch_size} {examples} over {towers.count} {tower}", *images, *objects])
+    tower = "tower" if towers.num_towers == 1 else "towers"
+    return ", ".join([f"{batch.batch_size} {examples} over {towers.num_towers} {tower}", *images, *objects])
 
 
 def _largest_shape(value: Any) -> list[int]:

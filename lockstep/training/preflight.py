@@ -276,7 +276,7 @@ def tell_start(state: TrainState, towers: Towers, exchange: Exchange, worker: Wo
         threads = f", {_count(torch.get_num_threads(), 'thread')} each" if worker.device.type == "cpu" else ""
         computing = num_computing(exchange, worker.num_workers)
         served = ", which worker 0 serves" if computing < worker.num_workers else ""
-        counts = _count(towers.count, "tower"), _count(computing, "worker")
+        counts = _count(towers.num_towers, "tower"), _count(computing, "worker")
         log.info("%s on %s (%s%s, %s)%s", *counts, worker.device.type, threads, towers.precision, served)
         if kind := unused_kind():
             log.info("no worker uses the accelerator here (%s): not every part of a step runs on it", kind)

@@ -24,7 +24,7 @@ from lockstep.screen import log
 from lockstep.served.exchanges import Asynchronous, ServedExchange, num_computing
 from lockstep.served.leases import Futile, Leases
 from lockstep.served.parameter_server import Client, Server
-from lockstep.towers.towers import Towers
+from lockstep.towers.towers import Towers, counted_towers
 from lockstep.training.course import Course
 from lockstep.training.preflight import check_state_and_towers, compare_first_step
 from lockstep.training.served_step import ServedStep
@@ -49,7 +49,7 @@ def bind_served(state: TrainState, towers: Towers | None, exchange: ServedExchan
     """
     check_state_and_towers(state, towers)
     worker = join()
-    key = (towers or Towers(num_computing(exchange, worker.num_workers)), exchange)
+    key = (counted_towers(towers, num_computing(exchange, worker.num_workers)), exchange)
     if state.resumed:
         compare_first_step(state, *key, worker)
     step: ServedStep | None = state.steps.get((ServedStep, *key))
@@ -275,7 +275,7 @@ class _Computing:
 
 
 def _slices(step: ServedStep, loader: Loader) -> Slices:
-    return loader.slices(loader.batch_size // step.num_needed, step.towers.count)
+    return loader.slices(loader.batch_size // step.num_needed, step.towers.num_towers)
 
 
 def _error_message(error: LockstepError) -> JSON:

@@ -65,7 +65,7 @@ class ServedStep(Step):
         exchange.check_batch_norm(towers.batch_norm)
         prepare_steps(state, towers, exchange, worker)
         self.exchange = exchange
-        self.num_needed = exchange.num_slices(towers.count)
+        self.num_needed = exchange.num_slices(towers.num_towers)
         """How many gradients make an update, and how many slices a batch has."""
         self._alone = _alone(worker)
         host = TowerHost(
@@ -78,7 +78,7 @@ class ServedStep(Step):
             state.frozen.norms,
             any_order=self.num_needed > 1,
         )
-        num_leaves = 1 if towers.joined else towers.count
+        num_leaves = 1 if towers.joined else towers.num_towers
         reducer = Reducer(Alone(), self._alone, num_leaves, range(num_leaves))
         super().__init__(state, towers, host, reducer, worker, before)
 
@@ -247,7 +247,7 @@ class ServedStep(Step):
 
     def _words(self, gradient: Arrival, message: Mapping[str, Any], loader: Loader) -> str:
         size = loader.batch_size // self.num_needed
-        first, count = gradient.lease.slice, self.towers.count // self.num_needed
+        first, count = gradient.lease.slice, self.towers.num_towers // self.num_needed
         who = f"tower {message['tower']}" if count == 1 else f"one of towers 0 to {count - 1}"
         examples = shorten(loader.example_ids(first, size), MAX_EXAMPLES_NAMED)
         return (

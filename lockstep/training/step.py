@@ -21,7 +21,7 @@ from lockstep.tensors import numbers_on, reading_waits
 from lockstep.towers.hosting import StepInputs, TowerBatch, TowerHost
 from lockstep.towers.statistics import restored
 from lockstep.towers.tower_outputs import MissingGradients
-from lockstep.towers.towers import Towers
+from lockstep.towers.towers import Towers, counted_towers
 from lockstep.training.attempt import Attempt, Outcome, PendingAttempt, PendingUpdate, Readings
 from lockstep.training.nonfinite import handle
 from lockstep.training.preflight import (
@@ -101,7 +101,7 @@ def bind(state: TrainState, towers: Towers | None = None, exchange: Exchange | N
     """
     check_state_and_towers(state, towers)
     worker = join()
-    key = (towers or Towers(worker.num_workers), exchange or AllReduce())
+    key = (counted_towers(towers, worker.num_workers), exchange or AllReduce())
     if state.is_served and worker.num_workers > 1:
         raise InputError(
             "The chief alone has the optimizer's slots of this state: it has served the other workers.",
@@ -231,7 +231,7 @@ class BoundStep(Step):
         before: BoundStep | None = None,
     ) -> None:
         prepare_steps(state, towers, exchange, worker)
-        self._mine = assign_towers(towers.count, worker.num_workers)[worker.rank]
+        self._mine = assign_towers(towers.num_towers, worker.num_workers)[worker.rank]
         host = TowerHost(
             state.model,
             state.parameters,
@@ -242,7 +242,9 @@ class BoundStep(Step):
             state.frozen.norms,
             exact=is_exact(exchange),
         )
-        num_leaves, mine = (worker.num_workers, [worker.rank]) if towers.joined else (towers.count, list(self._mine))
+        num_leaves, mine = (
+            (worker.num_workers, [worker.rank]) if towers.joined else (towers.num_towers, list(self._mine))
+        )
         super().__init__(state, towers, host, Reducer(exchange, worker, num_leaves, mine), worker, before)
         self._replicas = Replicas(self.state, worker) if worker.num_workers > 1 else None
         self._extras = ExtraSums(self._replicas, worker)
@@ -426,7 +428,7 @@ class BoundStep(Step):
             raise InputError(
                 "This batch was cut for other towers than it is to be computed on.",
                 given=f"a batch for towers {list(batch.towers)}",
-                expected=f"one for towers {list(self._mine)}: {self.worker.name}'s of {self.towers.count}",
+                expected=f"one for towers {list(self._mine)}: {self.worker.name}'s of {self.towers.num_towers}",
                 hint="give `batches` and `train_step` the same Towers",
             )
         if not self.state.model.training:

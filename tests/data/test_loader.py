@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import TensorDataset
 
 from lockstep.augmentations.crops import RandomCrop
 from lockstep.augmentations.pixels import RandomErasing
@@ -19,6 +20,7 @@ from lockstep.data.order import Sequential
 from lockstep.errors import DataError, InputError
 from lockstep.ragged import Ragged
 from lockstep.randomness import Draws
+from lockstep.readers.reader import AnyReader, Arrays, TorchDataset
 
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -52,6 +54,25 @@ class AddDraws:
 
 def loader(size: int = 10, **arguments: Any) -> Loader:
     return Loader(Numbers(size), **{"batch_size": 4, "order": "sequential", **arguments})
+
+
+IMAGES, LABELS = torch.arange(30.0).reshape(10, 3), torch.arange(10)
+
+
+@pytest.mark.parametrize(
+    ("given", "reader"),
+    [
+        (TensorDataset(IMAGES, LABELS), TorchDataset(TensorDataset(IMAGES, LABELS))),
+        ({"image": IMAGES, "label": LABELS}, Arrays({"image": IMAGES, "label": LABELS})),
+    ],
+)
+def test_a_torch_dataset_and_tensors_by_name_are_readers(given: AnyReader, reader: AnyReader) -> None:
+    one, other = (Loader(each, batch_size=4, num_processes=0) for each in (given, reader))
+    for batch, same in zip(*(islice(each.batches(range(1), 1), 3) for each in (one, other)), strict=True):
+        assert batch.keys() == same.keys() == {"image", "label"}
+        assert all(torch.equal(batch[name], same[name]) for name in batch)
+        assert torch.equal(batch["image"][:, 0], 3.0 * batch["label"])
+    assert one.state() == other.state()
 
 
 def numbers(batch: dict[str, Any]) -> list[int]:

@@ -5,11 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.data.order import BlockShuffled, Order, Sequential, Shuffled, order_of, permuted
+from lockstep.data.order import BlockShuffled, Order, Repeated, Sequential, Shuffled, order_of, permuted
 from lockstep.errors import InputError
 from lockstep.randomness import mix_arrays
 
 SEEDS = st.integers(-(2**63), 2**64 - 1)
+
+SIZES = st.integers(1, 120)
 
 
 def epoch_of(number: int, size: int, seed: int = 0) -> np.ndarray:
@@ -72,6 +74,24 @@ def test_orders_are_values_with_names() -> None:
     assert order_of("sequential") == Sequential() != Shuffled()
 
 
+@given(size=SIZES, num_repeats=st.integers(1, 5), seed=st.integers(0, 2**64 - 1))
+@settings(max_examples=50, deadline=None)
+def test_repeated_examples_come_in_a_row_and_none_again_before_all_came(size: int, num_repeats: int, seed: int) -> None:
+    order, positions = Repeated(num_repeats), np.arange(3 * num_repeats * size)
+    rows = order.indices(positions, size, seed).reshape(3, size, num_repeats)
+    assert (rows == rows[:, :, :1]).all()
+    assert np.array_equal(rows[:, :, 0], np.stack([epoch_of(number, size, seed) for number in range(3)]))
+    assert order.indices(positions[::-1], size, seed).tolist() == rows.reshape(-1)[::-1].tolist()
+    assert (order.epoch_size(size), order.is_exactly_once) == (size, False)
+
+
+def test_repeated_three_times_unless_said_otherwise() -> None:
+    assert Repeated() == Repeated(3) != Repeated(2)
+    for num_repeats in (0, 1.5):
+        with pytest.raises(InputError, match="num_repeats"):
+            Repeated(num_repeats)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("order", [Sequential(), Shuffled()])
 def test_these_orders_show_each_example_once_an_epoch(order: Order) -> None:
     assert order.is_exactly_once
@@ -124,7 +144,6 @@ def test_no_places_have_no_permutation() -> None:
     assert permuted(np.arange(0), np.uint64(1), 5).tolist() == []
 
 
-SIZES = st.integers(1, 120)
 ORDERS = st.builds(BlockShuffled, st.integers(1, 40), st.integers(1, 12))
 
 

@@ -30,7 +30,7 @@ from lockstep.augmentations.pixels import RandomBlackPatches, RandomErasing
 from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioResizer
 from lockstep.augmentations.turns import HorizontalFlip, RandomShift, RandomVerticalFlip
 from lockstep.checkpoints.retention import Retention
-from lockstep.data.order import BlockShuffled
+from lockstep.data.order import BlockShuffled, Repeated
 from lockstep.detection.tf_configs import FasterRcnn, Ssd
 from lockstep.detection.values import FasterRcnnFpn, Fcos, MaskRcnnFpn, SqueezeSsd, Ssd300, Ssdlite, TorchvisionDetector
 from lockstep.exchange.exchange import AllReduce, Alone
@@ -163,7 +163,9 @@ exchanges = (
 )
 feeds = st.builds(
     DataLoading,
-    st.sampled_from(["shuffled", "sequential"]) | st.builds(BlockShuffled, counts, counts),
+    st.sampled_from(["shuffled", "sequential"])
+    | st.builds(BlockShuffled, counts, counts)
+    | st.builds(Repeated, counts),
     num_processes=st.none() | st.integers(0, 8),
     prefetch=counts,
     bad_examples=st.sampled_from(["raise", "skip"]),

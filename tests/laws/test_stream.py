@@ -21,7 +21,7 @@ import torch
 
 from lockstep.augmentations.turns import RandomShift
 from lockstep.data.loader import Loader
-from lockstep.data.order import Balanced, BlockShuffled, Mixture, Sequential, Shuffled, Weighted
+from lockstep.data.order import Balanced, BlockShuffled, Mixture, Repeated, Sequential, Shuffled, Weighted
 from lockstep.randomness import Draws
 from lockstep.readers.combine import Concatenated, Subset, one_of, split
 from lockstep.served.leases import Leases
@@ -251,6 +251,7 @@ CASES = {
     "one example": partial(Loader, Pictures(1, "memory"), batch_size=2, order=Shuffled(), augment=RandomShift(1)),
     "blocks": partial(Loader, Pictures(23, "memory"), batch_size=4, order=BlockShuffled(4, window_blocks=2)),
     "one block": partial(Loader, Pictures(5, "memory"), batch_size=4, order=BlockShuffled(8)),
+    "repeated": partial(Loader, Pictures(7, "memory"), batch_size=4, order=Repeated(3), augment=RandomShift(2)),
     "concatenated": partial(Loader, PAIR, batch_size=4, augment=RandomShift(1)),
     "concatenated in blocks": partial(Loader, PAIR, batch_size=4, order=BlockShuffled(3, window_blocks=2)),
     "concatenated, one decoded": partial(

@@ -158,6 +158,10 @@ def test_every_configured_optimizer_builds_plain_or_averaged(setting: str, decay
         ),
         ("optimizer={}", r"optimizer.kind in --set: the kind is missing"),
         ("optimizer.lr={}", r"optimizer.lr.kind in --set: the kind is missing"),
+        ("optimizer.kind=sam", r"no such kind here.*\n.*sam.*\n.*\n.*gradients once.*coming-from.md shows \(SAM\)"),
+        ("optimizer.kind=lbfgs", r"no such kind here.*\n.*lbfgs.*\n.*\n.*gradients once"),
+        ("optimizer.lr.kind=reduce_on_plateau", r"no such kind here.*\n.*\n.*\n.*step alone.*\(ReduceLROnPlateau\)"),
+        ('optimizer.lr={ kind = "reduce_lr_on_plateau" }', r"no such kind here.*\n.*\n.*\n.*\(ReduceLROnPlateau\)"),
         ("optimizer.lr.kind=stairs", r"there is no such kind here.*\n.*stairs.*\n.*exponential"),
     ],
 )

@@ -59,17 +59,15 @@ def test_the_first_so_many_are_scored(photos: Callable[..., Recipe]) -> None:
     assert len(examples.training().reader) == 6
 
 
-def test_fewer_than_are_to_be_scored_are_refused_at_the_start(photos: Callable[..., Recipe]) -> None:
-    """Not after the first epoch; the smallest of the splits counts."""
-    with pytest.raises(DataError) as caught:
-        build(photos("evaluate.examples=10", "num_towers=1"), ls.join("cpu"))
-    assert str(caught.value) == (
-        "There are fewer test examples than are to be scored.\n"
-        "  given:    9 examples, 10 asked for\n"
-        "  expected: at most 9\n"
-        "  hint:     set evaluate.examples to 9 or less (--examples), or leave it out to score all of them"
-    )
-    Examples(photos("evaluate.examples=9")).check_held_out()
+def test_where_there_are_fewer_than_are_to_be_scored_all_are(
+    photos: Callable[..., Recipe], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    examples = build(photos("evaluate.examples=10", "num_towers=1"), ls.join("cpu")).examples
+    assert [len(examples.held_out(split).reader) for split in ("validation", "test", "test")] == [10, 9, 9]
+    assert len(examples.held_out("test", most=5).reader) == 5
+    said = "all 9 test examples are scored: there are fewer than evaluate.examples=10"
+    assert [line for line in caplog.messages if "evaluate.examples" in line] == [said]
 
 
 def test_what_is_to_be_scored_and_cannot_be_read_is_refused_at_the_start(

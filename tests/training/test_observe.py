@@ -80,7 +80,7 @@ def run(
 ) -> list[ls.StepReport]:
     reports = []
     for step in steps:
-        report = ls.train_step(state, losses, make_batch(step, towers.count if towers else 1), towers)
+        report = ls.train_step(state, losses, make_batch(step, (towers and towers.count) or 1), towers)
         for hook in hooks:
             hook(report)
         reports.append(report)

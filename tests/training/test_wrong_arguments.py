@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 import lockstep as ls
 from lockstep.data.loader import Loader
 from lockstep.readers.reader import Arrays
+
+
+class Endless(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(2**31))
 
 
 def make_loader() -> Loader:
@@ -108,12 +113,17 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "precision": (lambda: ls.Towers(2, precision="fp8"), "precision cannot be 'fp8'"),  # type: ignore[arg-type]
     "tensors for reader": (
-        lambda: Loader({"x": torch.ones(4)}, batch_size=2),  # type: ignore[arg-type]
-        r"reader is dict\n.*\n.*ls.data.Arrays",
+        lambda: Loader(torch.ones(4), batch_size=2),  # type: ignore[arg-type]
+        r'reader is Tensor\n.*\n.*give tensors by name, {"image": images}',
     ),
-    "dataset for reader": (
-        lambda: Loader(TensorDataset(torch.ones(4)), batch_size=2),  # type: ignore[arg-type]
-        "reader is TensorDataset",
+    "list in a dict for reader": (
+        lambda: Loader({"x": [1, 2]}, batch_size=2),  # type: ignore[dict-item]
+        "Field 'x' has no rows.",
+    ),
+    "class for reader": (lambda: Loader(TensorDataset, batch_size=2), "reader is the class TensorDataset"),  # type: ignore[arg-type]
+    "iterable dataset for reader": (
+        lambda: Loader(Endless(), batch_size=2),
+        r"Endless has no examples by index.\n.*\n.*\n.*ls.data.IterableLoader",
     ),
     "weights": (
         lambda: ls.evaluate(make_state(), score, make_loader(), weights="ema"),  # type: ignore[arg-type]
