@@ -19,12 +19,13 @@ from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioRe
 from lockstep.data.loader import Loader
 from lockstep.detection.detector import DetectionModel, Detections, Targets
 from lockstep.detection.nms import NmsLimits, multiclass_nms
-from lockstep.detection.values import Fcos
 from lockstep.optim import SGD, MovingAverage
 from lockstep.readers.detection import DetectionReader
 from lockstep.readers.reader import Cost, Int64s
+from lockstep.recipes.code import Function
 from lockstep.recipes.data import DetectionData
 from lockstep.recipes.parts import DataLoading, DetectionEvaluation, Evaluate
+from lockstep.recipes.python_parts import PythonModel
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.tasks import Detection
 from lockstep.runs.workdir import KnownData, Workdir
@@ -124,7 +125,9 @@ class Objects:
 
 
 def make_task(resizer: FixedShapeResizer | KeepAspectRatioResizer | None = None, **data: Any) -> Detection:
-    return Detection(DetectionData(function="Objects", resizer=resizer or FixedShapeResizer(24, 24), **data), 2)
+    return Detection(
+        DetectionData(function=Function.of(Objects), resizer=resizer or FixedShapeResizer(24, 24), **data), 2
+    )
 
 
 def make_loader(task: Detection, reader: Any = None, batch_size: int = 8) -> Loader:
@@ -163,11 +166,11 @@ def write_coco(folder: Path, num_images: int, sides: tuple[int, int] | None = No
 
 
 def tiny_recipe(annotations: Path, **evaluation: Any) -> Recipe:
-    """A recipe whose model is the tiny detector once `Fcos.build` is `build_tiny`."""
+    """A recipe whose model is the tiny detector: one of a user's own."""
     path = str(annotations)
     return Recipe(
         name="tiny",
-        model=Fcos(2),
+        model=PythonModel(Function.of(TinyDetector), num_classes=2),
         data=DetectionData(train=path, validation=path, resizer=FixedShapeResizer(32, 48)),
         optimizer=SGD(0.01),
         batch_size=4,
@@ -181,14 +184,9 @@ def tiny_recipe(annotations: Path, **evaluation: Any) -> Recipe:
     )
 
 
-def build_tiny(model: Fcos, seed: int) -> TinyDetector:
-    return TinyDetector(model.num_classes, seed=seed)
-
-
 def save_detector_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Go to a folder with the run of a tiny detector, which has a checkpoint of step 7, and its data in images/."""
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(Fcos, "build", build_tiny)
     Path("images").mkdir()
     saved(Path("run"), tiny_recipe(write_coco(Path("images"), 5), per_category=True))
     KnownData(folder, {1: "red", 2: "green"}).write(Workdir(Path("run")))

@@ -16,6 +16,7 @@ import importlib.util
 import inspect
 import json
 import re
+import symtable
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple, Self, TypeVar
 
 from lockstep.description import described
@@ -34,7 +36,10 @@ _T = TypeVar("_T")
 MAIN = "__main__"
 """The module of a script that Python was started with."""
 _TEXT = re.compile(r"(?P<name>.+?)(?: in (?P<file>.+?))?(?:, source (?P<source>[0-9a-f]+))?")
-_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+_WORD = r"[^\W\d]\w*"
+_NAME = re.compile(rf"{_WORD}(\.{_WORD})*:{_WORD}(\.{_WORD})*")
+_SPOKEN = re.compile(rf"{_WORD}(\.{_WORD})*:({_WORD}|<\w+>)(\.({_WORD}|<\w+>))*(\(\.\.\.\))?")
+"""A name, or that of what no name leads to: a lambda, a function within another one, an object."""
 _NUM_DIGITS = 16
 
 
@@ -59,7 +64,7 @@ class Function:
         """Parse `my_net:build`, or the text that `str` makes, which also names file and source."""
         found = _TEXT.fullmatch(text)
         name, file, source = found.group("name", "file", "source") if found else ("", "", "")
-        if not name or "\n" in text or not (_NAME.fullmatch(name) or file or ":" not in text):
+        if not name or "\n" in text or not (_SPOKEN.fullmatch(name) or file or ":" not in text):
             raise InputError(
                 f"{text!r} names no function.",
                 given=text,
@@ -74,12 +79,12 @@ class Function:
         """Name what a script gives: a function, a class, or an object of a class of its own."""
         inner = code.func if isinstance(code, partial) else code
         named = inner if hasattr(inner, "__qualname__") else type(inner)
-        module, name = str(named.__module__), str(named.__qualname__)
-        file = _file_of(named)
-        source = fingerprint(file, name, _root(module, file)) if file and not _is_installed(file) else ""
-        if named is not code:  # its arguments or fields belong to it, and no name leads to it
-            source, name = _hash([source, json.dumps(described(code), sort_keys=True)]), f"{name}(...)"
-        return cls(module, name, str(file or ""), source, code)
+        name, source, held = _name_of(named), _source_of(named), _held_by(code)
+        if held is not None:
+            sources = [_source_of(each) for each in held if hasattr(each, "__qualname__")]
+            source = _hash([source, *sources, json.dumps(described(held), sort_keys=True)])
+            name += "" if "<" in name else "(...)"
+        return cls(str(named.__module__ or "builtins"), name, str(_file_of(named) or ""), source, code)
 
     def get(self) -> Any:
         """Return the function or class itself.
@@ -118,7 +123,7 @@ class Function:
                     given=self.full_name,
                     expected=f"{module.replace('.', '/')}.py in {' or '.join(map(str, folders))}, "
                     "or an installed package",
-                    hint="put the file beside the recipe, or correct the name",
+                    hint="put the file there, or correct the name",
                 )
             return replace(self, file="", source="", may_be_imported=True)
         source = fingerprint(file, name, _root(module, file))
@@ -155,7 +160,7 @@ class Function:
                 given=str(self),
                 expected="that script, or a function of a module",
                 hint=f"run the script again: lockstep run {script}; or move {self.name} into a module, and import it; "
-                "to score other images alone: lockstep evaluate RUN --data PATH",
+                "of what gives images alone, name others: lockstep evaluate RUN --data PATH",
             )
         return InputError(
             f"{self.full_name} is not called: others may have written the run that names it.",
@@ -214,7 +219,7 @@ def _imported(module_name: str, name: str, root: Path | None) -> Any:
         sys.path.insert(0, str(root))  # for good: loader processes look there, too
     try:
         module = import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(
             f"The module {module_name} cannot be imported.",
             given=f"{type(error).__name__}: {error}",
@@ -245,7 +250,47 @@ def _imported(module_name: str, name: str, root: Path | None) -> Any:
 # Where code is, and what it says ------------------------------------------------------------------------------------
 
 
+def _name_of(named: Any) -> str:
+    """Return the name by which its module knows it; a lambda, or what a function has made, may have been given one."""
+    name = str(named.__qualname__)
+    known = vars(sys.modules[named.__module__]) if "<" in name and named.__module__ in sys.modules else {}
+    return next((each for each, value in known.items() if value is named), name)
+
+
+def _held_by(code: Any) -> list[Any] | None:
+    """Return what belongs to code beside its source; None where a name leads to all of it.
+
+    It is the arguments of a partial, the fields of an object, or the variables and default values of a function within
+    another one.
+    """
+    if isinstance(code, partial):
+        return [*code.args, *_items(code.keywords), *(_held_by(code.func) or ())]
+    if not hasattr(code, "__qualname__"):
+        return [code, *_items(getattr(code, "__dict__", {}))]
+    owner = getattr(code, "__self__", None)
+    if owner is not None and not isinstance(owner, type | ModuleType):  # a method of an object
+        return _held_by(owner)
+    if "<" not in _name_of(code) or not inspect.isfunction(code):
+        return None
+    cells = [cell.cell_contents for cell in code.__closure__ or ()]
+    return [*cells, *(code.__defaults__ or ()), *_items(code.__kwdefaults__ or {})]
+
+
+def _items(values: Mapping[str, Any]) -> list[Any]:
+    return [item for name in sorted(values) for item in (name, values[name])]
+
+
+def _source_of(named: Any) -> str:
+    """Return the fingerprint of a function or class; "" where it is installed, or its file is not known."""
+    file, name = _file_of(named), _name_of(named)
+    if file is None or _is_installed(file):
+        return ""
+    code = getattr(inspect.unwrap(named), "__code__", None) if "<" in name else None
+    return fingerprint(file, name, _root(named.__module__, file), code and code.co_firstlineno)
+
+
 def _file_of(named: Any) -> Path | None:
+    named = inspect.unwrap(named)  # what a decorator has made of a function is in the file of the decorator
     try:
         file = inspect.getsourcefile(named)
     except TypeError:  # built in, or of a module that is gone, such as that of a script that was run by its path
@@ -293,8 +338,10 @@ class _Source:
     """What a file of Python defines and imports at its top level, by name."""
 
     names: Mapping[str, Sequence[ast.stmt]]
-    imports: Mapping[str, _Import]
+    imports: Mapping[str, Sequence[_Import]]
     stars: Sequence[_Import]
+    functions: Mapping[int, Sequence[ast.AST]]
+    """All functions and lambdas, by the line in which they begin."""
 
     @classmethod
     def of(cls, file: Path) -> _Source:
@@ -305,7 +352,7 @@ class _Source:
 @cache
 def _parsed(file: Path, _: int) -> _Source:
     try:
-        tree = ast.parse(file.read_bytes())
+        tree = ast.parse(file.read_bytes(), file.name)
     except (OSError, SyntaxError, ValueError, RecursionError) as error:
         raise InputError(
             f"{file} cannot be read as Python.", given=error, expected="a module", hint="correct the file"
@@ -314,7 +361,7 @@ def _parsed(file: Path, _: int) -> _Source:
         if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and ast.get_docstring(each):
             each.body[0] = ast.Pass()
     names: dict[str, list[ast.stmt]] = {}
-    imports: dict[str, _Import] = {}
+    imports: dict[str, list[_Import]] = {}
     stars: list[_Import] = []
     for statement in _top_level(tree.body):
         if isinstance(statement, ast.ImportFrom):
@@ -323,15 +370,24 @@ def _parsed(file: Path, _: int) -> _Source:
                 if each.name == "*":
                     stars.append(found)
                 else:
-                    imports[each.asname or each.name] = found
+                    imports.setdefault(each.asname or each.name, []).append(found)
         elif isinstance(statement, ast.Import):
             for each in statement.names:
                 known_as = each.asname or each.name.partition(".")[0]
-                imports[known_as] = _Import(each.name, None, 0)
+                imports.setdefault(known_as, []).append(_Import(each.name, None, 0))
         else:
             for name in _defined(statement):
-                names.setdefault(name, []).append(statement)
-    return _Source(names, imports, stars)
+                if name not in imports or not isinstance(statement, ast.Expr):  # ls.run(...) changes nothing in ls
+                    names.setdefault(name, []).append(statement)
+    return _Source(names, imports, stars, _functions(tree))
+
+
+def _functions(tree: ast.Module) -> dict[int, list[ast.AST]]:
+    found: dict[int, list[ast.AST]] = {}
+    for each in ast.walk(tree):
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            found.setdefault(min(part.lineno for part in (each, *getattr(each, "decorator_list", ()))), []).append(each)
+    return found
 
 
 def _top_level(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
@@ -350,17 +406,25 @@ def _defined(statement: ast.stmt) -> Iterator[str]:
     elif isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign):
         targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
         yield from (each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name))
+    elif isinstance(statement, ast.For | ast.While):
+        yield from (name for inner in statement.body for name in _defined(inner))
+    elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):  # settings.update(...)
+        called = statement.value.func
+        while isinstance(called, ast.Attribute):
+            called = called.value
+            if isinstance(called, ast.Name):
+                yield called.id
 
 
-def fingerprint(file: Path, name: str, root: Path | None) -> str:
+def fingerprint(file: Path, name: str, root: Path | None, line: int | None = None) -> str:
     """Hash the syntax of a definition, and of all that it names in its file, and in files below `root`.
 
     Returns:
-        16 hexadecimal digits; "" where the file defines nothing of this name.
+        16 hexadecimal digits, of the functions that begin in the `line` if there is one; "" where the file defines
+        nothing of this name.
     """
-    source = _Source.of(file)
-    first = name.partition(".")[0]
-    if first not in source.names and first not in source.imports:
+    source, first = _Source.of(file), name.partition(".")[0]
+    if first not in source.names and first not in source.imports and not source.stars and line is None:
         return ""
     found: dict[tuple[Path, str], str] = {}
     left = [(file, first)]
@@ -369,13 +433,31 @@ def fingerprint(file: Path, name: str, root: Path | None) -> str:
         if (here, wanted) in found:
             continue
         source = _Source.of(here)
-        statements = source.names.get(wanted, [])
+        statements: Sequence[ast.AST] = source.names.get(wanted, [])
+        if (here, wanted) == (file, first):
+            statements = source.functions.get(line or 0, statements)
         found[here, wanted] = "\n".join(map(ast.unparse, statements))
-        used = {each.id for part in statements for each in ast.walk(part) if isinstance(each, ast.Name)} - {wanted}
+        used = {each for part in statements for each in _used(part)} - {wanted}
         left += [(here, each) for each in used if each in source.names]
-        imported = [source.imports[each] for each in (*used, wanted) if each in source.imports]
-        left += [place for each in (*imported, *source.stars) for place in _places(each, here, root, used)]
+        if not statements:
+            used.add(wanted)  # which comes from elsewhere
+        imported = [given for each in {*used, wanted} for given in source.imports.get(each, ())]
+        left += [place for given in (*imported, *source.stars) for place in _places(given, here, root, used)]
     return _hash(sorted({f"{defined} {text}" for (_, defined), text in found.items() if text}))
+
+
+def _used(part: ast.AST) -> Iterator[str]:
+    """Yield the names that a part of a module looks up there: not those of its arguments and variables."""
+    try:
+        tables = [symtable.symtable(ast.unparse(part), "", "exec")]
+    except SyntaxError:  # nonlocal, in a function within another one
+        yield from (each.id for each in ast.walk(part) if isinstance(each, ast.Name))
+        return
+    while tables:
+        table = tables.pop()
+        is_outer = table.get_type() == "module"
+        yield from (each.get_name() for each in table.get_symbols() if is_outer or each.is_global())
+        tables += table.get_children()
 
 
 def _places(given: _Import, here: Path, root: Path | None, used: set[str]) -> Iterator[tuple[Path, str]]:

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
 
 import numpy as np
 import torch
@@ -45,15 +45,10 @@ class _Called(Checked):
 
     @staticmethod
     def named(code: Any) -> tuple[Function, Arguments]:
-        """Name what a script gives, with arguments that make it: those of a partial, or the fields of a dataclass."""
+        """Name a function that a script gives; plain arguments of a partial are those of the part."""
         if isinstance(code, partial) and not code.args and all(map(_is_plain, code.keywords.values())):
             return Function.of(code.func), code.keywords
-        if isinstance(code, partial) or hasattr(code, "__qualname__"):
-            return Function.of(code), {}
-        own = {each.name: getattr(code, each.name) for each in fields(code)} if is_dataclass(code) else {}
-        if own.keys() == getattr(code, "__dict__", {}).keys() and all(map(_is_plain, own.values())):
-            return Function.of(type(code)), own
-        return replace(Function.of(code), code=lambda: code), {}
+        return Function.of(code), {}
 
     def _call(self, *given: Any, function: Function | None = None, arguments: Arguments | None = None) -> Any:
         """Call the function of the part, or another one; arguments that it does not take are an InputError."""
@@ -61,19 +56,24 @@ class _Called(Checked):
         assert function is not None, "the part has one"
         named = self.arguments if arguments is None else arguments
         called = function.get()
-        try:
-            inspect.signature(called).bind(*given, **named)
-        except TypeError as error:
-            raise InputError(
-                f"{function.full_name} takes other arguments: {error}.",
-                given=", ".join([f"{len(given)} by position"] * bool(given) + [f"{n}={v!r}" for n, v in named.items()])
-                or "no arguments",
-                expected=f"{function.full_name}{inspect.signature(called)}",
-                hint="name in arguments what the function takes",
-            ) from error
-        except ValueError:  # one without a signature says itself what is wrong
-            pass
+        _check_call(function.full_name, called, given, named)
         return called(*given, **named)
+
+
+def _check_call(name: str, called: Callable[..., Any], given: Sequence[Any], named: Arguments) -> None:
+    """Refuse arguments that a function does not take."""
+    try:
+        inspect.signature(called).bind(*given, **named)
+    except TypeError as error:
+        raise InputError(
+            f"{name} takes other arguments: {error}.",
+            given=", ".join([f"{len(given)} by position"] * bool(given) + [f"{n}={v!r}" for n, v in named.items()])
+            or "no arguments",
+            expected=f"{name}{inspect.signature(called)}",
+            hint="name in arguments what the function takes, and define it with those that it gets by position",
+        ) from error
+    except ValueError:  # one without a signature says itself what is wrong
+        pass
 
 
 def _is_plain(value: Any) -> bool:
@@ -90,7 +90,8 @@ class PythonModel(_Called):
     streams of torch, numpy and Python are seeded with it, and put back."""
     arguments: Arguments = field(default_factory=dict)
     num_classes: PositiveInt | None = None
-    """Number of classes, for a classifier or detector by a task of Lockstep; the function does not get it."""
+    """Number of classes, for a classifier or detector by a task of Lockstep; the function gets it if it has an argument
+    of that name, which is not among `arguments`."""
 
     smallest_image: ClassVar[int] = 0
     image_size: ClassVar[int] = 0
@@ -107,12 +108,19 @@ class PythonModel(_Called):
         streams.set_aside()
         try:
             streams.seed(seed)
-            made = self._call()
+            made = self._call(arguments={**self._classes(), **self.arguments})
         finally:
             streams.put_back()
         what, hint = f"what {self.function.full_name} returns", "return the network, such as nn.Sequential(...)"
         check_type(what, made, torch.nn.Module, expected="a torch.nn.Module", hint=hint)
         return made  # type: ignore[no-any-return]
+
+    def _classes(self) -> Arguments:
+        try:
+            takes = "num_classes" in inspect.signature(self.function.get()).parameters
+        except ValueError:  # it has none
+            takes = False
+        return {"num_classes": self.num_classes} if takes and self.num_classes is not None else {}
 
 
 @dataclass(frozen=True)
@@ -138,6 +146,8 @@ class PythonTask(_Called):
     writes down."""
     main_score: str = ""
     """The score that says which checkpoint is the best, where the recipe asks for one and names none."""
+    better: Literal["higher", "lower"] | None = None
+    """Whether the best has the highest or the lowest `main_score`, which needs it."""
 
     unused: ClassVar[Mapping[str, Any]] = {"loss": CrossEntropy(), "evaluate.top": (1,), "evaluate.flip": False}
     score_names: ClassVar[None] = None
@@ -187,6 +197,9 @@ class PythonTask(_Called):
                 expected="an object with losses(model, batch)",
                 hint="write def losses(self, model, batch): return {'loss': ...}",
             )
+        for name in ("losses", "score", "counts", "predict"):
+            if parts[name] is not None:
+                _check_call(f"{name} of {named}", parts[name], ("model", "batch"), {})
         own = parts["metrics"]
         own = (own() if callable(own) else own) or {}
         check_metrics(own)
@@ -260,7 +273,17 @@ class PythonData(_Called):
 
     def training(self) -> Sequence[Augment]:
         """Return the augmentations of training batches, in their order."""
-        return () if self.augment is None else tuple(self._call(function=self.augment, arguments={}))
+        if self.augment is None:
+            return ()
+        made = self._call(function=self.augment, arguments={})
+        if not isinstance(made, Sequence) or not all(map(callable, made)):
+            raise wrong_type(
+                f"what {self.augment.full_name} returns",
+                made,
+                expected="a list of augmentations",
+                hint="return [ls.augmentations.HorizontalFlip()]; [] for none",
+            )
+        return tuple(made)
 
     def evaluation(self) -> Sequence[Augment]:
         """Return no augmentations."""
@@ -268,6 +291,13 @@ class PythonData(_Called):
 
     def inputs(self, batch: Mapping[str, Any]) -> Tensor:
         """Make the input of the network."""
+        if self.network_input is None and "image" not in batch:
+            raise InputError(
+                "Nothing says what of a batch the network is called with.",
+                given=f"a batch with the fields {', '.join(batch)}, and no data.network_input",
+                expected='the field "image", or a function of the batch',
+                hint='set data.network_input="my_net:inputs", where inputs(batch) returns what the network gets',
+            )
         made: Tensor = batch["image"].to(torch.float32) if self.network_input is None else self.network_input(batch)
         return made
 
@@ -307,7 +337,9 @@ class PythonHook(_Called):
 
     def get(self) -> Callable[[StepReport], Any]:
         """Return what is called with each report."""
-        return partial(self.function.get(), **self.arguments)
+        hook = self.function.get()
+        _check_call(self.function.full_name, hook, ("report",), self.arguments)
+        return partial(hook, **self.arguments)
 
 
 def as_model(given: Any, num_classes: int | None) -> Any:
@@ -318,12 +350,16 @@ def as_model(given: Any, num_classes: int | None) -> Any:
     """
     if isinstance(given, Checked):
         return given
-    if isinstance(given, torch.nn.Module) or not callable(given):
+    expected = "a class, or a function that returns a torch.nn.Module"
+    if not callable(given):
+        hint = "write model=Net, the class itself, or def build(): return Net(...)"
+        raise wrong_type("model", given, expected=expected, hint=hint)
+    if isinstance(given, torch.nn.Module):
         name = type(given).__name__
         raise InputError(
             "A run makes its network itself, the same at each start, on each worker.",
             given=f"model=a {name}",
-            expected="a class, or a function that returns a torch.nn.Module",
+            expected=expected,
             hint=f"write model={name}, or def build(): return {name}(...)",
         )
     return PythonModel(*PythonModel.named(given), num_classes)
@@ -341,8 +377,8 @@ def as_task(task: Any, losses: Any, score: Any) -> PythonTask | None:
             hint="leave task out, or make losses and score its methods",
         )
     if task is not None:
-        function, arguments = PythonTask.named(task)
-        return PythonTask(function, arguments, main_score=getattr(task, "main_score", ""))
+        said = {name: getattr(task, name) for name in ("main_score", "better") if hasattr(task, name)}
+        return PythonTask(*_naming(task), **said)
     for name, given in {"losses": losses, "score": score}.items():
         if given is not None and not callable(given):
             hint = f"write def {name}(model, batch): return {{...}}"
@@ -357,11 +393,23 @@ def as_task(task: Any, losses: Any, score: Any) -> PythonTask | None:
     return PythonTask(losses=Function.of(losses), score=None if score is None else Function.of(score))
 
 
+def _naming(made: Any) -> tuple[Function, Arguments]:
+    """Name what makes an object: its class, with the fields of a dataclass, if these are all that it holds."""
+    if hasattr(made, "__qualname__") or isinstance(made, partial):
+        return PythonTask.named(made)
+    own = {each.name: getattr(made, each.name) for each in fields(made)} if is_dataclass(made) else {}
+    if own.keys() == getattr(made, "__dict__", {}).keys() and all(map(_is_plain, own.values())):
+        return Function.of(type(made)), own
+    return replace(Function.of(made), code=lambda: made), {}
+
+
 def as_data(reader: Any, data: Any, *, has_task: bool) -> Any:
     """Make the data of a recipe of a function that gives its examples.
 
     Images of classes and of objects keep what the recipe says of them; a task of the script's own takes any fields.
     """
+    if isinstance(reader, PythonData):
+        return reader
     if not callable(reader):
         raise wrong_type(
             "reader",

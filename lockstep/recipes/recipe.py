@@ -267,14 +267,16 @@ class Recipe(Checked):
     def _name_best(self) -> None:
         """Keep the best checkpoint where early stopping has to know which it is: by the first of the scores."""
         if self.evaluate.patience is not None and self.checkpoints.retention.best is None:
-            if not self.chosen_task.main_score:
+            score, retention = self.chosen_task.main_score, self.checkpoints.retention
+            better = self.task.better if self.task else retention.better
+            if not score or not better:
                 raise InputError(
                     "Early stopping has to know which checkpoint is the best.",
-                    given=f"evaluate.patience={self.evaluate.patience}, and no score to keep the best by",
+                    given=f"evaluate.patience={self.evaluate.patience}, main_score={score!r}, better={better!r}",
                     expected="the name of a score, and whether higher or lower is better",
                     hint='set checkpoints.retention.best="validation/NAME" and checkpoints.retention.better="lower"',
                 )
-            retention = replace(self.checkpoints.retention, best=f"validation/{self.chosen_task.main_score}")
+            retention = replace(retention, best=f"validation/{score}", better=better)
             object.__setattr__(self, "checkpoints", replace(self.checkpoints, retention=retention))
 
     def _check_best(self) -> None:
@@ -315,7 +317,7 @@ class Recipe(Checked):
     def of(
         cls,
         model: Callable[..., Any],
-        reader: Callable[..., Any],
+        reader: Callable[..., Any] | PythonData,
         losses: Callable[..., Any] | None = None,
         *,
         task: Any = None,
@@ -330,7 +332,7 @@ class Recipe(Checked):
 
         Args:
             model: the class of the network, or a function that makes it.
-            reader: gives the examples of a split.
+            reader: gives the examples of a split; `PythonData` says besides how they are augmented.
             losses: of the network and a batch; None for a task, and for a classifier.
             task: an object with losses and what else it has, in place of functions.
             score: of the network and a batch; None: nothing is evaluated.
@@ -342,7 +344,7 @@ class Recipe(Checked):
         """
         optimizer = as_optimizer(optimizer or AdamW(1e-3))
         made = as_task(task, losses, score)
-        network, data = as_model(model, num_classes), PythonData(*PythonData.named(reader))
+        network, data = as_model(model, num_classes), as_data(reader, None, has_task=True)
         return cls(name, network, data, optimizer, made, hooks=tuple(map(as_hook, hooks)), **more)
 
     def with_parts(

@@ -9,6 +9,7 @@ from typing import Any
 
 from lockstep.data.loader import Loader
 from lockstep.description import described
+from lockstep.detection.detector import DetectionModel
 from lockstep.errors import DataError, InputError
 from lockstep.metrics.metric import NO_METRICS, Metric
 from lockstep.models.torchvision_models import size_taken
@@ -16,7 +17,7 @@ from lockstep.readers.combine import Subset
 from lockstep.readers.reader import Reader
 from lockstep.recipes.data import MnistData
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.tasks import Task
+from lockstep.recipes.tasks import Detection, Task
 from lockstep.runs.inputs import check_best, check_same_classes
 from lockstep.runs.workdir import class_names
 from lockstep.screen import log
@@ -178,7 +179,15 @@ def build(
             hint="give the task score(model, batch), or set checkpoints.retention.best=none",
         )
     check_best(recipe, has_validation=examples.has("validation"), metrics=metrics)
-    return Parts(build_state(recipe, worker), loader, towers, task, examples)
+    state = build_state(recipe, worker)
+    if isinstance(task, Detection) and not isinstance(state.model, DetectionModel):
+        raise InputError(
+            "This network of your own is no detector.",
+            given=f'a {type(state.model).__name__}, and data.kind="detection_data"',
+            expected="a subclass of ls.detection.DetectionModel, or a task of your own",
+            hint="say with its methods what it learns from boxes, or give losses",
+        )
+    return Parts(state, loader, towers, task, examples)
 
 
 def prepared(recipe: Recipe, worker: Worker, given: ReaderFunction | None = None) -> Examples:

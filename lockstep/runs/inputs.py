@@ -56,7 +56,7 @@ def check_inputs(
     checks: list[Callable[[], object]] = [partial(_check_library, recipe), partial(_check_task, recipe)]
     is_begun = path is not None and (path / RECIPE).is_file()
     found = located(recipe, path) if is_begun else recipe
-    checks += [function.check for function in functions_of(recipe)]
+    checks.append(partial(_check_code, recipe))
     checks += [found.data.check_complete, partial(_check_class_folders, found)]
     if not _is_by_function(recipe):
         has_validation = "validation" in recipe.data.splits
@@ -160,6 +160,12 @@ def _check_class_folders(recipe: Recipe) -> None:
             )
     for split, names in classes.items():
         check_same_classes(split, dict(enumerate(names)), dict(enumerate(classes.get(data.split, ()))))
+
+
+def _check_code(recipe: Recipe) -> None:
+    """Refuse the first function that may not be called: for others the reason is the same."""
+    for function in functions_of(recipe):
+        function.check()
 
 
 def _check_task(recipe: Recipe) -> None:

@@ -34,7 +34,7 @@ class Outputs:
     positions: Tensor
     """The place of each image among these files, int64 of shape (images,)."""
     values: Mapping[str, Tensor]
-    """By name, on the CPU, with the images first."""
+    """Tensors by name, on the CPU, with the images first."""
     skipped: Sequence[BadExample]
     """The files that could not be read, with their places and the reasons."""
     step: int

@@ -86,7 +86,7 @@ def run(
         model: a class or function that makes the network, in place of the recipe's: `model=Net`, or with arguments
             `model=functools.partial(Net, width=32)`. Its weights are drawn from the recipe's seed.
         task: an object with the methods `losses(model, batch)` and, as far as it has them, `score(model, batch)`,
-            `counts(model, batch)`, `predict(model, batch)` and the attributes `metrics` and `main_score`; see
+            `counts(model, batch)`, `predict(model, batch)` and the attributes `metrics`, `main_score` and `better`; see
             `PythonTask`.
         losses: in place of a task: `losses(model, batch)` returns named scalars, means over the batch, whose sum is
             minimised; or a pair of these and of metrics to report.

@@ -93,6 +93,8 @@ class Start:
         origin = self._load_origin(worker)
         parts = stages.parts
         _check_activations(self.recipe, worker)
+        for hook in self.recipe.hooks:
+            hook.get()  # which refuses what could not be called with a report
         # It refuses what does not fit.
         bind_loop(parts.state, parts.towers, self.recipe.exchange)
         return choices, origin, changed

@@ -12,11 +12,10 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 from saved_runs import saved
-from tiny_detector import build_tiny, tiny_recipe, write_coco
+from tiny_detector import tiny_recipe, write_coco
 
 from lockstep.checkpoints.store import Store
 from lockstep.cli.main import main
-from lockstep.detection.values import Fcos
 from lockstep.recipes.shipped import find
 from lockstep.recipes.toml import with_settings
 from lockstep.runs.workdir import Workdir
@@ -67,7 +66,6 @@ def test_the_weights_are_those_that_the_recipe_scores(tmp_path: Path, capsys: py
 
 @pytest.mark.parametrize("flags", [[], ["--raw"], ["--average"]], ids=" ".join)
 def test_a_detector_is_the_one_that_predicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str]) -> None:
-    monkeypatch.setattr(Fcos, "build", build_tiny)
     given = tiny_recipe(write_coco(tmp_path, 3, (32, 48)))
     saved(tmp_path / "run", replace(given, evaluate=replace(given.evaluate, weights="average")))
     assert main(["predict", str(tmp_path / "run"), str(tmp_path / "1.png"), "--to", str(tmp_path / "out"), *flags]) == 0

@@ -215,9 +215,9 @@ models_of_photos = (
 )
 own_models = st.builds(PythonModel, functions, options, classes)
 models_of_photos |= own_models
-tasks = st.builds(PythonTask, functions, options, main_score=texts) | st.builds(
-    PythonTask, losses=functions, score=st.none() | functions, predict=st.none() | functions
-)
+tasks = st.builds(
+    PythonTask, functions, options, main_score=texts, better=st.sampled_from((None, "higher", "lower"))
+) | st.builds(PythonTask, losses=functions, score=st.none() | functions, predict=st.none() | functions)
 own_data = st.builds(PythonData, functions, options, st.none() | functions, st.none() | functions)
 hooks = st.lists(st.builds(PythonHook, functions, options), max_size=2).map(tuple)
 models_of_digits = st.builds(Mnist, lrn=st.booleans()) | st.builds(LeNet, classes, st.integers(1, 4), below_one)

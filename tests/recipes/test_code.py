@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import sys
@@ -107,10 +108,15 @@ def test_what_is_not_there_is_refused_without_an_import(
             "build",
             "ModuleNotFoundError: No module named",
         ),
+        (
+            "raise SystemExit('bye')\ndef build(): pass",
+            "build",
+            r"own_parts_\d+ cannot be imported(.*\n)*.*SystemExit: bye",
+        ),
         ("build = 3", "build", "own_parts_[0-9]+:build is no function(.*\n)*.*given: +a int"),
         ("class Net: pass", "Net.small", "own_parts_[0-9]+:Net.small is no function(.*\n)*.*nothing of this name"),
     ],
-    ids=["import", "number", "inner"],
+    ids=["import", "exit", "number", "inner"],
 )
 def test_what_cannot_be_called_is_told(
     write_module: WriteModule, tmp_path: Path, text: str, name: str, said: str, request: pytest.FixtureRequest
@@ -135,17 +141,34 @@ def test_a_function_of_an_installed_package_has_no_fingerprint() -> None:
         found("tocrh.nn:Linear", Path("/nonexistent"))
 
 
+class Scaled:
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def __call__(self, split: str) -> float:
+        return self.scale
+
+
 NETS = """
 import layers
+import parts.first
+import parts.second
 from layers import Block as B
 from . import sibling
 WIDTH, DEPTH = 8, 2
 OTHER = 3
+SETTINGS = {}
+SETTINGS.update(rate=1)
+for name in ("a", "b"):
+    SETTINGS[name] = 6
 def helper(): return WIDTH
-def build(x):
+def build(x, rate=DEPTH):
     "Build it."
-    return helper(), layers.norm, B
+    local = x
+    return helper(), layers.norm, B, SETTINGS, parts.first.A, local
+x = local = 12
 def unused(): return OTHER
+layers.train(build, steps=10)
 """
 LAYERS = """
 SIZE = 3
@@ -164,15 +187,22 @@ def elsewhere(): return 2
         ("nets.py", "return OTHER", "return 7", False),
         ("nets.py", '"Build it."', '"Builds\\n it."', False),
         ("nets.py", "def helper(): return WIDTH", "def helper():  # a comment\n\n    return (WIDTH)", False),
-        ("nets.py", "(x)", "(x, y=1)", True),
+        ("nets.py", "(x, ", "(x, y=1, ", True),
+        ("nets.py", "= 12", "= 13", False),
+        ("nets.py", "8, 2", "8, 1", True),
         ("layers.py", "SIZE = 3", "SIZE = 4", True),
         ("layers.py", "return 1", "return 5", True),
+        ("parts/first.py", "A = 1", "A = 2", True),
+        ("nets.py", "rate=1", "rate=2", True),
+        ("nets.py", "= 6", "= 7", True),
+        ("nets.py", "steps=10", "steps=11", False),
     ],
 )  # fmt: skip
 def test_the_fingerprint_sees_what_a_function_does(
     write_module: WriteModule, tmp_path: Path, file: str, before: str, after: str, is_seen: bool
 ) -> None:
-    for name, text in {"nets.py": NETS, "layers.py": LAYERS}.items():
+    files = {"nets.py": NETS, "layers.py": LAYERS, "parts/first.py": "A = 1", "parts/second.py": "B = 1"}
+    for name, text in files.items():
         write_module(name, text)
         write_module(f"new/{name}", text.replace(before, after) if name == file else text)
     first = fingerprint(tmp_path / "nets.py", "build", tmp_path)
@@ -187,18 +217,99 @@ def test_a_function_that_has_moved_to_a_module_is_the_same() -> None:
     assert not [*changes("", described(here), described(moved))]
 
 
-class Scaled:
-    def __init__(self, scale: float) -> None:
-        self.scale = scale
+def test_a_package_may_hand_on_all_that_a_module_has(write_module: WriteModule, tmp_path: Path) -> None:
+    write_module("own_package_1/__init__.py", "from .nets import *")
+    nets = write_module("own_package_1/nets.py", "def build(): return 1")
+    first = found("own_package_1:build", tmp_path)
+    assert first() == 1
+    nets.write_text("def build(): return 22")
+    assert found("own_package_1:build", tmp_path).source != first.source
 
-    def __call__(self, split: str) -> float:
-        return self.scale
+
+SCRIPT = """
+import functools
+import decorators
+def make(scale):
+    bias = 1
+    @functools.lru_cache
+    def inner(x): return scale * x
+    return inner
+def main(scale=1, step=1):
+    steps = 10
+    def helper(x): return 2 * x
+    def inner(x): return helper(scale * x)
+    return inner
+def counted(function=lambda x: x): return function
+@decorators.logged
+def decorated(x): return 3
+named = lambda x: x + 4
+class Task:
+    def __init__(self, scale=1): self.scale = scale
+    def losses(self, x): return 5
+def script():
+    return [decorated, named, main(), counted(), Task().losses, Task(),
+            functools.partial(decorated, helper=named)]
+"""
+DECORATORS = """
+import functools
+def logged(function):
+    @functools.wraps(function)
+    def inner(x): return function(x)
+    return inner
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "changed"),
+    [
+        ("return 3", "return 33", {"decorated", "decorated(...)"}),
+        ("x + 4", "x + 44", {"named", "decorated(...)"}),
+        ("scale * x)", "scale + x)", {"main.<locals>.inner"}),
+        ("2 * x", "3 * x", {"main.<locals>.inner"}),
+        ("main(scale=1", "main(scale=2", {"main.<locals>.inner"}),
+        ("steps = 10", "steps = 20", set()),
+        ("lambda x: x)", "lambda x: -x)", {"<lambda>"}),
+        ("self, scale=1", "self, scale=2", {"Task.losses(...)", "Task(...)"}),
+        ("Task().losses, Task()", "Task(2).losses, Task(2)", {"Task.losses(...)", "Task(...)"}),
+    ],
+)  # fmt: skip
+def test_a_script_sees_which_of_what_it_gives_has_changed(
+    write_module: WriteModule, tmp_path: Path, before: str, after: str, changed: set[str]
+) -> None:
+    sys.path.insert(0, str(tmp_path))
+    write_module("decorators.py", DECORATORS)
+    sources = []
+    assert SCRIPT.count(before) == 1
+    for name, text in {"own_script_1": SCRIPT, "own_script_2": SCRIPT.replace(before, after)}.items():
+        write_module(f"{name}.py", text)
+        functions = [Function.of(code) for code in importlib.import_module(name).script()]
+        assert all(function.file == str(tmp_path / f"{name}.py") for function in functions)
+        assert all(Function.parse(str(function)) == function for function in functions)
+        sources.append({function.name: function.source for function in functions})
+    assert {name for name in sources[0] if sources[0][name] != sources[1][name]} == changed
+
+
+def test_a_name_leads_to_what_its_module_has_given_one(write_module: WriteModule, tmp_path: Path) -> None:
+    sys.path.insert(0, str(tmp_path))
+    write_module("own_parts_6.py", "def make(scale):\n    return lambda: scale\nbuild = make(3)")
+    function = Function.of(importlib.import_module("own_parts_6").build)
+    assert function == found("own_parts_6:build", tmp_path)
+    assert function.is_in_module
+
+
+@pytest.mark.parametrize("code", [{"train": 1}.get, Scaled(1.0).__call__, partial(int, base=2), eval("lambda: 3")])
+def test_what_no_name_leads_to_is_called_by_the_script_alone(code: Any) -> None:
+    read = Function.parse(str(Function.of(code)))
+    assert not read.is_in_module
+    assert not found(str(read), Path("/nonexistent")).may_be_imported
 
 
 def test_what_a_partial_or_an_object_holds_belongs_to_its_fingerprint() -> None:
     assert Function.of(partial(found, 1)).source == Function.of(partial(found, 1)).source
     assert Function.of(partial(found, 1)).source != Function.of(partial(found, 2)).source
+    assert Function.of(partial(found, found)).source != Function.of(partial(found, dedent)).source
     assert Function.of(Scaled(1.0)).name == "Scaled(...)"
+    assert Function.of(Scaled(1.0)).source == Function.of(Scaled(1.0)).source != Function.of(Scaled(2.0)).source
     assert not Function.of(Scaled(1.0)).is_in_module
     assert Function.of(Scaled(2.0))("train") == 2.0
 

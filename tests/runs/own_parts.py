@@ -64,7 +64,7 @@ class Furthest:
 class Regression:
     """The same as an object, with its metric and what it predicts."""
 
-    main_score = "mae"
+    main_score, better = "mae", "lower"
 
     def __init__(self, weight: float = 1.0) -> None:
         self.weight = weight

@@ -12,21 +12,16 @@ from typing import Any
 import pytest
 import torch
 from saved_runs import saved
-from tiny_detector import build_tiny, tiny_recipe
+from tiny_detector import tiny_recipe
 from torch import Tensor, nn
 
 import lockstep as ls
 from lockstep.detection.blocks import BatchNonMaxSuppression, PostProcessing
 from lockstep.detection.detector import Detections
 from lockstep.detection.nms import NmsLimits, fixed_detections, multiclass_nms, postprocess
-from lockstep.detection.values import Fcos, SqueezeSsd
+from lockstep.detection.values import SqueezeSsd
 from lockstep.runs.export import FOUND, IMAGE, encode_model
 from lockstep.runs.trained import Trained, trained_model
-
-
-@pytest.fixture(autouse=True)
-def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Fcos, "build", build_tiny)
 
 
 def image(seed: int) -> Tensor:

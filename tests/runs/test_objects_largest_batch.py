@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_detector import Objects, build_tiny, make_loader, make_task, tiny_recipe, write_coco
+from tiny_detector import Objects, make_loader, make_task, tiny_recipe, write_coco
 from torch import Tensor
 
 import lockstep as ls
@@ -22,7 +22,6 @@ from lockstep.augmentations.mixing import Mosaic
 from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioResizer
 from lockstep.augmentations.turns import HorizontalFlip
 from lockstep.augmentations.zoom import RandomZoomOut
-from lockstep.detection.values import Fcos
 from lockstep.readers.detection import DetectionReader
 from lockstep.readers.object_survey import ObjectSurvey, survey_objects
 from lockstep.recipes.code import Function
@@ -98,7 +97,6 @@ def tensors(value: Any) -> list[Tensor]:
 
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
-    monkeypatch.setattr(Fcos, "build", build_tiny)
     given = tiny_recipe(write_coco(tmp_path, 6))
     return replace(given, end=ls.Steps(2), evaluate=replace(given.evaluate, every=ls.Interval(0, "steps")))
 
@@ -161,7 +159,6 @@ def test_workers_compute_their_parts_of_it_together(
 
 
 def losses_on_workers(recipe: Recipe) -> dict[str, float]:
-    Fcos.build = build_tiny  # type: ignore[method-assign, assignment]
     torch.set_num_threads(1)
     run = Run(recipe, None, ls.join("cpu"))
     run.run(conclude=False)
@@ -181,7 +178,7 @@ def test_it_is_computed_beside_the_other_batches_of_an_accelerator(monkeypatch: 
         data=data(FixedShapeResizer(31, 53)),
         watch=Monitoring(),
         batch_size=4,
-        model=SimpleNamespace(num_classes=2),
+        num_classes=2,
         exchange=None,
     )
     parts: Any = SimpleNamespace(towers=ls.Towers(2), state=SimpleNamespace(model=None), task=SimpleNamespace())

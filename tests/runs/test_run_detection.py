@@ -10,22 +10,16 @@ from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tiny_detector import build_tiny, tiny_recipe, write_coco
+from tiny_detector import tiny_recipe, write_coco
 
 import lockstep as ls
 from lockstep.checkpoints.retention import Retention
-from lockstep.detection.values import Fcos
 from lockstep.recipes.parts import Checkpoints, Pictures
 from lockstep.recipes.recipe import Recipe
 from lockstep.runs.run import Run
 from lockstep.workers.rank import leave
 
 MAP, COCO_MAP = "PascalBoxes_Precision/mAP@0.5IOU", "DetectionBoxes_Precision/mAP"
-
-
-@pytest.fixture(autouse=True)
-def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Fcos, "build", build_tiny)
 
 
 @pytest.fixture

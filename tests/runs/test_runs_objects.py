@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_detector import CATEGORIES, Objects, TinyDetector, build_tiny, tiny_recipe, write_coco
+from tiny_detector import CATEGORIES, Objects, TinyDetector, tiny_recipe, write_coco
 from torch import Tensor
 
 import lockstep as ls
@@ -29,12 +29,11 @@ Start = Callable[..., Any]
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
     """Start a run; `change` gets its recipe."""
-    monkeypatch.setattr(Fcos, "build", build_tiny)
     path = write_coco(tmp_path, 6)
 
     def begin(change: Callable[[Recipe], Recipe] = lambda recipe: recipe, reader: Any = None) -> Run:
         leave()
-        return Run(change(tiny_recipe(path)), tmp_path / "run", ls.join("cpu"), reader=reader)
+        return Run(change(tiny_recipe(path)).with_parts(reader=reader), tmp_path / "run", ls.join("cpu"))
 
     return begin
 
@@ -222,7 +221,7 @@ def test_other_ids_of_the_same_classes_are_the_same(start: Start, tmp_path: Path
 def test_images_smaller_than_the_stem_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Fcos, "smallest_image", 33)
     with pytest.raises(ls.InputError) as caught:
-        tiny_recipe(tmp_path / "annotations.json")
+        replace(tiny_recipe(tmp_path / "annotations.json"), model=Fcos(2))
     assert caught.value.what == "The images are too small for Fcos."
     assert caught.value.given == "data.resizer.height=32"
     assert caught.value.hint.startswith("set data.resizer.height to 33 or more")

@@ -17,6 +17,7 @@ import own_parts
 import pytest
 import torch
 from own_parts import SIZES, Furthest, Net, Pixels, Regression, losses, reader, score
+from tiny_detector import tiny_recipe, write_coco
 from tiny_images import image_folder
 from torch import Tensor, nn
 
@@ -159,6 +160,26 @@ def test_a_network_of_ones_own_is_a_classifier_of_lockstep(tmp_path: Path) -> No
     assert (len(found), len(found.classes(0))) == (6, 1)
 
 
+@dataclass
+class Words:
+    scale: float = 1.0
+
+    def __call__(self, split: str) -> dict[str, Tensor] | None:
+        return reader(split, self.scale)
+
+
+def test_an_object_that_can_be_called_is_a_function(tmp_path: Path) -> None:
+    ls.run(recipe(), tmp_path / "function")
+    leave()
+    ls.run(recipe(reader=Words()), tmp_path / "object")
+    assert learned(tmp_path / "object") == learned(tmp_path / "function")
+
+
+def test_a_task_says_by_which_score_and_whether_by_its_lowest_a_checkpoint_is_the_best() -> None:
+    retention = recipe(evaluate=ls.recipes.Evaluate(ls.Interval(3), patience=2)).checkpoints.retention
+    assert (retention.best, retention.better) == ("validation/mae", "lower")
+
+
 def test_a_run_by_other_code_is_told(tmp_path: Path) -> None:
     ls.run(recipe(), tmp_path)
 
@@ -170,25 +191,44 @@ def test_a_run_by_other_code_is_told(tmp_path: Path) -> None:
     assert ls.run(recipe(model=wider), tmp_path, accept_changes=True).step == STEPS
 
 
-def test_a_resumed_run_has_the_bytes_of_one_that_was_not(tmp_path: Path) -> None:
-    ls.run(recipe(), tmp_path / "whole")
+SPARSE: dict[str, Any] = {"model": partial(Net, sparse=True), "optimizer": ls.optim.SGD(0.1)}
+odd_networks = pytest.mark.parametrize("parts", [{}, SPARSE], ids=["dense", "sparse"])
+
+
+@odd_networks
+def test_a_resumed_run_has_the_bytes_of_one_that_was_not(tmp_path: Path, parts: dict[str, Any]) -> None:
+    ls.run(recipe(**parts), tmp_path / "whole")
     leave()
-    ls.run(recipe(end=ls.Steps(2)), tmp_path / "resumed")
+    ls.run(recipe(end=ls.Steps(2), **parts), tmp_path / "resumed")
     leave()
-    ls.run(recipe(), tmp_path / "resumed")
+    ls.run(recipe(**parts), tmp_path / "resumed")
     assert learned(tmp_path / "resumed") == learned(tmp_path / "whole")
 
 
-def on_workers(workdir: Path) -> None:
-    ls.run(recipe(), workdir)
+def on_workers(workdir: Path, parts: dict[str, Any]) -> None:
+    ls.run(recipe(**parts), workdir)
 
 
 @pytest.mark.process
-def test_two_workers_have_the_bytes_of_one(tmp_path: Path, run_workers: Callable[..., list[Any]]) -> None:
+@odd_networks
+def test_two_workers_have_the_bytes_of_one(
+    tmp_path: Path, run_workers: Callable[..., list[Any]], parts: dict[str, Any]
+) -> None:
+    torch.set_num_threads(1)
+    ls.run(recipe(**parts), tmp_path / "one")
+    run_workers(on_workers, 2, tmp_path / "two", parts)
+    assert learned(tmp_path / "two") == learned(tmp_path / "one")
+
+
+@pytest.mark.process
+def test_backup_workers_have_the_bytes_of_one(tmp_path: Path, run_workers: Callable[..., list[Any]]) -> None:
     torch.set_num_threads(1)
     ls.run(recipe(), tmp_path / "one")
-    run_workers(on_workers, 2, tmp_path / "two")
-    assert learned(tmp_path / "two") == learned(tmp_path / "one")
+    run_workers(on_workers, 3, tmp_path / "served", {"exchange": ls.Backups()})
+    tensors = ("parameters.safetensors", "buffers.safetensors")
+    assert [learned(tmp_path / "served")[name] for name in tensors] == [
+        learned(tmp_path / "one")[name] for name in tensors
+    ]
 
 
 # What is refused, before anything is written --------------------------------------------------------------------------
@@ -197,6 +237,10 @@ def test_two_workers_have_the_bytes_of_one(tmp_path: Path, run_workers: Callable
 @dataclass
 class NoLosses:
     weight: float = 1.0
+
+
+class NoWord(Regression):
+    better = None
 
 
 def mean_score(model: nn.Module, batch: Any) -> dict[str, Tensor]:
@@ -212,6 +256,8 @@ def unknown_field(model: nn.Module, batch: Any) -> dict[str, Tensor]:
     [
         ({"model": lambda: 3}, "what .* returns is no torch.nn.Module|given: +.*int"),
         ({"model": Net()}, "A run makes its network itself"),
+        ({"model": "own_parts:Net"}, "model is of the wrong type"),
+        ({"reader": reader("train")}, "reader is of the wrong type(.|\\n)*a function of the split"),
         ({"model": partial(Net, depth=3)}, "takes other arguments: got an unexpected keyword argument 'depth'"),
         ({"task": NoLosses()}, "makes no task: it has no losses"),
         ({"task": Regression(), "losses": losses}, "A task has its losses and scores"),
@@ -219,10 +265,17 @@ def unknown_field(model: nn.Module, batch: Any) -> dict[str, Tensor]:
         ({"task": None, "losses": losses, "score": mean_score}, "mae"),
         ({"task": None, "losses": 3}, "a function of the model and the batch"),
         ({"task": None}, "How many classes the network has is not said"),
+        ({"task": None, "losses": lambda model: {}}, "losses of .* takes other arguments: too many positional"),
+        ({"task": None, "losses": losses, "score": lambda batch: {}}, "score of .* takes other arguments"),
         ({"hooks": [3]}, "a function of the report of an attempt"),
+        ({"hooks": [lambda report, every: None]}, "takes other arguments: missing a required argument: 'every'"),
         ({"reader": lambda split: None}, "gives no train examples"),
+        ({"reader": ls.recipes.PythonData(ls.recipes.Function.of(reader), augment=ls.recipes.Function.of(lambda: 3))},
+         "what .* returns is int\\n *expected: a list of augmentations"),
         ({"evaluate": ls.recipes.Evaluate(ls.Interval(3), patience=2), "task": None, "losses": losses, "score": score},
          "Early stopping has to know which checkpoint is the best"),
+        ({"evaluate": ls.recipes.Evaluate(ls.Interval(3), patience=2), "task": NoWord()},
+         "main_score='mae', better=None"),
         ({"checkpoints": ls.recipes.Checkpoints(retention=ls.recipes.Retention(best="validation/mae")), "task": None,
           "losses": losses}, "Nothing says which checkpoints are the best: this task has no score"),
         ({"checkpoints": ls.recipes.Checkpoints(retention=ls.recipes.Retention(best="validation/f1"))}, "f1"),
@@ -329,3 +382,9 @@ def test_a_function_that_is_not_there_is_refused_before_workers_start(
     assert 'did you mean "Net"' in capsys.readouterr().err
     assert not Path("runs").exists()
     assert str(home) not in sys.path
+
+
+def test_a_network_that_is_no_detector_is_told(tmp_path: Path) -> None:
+    given = tiny_recipe(write_coco(tmp_path, 6))
+    with pytest.raises(ls.InputError, match="This network of your own is no detector"):
+        ls.run(given, tmp_path / "run", model=Pixels)
