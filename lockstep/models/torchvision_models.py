@@ -44,6 +44,17 @@ _DEFAULTS: Mapping[str, Mapping[str, Option]] = {
     _INCEPTION: {"init_weights": True},
 }
 
+_LEAST: Mapping[str, int] = {
+    "alexnet": 63,
+    "convnext": 32,
+    "densenet": 29,
+    "googlenet": 15,
+    "squeezenet1_0": 21,
+    "squeezenet1_1": 17,
+    "swin": 4,
+    "vgg": 32,
+}
+"""Images that are smaller leave a layer of these nets nothing, in pixels, by what their names begin with."""
 
 ModelName = Annotated[str, Hint('write name="resnet50"')]
 
@@ -52,8 +63,7 @@ ModelName = Annotated[str, Hint('write name="resnet50"')]
 class Torchvision(Checked):
     """A classifier of torchvision, by the name that `torchvision.models.get_model` knows it by.
 
-    Its weights are torchvision's initial ones, never downloaded ones. The sizes of images that it takes are not known
-    here, except for Inception-v3, whose auxiliary head wants the usual size.
+    Its weights are torchvision's initial ones, never downloaded ones.
     """
 
     name: ModelName
@@ -73,10 +83,18 @@ class Torchvision(Checked):
 
     @property
     def smallest_image(self) -> int:
-        """The least height and width, in pixels; 1 where that is not known."""
+        """The least height and width, in pixels; the auxiliary head of Inception-v3 wants the usual size."""
         if self.name != _INCEPTION:
-            return 1
+            return next((least for begin, least in _LEAST.items() if self.name.startswith(begin)), 1)
         return InceptionV3.image_size if self.options.get("aux_logits", True) else InceptionV3.smallest_image
+
+    @property
+    def only_image(self) -> int | None:
+        """The one height and width that a transformer takes, in pixels; None for other nets."""
+        if not self.name.startswith(("vit_", "maxvit_")):
+            return None
+        size = self.options.get("image_size", self.image_size)
+        return size if isinstance(size, int) else None
 
     def check_installed(self) -> None:
         """Refuse the model where torchvision is not installed; it is not imported for it."""
@@ -109,6 +127,16 @@ class Timm(Checked):
         super().__post_init__()
         _check_options(self, 'write options={"drop_path_rate": 0.1}')
 
+    @property
+    def only_image(self) -> int | None:
+        """The height and width that `img_size` says, in pixels, unless another option lets images have others; or None.
+
+        Without it a net may still take one size alone, which is known when it is built: see `size_taken`.
+        """
+        size = self.options.get("img_size")
+        is_free = self.options.get("dynamic_img_size", False) or not self.options.get("strict_img_size", True)
+        return size if isinstance(size, int) and not is_free else None
+
     def check_installed(self) -> None:
         """Refuse the model where timm is not installed; it is not imported for it."""
         check_library("timm")
@@ -120,6 +148,13 @@ class Timm(Checked):
         check_known("timm", self.name.partition(".")[0], timm.list_models(include_tags=False))
         make = partial(timm.create_model, self.name, pretrained=False, num_classes=self.num_classes, **self.options)
         return built(self, seed, make)
+
+
+def size_taken(net: nn.Module) -> int | None:
+    """Return the one height and width of images that a net takes, in pixels, where its patches say so as timm's do."""
+    patches = getattr(net, "patch_embed", None)
+    size = getattr(patches, "img_size", None) if getattr(patches, "strict_img_size", False) else None
+    return size[0] if size and size[0] == size[1] else None
 
 
 def _check_options(model: Torchvision | Timm, hint: str) -> None:

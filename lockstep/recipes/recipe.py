@@ -242,7 +242,7 @@ class Recipe(Checked):
         self._check_name()
         self._check_towers()
         self._check_best()
-        self._check_image_sizes()
+        self.check_image_sizes(self.model.smallest_image, getattr(self.model, "only_image", None))
         if self.model.num_classes is not None:
             self.chosen_task.check(self.model.num_classes)
         if self.evaluate.weights == "average" and self.average is None:
@@ -289,15 +289,22 @@ class Recipe(Checked):
                 hint="name such a score and set evaluate.every, or leave checkpoints.retention.best out",
             )
 
-    def _check_image_sizes(self) -> None:
+    def check_image_sizes(self, least: int, only: int | None = None) -> None:
+        """Refuse images, of a stage too, with sides below `least`, or not of the `only` size, if there is one."""
         if isinstance(self.data, PythonData):
             return
-        least = self.model.smallest_image
         of_stages = {f"stages[{number}].image_size": stage.image_size for number, stage in enumerate(self.stages)}
         given = {name: size for name, size in of_stages.items() if size is not None}
         for name, size in given.items():
             self.data.resized(size, name)  # which may be refused
         for name, size in {self.data.size_field: self.data.image_size, **given}.items():
+            if only is not None and size != only:
+                raise InputError(
+                    f"This {type(self.model).__name__} takes images of one size.",
+                    given=f"{name}={size}",
+                    expected=f"{only} pixels",
+                    hint=f"set {name} to {only}, or make the model for other images, by an option of it",
+                )
             if size < least:
                 raise InputError(
                     f"The images are too small for {type(self.model).__name__}.",

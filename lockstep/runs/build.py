@@ -12,6 +12,7 @@ from lockstep.description import described
 from lockstep.detection.detector import DetectionModel
 from lockstep.errors import DataError, InputError
 from lockstep.metrics.metric import NO_METRICS, Metric
+from lockstep.models.torchvision_models import size_taken
 from lockstep.readers.combine import Subset
 from lockstep.readers.reader import Reader
 from lockstep.recipes.data import MnistData
@@ -198,9 +199,12 @@ def prepared(recipe: Recipe, worker: Worker, given: ReaderFunction | None = None
 
 
 def build_state(recipe: Recipe, worker: Worker) -> TrainState:
-    """Build the training state of a recipe."""
+    """Build the training state of a recipe; a model that takes other images than there are is refused."""
+    model = recipe.model.build(recipe.seed)
+    if size := size_taken(model):
+        recipe.check_image_sizes(size, size)
     state = TrainState(
-        recipe.model.build(recipe.seed).to(worker.device),
+        model.to(worker.device),
         recipe.optimizer,
         frozen=recipe.frozen,
         train_only=recipe.train_only,

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from lockstep.errors import InputError
 from lockstep.models import InceptionV3, SqueezeNet, Timm, Torchvision
-from lockstep.models.torchvision_models import imported
+from lockstep.models.torchvision_models import imported, size_taken
 
 
 def loads(library: str) -> bool:
@@ -79,6 +80,64 @@ def test_heads_besides_the_last_are_the_two_of_inception() -> None:
 )
 def test_the_auxiliary_head_of_its_inception_wants_large_images(value: Torchvision, usual: int, least: int) -> None:
     assert (value.image_size, value.smallest_image) == (usual, least)
+
+
+@needs_torchvision
+@pytest.mark.parametrize("name", ["alexnet", "densenet121", "vgg11", "squeezenet1_0", "squeezenet1_1", "googlenet"])
+def test_the_least_images_of_torchvisions_nets_are_the_least(name: str) -> None:
+    value = Torchvision(name, 2)
+    net, least = value.build(seed=0).eval(), value.smallest_image
+    assert least > 1
+    with torch.no_grad():
+        net(torch.zeros(1, 3, least, least))
+        with pytest.raises(RuntimeError):
+            net(torch.zeros(1, 3, least - 1, least - 1))
+
+
+@pytest.mark.parametrize(
+    ("value", "only"),
+    [
+        (Torchvision("resnet50"), None),
+        (Torchvision("vit_b_16"), 224),
+        (Torchvision("maxvit_t"), 224),
+        (Torchvision("vit_b_32", options={"image_size": 384}), 384),
+        (Timm("resnet50"), None),
+        (Timm("vit_tiny_patch16_224"), None),
+        (Timm("vit_tiny_patch16_224", options={"img_size": 384}), 384),
+        (Timm("vit_tiny_patch16_224", options={"img_size": 384, "dynamic_img_size": True}), None),
+        (Timm("swin_tiny_patch4_window7_224", options={"img_size": 256, "strict_img_size": False}), None),
+    ],
+)
+def test_transformers_take_images_of_one_size(value: Value, only: int | None) -> None:
+    assert value.only_image == only
+
+
+class Patches(nn.Module):
+    def __init__(self, *size: int, strict: bool = True) -> None:
+        super().__init__()
+        self.patch_embed = nn.Conv2d(3, 4, 16)
+        vars(self.patch_embed).update(img_size=size or None, strict_img_size=strict)
+
+
+@pytest.mark.parametrize(
+    ("net", "size"),
+    [
+        (nn.Linear(1, 1), None),
+        (Patches(224, 224), 224),
+        (Patches(224, 224, strict=False), None),
+        (Patches(224, 448), None),
+        (Patches(), None),
+    ],
+)
+def test_a_net_says_by_its_patches_what_images_it_takes(net: nn.Module, size: int | None) -> None:
+    assert size_taken(net) == size
+
+
+@needs_timm
+def test_nets_of_timm_say_by_their_patches_what_images_they_take() -> None:
+    assert size_taken(Timm("vit_tiny_patch16_224", 4).build(0)) == 224
+    assert size_taken(Timm("vit_tiny_patch16_224", 4, {"dynamic_img_size": True}).build(0)) is None
+    assert size_taken(Timm("resnet10t", 4).build(0)) is None
 
 
 @needs_torchvision

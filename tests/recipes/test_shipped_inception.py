@@ -15,7 +15,7 @@ from lockstep.errors import InputError
 from lockstep.evaluation.scores import Weights
 from lockstep.losses.regularization import L2
 from lockstep.models.inception_v3 import InceptionV3, InceptionV3Net
-from lockstep.models.torchvision_models import Torchvision
+from lockstep.models.torchvision_models import Timm, Torchvision
 from lockstep.optim import Exponential, MovingAverage, RMSProp
 from lockstep.optim.schedules import Constant, resolve_schedule
 from lockstep.recipes.data import ImageData
@@ -228,6 +228,30 @@ def test_images_too_small_for_the_auxiliary_head_of_torchvisions_are_refused() -
     whole = find("inception_v3")
     with pytest.raises(InputError, match=r"set data.image_size to 299 or more \(299 is usual\)"):
         replace(whole, model=Torchvision("inception_v3"), data=replace(whole.data, image_size=224))
+
+
+@pytest.mark.parametrize(
+    ("model", "size"),
+    [(Timm("vit_tiny_patch16_224", options={"img_size": 384}), 384), (Torchvision("vit_b_16"), 224)],
+)
+def test_images_of_another_size_than_a_transformer_takes_are_refused(model: Timm | Torchvision, size: int) -> None:
+    whole = find("flowers")
+    with pytest.raises(InputError) as caught:
+        replace(whole, model=model, data=replace(whole.data, image_size=299))
+    assert str(caught.value) == (
+        f"This {type(model).__name__} takes images of one size.\n"
+        "  given:    data.image_size=299\n"
+        f"  expected: {size} pixels\n"
+        f"  hint:     set data.image_size to {size}, or make the model for other images, by an option of it"
+    )
+    replace(whole, model=model, data=replace(whole.data, image_size=size))
+
+
+@pytest.mark.parametrize(("name", "least"), [("alexnet", 63), ("densenet161", 29)])
+def test_images_too_small_for_a_net_of_torchvision_are_refused(name: str, least: int) -> None:
+    whole = find("flowers")
+    with pytest.raises(InputError, match=rf"set data.image_size to {least} or more \(224 is usual\)"):
+        replace(whole, model=Torchvision(name), data=replace(whole.data, image_size=least - 1))
 
 
 @pytest.mark.parametrize("setting", ["stages.0.image_size=257", "data.image_size=257"])

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tiny_images import image_folder, image_shards
+from torch import nn
 
 import lockstep as ls
 from lockstep.errors import DataError, InputError
+from lockstep.models import Timm
 from lockstep.readers.open import open_source
 from lockstep.readers.reader import Arrays, Reader
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.shipped import find
 from lockstep.recipes.toml import with_settings
-from lockstep.runs.build import Examples, build
+from lockstep.runs.build import Examples, build, build_state
 
 
 def make_recipe(*settings: str) -> Recipe:
@@ -68,6 +72,19 @@ def test_where_there_are_fewer_than_are_to_be_scored_all_are(
     assert len(examples.held_out("test", most=5).reader) == 5
     said = "all 9 test examples are scored: there are fewer than evaluate.examples=10"
     assert [line for line in caplog.messages if "evaluate.examples" in line] == [said]
+
+
+def test_a_net_that_takes_other_images_is_refused_when_it_is_built(
+    photos: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As timm's transformers, whose size is known by the net alone."""
+    net = nn.Linear(1, 1)
+    vars(net)["patch_embed"] = SimpleNamespace(img_size=(224, 224), strict_img_size=True)
+    monkeypatch.setattr(Timm, "build", lambda self, seed: net)
+    given = replace(photos("num_towers=1"), model=Timm("vit_tiny_patch16_224", num_classes=5))
+    with pytest.raises(InputError, match=r"takes images of one size.*\n.*image_size=75\n.*224 pixels"):
+        build_state(given, ls.join("cpu"))
+    build_state(with_settings(given, ["data.image_size=224"]), ls.join("cpu"))
 
 
 def test_what_is_to_be_scored_and_cannot_be_read_is_refused_at_the_start(
