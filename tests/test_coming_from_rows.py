@@ -249,6 +249,7 @@ VALUES_OF = {
 OTHERS = {
     "towers.precision": ["fp16"],
     "towers.batch_norm": ["last", "mean"],
+    "loggers": ['[{ kind = "csv" }]'],
     "optimizer": [f'{{ kind = "{kind}", lr = 1e-3 }}' for kind in ("lamb", "lars", "rmsprop")],
     "optimizer.lr": [
         '{ kind = "piecewise_constant", boundaries = [1], values = [0.1, 0.01] }',
@@ -277,6 +278,7 @@ def small_recipe() -> Recipe:
 
 def settings() -> list[tuple[str, str]]:
     pairs = [tuple(map(str.strip, code.split("=", 1))) if "=" in code else (code, "") for code in FIELDS]
+    pairs = [pair for pair in pairs if "wandb" not in pair[1]]  # the table of CSV, below, stands for it
     given = [(path, value or VALUES_OF.get(path, "")) for path, value in pairs if f"{path}={value}" not in SLOW]
     others = [(path, value) for path, values in OTHERS.items() for value in values]
     return [(path, value) for path, value in [*given, *others] if value]

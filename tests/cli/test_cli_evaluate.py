@@ -224,12 +224,6 @@ def refused(workdir: Path, *words: str) -> str:
 
 
 class TestRefusals:
-    def test_fewer_examples_than_are_asked_for(self, workdir: Path) -> None:
-        with pytest.raises(ls.InputError) as raised:
-            evaluate(workdir, "--examples", "10001")
-        assert "10000 examples, 10001 asked for" in str(raised.value)
-        assert "examples to 10000 or less" in str(raised.value)
-
     def test_no_examples(self, workdir: Path) -> None:
         assert "examples is out of range" in refused(workdir, "--examples", "0")
 

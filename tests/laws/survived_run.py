@@ -91,7 +91,7 @@ def make_task(folder: Path, texts: Sequence[str] = ()) -> PythonTask:
         time.sleep(SLOW_SECONDS if (folder / "slow").exists() else pause)
         return task.losses(model, batch) if task.losses else None
 
-    return replace(task, losses=Function.of(losses))
+    return replace(task, losses=Function(__name__, "losses", code=losses))
 
 
 def run(workdir: Path, exchange: ls.AllReduce | ls.Backups | ls.Asynchronous, texts: Sequence[str] = ()) -> Result:

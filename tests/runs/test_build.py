@@ -19,6 +19,7 @@ from lockstep.errors import DataError, InputError
 from lockstep.models import Timm
 from lockstep.readers.open import open_source
 from lockstep.readers.reader import Arrays, Reader
+from lockstep.recipes.code import Function
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.shipped import find
 from lockstep.recipes.toml import with_settings
@@ -152,7 +153,8 @@ def arrays(count: int, largest: int = 5) -> Arrays:
 
 def test_a_function_gives_the_examples_in_place_of_paths() -> None:
     given: dict[str, Reader | None] = {"train": arrays(7), "validation": arrays(3), "test": None}
-    examples = Examples(make_recipe(), given.get)
+    recipe = make_recipe()
+    examples = Examples(replace(recipe, data=replace(recipe.data, function=Function.of(given.get))))
     assert [examples.has(split) for split in given] == [True, True, False]
     assert len(examples.training().reader) == 7
     assert len(examples.held_out("validation").reader) == 3
