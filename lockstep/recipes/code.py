@@ -260,8 +260,8 @@ def _name_of(named: Any) -> str:
 def _held_by(code: Any) -> list[Any] | None:
     """Return what belongs to code beside its source; None where a name leads to all of it.
 
-    It is the arguments of a partial, the fields of an object, or the variables and default values of a function within
-    another one.
+    It is the arguments of a partial, the fields of an object, or the functions among the variables and default values
+    of a function within another one. Its other variables may differ between workers, as their ranks do.
     """
     if isinstance(code, partial):
         return [*code.args, *_items(code.keywords), *(_held_by(code.func) or ())]
@@ -272,8 +272,16 @@ def _held_by(code: Any) -> list[Any] | None:
         return _held_by(owner)
     if "<" not in _name_of(code) or not inspect.isfunction(code):
         return None
-    cells = [cell.cell_contents for cell in code.__closure__ or ()]
-    return [*cells, *(code.__defaults__ or ()), *_items(code.__kwdefaults__ or {})]
+    variables = [_content(cell) for cell in code.__closure__ or ()]
+    held = [*variables, *(code.__defaults__ or ()), *_items(code.__kwdefaults__ or {})]
+    return [each for each in held if hasattr(each, "__qualname__")]
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # what it is for is yet to be defined
+        return None
 
 
 def _items(values: Mapping[str, Any]) -> list[Any]:

@@ -137,13 +137,9 @@ def test_a_path_that_is_none_is_refused_before_workers_start(
         (["data.train={1}/voc/bccd"], "This data has not one class for each image."),
         (["data.train={1}/coco/instances.json:{1}/coco/images"], "This data has not one class for each image."),
         (["data.train={0}/unlabelled/train-*"], "train-00000-of-00002:0 has no label."),
-        (
-            ["data.train={0}/shards/train-*", "data.validation={0}/shards/train-*", "evaluate.examples=7"],
-            "There are fewer validation examples than are to be scored.",
-        ),
         (["data.train={0}/shards/train-*", "data.decoding.exif=true"], "exif"),
     ],
-    ids=["voc", "coco", "unlabelled", "few", "turned"],
+    ids=["voc", "coco", "unlabelled", "turned"],
 )
 def test_data_that_will_not_do_is_refused_by_a_worker_at_its_start(
     shards: str, tmp_path: Path, settings: list[str], said: str

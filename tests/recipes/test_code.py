@@ -266,7 +266,7 @@ def logged(function):
         ("x + 4", "x + 44", {"named", "decorated(...)"}),
         ("scale * x)", "scale + x)", {"main.<locals>.inner"}),
         ("2 * x", "3 * x", {"main.<locals>.inner"}),
-        ("main(scale=1", "main(scale=2", {"main.<locals>.inner"}),
+        ("main(scale=1", "main(scale=2", set()),  # as a rank it may differ between workers
         ("steps = 10", "steps = 20", set()),
         ("lambda x: x)", "lambda x: -x)", {"<lambda>"}),
         ("self, scale=1", "self, scale=2", {"Task.losses(...)", "Task(...)"}),
