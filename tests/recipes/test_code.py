@@ -86,7 +86,7 @@ def test_a_function_that_nobody_has_allowed_is_not_called(write_module: WriteMod
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("own_parts_3:biuld", r"There is no biuld in .*own_parts_3.py(.*\n)*.*did you mean \"build\""),
+        ("own_parts_3:builder", r"There is no builder in .*own_parts_3.py(.*\n)*.*did you mean \"build\""),
         ("own_parts_8:build", r"There is no module own_parts_8(.*\n)*.*expected: own_parts_8.py in /"),
         ("own_parts_broken:build", r"own_parts_broken.py cannot be read as Python"),
     ],

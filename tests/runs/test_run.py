@@ -192,7 +192,7 @@ def test_a_function_is_asked_once_whatever_the_stages(tmp_path: Path, own: Recip
 
 @pytest.mark.parametrize("given", [[1, 2], "photos", 3])
 def test_a_function_that_gives_no_reader(tmp_path: Path, own: Recipe, given: Any) -> None:
-    with pytest.raises(ls.InputError, match="expected: .*a reader: it has a length, and read"):
+    with pytest.raises(ls.InputError, match=r"expected: .*a reader: it has a length, and read"):
         ls.run(own, tmp_path, reader=lambda split: given)
     assert not list(tmp_path.iterdir())
 
