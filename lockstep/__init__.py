@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from lockstep.exchange.exchange import AllReduce as AllReduce
     from lockstep.exchange.exchange import Alone as Alone
     from lockstep.ragged import Ragged as Ragged
-    from lockstep.runs.outputs import Outputs as Outputs
-    from lockstep.runs.outputs import outputs as outputs
     from lockstep.runs.predict import FoundObjects as FoundObjects
+    from lockstep.runs.predict import Outputs as Outputs
     from lockstep.runs.predict import Predictions as Predictions
     from lockstep.runs.predict import detect as detect
+    from lockstep.runs.predict import outputs as outputs
     from lockstep.runs.predict import predict as predict
     from lockstep.runs.run import run as run
     from lockstep.runs.workdir import Result as Result

@@ -23,8 +23,7 @@ from lockstep.screen import log, write_lines
 if TYPE_CHECKING:
     from lockstep.cli.given_run import ChosenRun
     from lockstep.recipes.parts import Pictures
-    from lockstep.runs.outputs import Outputs
-    from lockstep.runs.predict import ClassProbability, FoundObjects, Predictions
+    from lockstep.runs.predict import ClassProbability, FoundObjects, Outputs, Predictions
 
 CSV, JSON, PAGE, PICTURES = "predictions.csv", "predictions.json", "predictions.html", "pictures"
 
@@ -123,7 +122,7 @@ def _own_outputs(arguments: argparse.Namespace, run: ChosenRun) -> Outputs:
         if given is not None:
             raise _not_for("one of a task of your own", f"{flag} {given}", "the run of a task of Lockstep")
 
-    from lockstep.runs.outputs import outputs
+    from lockstep.runs.predict import outputs
 
     with show_progress("predicting") as show:
         found = outputs(
