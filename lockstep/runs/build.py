@@ -160,14 +160,20 @@ def build(
     worker: Worker,
     given: ReaderFunction | None = None,
     metrics: Mapping[str, Metric] = NO_METRICS,
+    *,
+    is_prepared: bool = False,
 ) -> Parts:
-    """Build the parts of a run, whose recipe has its number of towers; the chief prepares the data, the others wait."""
+    """Build the parts of a run, whose recipe has its number of towers; the chief prepares the data, the others wait.
+
+    Where the data `is_prepared`, as for a later stage, no other worker is waited for: one that joins builds it alone.
+    """
     recipe.data.check_complete()
     towers = recipe.towers_for(worker.num_workers)
     recipe.check_towers(worker.num_workers)
-    examples = prepared(recipe, worker, given)
+    examples = Examples(recipe, given) if is_prepared else prepared(recipe, worker, given)
     examples.check_held_out()
-    worker.group.agree("the numbers of examples", examples.counts())
+    if not is_prepared:
+        worker.group.agree("the numbers of examples", examples.counts())
     loader = examples.training()
     classes = class_names(examples.reader(recipe.data.split, to_train=True))
     task = recipe.chosen_task.with_metrics(classes, metrics)

@@ -175,7 +175,7 @@ class Stages:
         if span is self.now:
             return
         before = self.parts.loader
-        self.parts = build(span.recipe, self._worker, self._given, self._metrics)
+        self.parts = build(span.recipe, self._worker, self._given, self._metrics, is_prepared=True)
         self.parts.loader.load_state(before.state())
         self.parts.loader.stuck = before.stuck
         self.parts.state.count_steps_from(span.first_step)

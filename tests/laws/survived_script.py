@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from staged_run import Net, make_loader
+from staged_run import Net, reader
 from survived_run import BATCH_SIZE, NUM_TOWERS, STEP_SECONDS, Faults
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -69,9 +69,9 @@ class Script:
             average=ls.optim.MovingAverage(0.9),
             stateful=self.watched,
         )
-        arrays = make_loader(32, seed=1).reader
+        arrays, held_out = reader("train"), reader("validation")
         self.loader = Loader(arrays, batch_size=BATCH_SIZE, seed=5)
-        self.held_out = make_loader(32, seed=2)
+        self.held_out = Loader(held_out, batch_size=BATCH_SIZE)
 
     def losses(self, model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
         self.faults.begin(batch.position, model)
