@@ -74,7 +74,7 @@ def make_build(bad: Sequence[int] = (), skipped: Sequence[int] = (), attempted: 
         return {"size": model(batch["x"]).flatten()}
 
     def build(
-        recipe: Recipe, worker: Worker, reader: object = None, metrics: Mapping[str, Metric] = NO_METRICS
+        recipe: Recipe, worker: Worker, reader: object = None, metrics: Mapping[str, Metric] = NO_METRICS, **_: object
     ) -> Parts:
         torch.manual_seed(0)
         model = nn.Linear(2, 1)

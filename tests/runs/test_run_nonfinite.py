@@ -57,7 +57,7 @@ def make_build(bad: Sequence[int], skipped: Sequence[int] = (), attempted: Any =
         return {"square": model(batch["x"]).square().mean() * (math.nan if is_bad else 1.0)}
 
     def build(
-        recipe: Recipe, worker: Worker, reader: object = None, metrics: Mapping[str, Metric] = NO_METRICS
+        recipe: Recipe, worker: Worker, reader: object = None, metrics: Mapping[str, Metric] = NO_METRICS, **_: object
     ) -> Parts:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Dropout(0.2), nn.Linear(3, 1))
@@ -174,7 +174,7 @@ def test_what_is_skipped_survives_a_kill(told: dict[str, bytes], tmp_path: Path,
 def on_two_workers(workdir: Path) -> list[int]:
     parts: list[Parts] = []
 
-    def build(recipe: Recipe, worker: Worker, *_: object) -> Parts:
+    def build(recipe: Recipe, worker: Worker, *_: object, **__: object) -> Parts:
         parts.append(make_build(BAD)(recipe, worker))
         return parts[0]
 

@@ -46,7 +46,7 @@ def start(
             scored(session.step)
         return {"top1": torch.full((len(batch["x"]),), session.step / 16 if value is None else value)}
 
-    def build(recipe: Recipe, worker: Worker, *_: object) -> Parts:
+    def build(recipe: Recipe, worker: Worker, *_: object, **__: object) -> Parts:
         parts = make_build([], attempted=attempted, score=score)(recipe, worker)
         parts.examples.has = splits.__contains__  # type: ignore[method-assign]
         return parts
