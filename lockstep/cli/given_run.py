@@ -342,7 +342,7 @@ def scored_run(arguments: argparse.Namespace) -> ScoredRun:
 
 def _has_test(recipe: Recipe, other_data: str | None) -> bool:
     """Whether there are test examples; a function that gives the examples is asked, unless others are named."""
-    if other_data is not None or getattr(recipe.data, "function", None) is None:
+    if other_data is not None or recipe.data.function is None:
         return "test" in recipe.data.splits
     from lockstep.runs.build import Examples
 

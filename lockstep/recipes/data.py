@@ -61,6 +61,7 @@ class MnistData:
     size_field: ClassVar[str] = "data.image_size"
     image_size: ClassVar[int] = 28
     splits: ClassVar[Sequence[str]] = SPLITS
+    function: ClassVar[None] = None
     mixing: ClassVar[None] = None
 
     def check_complete(self) -> None:

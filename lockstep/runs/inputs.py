@@ -58,7 +58,7 @@ def check_inputs(
     found = located(recipe, path) if is_begun else recipe
     checks.append(partial(_check_code, recipe))
     checks += [found.data.check_complete, partial(_check_class_folders, found)]
-    if not _is_by_function(recipe):
+    if recipe.data.function is None:  # one of the user's own says later what there is
         has_validation = "validation" in recipe.data.splits
         checks.append(partial(check_best, recipe, has_validation=has_validation, metrics=metrics))
     checks += [partial(check_loggers, "loggers", given) for given in (recipe.loggers, loggers)]
@@ -131,10 +131,6 @@ def unused_classes(recipe: Recipe, classes: Sequence[str]) -> str:
         return ""
     background = f"{len(classes) + 1} with data.labels_offset=-1 keeps class 0 for a background"
     return f"the model has {given} classes, the data {len(classes)} (model.num_classes={len(classes)}; {background})"
-
-
-def _is_by_function(recipe: Recipe) -> bool:
-    return getattr(recipe.data, "function", None) is not None
 
 
 def _check_class_folders(recipe: Recipe) -> None:
