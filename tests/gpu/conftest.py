@@ -14,9 +14,13 @@ import torch
 from device_calls import accelerator
 
 IS_TRIAL = os.environ.get("LOCKSTEP_GPU_TESTS") == "cpu"
-NOTICES = ("Synchronization debug mode is a prototype feature", "TensorFloat32 tensor cores")
-"""How warnings of torch begin that tell of no fault: the sync debug mode's own, and inductor's for float32."""
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read once, when CUDA begins: exact steps ask for it
+NOTICES = (
+    "Synchronization debug mode is a prototype feature",
+    "TensorFloat32 tensor cores",
+    "Warning: Profiler clears events",
+    "`torch.jit.script_method` is deprecated",
+)
+"""How warnings of torch begin that tell of no fault: the sync debug mode's own, inductor's, and the profiler's."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
