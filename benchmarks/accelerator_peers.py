@@ -313,8 +313,8 @@ def tiny_ours(*, is_compiled: bool) -> Step:
     return lambda: next(reports).total
 
 
-def tiny_by_hand() -> Step:
-    """The bare step with torch's fused kernel: on an accelerator one CUDA graph that is replayed."""
+def tiny_by_hand(*, is_graph: bool) -> Step:
+    """The bare step with torch's fused kernel: launch by launch, or on an accelerator as one CUDA graph."""
     device = ls.join().device
     model, fields = tiny_net().to(device), tiny_batch(device)
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=MOMENTUM, nesterov=True, fused=True)
@@ -326,8 +326,9 @@ def tiny_by_hand() -> Step:
         optimizer.step()
         return loss.detach()
 
-    if device.type == "cpu":
+    if device.type == "cpu" or not is_graph:
         return step
+    start = [parameter.detach().clone() for parameter in model.parameters()]
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -337,6 +338,9 @@ def tiny_by_hand() -> Step:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         loss = step()
+    with torch.no_grad():  # all contenders begin with the same weights
+        torch._foreach_copy_([*model.parameters()], start)
+        torch._foreach_zero_([slots["momentum_buffer"] for slots in optimizer.state.values()])
 
     def replay() -> Tensor:
         graph.replay()
@@ -358,4 +362,8 @@ def contenders(settings: Settings) -> dict[str, Callable[[], Step]]:
 
 def tiny_contenders(*, is_compiled: bool) -> dict[str, Callable[[], Step]]:
     """What makes each tiny step, by name."""
-    return {"ours": lambda: tiny_ours(is_compiled=is_compiled), "by hand": tiny_by_hand}
+    return {
+        "ours": lambda: tiny_ours(is_compiled=is_compiled),
+        "by hand": lambda: tiny_by_hand(is_graph=False),
+        "one CUDA graph": lambda: tiny_by_hand(is_graph=True),
+    }

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache, partial, reduce
+from itertools import compress
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -189,12 +190,12 @@ def _by_dtype(*lists: list[Tensor]) -> Collection[tuple[list[Tensor], ...]]:
         return []
     if not reading_waits(lists[0][0].device):
         return [lists]
-    groups: dict[torch.dtype, tuple[list[Tensor], ...]] = {}
-    for tensors in zip(*lists, strict=True):
-        group = groups.setdefault(tensors[0].dtype, tuple([] for _ in lists))
-        for some, tensor in zip(group, tensors, strict=True):
-            some.append(tensor)
-    return groups.values()
+    dtypes = [tensor.dtype for tensor in lists[0]]
+    kinds = dict.fromkeys(dtypes)
+    if len(kinds) == 1:
+        return [lists]
+    chosen = [[dtype is kind for dtype in dtypes] for kind in kinds]
+    return [tuple(list(compress(some, choice)) for some in lists) for choice in chosen]
 
 
 # Norms: torch itself adds up the squares of a CPU tensor one by one, in the tensor's precision ------------------------

@@ -156,6 +156,7 @@ class TrainState:
         changeable = set(map(id, changeable_buffers(model)))
         self.buffers = {n: b for n, b in model.named_buffers() if id(b) in changeable}
         self._buffer_list = list(self.buffers.values())
+        self._held = [held for module in model.modules() for held in (module._parameters, module._buffers)]
         self._optimizer = optimizer_of(optimizer).bind(self.parameters)
         self._average = average.bind(self.parameters, self.buffers) if average else None
         self.matches = matches(
@@ -301,7 +302,7 @@ class TrainState:
 
     def versions(self) -> list[int]:
         """Numbers that grow with each change in place of a parameter or buffer, but for those through `.data`."""
-        return [tensor._version for tensor in (*self.model.parameters(), *self._buffer_list)]
+        return [tensor._version for held in self._held for tensor in held.values() if tensor is not None]
 
     @property
     def changes_of_others(self) -> int:

@@ -5,6 +5,7 @@ A ResNet-50's layout has 161 parameters and 53 batch norms: whatever is done for
 
 from __future__ import annotations
 
+import cProfile
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
@@ -25,6 +26,8 @@ BATCH_SIZE, CLASSES = 8, 10
 RESNET_50, SMALL = (3, 4, 6, 3), (1,)
 """Blocks of each stage."""
 MORE_LAUNCHES = 40
+MORE_CALLS = 1200
+"""Functions called, of Python and C, beyond a loop by hand: the host must keep ahead of a fast device."""
 
 
 @pytest.fixture(autouse=True)
@@ -127,6 +130,23 @@ def test_a_step_launches_little_beside_its_model(towers: ls.Towers) -> None:
         ours = of_one_step(steps(towers))
     assert not ours.mixed
     assert ours.num_launches <= by_hand + MORE_LAUNCHES, ours.by_line()
+
+
+def num_calls_of_one_step(run: Iterator[object]) -> int:
+    """How many functions the fourth step calls on the host."""
+    for _ in islice(run, 3):
+        pass
+    with cProfile.Profile() as profiled:
+        next(run)
+    return sum(entry.callcount for entry in profiled.getstats())
+
+
+def test_a_step_calls_few_functions_beside_its_model() -> None:
+    """A walk through the model's modules, or the handling of each parameter or buffer in Python, shows."""
+    with accelerator():
+        by_hand = num_calls_of_one_step(steps_by_hand(ls.Towers(1)))
+        ours = num_calls_of_one_step(steps(ls.Towers(1)))
+    assert ours <= by_hand + MORE_CALLS
 
 
 def test_a_model_in_16_bits_launches_little_more() -> None:
