@@ -1,4 +1,4 @@
-"""Parameters selected by name: by the exact name, or by a regular expression that is searched for in it.
+"""Parameters, or modules, selected by name: by the exact name, or by a regular expression that is searched for in it.
 
 A pattern that is itself the name of a parameter means that one alone; any other is a regular expression.
 """
@@ -16,20 +16,23 @@ T = TypeVar("T")
 
 Patterns = str | Sequence[str]
 
-_ONE = "a regular expression, or the exact name of a parameter"
+_ONE = "a regular expression, or the exact name of a {}"
 
 
-def selected(field: str, patterns: Patterns, names: Iterable[str]) -> list[str]:
+def selected(field: str, patterns: Patterns, names: Iterable[str], *, kind: str = "parameter") -> list[str]:
     """Return the names that at least one pattern matches, in their order; `field` is the user's name for the patterns.
+
+    `kind` says what the names are of.
 
     Raises:
         InputError: a pattern matches nothing, or is no regular expression.
     """
-    check_type(field, patterns, Iterable, expected=f"{_ONE}; or a list of them", hint="write it as text")
+    expected = f"{_ONE.format(kind)}; or a list of them"
+    check_type(field, patterns, Iterable, expected=expected, hint="write it as text")
     names = list(names)
     chosen: set[str] = set()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        chosen.update(_matches(field, pattern, names))
+        chosen.update(_matches(field, pattern, names, kind))
     return [name for name in names if name in chosen]
 
 
@@ -59,16 +62,17 @@ def pattern_of_each(field: str, patterns: Iterable[str], names: Iterable[str]) -
     return {name: found[name] for name in names if name in found}
 
 
-def _matches(field: str, pattern: str, names: Sequence[str]) -> list[str]:
-    check_type(f"A pattern of {field}", pattern, str, expected=_ONE, hint="write it as text")
+def _matches(field: str, pattern: str, names: Sequence[str], kind: str = "parameter") -> list[str]:
+    one = _ONE.format(kind)
+    check_type(f"A pattern of {field}", pattern, str, expected=one, hint="write it as text")
     if pattern in names:
         return [pattern]
     if not pattern:
         raise InputError(
             f"A pattern of {field} is empty, and would match everything.",
             given="''",
-            expected=_ONE,
-            hint="leave it out, or write '.' for every parameter",
+            expected=one,
+            hint=f"leave it out, or write '.' for every {kind}",
         )
     try:
         found = [name for name in names if re.search(pattern, name)]
@@ -76,12 +80,12 @@ def _matches(field: str, pattern: str, names: Sequence[str]) -> list[str]:
         raise InputError(
             f"{field} holds what is no regular expression: {error}.",
             given=repr(pattern),
-            expected=_ONE,
+            expected=one,
             hint=r"escape dots and brackets, as in r'^head\.'",
         ) from error
     if not found:
         raise InputError(
-            f"A pattern of {field} matches no parameter.",
+            f"A pattern of {field} matches no {kind}.",
             given=repr(pattern),
             expected=f"one that is found in a name such as {', '.join(map(repr, names[:4]))}",
             hint="correct the pattern, or leave it out",

@@ -20,6 +20,7 @@ from lockstep.exchange.tree import GradientHook, PartialSum, TreeSum, assign_tow
 from lockstep.optim.gradients import Gradients
 from lockstep.optim.transforms import BoundTransforms
 from lockstep.randomness import key_of, mix
+from lockstep.towers.activation_checkpointing import ActivationCheckpointing
 from lockstep.towers.backends import backends_of_steps
 from lockstep.towers.batch_norm import around_towers
 from lockstep.towers.diagnosis import Finding, first_nonfinite
@@ -106,6 +107,8 @@ class TowerHost:
         """The leaf of the tree that each tower just run is, by its index."""
         self._plain_model = model
         self._model: nn.Module = torch.compile(model) if towers.compile else model  # type: ignore[assignment]
+        patterns = towers.activation_checkpointing
+        self._activations = ActivationCheckpointing(model, patterns) if patterns else nullcontext()
         self._names, self._parameters = list(parameters), tuple(parameters.values())
         self._towers, self._transforms = towers, transforms
         self._is_joined = towers.joined
@@ -235,7 +238,7 @@ class TowerHost:
     ) -> PartialSum:
         """Run one tower: the operand that it adds to the sum. The hooks get its gradients, by index, as they come."""
         with self._batch_norm:  # around the backward pass too: checkpointing runs parts of the model again in it
-            with self._precision, interruptible():
+            with self._precision, self._activations, interruptible():
                 returned = losses(self._model, batch)
             named, metrics = self.outputs.checked(returned, factors)
             total = objective(named)

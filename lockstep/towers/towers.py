@@ -50,6 +50,11 @@ class Towers(Checked):
 
     It is compiled once for batches of one shape; checkpoints have the names of the plain model.
     """
+    activation_checkpointing: tuple[str, ...] = ()
+    """Patterns of modules whose activations are not kept for the backward pass, but computed again: less memory, a
+    second forward pass of these modules, and the same bits. A pattern is the exact name of a module, or a regular
+    expression that is searched for in the names: "^layer[1-3].[0-9]$" for blocks of a ResNet, of which each keeps its
+    input."""
     cudnn_benchmark: bool | None = None
     """Let cuDNN time its convolutions and take the fastest: good for images of one size; the bits of two runs differ.
 
@@ -70,6 +75,17 @@ class Towers(Checked):
                 given=f"compile=True, batch_norm={self.batch_norm!r}, variance={self.variance!r}",
                 expected='another policy than "sync", and the unbiased variance',
                 hint="set compile=False, or change the policy",
+            )
+        if self.activation_checkpointing and (self.compile or self.batch_norm == "sync"):
+            other = "compile=True" if self.compile else 'batch_norm="sync"'
+            why = (
+                "torch.compile chooses itself what it keeps" if self.compile else "the workers exchange statistics once"
+            )
+            raise InputError(
+                f"Activations cannot be computed again with {other}: {why}.",
+                given=f"{other}, activation_checkpointing={list(self.activation_checkpointing)}",
+                expected="one of the two",
+                hint="leave one of them out",
             )
 
     @property

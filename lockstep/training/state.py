@@ -155,7 +155,6 @@ class TrainState:
         self.layouts = self.parameter_layouts()
         changeable = set(map(id, changeable_buffers(model)))
         self.buffers = {n: b for n, b in model.named_buffers() if id(b) in changeable}
-        self._buffer_list = list(self.buffers.values())
         self._held = [held for module in model.modules() for held in (module._parameters, module._buffers)]
         self._optimizer = optimizer_of(optimizer).bind(self.parameters)
         self._average = average.bind(self.parameters, self.buffers) if average else None
@@ -248,7 +247,7 @@ class TrainState:
         self._prepare_change()
         self._optimizer.update(gradients, step)
         if proposal.attempt.statistics:
-            copy_all(self._buffer_list, proposal.attempt.statistics)
+            copy_all([*self.buffers.values()], proposal.attempt.statistics)
         for buffer, new in changes:
             buffer.copy_(new)
 

@@ -1,0 +1,58 @@
+"""Activation checkpointing: parts of a model whose activations are not kept, but computed again on the way back.
+
+It takes memory for a second forward pass of these parts (Chen et al. 2016, "Training Deep Nets with Sublinear Memory
+Cost"). Losses, gradients and buffers have the same bits as without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from lockstep.selection import selected
+from lockstep.towers.statistics import changeable_buffers, restored
+
+
+class ActivationCheckpointing:
+    """A context in which the chosen modules keep their inputs alone; it may be entered again.
+
+    Torch's generators are set back for the second pass, and buffers, such as running statistics, keep what the first
+    one gave them. A module inside of a chosen one is part of it.
+
+    Args:
+        model: their root.
+        patterns: exact names of modules, or regular expressions that are searched for in the names.
+
+    Raises:
+        InputError: a pattern matches no module.
+    """
+
+    def __init__(self, model: nn.Module, patterns: Sequence[str]) -> None:
+        names = [name for name, _ in model.named_modules() if name]
+        chosen = set(selected("activation_checkpointing", patterns, names, kind="module"))
+        outermost = [name for name in chosen if not any(name.startswith(f"{other}.") for other in chosen)]
+        self._modules = [model.get_submodule(name) for name in outermost]
+        self._before: list[Any] = []
+
+    def __enter__(self) -> None:
+        self._before = [module.__dict__.get("forward") for module in self._modules]  # a script may have set its own
+        for module in self._modules:
+            again = partial(_of_both_passes, module)
+            forward: Any = partial(checkpoint, module.forward, use_reentrant=False, context_fn=again)
+            module.__dict__["forward"] = forward
+
+    def __exit__(self, *reason: object) -> None:
+        for module, before in zip(self._modules, self._before, strict=True):
+            del module.__dict__["forward"]
+            if before is not None:
+                module.__dict__["forward"] = before
+
+
+def _of_both_passes(module: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """The contexts of the first pass and of the second."""
+    return nullcontext(), restored(changeable_buffers(module))
