@@ -20,6 +20,7 @@ from lockstep.exchange.tree import GradientHook, PartialSum, TreeSum, assign_tow
 from lockstep.optim.gradients import Gradients
 from lockstep.optim.transforms import BoundTransforms
 from lockstep.randomness import key_of, mix
+from lockstep.tensors import reading_waits
 from lockstep.towers.activation_checkpointing import ActivationCheckpointing
 from lockstep.towers.backends import backends_of_steps
 from lockstep.towers.batch_norm import around_towers
@@ -106,7 +107,9 @@ class TowerHost:
         self.leaves: dict[int, int] = {}
         """The leaf of the tree that each tower just run is, by its index."""
         self._plain_model = model
-        self._model: nn.Module = torch.compile(model) if towers.compile else model  # type: ignore[assignment]
+        self._model = model
+        if towers.compile:
+            self._model = torch.compile(model, mode=towers.compile_mode)  # type: ignore[assignment]
         patterns = towers.activation_checkpointing
         self._activations = ActivationCheckpointing(model, patterns) if patterns else nullcontext()
         self._names, self._parameters = list(parameters), tuple(parameters.values())
@@ -115,6 +118,7 @@ class TowerHost:
         self._stream_key = key_of(name)
         device = self._parameters[0].device
         self._streams = RandomStreams(device)
+        self._replays_graphs = towers.compile_mode != "default" and reading_waits(device)
         backends = backends_of_steps(towers, device, exact=exact)
         self._backends: AbstractContextManager[None] = backends if backends.flags else nullcontext()
         self._precision = autocast(device, towers.precision)
@@ -155,6 +159,8 @@ class TowerHost:
         self.values.clear()
         self.leaves.clear()
         factors = {name: _factor(count, self._share) for name, count in inputs.counts.items()}
+        if self._replays_graphs:  # they may take the memory of the gradients before, but not of another tower's
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         with self._restored():
             for leaf, tower, part in parts:
                 hooks = overlapped.start(sums, leaf) if overlapped is not None and leaf == last else {}

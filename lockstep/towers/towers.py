@@ -10,6 +10,7 @@ from lockstep.checks import Checked, Hint, PositiveInt, check_even_split
 from lockstep.errors import InputError
 
 BatchNorm = Literal["mean", "first", "last", "none", "sync", "frozen"]
+CompileMode = Literal["default", "reduce-overhead", "max-autotune"]
 Precision = Literal["fp32", "bf16", "fp16"]
 Variance = Literal["unbiased", "biased"]
 
@@ -50,6 +51,9 @@ class Towers(Checked):
 
     It is compiled once for batches of one shape; checkpoints have the names of the plain model.
     """
+    compile_mode: CompileMode = "default"
+    """As torch.compile has them: "reduce-overhead" replays CUDA graphs, for models of small kernels, and takes memory
+    for them; "max-autotune" also times more kernels, and compiles for long."""
     activation_checkpointing: tuple[str, ...] = ()
     """Patterns of modules whose activations are not kept for the backward pass, but computed again: less memory, a
     second forward pass of these modules, and the same bits. A pattern is the exact name of a module, or a regular
@@ -75,6 +79,13 @@ class Towers(Checked):
                 given=f"compile=True, batch_norm={self.batch_norm!r}, variance={self.variance!r}",
                 expected='another policy than "sync", and the unbiased variance',
                 hint="set compile=False, or change the policy",
+            )
+        if self.compile_mode != "default" and not self.compile:
+            raise InputError(
+                "A mode of torch.compile is given, and the model is not compiled.",
+                given=f"compile_mode={self.compile_mode!r}, compile=False",
+                expected="compile=True beside it",
+                hint=f"write compile=True, compile_mode={self.compile_mode!r}; in a recipe towers.compile=true",
             )
         if self.activation_checkpointing and (self.compile or self.batch_norm == "sync"):
             other = "compile=True" if self.compile else 'batch_norm="sync"'

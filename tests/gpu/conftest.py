@@ -17,10 +17,11 @@ IS_TRIAL = os.environ.get("LOCKSTEP_GPU_TESTS") == "cpu"
 NOTICES = (
     "Synchronization debug mode is a prototype feature",
     "TensorFloat32 tensor cores",
-    "Warning: Profiler clears events",
+    "Warning. Profiler clears events",
     "`torch.jit.script_method` is deprecated",
 )
-"""How warnings of torch begin that tell of no fault: the sync debug mode's own, inductor's, and the profiler's."""
+"""How warnings of torch begin that tell of no fault, as regular expressions: those of the sync debug mode, inductor and
+the profiler. A colon would end one."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

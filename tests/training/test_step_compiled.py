@@ -114,3 +114,25 @@ def test_a_compiled_model_trains_as_the_plain_one_does() -> None:
 def test_a_compiled_model_keeps_torchs_batch_norm() -> None:
     with pytest.raises(ls.InputError, match=r"compiled model keeps torch's own batch norm.*\n.*sync"):
         ls.Towers(2, compile=True, batch_norm="sync")
+
+
+def test_its_mode_is_torchs_and_graphs_may_take_memory_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    modes, marks = [], []
+
+    def compiled(model: nn.Module, *, mode: str) -> nn.Module:
+        modes.append(mode)
+        return model
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marks.append(len(modes)))
+    for device, mode in ((nullcontext, "reduce-overhead"), (accelerator, "default"), (accelerator, "max-autotune")):
+        with device():
+            towers = ls.Towers(2, compile=True, compile_mode=mode)
+            ls.train(make_state(), losses, make_loader(), towers, until=ls.Steps(3))
+    assert modes == ["reduce-overhead", "default", "max-autotune"]
+    assert marks == [3] * 3
+
+
+def test_a_mode_without_a_compiled_model_is_refused() -> None:
+    with pytest.raises(ls.InputError, match="the model is not compiled"):
+        ls.Towers(2, compile_mode="reduce-overhead")
