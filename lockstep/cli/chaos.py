@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from lockstep.checks import NonNegativeInt, PositiveInt, Range, check_one_of, check_value
-from lockstep.cli.shared import Command, OldFlag, add_code_argument, check_output_folder, check_target
+from lockstep.cli.shared import (
+    Command,
+    OldFlag,
+    add_code_argument,
+    add_machine_arguments,
+    check_output_folder,
+    check_target,
+)
 from lockstep.durable import atomic_write
 from lockstep.errors import InputError
 from lockstep.owner import scratch_folder
@@ -47,14 +54,13 @@ def _add_arguments(chaos: argparse.ArgumentParser) -> None:
     )
     chaos.add_argument("--report", dest="to", type=Path, action=OldFlag, new="--to")
     chaos.add_argument("--keep", type=Path, metavar="DIR", help="a new folder for the runs, which are kept in it")
-    chaos.add_argument("--workers", type=int, metavar="N", help="processes (default: as in training)")
     chaos.add_argument("--towers", type=int, metavar="N", help="slices of the batch (default: those of the recipe)")
-    chaos.add_argument("--device", choices=["cpu"], help="leave the accelerators alone")
+    add_machine_arguments(chaos)
     chaos.add_argument(
         "--set", dest="settings", action="append", default=[], metavar="PATH=VALUE", help="change a field of the recipe"
     )
     add_code_argument(chaos)
-    chaos.set_defaults(workers_per_device=None, threads=None, forever=False, epochs=None, hours=None)
+    chaos.set_defaults(forever=False, epochs=None, hours=None)
 
 
 def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:

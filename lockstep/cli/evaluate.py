@@ -11,7 +11,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.cli.shared import Command, OldFlag, add_machine_arguments, add_weights_arguments, given_seat
+from lockstep.cli.shared import (
+    Command,
+    OldFlag,
+    add_host_arguments,
+    add_machine_arguments,
+    add_weights_arguments,
+    given_seat,
+)
 
 
 def _add_arguments(evaluate: argparse.ArgumentParser) -> None:
@@ -43,6 +50,7 @@ def _add_arguments(evaluate: argparse.ArgumentParser) -> None:
     evaluate.add_argument("--mistakes", type=Path, metavar="FILE", help="the examples with the largest losses: one PNG")
     evaluate.add_argument("--force", action="store_true", help="overwrite these files")
     add_machine_arguments(evaluate, threads="those of the run")
+    add_host_arguments(evaluate)
 
 
 def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:

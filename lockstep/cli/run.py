@@ -15,6 +15,7 @@ from lockstep.cli.shared import (
     ENVIRONMENT,
     Command,
     OldFlag,
+    add_host_arguments,
     add_machine_arguments,
     choose_num_workers,
     given_seat,
@@ -68,6 +69,7 @@ def _add_arguments(run: argparse.ArgumentParser) -> None:
         "--full-traceback", action="store_true", help="show errors with the frames of Lockstep and torch, too"
     )
     add_machine_arguments(run)
+    add_host_arguments(run)
 
 
 def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:

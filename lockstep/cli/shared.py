@@ -109,6 +109,10 @@ def add_machine_arguments(
         help=f"torch's threads in each worker, on which exact bits depend (default: {threads})",
     )
     command.add_argument("--device", choices=["cpu"], help="leave the accelerators alone")
+
+
+def add_host_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the flags of a run on several hosts."""
     command.add_argument("--hosts", type=int, metavar="N", help="the same command runs on N hosts, as one run")
     command.add_argument("--host-rank", type=int, metavar="K", help="which of them this is, from 0, the chief's host")
     command.add_argument("--chief", metavar="HOST:PORT", help="where the chief's host listens for the others")

@@ -12,7 +12,15 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from lockstep.checks import Hint, Range, check_value
-from lockstep.cli.shared import ENVIRONMENT, EXIT_CODES, Command, add_code_argument, add_machine_arguments, given_seat
+from lockstep.cli.shared import (
+    ENVIRONMENT,
+    EXIT_CODES,
+    Command,
+    add_code_argument,
+    add_host_arguments,
+    add_machine_arguments,
+    given_seat,
+)
 
 SHIPPED_RECIPES = (
     "mnist",
@@ -79,6 +87,7 @@ def _add_arguments(train: argparse.ArgumentParser) -> None:
     )
     train.add_argument("--print-recipe", action="store_true", help="print the whole recipe as TOML, and do nothing")
     add_machine_arguments(train)
+    add_host_arguments(train)
 
 
 def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:

@@ -42,7 +42,7 @@ def test_a_worker_is_killed_and_nothing_is_lost(
 ) -> None:
     caplog.set_level(logging.INFO)
     before, path = left_over(), tmp_path / "report.json"
-    flags = ["--steps", "12", "--rounds", "1", "--minutes", "2", "--faults", "kill", "--to", str(path)]
+    flags = ["--workers-per-device", "2", "--steps", "12", "--rounds", "1", "--minutes", "2", "--faults", "kill", "--to", str(path)]
     assert main(["chaos", *SMALL, *flags]) == 0
     assert capsys.readouterr().out.endswith("1 of 1 disturbed runs ended with the bytes of the undisturbed one\n")
     facts = json.loads(path.read_text())
@@ -104,6 +104,7 @@ def test_ended_by_sigterm_it_takes_all_along(tmp_path: Path) -> None:
         (["--to", "report.txt"], "a file whose name ends in .json"),
         (["--keep", "tests"], "given:    --keep tests\n"),
         (["--set", "batch_size=7"], "batch_size"),
+        (["--workers-per-device", "0"], "workers_per_device=0"),
     ],
 )
 def test_what_cannot_be_used_is_refused_at_once(
