@@ -49,9 +49,9 @@ if TYPE_CHECKING:
     from lockstep.training.attempt import LossAverage as LossAverage
     from lockstep.training.loop import batches as batches
     from lockstep.training.loop import every as every
+    from lockstep.training.loop import probe_memory as probe_memory
     from lockstep.training.loop import train as train
     from lockstep.training.loop import train_steps as train_steps
-    from lockstep.training.memory import probe_memory as probe_memory
     from lockstep.training.rollback import rollback as rollback
     from lockstep.training.saving import Saver as Saver
     from lockstep.training.saving import resume as resume

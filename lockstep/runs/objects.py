@@ -30,7 +30,8 @@ from lockstep.recipes.recipe import Recipe
 from lockstep.runs.build import SCORED
 from lockstep.screen import log
 from lockstep.served.exchanges import towers_of
-from lockstep.training.memory import describe_batch, lack_of_memory_told, probe_memory
+from lockstep.training.loop import probe_memory
+from lockstep.training.memory import describe_batch, lack_of_memory_told
 from lockstep.types import Batch
 from lockstep.workers.random_streams import RandomStreams
 from lockstep.workers.rank import Worker

@@ -12,6 +12,8 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from types import NoneType
 from typing import TYPE_CHECKING, cast
 
+import torch
+
 from lockstep.checks import check_type
 from lockstep.data.loader import Loader
 from lockstep.exchange.exchange import AllReduce, Exchange
@@ -19,6 +21,7 @@ from lockstep.served.exchanges import ServedExchange, is_served, num_computing
 from lockstep.towers.towers import Towers, counted_towers
 from lockstep.training.attempt import PendingAttempt, PendingUpdate
 from lockstep.training.course import Course
+from lockstep.training.memory import describe_batch, lack_of_memory_told, peak_bytes
 from lockstep.training.preflight import check_data
 from lockstep.training.regrouping import SurvivingLoop
 from lockstep.training.served_loop import bind_served, served_reports
@@ -128,6 +131,43 @@ def bind_loop(
     if is_served(exchange) and join().num_workers > 1:
         return bind_served(state, towers, cast(ServedExchange, exchange))
     return bind(state, towers, exchange)
+
+
+def probe_memory(
+    state: TrainState,
+    losses: LossFunction,
+    batch: Batch,
+    towers: Towers | None = None,
+    exchange: Exchange | None = None,
+    *,
+    counts: CountFunction | None = None,
+    hint: str = "lower the batch size, split the batch over more towers, or make the images smaller",
+) -> int:
+    """Compute the losses and gradients of a batch, and forget them: a run that lacks memory ends before its first step.
+
+    Nothing of the state changes, nor do random streams and the position of a loader. All workers call it together.
+
+    Args:
+        state: what is to be trained.
+        losses: as for `train_step`.
+        batch: this worker's part of the largest batch that there will be; what is on the images does not matter.
+        towers: as for `train_step`.
+        exchange: as for `train_step`.
+        counts: as for `train_step`.
+        hint: what to do where the memory is not enough, for the error.
+
+    Returns:
+        The most bytes in use: on an accelerator during this call, on a CPU since the process began.
+
+    Raises:
+        InputError: the memory is not enough.
+    """
+    step, device = bind_loop(state, towers, exchange), join().device
+    if device.type != "cpu":
+        torch.accelerator.reset_peak_memory_stats(device)
+    with lack_of_memory_told(describe_batch(batch, step.towers), hint):
+        step.rehearse(losses, batch, counts)
+    return peak_bytes(device)
 
 
 def train(

@@ -1,4 +1,4 @@
-"""Whether there is memory for the largest batch of a run, found out before its first step."""
+"""Where the memory is not enough: for which batch and tower, how much was in use, and what needs less."""
 
 from __future__ import annotations
 
@@ -6,61 +6,17 @@ import resource
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from lockstep.errors import InputError
-from lockstep.exchange.exchange import Exchange
 from lockstep.ragged import Ragged
 from lockstep.towers.towers import Towers
-from lockstep.training.loop import bind_loop
-from lockstep.training.state import TrainState
 from lockstep.types import Batch
-from lockstep.workers.rank import join
-
-if TYPE_CHECKING:
-    from lockstep.types import CountFunction, LossFunction
 
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 _OF_CPU_ALLOCATOR = "can't allocate memory"
-
-
-def probe_memory(
-    state: TrainState,
-    losses: LossFunction,
-    batch: Batch,
-    towers: Towers | None = None,
-    exchange: Exchange | None = None,
-    *,
-    counts: CountFunction | None = None,
-    hint: str = "lower the batch size, split the batch over more towers, or make the images smaller",
-) -> int:
-    """Compute the losses and gradients of a batch, and forget them: a run that lacks memory ends before its first step.
-
-    Nothing of the state changes, nor do random streams and the position of a loader. All workers call it together.
-
-    Args:
-        state: what is to be trained.
-        losses: as for `train_step`.
-        batch: this worker's part of the largest batch that there will be; what is on the images does not matter.
-        towers: as for `train_step`.
-        exchange: as for `train_step`.
-        counts: as for `train_step`.
-        hint: what to do where the memory is not enough, for the error.
-
-    Returns:
-        The most bytes in use: on an accelerator during this call, on a CPU since the process began.
-
-    Raises:
-        InputError: the memory is not enough.
-    """
-    step, device = bind_loop(state, towers, exchange), join().device
-    if device.type != "cpu":
-        torch.accelerator.reset_peak_memory_stats(device)
-    with lack_of_memory_told(describe_batch(batch, step.towers), hint):
-        step.rehearse(losses, batch, counts)
-    return _peak_bytes(device)
 
 
 @contextmanager
@@ -68,8 +24,8 @@ def lack_of_memory_told(batch: str, hint: str) -> Iterator[None]:
     """Turn an allocator's error into one that says for which batch the memory is not enough, and what to do."""
     try:
         yield
-    except (RuntimeError, MemoryError) as error:  # an OutOfMemoryError of torch is a RuntimeError, too
-        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and _OF_CPU_ALLOCATOR not in str(error):
+    except (RuntimeError, MemoryError) as error:
+        if not is_lack_of_memory(error):
             raise
         reason = str(error).partition("\n")[0]
     else:
@@ -79,6 +35,21 @@ def lack_of_memory_told(batch: str, hint: str) -> Iterator[None]:
         given=f"{batch} ({reason})",
         expected="a batch that there is memory for",
         hint=hint,
+    )
+
+
+def is_lack_of_memory(error: Exception) -> bool:
+    """Whether an allocator has raised it; an OutOfMemoryError of torch is a RuntimeError, too."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or _OF_CPU_ALLOCATOR in str(error)
+
+
+def note_on_memory(batch: Batch, tower: int, towers: Towers, device: torch.device) -> str:
+    """Say for which tower's part of a batch the memory is not enough, how much was in use, and what needs less."""
+    where, peak = f"tower {tower} of {towers.num_towers}", peak_bytes(device) / 1e9
+    return (
+        f"Lockstep: {where} had no memory for its part of {describe_batch(batch, towers)}; {peak:.2f} GB were in use "
+        "at most. Less is needed with a smaller batch_size, more towers, towers.activation_checkpointing, or "
+        "towers.precision=bf16."
     )
 
 
@@ -100,7 +71,8 @@ def _largest_shape(value: Any) -> list[int]:
     return [max(sizes) for sizes in zip(*shapes, strict=True)]
 
 
-def _peak_bytes(device: torch.device) -> int:
+def peak_bytes(device: torch.device) -> int:
+    """The most bytes in use: on an accelerator since its peak was reset, on a CPU since the process began."""
     if device.type != "cpu":
         return torch.accelerator.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT

@@ -23,6 +23,7 @@ from lockstep.towers.statistics import restored
 from lockstep.towers.tower_outputs import MissingGradients
 from lockstep.towers.towers import Towers, counted_towers
 from lockstep.training.attempt import Attempt, Outcome, PendingAttempt, PendingUpdate, Readings
+from lockstep.training.memory import is_lack_of_memory, note_on_memory
 from lockstep.training.nonfinite import handle
 from lockstep.training.preflight import (
     check_buffers,
@@ -189,7 +190,10 @@ class Step:
             others = self.state.other_buffers()
             with restored(others) if others else nullcontext():
                 return self._host.run(losses, parts, inputs, overlapped)
-        except (RuntimeError, InputError):
+        except (RuntimeError, InputError, MemoryError) as error:
+            if is_lack_of_memory(error):
+                _, tower, part = parts[min(len(self._host.leaves), len(parts) - 1)]
+                error.add_note(note_on_memory(part, tower, self.towers, self.worker.device))
             check_parameters(self.state)
             raise
 

@@ -116,3 +116,45 @@ def test_images_of_several_sizes_count_by_their_largest_sides() -> None:
     images = [torch.zeros(3, 8, 20), torch.zeros(3, 16, 10)]
     batch = ls.Batch({"image": images, "name": ["a", "b"]}, position=0, batch_size=2, towers=range(1))
     assert describe_batch(batch, ls.Towers(1)) == "2 examples over 1 tower, image 3 x 16 x 20"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.\nmore"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
+        MemoryError(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_step_without_memory_says_for_which_tower_and_what_needs_less(error: Exception) -> None:
+    calls = 0
+
+    def losses(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+        nonlocal calls
+        calls += 1
+        if calls == 6:
+            raise error
+        return {"square": model(batch["image"]).square().mean()}
+
+    state = ls.TrainState(nn.Linear(3, 1), ls.optim.SGD(0.1))
+    loader = ls.data.Loader(ls.data.Arrays({"image": torch.randn(8, 5, 3)}), batch_size=8)
+    with pytest.raises(type(error)) as caught:
+        ls.train(state, losses, loader, ls.Towers(4))
+    (note,) = caught.value.__notes__
+    assert note.startswith(
+        "Lockstep: tower 1 of 4 had no memory for its part of 8 examples over 4 towers, image 5 x 3; "
+    )
+    assert "batch_size, more towers, towers.activation_checkpointing" in note
+    assert state.step == 1
+
+
+def test_another_error_has_no_note() -> None:
+    def losses(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+        raise RuntimeError("shapes cannot be multiplied")
+
+    state = ls.TrainState(nn.Linear(3, 1), ls.optim.SGD(0.1))
+    loader = ls.data.Loader(ls.data.Arrays({"image": torch.randn(8, 5, 3)}), batch_size=8)
+    with pytest.raises(RuntimeError) as caught:
+        ls.train(state, losses, loader)
+    assert not hasattr(caught.value, "__notes__")
