@@ -42,20 +42,8 @@ def test_a_worker_is_killed_and_nothing_is_lost(
 ) -> None:
     caplog.set_level(logging.INFO)
     before, path = left_over(), tmp_path / "report.json"
-    flags = [
-        "--workers-per-device",
-        "2",
-        "--steps",
-        "12",
-        "--rounds",
-        "1",
-        "--minutes",
-        "2",
-        "--faults",
-        "kill",
-        "--to",
-        str(path),
-    ]
+    flags = ["--steps", "12", "--rounds", "1", "--minutes", "2", "--faults", "kill", "--to", str(path)]
+    flags += ["--workers-per-device", "2"]
     assert main(["chaos", *SMALL, *flags]) == 0
     assert capsys.readouterr().out.endswith("1 of 1 disturbed runs ended with the bytes of the undisturbed one\n")
     facts = json.loads(path.read_text())

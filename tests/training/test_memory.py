@@ -143,7 +143,7 @@ def test_a_step_without_memory_says_for_which_tower_and_what_needs_less(error: E
         ls.train(state, losses, loader, ls.Towers(4))
     (note,) = caught.value.__notes__
     assert note.startswith(
-        "Lockstep: tower 1 of 4 had no memory for its part of 8 examples over 4 towers, image 5 x 3; "
+        "Lockstep: tower 1 of 4 had no memory for its part of 8 examples over 4 towers, image 5 x 3;"
     )
     assert "batch_size, more towers, towers.activation_checkpointing" in note
     assert state.step == 1
