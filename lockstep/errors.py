@@ -110,5 +110,9 @@ class WorkerError(LockstepError):
     """A worker that failed, died or disagrees with the others."""
 
 
+class DisagreementError(WorkerError, InputError):
+    """Workers that were started with unlike code, arguments, files or versions."""
+
+
 class PeerLostError(WorkerError):
     """Seen from a worker: another worker is gone. Its launcher knows the cause."""

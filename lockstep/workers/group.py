@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 from torch._C._distributed_c10d import HashStore, Store
 from torch.distributed import DistNetworkError, DistStoreError
 
-from lockstep.errors import InputError, PeerLostError, WorkerError
+from lockstep.errors import DisagreementError, InputError, PeerLostError, WorkerError
 from lockstep.workers.limits import LAUNCHED_TIMEOUT_SECONDS, TIMEOUT_SECONDS, WATCHED_TIMEOUT_SECONDS
 from lockstep.workers.membership import Membership
 from lockstep.workers.pulse import Pulse, of_this_process
@@ -258,7 +258,7 @@ def check_agreement(what: str, values: Sequence[JSON], names: Sequence[str]) -> 
     """Refuse values of workers that are not all the same; the error names the workers of `unlike_most`."""
     reference, odd = unlike_most(values)
     if odd:
-        raise WorkerError(
+        raise DisagreementError(
             f"The workers do not agree on {what}: {', '.join(names[rank] for rank in odd)} "
             f"differ{'' if len(odd) > 1 else 's'}.",
             given="; ".join(f"{names[rank]}: {_difference(values[rank], values[reference])}" for rank in odd),
