@@ -7,6 +7,7 @@ an anchor learns, or that the anchor is background, or that no loss is computed 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import assert_never
 
 import torch
@@ -23,6 +24,7 @@ from lockstep.detection.blocks import (
 )
 from lockstep.detection.boxes import similarity
 from lockstep.detection.nms import nms_mask
+from lockstep.tensors import tensor_on
 
 AnyMatcher = Matcher | SsdMatcher | ThresholdMatcher
 
@@ -78,7 +80,7 @@ def rows_of_objects(objects: Sequence[Tensor], image_of: Tensor, object_of: Tens
 
     `object_of` is the place of an object among those of the image `image_of`, both int64; negative where there is none.
     """
-    firsts = torch.tensor([0, *(len(each) for each in objects[:-1])]).cumsum(0).to(image_of.device, non_blocking=True)
+    firsts = tensor_on(image_of.device, [*accumulate(map(len, objects[:-1]), initial=0)], torch.int64)
     return torch.where(object_of >= 0, firsts[image_of] + object_of + 1, 0)
 
 

@@ -57,7 +57,9 @@ def matched_giou(a: Tensor, b: Tensor) -> Tensor:
     """
     common = _common(a, b)
     union = area(a) + area(b) - common
-    around = (torch.maximum(a[..., 2:], b[..., 2:]) - torch.minimum(a[..., :2], b[..., :2])).prod(-1)
+    # Not `prod`, whose gradient reads from the device whether there are zeros.
+    height, width = (torch.maximum(a[..., 2:], b[..., 2:]) - torch.minimum(a[..., :2], b[..., :2])).unbind(-1)
+    around = height * width
     return common / (union + _EPSILON) - (around - union) / (around + _EPSILON)
 
 
