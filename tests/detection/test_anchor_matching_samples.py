@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from device_calls import accelerator, counted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -81,3 +82,16 @@ def test_hard_examples_are_the_reference_ones(seed: int, number: int, negatives:
             config, losses[image], boxes[image], kinds[image] == 1, (kinds[image] == 0) | (kinds[image] < -1)
         )
         assert chosen[image].nonzero()[:, 0].tolist() == expected
+
+
+def test_mining_waits_once_for_all_images() -> None:
+    """With the threshold of the API's SSDs, which leaves out only what is nearly the same."""
+    generator = torch.Generator().manual_seed(1)
+    corners = torch.rand(3, 700, 2, generator=generator) * 30
+    boxes, losses = torch.cat([corners, corners + 9], -1), torch.rand(3, 700, generator=generator)
+    boxes[:, ::5] = boxes[:, 1::5]
+    given = HardExampleMiner(num_hard_examples=300, iou_threshold=0.99), losses, boxes, losses > 0.7, losses < 0.3
+    with accelerator(), counted() as calls:
+        chosen = hard_examples(*given)
+    assert len(calls.waits) == 1
+    assert torch.equal(chosen, hard_examples(*given))
