@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 import torch
 from torch import Tensor
@@ -174,28 +174,56 @@ def _bipartite_matches(likeness: Tensor, counts: Tensor | None) -> Tensor:
     return matches
 
 
+class Sample(NamedTuple):
+    """What was drawn on all images, one image after the other."""
+
+    places: Tensor
+    """int64 (drawn,): of the anchors, counted over all images, in their order."""
+    lengths: list[int]
+    """How many were drawn on each image."""
+    num_positives: list[int]
+    """How many of these learn an object."""
+
+
+def kinds(matches: Tensor) -> Tensor:
+    """Count the anchors of each image that learn an object, and those of the background: int64 (2, images)."""
+    return torch.stack([(matches >= 0).sum(1), (matches == BACKGROUND).sum(1)])
+
+
 def balanced_sample(
-    positive: Sequence[Tensor], negative: Sequence[Tensor], count: int, positive_fraction: float
-) -> list[Tensor]:
-    """Draw positives up to a share of the sample, and fill it with negatives: bool (n,) for each image.
+    matches: Tensor, count: int, positive_fraction: float, numbers: Sequence[list[int]] | None = None
+) -> Sample:
+    """Draw anchors that learn objects up to a share of the sample, and fill it with those of the background.
 
     As torchvision's and the Object Detection API's BalancedPositiveNegativeSampler. It draws from torch's global
     stream, for each image in turn a permutation of its positives and one of its negatives, as torchvision does: from
     the same seed the samples are the same.
 
     Args:
-        positive: bool (n,) of each image.
-        negative: bool (n,) of each image; what is neither is not drawn.
+        matches: int64 (images, anchors); what is ignored is not drawn.
         count: size of the sample of an image; smaller where there are too few negatives.
         positive_fraction: share of positives at most.
+        numbers: those of `kinds`, if the host has read them already.
     """
-    samples = []
-    for is_positive, is_negative in zip(positive, negative, strict=True):
-        positives, negatives = (places.nonzero()[:, 0] for places in (is_positive, is_negative))
-        drawn = positives[_permutation(positives)[: int(count * positive_fraction)]]
-        others = negatives[_permutation(negatives)[: count - len(drawn)]]
-        samples.append(torch.zeros_like(is_positive).index_fill_(0, torch.cat([drawn, others]), True))
-    return samples
+    numbers = kinds(matches).tolist() if numbers is None else numbers
+    flat, drawn, lengths, num_positives = matches.flatten(), [], [], []
+    positive, negative = (
+        torch.split(places_of(mask, sum(number)), number)
+        for mask, number in zip((flat >= 0, flat == BACKGROUND), numbers, strict=True)
+    )
+    for positives, negatives in zip(positive, negative, strict=True):
+        some = positives[_permutation(positives)[: int(count * positive_fraction)]]
+        others = negatives[_permutation(negatives)[: count - len(some)]]
+        drawn += [some, others]
+        num_positives.append(len(some))
+        lengths.append(len(some) + len(others))
+    return Sample(torch.cat(drawn).sort().values, lengths, num_positives)
+
+
+def places_of(mask: Tensor, number: int) -> Tensor:
+    """Return the places, int64 (number,), where a mask (n,) is True: so many, which the host knows."""
+    # Without a read; on a CPU it would be slower.
+    return torch.nonzero_static(mask, size=number)[:, 0] if reading_waits(mask.device) else mask.nonzero()[:, 0]
 
 
 def hard_examples(
