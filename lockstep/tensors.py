@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache, partial, reduce
 from itertools import compress
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -35,9 +35,12 @@ def reading_waits(device: torch.device) -> bool:
 
 def numbers_on(device: torch.device, values: Sequence[float]) -> list[float] | Tensor:
     """Numbers of the host, to be computed with beside those of a device: sent there, without a wait, where it waits."""
-    if not reading_waits(device):
-        return list(values)
-    numbers = torch.tensor(values, dtype=torch.float64)
+    return tensor_on(device, values, torch.float64) if reading_waits(device) else list(values)
+
+
+def tensor_on(device: torch.device, values: Sequence[Any], dtype: torch.dtype) -> Tensor:
+    """Make a tensor of numbers of the host, or of lists of them, on a device: sent there without a wait."""
+    numbers = torch.tensor(values, dtype=dtype)
     # Out of memory that is not pinned, a copy waits for all that the device has to do before.
     return numbers if device.type == "cpu" else numbers.pin_memory().to(device, non_blocking=True)
 

@@ -52,7 +52,7 @@ _FREE |= {"lift_fresh", "_local_scalar_dense", "set_", "resize_"}
 """Operations that launch nothing; views launch nothing either."""
 _OURS, _TORCH = str(Path(tensors.__file__).parent), str(Path(torch.__file__).parent)
 _LOADER = (f"{_OURS}/data/", f"{_OURS}/readers/")
-_READBACK = ("numbers_on", "Readback.")
+_READBACK = ("numbers_on", "tensor_on", "Readback.")
 
 
 class Call(NamedTuple):
@@ -191,6 +191,8 @@ class _Functions(TorchFunctionMode):
             return function(*args, **given)
         if function in (Tensor.tolist, Tensor.numpy, Tensor.__array__):
             host.read(args[0], function.__name__)
+        elif function in (torch.prod, Tensor.prod) and args[0].requires_grad:
+            host.note_wait("prod, whose gradient reads whether there are zeros")  # but not where a mode of torch is on
         elif function is Tensor.pin_memory:
             return host.take_copy(args[0], is_pinned=True)
         elif function is Tensor.is_pinned:

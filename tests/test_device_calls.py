@@ -49,6 +49,7 @@ WAITS: dict[str, Callable[[], Any]] = {
     "nonzero": X.nonzero,
     "unique": X.unique,
     "equal": lambda: X.equal(X),
+    "backward of prod": lambda: torch.autograd.grad(P.prod(0).sum(), P),
     "indices of the host": lambda: X[[0, 1]],
     "a slot read at once": lambda: slot_read(lambda: None),
     "a pageable slot": lambda: torch.empty(4).copy_(X[0], non_blocking=True),

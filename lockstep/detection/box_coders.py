@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lockstep.detection.blocks import BoxCoder, FasterRcnnBoxCoder, LinearBoxCoder, SquareBoxCoder, XYBoxCoder
+from lockstep.tensors import tensor_on
 
 AnyBoxCoder = BoxCoder | XYBoxCoder | LinearBoxCoder
 
@@ -75,8 +76,7 @@ def _factors(coder: FasterRcnnBoxCoder | XYBoxCoder | SquareBoxCoder, like: Tens
             numbers = [coder.y_scale, coder.x_scale, coder.length_scale]
         case _:
             numbers = [coder.y_scale, coder.x_scale, coder.height_scale, coder.width_scale]
-    # Made of numbers on an accelerator, a tensor would keep the host waiting.
-    return torch.tensor(numbers, dtype=like.dtype).to(like.device, non_blocking=True)
+    return tensor_on(like.device, numbers, like.dtype)
 
 
 def _centre_and_size(boxes: Tensor) -> tuple[Tensor, Tensor]:

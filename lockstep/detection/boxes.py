@@ -29,19 +29,22 @@ def clip(boxes: Tensor, shape: tuple[int, int]) -> Tensor:
 
 
 def intersection(a: Tensor, b: Tensor) -> Tensor:
-    """Compute the area that each pair of boxes has in common: (n, 4) and (m, 4) to (n, m)."""
-    return _common(a[:, None], b)
+    """Compute the area that each pair of boxes has in common: (..., n, 4) and (..., m, 4) to (..., n, m)."""
+    return _common(a[..., :, None, :], b[..., None, :, :])
 
 
 def iou(a: Tensor, b: Tensor) -> Tensor:
-    """Compute intersection over union of each pair: (n, 4) and (m, 4) to (n, m), 0 where both are without area."""
+    """Compute intersection over union of each pair: (..., n, 4) and (..., m, 4) to (..., n, m).
+
+    It is 0 where both are without area.
+    """
     common = intersection(a, b)
-    return _share(common, area(a)[:, None] + area(b) - common)
+    return _share(common, area(a)[..., :, None] + area(b)[..., None, :] - common)
 
 
 def ioa(a: Tensor, b: Tensor) -> Tensor:
-    """Compute the share of each box of `b` that each box of `a` covers: (n, 4) and (m, 4) to (n, m)."""
-    return _share(intersection(a, b), area(b).expand(len(a), -1))
+    """Compute the share of each box of `b` that each of `a` covers: (..., n, 4) and (..., m, 4) to (..., n, m)."""
+    return _share(intersection(a, b), area(b)[..., None, :])
 
 
 def matched_iou(a: Tensor, b: Tensor) -> Tensor:
@@ -57,12 +60,14 @@ def matched_giou(a: Tensor, b: Tensor) -> Tensor:
     """
     common = _common(a, b)
     union = area(a) + area(b) - common
-    around = (torch.maximum(a[..., 2:], b[..., 2:]) - torch.minimum(a[..., :2], b[..., :2])).prod(-1)
+    # Not `prod`, whose gradient reads from the device whether there are zeros.
+    height, width = (torch.maximum(a[..., 2:], b[..., 2:]) - torch.minimum(a[..., :2], b[..., :2])).unbind(-1)
+    around = height * width
     return common / (union + _EPSILON) - (around - union) / (around + _EPSILON)
 
 
 def similarity(config: Similarity, objects: Tensor, anchors: Tensor) -> Tensor:
-    """Compute how similar each object is to each anchor: (n, 4) and (m, 4) to (n, m)."""
+    """Compute how similar each object is to each anchor: (..., n, 4) and (..., m, 4) to (..., n, m)."""
     match config:
         case IouSimilarity():
             return iou(objects, anchors)

@@ -16,6 +16,7 @@ from torch.nn.functional import interpolate, pad
 
 from lockstep.images.objects import as_ragged
 from lockstep.mask_runs import Flips
+from lockstep.tensors import tensor_on
 from lockstep.weights.names import NameMap
 
 _MASK_THRESHOLD = 0.5  # of the probability that a pixel is the object's
@@ -63,8 +64,10 @@ class Targets:
             sizes: height and width of each image, which is in the upper left corner of the input.
         """
         boxes = as_ragged(batch["boxes"])
-        sides = torch.tensor([(h, w, h, w) for h, w in sizes], dtype=torch.float32)
-        scale = sides.repeat_interleave(boxes.lengths, 0).to(boxes.values.device, non_blocking=True)
+        device, number = boxes.values.device, len(boxes.values)
+        sides = tensor_on(device, [(h, w, h, w) for h, w in sizes], torch.float32)
+        lengths = tensor_on(device, boxes.lengths.tolist(), torch.int64)
+        scale = sides.repeat_interleave(lengths, 0, output_size=number)
         columns = {name: list(as_ragged(batch[name])) for name in ("labels", "classes", "weights", "is_crowd")}
         return cls(list(boxes.replaced(boxes.values * scale)), shape=shape, masks=batch.get("masks"), **columns)
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from lockstep.detection.anchor_matching import (
     BACKGROUND,
@@ -22,23 +24,26 @@ from lockstep.detection.anchor_matching import (
     AnyMatcher,
     after_none,
     balanced_sample,
-    match,
+    kinds,
     match_images,
+    places_of,
+    rows_of_all,
     rows_of_objects,
 )
 from lockstep.detection.anchors import BackboneAnchors, by_anchor, in_order
 from lockstep.detection.blocks import IouSimilarity, PyramidAnchorGenerator, ThresholdMatcher, XYBoxCoder
 from lockstep.detection.box_coders import AnyBoxCoder, decode, encode
-from lockstep.detection.boxes import clip, iou
+from lockstep.detection.boxes import clip
 from lockstep.detection.detector import DetectionModel, Detections, Targets
 from lockstep.detection.fpn import FeaturePyramidNetwork, LastLevelMaxPool
-from lockstep.detection.nms import NmsLimits, batched_nms, multiclass_nms
+from lockstep.detection.nms import NmsLimits, batched_nms, multiclass_nms, tried_nms
 from lockstep.detection.roi_align import multiscale_roi_align, roi_align_masks
 from lockstep.errors import DataError
 from lockstep.images.normalisation import normalize
 from lockstep.models.initial_weights import check_images, without_memory
 from lockstep.models.layers import Conv2dNormActivation, FrozenBatchNorm2d, IntermediateLayerGetter, kaiming_fan_out
 from lockstep.models.resnet import ResNet
+from lockstep.tensors import reading_waits, tensor_on
 
 if TYPE_CHECKING:
     from lockstep.detection.values import FasterRcnnFpn, MaskRcnnFpn
@@ -53,6 +58,8 @@ _LEAST_PROPOSAL, _LEAST_DETECTION = 1e-3, 1e-2
 _POOLED, _REPRESENTATION = (7, 7), 1024
 _MASK_POOLED = (14, 14)
 _MASK_LAYERS = 4
+_ROUNDS = 32
+"""Rounds of NMS between reads; proposals around objects need up to 20."""
 
 
 class AssignedAnchors(NamedTuple):
@@ -74,6 +81,17 @@ class DrawnAnchors(NamedTuple):
     """(drawn, 4): of the object's box; of no use where there is none."""
 
 
+class Proposals(NamedTuple):
+    """Boxes of each image, in blocks of one size: what is in them the host need not know."""
+
+    boxes: Tensor
+    """(batch, most, 4)."""
+    is_there: Tensor
+    """bool (batch, most): False for what is no box, whatever its numbers."""
+    is_settled: Tensor
+    """bool (): False where NMS has not made enough rounds."""
+
+
 class Regions(NamedTuple):
     """Proposals of all images, one image after the other."""
 
@@ -83,6 +101,12 @@ class Regions(NamedTuple):
     """int64 (regions,)."""
     object_of: Tensor
     """int64 (regions,): what each learns, the place of an object on its image; `BACKGROUND` where it learns none."""
+    lengths: list[int]
+    """How many are on each image."""
+    num_learning: list[int]
+    """How many on each image learn an object."""
+    largest: tuple[int, int] | None = None
+    """Height and width that no box exceeds; None: unknown."""
 
 
 class FasterRcnnNet(DetectionModel):
@@ -116,18 +140,16 @@ class FasterRcnnNet(DetectionModel):
 
     @torch.no_grad()
     def assign(self, targets: Targets) -> AssignedAnchors:
-        """Find which anchor can learn which object: one image after the other."""
+        """Find which anchor can learn which object."""
         anchors = self.anchors(targets.shape, targets.boxes[0].device)
         matches = match_images(_RPN_MATCHER, IouSimilarity(), targets.boxes, anchors)
-        return AssignedAnchors(
-            targets, torch.stack([ignoring(each, targets, image) for image, each in enumerate(matches)])
-        )
+        return AssignedAnchors(targets, ignoring(matches, targets))
 
-    def draw_anchors(self, assigned: AssignedAnchors) -> DrawnAnchors:
-        """Draw the anchors that the first stage learns from."""
+    def draw_anchors(self, assigned: AssignedAnchors, numbers: Sequence[list[int]] | None = None) -> DrawnAnchors:
+        """Draw the anchors that the first stage learns from; the numbers are those of `kinds`, if they are known."""
         settings, anchors = self.settings, self.anchors(assigned.targets.shape, assigned.matches.device)
         number, fraction = settings.rpn_batch_size_per_image, settings.rpn_positive_fraction
-        return drawn_anchors(assigned, anchors, _RPN_CODER, number, fraction)
+        return drawn_anchors(assigned, anchors, _RPN_CODER, number, fraction, numbers)
 
     def forward(self, inputs: Tensor, assigned: AssignedAnchors | None = None) -> dict[str, Any]:
         """Predict objectness and codes of all anchors, and logits and codes of the proposals.
@@ -138,13 +160,11 @@ class FasterRcnnNet(DetectionModel):
         check_images(type(self).__name__, inputs, channels=3, smallest=1)
         levels, shape = in_order(self.backbone(inputs)), (inputs.shape[2], inputs.shape[3])
         objectness, codes = self.rpn["head"](levels)
-        proposals = self.propose(objectness.detach().float(), codes.detach().float(), shape)
-        drawn = None if assigned is None else self.draw_anchors(assigned)
-        regions = all_regions(proposals)
-        if assigned is not None:
-            number, fraction = self.settings.box_batch_size_per_image, self.settings.box_positive_fraction
-            candidates = with_objects(proposals, assigned.targets)
-            regions = drawn_regions(candidates, assigned.targets, _BOX_MATCHER, number, fraction)
+        found = objectness.detach().float(), codes.detach().float(), shape
+        if assigned is None:
+            drawn, regions = None, all_regions(self.propose(*found))
+        else:
+            drawn, regions = self._draw(*found, assigned)
         logits, region_codes = self.roi_heads(levels[:-1], regions, shape)
         return {
             "objectness": objectness,
@@ -163,25 +183,59 @@ class FasterRcnnNet(DetectionModel):
 
         Codes are (batch, anchors, 4), and the shape is that of the input.
         """
-        settings = self.settings
+        rounds = _ROUNDS
+        while True:
+            proposals = self.tried_proposals(objectness, codes, shape, rounds)
+            is_settled, *lengths = torch.cat([proposals.is_settled[None], proposals.is_there.sum(1)]).tolist()
+            if is_settled:
+                return [boxes[:length] for boxes, length in zip(proposals.boxes, lengths, strict=True)]
+            rounds *= 4
+
+    @torch.no_grad()
+    def tried_proposals(self, objectness: Tensor, codes: Tensor, shape: tuple[int, int], rounds: int) -> Proposals:
+        """Return what `propose` does, after so many rounds of NMS, without a read where reading waits."""
+        settings, levels = self.settings, self.level_anchors(shape, codes.device)
         pre_nms_top_n, post_nms_top_n = settings.proposals(training=self.training)
-        found, start = [], 0
-        for level, anchors in enumerate(self.level_anchors(shape, codes.device)):
-            of_level = slice(start, start := start + len(anchors))
-            best, places = objectness[:, of_level].topk(min(pre_nms_top_n, len(anchors)), 1)
-            chosen = codes[:, of_level].gather(1, places[..., None].expand(-1, -1, 4))
-            boxes = clip(decode(_RPN_CODER, chosen, anchors[places]), shape)
-            found.append((boxes, best.sigmoid(), torch.full_like(places, level)))
-        boxes, scores, level_of = (torch.cat(part, 1) for part in zip(*found, strict=True))
-        # Also False where a box is not finite.
-        valid = (boxes[..., 2:] - boxes[..., :2] >= _LEAST_PROPOSAL).all(-1)
+        sizes = [len(anchors) for anchors in levels]
+        best = [each.topk(min(pre_nms_top_n, each.shape[1]), 1) for each in torch.split(objectness, sizes, 1)]
+        firsts = accumulate(sizes, initial=0)
+        places = torch.cat([of_level.indices + first for of_level, first in zip(best, firsts, strict=False)], 1)
+        chosen = codes.gather(1, places[..., None].expand(-1, -1, 4))
+        boxes = clip(decode(_RPN_CODER, chosen, torch.cat(levels)[places]), shape)
+        scores, sizes = (
+            torch.cat([of_level.values for of_level in best], 1).sigmoid(),
+            [len(b.indices[0]) for b in best],
+        )
+        if reading_waits(boxes.device):
+            return _best_at_once(boxes, scores, sizes, settings.rpn_iou_threshold, post_nms_top_n, rounds)
+        level_of = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
         proposals = []
-        for image, is_valid in enumerate(valid):
-            candidates = boxes[image, is_valid]
-            of_image = scores[image, is_valid], level_of[image, is_valid]
-            kept = batched_nms(candidates, *of_image, settings.rpn_iou_threshold, post_nms_top_n)
-            proposals.append(candidates[kept])
-        return proposals
+        for candidates, of_image, valid in zip(boxes, scores, _are_proposals(boxes), strict=True):
+            some = candidates[valid]
+            kept = batched_nms(some, of_image[valid], level_of[valid], settings.rpn_iou_threshold, post_nms_top_n)
+            proposals.append(some[kept])
+        return in_blocks(proposals)
+
+    @torch.no_grad()
+    def _draw(
+        self, objectness: Tensor, codes: Tensor, shape: tuple[int, int], assigned: AssignedAnchors
+    ) -> tuple[DrawnAnchors, Regions]:
+        """Draw what both stages learn from; the host reads once, all numbers of all images."""
+        settings, targets, rounds = self.settings, assigned.targets, _ROUNDS
+        while True:
+            proposals = with_objects(self.tried_proposals(objectness, codes, shape, rounds), targets)
+            matches = region_matches(_BOX_MATCHER, proposals, targets)
+            sides = F.pad(proposals.boxes[..., 2:] - proposals.boxes[..., :2], (0, 0, 0, 1)).amax((0, 1))
+            numbers = [proposals.is_settled[None], sides.ceil(), kinds(assigned.matches), kinds(matches)]
+            read = torch.cat([each.flatten().long() for each in numbers]).cpu()
+            if read[0]:
+                break
+            rounds *= 4
+        of_anchors, of_regions = read[3:].view(2, 2, -1).tolist()
+        drawn = self.draw_anchors(assigned, of_anchors)
+        number, fraction = settings.box_batch_size_per_image, settings.box_positive_fraction
+        regions = drawn_regions(proposals, matches, number, fraction, of_regions)
+        return drawn, regions._replace(largest=(int(read[1]), int(read[2])))
 
     def losses(self, predictions: Mapping[str, Any], assigned: AssignedAnchors) -> dict[str, Tensor]:
         """Compute the means of the losses over the anchors and the regions that were drawn on this tower's images."""
@@ -209,11 +263,10 @@ class FasterRcnnNet(DetectionModel):
         boxes = clip(decode(_BOX_CODER, codes, regions.boxes[:, None]), shape)[:, 1:]
         is_large = (boxes[..., 2:] - boxes[..., :2] >= _LEAST_DETECTION).all(-1)
         scores = predictions["logits"].float().softmax(-1)[:, 1:].masked_fill(~is_large, -1)
-        lengths = regions.image_of.bincount(minlength=len(predictions["objectness"])).tolist()
         limits = NmsLimits(settings.score_threshold, settings.iou_threshold, settings.max_detections)
         return [
             multiclass_nms(*of_image, limits)
-            for of_image in zip(torch.split(boxes, lengths), torch.split(scores, lengths), strict=True)
+            for of_image in zip(torch.split(boxes, regions.lengths), torch.split(scores, regions.lengths), strict=True)
         ]
 
 
@@ -297,55 +350,108 @@ def resnet_fpn_backbone(settings: FasterRcnnFpn, generator: Generator) -> nn.Mod
     return nn.Sequential(OrderedDict(body=body, fpn=fpn))
 
 
-def with_objects(proposals: Sequence[Tensor], targets: Targets) -> list[Tensor]:
+def _are_proposals(boxes: Tensor) -> Tensor:
+    """Say which boxes are large enough: bool (...), False where one is not finite."""
+    return (boxes[..., 2:] - boxes[..., :2] >= _LEAST_PROPOSAL).all(-1)
+
+
+def _best_at_once(
+    boxes: Tensor, scores: Tensor, sizes: list[int], iou_threshold: float, most: int, rounds: int
+) -> Proposals:
+    """Choose the best of boxes (batch, n, 4), so many of each level, for all levels of all images at once."""
+    longest = max(sizes)
+    levels = [F.pad(each, (0, 0, 0, longest - each.shape[1])) for each in torch.split(boxes, sizes, 1)]
+    apart = torch.cat(levels)  # what pads has no sides
+    kept, is_settled = tried_nms(apart, iou_threshold, _are_proposals(apart), rounds)
+    of_levels = zip(torch.split(kept, len(boxes)), sizes, strict=True)
+    left = torch.cat([of_level[:, :size] for of_level, size in of_levels], 1)
+    places = torch.where(left, scores, -1).argsort(stable=True, dim=1, descending=True)[:, :most]
+    return Proposals(boxes.gather(1, places[..., None].expand(-1, -1, 4)), left.gather(1, places), is_settled)
+
+
+def in_blocks(boxes: Sequence[Tensor]) -> Proposals:
+    """Join boxes (n, 4) of each image."""
+    lengths = tensor_on(boxes[0].device, [len(each) for each in boxes], torch.int64)
+    block = pad_sequence(list(boxes), batch_first=True)
+    is_there = torch.arange(block.shape[1], device=block.device) < lengths[:, None]
+    return Proposals(block, is_there, is_there.new_ones(()))
+
+
+def with_objects(proposals: Proposals, targets: Targets) -> Proposals:
     """Return the proposals of each image, and after them the boxes of its objects that are learned."""
-    return [torch.cat([each, targets.boxes[image][learned(targets, image)]]) for image, each in enumerate(proposals)]
+    rows = rows_of_all(targets.boxes, proposals.boxes.device)
+    boxes = torch.cat([proposals.boxes, after_none(targets.boxes)[rows]], 1)
+    is_there = torch.cat([proposals.is_there, F.pad(_are_learned(targets), (1, 0))[rows]], 1)
+    return Proposals(torch.where(is_there[..., None], boxes, 0), is_there, proposals.is_settled)
+
+
+def region_matches(matcher: AnyMatcher, proposals: Proposals, targets: Targets) -> Tensor:
+    """Match proposals to the objects of their images: int64 (batch, most)."""
+    matches = match_images(matcher, IouSimilarity(), targets.boxes, proposals.boxes)
+    return torch.where(proposals.is_there, ignoring(matches, targets), IGNORED)
 
 
 @torch.no_grad()
 def drawn_anchors(
-    assigned: AssignedAnchors, anchors: Tensor, coder: AnyBoxCoder, number: int, positive_fraction: float
+    assigned: AssignedAnchors,
+    anchors: Tensor,
+    coder: AnyBoxCoder,
+    number: int,
+    positive_fraction: float,
+    numbers: Sequence[list[int]] | None = None,
 ) -> DrawnAnchors:
     """Draw the anchors, of all (anchors, 4), that the first stage learns from.
 
-    They are at most `number` of an image, and of these at most `positive_fraction` learn an object.
+    They are at most `number` of an image, and of these at most `positive_fraction` learn an object. `numbers` are those
+    of `kinds`, if the host has read them already.
     """
     targets, matches = assigned
-    drawn = balanced_sample(list(matches >= 0), list(matches == BACKGROUND), number, positive_fraction)
-    image_of, anchor_of = torch.stack(drawn).nonzero(as_tuple=True)
-    object_of = matches[image_of, anchor_of]
-    codes = encode(coder, object_boxes(targets, image_of, object_of), anchors[anchor_of])
-    return DrawnAnchors(image_of * len(anchors) + anchor_of, (object_of >= 0).to(codes.dtype), codes)
+    places = balanced_sample(matches, number, positive_fraction, numbers).places
+    image_of, object_of = places // len(anchors), matches.flatten()[places]
+    codes = encode(coder, object_boxes(targets, image_of, object_of), anchors[places % len(anchors)])
+    return DrawnAnchors(places, (object_of >= 0).to(codes.dtype), codes)
 
 
 @torch.no_grad()
 def drawn_regions(
-    proposals: Sequence[Tensor], targets: Targets, matcher: AnyMatcher, number: int, positive_fraction: float
+    proposals: Proposals,
+    matches: Tensor,
+    number: int,
+    positive_fraction: float,
+    numbers: Sequence[list[int]] | None = None,
 ) -> Regions:
-    """Draw the regions that the second stage learns from, of the proposals (n, 4) of each image, one after the other.
+    """Draw the regions that the second stage learns from, of proposals with their `region_matches`.
 
-    They are at most `number` of an image, and of these at most `positive_fraction` learn an object.
+    They are at most `number` of an image, and of these at most `positive_fraction` learn an object. `numbers` are those
+    of `kinds`, if the host has read them already.
     """
-    matches = [
-        ignoring(match(matcher, iou(boxes, each)), targets, image)
-        for image, (boxes, each) in enumerate(zip(targets.boxes, proposals, strict=True))
-    ]
-    positive, negative = [each >= 0 for each in matches], [each == BACKGROUND for each in matches]
-    drawn = balanced_sample(positive, negative, number, positive_fraction)
-    regions = all_regions([each[sample] for each, sample in zip(proposals, drawn, strict=True)])
-    return regions._replace(object_of=torch.cat([each[sample] for each, sample in zip(matches, drawn, strict=True)]))
+    places, lengths, num_learning = balanced_sample(matches, number, positive_fraction, numbers)
+    image_of, object_of = places // matches.shape[1], matches.flatten()[places]
+    return Regions(proposals.boxes.flatten(0, 1)[places], image_of, object_of, lengths, num_learning)
 
 
-def learned(targets: Targets, image: int) -> Tensor:
-    """Say which objects of an image are learned, bool (objects,): no crowds, and none of weight 0."""
-    return (targets.weights[image] > 0) & ~targets.is_crowd[image]
+def places_that_learn(regions: Regions) -> Tensor:
+    """Return the places of the regions that learn objects, int64 (n,)."""
+    return places_of(regions.object_of >= 0, sum(regions.num_learning))
 
 
-def ignoring(matches: Tensor, targets: Targets, image: int) -> Tensor:
-    """Return matches on an image with those to objects that are not learned as `IGNORED`."""
-    # The last place is what a match to none reads.
-    is_learned = F.pad(learned(targets, image), (0, 1), value=True)
-    return torch.where(is_learned[matches.clamp(min=-1)], matches, IGNORED)
+def learning_regions(regions: Regions) -> Regions:
+    """Return the regions that learn objects."""
+    places = places_that_learn(regions)
+    boxes, image_of, object_of = (part[places] for part in regions[:3])
+    return regions._replace(boxes=boxes, image_of=image_of, object_of=object_of, lengths=regions.num_learning)
+
+
+def _are_learned(targets: Targets) -> Tensor:
+    """Say which objects of all images are learned, bool (objects,): no crowds, and none of weight 0."""
+    return (torch.cat(list(targets.weights)) > 0) & ~torch.cat(list(targets.is_crowd))
+
+
+def ignoring(matches: Tensor, targets: Targets) -> Tensor:
+    """Return matches (images, n) with those to objects that are not learned as `IGNORED`."""
+    images = torch.arange(len(targets), device=matches.device)[:, None]
+    are_ignored = F.pad(~_are_learned(targets), (1, 0))  # the first is read by what is matched to none
+    return matches.masked_fill(are_ignored[rows_of_objects(targets.boxes, images, matches)], IGNORED)
 
 
 def labels_of(targets: Targets, regions: Regions) -> Tensor:
@@ -360,9 +466,10 @@ def object_boxes(targets: Targets, image_of: Tensor, object_of: Tensor) -> Tenso
 
 def all_regions(boxes: Sequence[Tensor]) -> Regions:
     """Join the boxes of each image, (n, 4), to regions that learn nothing."""
-    lengths = torch.tensor([len(each) for each in boxes])
-    image_of = torch.arange(len(boxes)).repeat_interleave(lengths).to(boxes[0].device, non_blocking=True)
-    return Regions(torch.cat(list(boxes)), image_of, torch.full_like(image_of, BACKGROUND))
+    joined, lengths = torch.cat(list(boxes)), [len(each) for each in boxes]
+    repeats = tensor_on(joined.device, lengths, torch.int64)
+    image_of = torch.repeat_interleave(repeats, output_size=len(joined))
+    return Regions(joined, image_of, torch.full_like(image_of, BACKGROUND), lengths, [0] * len(boxes))
 
 
 def _box_loss(codes: Tensor, targets: Tensor, is_object: Tensor) -> Tensor:
@@ -380,10 +487,9 @@ class MaskRcnnNet(FasterRcnnNet):
         """Predict as Faster R-CNN, and in training the masks of the regions that learn objects."""
         predictions = super().forward(inputs, assigned)
         if assigned is not None:
-            regions: Regions = predictions["regions"]
-            learning = Regions(*(part[regions.object_of >= 0] for part in regions))
-            logits = self.roi_heads.masks(predictions["levels"], learning, predictions["shape"])
-            predictions |= {"mask_regions": learning, "mask_logits": logits}
+            regions = learning_regions(predictions["regions"])
+            logits = self.roi_heads.masks(predictions["levels"], regions, predictions["shape"])
+            predictions |= {"mask_regions": regions, "mask_logits": logits}
         return predictions
 
     def losses(self, predictions: Mapping[str, Any], assigned: AssignedAnchors) -> dict[str, Tensor]:
@@ -453,11 +559,9 @@ def mask_targets(targets: Targets, regions: Regions, size: tuple[int, int]) -> T
     Raises:
         DataError: the objects have no masks.
     """
-    found = [regions.boxes.new_empty(0, *size)]
-    for image, masks in enumerate(masks_of(targets)):
-        is_here = regions.image_of == image
-        found.append(roi_align_masks(masks, regions.boxes[is_here], regions.object_of[is_here], size))
-    return torch.cat(found)
+    boxes, object_of = (torch.split(part, regions.lengths) for part in (regions.boxes, regions.object_of))
+    of_images = zip(masks_of(targets), boxes, object_of, strict=True)
+    return torch.cat([roi_align_masks(*of_image, size, regions.largest) for of_image in of_images])
 
 
 def masks_of(targets: Targets) -> Sequence[Tensor]:

@@ -18,9 +18,14 @@ from lockstep.detection.boxes import area, clip
 from lockstep.detection.detector import Detections
 from lockstep.detection.targets import FIRST_LABEL
 from lockstep.errors import InputError
+from lockstep.tensors import reading_waits
 
 _BLOCK = 256
 _SORTED_FIRST = 1000
+_PAIRS = 2**26
+"""Pairs of boxes that are compared at once where a launch costs: 256 MB in float32."""
+_ROUNDS = 8
+"""Rounds after which it is looked first whether what is kept is settled; the miners of SSDs need two."""
 
 
 def batched_nms(
@@ -46,13 +51,35 @@ def nms_mask(boxes: Tensor, iou_threshold: float, valid: Tensor | None = None) -
         iou_threshold: boxes that overlap a better one by more are dropped.
         valid: bool (batch, n), the boxes that take part; None: all.
     """
+    rounds = _ROUNDS
+    while True:
+        kept, is_settled = tried_nms(boxes, iou_threshold, valid, rounds)
+        if is_settled:  # where reading waits, all images wait for it once
+            return kept
+        rounds *= 4
+
+
+def tried_nms(boxes: Tensor, iou_threshold: float, valid: Tensor | None, rounds: int) -> tuple[Tensor, Tensor]:
+    """Say as `nms_mask` which boxes remain, without a read, and whether that is settled: bool (batch, n) and bool ().
+
+    Where reading waits so many rounds are made and the host is not asked: it is settled if no box depends on a chain of
+    as many better ones, each of which the one before would drop. On a CPU it is always settled.
+    """
     kept = boxes.new_ones(boxes.shape[:2], dtype=torch.bool) if valid is None else valid.clone()
-    for start in range(0, boxes.shape[1], _BLOCK):
-        block = slice(start, start + _BLOCK)
+    is_settled = kept.new_ones(())
+    size, waits = _BLOCK, reading_waits(boxes.device)
+    if waits:  # larger ones are fewer launches
+        size = max(_PAIRS // max(kept.numel(), 1), size)
+    for start in range(0, boxes.shape[1], size):
+        block = slice(start, start + size)
         overlaps = _iou(boxes[:, : block.stop], boxes[:, block]) > iou_threshold
         free = kept[:, block] & ~_hit(kept[:, :start], overlaps[:, :start])
-        kept[:, block] = _greedy(overlaps[:, start:], free)
-    return kept
+        if waits:
+            kept[:, block], is_last = _greedy_after(rounds, overlaps[:, start:], free)
+            is_settled &= is_last
+        else:
+            kept[:, block] = _greedy(overlaps[:, start:], free)
+    return kept, is_settled
 
 
 def best(scores: Tensor, count: int) -> Tensor:
@@ -287,6 +314,17 @@ def _greedy(overlaps: Tensor, free: Tensor) -> Tensor:
         if torch.equal(settled, kept):
             return kept
         kept = settled
+
+
+def _greedy_after(rounds: int, overlaps: Tensor, free: Tensor) -> tuple[Tensor, Tensor]:
+    """Say which boxes `_greedy` keeps after so many rounds, bool (batch, n), and whether the last changed none."""
+    with torch.autocast(free.device.type, enabled=False):  # it would cast the overlaps in each round
+        better, at_first = overlaps.triu(1).to(torch.float16), free.to(torch.float16)[:, None]
+        kept = before = at_first
+        for _ in range(rounds):
+            # 1 less how many better ones overlap it, of those that are kept: two launches.
+            before, kept = kept, torch.baddbmm(at_first, kept, better, alpha=-1).relu_()
+    return kept[:, 0] > 0, (kept == before).all()
 
 
 def _hit(kept: Tensor, overlaps: Tensor) -> Tensor:

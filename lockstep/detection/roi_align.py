@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lockstep.detection.boxes import area
+from lockstep.tensors import reading_waits, tensor_on
 
 CANONICAL_SIZE = 224
 CANONICAL_LEVEL = 4
@@ -51,9 +52,9 @@ def multiscale_roi_align(
     """
     scales = [2.0 ** round(math.log2(level.shape[2] / image_shape[0])) for level in features]
     level_of = _levels(boxes, -round(math.log2(scales[0])), -round(math.log2(scales[-1])))
-    limits = boxes.new_tensor([level.shape[2:] for level in features])[level_of]
-    scaled = boxes.detach() * boxes.new_tensor(scales)[level_of, None]
-    rows, columns = _sides(scaled, limits, output_size, sampling_ratio)
+    of_levels = [(*level.shape[2:], scale) for level, scale in zip(features, scales, strict=True)]
+    of_boxes = tensor_on(boxes.device, of_levels, boxes.dtype)[level_of]
+    rows, columns = _sides(boxes.detach() * of_boxes[:, 2:], of_boxes[:, :2], output_size, sampling_ratio)
     return _weighted_sums(features, image_of, level_of, rows, columns)
 
 
@@ -72,7 +73,7 @@ def crop_and_resize(features: Tensor, boxes: Tensor, image_of: Tensor, crop_size
     Returns:
         (n, channels, *crop_size).
     """
-    limits = boxes.new_tensor(features.shape[2:]).expand(len(boxes), 2)
+    limits = tensor_on(boxes.device, features.shape[2:], boxes.dtype).expand(len(boxes), 2)
     sides = []
     for axis, number in enumerate(crop_size):
         last, points = limits[:, axis, None] - 1, torch.arange(number, device=boxes.device)
@@ -82,7 +83,13 @@ def crop_and_resize(features: Tensor, boxes: Tensor, image_of: Tensor, crop_size
     return _weighted_sums([features], image_of, torch.zeros_like(image_of), sides[0], sides[1])
 
 
-def roi_align_masks(masks: Tensor, boxes: Tensor, object_of: Tensor, output_size: tuple[int, int]) -> Tensor:
+def roi_align_masks(
+    masks: Tensor,
+    boxes: Tensor,
+    object_of: Tensor,
+    output_size: tuple[int, int],
+    largest: tuple[int, int] | None = None,
+) -> Tensor:
     """Average the mask of an object within each cell of a grid over each box, as `multiscale_roi_align` does.
 
     Rows first, columns then: boxes are large beside the grid, and the points within them many.
@@ -92,13 +99,14 @@ def roi_align_masks(masks: Tensor, boxes: Tensor, object_of: Tensor, output_size
         boxes: (n, 4), top, left, bottom and right in pixels.
         object_of: int64 (n,), the object whose mask it is.
         output_size: rows and columns of the grid.
+        largest: height and width that no box exceeds; where reading a number waits, they save a read. None: unknown.
 
     Returns:
         float32 (n, *output_size), from 0 to 1.
     """
     num_boxes, (height, width) = len(boxes), masks.shape[1:]
-    limits = boxes.new_tensor([height, width]).expand(num_boxes, 2)
-    rows, columns = _sides(boxes, limits, output_size, 0)
+    limits = tensor_on(boxes.device, (height, width), boxes.dtype).expand(num_boxes, 2)
+    rows, columns = _sides(boxes, limits, output_size, 0, largest)
     places = object_of[:, None, None] * height + rows.places
     table = masks.to(boxes.dtype).flatten(0, 1)
     of_rows = F.embedding_bag(
@@ -115,15 +123,27 @@ class _Side(NamedTuple):
     weights: Tensor
 
 
-def _sides(boxes: Tensor, limits: Tensor, output_size: tuple[int, int], sampling_ratio: int) -> tuple[_Side, _Side]:
+def _sides(
+    boxes: Tensor,
+    limits: Tensor,
+    output_size: tuple[int, int],
+    sampling_ratio: int,
+    largest: tuple[int, int] | None = None,
+) -> tuple[_Side, _Side]:
     """Find the cells and weights along both sides: of boxes (n, 4) in cells, on maps of height and width (n, 2)."""
     starts, sizes = boxes[:, :2], boxes[:, 2:] - boxes[:, :2]
-    steps = sizes.clamp(min=1) / sizes.new_tensor(output_size)
+    steps = sizes.clamp(min=1) / tensor_on(boxes.device, output_size, boxes.dtype)
     counts = steps.ceil().clamp(min=1) if sampling_ratio == 0 else torch.full_like(steps, sampling_ratio)
     sides = []
-    for length, start, step, count, limit in zip(output_size, starts.T, steps.T, counts.T, limits.T, strict=True):
+    for axis, (length, limit) in enumerate(zip(output_size, limits.T, strict=True)):
+        start, step, count = starts[:, axis], steps[:, axis], counts[:, axis]
+        if sampling_ratio:
+            number = sampling_ratio
+        elif largest is not None and reading_waits(boxes.device):
+            number = max(-(-largest[axis] // length), 1)  # more points than some boxes have, of weight 0
+        else:
+            number = int(count.max().item() if len(count) else 1)
         grid = torch.arange(length, device=boxes.device)[:, None]
-        number = sampling_ratio or int(count.max().item() if len(count) else 1)
         points = torch.arange(number, device=boxes.device)
         at = start[:, None, None] + grid * step[:, None, None] + (points + 0.5) * (step / count)[:, None, None]
         counts_here = points < count[:, None, None]
@@ -152,9 +172,9 @@ def _weighted_sums(
     table = torch.cat([level.float().permute(0, 2, 3, 1).flatten(0, 2) for level in features])
     areas = [level.shape[2] * level.shape[3] for level in features]
     starts = [len(features[0]) * sum(areas[:number]) for number in range(len(areas))]
-    first = image_of.new_tensor(starts)[level_of] + image_of * image_of.new_tensor(areas)[level_of]
-    width = image_of.new_tensor([level.shape[3] for level in features])[level_of]
-    in_rows = first[:, None, None] + rows.places * width[:, None, None]
+    of_levels = list(zip(starts, areas, (level.shape[3] for level in features), strict=True))
+    start, size, width = tensor_on(image_of.device, of_levels, torch.int64)[level_of].unbind(-1)
+    in_rows = (start + image_of * size)[:, None, None] + rows.places * width[:, None, None]
     num_boxes, height, _ = rows.places.shape
     grid = (num_boxes, height, columns.places.shape[1])
     places = in_rows[:, :, None, :, None] + columns.places[:, None, :, None, :]

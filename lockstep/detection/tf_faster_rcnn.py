@@ -37,9 +37,13 @@ from lockstep.detection.faster_rcnn import (
     drawn_anchors,
     drawn_regions,
     ignoring,
+    in_blocks,
     labels_of,
+    learning_regions,
     masks_of,
     object_boxes,
+    places_that_learn,
+    region_matches,
 )
 from lockstep.detection.losses import classification_loss
 from lockstep.detection.nms import postprocess
@@ -111,16 +115,14 @@ class TfFasterRcnn(DetectionModel):
 
     @torch.no_grad()
     def assign(self, targets: Targets) -> AssignedAnchors:
-        """Find which anchor can learn which object: one image after the other."""
+        """Find which anchor can learn which object."""
         anchors = self.anchors(targets.shape, targets.boxes[0].device)
         is_inside = _are_inside(anchors, targets.shape)
         matches = anchors.new_full((len(targets), len(anchors)), IGNORED, dtype=torch.int64)
         matches[:, is_inside] = match_images(
             _ANCHOR_MATCHER, IouSimilarity(), targets.boxes, anchors[is_inside], targets.weights
         )
-        return AssignedAnchors(
-            targets, torch.stack([ignoring(each, targets, image) for image, each in enumerate(matches)])
-        )
+        return AssignedAnchors(targets, ignoring(matches, targets))
 
     def forward(self, inputs: Tensor, assigned: AssignedAnchors | None = None) -> dict[str, Any]:
         """Predict logits and codes of all anchors, and of the proposals; in training, of those that are drawn."""
@@ -134,7 +136,7 @@ class TfFasterRcnn(DetectionModel):
         logits, region_codes = self.box_head(hidden)
         masks = None
         if self.mask_head is not None and assigned is not None:
-            masks = self.mask_head(hidden[regions.object_of >= 0])
+            masks = self.mask_head(hidden[places_that_learn(regions)])
         return {
             "objectness": objectness,
             "anchor_codes": codes,
@@ -177,7 +179,8 @@ class TfFasterRcnn(DetectionModel):
             number, fraction = config.first_stage_max_proposals, 1.0
         else:
             number, fraction = config.second_stage_batch_size, config.second_stage_balance_fraction
-        return drawn_regions(proposals, targets, _REGION_MATCHER, number, fraction)
+        block = in_blocks(proposals)
+        return drawn_regions(block, region_matches(_REGION_MATCHER, block, targets), number, fraction)
 
     def _features_of(self, features: Tensor, regions: Regions, shape: tuple[int, int]) -> Tensor:
         """Return what the last layer of the ResNet makes of each region: (regions, 2048, height, width)."""
@@ -222,23 +225,22 @@ class TfFasterRcnn(DetectionModel):
         of_boxes = torch.where(labels > 0, of_boxes, 0) * config.second_stage_localization_loss_weight
         of_classes = of_classes * config.second_stage_classification_loss_weight
         if config.hard_example_miner is not None:
-            counted = self._hard_regions(of_classes.detach(), of_boxes.detach(), regions, len(assigned.targets))
+            counted = self._hard_regions(of_classes.detach(), of_boxes.detach(), regions)
             of_classes, of_boxes = of_classes * counted, of_boxes * counted
         return {"classification": of_classes.sum(), "localization": of_boxes.sum()}
 
-    def _hard_regions(self, of_classes: Tensor, of_boxes: Tensor, regions: Regions, num_images: int) -> Tensor:
+    def _hard_regions(self, of_classes: Tensor, of_boxes: Tensor, regions: Regions) -> Tensor:
         """Say which regions count, bool (regions,): one image after the other, as they have different numbers."""
         assert self.config.hard_example_miner is not None, "the caller has looked"
         miner = replace(self.config.hard_example_miner, max_negatives_per_positive=0)
         losses = {"both": of_classes + of_boxes, "classification": of_classes, "localization": of_boxes}[
             miner.loss_type
         ]
-        counted = torch.zeros_like(losses, dtype=torch.bool)
-        for image in range(num_images):
-            here = regions.image_of == image
-            none = torch.zeros_like(losses[here], dtype=torch.bool)[None]
-            counted[here] = hard_examples(miner, losses[here][None], regions.boxes[here][None], none, none)[0]
-        return counted
+        counted = []
+        for own, boxes in zip(*(torch.split(part, regions.lengths) for part in (losses, regions.boxes)), strict=True):
+            none = torch.zeros_like(own, dtype=torch.bool)[None]
+            counted.append(hard_examples(miner, own[None], boxes[None], none, none)[0])
+        return torch.cat(counted)
 
     def postprocess(self, predictions: Mapping[str, Any]) -> Sequence[Detections]:
         """Choose the detections of each image, and draw their masks, if the net has learned them."""
@@ -264,18 +266,14 @@ def _are_inside(boxes: Tensor, shape: tuple[int, int]) -> Tensor:
 
 def _mask_loss(predictions: Mapping[str, Any], assigned: AssignedAnchors) -> Tensor:
     """Compute the mean cross entropy of the masks of the regions that learn objects; 0 where there are none."""
-    regions, targets = predictions["regions"], assigned.targets
-    learning = Regions(*(part[regions.object_of >= 0] for part in regions))
-    logits = _of_labels(predictions["masks"].float(), labels_of(targets, learning))
-    wanted = [logits.new_empty(0, *logits.shape[1:])]
-    for image, masks in enumerate(masks_of(targets)):
-        here = learning.image_of == image
+    regions, targets = learning_regions(predictions["regions"]), assigned.targets
+    logits = _of_labels(predictions["masks"].float(), labels_of(targets, regions))
+    size, wanted = (logits.shape[1], logits.shape[2]), []
+    of_images = (torch.split(part, regions.lengths) for part in (regions.boxes, regions.object_of))
+    for masks, boxes, object_of in zip(masks_of(targets), *of_images, strict=True):
         # Masks are as large as their image, and the network's input may be larger.
-        boxes = _shares(learning.boxes[here], (masks.shape[1], masks.shape[2]))
-        crops = crop_and_resize(
-            masks[:, None].to(boxes.dtype), boxes, learning.object_of[here], (logits.shape[1], logits.shape[2])
-        )
-        wanted.append(crops[:, 0])
+        shares = _shares(boxes, (masks.shape[1], masks.shape[2]))
+        wanted.append(crop_and_resize(masks[:, None].to(boxes.dtype), shares, object_of, size)[:, 0])
     return F.binary_cross_entropy_with_logits(logits, torch.cat(wanted), reduction="sum") / max(logits.numel(), 1)
 
 

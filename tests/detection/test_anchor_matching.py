@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from device_calls import accelerator, counted
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, tensor
 
+from lockstep.detection import anchor_matching
 from lockstep.detection.anchor_matching import AnyMatcher, after_none, match, match_images, rows_of_objects
 from lockstep.detection.blocks import ArgmaxMatcher, BipartiteMatcher, IouSimilarity, SsdMatcher, ThresholdMatcher
 from lockstep.detection.boxes import iou
@@ -68,6 +70,49 @@ def test_each_image_is_matched_by_itself() -> None:
     boxes = [torch.zeros(0, 4), anchors[[1]], anchors[[1, 0]]]
     matches = match_images(SsdMatcher(), IouSimilarity(), boxes, anchors, [torch.ones(len(each)) for each in boxes])
     assert matches.tolist() == [[-1, -1], [-1, 0], [1, 0]]
+
+
+MATCHERS = [
+    *(ArgmaxMatcher(0.6, 0.4, force_match_for_each_row=force) for force in (False, True)),
+    ArgmaxMatcher(0.6, 0.4, negatives_lower_than_unmatched=False),
+    ArgmaxMatcher(ignore_thresholds=True),
+    BipartiteMatcher(),
+    SsdMatcher(),
+    *(ThresholdMatcher(0.7, 0.3, low_quality) for low_quality in (False, True)),
+]
+
+
+@pytest.mark.parametrize("matcher", MATCHERS, ids=str)
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("pairs", [1, 10**6], ids=["by parts", "at once"])
+def test_images_are_matched_at_once_as_they_are_one_by_one(
+    matcher: AnyMatcher, weighted: bool, pairs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = torch.Generator().manual_seed(2)
+    corners = torch.rand(5, 40, 2, generator=generator) * 20
+    drawn = torch.cat([corners, corners + 4 + torch.rand(5, 40, 2, generator=generator) * 8], -1).round()
+    boxes = [each[:number] for each, number in zip(drawn, (3, 0, 9, 1, 5), strict=True)]
+    weights = [torch.randint(2, (len(each),), generator=generator).float() for each in boxes] if weighted else None
+    monkeypatch.setattr(anchor_matching, "_PAIRS", pairs)
+    for anchors in (drawn[0], drawn.flip(1)):
+        for some in (slice(5), slice(1, 2)):
+            own = anchors if anchors.ndim == 2 else anchors[some]
+            given = matcher, IouSimilarity(), boxes[some], own, weights and weights[some]
+            one_by_one = match_images(*given)
+            with accelerator():
+                assert torch.equal(match_images(*given), one_by_one)
+
+
+def test_matching_images_at_once_launches_no_more_for_more_of_them_and_never_waits() -> None:
+    """Nor do the bipartite matches of objects wait."""
+    boxes, anchors = [torch.rand(number, 4) for number in (3, 0, 9, 1)], torch.rand(30, 4)
+    for matcher in MATCHERS:
+        launches = []
+        for images in (boxes[2:3], boxes):
+            with accelerator(), counted(refuse_waits=True) as calls:
+                match_images(matcher, IouSimilarity(), images, anchors, [each[:, 0] for each in images])
+            launches.append(calls.num_launches)
+        assert launches[0] == launches[1] or isinstance(matcher, BipartiteMatcher)
 
 
 def test_objects_of_all_images_are_rows_after_none() -> None:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import torch
+from device_calls import accelerator, counted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lockstep.detection.anchor_matching import balanced_sample, hard_examples
+from lockstep.detection.anchor_matching import BACKGROUND, IGNORED, balanced_sample, hard_examples
 from lockstep.detection.blocks import HardExampleMiner
 from lockstep.detection.nms import batched_nms
+
+
+def matches_of(kinds: Tensor) -> Tensor:
+    """Matches of anchors that learn an object, 1, that are background, 0, or are ignored, -1."""
+    return torch.where(kinds == 1, 7, torch.where(kinds == 0, BACKGROUND, IGNORED))
 
 
 @settings(deadline=None, max_examples=30)
@@ -20,11 +26,12 @@ def test_a_sample_has_its_share_of_positives_and_is_filled_with_negatives(
     kinds = torch.tensor([1] * num_positives + [0] * num_negatives + [-1] * 5)[
         torch.randperm(num_positives + num_negatives + 5)
     ]
-    (sample,) = balanced_sample([kinds == 1], [kinds == 0], count, 0.25)
+    sample = balanced_sample(matches_of(kinds[None]), count, 0.25)
     taken = min(num_positives, int(count * 0.25))
-    assert (sample & (kinds == 1)).sum() == taken
-    assert (sample & (kinds == 0)).sum() == min(num_negatives, count - taken)
-    assert not (sample & (kinds == -1)).any()
+    assert sample.num_positives == [taken] == [(kinds[sample.places] == 1).sum()]
+    assert (kinds[sample.places] == 0).sum() == min(num_negatives, count - taken)
+    assert sample.lengths == [len(sample.places)] == [len(sample.places.unique())]
+    assert not (kinds[sample.places] == -1).any()
 
 
 def test_draws_are_those_of_torchvision() -> None:
@@ -37,9 +44,10 @@ def test_draws_are_those_of_torchvision() -> None:
         drawn = positives[torch.randperm(len(positives))[:4]], negatives[torch.randperm(len(negatives))[:12]]
         expected.append(sorted(torch.cat(drawn).tolist()))
     torch.manual_seed(3)
-    samples = balanced_sample(list(kinds == 1), list(kinds == 0), 16, 0.25)
-    assert [sample.nonzero()[:, 0].tolist() for sample in samples] == expected
-    assert not torch.equal(balanced_sample([kinds[0] == 1], [kinds[0] == 0], 16, 0.25)[0], samples[0])
+    places, lengths, _ = balanced_sample(matches_of(kinds), 16, 0.25)
+    first, second = places.split(lengths)
+    assert [first.tolist(), (second - 50).tolist()] == expected
+    assert not torch.equal(balanced_sample(matches_of(kinds[:1]), 16, 0.25).places, first)
 
 
 def nms(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
@@ -81,3 +89,16 @@ def test_hard_examples_are_the_reference_ones(seed: int, number: int, negatives:
             config, losses[image], boxes[image], kinds[image] == 1, (kinds[image] == 0) | (kinds[image] < -1)
         )
         assert chosen[image].nonzero()[:, 0].tolist() == expected
+
+
+def test_mining_waits_once_for_all_images() -> None:
+    """With the threshold of the API's SSDs, which leaves out only what is nearly the same."""
+    generator = torch.Generator().manual_seed(1)
+    corners = torch.rand(3, 700, 2, generator=generator) * 30
+    boxes, losses = torch.cat([corners, corners + 9], -1), torch.rand(3, 700, generator=generator)
+    boxes[:, ::5] = boxes[:, 1::5]
+    given = HardExampleMiner(num_hard_examples=300, iou_threshold=0.99), losses, boxes, losses > 0.7, losses < 0.3
+    with accelerator(), counted() as calls:
+        chosen = hard_examples(*given)
+    assert len(calls.waits) == 1
+    assert torch.equal(chosen, hard_examples(*given))

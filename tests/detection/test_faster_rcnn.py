@@ -11,7 +11,7 @@ from regions_drawn import SMALL, images, targets
 from lockstep.detection.blocks import XYBoxCoder
 from lockstep.detection.box_coders import encode
 from lockstep.detection.boxes import iou
-from lockstep.detection.faster_rcnn import FasterRcnnNet, RoIHeads, RpnHead
+from lockstep.detection.faster_rcnn import FasterRcnnNet, RoIHeads, RpnHead, in_blocks
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def test_images_without_objects_train(net: FasterRcnnNet, objects: tuple[list[li
 
 
 def test_no_proposals_train_and_detect_nothing(net: FasterRcnnNet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(net, "propose", lambda *given: [torch.zeros(0, 4)] * 2)
+    monkeypatch.setattr(net, "tried_proposals", lambda *given: in_blocks([torch.zeros(0, 4)] * 2))
     assigned = net.assign(targets([], []))
     losses = net.train().losses(net(net.preprocess(images()), assigned), assigned)
     assert losses["classification"] == losses["localization"] == 0

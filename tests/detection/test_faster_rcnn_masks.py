@@ -64,7 +64,7 @@ def test_what_a_mask_learns_is_torchvisions() -> None:
     boxes = recorded("region losses regions")[:, [1, 0, 3, 2]]
     object_of = recorded("region losses matched")
     given = replace(targets([], []), masks=[torch.zeros(0, 40, 50, dtype=torch.uint8), recorded("region losses masks")])
-    regions = Regions(boxes, torch.ones_like(object_of), object_of)
+    regions = Regions(boxes, torch.ones_like(object_of), object_of, [0, len(boxes)], [0, len(boxes)])
     expected = recorded("region losses mask targets")
     torch.testing.assert_close(mask_targets(given, regions, (14, 14)), expected, rtol=1e-5, atol=1e-6)
 
@@ -73,4 +73,4 @@ def test_objects_without_masks_are_refused() -> None:
     given = replace(targets(BOXES), masks=None)
     nowhere = torch.zeros(0, dtype=torch.int64)
     with pytest.raises(DataError, match="no masks"):
-        mask_targets(given, Regions(torch.zeros(0, 4), nowhere, nowhere), (14, 14))
+        mask_targets(given, Regions(torch.zeros(0, 4), nowhere, nowhere, [0], [0]), (14, 14))

@@ -8,13 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from device_calls import accelerator, counted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from lockstep.detection import nms as nms_module
 from lockstep.detection.blocks import BatchNonMaxSuppression, PostProcessing
 from lockstep.detection.boxes import area, iou
-from lockstep.detection.nms import NmsLimits, batched_nms, best, multiclass_nms, nms_mask, postprocess
+from lockstep.detection.nms import NmsLimits, batched_nms, best, multiclass_nms, nms_mask, postprocess, tried_nms
 
 SHAPE = (100, 100)
 GOLDEN = np.load(Path(__file__).parent.parent / "golden" / "regions_golden.npz")
@@ -88,6 +90,27 @@ def test_masks_of_a_batch_are_those_of_its_images() -> None:
         kept = nms(boxes[image][there], -torch.arange(float(len(there))), 0.5)
         assert mask.nonzero()[:, 0].tolist() == there[kept].tolist()
     assert torch.equal(nms_mask(boxes, 0.5), nms_mask(boxes, 0.5, torch.ones_like(valid)))
+
+
+@pytest.mark.parametrize("pairs", [1, 10**9], ids=["in blocks", "at once"])
+@pytest.mark.parametrize(("threshold", "waits"), [(0.99, 1), (0.3, 2)])
+def test_masks_are_the_same_where_the_host_waits_once(
+    threshold: float, waits: int, pairs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    boxes, valid = drawn(3, 600), torch.rand(3, 600) > 0.2
+    monkeypatch.setattr(nms_module, "_PAIRS", pairs)
+    with accelerator(), counted() as calls:
+        masks = nms_mask(boxes, threshold, valid)
+    assert len(calls.waits) <= waits
+    assert torch.equal(masks, nms_mask(boxes, threshold, valid))
+
+
+def test_a_chain_that_is_longer_than_the_rounds_is_no_other_where_the_host_waits() -> None:
+    starts = torch.arange(300.0) * 4
+    boxes = torch.stack([starts * 0, starts, starts * 0 + 10, starts + 10], 1)[None]
+    with accelerator():
+        assert not tried_nms(boxes, 0.4, None, 150)[1]
+        assert nms_mask(boxes, 0.4)[0].nonzero()[:, 0].tolist() == list(range(0, 300, 2))
 
 
 def test_best_takes_equal_scores_in_their_order() -> None:
