@@ -123,6 +123,8 @@ OPTIONS: dict[str, Options] = {
     "lamb": {"optimizer": ls.optim.LAMB(0.01)},
     "16 bits": {"optimizer": ls.optim.AdamW(1e-2), "dtype": torch.bfloat16},
     "clip norm": {"gradient_transforms": [ls.optim.ClipNorm(0.1)]},
+    "adaptive clip": {"gradient_transforms": [ls.optim.AdaptiveClip(0.02), ls.optim.ClipNorm(0.1, "bias")]},
+    "clips of towers": {"tower_gradient_transforms": [ls.optim.ClipNorm(0.1), ls.optim.AdaptiveClip(0.02)]},
 }
 
 

@@ -21,6 +21,7 @@ import lockstep as ls
 from lockstep.data.loader import Loader
 from lockstep.optim import rules
 from lockstep.optim.from_torch import FromTorch
+from lockstep.optim.gradients import Gradients
 from lockstep.optim.optimizers import FTRL, Adadelta
 from lockstep.readers.reader import Arrays
 from lockstep.training import state as training_state
@@ -200,6 +201,12 @@ ROWS: dict[str, tuple[ls.Towers, dict[str, Any]]] = {
     "L2": (ls.Towers(1), {"regularization": [ls.losses.L2(1e-4)]}),
     "global clip": (ls.Towers(1), {"gradient_transforms": [ls.optim.ClipGlobalNorm(1.0)]}),
     "clip of values": (ls.Towers(1), {"gradient_transforms": [ls.optim.ClipValue(0.1)]}),
+    "clip of each": (ls.Towers(1), {"gradient_transforms": [ls.optim.ClipNorm(0.1)]}),
+    "adaptive clip": (ls.Towers(1), {"gradient_transforms": [ls.optim.AdaptiveClip(0.01)]}),
+    "adaptive clip of towers in fp16": (
+        ls.Towers(2, precision="fp16"),
+        {"tower_gradient_transforms": [ls.optim.AdaptiveClip(0.01)]},
+    ),
     "clip of towers": (ls.Towers(2), {"tower_gradient_transforms": [ls.optim.ClipGlobalNorm(1.0)]}),
     "average": (ls.Towers(1), {"average": ls.optim.MovingAverage(0.99, statistics=True)}),
     "AdamW": (ls.Towers(1), {"optimizer": ls.optim.AdamW(1e-3)}),
@@ -231,13 +238,17 @@ def test_a_step_is_read_while_the_next_one_is_computed(towers: ls.Towers, option
     assert alone.mixed == []
 
 
+def left_alone(gradients: Gradients, step: int) -> None:
+    """A transform of the user's own."""
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [
         ({"optimizer": FromTorch(torch.optim.SGD, lr=0.1)}, "no flag on the device holds back SGD of torch kernels"),
-        ({"gradient_transforms": [ls.optim.ClipNorm(1.0)]}, "ClipNorm reads the gradients"),
+        ({"gradient_transforms": [left_alone]}, "left_alone reads the gradients"),
     ],
-    ids=["FromTorch", "ClipNorm"],
+    ids=["FromTorch", "function"],
 )
 def test_what_cannot_be_held_back_waits_once_and_says_so(
     options: dict[str, Any], why: str, caplog: pytest.LogCaptureFixture
