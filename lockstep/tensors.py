@@ -102,7 +102,7 @@ def copy_all(to: list[Tensor], values: list[Tensor]) -> None:
     """Copy each value to the tensor in its place."""
     if not to:
         return
-    for some, theirs in _by_dtype(to, values):
+    for some, theirs in by_dtype(to, values):
         if some[0].dtype in addable():
             torch._foreach_copy_(some, theirs)
         else:
@@ -125,7 +125,7 @@ def map_all(operation: Callable[..., Sequence[Tensor]], *lists: list[Tensor]) ->
 
     Tensors in one place have one dtype; so have the results of all those of one dtype.
     """
-    results = [(some[0].dtype, operation(some, *others)) for some, *others in _by_dtype(*lists)]
+    results = [(some[0].dtype, operation(some, *others)) for some, *others in by_dtype(*lists)]
     if len(results) == 1:
         return list(results[0][1])
     made = {dtype: iter(tensors) for dtype, tensors in results}
@@ -151,7 +151,7 @@ def quotients(tensors: list[Tensor], divisor: float | Tensor) -> list[Tensor]:
 
 def add_all_(tensors: list[Tensor], others: list[Tensor]) -> None:
     """Add to each tensor, in place, the other one in its place, of the same dtype, in `addable`."""
-    for some, theirs in _by_dtype(tensors, others):
+    for some, theirs in by_dtype(tensors, others):
         torch._foreach_add_(some, theirs)
 
 
@@ -187,7 +187,7 @@ def with_strides_of(tensor: Tensor, like: Tensor) -> Tensor:
     return torch.empty_like(like).copy_(tensor)
 
 
-def _by_dtype(*lists: list[Tensor]) -> Collection[tuple[list[Tensor], ...]]:
+def by_dtype(*lists: list[Tensor]) -> Collection[tuple[list[Tensor], ...]]:
     """Split the lists alike, by the dtypes of the first one, where that makes fewer launches."""
     if not lists[0]:  # torch refuses empty lists
         return []

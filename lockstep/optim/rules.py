@@ -21,13 +21,15 @@ from lockstep.errors import CheckpointError, InputError
 from lockstep.optim.gradients import Gradients
 from lockstep.optim.schedules import Constant, LearningRate, Schedule, describe_schedule, rate_at, resolve_schedule
 from lockstep.selection import assigned, selected
-from lockstep.tensors import all_widened, copy_all, quotients
+from lockstep.tensors import all_widened, by_dtype, copy_all, map_all, quotients, reading_waits
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _CACHED_ELEMENTS = 1 << 18
 """A group of parameters of so many elements stays in a CPU's cache."""
+_COPIED_ELEMENTS = 1 << 24
+"""On an accelerator, what an update of so many elements makes beside them is small, and each launch is full."""
 
 
 def _check_weight_decay(name: str, decay: object) -> None:
@@ -171,7 +173,7 @@ class Chunk(NamedTuple):
     divisor: float | Tensor = 1.0
     """Divides the gradients on the way; other than 1 only where the rule is fused."""
     found_inf: Tensor | None = None
-    """Without dimensions, float32: where it is not 0 nothing changes. Only where the rule is fused."""
+    """Without dimensions, float32, 0 or 1: where it is 1 nothing changes. A rule that is fused sees to it."""
 
     def decayed(self) -> list[Tensor]:
         """Add weight_decay * parameter to the gradients: new tensors, if there is a decay."""
@@ -259,8 +261,9 @@ class BoundRule(Scheduled):
         self._decays = _decay_of_each(rule.weight_decay, self._names)
         self._fused = rule.kernel is not None and can_fuse(self._parameters, rule.kernel)
         self._divides = self._fused and all(p.dtype == torch.float32 for p in self._parameters)
-        in_cache = self._parameters[0].device.type == "cpu"
-        self._small_groups = [self._group(block) for block in self._blocks(_CACHED_ELEMENTS if in_cache else math.inf)]
+        self._puts_back = can_put_back(self._parameters)
+        full = _COPIED_ELEMENTS if reading_waits(self._parameters[0].device) else _CACHED_ELEMENTS
+        self._small_groups = [self._group(block) for block in self._blocks(full)]
         self._groups = [self._group(block) for block in self._blocks(math.inf)] if self._fused else self._small_groups
 
     @property
@@ -289,8 +292,8 @@ class BoundRule(Scheduled):
 
     @property
     def takes_found_inf(self) -> bool:
-        """True if torch's fused kernel makes the update."""
-        return self._fused
+        """True if torch's fused kernel makes the update, or one can undo it."""
+        return self._fused or self._puts_back
 
     def update(self, gradients: Gradients, step: int) -> None:
         """Make the update that follows `step` completed ones, in place."""
@@ -306,9 +309,19 @@ class BoundRule(Scheduled):
             if needs_quotients:
                 chunk = chunk._replace(gradients=quotients(chunk.gradients, divisor), divisor=1.0)
             if chunk.gradients:
-                self._rule.apply(chunk, lr, step + 1)
+                self._apply(chunk, lr, step + 1)
         for index, rows in gradients.rows.items():
             self._update_rows(index, rows, gradients.tensors[index], lr, step + 1)
+
+    def _apply(self, chunk: Chunk, lr: float, step: int) -> None:
+        """Update a chunk; where its `found_inf` is 1, and the rule is not fused, what changed is put back."""
+        if chunk.found_inf is None or chunk.fused:
+            self._rule.apply(chunk, lr, step)
+            return
+        tensors = [*chunk.parameters, *(tensor for tensors in chunk.slots.values() for tensor in tensors)]
+        copies = map_all(lambda some: torch._foreach_mul(some, 1.0), tensors)
+        self._rule.apply(chunk, lr, step)
+        put_back(tensors, copies, chunk.found_inf)
 
     def slots(self) -> dict[str, Tensor]:
         """Return the tensors to save, by `slot/parameter`."""
@@ -332,7 +345,8 @@ class BoundRule(Scheduled):
     def _blocks(self, full: float) -> list[list[int]]:
         """The indices of the parameters that are updated together: of one weight decay, about `full` elements.
 
-        On a CPU an update of several operations takes few parameters at a time, which stay in the cache in between.
+        An update of several operations takes few parameters at a time: on a CPU they stay in the cache in between, and
+        elsewhere its copies are those of a part of the model.
         """
         blocks: list[list[int]] = []
         for decay in dict.fromkeys(self._decays):
@@ -388,7 +402,7 @@ def in_float32(chunk: Chunk) -> Iterator[Chunk]:
 # Torch's fused kernels ------------------------------------------------------------------------------------------------
 #
 # Private names of torch, stable over many releases; only this module knows them. Each makes one update in place of a
-# chunk's dense parameters, of one device; gradients are divided on the way, and used up. Where `found_inf` is not 0,
+# chunk's dense parameters, of one device; gradients are divided on the way, and used up. Where `found_inf` is 1,
 # nothing changes: so the host need not know whether an update is to be made when it enqueues it.
 
 _DEVICES = {"sgd": {"cpu", "cuda"}, "adam": {"cpu", "cuda"}, "adamw": {"cpu", "cuda"}, "adagrad": {"cpu"}}
@@ -414,6 +428,37 @@ def _is_dense(tensor: Tensor) -> bool:
             return False
         expected *= size
     return True
+
+
+def can_put_back(parameters: Sequence[Tensor]) -> bool:
+    """Check that `put_back` is right for these parameters, and slots of their memory format."""
+    kinds = {parameter.dtype for parameter in parameters}
+    if not kinds <= {torch.float16, torch.bfloat16, torch.float32, torch.float64}:
+        return False
+    devices = {parameter.device for parameter in parameters}
+    return len(devices) == 1 and devices.pop().type in _DEVICES["sgd"] and all(map(_is_dense, parameters))
+
+
+def put_back(tensors: list[Tensor], copies: list[Tensor], found_inf: Tensor) -> None:
+    """Write copies back to their tensors where `found_inf` is 1; they are used up.
+
+    It is torch's fused SGD, at a rate of 0: its first step sets the momentum buffers to the gradients. In a good update
+    its launches see its flag, and end at once.
+    """
+    for some, theirs in by_dtype(tensors, copies):
+        torch._fused_sgd_(
+            theirs,
+            theirs,
+            some,
+            weight_decay=0.0,
+            momentum=1.0,
+            lr=0.0,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=True,
+            found_inf=1.0 - found_inf,
+        )
 
 
 def fused_sgd(chunk: Chunk, lr: float, momentum: float, nesterov: bool) -> None:

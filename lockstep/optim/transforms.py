@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Protocol, cast
@@ -15,7 +15,7 @@ from lockstep.errors import InputError
 from lockstep.optim.gradients import Gradients
 from lockstep.optim.schedules import Schedule, rate_at
 from lockstep.selection import Patterns, pattern_of_each, selected
-from lockstep.tensors import norms_of
+from lockstep.tensors import all_widened, norms_of, norms_on_device
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,10 +39,9 @@ class BoundTransforms:
         self, transforms: Sequence[GradientTransform | BoundTransform], parameters: Mapping[str, Tensor]
     ) -> None:
         self._transforms = [bind_transform(each, parameters) for each in transforms]
-        readers = [each for each in transforms if not isinstance(each, ClipGlobalNorm | ClipValue | ScaleGradients)]
-        self.readers = [getattr(each, "__qualname__", type(each).__name__) for each in readers]
-        """Transforms that read numbers of the gradients, as ClipNorm does, or that may, as functions of the user's own:
-        on an accelerator they wait, and they are called for finite gradients alone."""
+        self.readers = [getattr(each, "__qualname__", type(each).__name__) for each in transforms if not _is_ours(each)]
+        """Transforms of the user's own, which may read numbers of the gradients: on an accelerator they wait, and they
+        are called for finite gradients alone."""
 
     def __call__(self, gradients: Gradients, step: int) -> None:
         """Transform the gradients of the update that follows `step` completed ones."""
@@ -71,9 +70,13 @@ def bind_transform(transform: GradientTransform | BoundTransform, parameters: Ma
             hint="write the value with its arguments",
         )
     function = bind(parameters) if bind else cast("BoundTransform", transform)
-    if type(transform).__module__ == __name__:  # ours put new gradients in place: there is nothing to watch
+    if _is_ours(transform):  # ours put new gradients in place: there is nothing to watch
         return function
     return partial(_watched, function, getattr(transform, "__qualname__", repr(transform)))
+
+
+def _is_ours(transform: GradientTransform | BoundTransform) -> bool:
+    return type(transform).__module__ == __name__
 
 
 def _watched(function: BoundTransform, name: str, gradients: Gradients, step: int) -> None:
@@ -130,6 +133,9 @@ class ClipNorm(Checked):
         return partial(self._clip, _indices("ClipNorm", self.pattern, parameters))
 
     def _clip(self, indices: Sequence[int], gradients: Gradients, step: int) -> None:
+        if gradients.reading_waits:
+            _clip_on_device(indices, self.max_norm, gradients)
+            return
         norms, limit = gradients.norms, self.max_norm
         gradients.multiply({i: limit / norms[i] for i in indices if norms[i] > limit})
 
@@ -193,11 +199,22 @@ class _UnitClip:
         """Clip the units whose norms are above their limits."""
         with torch.no_grad():
             _refuse_rows([gradients.names[i] for i in gradients.rows if i in self._weights])
+            if gradients.reading_waits:
+                present = {i for i, gradient in enumerate(gradients.tensors) if gradient is not None}
+                wholes = sorted(self._one_unit & present)
+                self._clip_units(self._runs_of(present), gradients)
+                if wholes:
+                    sizes = norms_on_device([self._weights[i] for i in wholes])
+                    _clip_on_device(wholes, self._value.clip_factor * sizes.clamp(min=self._value.eps), gradients)
+                return
             norms = gradients.norms
             # No limit is lower than this, and no norm of a unit higher than that of the whole.
             suspects = {i for i in self._weights if norms[i] > self._value.clip_factor * self._value.eps}
-            self._clip_units([kept for run in self._runs if (kept := [i for i in run if i in suspects])], gradients)
+            self._clip_units(self._runs_of(suspects), gradients)
             self._clip_wholes(sorted(self._one_unit & suspects), norms, gradients)
+
+    def _runs_of(self, indices: Collection[int]) -> list[list[int]]:
+        return [kept for run in self._runs if (kept := [i for i in run if i in indices])]
 
     def _clip_wholes(self, indices: Sequence[int], norms: Sequence[float], gradients: Gradients) -> None:
         sizes = norms_of([self._weights[i] for i in indices])
@@ -212,11 +229,33 @@ class _UnitClip:
         limits = _unit_norms(self._weights, runs).clamp_(min=self._value.eps).mul_(self._value.clip_factor)
         divisors = _unit_norms(before, runs).div_(limits).clamp_(min=1.0)
         num_units = [self._num_units[i] for i in order]
-        owners = torch.repeat_interleave(torch.tensor(order), torch.tensor(num_units))
-        exceeding = set(owners[(divisors > 1.0).cpu()].tolist())
+        exceeding = set(order)
+        if not gradients.reading_waits:
+            owners = torch.repeat_interleave(torch.tensor(order), torch.tensor(num_units))
+            exceeding = set(owners[divisors > 1.0].tolist())
         if exceeding:
             divisors_of = dict(zip(order, divisors.split_with_sizes(num_units), strict=True))
             gradients.put(_divided({i: before[i] for i in exceeding}, divisors_of), owned=True)
+
+
+def _clip_on_device(indices: Sequence[int], limits: float | Tensor, gradients: Gradients) -> None:
+    """Scale the gradients of these parameters to their limits where their norms exceed them; the host reads nothing.
+
+    Args:
+        indices: of the parameters; those without a gradient are passed over.
+        limits: one for all, or shape (indices,), where each has a gradient.
+        gradients: changed.
+    """
+    tensors = gradients.tensors
+    chosen = {i: g for i in indices if (g := tensors[i]) is not None}
+    if not chosen:
+        return
+    norms = norms_on_device(list(chosen.values()))
+    factors = torch.where(norms > limits, limits / norms, 1.0)
+    wide = all_widened(list(chosen.values()))  # torch would round a factor to the 16 bits of a gradient
+    factors_of = {dtype: factors.to(dtype).unbind() for dtype in {gradient.dtype for gradient in wide}}
+    scaled = torch._foreach_mul(wide, [factors_of[gradient.dtype][place] for place, gradient in enumerate(wide)])
+    gradients.put({i: new.to(old.dtype) for (i, old), new in zip(chosen.items(), scaled, strict=True)}, owned=True)
 
 
 def _runs(tensors: Mapping[int, Tensor]) -> list[list[int]]:

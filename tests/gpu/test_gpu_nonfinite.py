@@ -14,16 +14,19 @@ from torch import Tensor, nn
 import lockstep as ls
 
 STEPS = 6
+WITHOUT_A_FUSED_KERNEL = (ls.optim.RMSProp(1e-3, momentum=0.9), ls.optim.Adagrad(0.01), ls.optim.LAMB(0.01))
 BAD = {2 * BATCH_SIZE + 3: math.nan, 5 * BATCH_SIZE + 7: math.inf}
 """In the third and the sixth batch."""
 
 
-def trained(policy: str, precision: Any, workdir: Path, *, is_late: bool) -> tuple[dict[str, Any], list[Any]]:
+def trained(
+    policy: str, precision: Any, workdir: Path, *, is_late: bool, **options: Any
+) -> tuple[dict[str, Any], list[Any]]:
     """What a run has learned, and what it has said of each attempt, until its end or its first error.
 
     Late is `train_steps`; else a loop of steps that each wait.
     """
-    state, loader = make_state(**everything(), nonfinite=policy, nonfinite_budget=2), make_loader(BAD)
+    state, loader = make_state(**everything() | options, nonfinite=policy, nonfinite_budget=2), make_loader(BAD)
     towers = ls.Towers(2, precision=precision, channels_last=True)
     said: list[Any] = []
     ls.save(state, loader, workdir)
@@ -56,6 +59,17 @@ def test_a_late_read_tells_and_leaves_what_a_wait_does(policy: str, precision: s
     assert_equal(late, synchronous)
     assert all(value.isfinite().all() for value in late.values())
     assert len(said) > 1
+
+
+@pytest.mark.parametrize("optimizer", WITHOUT_A_FUSED_KERNEL, ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize("policy", ["skip", "rollback"])
+def test_what_no_kernel_holds_back_is_put_back(policy: str, optimizer: Any, tmp_path: Path) -> None:
+    worker()
+    late, said_late = trained(policy, "bf16", tmp_path / "late", is_late=True, optimizer=optimizer)
+    synchronous, said = trained(policy, "bf16", tmp_path / "synchronous", is_late=False, optimizer=optimizer)
+    assert repr(said_late) == repr(said), "NaN differs from itself"
+    assert_equal(late, synchronous)
+    assert all(value.isfinite().all() for value in late.values())
 
 
 def test_without_a_policy_numbers_become_what_they_become(tmp_path: Path) -> None:

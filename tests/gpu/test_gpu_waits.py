@@ -39,6 +39,9 @@ ROWS: dict[str, tuple[ls.Towers, dict[str, Any]]] = {
     "bf16, channels_last": (ls.Towers(1, precision="bf16", channels_last=True), {}),
     "fp16": (ls.Towers(2, precision="fp16"), {}),
     "everything": (ls.Towers(2, precision="bf16", channels_last=True), everything()),
+    "RMSProp": (ls.Towers(1), {"optimizer": ls.optim.RMSProp(1e-3, momentum=0.9)}),
+    "LAMB": (ls.Towers(1), {"optimizer": ls.optim.LAMB(0.01)}),
+    "clips of each": (ls.Towers(1), {"gradient_transforms": [ls.optim.ClipNorm(0.1), ls.optim.AdaptiveClip(0.01)]}),
     "skips": (ls.Towers(1), {"nonfinite": "skip"}),
     "compiled": (ls.Towers(1, compile=True), {}),
 }

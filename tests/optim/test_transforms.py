@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from device_calls import accelerator, counted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -239,6 +240,21 @@ def test_dtype_and_memory_layout_stay(transform: Any, dtype: torch.dtype) -> Non
     assert after is not None
     assert (after.dtype, after.stride(), after.requires_grad) == (dtype, gradient.stride(), False)
     assert 0.0 < float(after.max()) < 1000.0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("transform", [ClipNorm(2.5), ClipNorm(0.1, "weight"), AdaptiveClip(1.0)], ids=repr)
+def test_an_accelerator_clips_as_a_cpu_does_and_the_host_reads_nothing(transform: Any, dtype: torch.dtype) -> None:
+    found: dict[str, Tensor | None] = {name: g.to(dtype) for name, g in drawn(0).items()} | {"conv.bias": None}
+    parameters = {name: p.to(dtype) for name, p in drawn(1).items()}
+    expected = transformed(transform, found, parameters=parameters)
+    gradients = Gradients(list(found), list(found.values()))
+    with accelerator(), counted(refuse_waits=True):
+        bind_transform(transform, parameters)(gradients, 0)
+    after = dict(zip(found, gradients.tensors, strict=True))
+    changed = [name for name, g in found.items() if g is not None and not torch.equal(g, expected[name])]  # type: ignore[arg-type]
+    assert 0 < len(changed) < len(found) - 1
+    torch.testing.assert_close(after, expected, rtol=max(1e-6, torch.finfo(dtype).eps), atol=0.0)
 
 
 # Sparse gradients

@@ -19,6 +19,10 @@ from torch.nn import functional as F
 
 import lockstep as ls
 from lockstep.data.loader import Loader
+from lockstep.optim import rules
+from lockstep.optim.from_torch import FromTorch
+from lockstep.optim.gradients import Gradients
+from lockstep.optim.optimizers import FTRL, Adadelta
 from lockstep.readers.reader import Arrays
 from lockstep.training import state as training_state
 
@@ -149,7 +153,7 @@ def test_a_step_calls_few_functions_beside_its_model() -> None:
     assert ours <= by_hand + MORE_CALLS
 
 
-def test_a_model_in_16_bits_launches_little_more() -> None:
+def test_a_model_in_16_bits_launches_little_more_and_waits_for_nothing() -> None:
     """Its update is computed in 32 bits; batch norm stays in 32 bits throughout, so that all lists are mixed."""
 
     def in_16_bits(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
@@ -162,8 +166,19 @@ def test_a_model_in_16_bits_launches_little_more() -> None:
         by_hand = of_one_step(steps_by_hand(ls.Towers(1))).num_launches
         state = ls.TrainState(model, ls.optim.SGD(0.1, momentum=0.9), average=ls.optim.MovingAverage(0.99))
         ours = of_one_step(ls.train_steps(state, in_16_bits, make_loader()))
-    assert ours.mixed == []
-    assert ours.num_launches <= by_hand + 2 * MORE_LAUNCHES, ours.by_line()
+    assert (ours.waits, ours.mixed) == ([], [])
+    assert ours.num_launches <= by_hand + 3 * MORE_LAUNCHES, ours.by_line()
+
+
+def test_an_update_that_the_device_may_put_back_launches_little_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    def launches() -> int:
+        state = ls.TrainState(make_model(), ls.optim.RMSProp(1e-3, momentum=0.9))
+        return of_one_step(ls.train_steps(state, losses, make_loader())).num_launches
+
+    with accelerator():
+        held_back = launches()
+        monkeypatch.setattr(rules, "can_put_back", lambda _: False)
+        assert held_back <= launches() + MORE_LAUNCHES
 
 
 def counts(batch: ls.Batch) -> dict[str, Tensor]:
@@ -186,9 +201,20 @@ ROWS: dict[str, tuple[ls.Towers, dict[str, Any]]] = {
     "L2": (ls.Towers(1), {"regularization": [ls.losses.L2(1e-4)]}),
     "global clip": (ls.Towers(1), {"gradient_transforms": [ls.optim.ClipGlobalNorm(1.0)]}),
     "clip of values": (ls.Towers(1), {"gradient_transforms": [ls.optim.ClipValue(0.1)]}),
+    "clip of each": (ls.Towers(1), {"gradient_transforms": [ls.optim.ClipNorm(0.1)]}),
+    "adaptive clip": (ls.Towers(1), {"gradient_transforms": [ls.optim.AdaptiveClip(0.01)]}),
+    "adaptive clip of towers in fp16": (
+        ls.Towers(2, precision="fp16"),
+        {"tower_gradient_transforms": [ls.optim.AdaptiveClip(0.01)]},
+    ),
     "clip of towers": (ls.Towers(2), {"tower_gradient_transforms": [ls.optim.ClipGlobalNorm(1.0)]}),
     "average": (ls.Towers(1), {"average": ls.optim.MovingAverage(0.99, statistics=True)}),
     "AdamW": (ls.Towers(1), {"optimizer": ls.optim.AdamW(1e-3)}),
+    "RMSProp": (ls.Towers(1), {"optimizer": ls.optim.RMSProp(1e-3, momentum=0.9)}),
+    "Adadelta": (ls.Towers(1), {"optimizer": Adadelta(1.0)}),
+    "FTRL": (ls.Towers(1), {"optimizer": FTRL(0.1)}),
+    "LARS": (ls.Towers(1), {"optimizer": ls.optim.LARS(0.1)}),
+    "LAMB": (ls.Towers(1), {"optimizer": ls.optim.LAMB(0.1)}),
     "skip": (ls.Towers(1), {"nonfinite": "skip"}),
     "off": (ls.Towers(1), {"nonfinite": "off"}),
     "counts": (ls.Towers(1), {"counts": counts}),
@@ -212,13 +238,17 @@ def test_a_step_is_read_while_the_next_one_is_computed(towers: ls.Towers, option
     assert alone.mixed == []
 
 
+def left_alone(gradients: Gradients, step: int) -> None:
+    """A transform of the user's own."""
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"optimizer": ls.optim.RMSProp(1e-3)}, "no flag on the device holds back foreach kernels"),
-        ({"gradient_transforms": [ls.optim.ClipNorm(1.0)]}, "ClipNorm reads the gradients"),
+        ({"optimizer": FromTorch(torch.optim.SGD, lr=0.1)}, "no flag on the device holds back SGD of torch kernels"),
+        ({"gradient_transforms": [left_alone]}, "left_alone reads the gradients"),
     ],
-    ids=["RMSProp", "ClipNorm"],
+    ids=["FromTorch", "function"],
 )
 def test_what_cannot_be_held_back_waits_once_and_says_so(
     options: dict[str, Any], why: str, caplog: pytest.LogCaptureFixture
