@@ -143,12 +143,20 @@ class BoundFromTorch(Scheduled):
         self._copies = self._package != "torch" or isinstance(optimizer, torch.optim.SGD)
         self._groups = [dict(group) for group in optimizer.param_groups]
         """As they were built."""
+        self._updated: set[str] = set()
+        """Parameters with their state, which most classes make in the first update of each."""
         self._slots_at_first = list(self.slots())
 
     @property
     def kernels(self) -> str:
         """Name the class and its package."""
         return f"{self._kind} of {self._package}"
+
+    @property
+    def takes_found_inf(self) -> bool:
+        """True if the class looks at a flag on the device, as torch's gradient scaler would ask it to: fused=True."""
+        takes_attribute = "grad_scaler" not in inspect.signature(self._optimizer.step).parameters
+        return takes_attribute and getattr(self._optimizer, "_step_supports_amp_scaling", False) is True
 
     def check_rows(self, names: Collection[str]) -> None:
         """Refuse sparse gradients of any of its parameters."""
@@ -165,13 +173,26 @@ class BoundFromTorch(Scheduled):
         """Make the update that follows `step` completed ones, in place."""
         rate = self.rate(step)
         self.check_rows([gradients.names[index] for index in gradients.rows])
+        present = {n for n, gradient in zip(self._parameters, gradients.tensors, strict=True) if gradient is not None}
+        found_inf = gradients.found_inf
+        # A first update that is held back would leave its state behind, of torch's SGD with any numbers in it.
+        if found_inf is not None and not present <= self._updated:
+            if found_inf:
+                return
+            found_inf = None
+        self._updated |= present
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         for parameter, gradient in zip(self._parameters.values(), gradients.tensors, strict=True):
             parameter.grad = gradient.clone() if self._copies and gradient is not None else gradient
+        optimizer: Any = self._optimizer
+        if found_inf is not None:
+            optimizer.found_inf = found_inf
         try:
-            self._optimizer.step()
+            optimizer.step()
         finally:
+            if found_inf is not None:
+                del optimizer.found_inf
             for parameter in self._parameters.values():
                 parameter.grad = None
 
@@ -213,6 +234,7 @@ class BoundFromTorch(Scheduled):
         for key, name, tensor in self._own(saved):
             states.setdefault(name, {})[key] = self._restored(key, tensor, self._parameters[name])
         self._optimizer.state.clear()
+        self._updated.clear()
         for name, state in states.items():
             self._optimizer.state[self._parameters[name]] = state
         for group, before, changed in zip(self._optimizer.param_groups, self._groups, values["groups"], strict=True):

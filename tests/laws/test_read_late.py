@@ -24,6 +24,7 @@ from torch.nn import functional as F
 import lockstep as ls
 from lockstep.data.loader import Loader
 from lockstep.errors import WorkerError
+from lockstep.optim.from_torch import FromTorch
 from lockstep.optim.optimizers import FTRL, Adadelta
 from lockstep.training.attempt import Attempt
 from lockstep.training.step import BoundStep, bind
@@ -121,6 +122,12 @@ OPTIONS: dict[str, Options] = {
     "ftrl": {"optimizer": FTRL(ls.optim.Cosine(0.1, 40, final=0.01), l1=0.01)},
     "lars": {"optimizer": ls.optim.LARS(1.0)},
     "lamb": {"optimizer": ls.optim.LAMB(0.01)},
+    "from torch": {
+        "optimizer": {
+            "bias": FromTorch(torch.optim.SGD, lr=0.1, momentum=0.9, fused=True),
+            "weight": FromTorch(torch.optim.AdamW, lr=ls.optim.Cosine(0.01, 40), fused=True),
+        }
+    },
     "16 bits": {"optimizer": ls.optim.AdamW(1e-2), "dtype": torch.bfloat16},
     "clip norm": {"gradient_transforms": [ls.optim.ClipNorm(0.1)]},
     "adaptive clip": {"gradient_transforms": [ls.optim.AdaptiveClip(0.02), ls.optim.ClipNorm(0.1, "bias")]},

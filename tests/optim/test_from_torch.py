@@ -513,3 +513,49 @@ def test_a_named_class_takes_arguments_and_a_schedule() -> None:
 def test_a_name_that_torch_does_not_know_is_refused(make: Callable[[], TorchOptimizerByName], message: str) -> None:
     with pytest.raises(ls.InputError, match=message):
         make().bind({"weight": torch.ones(4, 3)})
+
+
+# Held back by a flag on the device
+
+
+FUSED = {
+    "momentum": FromTorch(torch.optim.SGD, lr=0.1, momentum=0.9, fused=True),
+    "adam": FromTorch(torch.optim.Adam, lr=0.1, amsgrad=True, fused=True),
+    "adamw": FromTorch(torch.optim.AdamW, lr=0.1, fused=True),
+}
+
+
+@pytest.mark.parametrize("value", FUSED.values(), ids=FUSED)
+def test_a_flag_on_the_device_holds_back_a_fused_class(value: FromTorch) -> None:
+    def updated(flags: Sequence[float | None]) -> dict[str, Tensor]:
+        parameters = start()
+        bound = value.bind(parameters)
+        assert bound.takes_found_inf
+        good = iter(drawn(3))
+        for flag in flags:
+            tensors = [torch.full(shape, math.nan) for shape in SHAPES.values()] if flag else next(good)
+            gradients = Gradients(NAMES, tensors)
+            gradients.found_inf = None if flag is None else torch.tensor(flag)
+            with torch.no_grad():
+                bound.update(gradients, 0)
+            bound.values()
+        return {**{n: p.detach() for n, p in parameters.items()}, **bound.slots()}
+
+    torch.testing.assert_close(updated([1.0, 1.0]), updated([]), rtol=0, atol=0)
+    torch.testing.assert_close(updated([1.0, 0.0, 1.0, 0.0, 0.0, 1.0]), updated([None] * 3), rtol=0, atol=0)
+
+
+class AskingTheScaler(torch.optim.SGD):
+    """As classes were before torch's gradient scaler told them of its flag."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, lr=lr)
+        self._step_supports_amp_scaling = True
+
+    def step(self, closure: Any = None, grad_scaler: Any = None) -> Any:
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("value", [CLASSES["adamw"], FromTorch(AskingTheScaler), CLASSES["rmsprop"]], ids=str)
+def test_a_class_that_looks_at_no_flag_says_so(value: FromTorch) -> None:
+    assert not value.bind(start()).takes_found_inf

@@ -215,6 +215,7 @@ ROWS: dict[str, tuple[ls.Towers, dict[str, Any]]] = {
     "FTRL": (ls.Towers(1), {"optimizer": FTRL(0.1)}),
     "LARS": (ls.Towers(1), {"optimizer": ls.optim.LARS(0.1)}),
     "LAMB": (ls.Towers(1), {"optimizer": ls.optim.LAMB(0.1)}),
+    "FromTorch, fused": (ls.Towers(1), {"optimizer": FromTorch(torch.optim.SGD, lr=0.1, momentum=0.9, fused=True)}),
     "skip": (ls.Towers(1), {"nonfinite": "skip"}),
     "off": (ls.Towers(1), {"nonfinite": "off"}),
     "counts": (ls.Towers(1), {"counts": counts}),
