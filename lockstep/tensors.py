@@ -145,8 +145,13 @@ def quotients(tensors: list[Tensor], divisor: float | Tensor) -> list[Tensor]:
     """Each tensor divided by a number, or by a tensor without dimensions."""
     if not isinstance(divisor, torch.Tensor):
         return map_all(lambda some: torch._foreach_div(some, divisor), tensors)
-    # Torch casts it in any case, and takes one of another dtype tensor by tensor.
-    return map_all(lambda some: torch._foreach_div(some, divisor.to(some[0].dtype)), tensors)
+    # Torch casts it in any case, and takes one of another dtype tensor by tensor. In 16 bits it might be infinite.
+    found = map_all(lambda some: torch._foreach_div(some, divisor.to(some[0].dtype)), all_widened(tensors))
+    wide = [quotient for quotient, tensor in zip(found, tensors, strict=True) if quotient.dtype != tensor.dtype]
+    narrow = [torch.empty_like(tensor) for tensor in tensors if tensor.itemsize < 4]
+    copy_all(narrow, wide)
+    cast = iter(narrow)
+    return [next(cast) if tensor.itemsize < 4 else quotient for quotient, tensor in zip(found, tensors, strict=True)]
 
 
 def add_all_(tensors: list[Tensor], others: list[Tensor]) -> None:

@@ -56,6 +56,14 @@ def test_quotients_are_those_by_the_number_in_a_launch_or_two() -> None:
     assert {call.what: n for call, n in calls.launches.items()} == {"_to_copy": 1, "_foreach_div": 1}
 
 
+def test_a_divisor_is_not_rounded_to_the_16_bits_of_a_tensor() -> None:
+    """In float16 it would be infinite, and the quotient 0."""
+    tensors = [torch.full((3,), 6e4, dtype=torch.float16), torch.ones(2), torch.full((2,), 2.0, dtype=torch.bfloat16)]
+    with accelerator():
+        found = quotients(tensors, torch.tensor(1e5, dtype=torch.float64))
+    assert_same(found, [(tensor.double() / 1e5).to(tensor.dtype) for tensor in tensors])
+
+
 def test_a_launch_takes_many_tensors_of_one_dtype() -> None:
     dtypes = [torch.float32, torch.int64] * 50
     to, values = drawn(1, dtypes), drawn(2, dtypes)

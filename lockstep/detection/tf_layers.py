@@ -19,7 +19,7 @@ from lockstep.detection.tf_configs import (
 )
 from lockstep.losses.regularization import L1, L2
 from lockstep.models.initial_weights import clear_statistics, truncated_normal
-from lockstep.models.layers import RELU, RELU6, ActivationLayer, NormLayer
+from lockstep.models.layers import RELU, RELU6, ActivationLayer, BatchNorm2d, NormLayer
 from lockstep.weights.initializers import fans
 
 _ACTIVATIONS: Mapping[str, ActivationLayer | None] = {
@@ -34,7 +34,7 @@ _SLIM_FACTOR = 1.3
 """Factor by which TF-Slim raises the variance of a normal distribution that is cut."""
 
 
-class TfBatchNorm(nn.BatchNorm2d):
+class TfBatchNorm(BatchNorm2d):
     """Batch norm as a configuration has it: perhaps without scale or shift, perhaps with fixed statistics."""
 
     def __init__(self, config: BatchNorm, channels: int, *, is_fixed: bool = False) -> None:

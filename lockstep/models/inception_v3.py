@@ -22,6 +22,7 @@ from lockstep.models.initial_weights import (
     truncated_normal,
     without_memory,
 )
+from lockstep.models.layers import BatchNorm2d
 from lockstep.models.values import InceptionV3
 
 _Size = int | tuple[int, int]
@@ -335,7 +336,7 @@ class Layers:
     def batch_norm(self, channels: int) -> nn.Module:
         """Make batch norm with a shift, and a scale only where the settings ask for it."""
         epsilon, decay = self._settings.batch_norm_epsilon, self._settings.batch_norm_decay
-        layer = nn.BatchNorm2d(channels, epsilon, momentum=1 - decay, affine=self._settings.batch_norm_scale)
+        layer = BatchNorm2d(channels, epsilon, momentum=1 - decay, affine=self._settings.batch_norm_scale)
         if not self._settings.batch_norm_scale:
             # No scale at all, rather than one of ones: torch gives the same bits in the same time, and there is
             # nothing that could be trained, averaged, saved or sent.

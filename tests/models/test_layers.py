@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from typing import Any
+
 import pytest
 import torch
+from device_calls import accelerator
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lockstep.models.layers import (
+    BatchNorm2d,
     Conv2dNormActivation,
     Conv2dSame,
     IntermediateLayerGetter,
@@ -72,3 +78,33 @@ def test_the_getter_returns_the_outputs_that_are_asked_for_and_drops_the_rest() 
 def test_a_layer_that_there_is_not_is_refused_by_its_name() -> None:
     with pytest.raises(ValueError, match="no layers \\['last'\\]"):
         IntermediateLayerGetter(nn.Sequential(nn.ReLU()), {"last": "out"})
+
+
+@pytest.mark.parametrize("is_training", [True, False], ids=["training", "evaluation"])
+def test_batch_norm_with_a_shift_alone_has_the_bits_of_torchs_on_an_accelerator(
+    is_training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it has a scale: in channels_last, CUDA gives no gradient for a shift without one."""
+    scales: list[Tensor | None] = []
+    plain_batch_norm = F.batch_norm
+
+    def noted(hidden: Tensor, mean: Tensor, variance: Tensor, scale: Tensor | None, *rest: Any, **more: Any) -> Tensor:
+        scales.append(scale)
+        return plain_batch_norm(hidden, mean, variance, scale, *rest, **more)
+
+    monkeypatch.setattr(F, "batch_norm", noted)
+    images = torch.randn(4, 6, 5, 5, generator=torch.Generator().manual_seed(0)).to(memory_format=torch.channels_last)
+    found = []
+    for context in (nullcontext, accelerator):
+        layer = BatchNorm2d(6, affine=False).train(is_training)
+        layer.bias = nn.Parameter(torch.linspace(-1, 1, 6))
+        inputs = images.clone().requires_grad_()
+        with context():
+            output = layer(inputs)
+        output.square().sum().backward()
+        assert inputs.grad is not None
+        assert layer.bias.grad is not None
+        found.append([output, inputs.grad, layer.bias.grad, *layer.state_dict().values()])
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+    assert [scale is None for scale in scales] == [True, False]
