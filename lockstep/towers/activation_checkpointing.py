@@ -7,11 +7,11 @@ Cost"). Losses, gradients and buffers have the same bits as without it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lockstep.selection import selected
@@ -37,12 +37,13 @@ class ActivationCheckpointing:
         chosen = set(selected("activation_checkpointing", patterns, names, kind="module"))
         outermost = [name for name in chosen if not any(name.startswith(f"{other}.") for other in chosen)]
         self._modules = [model.get_submodule(name) for name in outermost]
+        self._buffers = [changeable_buffers(module) for module in self._modules]
         self._before: list[Any] = []
 
     def __enter__(self) -> None:
         self._before = [module.__dict__.get("forward") for module in self._modules]  # a script may have set its own
-        for module in self._modules:
-            again = partial(_of_both_passes, module)
+        for module, buffers in zip(self._modules, self._buffers, strict=True):
+            again = partial(_of_both_passes, buffers)
             forward: Any = partial(checkpoint, module.forward, use_reentrant=False, context_fn=again)
             module.__dict__["forward"] = forward
 
@@ -53,6 +54,20 @@ class ActivationCheckpointing:
                 module.__dict__["forward"] = before
 
 
-def _of_both_passes(module: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+def _of_both_passes(buffers: list[Tensor]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """The contexts of the first pass and of the second."""
-    return nullcontext(), restored(changeable_buffers(module))
+    return nullcontext(), _SecondPass(buffers)
+
+
+class _SecondPass(AbstractContextManager[None]):
+    """A context that buffers leave as they have come; a gradient of a gradient enters it again."""
+
+    def __init__(self, buffers: list[Tensor]) -> None:
+        self._buffers = buffers
+
+    def __enter__(self) -> None:
+        self._stack = ExitStack()
+        self._stack.enter_context(restored(self._buffers))
+
+    def __exit__(self, *reason: object) -> None:
+        self._stack.close()

@@ -122,6 +122,27 @@ def test_an_error_of_the_model_leaves_its_forward() -> None:
     assert "forward" not in model[2].__dict__
 
 
+def with_penalty(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+    """A gradient penalty: the backward pass of the step goes through another one."""
+    images = batch["image"].clone().requires_grad_()
+    logits = model(images)
+    (slope,) = torch.autograd.grad(logits.square().sum(), images, create_graph=True)
+    return {"cross_entropy": F.cross_entropy(logits, batch["label"]), "penalty": slope.square().mean()}
+
+
+def test_a_gradient_of_a_gradient_has_the_same_bits() -> None:
+    found = []
+    for patterns in ((), (r"^1\.\d$", "2")):
+        state = ls.TrainState(make_model(), ls.optim.SGD(0.1))
+        arrays = ls.data.Arrays(
+            {"image": torch.linspace(-1, 1, 8 * 192).view(8, 3, 8, 8), "label": torch.arange(8) % 5}
+        )
+        loader = ls.data.Loader(arrays, batch_size=BATCH_SIZE)
+        ls.train(state, with_penalty, loader, ls.Towers(2, activation_checkpointing=patterns), until=ls.Steps(2))
+        found.append({**state.sections()["parameters"], **state.sections()["buffers"]})
+    assert_equal(*found)
+
+
 def test_a_pattern_that_matches_no_module_is_refused() -> None:
     with pytest.raises(ls.InputError, match="A pattern of activation_checkpointing matches no module") as caught:
         trained(make_model(), ("^layer1",), count=1)
