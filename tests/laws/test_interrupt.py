@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 import lockstep as ls
 from lockstep.data.loader import Loader
+from lockstep.tensors import reading_waits
 
 pytestmark = pytest.mark.usefixtures("each_device")
 
@@ -178,15 +179,17 @@ def interrupt_once(call: Callable[..., Any], times: int = 1) -> Callable[..., An
 
 
 def test_the_first_ends_the_loop_after_its_step(caplog: pytest.LogCaptureFixture) -> None:
-    expected = undisturbed(2)
+    # On an accelerator the attempt after this one has been begun by then, and told the others that nobody stops.
+    last = 3 if reading_waits(torch.device("cpu")) else 2
+    expected = undisturbed(last)
     state, loader = make()
     state._average.update = interrupt_once(state._average.update)  # type: ignore[union-attr, method-assign]
     reports = list(ls.train_steps(state, losses, loader, TOWERS, until=ls.Steps(STEPS)))
-    assert [report.stop_requested for report in reports] == [False, True], "it came too late for the first"
-    assert digest(state, loader) == expected[2]
+    assert [report.stop_requested for report in reports] == [False] * (last - 1) + [True]
+    assert digest(state, loader) == expected[last]
     assert [record.message for record in caplog.records if "Ctrl-C" in record.message] == [
         "Ctrl-C: training stops after the next step; Ctrl-C again interrupts it at once",
-        "stopped at step 2 by Ctrl-C",
+        f"stopped at step {last} by Ctrl-C",
     ]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert len(list(ls.train_steps(state, losses, loader, TOWERS, until=ls.Steps(STEPS)))) == 1, "and what comes next"
