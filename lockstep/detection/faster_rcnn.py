@@ -202,10 +202,8 @@ class FasterRcnnNet(DetectionModel):
         places = torch.cat([of_level.indices + first for of_level, first in zip(best, firsts, strict=False)], 1)
         chosen = codes.gather(1, places[..., None].expand(-1, -1, 4))
         boxes = clip(decode(_RPN_CODER, chosen, torch.cat(levels)[places]), shape)
-        scores, sizes = (
-            torch.cat([of_level.values for of_level in best], 1).sigmoid(),
-            [len(b.indices[0]) for b in best],
-        )
+        scores = torch.cat([of_level.values for of_level in best], 1).sigmoid()
+        sizes = [of_level.values.shape[1] for of_level in best]
         if reading_waits(boxes.device):
             return _best_at_once(boxes, scores, sizes, settings.rpn_iou_threshold, post_nms_top_n, rounds)
         level_of = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
