@@ -141,17 +141,22 @@ def all_widened(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [next(copies) if tensor.itemsize < 4 else tensor for tensor in tensors]
 
 
+def all_narrowed(tensors: list[Tensor], like: list[Tensor]) -> list[Tensor]:
+    """Copies, of the dtypes of others, of the tensors that have another one, and the others themselves."""
+    pairs = list(zip(tensors, like, strict=True))
+    results = [tensor if tensor.dtype == other.dtype else torch.empty_like(other) for tensor, other in pairs]
+    changed = [result is not tensor for result, tensor in zip(results, tensors, strict=True)]
+    copy_all(list(compress(results, changed)), list(compress(tensors, changed)))
+    return results
+
+
 def quotients(tensors: list[Tensor], divisor: float | Tensor) -> list[Tensor]:
     """Each tensor divided by a number, or by a tensor without dimensions."""
     if not isinstance(divisor, torch.Tensor):
         return map_all(lambda some: torch._foreach_div(some, divisor), tensors)
     # Torch casts it in any case, and takes one of another dtype tensor by tensor. In 16 bits it might be infinite.
     found = map_all(lambda some: torch._foreach_div(some, divisor.to(some[0].dtype)), all_widened(tensors))
-    wide = [quotient for quotient, tensor in zip(found, tensors, strict=True) if quotient.dtype != tensor.dtype]
-    narrow = [torch.empty_like(tensor) for tensor in tensors if tensor.itemsize < 4]
-    copy_all(narrow, wide)
-    cast = iter(narrow)
-    return [next(cast) if tensor.itemsize < 4 else quotient for quotient, tensor in zip(found, tensors, strict=True)]
+    return all_narrowed(found, tensors)
 
 
 def add_all_(tensors: list[Tensor], others: list[Tensor]) -> None:

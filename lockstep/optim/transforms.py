@@ -15,7 +15,7 @@ from lockstep.errors import InputError
 from lockstep.optim.gradients import Gradients
 from lockstep.optim.schedules import Schedule, rate_at
 from lockstep.selection import Patterns, pattern_of_each, selected
-from lockstep.tensors import all_widened, norms_of, norms_on_device
+from lockstep.tensors import all_narrowed, all_widened, norms_of, norms_on_device
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -250,12 +250,13 @@ def _clip_on_device(indices: Sequence[int], limits: float | Tensor, gradients: G
     chosen = {i: g for i in indices if (g := tensors[i]) is not None}
     if not chosen:
         return
-    norms = norms_on_device(list(chosen.values()))
+    own = list(chosen.values())
+    norms = norms_on_device(own)
     factors = torch.where(norms > limits, limits / norms, 1.0)
-    wide = all_widened(list(chosen.values()))  # torch would round a factor to the 16 bits of a gradient
+    wide = all_widened(own)  # torch would round a factor to the 16 bits of a gradient
     factors_of = {dtype: factors.to(dtype).unbind() for dtype in {gradient.dtype for gradient in wide}}
     scaled = torch._foreach_mul(wide, [factors_of[gradient.dtype][place] for place, gradient in enumerate(wide)])
-    gradients.put({i: new.to(old.dtype) for (i, old), new in zip(chosen.items(), scaled, strict=True)}, owned=True)
+    gradients.put(dict(zip(chosen, all_narrowed(list(scaled), own), strict=True)), owned=True)
 
 
 def _runs(tensors: Mapping[int, Tensor]) -> list[list[int]]:

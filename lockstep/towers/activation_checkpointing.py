@@ -1,13 +1,13 @@
 """Activation checkpointing: parts of a model whose activations are not kept, but computed again on the way back.
 
-It takes memory for a second forward pass of these parts (Chen et al. 2016, "Training Deep Nets with Sublinear Memory
+A step takes less memory, and these parts run forward twice (Chen et al. 2016, "Training Deep Nets with Sublinear Memory
 Cost"). Losses, gradients and buffers have the same bits as without it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -66,8 +66,8 @@ class _SecondPass(AbstractContextManager[None]):
         self._buffers = buffers
 
     def __enter__(self) -> None:
-        self._stack = ExitStack()
-        self._stack.enter_context(restored(self._buffers))
+        self._restored = restored(self._buffers)
+        self._restored.__enter__()
 
     def __exit__(self, *reason: object) -> None:
-        self._stack.close()
+        self._restored.__exit__(None, None, None)
