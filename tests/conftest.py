@@ -35,12 +35,13 @@ SECONDS_TO_END = 120
 STDERR = pytest.StashKey[int]()
 """The descriptor of standard error as it was before pytest captured it."""
 KEPT_VARIABLES = re.compile(
-    r"PATH|LANG|LC_\w+|TZ|TMPDIR|USER|LOGNAME|CI|VIRTUAL_ENV|LD_\w+|(PYTHON|PYTEST|HYPOTHESIS|COVERAGE)\w*"
+    r"PATH|LANG|LC_\w+|TZ|TMPDIR|USER|LOGNAME|CI|VIRTUAL_ENV|LD_\w+"
+    r"|PYTHON(?!DONTWRITEBYTECODE)\w*|(PYTEST|HYPOTHESIS|COVERAGE)\w*"
     r"|(ATEN|ONEDNN|DNNL|MKL|CUDA|NVIDIA|NCCL)_\w+"
     r"|LOCKSTEP_GPU_TESTS"
 )
 """Variables that tests and their processes see, of the system and of the processor. Others, as those of a scheduler or
-of a run, would change what is tested."""
+of a run, would change what is tested. Without bytecode each of a thousand processes compiles the library anew."""
 DATA_VARIABLES = re.compile(r"LOCKSTEP_(COCO|VOC|FLOWERS|MORE_TFRECORDS|INCEPTION_WEIGHTS)")
 """Paths of data that the user names for the suite, from the folder where pytest is started; tests see them, too."""
 PROCESS_EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", worker_processes.EVENT}

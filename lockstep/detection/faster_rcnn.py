@@ -40,7 +40,7 @@ from lockstep.detection.nms import NmsLimits, batched_nms, multiclass_nms, tried
 from lockstep.detection.roi_align import multiscale_roi_align, roi_align_masks
 from lockstep.errors import DataError
 from lockstep.images.normalisation import normalize
-from lockstep.models.initial_weights import check_images, without_memory
+from lockstep.models.initial_weights import check_images, give_memory, without_memory
 from lockstep.models.layers import Conv2dNormActivation, FrozenBatchNorm2d, IntermediateLayerGetter, kaiming_fan_out
 from lockstep.models.resnet import ResNet
 from lockstep.tensors import reading_waits, tensor_on
@@ -277,7 +277,7 @@ class RpnHead(nn.Module):
             self.conv = nn.Sequential(Conv2dNormActivation(channels, channels, 3, norm_layer=None))
             self.cls_logits = nn.Conv2d(channels, per_cell, 1)
             self.bbox_pred = nn.Conv2d(channels, per_cell * 4, 1)
-        self.to_empty(device="cpu")
+        give_memory(self)
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d):
                 nn.init.normal_(layer.weight, std=0.01, generator=generator)
@@ -310,7 +310,7 @@ class RoIHeads(nn.Module):
                     "bbox_pred": nn.Linear(_REPRESENTATION, (num_classes + 1) * 4),
                 }
             )
-        self.to_empty(device="cpu")
+        give_memory(self)
         for layer in self.modules():
             if isinstance(layer, nn.Linear):
                 bound = layer.in_features**-0.5
@@ -529,7 +529,7 @@ class MaskRoIHeads(RoIHeads):
                 )
             )
         for part in (self.mask_head, self.mask_predictor):
-            part.to_empty(device="cpu")
+            give_memory(part)
             kaiming_fan_out(part, generator)
         nn.init.kaiming_normal_(upsampling.weight, mode="fan_out", nonlinearity="relu", generator=generator)
         nn.init.constant_(upsampling.get_parameter("bias"), 0)

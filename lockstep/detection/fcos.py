@@ -26,7 +26,7 @@ from lockstep.detection.fpn import FeaturePyramidNetwork, LastLevelP6P7
 from lockstep.detection.losses import classification_loss, localization_loss
 from lockstep.detection.nms import batched_nms, best
 from lockstep.images.normalisation import normalize
-from lockstep.models.initial_weights import check_images, without_memory
+from lockstep.models.initial_weights import check_images, give_memory, without_memory
 from lockstep.models.layers import IntermediateLayerGetter
 from lockstep.models.resnet import ResNet
 
@@ -240,6 +240,6 @@ def fcos(value: Fcos, generator: Generator) -> FcosNet:
     fpn = FeaturePyramidNetwork((512, 1024, 2048), _CHANNELS, extra, generator=generator)
     with without_memory():
         head = FcosHead(value.num_classes + 1)
-    head.to_empty(device="cpu")
+    give_memory(head)
     head.reset_parameters(generator)
     return FcosNet(value, nn.Sequential(OrderedDict(body=body, fpn=fpn)), head)

@@ -8,7 +8,7 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from lockstep.models.initial_weights import without_memory
+from lockstep.models.initial_weights import give_memory, without_memory
 from lockstep.models.layers import Conv2dNormActivation
 
 
@@ -66,7 +66,7 @@ class FeaturePyramidNetwork(nn.Module):
             self.inner_blocks = nn.ModuleList(made(channels, out_channels, 1) for channels in in_channels_list)
             self.layer_blocks = nn.ModuleList(made(out_channels, out_channels, 3) for _ in in_channels_list)
         self.extra_blocks = extra_blocks
-        self.to_empty(device="cpu")
+        give_memory(self)
         self.reset_parameters(generator)
 
     def reset_parameters(self, generator: Generator | None = None) -> None:

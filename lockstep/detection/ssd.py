@@ -48,7 +48,7 @@ from lockstep.detection.detector import DetectionModel, Detections, Targets
 from lockstep.detection.losses import classification_loss, localization_loss, takes_boxes
 from lockstep.detection.nms import NmsLimits, multiclass_nms
 from lockstep.images.normalisation import normalize
-from lockstep.models.initial_weights import check_images, clear_statistics, without_memory
+from lockstep.models.initial_weights import check_images, clear_statistics, give_memory, without_memory
 from lockstep.models.layers import RELU6, Conv2dNormActivation, NormLayer
 from lockstep.models.mobilenet import mobilenet_v3_features
 from lockstep.models.squeezenet import Fire, squeezenet_features
@@ -378,7 +378,7 @@ class VggMaps(nn.Module):
             shrinking = [_extra_layers(1024, 512), _extra_layers(512, 256)]
             shrinking += [_extra_layers(256, 256, halve=False) for _ in range(2)]
         for layers in (dense, *shrinking):
-            _xavier(layers.to_empty(device="cpu"), generator)
+            _xavier(give_memory(layers), generator)
         self.extra = nn.ModuleList([nn.Sequential(*vgg[_VGG_POOL4:-1], dense), *shrinking])
         self.scale_weight = nn.Parameter(torch.full((512,), 20.0))
 
@@ -410,7 +410,7 @@ class MobileNetMaps(nn.Module):
         channels = (last, 512, 256, 256, 128)
         with without_memory():
             extra = nn.ModuleList(_lite_halving(*pair) for pair in pairwise(channels))
-        self.extra = extra.to_empty(device="cpu")
+        self.extra = give_memory(extra)
         self.out_channels = (expansion, *channels)
         """Channels of each map."""
 
@@ -460,7 +460,7 @@ def ssd300(value: Ssd300, generator: Generator) -> SsdNet:
     backbone = VggMaps(generator)
     with without_memory():
         head = _head(_predictor, backbone.out_channels, settings)
-    _xavier(head.to_empty(device="cpu"), generator)
+    _xavier(give_memory(head), generator)
     return SsdNet(settings, backbone, head)
 
 
@@ -477,7 +477,7 @@ def ssdlite(value: Ssdlite, generator: Generator) -> SsdNet:
     backbone = MobileNetMaps(reduced_tail=value.reduced_tail, generator=generator)
     with without_memory():
         head = _head(_lite_predictor, backbone.out_channels, settings)
-    net = SsdNet(settings, backbone, head.to_empty(device="cpu"))
+    net = SsdNet(settings, backbone, give_memory(head))
     clear_statistics(net)
     for layer in net.modules():
         if isinstance(layer, nn.Conv2d):
@@ -513,7 +513,7 @@ def squeeze_ssd(value: SqueezeSsd, generator: Generator) -> SsdNet:
     with without_memory():
         backbone = SqueezeNetMaps(value.layers, value.extra_maps)
         net = SsdNet(settings, backbone, _head(_predictor, backbone.out_channels, settings))
-    _xavier(net.to_empty(device="cpu"), generator)
+    _xavier(give_memory(net), generator)
     for layer in net.modules():
         if isinstance(layer, L2Norm):
             layer.reset_parameters()

@@ -52,7 +52,7 @@ from lockstep.detection.tf_configs import BatchNorm, Hyperparams, MaskRcnnBoxPre
 from lockstep.detection.tf_layers import PartPenalties, TfBatchNorm, activation_layer, draw_weights, norm_layer
 from lockstep.detection.tf_supported import check_supported
 from lockstep.images.normalisation import normalize
-from lockstep.models.initial_weights import check_images, without_memory
+from lockstep.models.initial_weights import check_images, give_memory, without_memory
 from lockstep.models.layers import Conv2dNormActivation, IntermediateLayerGetter, NormLayer, conv2d, kaiming_fan_out
 from lockstep.models.resnet import Bottleneck, ResNet
 
@@ -309,7 +309,7 @@ class FirstStage(nn.Module):
             self.conv = conv2d(_FIRST, depth, kernel, dilation=config.first_stage_atrous_rate)
             self.box_predictor = nn.Conv2d(depth, per_cell * 4, 1)
             self.class_predictor = nn.Conv2d(depth, per_cell * 2, 1)
-        self.to_empty(device="cpu")
+        give_memory(self)
         draw_weights(self, self.hyperparams.initializer, generator)
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
@@ -328,7 +328,7 @@ class BoxHead(nn.Module):
             self.dropout = nn.Dropout(1 - config.dropout_keep_probability if config.use_dropout else 0.0)
             self.box_predictor = nn.Linear(_SECOND, 4 * (1 if config.share_box_across_classes else num_classes))
             self.class_predictor = nn.Linear(_SECOND, num_classes + 1)
-        self.to_empty(device="cpu")
+        give_memory(self)
         draw_weights(self, self.hyperparams.initializer, generator)
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -360,7 +360,7 @@ class MaskHead(nn.Module):
             )
             outputs = 1 if config.masks_are_class_agnostic else num_classes
             self.predictor = conv2d(depth if count else _SECOND, outputs, 3)
-        self.to_empty(device="cpu")
+        give_memory(self)
         draw_weights(self, self.hyperparams.initializer, generator)
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -383,7 +383,7 @@ def last_layer(norm: NormLayer, generator: Generator | None = None) -> nn.Sequen
         layer = nn.Sequential(
             *(Bottleneck(_SECOND if number else _FIRST, _SECOND // 4, 1, 1, norm) for number in range(_BLOCKS))
         )
-    layer.to_empty(device="cpu")
+    give_memory(layer)
     kaiming_fan_out(layer, generator)
     return layer
 

@@ -26,7 +26,7 @@ from lockstep.detection.tf_configs import (
 )
 from lockstep.detection.tf_layers import activation_layer, draw_weights, norm_layer
 from lockstep.models.inception_v3 import InceptionV3Net, Layers
-from lockstep.models.initial_weights import without_memory
+from lockstep.models.initial_weights import give_memory, without_memory
 from lockstep.models.layers import Conv2dNormActivation, IntermediateLayerGetter, NormLayer, Padding, conv2d
 from lockstep.models.mobilenet import mobilenet_v1_features, mobilenet_v2_features, mobilenet_v3_features
 from lockstep.models.values import InceptionV3
@@ -71,7 +71,7 @@ class SsdFeatures(nn.Module):
         )
         with without_memory():
             self.extra = self._on_top(style, made, extractor)
-        self.extra.to_empty(device="cpu")
+        give_memory(self.extra)
         draw_weights(self.features, self.of_backbone.initializer, generator)
         draw_weights(self.extra, self.on_top.initializer, generator)
 

@@ -23,7 +23,7 @@ from lockstep.detection.tf_feature_maps import feature_maps
 from lockstep.detection.tf_layers import PartPenalties, activation_layer, draw_weights, norm_layer
 from lockstep.detection.tf_supported import check_supported
 from lockstep.errors import InputError
-from lockstep.models.initial_weights import check_images, without_memory
+from lockstep.models.initial_weights import check_images, give_memory, without_memory
 from lockstep.models.layers import ActivationLayer, Conv2dNormActivation, NormLayer, conv2d
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ class ConvolutionalHead(nn.Module):
             pairs = [*zip(depths if count else in_channels, per_cell, strict=True)]
             self.box_predictor = nn.ModuleList(predictor(each, cell * config.box_code_size) for each, cell in pairs)
             self.class_predictor = nn.ModuleList(predictor(each, cell * num_logits, dropout) for each, cell in pairs)
-        self.to_empty(device="cpu")
+        give_memory(self)
         draw_weights(self, self.hyperparams.initializer, generator)
         for each in self.class_predictor:
             nn.init.constant_(each.get_parameter("predictor.bias"), config.class_prediction_bias_init)
@@ -237,7 +237,7 @@ class WeightSharedHead(nn.Module):
             self.dropout = nn.Dropout(1 - config.dropout_keep_probability if config.use_dropout else 0.0)
             self.box_predictor = predictor(per_cell[0] * config.box_code_size)
             self.class_predictor = predictor(per_cell[0] * num_logits)
-        self.to_empty(device="cpu")
+        give_memory(self)
         draw_weights(self, self.hyperparams.initializer, generator)
         (bias,) = (each for name, each in self.class_predictor.named_parameters() if name.endswith("bias"))
         nn.init.constant_(bias, config.class_prediction_bias_init)

@@ -18,6 +18,7 @@ from torch import Generator, Tensor, nn
 from lockstep.models.initial_weights import (
     check_images,
     clear_statistics,
+    give_memory,
     scaled_normal,
     truncated_normal,
     without_memory,
@@ -63,7 +64,7 @@ class InceptionV3Net(nn.Module):
         self.settings = settings or InceptionV3()
         with without_memory():
             self._add_layers(self.settings, layers or Layers(self.settings))
-        self.to_empty(device="cpu")
+        give_memory(self)
         self.reset_parameters(generator)
 
     def _add_layers(self, settings: InceptionV3, layers: Layers) -> None:

@@ -9,11 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 from torch import Generator, Tensor, nn
 
 from lockstep.errors import InputError
+
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
 @torch.no_grad()
@@ -50,10 +53,20 @@ def scaled_normal(tensor: Tensor, generator: Generator | None = None) -> None:
 def without_memory() -> Iterator[None]:
     """Keep torch from drawing first weights and moving a random stream: modules made inside have shapes alone.
 
-    `nn.Module.to_empty` gives them memory, whose values are still to be written, buffers too.
+    `give_memory` gives them memory, whose values are still to be written, buffers too.
     """
     with torch.device("meta"):
         yield
+
+
+def give_memory(module: AnyModule) -> AnyModule:
+    """Give a module that was made without memory some, on the CPU; returns the module.
+
+    `nn.Module.to_empty` does the same, and has torch import sympy for it, half a second of each start.
+    """
+    memory = {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in module.state_dict().items()}
+    module.load_state_dict(memory, assign=True)
+    return module
 
 
 def clear_statistics(model: nn.Module) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from lockstep.models.initial_weights import check_images, truncated_normal, without_memory
+from lockstep.models.initial_weights import check_images, give_memory, truncated_normal, without_memory
 from lockstep.models.values import LeNet
 
 _STDDEV = 0.1
@@ -23,7 +23,7 @@ class LeNetNet(nn.Module):
             self.fc3 = nn.Linear(64 * 7 * 7, 1024)
             self.dropout = nn.Dropout(self.settings.dropout)
             self.fc4 = nn.Linear(1024, self.settings.num_classes)
-        self.to_empty(device="cpu")
+        give_memory(self)
         self.reset_parameters(generator)
 
     def reset_parameters(self, generator: Generator | None = None) -> None:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from lockstep.errors import InputError
-from lockstep.models.initial_weights import without_memory
+from lockstep.models.initial_weights import give_memory, without_memory
 
 IMAGE_SHAPE = (1, 28, 28)
 NUM_CLASSES = 10
@@ -34,7 +34,7 @@ class MnistNet(nn.Module):
             self.local3 = nn.Linear(64 * 7 * 7, 1024)
             self.local4 = nn.Linear(1024, 10)
             self.softmax_linear = nn.Linear(10, NUM_CLASSES)
-        self.to_empty(device="cpu")
+        give_memory(self)
         self.reset_parameters(generator)
 
     def reset_parameters(self, generator: Generator | None = None) -> None:

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from lockstep.models.initial_weights import clear_statistics, truncated_normal, without_memory
+from lockstep.models.initial_weights import clear_statistics, give_memory, truncated_normal, without_memory
 from lockstep.models.layers import (
     HARD_SWISH,
     RELU,
@@ -64,7 +64,7 @@ def mobilenet_v1_features(
             features.add_module(f"Conv2d_{index}_depthwise", active(inputs, inputs, 3, stride, groups=inputs))
             features.add_module(f"Conv2d_{index}_pointwise", active(inputs, outputs := depth(channels), 1))
             inputs = outputs
-    features.to_empty(device="cpu")
+    give_memory(features)
     clear_statistics(features)
     for module in features.modules():
         if isinstance(module, nn.Conv2d):
@@ -119,7 +119,7 @@ def mobilenet_v2_features(
                 layers.append(InvertedResidual("conv", inside, is_residual=stride == 1 and inputs == outputs))
                 inputs = outputs
         layers.append(active(inputs, width(_V2_LAST_CHANNELS, max(1.0, width_mult) if wide_last else width_mult), 1))
-    features = nn.Sequential(*layers).to_empty(device="cpu")
+    features = give_memory(nn.Sequential(*layers))
     kaiming_fan_out(features, generator)
     return features
 
@@ -205,7 +205,7 @@ def mobilenet_v3_features(
             layers.append(_inverted_residual(inputs, expanded, outputs, block, norm_layer=norm_layer, padding=padding))
             inputs = outputs
         layers.append(ends(inputs, 6 * inputs, 1))
-    features = nn.Sequential(*layers).to_empty(device="cpu")
+    features = give_memory(nn.Sequential(*layers))
     kaiming_fan_out(features, generator)
     return features
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from torch import Generator, Tensor, nn
 
-from lockstep.models.initial_weights import without_memory
+from lockstep.models.initial_weights import give_memory, without_memory
 from lockstep.models.layers import MaxPool2dSame, NormLayer, conv2d, kaiming_fan_out
 
 _BLOCKS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}
@@ -55,7 +55,7 @@ class ResNet(nn.Sequential):
                     inputs, reached = Bottleneck.expansion * channels, reached * stride
                     dilation = dilation * wanted // stride
                 self.add_module(f"layer{index + 1}", layer)
-        self.to_empty(device="cpu")
+        give_memory(self)
         self.reset_parameters(generator)
 
     def reset_parameters(self, generator: Generator | None = None) -> None:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from lockstep.models.initial_weights import check_images, without_memory
+from lockstep.models.initial_weights import check_images, give_memory, without_memory
 from lockstep.models.values import SqueezeNet
 
 _FINAL_STDDEV = 0.01
@@ -46,7 +46,7 @@ class SqueezeNetNet(nn.Module):
             self.classifier = (
                 _classifier_of_means(self.settings, self._seen) if self._seen else _classifier_of_map(self.settings)
             )
-        self.to_empty(device="cpu")
+        give_memory(self)
         self.reset_parameters(generator)
 
     def reset_parameters(self, generator: Generator | None = None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Generator, nn
 
-from lockstep.models.initial_weights import without_memory
+from lockstep.models.initial_weights import give_memory, without_memory
 from lockstep.models.layers import kaiming_fan_out
 
 _BLOCKS = ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512))
@@ -24,6 +24,6 @@ def vgg16_features(*, generator: Generator | None = None) -> nn.Sequential:
                 layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU(inplace=True)]
                 inputs = outputs
             layers.append(nn.MaxPool2d(2, stride=2))
-    features = nn.Sequential(*layers).to_empty(device="cpu")
+    features = give_memory(nn.Sequential(*layers))
     kaiming_fan_out(features, generator)
     return features
