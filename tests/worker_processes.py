@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import random
@@ -20,6 +21,8 @@ from lockstep import tensors
 
 HANG_SECONDS = 600.0
 """For which processes may make no progress: however busy the machine is, only what hangs takes so long."""
+PRELOAD = ["torch", "torch._dynamo", "hypothesis", "lockstep.runs.run"]
+"""What the server has imported before it forks: torch's optimizers import the second one when they are made."""
 # The server forks, where no audit hook of this process sees it: this event of our own says so.
 EVENT = "worker_processes.run_workers"
 
@@ -43,7 +46,7 @@ def run_workers(
     """
     sys.audit(EVENT)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "lockstep.training.loop", "lockstep.evaluation.evaluate"])
+    context.set_forkserver_preload(PRELOAD)
     pipes, processes, port, waits = [], [], free_port(), tensors.reading_waits(torch.device("cpu"))
     for rank in range(num_workers):
         here, there = context.Pipe(duplex=False)
@@ -83,6 +86,7 @@ def _work(
 ) -> None:
     if waits:
         tensors.READ_AT_ONCE = frozenset()
+    gc.freeze()  # what the server has imported is no garbage
     os.environ.update({name: str(value) for name, value in seat.items()})
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)

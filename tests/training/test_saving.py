@@ -34,8 +34,7 @@ def losses(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
     return {"square": model(batch["x"]).square().mean()}
 
 
-def saved(workdir: Path, *, in_background: bool) -> dict[str, bytes]:
-    """The files of the checkpoints of a run that saves after each step."""
+def save_each_step(workdir: Path, *, in_background: bool) -> None:
     torch.set_num_threads(1)
     (state, loader), store = make(), Store(workdir / "checkpoints")
     with ls.Saver(store) as saver:
@@ -44,6 +43,11 @@ def saved(workdir: Path, *, in_background: bool) -> dict[str, bytes]:
                 saver.save(state, loader)
             else:
                 ls.save(state, loader, store)
+
+
+def saved(workdir: Path, *, in_background: bool) -> dict[str, bytes]:
+    """The files of the checkpoints of a run that saves after each step."""
+    save_each_step(workdir, in_background=in_background)
     files = sorted((workdir / "checkpoints").glob("step-*/*[!t].[sj]*"))
     return {path.relative_to(workdir).as_posix(): path.read_bytes() for path in files if "manifest" not in path.name}
 
@@ -72,7 +76,7 @@ def test_a_save_on_an_accelerator_waits_for_nothing(tmp_path: Path) -> None:
 
 
 def on_two(workdir: Path) -> list[int]:
-    saved(workdir, in_background=True)
+    save_each_step(workdir, in_background=True)
     return Store(workdir / "checkpoints").steps()
 
 
