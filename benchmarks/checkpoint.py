@@ -7,7 +7,7 @@ turn; the same loop goes on with the same steps until the checkpoint is written.
 longer than as many steps take without a save, which each turn measures before and after. Held is the part of it in
 which the loop did nothing but wait, in the call. Both are divided by the time of
 the torch.save of the same round. Once with steps of a batch of 64, once with tiny ones of a single example; with one
-thread and with two. Then the same state is loaded. The result is printed and appended to
+thread and with two. Then the same state is loaded, each time in a fresh process. The result is printed and appended to
 benchmarks/results/checkpoint.jsonl. The folder decides which disk is measured; by default that of temporary files.
 """
 
@@ -19,7 +19,7 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from measuring import Line, compared, interleave, record, report, run_part, show
+from measuring import Line, compared, record, report, run_part, show, take_turns
 from torch import Tensor, nn
 
 import lockstep as ls
@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="one round: does it run?")
     parser.add_argument("--folder", type=Path, help="where the checkpoints go")
-    parser.add_argument("--part", choices=[*BATCHES, "load"], help=argparse.SUPPRESS)
+    parser.add_argument("--part", choices=[*PARTS], help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.folder:
         os.environ[FOLDER] = str(arguments.folder)
@@ -58,12 +58,15 @@ def main() -> None:
             PARTS[arguments.part](Path(folder), arguments.rounds)
         return
     lines = []
-    for part in PARTS:
-        for threads in (1, 2):
-            measured = run_part(__file__, part, 1 if arguments.quick else arguments.rounds, threads=threads)
+    rounds = 1 if arguments.quick else arguments.rounds
+    for threads in (1, 2):
+        for part in BATCHES:
+            measured = run_part(__file__, part, rounds, threads=threads)
             for line in measured:
-                show(line) if part == "load" else show_stall(line)
+                show_stall(line)
             lines += measured
+        lines.append(compared_loads(rounds, threads))
+        show(lines[-1])
     if not arguments.quick:
         record(__file__, lines)
 
@@ -113,6 +116,17 @@ def contenders_of(state: ls.TrainState, loader: ls.data.Loader, folder: Path) ->
 
     file, parts = folder / "file" / "state.pt", folder / "parts"
     file.parent.mkdir()
+    durable = folder / "durable"
+    durable.mkdir()
+
+    def save_durably() -> None:
+        """As careful people do: what was there stays until the new file is on the disk."""
+        with (durable / "new.pt").open("wb") as new:
+            torch.save(flat(state, loader), new)
+            new.flush()
+            os.fsync(new.fileno())
+        (durable / "new.pt").replace(durable / "state.pt")
+
     future: Future[Any] | None = None
 
     def begin_distributed() -> None:
@@ -129,6 +143,7 @@ def contenders_of(state: ls.TrainState, loader: ls.data.Loader, folder: Path) ->
         "ls.Saver": Contender(begin, background.folder, lambda: background.newest() == saved_step),
         "ls.save": Contender(lambda: ls.save(state, loader, waiting), waiting.folder),
         AGAINST: Contender(lambda: torch.save(flat(state, loader), file), file.parent),
+        f"{AGAINST}, fsync": Contender(save_durably, durable),
         "async_save": Contender(begin_distributed, parts, distributed_is_written),
     }
 
@@ -227,29 +242,37 @@ def show_stall(line: Line) -> None:
 # Loading ------------------------------------------------------------------------------------------------------------
 
 
-def measure_load(folder: Path, rounds: int) -> None:
+def compared_loads(rounds: int, threads: int) -> Line:
+    """Each load in a process of its own, whose memory is new, as it is where a run is resumed."""
+
+    def milliseconds(name: str) -> float:
+        return float(run_part(__file__, name, 1, threads=threads)[0]["ms"])
+
+    line = compared(take_turns(("ours", "theirs"), rounds, milliseconds, warm_up=0))
+    return {"comparison": "ls.resume / torch.load, weights_only", **line, "threads": threads}
+
+
+def measure_load(name: str, folder: Path) -> None:
     state, loader = run_of(BATCHES["tiny"])
     next(steps_of(state, loader))
     ls.save(state, loader, folder)
     file = folder / "state.pt"
     torch.save(flat(state, loader), file)
-
-    def load_by_hand() -> None:
-        own = flat(state, loader)
-        for name, tensor in torch.load(file, weights_only=True).items():
-            own[name].copy_(tensor)
-
-    loads: Mapping[str, Callable[[], object]] = {
-        "ours": lambda: ls.resume(state, loader, folder),
-        "theirs": load_by_hand,
-    }
-    report("ls.resume / torch.load, weights_only", compared(interleave(loads, rounds)))
+    own = flat(state, loader)
+    began = time.perf_counter()
+    if name == "ours":
+        ls.resume(state, loader, folder)
+    else:
+        for key, tensor in torch.load(file, weights_only=True).items():
+            own[key].copy_(tensor)
+    report(name, {"ms": 1000 * (time.perf_counter() - began)})
 
 
 PARTS: dict[str, Callable[[Path, int], None]] = {
     "steps": lambda folder, rounds: measure_stalls("steps", folder, rounds),
     "tiny": lambda folder, rounds: measure_stalls("tiny", folder, rounds),
-    "load": measure_load,
+    "ours": lambda folder, rounds: measure_load("ours", folder),
+    "theirs": lambda folder, rounds: measure_load("theirs", folder),
 }
 
 

@@ -6,12 +6,18 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 from lockstep.errors import CheckpointError
+
+Content = TypeVar("Content")
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -33,20 +39,6 @@ class FileEntry:
     size_bytes: int
     sha256: str
 
-    @classmethod
-    def write(cls, path: Path, parts: Iterable[bytes | memoryview]) -> FileEntry:
-        """Write a new file of these parts, which is on the disk when this returns; it is hashed on its way."""
-        size_bytes, sha256 = 0, hashlib.sha256()
-        with path.open("xb", buffering=0) as file:
-            for part in parts:
-                size_bytes += len(part)
-                sha256.update(part)
-                rest = memoryview(part)
-                while rest:  # the system takes at most 2 GiB at once
-                    rest = rest[file.write(rest) or 0 :]
-            os.fsync(file.fileno())
-        return cls(path.name, size_bytes, sha256.hexdigest())
-
     def check_size(self, folder: Path) -> None:
         """Compare the file's size, without reading it."""
         try:
@@ -56,13 +48,84 @@ class FileEntry:
         if size_bytes != self.size_bytes:
             raise damaged(folder / self.name, f"{size_bytes:,} bytes", f"{self.size_bytes:,} bytes")
 
-    def read(self, folder: Path) -> bytes:
-        """Read the file's bytes and verify their hash; its size is checked already."""
-        data = read_bytes(folder / self.name, self.size_bytes)
+    def check(self, folder: Path) -> None:
+        """Compare the file's size and hash."""
+        self.check_size(folder)
+        self.check_hash(folder, self.read_unchecked(folder))
+
+    def read_unchecked(self, folder: Path) -> bytes:
+        """Read the file's bytes, as many as there should be."""
+        return read_bytes(folder / self.name, self.size_bytes)
+
+    def check_hash(self, folder: Path, data: bytes) -> None:
+        """Compare the hash of the file's bytes."""
         found = hashlib.sha256(data).hexdigest()
         if found != self.sha256:
             raise damaged(folder / self.name, f"sha256 {found}", f"sha256 {self.sha256}")
-        return data
+
+
+class _Thread:
+    """A thread that makes the calls it is given, one after the other.
+
+    Those of `ThreadPoolExecutor` take no calls once the interpreter is ending, when a checkpoint may be half written.
+    """
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> _Thread:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._calls.put(None)
+        self._thread.join()
+
+    def submit(self, function: Callable[..., Content], *arguments: Any) -> Future[Content]:
+        future: Future[Content] = Future()
+        self._calls.put((future, partial(function, *arguments)))
+        return future
+
+    def _run(self) -> None:
+        while given := self._calls.get():
+            future, call = given
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
+            del given, future, call  # a call may hold a whole file
+
+
+def write_files(folder: Path, contents: Mapping[str, Iterable[bytes | memoryview]]) -> tuple[FileEntry, ...]:
+    """Write new files, given by their parts, which are on the disk when this returns; returns their entries.
+
+    One thread hashes what is written meanwhile, another waits for the disk.
+    """
+    entries, synced = [], []
+    with _Thread() as hasher, _Thread() as syncer:
+        for name, parts in contents.items():
+            size_bytes, sha256 = 0, hashlib.sha256()
+            with (folder / name).open("xb", buffering=0) as file:
+                for part in parts:
+                    hashed = hasher.submit(sha256.update, part)
+                    size_bytes += len(part)
+                    rest = memoryview(part)
+                    while rest:  # the system takes at most 2 GiB at once
+                        rest = rest[file.write(rest) or 0 :]
+                    hashed.result()
+                synced.append(syncer.submit(_sync_and_close, os.dup(file.fileno())))
+            entries.append(FileEntry(name, size_bytes, sha256.hexdigest()))
+        for each in synced:
+            each.result()
+    return tuple(entries)
+
+
+def _sync_and_close(descriptor: int) -> None:
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @dataclass(frozen=True)
@@ -82,16 +145,39 @@ class Manifest:
         body = {"format": FORMAT, **asdict(self)}
         return (json.dumps(body | {"sha256": _hash(body)}, indent=1) + "\n").encode()
 
-    def read_files(self, folder: Path) -> Iterator[tuple[str, bytes]]:
-        """Yield the name and the bytes of each file, as they were written; the sizes of all are compared first.
+    def read_files(self, folder: Path, decode: Callable[[str, bytes], Content]) -> Iterator[tuple[str, Content]]:
+        """Yield the name and the content of each file, verified; the sizes of all are compared first.
+
+        A thread hashes a file while it is decoded and the next one is read.
+
+        Args:
+            folder: of the checkpoint.
+            decode: makes the content of a file, from its name and its bytes; raises ValueError where it is none.
 
         Raises:
             DamagedError: a file is not what was written, or cannot be read.
         """
         for file in self.files:
             file.check_size(folder)
-        for file in self.files:
-            yield file.name, file.read(folder)
+        with _Thread() as thread:
+
+            def begin(file: FileEntry) -> tuple[FileEntry, bytes, Future[None]]:
+                data = file.read_unchecked(folder)
+                return file, data, thread.submit(file.check_hash, folder, data)
+
+            ahead = begin(self.files[0])
+            for after in (*self.files[1:], None):
+                file, data, hashing = ahead
+                try:
+                    content = decode(file.name, data)
+                except (ValueError, RecursionError) as error:
+                    hashing.result()  # which says more, if it is not what was written
+                    what = f"content that cannot be read ({error})"
+                    raise damaged(folder / file.name, what, "what was written") from error
+                if after:
+                    ahead = begin(after)
+                hashing.result()
+                yield file.name, content
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:

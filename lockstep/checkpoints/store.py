@@ -34,7 +34,7 @@ from lockstep.checkpoints.encoding import (
     find_nonfinite,
     size_bytes,
 )
-from lockstep.checkpoints.manifest import MANIFEST, SUFFIX, VALUES, DamagedError, FileEntry, Manifest, damaged
+from lockstep.checkpoints.manifest import MANIFEST, SUFFIX, VALUES, DamagedError, Manifest, damaged, write_files
 from lockstep.checkpoints.retention import PINNED, CheckpointRatings, Retention, set_scores
 from lockstep.durable import make_folder, sync_folder
 from lockstep.errors import CheckpointError, InputError, NotFoundError
@@ -241,14 +241,11 @@ class Store:
             raise damaged(folder / MANIFEST, f"step {manifest.step}", f"step {step}, as the folder's name says")
         tensors: dict[str, dict[str, Tensor]] = {}
         values: dict[str, Any] = {}
-        for name, data in manifest.read_files(folder):
-            try:
-                if name == VALUES:
-                    values = decode_values(data)
-                else:
-                    tensors[name.removesuffix(SUFFIX)] = decode_tensors(data)
-            except (ValueError, RecursionError) as error:
-                raise damaged(folder / name, f"content that cannot be read ({error})", "what was written") from error
+        for name, content in manifest.read_files(folder, _decode):
+            if name == VALUES:
+                values = content
+            else:
+                tensors[name.removesuffix(SUFFIX)] = content
         frozen: Any = values.get(FROZEN, {})
         if not isinstance(frozen, dict) or not all(_are_names(names) for names in frozen.values()):
             raise damaged(folder / VALUES, f"{FROZEN}: {frozen!r:.80}", "names of parameters by section")
@@ -334,11 +331,13 @@ class Store:
 
 
 def _write_files(folder: Path, draft: Manifest, tensors: Tensors, encoded_values: bytes) -> None:
-    entries = [
-        FileEntry.write(folder / f"{section}{SUFFIX}", encode_tensors(members)) for section, members in tensors.items()
-    ]
-    entries.append(FileEntry.write(folder / VALUES, [encoded_values]))
-    FileEntry.write(folder / MANIFEST, [dataclasses.replace(draft, files=tuple(entries)).encode()])
+    contents = {f"{section}{SUFFIX}": encode_tensors(members) for section, members in tensors.items()}
+    files = write_files(folder, {**contents, VALUES: [encoded_values]})
+    write_files(folder, {MANIFEST: [dataclasses.replace(draft, files=files).encode()]})
+
+
+def _decode(name: str, data: bytes) -> dict[str, Any]:
+    return decode_values(data) if name == VALUES else decode_tensors(data)
 
 
 def _are_names(names: Any) -> bool:

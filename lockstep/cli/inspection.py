@@ -117,8 +117,7 @@ def _inspect_checkpoint(store: Store, step: int) -> _InspectedCheckpoint:
     for file in files:
         num_bytes += file.size_bytes
         try:
-            file.check_size(folder)
-            file.read(folder)
+            file.check(folder)
         except CheckpointError as error:
             problems.append(format_error(error))
     return _InspectedCheckpoint(step, num_bytes, tuple(problems))

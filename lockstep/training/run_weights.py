@@ -87,7 +87,7 @@ class RunWeights:
 
     def _verify(self, section: _Section) -> None:
         if section.entry.name not in self._verified:
-            section.entry.read(self.path)
+            section.entry.check(self.path)
             self._verified.add(section.entry.name)
 
 
@@ -105,7 +105,7 @@ def _opened(folder: Path, entry: FileEntry) -> SafetensorsFile:
     try:
         return SafetensorsFile(folder / entry.name)
     except CheckpointError:
-        entry.read(folder)  # says that it is not what was written
+        entry.check(folder)  # says that it is not what was written
         raise
 
 
