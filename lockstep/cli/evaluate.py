@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,14 +60,22 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     if is_worker():
         return evaluate_as_worker(list(argv))
     seat = given_seat(arguments, os.environ)
-    if seat is None:  # of several hosts each refuses it in the plan, so that the others hear of it
-        # What can be refused without torch is refused here, before there is any other process.
-        from lockstep.cli.given_run import scored_run
-
-        scored_run(arguments)
     return launch(
-        argv, plan=plan_evaluate, main=evaluate_as_worker, preload=("torch", "lockstep.cli.scoring"), seat=seat
+        argv,
+        plan=plan_evaluate,
+        main=evaluate_as_worker,
+        # Of several hosts each refuses it in the plan, so that the others hear of it.
+        check=partial(_check, arguments) if seat is None else None,
+        preload=("torch", "lockstep.cli.scoring"),
+        seat=seat,
     )
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Refuse what can be refused without torch."""
+    from lockstep.cli.given_run import scored_run
+
+    scored_run(arguments)
 
 
 def plan_evaluate(argv: list[str]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any
 
 from lockstep.checks import Hint, Range, check_value
@@ -96,17 +97,13 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
 
     if is_worker() and not arguments.print_recipe:
         return train_as_worker(list(argv))
-    from lockstep.cli.given_run import check_without_torch, given_recipe, given_run
-
     if arguments.print_recipe:
+        from lockstep.cli.given_run import given_recipe
         from lockstep.recipes.toml import to_toml
 
         sys.stdout.write(to_toml(given_recipe(arguments)))
         return 0
     seat = given_seat(arguments, os.environ)
-    if seat is None:  # of several hosts each refuses it in the plan, so that the others hear of it
-        # What can be refused without torch is refused here, before there is any other process.
-        check_without_torch(arguments, given_run(arguments))
     if arguments.grace is not None:
         hint = Hint("give the seconds between the signal and the end of the machine")
         check_value("--grace", arguments.grace, Annotated[float, Range(gt=0, finite=False), hint])
@@ -114,11 +111,20 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
         argv,
         plan=plan_train,
         main=train_as_worker,
+        # Of several hosts each refuses it in the plan, so that the others hear of it.
+        check=partial(_check, arguments) if seat is None else None,
         preload=("torch", "lockstep.cli.training"),
         limits=Limits(stop_seconds=arguments.grace),
         requeue=arguments.requeue,
         seat=seat,
     )
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Refuse what can be refused without torch."""
+    from lockstep.cli.given_run import check_without_torch, given_run
+
+    check_without_torch(arguments, given_run(arguments))
 
 
 def plan_train(argv: list[str]) -> dict[str, Any]:

@@ -73,6 +73,7 @@ def launch(
     *,
     plan: Plan,
     main: Main,
+    check: Callable[[], None] | None = None,
     preload: Sequence[str] = ("torch",),
     limits: Limits | None = None,
     requeue: bool = False,
@@ -90,6 +91,7 @@ def launch(
             of a module. Torch has as many threads in each worker as OMP_NUM_THREADS says, without it the worker's
             share of this host's usable cores.
         main: what each worker runs; None or 0 is success. A function at the top level of a module.
+        check: refuses what can be refused here, by a LockstepError, while a process beside this one imports `preload`.
         preload: modules imported once for all workers; importing them must start no thread and touch no device.
         limits: how long a worker may be silent, stuck, or take to stop.
         requeue: count SIGTERM as a preemption too.
@@ -97,31 +99,39 @@ def launch(
             environment holds the run's key.
     """
     if sys.platform != "linux":
+        if check:
+            check()
         return _run_here(list(argv), plan, main, num_hosts=seat.num_hosts if seat else 1)
     outlive_terminal()
-    try:
-        key = run_key(os.environ) if seat else b""
-        requests: list[str] = []
-        collect = stops_handled_by(lambda number, _: requests.append(signal.Signals(number).name))
-        with collect, closing(ForkServer(preload)) as server:
-            launcher = _Launcher(server, list(argv), requests, requeue)
-            planned = launcher.make(plan)
-            if seat and not seat.is_chief:
-                conclusion = launcher.follow(seat, key, planned, main)
-            elif isinstance(planned, Conclusion):
-                conclusion = planned
-                if seat and conclusion.text:
-                    log.log(conclusion.level, "%s", Lines(conclusion.text))
-                    turn_away(seat, key, conclusion.text)
-                    conclusion = conclusion._replace(text="")
-            else:
-                conclusion = launcher.lead(seat, key, planned, main, limits or Limits())
-    except (WorkerError, InputError) as error:
-        conclusion = _conclusion_of(error)
+    requests: list[str] = []
+    collect = stops_handled_by(lambda number, _: requests.append(signal.Signals(number).name))
+    with collect, closing(ForkServer(preload)) as server:
+        if check:
+            check()
+        launcher = _Launcher(server, list(argv), requests, requeue)
+        conclusion = _conduct(launcher, plan, main, limits or Limits(), seat)
     # Only now are all processes gone, and nothing can write below the last lines.
     if conclusion.text:
         log.log(conclusion.level, "%s", Lines(conclusion.text))
     return conclusion.code
+
+
+def _conduct(launcher: _Launcher, plan: Plan, main: Main, limits: Limits, seat: Seat | None) -> Conclusion:
+    """Plan and supervise a run on this host, and lead or follow the other hosts."""
+    try:
+        key = run_key(os.environ) if seat else b""
+        planned = launcher.make(plan)
+        if seat and not seat.is_chief:
+            return launcher.follow(seat, key, planned, main)
+        if not isinstance(planned, Conclusion):
+            return launcher.lead(seat, key, planned, main, limits)
+        if seat and planned.text:
+            log.log(planned.level, "%s", Lines(planned.text))
+            turn_away(seat, key, planned.text)
+            return planned._replace(text="")
+        return planned
+    except (WorkerError, InputError) as error:
+        return _conclusion_of(error)
 
 
 class _Launcher:

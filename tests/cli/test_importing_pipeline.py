@@ -37,6 +37,7 @@ def test_the_table_in_the_docs_is_what_is_printed(tmp_path: Path, capsys: pytest
     assert set(shown.splitlines()) <= set(printed)
 
 
+@pytest.mark.process
 def test_training_what_cannot_be_trained_is_refused_in_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,6 +23,7 @@ def test_the_help_of_train_lists_all_shipped_recipes(capsys: pytest.CaptureFixtu
     assert {*SHIPPED_RECIPES} <= {*said}
 
 
+@pytest.mark.process
 def test_the_error_that_ends_a_command_is_there_for_who_leaves_the_run() -> None:
     assert main(["train", "mnits"]) == 2
     assert isinstance(sys.last_value, InputError)

@@ -403,6 +403,7 @@ def test_a_task_of_ones_own_predicts(home: Path, capsys: pytest.CaptureFixture[s
     assert "This task has no score." in capsys.readouterr().err
 
 
+@pytest.mark.process
 def test_a_function_that_is_not_there_is_refused_before_workers_start(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
