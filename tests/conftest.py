@@ -42,7 +42,7 @@ KEPT_VARIABLES = re.compile(
     r"|LOCKSTEP_GPU_TESTS"
 )
 """Variables that tests and their processes see, of the system and of the processor. Others, as those of a scheduler or
-of a run, would change what is tested. Without bytecode each of a thousand processes compiles the library anew."""
+of a run, would change what is tested; without bytecode each of many processes would compile the library anew."""
 DATA_VARIABLES = re.compile(r"LOCKSTEP_(COCO|VOC|FLOWERS|MORE_TFRECORDS|INCEPTION_WEIGHTS)")
 """Paths of data that the user names for the suite, from the folder where pytest is started; tests see them, too."""
 PROCESS_EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", worker_processes.EVENT}

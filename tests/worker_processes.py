@@ -21,10 +21,12 @@ from lockstep import tensors
 
 HANG_SECONDS = 600.0
 """For which processes may make no progress: however busy the machine is, only what hangs takes so long."""
-PRELOAD = ["torch", "torch._dynamo", "hypothesis", "lockstep.runs.run"]
+PRELOAD = ["torch", "torch._dynamo", "pytest", "hypothesis", "lockstep.runs.run"]
 """What the server has imported before it forks: torch's optimizers import the second one when they are made."""
 # The server forks, where no audit hook of this process sees it: this event of our own says so.
 EVENT = "worker_processes.run_workers"
+# Else, with PYTHONDONTWRITEBYTECODE, each of a thousand workers would compile the module of its test anew.
+sys.dont_write_bytecode = False
 
 
 def free_port() -> int:

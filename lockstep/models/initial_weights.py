@@ -62,7 +62,7 @@ def without_memory() -> Iterator[None]:
 def give_memory(module: AnyModule) -> AnyModule:
     """Give a module that was made without memory some, on the CPU; returns the module.
 
-    `nn.Module.to_empty` does the same, and has torch import sympy for it, half a second of each start.
+    The method of torch's modules that does the same has torch import sympy, half a second of each start.
     """
     memory = {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in module.state_dict().items()}
     module.load_state_dict(memory, assign=True)
