@@ -51,15 +51,14 @@ class FileEntry:
     def check(self, folder: Path) -> None:
         """Compare the file's size and hash."""
         self.check_size(folder)
-        self.check_hash(folder, self.read_unchecked(folder))
+        self.check_hash(folder, _sha256(self.read_unchecked(folder)))
 
     def read_unchecked(self, folder: Path) -> bytes:
         """Read the file's bytes, as many as there should be."""
         return read_bytes(folder / self.name, self.size_bytes)
 
-    def check_hash(self, folder: Path, data: bytes) -> None:
-        """Compare the hash of the file's bytes."""
-        found = hashlib.sha256(data).hexdigest()
+    def check_hash(self, folder: Path, found: str) -> None:
+        """Compare the hash of the file's bytes, which is in hexadecimal."""
         if found != self.sha256:
             raise damaged(folder / self.name, f"sha256 {found}", f"sha256 {self.sha256}")
 
@@ -72,10 +71,15 @@ class _Thread:
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run)
+        # A daemon, which an exit does not wait for: a reader that was abandoned leaves it without calls.
+        self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> _Thread:
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:  # a Ctrl-C, when it may have started
+            self._calls.put(None)
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -161,9 +165,9 @@ class Manifest:
             file.check_size(folder)
         with _Thread() as thread:
 
-            def begin(file: FileEntry) -> tuple[FileEntry, bytes, Future[None]]:
+            def begin(file: FileEntry) -> tuple[FileEntry, bytes, Future[str]]:
                 data = file.read_unchecked(folder)
-                return file, data, thread.submit(file.check_hash, folder, data)
+                return file, data, thread.submit(_sha256, data)
 
             ahead = begin(self.files[0])
             for after in (*self.files[1:], None):
@@ -171,12 +175,12 @@ class Manifest:
                 try:
                     content = decode(file.name, data)
                 except (ValueError, RecursionError) as error:
-                    hashing.result()  # which says more, if it is not what was written
+                    file.check_hash(folder, hashing.result())  # which says more, if it is not what was written
                     what = f"content that cannot be read ({error})"
                     raise damaged(folder / file.name, what, "what was written") from error
                 if after:
                     ahead = begin(after)
-                hashing.result()
+                file.check_hash(folder, hashing.result())
                 yield file.name, content
 
     @classmethod
@@ -245,5 +249,9 @@ def _read_object(path: Path) -> dict[str, Any]:
     return body
 
 
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
 def _hash(body: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return _sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())

@@ -201,7 +201,7 @@ class Store:
 
         Where all are damaged, `otherwise` is what the hint says to do without a copy.
         """
-        damages: list[DamagedError] = []
+        damages: list[str] = []  # in words: an error holds the frames it went through, and what had been read
         for step in reversed([each for each in self.steps() if before is None or each < before]):
             try:
                 return load(step)
@@ -211,11 +211,11 @@ class Store:
                 log.warning(
                     "%s Given: %s; expected: %s. Trying the one before.", damage.what, damage.given, damage.expected
                 )
-                damages.append(damage)
+                damages.append(f"{damage.what} ({damage.given})")
         if damages and before is None:
             raise CheckpointError(
                 f"Every checkpoint in {self.folder} is damaged.",
-                given="; ".join(f"{damage.what} ({damage.given})" for damage in damages),
+                given="; ".join(damages),
                 expected="at least one that is as it was written",
                 hint=f"put one back from a copy, or {otherwise}",
             )

@@ -105,11 +105,12 @@ def launch(
     outlive_terminal()
     requests: list[str] = []
     collect = stops_handled_by(lambda number, _: requests.append(signal.Signals(number).name))
-    with collect, closing(ForkServer(preload)) as server:
+    with closing(ForkServer(preload)) as server:
         if check:
             check()
-        launcher = _Launcher(server, list(argv), requests, requeue)
-        conclusion = _conduct(launcher, plan, main, limits or Limits(), seat)
+        with collect, closing(server):
+            launcher = _Launcher(server, list(argv), requests, requeue)
+            conclusion = _conduct(launcher, plan, main, limits or Limits(), seat)
     # Only now are all processes gone, and nothing can write below the last lines.
     if conclusion.text:
         log.log(conclusion.level, "%s", Lines(conclusion.text))

@@ -64,7 +64,10 @@ def give_memory(module: AnyModule) -> AnyModule:
 
     The method of torch's modules that does the same has torch import sympy, half a second of each start.
     """
-    memory = {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in module.state_dict().items()}
+    memory = {
+        name: torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+        for name, tensor in module.state_dict().items()
+    }
     module.load_state_dict(memory, assign=True)
     return module
 
