@@ -201,3 +201,20 @@ print(torch.get_num_threads(), *found)
 """
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=HANG_SECONDS)
     assert ran.stdout == "3 3\n", ran.stderr
+
+
+@pytest.mark.process
+def test_a_checkpoint_is_whole_where_the_script_ends_while_it_is_written(tmp_path: Path) -> None:
+    script = f"""
+import torch
+from pathlib import Path
+from lockstep.checkpoints import Store
+from lockstep.checkpoints.background import BackgroundWriter
+tensors = {{"parameters": {{str(number): torch.ones(100_000) for number in range(100)}}}}
+BackgroundWriter(Store(Path({str(tmp_path)!r}))).begin(1, tensors, {{}})
+"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=HANG_SECONDS)
+    assert not ran.stderr
+    found = Store(tmp_path).read()
+    assert found is not None
+    assert len(found.tensors["parameters"]) == 100

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
 import random
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +14,8 @@ import torch
 from checkpoint_helpers import assert_consistent, write
 
 from lockstep.checkpoints import Store
+from lockstep.checkpoints import store as store_module
+from lockstep.checkpoints.encoding import decode_tensors
 from lockstep.errors import CheckpointError
 
 FILES = ["parameters.safetensors", "buffers.safetensors", "average.safetensors", "values.json", "manifest.json"]
@@ -205,3 +209,28 @@ def test_right_hashes_of_wrong_content(
     rewrite_manifest(store.path(20), adopt)
     assert assert_consistent(store.read()) == 10
     assert f"{store.path(20) / name} is damaged. Given: content that cannot be read (" in caplog.text
+
+
+@pytest.mark.parametrize("name", FILES[:-1])
+def test_a_damaged_checkpoint_is_not_held_until_garbage_is_collected(
+    store: Store, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    decoded: list[weakref.ref[torch.Tensor]] = []
+
+    def noted(data: bytes) -> dict[str, torch.Tensor]:
+        tensors = decode_tensors(data)
+        decoded.extend(map(weakref.ref, tensors.values()))
+        return tensors
+
+    monkeypatch.setattr(store_module, "decode_tensors", noted)
+    path = store.path(20) / name
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    gc.disable()
+    try:
+        found = store.read()
+        held = [tensor for each in decoded if (tensor := each()) is not None]
+    finally:
+        gc.enable()
+    assert found is not None
+    assert found.step == 10
+    assert {id(tensor) for tensor in held} == {id(t) for members in found.tensors.values() for t in members.values()}

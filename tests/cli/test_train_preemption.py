@@ -25,6 +25,7 @@ from lockstep.cli.shared import EXIT_CODES
 from lockstep.cli.train import PREEMPTION
 from lockstep.errors import InputError
 from lockstep.launcher.watchdog import Limits
+from lockstep.owner import processes_by_parent
 
 ROOT = Path(__file__).parent.parent.parent
 WORDS = [
@@ -171,3 +172,19 @@ def test_the_help_says_what_happens(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     assert PREEMPTION in said
     assert EXIT_CODES in said
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+def test_a_signal_while_the_recipe_is_read_ends_it_at_once(tmp_path: Path, number: int, code: int) -> None:
+    """From a pipe into which nobody writes, which stands for a file system that hangs."""
+    recipe = tmp_path / "recipe.toml"
+    os.mkfifo(recipe)
+    command = [sys.executable, "-m", "lockstep", "train", str(recipe), "--workdir", str(tmp_path / "run")]
+    with subprocess.Popen(command, text=True) as process:
+        wait_for(lambda: process.pid in processes_by_parent(), process)
+        process.send_signal(number)
+        try:
+            assert process.wait(HANG_SECONDS) == code
+        finally:
+            process.kill()

@@ -8,6 +8,7 @@ from torch import nn
 
 from lockstep.models.initial_weights import (
     clear_statistics,
+    give_memory,
     scaled_normal,
     truncated_normal,
     without_memory,
@@ -77,3 +78,12 @@ def test_statistics_begin_anew(affine: bool) -> None:
             value.fill_(5)
     clear_statistics(model)
     assert all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())
+
+
+def test_memory_is_on_the_cpu_whatever_the_default_device() -> None:
+    with torch.device("meta"):
+        module = give_memory(nn.BatchNorm2d(3))
+    assert {tensor.device.type for tensor in module.state_dict().values()} == {"cpu"}
+    assert all(parameter.requires_grad for parameter in module.parameters())
+    assert module.num_batches_tracked is not None
+    assert module.num_batches_tracked.dtype == torch.int64
