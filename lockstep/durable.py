@@ -69,7 +69,11 @@ def sync_folder(path: Path) -> None:
     """Write to the disk which files were created, renamed or deleted in a folder."""
     if os.name == "nt":  # no folder can be opened there, and names are written through
         return
-    descriptor = os.open(path, os.O_RDONLY)
+    sync_and_close(os.open(path, os.O_RDONLY))
+
+
+def sync_and_close(descriptor: int) -> None:
+    """Wait until what was written to an open file or folder is on the disk; it is closed in any case."""
     try:
         os.fsync(descriptor)
     finally:

@@ -15,6 +15,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from lockstep.durable import sync_and_close
 from lockstep.errors import CheckpointError
 
 Content = TypeVar("Content")
@@ -118,18 +119,11 @@ def write_files(folder: Path, contents: Mapping[str, Iterable[bytes | memoryview
                     while rest:  # the system takes at most 2 GiB at once
                         rest = rest[file.write(rest) or 0 :]
                     hashed.result()
-                synced.append(syncer.submit(_sync_and_close, os.dup(file.fileno())))
+                synced.append(syncer.submit(sync_and_close, os.dup(file.fileno())))
             entries.append(FileEntry(name, size_bytes, sha256.hexdigest()))
         for each in synced:
             each.result()
     return tuple(entries)
-
-
-def _sync_and_close(descriptor: int) -> None:
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @dataclass(frozen=True)
