@@ -67,7 +67,7 @@ class FileEntry:
 class _Thread:
     """A thread that makes the calls it is given, one after the other.
 
-    Those of `ThreadPoolExecutor` take no calls once the interpreter is ending, when a checkpoint may be half written.
+    A `ThreadPoolExecutor` takes no calls once the interpreter is ending, when a checkpoint may be half written.
     """
 
     def __init__(self) -> None:
