@@ -12,4 +12,8 @@ def run_command() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(run_command())
+    code = run_command()
+    # Where Ctrl-C broke off an `exec` of a string, as each dataclass makes one, `python -m` would die of SIGINT though
+    # it was handled: CPython forgets this at the next string.
+    exec("")
+    raise SystemExit(code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 import subprocess
 import sys
@@ -28,6 +29,21 @@ def test_the_error_that_ends_a_command_is_there_for_who_leaves_the_run() -> None
     assert main(["train", "mnits"]) == 2
     assert isinstance(sys.last_value, InputError)
     assert "mnits" in str(sys.last_value)
+
+
+@pytest.mark.process
+def test_ctrl_c_ends_python_m_with_130_where_it_broke_off_an_exec_too(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("""
+import sys
+class Interrupted:
+    def find_spec(name, *_):
+        if name == "lockstep.cli.main":
+            exec("raise KeyboardInterrupt")
+sys.meta_path.insert(0, Interrupted)
+""")
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    ended = subprocess.run([sys.executable, "-m", "lockstep"], env=os.environ | {"PYTHONPATH": path})
+    assert ended.returncode == 130
 
 
 @pytest.mark.process
