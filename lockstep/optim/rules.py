@@ -300,10 +300,10 @@ class BoundRule(Scheduled):
         lr = self.rate(step)
         if gradients.rows:
             self.check_rows([self._names[index] for index in gradients.rows])
-        divides = self._divides and not gradients.rows
-        tensors, divisor, owned = gradients.to_divide() if divides else (gradients.tensors, 1.0, False)
+        tensors, divisor, owned = (gradients.tensors, 1.0, False) if gradients.rows else gradients.to_divide()
         is_divided = not isinstance(divisor, float | int) or divisor != 1.0
-        needs_quotients = is_divided and not owned  # in small groups: they stay in the cache
+        # In small groups: on a CPU they stay in the cache, and elsewhere they are those of a part of the model.
+        needs_quotients = is_divided and not (owned and self._divides)
         for group in self._small_groups if needs_quotients else self._groups:
             chunk = group.chunk(tensors, divisor, gradients)
             if needs_quotients:

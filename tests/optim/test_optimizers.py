@@ -19,6 +19,7 @@ from lockstep.optim.gradients import Gradients
 from lockstep.optim.optimizers import FTRL, LAMB, LARS, SGD, Adadelta, Adagrad, Adam, AdamW, RMSProp
 from lockstep.optim.rules import Rule
 from lockstep.optim.schedules import ScaledByBatch, Warmup
+from lockstep.tensors import quotients
 
 SHAPES = {"conv.weight": (6, 2, 3, 3), "conv.bias": (40,), "scale": ()}
 NAMES = list(SHAPES)
@@ -583,3 +584,29 @@ def test_an_array_and_what_is_no_number_are_no_rate(lr: Any) -> None:
 def test_fields_out_of_range_are_refused(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ls.InputError, match=message):
         make()
+
+
+@pytest.mark.parametrize("divisor", [3.0, torch.tensor(3.0, dtype=torch.float64)], ids=["number", "tensor"])
+@pytest.mark.parametrize("owned", [False, True])
+@pytest.mark.parametrize("rule", [RMSProp(0.1, momentum=0.9), Adadelta(1.0), FTRL(0.1), LARS(0.1), LAMB(0.1)], ids=repr)
+def test_clipped_gradients_are_divided_block_by_block(
+    rule: Rule, owned: bool, divisor: float | Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a clip takes no memory of the size of the model."""
+    monkeypatch.setattr(rules, "_CACHED_ELEMENTS", 50)
+    sizes: list[int] = []
+
+    def noted(tensors: list[Tensor], by: float | Tensor) -> list[Tensor]:
+        sizes.append(sum(tensor.numel() for tensor in tensors))
+        return quotients(tensors, by)
+
+    monkeypatch.setattr(rules, "quotients", noted)
+    monkeypatch.setattr("lockstep.optim.gradients.quotients", lambda *_: pytest.fail("all of them at once"))
+    shapes = {f"weight{number}": (30,) for number in range(9)}
+    gradients = [torch.randn(30) for _ in shapes]
+    found, expected = ({name: torch.ones(shape) for name, shape in shapes.items()} for _ in range(2))
+    rule.bind(expected).update(Gradients([*shapes], quotients(gradients, divisor)), 0)
+    rule.bind(found).update(Gradients([*shapes], [g.clone() for g in gradients], divisor=divisor, owned=owned), 0)
+    assert sizes == [60, 60, 60, 60, 30]
+    for name, parameter in found.items():
+        assert torch.equal(parameter, expected[name])
