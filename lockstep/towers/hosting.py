@@ -35,7 +35,9 @@ from lockstep.workers.signals import interruptible
 
 if TYPE_CHECKING:
     from lockstep.exchange.exchange import OverlappedConnection
-    from lockstep.types import LossFunction
+    from lockstep.types import LossFunction, Scalars
+
+    Passes = tuple[Scalars, Scalars, Tensor, tuple[Sequence[Tensor | None], bool]]
 
 OWNING_PAYS_FROM_ELEMENTS = 2**16
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -118,6 +120,8 @@ class TowerHost:
         self._stream_key = key_of(name)
         device = self._parameters[0].device
         self._streams = RandomStreams(device)
+        self._draws_beyond_torch: bool | None = None
+        """Whether the towers draw from numpy's or Python's stream; None before the first one."""
         self._replays_graphs = towers.compile_mode != "default" and reading_waits(device)
         backends = backends_of_steps(towers, device, exact=exact)
         self._backends: AbstractContextManager[None] = backends if backends.flags else nullcontext()
@@ -167,13 +171,11 @@ class TowerHost:
                 if sums.nodes:
                     self.statistics.restore()
                     inputs = inputs._replace(extras=_zeros_like(inputs.extras))  # the first tower has added them
-                self._seed(part, tower)
                 try:
                     operand = self._tower(losses, part, leaf, tower, inputs, factors, hooks)
                 except _NowReentrant:
                     self._expect_reentrant(is_waited_for=bool(hooks))
                     self.statistics.restore()
-                    self._seed(part, tower)
                     operand = self._tower(losses, part, leaf, tower, inputs, factors)
                 if hooks:
                     sums.put(leaf, operand)
@@ -229,8 +231,31 @@ class TowerHost:
             self._streams.put_back()
             self.statistics.restore()
 
-    def _seed(self, batch: Batch, tower: int) -> None:
-        self._streams.seed(mix(batch.seed, self._stream_key, batch.position, tower))
+    def _seed(self, batch: Batch, tower: int, *, beyond_torch: bool = True) -> None:
+        self._streams.seed(mix(batch.seed, self._stream_key, batch.position, tower), beyond_torch=beyond_torch)
+
+    def _drawn_alike(self, passes: Callable[[], Passes], batch: Batch, tower: int, *, can_run_again: bool) -> Passes:
+        """Run a tower's passes with streams that are seeded for it, as far as it draws from them.
+
+        To seed numpy's and Python's takes as long as a small layer. So they are seeded for the first tower, and for the
+        others where that one has moved them; one that does later runs again, and from then on they always are.
+        """
+        is_seeded = self._draws_beyond_torch is not False or not (can_run_again and self._can_run_again)
+        self._seed(batch, tower, beyond_torch=is_seeded)
+        before = None if self._draws_beyond_torch else self._streams.state()
+        try:
+            found = passes()
+        except Exception:
+            if is_seeded or self._streams.state() == before:
+                raise
+        else:
+            self._draws_beyond_torch = before is None or self._streams.state() != before
+            if is_seeded or not self._draws_beyond_torch:
+                return found
+        self._draws_beyond_torch = True
+        self.statistics.restore()
+        self._seed(batch, tower)
+        return passes()
 
     def _tower(
         self,
@@ -243,12 +268,9 @@ class TowerHost:
         hooks: Mapping[int, GradientHook] = MappingProxyType({}),
     ) -> PartialSum:
         """Run one tower: the operand that it adds to the sum. The hooks get its gradients, by index, as they come."""
-        with self._batch_norm:  # around the backward pass too: checkpointing runs parts of the model again in it
-            with self._precision, self._activations, interruptible():
-                returned = losses(self._model, batch)
-            named, metrics = self.outputs.checked(returned, factors)
-            total = objective(named)
-            found, owned = self._backward(total, inputs.loss_scale or 1.0, hooks)
+        named, metrics, total, (found, owned) = self._drawn_alike(
+            lambda: self._passes(losses, batch, inputs, factors, hooks), batch, tower, can_run_again=not hooks
+        )
         tensors, numbers, values, absent = self.outputs.packed(named, metrics, found, self._share, inputs.extras)
         if absent and not self._is_reentrant and is_reentrant(total):
             raise _NowReentrant
@@ -258,6 +280,22 @@ class TowerHost:
             tensors, owned = self._transformed(self._transforms, tensors, inputs), False
         self.leaves[tower], self.values[tower] = leaf, values
         return PartialSum(tensors + self.statistics.shares(leaf, self._share), numbers, owned=owned)
+
+    def _passes(
+        self,
+        losses: LossFunction,
+        batch: Batch,
+        inputs: StepInputs,
+        factors: Mapping[str, float | Tensor],
+        hooks: Mapping[int, GradientHook],
+    ) -> Passes:
+        """The forward and backward pass of a tower: losses, metrics, their sum, its gradients and who holds them."""
+        with self._batch_norm:  # around the backward pass too: checkpointing runs parts of the model again in it
+            with self._precision, self._activations, interruptible():
+                returned = losses(self._model, batch)
+            named, metrics = self.outputs.checked(returned, factors)
+            total = objective(named)
+            return named, metrics, total, self._backward(total, inputs.loss_scale or 1.0, hooks)
 
     def _backward(
         self, total: Tensor, loss_scale: float, hooks: Mapping[int, GradientHook]

@@ -65,7 +65,8 @@ def train_step(
         state: what is updated.
         losses: `losses(model, batch)`, returning named losses or (losses, metrics), each the mean over a tower's
             examples. The mean over all towers is reported. What it draws from the global generators of torch, numpy and
-            Python depends on the seed, the position and the tower alone; afterwards they are where they were.
+            Python depends on the seed, the position and the tower alone; afterwards they are where they were. Where it
+            draws from numpy's or Python's for the first time in a later call, it is called a second time.
         batch: this worker's examples, from `batches`.
         towers: how the batch is split; one tower a worker by default.
         exchange: how the workers' gradients become one; `AllReduce()` by default.
