@@ -25,6 +25,9 @@ from lockstep.cli.shared import (
 from lockstep.cores import NumThreads
 from lockstep.errors import InputError
 
+_OF_SCRIPTS = ("torch", "lockstep.training.loop", "lockstep.optim.optimizers")
+"""What most scripts import, imported once for all workers, and for those that take the place of lost ones."""
+
 
 def _add_arguments(run: argparse.ArgumentParser) -> None:
     run.allow_abbrev = False  # an abbreviation may be meant for the script
@@ -80,7 +83,7 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
         _check_script(arguments.script)
     if is_worker():
         return _work(list(argv))
-    return launch(argv, plan=_plan, main=_work, seat=seat)
+    return launch(argv, plan=_plan, main=_work, preload=_OF_SCRIPTS, seat=seat)
 
 
 def _check_script(script: str) -> None:

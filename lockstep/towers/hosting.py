@@ -8,14 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
+from functools import cache, partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from lockstep.errors import InputError
+from lockstep.exchange.bucketed import BUCKET_BYTES, FIRST_BUCKET_BYTES
 from lockstep.exchange.tree import GradientHook, PartialSum, TreeSum, assign_towers
 from lockstep.optim.gradients import Gradients
 from lockstep.optim.transforms import BoundTransforms
@@ -27,7 +28,7 @@ from lockstep.towers.batch_norm import around_towers
 from lockstep.towers.diagnosis import Finding, first_nonfinite
 from lockstep.towers.statistics import Statistics
 from lockstep.towers.tower_outputs import TowerOutputs, objective
-from lockstep.towers.towers import Precision, Towers
+from lockstep.towers.towers import CompileMode, Precision, Towers
 from lockstep.types import Batch
 from lockstep.workers.random_streams import RandomStreams
 from lockstep.workers.rank import Worker
@@ -47,6 +48,24 @@ def autocast(device: torch.device, precision: Precision) -> AbstractContextManag
     """Return the context in which losses and scores are computed; it can be entered again once it is left."""
     dtype = _AUTOCAST.get(precision)
     return torch.autocast(device.type, dtype) if dtype else nullcontext()
+
+
+def compiled(model: nn.Module, mode: CompileMode, *, in_buckets: bool = False) -> nn.Module:
+    """Compile a model, which keeps its names; `in_buckets`, in parts that end where a bucket of gradients is full.
+
+    The backward pass of what is compiled as one gives all its gradients at its end, when nothing is left to send them
+    beside. Torch cuts the nets of its DistributedDataParallel in this way.
+    """
+    if not in_buckets:
+        return cast("nn.Module", torch.compile(model, mode=mode))
+    from torch._dynamo import lookup_backend
+    from torch._dynamo.backends.distributed import DDPOptimizer
+    from torch._inductor import list_mode_options
+
+    part = partial(lookup_backend("inductor"), config_patches=list_mode_options(mode))
+    return cast(
+        "nn.Module", torch.compile(model, backend=DDPOptimizer(BUCKET_BYTES, part, FIRST_BUCKET_BYTES).compile_fn)
+    )
 
 
 class StepInputs(NamedTuple):
@@ -111,7 +130,8 @@ class TowerHost:
         self._plain_model = model
         self._model = model
         if towers.compile:
-            self._model = torch.compile(model, mode=towers.compile_mode)  # type: ignore[assignment]
+            sends_early = worker.num_workers > 1 and not exact and not any_order
+            self._model = compiled(model, towers.compile_mode, in_buckets=sends_early)
         patterns = towers.activation_checkpointing
         self._activations = ActivationCheckpointing(model, patterns) if patterns else nullcontext()
         self._names, self._parameters = list(parameters), tuple(parameters.values())

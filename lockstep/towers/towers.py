@@ -49,7 +49,8 @@ class Towers(Checked):
     compile: bool = False
     """Run the model through torch.compile: other bits, a slow first step, and a C++ compiler on a CPU.
 
-    It is compiled once for batches of one shape; checkpoints have the names of the plain model.
+    It is compiled once for batches of one shape; checkpoints have the names of the plain model. Among several workers,
+    in parts that end where a bucket of gradients is full, and can be sent; not with an exact exchange.
     """
     compile_mode: CompileMode = "default"
     """As torch.compile has them: "reduce-overhead" replays CUDA graphs, for models of small kernels, and takes memory

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,6 +22,7 @@ from torch.nn import functional as F
 import lockstep as ls
 from lockstep.data.loader import Loader
 from lockstep.readers.reader import Arrays
+from lockstep.towers import hosting
 
 NUM_STEPS = 5
 BAD_POSITION = 24
@@ -109,6 +113,35 @@ def test_a_compiled_model_trains_as_the_plain_one_does() -> None:
         ls.train(state, losses, make_loader(), towers, until=ls.Steps(3))
     plain, compiled_too = (dict(state.sections()) for state in states)
     torch.testing.assert_close(compiled_too, plain, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.process
+@pytest.mark.skipif(shutil.which("c++") is None and shutil.which("g++") is None, reason="there is no C++ compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiled_in_buckets_a_backward_pass_gives_gradients_on_its_way() -> None:
+    model = nn.Sequential(nn.Linear(8, 600), nn.Linear(600, 600), nn.Linear(600, 600), nn.BatchNorm1d(600))
+    state, x = copy.deepcopy(model.state_dict()), torch.randn(4, 8)
+    expected = torch.autograd.grad(model(x).square().sum(), [*model.parameters()])
+    model.load_state_dict(state)  # the running statistics, too
+    parameters, passes, known = tuple(model.parameters()), [], {}
+    total = hosting.compiled(model, "default", in_buckets=True)(x).square().sum()
+    for node in hosting._nodes(total):
+        if node.name() == "CompiledFunctionBackward":
+            node.register_hook(lambda *_: passes.append(len(known)))
+    hooks = {index: partial(known.__setitem__, index) for index in range(len(parameters))}
+    found = hosting.hooked_gradients(total, parameters, torch.ones(()), hooks)
+    assert passes == [0, 4], "those of the last layers are known before the second part begins"
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_it_is_compiled_in_buckets_where_gradients_are_sent_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[bool] = []
+    monkeypatch.setattr(hosting, "compiled", lambda model, mode, *, in_buckets: calls.append(in_buckets) or model)
+    model, worker = make_model(), ls.join("cpu")
+    for num_workers, exact in ((1, False), (2, False), (2, True)):
+        several = replace(worker, num_workers=num_workers)
+        hosting.TowerHost(model, dict(model.named_parameters()), ls.Towers(2, compile=True), several, "", exact=exact)
+    assert calls == [False, True, False]
 
 
 def test_a_compiled_model_keeps_torchs_batch_norm() -> None:
