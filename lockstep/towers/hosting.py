@@ -62,7 +62,8 @@ def compiled(model: nn.Module, mode: CompileMode, *, in_buckets: bool = False) -
     from torch._dynamo.backends.distributed import DDPOptimizer
     from torch._inductor import list_mode_options
 
-    part = partial(lookup_backend("inductor"), config_patches=list_mode_options(mode))
+    inductor: Callable[..., Any] = lookup_backend("inductor")
+    part = partial(inductor, config_patches=list_mode_options(mode))
     return cast(
         "nn.Module", torch.compile(model, backend=DDPOptimizer(BUCKET_BYTES, part, FIRST_BUCKET_BYTES).compile_fn)
     )
