@@ -36,9 +36,7 @@ from lockstep.workers.signals import interruptible
 
 if TYPE_CHECKING:
     from lockstep.exchange.exchange import OverlappedConnection
-    from lockstep.types import LossFunction, Scalars
-
-    Passes = tuple[Scalars, Scalars, Tensor, tuple[Sequence[Tensor | None], bool]]
+    from lockstep.types import LossFunction
 
 OWNING_PAYS_FROM_ELEMENTS = 2**16
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -142,7 +140,9 @@ class TowerHost:
         device = self._parameters[0].device
         self._streams = RandomStreams(device)
         self._draws_beyond_torch: bool | None = None
-        """Whether the towers draw from numpy's or Python's stream; None before the first one."""
+        """Whether the towers draw from numpy's or Python's stream, or could not run again where they do after all; None
+        before they have run."""
+        self._has_drawn = False
         self._replays_graphs = towers.compile_mode != "default" and reading_waits(device)
         backends = backends_of_steps(towers, device, exact=exact)
         self._backends: AbstractContextManager[None] = backends if backends.flags else nullcontext()
@@ -176,33 +176,56 @@ class TowerHost:
         other orders would then sum gradients where others sum statistics of the batch norm.
 
         The caller's random streams and the model's buffers are as before.
+
+        Raises:
+            DrawsNow: all is to be run again, with the parts and what the losses read as they were.
         """
-        sums, last = TreeSum(len(self._parameters)), parts[-1].leaf
         if self._transforms is not None or self._is_joined or self._is_reentrant:
             overlapped = None
+        before = [] if self._draws_beyond_torch else [_Before.of(part.batch) for part in parts]
+        try:
+            with self._restored():
+                sums = self._run_in_turn(losses, parts, inputs, overlapped)
+        except DrawsNow:
+            self._draws_beyond_torch = True
+            for each in before:
+                each.restore()
+            raise
+        if self._draws_beyond_torch is None:
+            self._draws_beyond_torch = self._has_drawn or any(each.is_changed for each in before)
+        self.statistics.check()
+        return sums
+
+    def _run_in_turn(
+        self,
+        losses: LossFunction,
+        parts: Sequence[TowerBatch],
+        inputs: StepInputs,
+        overlapped: OverlappedConnection | None,
+    ) -> TreeSum:
+        sums, last = TreeSum(len(self._parameters)), parts[-1].leaf
         self.absent.clear()
         self.values.clear()
         self.leaves.clear()
         factors = {name: _factor(count, self._share) for name, count in inputs.counts.items()}
         if self._replays_graphs:  # they may take the memory of the gradients before, but not of another tower's
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-        with self._restored():
-            for leaf, tower, part in parts:
-                hooks = overlapped.start(sums, leaf) if overlapped is not None and leaf == last else {}
-                if sums.nodes:
-                    self.statistics.restore()
-                    inputs = inputs._replace(extras=_zeros_like(inputs.extras))  # the first tower has added them
-                try:
-                    operand = self._tower(losses, part, leaf, tower, inputs, factors, hooks)
-                except _NowReentrant:
-                    self._expect_reentrant(is_waited_for=bool(hooks))
-                    self.statistics.restore()
-                    operand = self._tower(losses, part, leaf, tower, inputs, factors)
-                if hooks:
-                    sums.put(leaf, operand)
-                else:
-                    sums.add(leaf, operand)
-        self.statistics.check()
+        for part in parts:
+            leaf = part.leaf
+            hooks = overlapped.start(sums, leaf) if overlapped is not None and leaf == last else {}
+            if sums.nodes:
+                self.statistics.restore()
+                inputs = inputs._replace(extras=_zeros_like(inputs.extras))  # the first tower has added them
+            try:
+                operand = self._watched_tower(losses, part, inputs, factors, hooks)
+            except _NowReentrant:
+                self._expect_reentrant(is_waited_for=bool(hooks))
+                self.statistics.restore()
+                operand = self._watched_tower(losses, part, inputs, factors)
+            if hooks:
+                sums.put(leaf, operand)
+            else:
+                sums.add(leaf, operand)
         return sums
 
     def explain(self, losses: LossFunction, batch: Batch, tower: int, sums: TreeSum) -> Finding:
@@ -255,28 +278,34 @@ class TowerHost:
     def _seed(self, batch: Batch, tower: int, *, beyond_torch: bool = True) -> None:
         self._streams.seed(mix(batch.seed, self._stream_key, batch.position, tower), beyond_torch=beyond_torch)
 
-    def _drawn_alike(self, passes: Callable[[], Passes], batch: Batch, tower: int, *, can_run_again: bool) -> Passes:
-        """Run a tower's passes with streams that are seeded for it, as far as it draws from them.
+    def _watched_tower(
+        self,
+        losses: LossFunction,
+        part: TowerBatch,
+        inputs: StepInputs,
+        factors: Mapping[str, float | Tensor],
+        hooks: Mapping[int, GradientHook] = MappingProxyType({}),
+    ) -> PartialSum:
+        """Run one tower, with its random streams seeded as far as the towers draw from them.
 
-        To seed numpy's and Python's takes as long as a small layer. So they are seeded for the first tower, and for the
-        others where that one has moved them; one that does later runs again, and from then on they always are.
+        Raises:
+            DrawsNow: it draws from one that was not seeded for it.
         """
-        is_seeded = self._draws_beyond_torch is not False or not (can_run_again and self._can_run_again)
+        leaf, tower, batch = part
+        is_seeded = self._draws_beyond_torch is not False or not self._can_run_again or bool(hooks)
         self._seed(batch, tower, beyond_torch=is_seeded)
         before = None if self._draws_beyond_torch else self._streams.state()
         try:
-            found = passes()
+            operand = self._tower(losses, batch, leaf, tower, inputs, factors, hooks)
         except Exception:
-            if is_seeded or self._streams.state() == before:
-                raise
-        else:
-            self._draws_beyond_torch = before is None or self._streams.state() != before
-            if is_seeded or not self._draws_beyond_torch:
-                return found
-        self._draws_beyond_torch = True
-        self.statistics.restore()
-        self._seed(batch, tower)
-        return passes()
+            if not is_seeded and self._streams.state() != before:
+                raise DrawsNow from None  # the error may come of the number that was drawn
+            raise
+        if before is None or self._streams.state() != before:
+            if not is_seeded:
+                raise DrawsNow
+            self._has_drawn = True
+        return operand
 
     def _tower(
         self,
@@ -286,12 +315,15 @@ class TowerHost:
         tower: int,
         inputs: StepInputs,
         factors: Mapping[str, float | Tensor],
-        hooks: Mapping[int, GradientHook] = MappingProxyType({}),
+        hooks: Mapping[int, GradientHook],
     ) -> PartialSum:
         """Run one tower: the operand that it adds to the sum. The hooks get its gradients, by index, as they come."""
-        named, metrics, total, (found, owned) = self._drawn_alike(
-            lambda: self._passes(losses, batch, inputs, factors, hooks), batch, tower, can_run_again=not hooks
-        )
+        with self._batch_norm:  # around the backward pass too: checkpointing runs parts of the model again in it
+            with self._precision, self._activations, interruptible():
+                returned = losses(self._model, batch)
+            named, metrics = self.outputs.checked(returned, factors)
+            total = objective(named)
+            found, owned = self._backward(total, inputs.loss_scale or 1.0, hooks)
         tensors, numbers, values, absent = self.outputs.packed(named, metrics, found, self._share, inputs.extras)
         if absent and not self._is_reentrant and is_reentrant(total):
             raise _NowReentrant
@@ -301,22 +333,6 @@ class TowerHost:
             tensors, owned = self._transformed(self._transforms, tensors, inputs), False
         self.leaves[tower], self.values[tower] = leaf, values
         return PartialSum(tensors + self.statistics.shares(leaf, self._share), numbers, owned=owned)
-
-    def _passes(
-        self,
-        losses: LossFunction,
-        batch: Batch,
-        inputs: StepInputs,
-        factors: Mapping[str, float | Tensor],
-        hooks: Mapping[int, GradientHook],
-    ) -> Passes:
-        """The forward and backward pass of a tower: losses, metrics, their sum, its gradients and who holds them."""
-        with self._batch_norm:  # around the backward pass too: checkpointing runs parts of the model again in it
-            with self._precision, self._activations, interruptible():
-                returned = losses(self._model, batch)
-            named, metrics = self.outputs.checked(returned, factors)
-            total = objective(named)
-            return named, metrics, total, self._backward(total, inputs.loss_scale or 1.0, hooks)
 
     def _backward(
         self, total: Tensor, loss_scale: float, hooks: Mapping[int, GradientHook]
@@ -389,6 +405,49 @@ def _factor(count: float | Tensor, share: float) -> float | Tensor:
 
 def _zeros_like(numbers: Sequence[float] | Tensor) -> Sequence[float] | Tensor:
     return torch.zeros_like(numbers) if isinstance(numbers, Tensor) else [0.0] * len(numbers)
+
+
+class DrawsNow(Exception):  # noqa: N818 (no error)
+    """A tower draws from numpy's or Python's stream, which was not seeded for it: those before it did not."""
+
+
+class _Before(NamedTuple):
+    """The fields of a batch before a loss function has seen them."""
+
+    batch: Batch
+    fields: Mapping[str, Any]
+    versions: Sequence[int]
+
+    @classmethod
+    def of(cls, batch: Batch) -> _Before:
+        return cls(batch, dict(batch), versions_of(batch))
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether a field that was there is changed in place."""
+        return versions_of(self.fields) != self.versions
+
+    def restore(self) -> None:
+        """Make the fields those that were there, for another run.
+
+        Raises:
+            InputError: one is changed in place.
+        """
+        if self.is_changed:
+            raise InputError(
+                "The loss function draws random numbers of numpy or Python, and changes its batch in place, as it did "
+                "not in the first step.",
+                given=f"fields {', '.join(map(repr, self.fields))}",
+                expected="fields that stay as they are, so that it can be called again with seeded generators",
+                hint="write x = x / 255 in place of x.div_(255)",
+            )
+        self.batch.clear()
+        self.batch.update(self.fields)
+
+
+def versions_of(fields: Mapping[str, Any]) -> list[int]:
+    """Numbers that grow with each change in place of a field of a batch."""
+    return [value._version for value in fields.values() if isinstance(value, Tensor) and not value.is_inference()]
 
 
 class _NowReentrant(Exception):  # noqa: N818 (no error)

@@ -18,7 +18,7 @@ from lockstep.exchange.exchange import AllReduce, Counts, Exchange, Reducer, is_
 from lockstep.exchange.tree import TreeSum, assign_towers
 from lockstep.screen import log
 from lockstep.tensors import numbers_on, reading_waits
-from lockstep.towers.hosting import StepInputs, TowerBatch, TowerHost
+from lockstep.towers.hosting import DrawsNow, StepInputs, TowerBatch, TowerHost, versions_of
 from lockstep.towers.statistics import restored
 from lockstep.towers.tower_outputs import MissingGradients
 from lockstep.towers.towers import Towers, counted_towers
@@ -66,7 +66,7 @@ def train_step(
         losses: `losses(model, batch)`, returning named losses or (losses, metrics), each the mean over a tower's
             examples. The mean over all towers is reported. What it draws from the global generators of torch, numpy and
             Python depends on the seed, the position and the tower alone; afterwards they are where they were. Where it
-            draws from numpy's or Python's for the first time in a later call, it is called a second time.
+            draws from numpy's or Python's for the first time after the first step, it is called again for that step.
         batch: this worker's examples, from `batches`.
         towers: how the batch is split; one tower a worker by default.
         exchange: how the workers' gradients become one; `AllReduce()` by default.
@@ -187,10 +187,17 @@ class Step:
         Raises:
             InputError: parameters have changed since the state was made, which may be why they fail.
         """
-        try:
-            others = self.state.other_buffers()
+
+        def run() -> TreeSum:
             with restored(others) if others else nullcontext():
                 return self._host.run(losses, parts, inputs, overlapped)
+
+        try:
+            others = self.state.other_buffers()
+            try:
+                return run()
+            except DrawsNow:
+                return run()
         except (RuntimeError, InputError, MemoryError) as error:
             if is_lack_of_memory(error):
                 _, tower, part = parts[min(len(self._host.leaves), len(parts) - 1)]
@@ -360,12 +367,12 @@ class BoundStep(Step):
         parts = self._host.parts(batch)
         if is_kept:  # it may be begun again, from the fields as they are: what the loss function writes there is gone
             parts = [part._replace(batch=replace(part.batch, fields=part.batch)) for part in parts]
-            before = _versions_of(batch)
+            before = versions_of(batch)
         inputs = self._inputs(batch, [counts(part) for _, _, part in parts] if counts else [], step, began)
         sums = self._run_towers(losses, parts, inputs)
         is_late = is_kept and self.runs_ahead
         proposal = self.state.propose(self._attempt(sums, inputs.loss_scale, batch.position, is_late=is_late))
-        if is_kept and _versions_of(batch) != before:
+        if is_kept and versions_of(batch) != before:
             self._read_first("the loss function changes its batch in place")
         versions = self._versions() if is_kept else []
         return PendingAttempt(batch, inputs, sums, proposal, versions, self.state.changes_of_others, began)
@@ -490,11 +497,6 @@ class BoundStep(Step):
             withheld,
             unexpected,
         )
-
-
-def _versions_of(batch: Batch) -> list[int]:
-    """Numbers that grow with each change in place of a field."""
-    return [value._version for value in batch.values() if isinstance(value, Tensor) and not value.is_inference()]
 
 
 # Numbers that travel with the losses, so that all workers decide alike without asking --------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -139,43 +139,6 @@ def test_buffers_and_random_streams_are_left_as_they_were(fails: bool) -> None:
     assert torch.equal(torch.get_rng_state(), streams[0])
     assert random.getstate() == streams[1]
     assert np.random.get_state()[1].tolist() == streams[2]  # type: ignore[index,union-attr]
-
-
-@pytest.mark.parametrize("raises", [False, True])
-@pytest.mark.parametrize(
-    "draw", [random.random, lambda: random.gauss(0, 1), np.random.rand, lambda: float(np.random.randn())]
-)
-def test_a_tower_that_draws_later_than_the_first_runs_again_seeded(draw: Callable[[], float], raises: bool) -> None:
-    calls: list[tuple[int, float]] = []
-
-    def drawing_from(first: int) -> LossFunction:
-        def draws(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
-            tower = batch.towers.start
-            calls.append((tower, torch.rand(()).item() + (draw() if tower >= first else 0.0)))
-            if raises and first and len(calls) == 3:
-                raise ValueError("as with a number that was drawn without a seed")
-            return losses(model, batch)[0]
-
-        return draws
-
-    expected = run(make_host(Net(), 4), drawing_from(0), make_batch(4))
-    seeded = dict(calls)
-    calls.clear()
-    callers = random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index,union-attr]
-    found = run(make_host(Net(), 4), drawing_from(2), make_batch(4))
-    assert [tower for tower, _ in calls] == [0, 1, 2, 2, 3], "the first one that draws runs again, and no other"
-    assert (dict(calls)[2], dict(calls)[3]) == (seeded[2], seeded[3])
-    assert (random.getstate(), np.random.get_state()[1].tolist()) == callers  # type: ignore[index,union-attr]
-    assert all(map(torch.equal, found.total().tensors, expected.total().tensors))
-
-
-def test_what_draws_from_torch_alone_has_nothing_else_seeded(monkeypatch: pytest.MonkeyPatch) -> None:
-    seeds: list[int] = []
-    monkeypatch.setattr(random, "seed", seeds.append)
-    host = make_host(Net(), 3)
-    for _ in range(2):
-        run(host, lambda model, batch: {"drawn": model(batch["tokens"]).mean() * torch.rand(())}, make_batch(3))
-    assert len(seeds) == 1, "for the first tower, which shows that nothing draws from it"
 
 
 def test_a_tower_draws_the_same_whoever_hosts_it() -> None:

@@ -257,6 +257,75 @@ def test_dropout_is_a_function_of_seed_position_and_tower() -> None:
     assert not torch.equal(first, later)
 
 
+DRAWS: list[Callable[[], float]] = [
+    random.random, lambda: random.gauss(0, 1), np.random.rand, lambda: float(np.random.randn())
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("raises", [False, True])
+@pytest.mark.parametrize("draw", DRAWS)
+def test_what_draws_beyond_torch_later_than_in_its_first_step_is_seeded_as_ever(
+    draw: Callable[[], float], raises: bool
+) -> None:
+    """All towers run again, from fields, buffers and other models' buffers as they were."""
+
+    def trained(first_step: int) -> tuple[list[int], Any]:
+        torch.manual_seed(0)
+        state, other = make_state(nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))), nn.BatchNorm1d(3)
+        others = ls.TrainState(other, ls.optim.SGD(0.1), name="other")
+        calls: list[int] = []
+
+        def losses(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+            step, tower = batch.position // 8, batch.towers.start
+            calls.append(tower)
+            drawn = draw() if step >= first_step and (tower >= 2 or not step) else 0.0
+            if raises and step == first_step == 1 and len(calls) == 7:
+                raise ValueError("as with a number that was drawn without a seed")
+            noise = torch.rand(2) + (drawn if step else 0.0)
+            batch["x"] = batch["x"] * 2 + other(batch["x"]) + other.running_mean
+            return {"loss": (model(batch["x"]).squeeze(1) - noise).square().mean()}
+
+        for position in (0, 8, 16):
+            ls.train_step(state, losses, make_batch(4, position=position), ls.Towers(4))
+        assert not others.model.running_mean.any()  # type: ignore[operator,union-attr]
+        return calls, state.sections()
+
+    callers = random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index,union-attr]
+    (always, expected), (later, found) = trained(0), trained(1)
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == callers  # type: ignore[index,union-attr]
+    assert always == [*range(4)] * 3
+    assert later == [0, 1, 2, 3, 0, 1, 2, 0, 1, 2, 3, 0, 1, 2, 3]
+    for section, tensors in expected.items():
+        assert all(torch.equal(value, found[section][name]) for name, value in tensors.items())
+
+
+def test_what_draws_later_and_changes_its_batch_in_place_is_told() -> None:
+    def losses(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+        if batch.position:
+            batch["x"].mul_(random.random())
+        return squared(model, batch)
+
+    state = make_state()
+    ls.train_step(state, losses, make_batch())
+    with pytest.raises(ls.InputError, match=r"draws random numbers .* changes its batch in place.*\n.*'x', 'y'"):
+        ls.train_step(state, losses, make_batch(position=8))
+    assert state.step == 1
+
+
+def test_what_changes_its_batch_in_place_from_the_first_step_on_may_draw_later() -> None:
+    drawn = []
+
+    def losses(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+        batch["x"].mul_(2.0)
+        drawn.append(random.random() if batch.position else 0.0)
+        return squared(model, batch)
+
+    state = make_state()
+    for position in (0, 8):
+        ls.train_step(state, losses, make_batch(position=position))
+    assert len(drawn) == 2
+
+
 def test_another_states_model_keeps_its_buffers_and_parameters() -> None:
     other = make_state(nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1)))
     before = {name: value.clone() for name, value in other.model.state_dict().items()}
