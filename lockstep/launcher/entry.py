@@ -44,6 +44,8 @@ def run_task(task: dict[str, Any], descriptors: list[int]) -> NoReturn:
     if "store" in task:
         inherit(StoreAddress(*task["store"]))
     sys.argv = task["sys_argv"]
+    if "numpy.random" in sys.modules:  # else all workers would draw alike; Python's own does so by itself
+        sys.modules["numpy.random"].seed()
     if task["kind"] == "plan":
         _exit_now(_plan(task, channel))
     _worker(task, channel)

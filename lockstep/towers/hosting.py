@@ -6,7 +6,7 @@ More towers than workers is gradient accumulation, in bits that do not depend on
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, partial
 from types import MappingProxyType
@@ -20,10 +20,19 @@ from lockstep.exchange.bucketed import BUCKET_BYTES, FIRST_BUCKET_BYTES
 from lockstep.exchange.tree import GradientHook, PartialSum, TreeSum, assign_towers
 from lockstep.optim.gradients import Gradients
 from lockstep.optim.transforms import BoundTransforms
+from lockstep.ragged import Ragged
 from lockstep.randomness import key_of, mix
 from lockstep.tensors import reading_waits
 from lockstep.towers.activation_checkpointing import ActivationCheckpointing
 from lockstep.towers.backends import backends_of_steps
+from lockstep.towers.backward import (
+    gradients,
+    hooked_gradients,
+    is_reentrant,
+    own_gradients,
+    reentrant_gradients,
+    watched_gradients,
+)
 from lockstep.towers.batch_norm import around_towers
 from lockstep.towers.diagnosis import Finding, first_nonfinite
 from lockstep.towers.statistics import Statistics
@@ -54,17 +63,21 @@ def compiled(model: nn.Module, mode: CompileMode, *, in_buckets: bool = False) -
     The backward pass of what is compiled as one gives all its gradients at its end, when nothing is left to send them
     beside. Torch cuts the nets of its DistributedDataParallel in this way.
     """
-    if not in_buckets:
-        return cast("nn.Module", torch.compile(model, mode=mode))
+    whole: Any = (
+        torch.compile(model, backend=_compiler_in_buckets(mode)) if in_buckets else torch.compile(model, mode=mode)
+    )
+    return cast("nn.Module", whole)
+
+
+@cache  # torch compiles anew for another backend
+def _compiler_in_buckets(mode: CompileMode) -> Callable[..., Any]:
     from torch._dynamo import lookup_backend
     from torch._dynamo.backends.distributed import DDPOptimizer
     from torch._inductor import list_mode_options
 
     inductor: Callable[..., Any] = lookup_backend("inductor")
     part = partial(inductor, config_patches=list_mode_options(mode))
-    return cast(
-        "nn.Module", torch.compile(model, backend=DDPOptimizer(BUCKET_BYTES, part, FIRST_BUCKET_BYTES).compile_fn)
-    )
+    return DDPOptimizer(BUCKET_BYTES, part, FIRST_BUCKET_BYTES).compile_fn
 
 
 class StepInputs(NamedTuple):
@@ -103,6 +116,7 @@ class TowerHost:
         still: batch norm that keeps its statistics.
         exact: with deterministic algorithms.
         any_order: a tower's place in the sum is unknown while it runs (backup workers); see `Statistics`.
+        sends_early: gradients of the last tower are sent while its backward pass goes on.
     """
 
     def __init__(
@@ -117,6 +131,7 @@ class TowerHost:
         *,
         exact: bool = False,
         any_order: bool = False,
+        sends_early: bool = False,
     ) -> None:
         self.outputs = TowerOutputs(model, parameters, is_alone=worker.num_workers == 1)
         self.statistics = Statistics(model, towers.batch_norm, towers.num_towers, any_order=any_order)
@@ -129,8 +144,7 @@ class TowerHost:
         self._plain_model = model
         self._model = model
         if towers.compile:
-            sends_early = worker.num_workers > 1 and not exact and not any_order
-            self._model = compiled(model, towers.compile_mode, in_buckets=sends_early)
+            self._model = compiled(model, towers.compile_mode, in_buckets=sends_early and transforms is None)
         patterns = towers.activation_checkpointing
         self._activations = ActivationCheckpointing(model, patterns) if patterns else nullcontext()
         self._names, self._parameters = list(parameters), tuple(parameters.values())
@@ -139,9 +153,10 @@ class TowerHost:
         self._stream_key = key_of(name)
         device = self._parameters[0].device
         self._streams = RandomStreams(device)
-        self._draws_beyond_torch: bool | None = None
-        """Whether the towers draw from numpy's or Python's stream, or could not run again where they do after all; None
-        before they have run."""
+        self._draws_beyond_torch: bool | None = None if worker.num_workers == 1 else True
+        """Whether towers draw from numpy's or Python's stream, or change the batch in place, so that they could not run
+        again; None before the first run. Several workers always seed: what a loss function sends runs on all of them.
+        """
         self._has_drawn = False
         self._replays_graphs = towers.compile_mode != "default" and reading_waits(device)
         backends = backends_of_steps(towers, device, exact=exact)
@@ -178,21 +193,15 @@ class TowerHost:
         The caller's random streams and the model's buffers are as before.
 
         Raises:
-            DrawsNow: all is to be run again, with the parts and what the losses read as they were.
+            DrawsNow: all is to be run again: the fields of the parts are as they were.
         """
         if self._transforms is not None or self._is_joined or self._is_reentrant:
             overlapped = None
         before = [] if self._draws_beyond_torch else [_Before.of(part.batch) for part in parts]
-        try:
-            with self._restored():
-                sums = self._run_in_turn(losses, parts, inputs, overlapped)
-        except DrawsNow:
-            self._draws_beyond_torch = True
-            for each in before:
-                each.restore()
-            raise
-        if self._draws_beyond_torch is None:
-            self._draws_beyond_torch = self._has_drawn or any(each.is_changed for each in before)
+        with self._restored():
+            sums = self._run_in_turn(losses, parts, inputs, overlapped)
+        if before:
+            self._look_whether_they_drew(before)
         self.statistics.check()
         return sums
 
@@ -286,26 +295,31 @@ class TowerHost:
         factors: Mapping[str, float | Tensor],
         hooks: Mapping[int, GradientHook] = MappingProxyType({}),
     ) -> PartialSum:
-        """Run one tower, with its random streams seeded as far as the towers draw from them.
+        """Run one tower, and note whether it draws from numpy's or Python's stream."""
+        leaf, tower, batch = part
+        self._seed(batch, tower, beyond_torch=self._draws_beyond_torch is not False)
+        if self._draws_beyond_torch:
+            return self._tower(losses, batch, leaf, tower, inputs, factors, hooks)
+        before = self._streams.state()
+        try:
+            return self._tower(losses, batch, leaf, tower, inputs, factors, hooks)
+        finally:
+            self._has_drawn |= before is None or self._streams.state() != before
+
+    def _look_whether_they_drew(self, before: Sequence[_Before]) -> None:
+        """Find from a run whether the next ones seed numpy's and Python's streams.
 
         Raises:
-            DrawsNow: it draws from one that was not seeded for it.
+            DrawsNow: this run should have seeded them.
+            InputError: and cannot be made again, since a batch is changed in place.
         """
-        leaf, tower, batch = part
-        is_seeded = self._draws_beyond_torch is not False or not self._can_run_again or bool(hooks)
-        self._seed(batch, tower, beyond_torch=is_seeded)
-        before = None if self._draws_beyond_torch else self._streams.state()
-        try:
-            operand = self._tower(losses, batch, leaf, tower, inputs, factors, hooks)
-        except Exception:
-            if not is_seeded and self._streams.state() != before:
-                raise DrawsNow from None  # the error may come of the number that was drawn
-            raise
-        if before is None or self._streams.state() != before:
-            if not is_seeded:
-                raise DrawsNow
-            self._has_drawn = True
-        return operand
+        is_first, self._draws_beyond_torch = self._draws_beyond_torch is None, self._has_drawn
+        if is_first:
+            self._draws_beyond_torch |= any(each.is_changed for each in before)
+        elif self._has_drawn:
+            for each in before:
+                each.restore()
+            raise DrawsNow
 
     def _tower(
         self,
@@ -416,7 +430,7 @@ class _Before(NamedTuple):
 
     batch: Batch
     fields: Mapping[str, Any]
-    versions: Sequence[int]
+    versions: Sequence[int | None]
 
     @classmethod
     def of(cls, batch: Batch) -> _Before:
@@ -424,8 +438,8 @@ class _Before(NamedTuple):
 
     @property
     def is_changed(self) -> bool:
-        """Whether a field that was there is changed in place."""
-        return versions_of(self.fields) != self.versions
+        """Whether a field that was there is changed in place, or may be."""
+        return None in self.versions or versions_of(self.fields) != self.versions
 
     def restore(self) -> None:
         """Make the fields those that were there, for another run.
@@ -437,7 +451,7 @@ class _Before(NamedTuple):
             raise InputError(
                 "The loss function draws random numbers of numpy or Python, and changes its batch in place, as it did "
                 "not in the first step.",
-                given=f"fields {', '.join(map(repr, self.fields))}",
+                given=f"a batch with the fields {', '.join(map(repr, self.fields))}",
                 expected="fields that stay as they are, so that it can be called again with seeded generators",
                 hint="write x = x / 255 in place of x.div_(255)",
             )
@@ -445,9 +459,20 @@ class _Before(NamedTuple):
         self.batch.update(self.fields)
 
 
-def versions_of(fields: Mapping[str, Any]) -> list[int]:
-    """Numbers that grow with each change in place of a field of a batch."""
-    return [value._version for value in fields.values() if isinstance(value, Tensor) and not value.is_inference()]
+def versions_of(fields: Mapping[str, Any]) -> list[int | None]:
+    """Numbers that grow with each change in place of a field of a batch; None for what may change unnoticed."""
+    return [version for value in fields.values() for version in _versions_of_field(value)]
+
+
+def _versions_of_field(value: Any) -> list[int | None]:
+    if isinstance(value, Tensor):
+        return [None if value.is_inference() else value._version]
+    if isinstance(value, Ragged):
+        return _versions_of_field(value.values) + _versions_of_field(value.lengths)
+    if isinstance(value, list):
+        some = value if value and isinstance(value[0], Tensor) else value[:1]
+        return [version for each in some for version in _versions_of_field(each)]
+    return [] if value is None or isinstance(value, str | bytes | int | float) else [None]
 
 
 class _NowReentrant(Exception):  # noqa: N818 (no error)
@@ -459,149 +484,3 @@ def _to_channels_last(batch: Batch) -> None:
     for name, value in batch.items():
         if isinstance(value, Tensor) and value.ndim == 4:
             batch[name] = value.to(memory_format=torch.channels_last)
-
-
-# Gradients of a scalar, by a direct call of torch's autograd engine ---------------------------------------------------
-#
-# `torch.autograd.grad` checks its arguments and makes its own seed at every call, 20 to 30 us of a tiny step. What it
-# checks is known here, so the engine is called as it would call it. The entry point is a private name, stable over many
-# releases; where it is missing the public function is used.
-
-_engine = getattr(torch.autograd.Variable, "_execution_engine", None)
-_run: Callable[..., Any] | None = getattr(_engine, "run_backward", None)
-_use_count: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
-
-
-def gradients(total: Tensor, parameters: tuple[Tensor, ...], seed: Tensor) -> tuple[Tensor | None, ...]:
-    """The gradient of a scalar for each parameter, times the seed; None for parameters it does not depend on."""
-    if _run is None:
-        return torch.autograd.grad(total, parameters, seed, allow_unused=True)
-    # Outputs, their gradients, keep the graph, build a graph of the gradients, inputs, some may be unreachable.
-    found: tuple[Tensor | None, ...] = _run((total,), (seed,), False, False, parameters, True, accumulate_grad=False)
-    return found
-
-
-def watched_gradients(
-    total: Tensor, parameters: tuple[Tensor, ...], seed: Tensor
-) -> tuple[tuple[Tensor | None, ...], bool]:
-    """Gradients; and whether the pass has run others inside it, which have added to the `grad` of a parameter.
-
-    The backward of an `autograd.Function` may, as in a reversible net. What they have added is in no gradient here, nor
-    is it left in the parameters: `reentrant_gradients` adds all up.
-    """
-    with _grads_put_aside(parameters):
-        return gradients(total, parameters, seed), any(parameter.grad is not None for parameter in parameters)
-
-
-def own_gradients(
-    total: Tensor, parameters: tuple[Tensor, ...], seed: Tensor
-) -> tuple[tuple[Tensor | None, ...], bool]:
-    """Gradients that nobody else holds, where possible: those held elsewhere are copied. Also says whether it was.
-
-    Torch copies a gradient that is held as a tensor when it accumulates it, but not one whose memory is: a view, or
-    what a hook has detached. The parameters keep what they have as their `grad`.
-    """
-    if not _can_accumulate(parameters):
-        return gradients(total, parameters, seed), False
-    found = _accumulated(total, parameters, seed)
-    alone = _alone()
-    return tuple(g.clone() if g is not None and _holders(g) > alone else g for g in found), True
-
-
-def hooked_gradients(
-    total: Tensor, parameters: tuple[Tensor, ...], seed: Tensor, hooks: Mapping[int, Callable[[Tensor], None]]
-) -> tuple[Tensor | None, ...]:
-    """Gradients, of which some are given to hooks, by the index of the parameter, as soon as each is known.
-
-    No hook is called where a parameter has hooks of the script's own: they would see what they do not see else.
-    """
-    if not _can_accumulate(parameters):
-        return gradients(total, parameters, seed)
-    with _hooked(parameters, hooks):
-        return _accumulated(total, parameters, seed)
-
-
-@contextmanager
-def _hooked(parameters: tuple[Tensor, ...], hooks: Mapping[int, Callable[[Tensor], None]]) -> Iterator[None]:
-    """Have the gradients given to the hooks in the block; no other hook is there.
-
-    Written into the dict that torch keeps for each parameter. Its public method and the handle that this returns do the
-    same in ten times the time, 0.7 ms for the 161 parameters of a ResNet-50.
-    """
-    filled: list[dict[str, Callable[[Tensor], None]]] = []
-    try:
-        for index, hook in hooks.items():
-            parameter: Any = parameters[index]  # its methods have no types
-            if parameter._post_accumulate_grad_hooks is None:
-                parameter.register_post_accumulate_grad_hook(hook).remove()
-            parameter._post_accumulate_grad_hooks["lockstep"] = lambda parameter, hook=hook: hook(parameter.grad)
-            filled.append(parameter._post_accumulate_grad_hooks)
-        yield
-    finally:
-        for each in filled:
-            each.pop("lockstep", None)
-
-
-def _can_accumulate(parameters: tuple[Tensor, ...]) -> bool:
-    return _run is not None and _use_count is not None and not any(p._post_accumulate_grad_hooks for p in parameters)
-
-
-def _accumulated(total: Tensor, parameters: tuple[Tensor, ...], seed: Tensor) -> tuple[Tensor | None, ...]:
-    assert _run is not None, "asked by _can_accumulate"
-    with _grads_put_aside(parameters):
-        _run((total,), (seed,), False, False, parameters, True, accumulate_grad=True)
-        return tuple(parameter.grad for parameter in parameters)
-
-
-def reentrant_gradients(total: Tensor, parameters: tuple[Tensor, ...], seed: Tensor) -> tuple[Tensor | None, ...]:
-    """Gradients from a backward pass that runs others inside it (see `is_reentrant`).
-
-    Torch allows these only in a pass to all leaves of the graph, which adds to the `grad` of each. The leaves that the
-    graph shows keep what they have; those of other models inside of a checkpointed part do not.
-    """
-    leaves = {node.variable for node in _nodes(total) if hasattr(node, "variable")}
-    with _grads_put_aside({*parameters, *leaves}):
-        torch.autograd.backward(total, seed)
-        return tuple(parameter.grad for parameter in parameters)
-
-
-def is_reentrant(total: Tensor) -> bool:
-    """Whether a backward pass from here runs others inside it: `torch.utils.checkpoint` with use_reentrant=True."""
-    return any(node.name() == "CheckpointFunctionBackward" for node in _nodes(total))
-
-
-def _nodes(total: Tensor) -> set[Any]:
-    """The nodes of the graph that a scalar was computed by."""
-    found: set[Any] = set()
-    ahead: list[Any] = [total.grad_fn]
-    while ahead:
-        node = ahead.pop()
-        if node is not None and node not in found:
-            found.add(node)
-            ahead += [before for before, _ in node.next_functions]
-    return found
-
-
-@contextmanager
-def _grads_put_aside(leaves: Collection[Tensor]) -> Iterator[None]:
-    """Take the `grad` of the leaves away, and give it back at the end."""
-    kept = [(leaf, leaf.grad) for leaf in leaves]
-    for leaf, _ in kept:
-        leaf.grad = None
-    try:
-        yield
-    finally:
-        for leaf, grad in kept:
-            leaf.grad = grad
-
-
-@cache
-def _alone() -> int:
-    return _holders(torch.empty(1))
-
-
-def _holders(tensor: Tensor) -> int:
-    """The number of tensors that share the memory of this one, itself included; 0 for a sparse tensor."""
-    if tensor.layout != torch.strided or _use_count is None:
-        return 0
-    return _use_count(tensor.untyped_storage()._cdata)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -187,17 +187,11 @@ class Step:
         Raises:
             InputError: parameters have changed since the state was made, which may be why they fail.
         """
-
-        def run() -> TreeSum:
-            with restored(others) if others else nullcontext():
-                return self._host.run(losses, parts, inputs, overlapped)
-
         try:
             others = self.state.other_buffers()
-            try:
-                return run()
-            except DrawsNow:
-                return run()
+            while True:
+                with suppress(DrawsNow), restored(others) if others else nullcontext():
+                    return self._host.run(losses, parts, inputs, overlapped)
         except (RuntimeError, InputError, MemoryError) as error:
             if is_lack_of_memory(error):
                 _, tower, part = parts[min(len(self._host.leaves), len(parts) - 1)]
@@ -244,6 +238,10 @@ class BoundStep(Step):
     ) -> None:
         prepare_steps(state, towers, exchange, worker)
         self._mine = assign_towers(towers.num_towers, worker.num_workers)[worker.rank]
+        num_leaves, mine = (
+            (worker.num_workers, [worker.rank]) if towers.joined else (towers.num_towers, list(self._mine))
+        )
+        reducer = Reducer(exchange, worker, num_leaves, mine)
         host = TowerHost(
             state.model,
             state.parameters,
@@ -253,11 +251,9 @@ class BoundStep(Step):
             state.tower_transforms,
             state.frozen.norms,
             exact=is_exact(exchange),
+            sends_early=reducer.overlapped is not None,
         )
-        num_leaves, mine = (
-            (worker.num_workers, [worker.rank]) if towers.joined else (towers.num_towers, list(self._mine))
-        )
-        super().__init__(state, towers, host, Reducer(exchange, worker, num_leaves, mine), worker, before)
+        super().__init__(state, towers, host, reducer, worker, before)
         self._replicas = Replicas(self.state, worker) if worker.num_workers > 1 else None
         self._extras = ExtraSums(self._replicas, worker)
         self._num_runs = 0

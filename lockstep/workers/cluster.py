@@ -156,7 +156,7 @@ def _tf_config(environment: Environment) -> WorkerEnvironment | None:
     try:
         config = json.loads(text)
         cluster, task = config.get("cluster") or {}, config.get("task") or {}
-        lists = {kind: [str(where) for where in cluster[kind]] for kind in cluster}
+        lists = {kind: [str(where) for where in places] for kind, places in cluster.items()}
         # Without a type, the trainer of Object Detection takes its process for the master.
         here = str(task.get("type", "master")), str(task.get("index", 0))
     except (ValueError, TypeError, AttributeError, RecursionError):

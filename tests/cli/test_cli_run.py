@@ -46,6 +46,15 @@ def test_a_signal_to_one_worker_is_the_exit_code_of_all(run_workers: Callable[..
     assert run_workers(run_script, 2, str(tmp_path / "script.py")) == [75, 75]
 
 
+@pytest.mark.process
+def test_workers_draw_other_numbers_by_themselves(tmp_path: Path) -> None:
+    script = tmp_path / "draws.py"
+    script.write_text("import os, random, numpy; os.write(1, f'{random.random()} {numpy.random.rand()}\\n'.encode())")
+    command = [sys.executable, "-m", "lockstep", "run", "--workers", "2", str(script)]
+    drawn = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    assert len({*drawn}) == 4
+
+
 THREADS = """
 import logging
 import sys

@@ -7,8 +7,8 @@ import functools
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,8 +21,9 @@ from torch.nn import functional as F
 
 import lockstep as ls
 from lockstep.data.loader import Loader
+from lockstep.exchange.tree import TreeSum
 from lockstep.readers.reader import Arrays
-from lockstep.towers import hosting
+from lockstep.towers import backward, hosting
 
 NUM_STEPS = 5
 BAD_POSITION = 24
@@ -125,11 +126,11 @@ def test_compiled_in_buckets_a_backward_pass_gives_gradients_on_its_way() -> Non
     model.load_state_dict(state)  # the running statistics, too
     parameters, passes, known = tuple(model.parameters()), [], {}
     total = hosting.compiled(model, "default", in_buckets=True)(x).square().sum()
-    for node in hosting._nodes(total):
+    for node in backward.nodes(total):
         if node.name() == "CompiledFunctionBackward":
             node.register_hook(lambda *_: passes.append(len(known)))
     hooks = {index: partial(known.__setitem__, index) for index in range(len(parameters))}
-    found = hosting.hooked_gradients(total, parameters, torch.ones(()), hooks)
+    found = backward.hooked_gradients(total, parameters, torch.ones(()), hooks)
     assert passes == [0, 4], "those of the last layers are known before the second part begins"
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
@@ -137,11 +138,14 @@ def test_compiled_in_buckets_a_backward_pass_gives_gradients_on_its_way() -> Non
 def test_it_is_compiled_in_buckets_where_gradients_are_sent_early(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[bool] = []
     monkeypatch.setattr(hosting, "compiled", lambda model, mode, *, in_buckets: calls.append(in_buckets) or model)
-    model, worker = make_model(), ls.join("cpu")
-    for num_workers, exact in ((1, False), (2, False), (2, True)):
-        several = replace(worker, num_workers=num_workers)
-        hosting.TowerHost(model, dict(model.named_parameters()), ls.Towers(2, compile=True), several, "", exact=exact)
-    assert calls == [False, True, False]
+
+    class Sending:
+        def connect(self, worker: object, num_towers: int) -> Any:
+            return SimpleNamespace(total=TreeSum.total, close=lambda: None, start=lambda sums, last: {})
+
+    for exchange in (ls.Alone(), Sending()):
+        ls.train_step(make_state(), losses, next(iter(ls.batches(make_loader()))), ls.Towers(compile=True), exchange)
+    assert calls == [False, True]
 
 
 def test_a_compiled_model_keeps_torchs_batch_norm() -> None:

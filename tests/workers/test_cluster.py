@@ -4,7 +4,7 @@ import json
 from contextlib import suppress
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lockstep.errors import InputError
@@ -309,6 +309,7 @@ def test_any_environment_is_understood_or_refused(environment: dict[str, str]) -
         assert place is None or 0 <= place.rank < place.num_workers
 
 
+@example({"cluster": [True]})
 @given(JSON)
 def test_any_tf_config_is_understood_or_refused(config: object) -> None:
     with suppress(InputError):

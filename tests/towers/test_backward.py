@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import lockstep as ls
-from lockstep.towers import hosting
+from lockstep.towers import backward
 
 
 @pytest.fixture(params=["engine", "public"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "public":
-        monkeypatch.setattr(hosting, "_run", None)
+        monkeypatch.setattr(backward, "_run", None)
     return str(request.param)
 
 
@@ -27,7 +27,7 @@ def test_both_ways_give_what_autograd_gives(way: str) -> None:
     parameters = (*model.parameters(), unused)
     x = torch.randn(5, 4)
     expected = torch.autograd.grad(model(x).square().mean() / 4, parameters, allow_unused=True)
-    found = hosting.gradients(model(x).square().mean(), parameters, torch.tensor(0.25))
+    found = backward.gradients(model(x).square().mean(), parameters, torch.tensor(0.25))
     assert found[-1] is None
     for a, b in zip(found[:-1], expected[:-1], strict=True):
         assert a is not None
@@ -38,7 +38,7 @@ def test_both_ways_give_what_autograd_gives(way: str) -> None:
 
 def test_the_engine_is_there() -> None:
     """Else the public function does, 20 to 30 us slower a step: then look for the engine's new name."""
-    assert hosting._run is not None
+    assert backward._run is not None
 
 
 def test_hooks_get_gradients_as_they_come(way: str) -> None:
@@ -47,9 +47,9 @@ def test_hooks_get_gradients_as_they_come(way: str) -> None:
     parameters[0].grad = torch.full_like(parameters[0], 7.0)
     x = torch.randn(5, 4)
     came: dict[int, Tensor] = {}
-    expected = hosting.gradients(model(x).square().mean(), parameters, torch.tensor(0.25))
+    expected = backward.gradients(model(x).square().mean(), parameters, torch.tensor(0.25))
     hooks = {index: partial(came.__setitem__, index) for index in (0, 2, 3, 4)}
-    found = hosting.hooked_gradients(model(x).square().mean(), parameters, torch.tensor(0.25), hooks)
+    found = backward.hooked_gradients(model(x).square().mean(), parameters, torch.tensor(0.25), hooks)
     assert found[4] is None
     assert all(map(torch.equal, found[:4], expected[:4]))
     if way == "engine":
@@ -78,7 +78,7 @@ def test_a_gradient_comes_once_where_a_function_differentiates_inside() -> None:
     weight, x = nn.Parameter(torch.tensor([3.0])), torch.tensor([2.0], requires_grad=True)
     came: list[Tensor] = []
     total = (Inside.apply(x, weight) + weight).sum()  # type: ignore[no-untyped-call]
-    hosting.hooked_gradients(total, (weight,), torch.tensor(1.0), {0: came.append})
+    backward.hooked_gradients(total, (weight,), torch.tensor(1.0), {0: came.append})
     assert [gradient.tolist() for gradient in came] == [[3.0]]
 
 
@@ -89,12 +89,12 @@ def test_hooks_are_gone_after_an_error_and_not_called_beside_those_of_a_script()
         raise ValueError("in the hook")
 
     with pytest.raises(ValueError, match="in the hook"):
-        hosting.hooked_gradients(weight.sum(), (weight,), torch.tensor(1.0), {0: fails})
+        backward.hooked_gradients(weight.sum(), (weight,), torch.tensor(1.0), {0: fails})
     assert not weight._post_accumulate_grad_hooks
     assert weight.grad is None
     of_script: list[Tensor] = []
     weight.register_post_accumulate_grad_hook(of_script.append)
-    (found,) = hosting.hooked_gradients(weight.sum(), (weight,), torch.tensor(1.0), {0: fails})
+    (found,) = backward.hooked_gradients(weight.sum(), (weight,), torch.tensor(1.0), {0: fails})
     assert found is not None
     assert of_script == []
 
@@ -239,8 +239,8 @@ def test_gradients_of_others_stay_where_reentrant_checkpointing_is_used() -> Non
     for kept in (model.head.weight, other.weight):
         kept.grad = torch.full_like(kept, 7.0)
     total = other(model(torch.ones(2, 3))).square().mean()
-    assert hosting.is_reentrant(total)
-    found = hosting.reentrant_gradients(total, tuple(model.parameters()), torch.tensor(1.0))
+    assert backward.is_reentrant(total)
+    found = backward.reentrant_gradients(total, tuple(model.parameters()), torch.tensor(1.0))
     assert all(gradient is not None for gradient in found)
     assert torch.equal(model.head.weight.grad, torch.full_like(model.head.weight, 7.0))
     assert torch.equal(other.weight.grad, torch.full_like(other.weight, 7.0))
@@ -250,4 +250,4 @@ def test_gradients_of_others_stay_where_reentrant_checkpointing_is_used() -> Non
 
 def test_other_graphs_are_not_reentrant() -> None:
     model = Checkpointed(stem=True, use_reentrant=False)
-    assert not hosting.is_reentrant(model(torch.ones(2, 3)).mean())
+    assert not backward.is_reentrant(model(torch.ones(2, 3)).mean())
