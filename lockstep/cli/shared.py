@@ -19,7 +19,7 @@ from lockstep.checks import PositiveInt, check_value
 from lockstep.cores import usable_cores
 from lockstep.errors import InputError, LockstepError
 from lockstep.screen import log_new_name, show_log
-from lockstep.workers.environment import SHORT_WAITS
+from lockstep.workers.environment import SHORT_WAITS, WAITS_ALONE
 
 if TYPE_CHECKING:
     from lockstep.launcher.rendezvous import Seat
@@ -34,9 +34,11 @@ EXIT_CODES = """exit codes:
   137  aborted by a second Ctrl-C: the last checkpoint stands"""
 
 ENVIRONMENT = f"""environment:
-  Workers start with {" ".join(f"{name}={value}" for name, value in SHORT_WAITS.items())}, for idle threads
-  that spare busy neighbours, and with settings of the allocator and of cuBLAS. A
-  variable of yours goes before them; one set to nothing leaves it to the library:
+  Workers start with {" ".join(f"{name}={value}" for name, value in WAITS_ALONE.items())}, or where another process
+  computes with {" ".join(f"{name}={value}" for name, value in SHORT_WAITS.items() if WAITS_ALONE[name] != value)}, \
+for idle threads that spare busy neighbours, and with
+  settings of the allocator and of cuBLAS. A variable of yours goes before them; one set
+  to nothing leaves it to the library:
     GOMP_SPINCOUNT= lockstep train mnist"""
 
 INTERRUPTED = 130

@@ -29,7 +29,7 @@ from lockstep.errors import WorkerError
 from lockstep.launcher import entry
 from lockstep.owner import processes_by_parent
 from lockstep.workers.connections import KEY
-from lockstep.workers.environment import worker_environment
+from lockstep.workers.environment import is_alone_here, worker_environment
 from lockstep.workers.signals import NOTICES
 
 _PACKET_BYTES = 1 << 17
@@ -66,7 +66,9 @@ class ForkServer:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code],
                 stdin=subprocess.DEVNULL,
-                env=worker_environment({name: value for name, value in os.environ.items() if name != KEY}),
+                env=worker_environment(
+                    {name: value for name, value in os.environ.items() if name != KEY}, is_alone=is_alone_here()
+                ),
                 pass_fds=[theirs.fileno()],
             )
         finally:
