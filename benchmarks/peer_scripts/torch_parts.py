@@ -1,0 +1,133 @@
+"""Nets, data and the loss of the contenders on torch, ours among them: each trains the same module."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
+from turns import RESNET18_BLOCKS, WORKLOADS, arrays, first_weights
+
+
+class MnistNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 32, 5, padding=2)
+        self.conv2 = nn.Conv2d(32, 64, 5, padding=2)
+        self.fc1 = nn.Linear(64 * 7 * 7, 1024)
+        self.fc2 = nn.Linear(1024, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
+        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        return self.fc2(F.relu(self.fc1(x.flatten(1))))
+
+
+class Block(nn.Module):
+    def __init__(self, channels: int, out: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, out, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(out)
+        self.conv2 = nn.Conv2d(out, out, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(out)
+        self.down = None
+        if stride > 1 or channels != out:
+            self.down = nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = x if self.down is None else self.down(x)
+        x = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(self.bn2(self.conv2(x)) + shortcut)
+
+
+class ResNet18(nn.Module):
+    """Torchvision's, for 100 classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 64, 7, 2, padding=3, bias=False)
+        self.bn1 = nn.BatchNorm2d(64)
+        inputs = [64, *(channels for channels, _ in RESNET18_BLOCKS)]
+        self.blocks = nn.Sequential(*(Block(num, *block) for num, block in zip(inputs, RESNET18_BLOCKS, strict=False)))
+        self.fc = nn.Linear(512, 100)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu(self.bn1(self.conv1(x))), 3, 2, padding=1)
+        return self.fc(self.blocks(x).mean((2, 3)))
+
+
+def tiny() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+NETS = {"tiny": tiny, "mnist": MnistNet, "resnet18": ResNet18}
+
+
+def net(arguments: argparse.Namespace) -> nn.Module:
+    """With the first weights that all begin with."""
+    module = NETS[WORKLOADS[arguments.workload].net]()
+    module.load_state_dict({name: torch.from_numpy(value) for name, value in first_weights(arguments).items()})
+    return module.to(memory_format=torch.channels_last)
+
+
+def loss(module: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    """The mean cross entropy; images of bytes are scaled to -0.5 .. 0.5."""
+    if images.dtype == torch.uint8:
+        images = images.to(memory_format=torch.channels_last) / 255 - 0.5
+    return F.cross_entropy(module(images), labels)
+
+
+class _Batches(Dataset[tuple[Tensor, Tensor]]):
+    def __init__(self, images: Tensor, labels: Tensor) -> None:
+        self._images, self._labels = images, labels
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, indices: Any) -> tuple[Tensor, Tensor]:
+        return self._images[indices], self._labels[indices]
+
+
+class _Cycle(Sampler[int]):
+    """The examples of one worker, in order, for so many steps: of each global batch its contiguous part."""
+
+    def __init__(self, num_examples: int, batch_size: int, num_steps: int, rank: int, num_workers: int) -> None:
+        self._num_examples, self._batch_size, self._num_steps = num_examples, batch_size, num_steps
+        self._rank, self._num_workers = rank, num_workers
+
+    def __len__(self) -> int:
+        return self._num_steps * self._batch_size
+
+    def __iter__(self) -> Iterator[int]:
+        for step in range(self._num_steps):
+            start = (step * self._num_workers + self._rank) * self._batch_size
+            for index in range(start, start + self._batch_size):
+                yield index % self._num_examples
+
+
+def data_loader(arguments: argparse.Namespace, rank: int = 0) -> DataLoader[tuple[Tensor, Tensor]]:
+    """Torch's, with whole batches indexed at once: `batch_size=None`, as its documentation has it."""
+    workload = WORKLOADS[arguments.workload]
+    data = arrays(arguments)
+    images, labels = torch.from_numpy(data["image"]), torch.from_numpy(data["label"])
+    sampler = _Cycle(len(labels), workload.batch_size, arguments.steps, rank, arguments.num_workers)
+    batches = BatchSampler(sampler, workload.batch_size, drop_last=False)
+    return DataLoader(_Batches(images, labels), sampler=batches, batch_size=None)
+
+
+def optimizer(arguments: argparse.Namespace, module: nn.Module) -> torch.optim.Optimizer:
+    """Torch's fused kernel, the fastest that it has."""
+    workload = WORKLOADS[arguments.workload]
+    return torch.optim.SGD(module.parameters(), workload.lr, momentum=workload.momentum, fused=True)
+
+
+@torch.no_grad()
+def final_loss(arguments: argparse.Namespace, module: nn.Module) -> float:
+    """The loss on the first batch, in float32, with the running statistics."""
+    size = WORKLOADS[arguments.workload].batch_size
+    images, labels = (torch.from_numpy(arrays(arguments)[name][:size]) for name in ("image", "label"))
+    return loss(module.eval(), images, labels).item()

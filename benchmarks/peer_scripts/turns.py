@@ -1,0 +1,98 @@
+"""What every contender's script shares: the workloads, their arguments, and the turns that peers.py gives.
+
+Needs numpy alone, so that it runs in each of the environments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A net, its data and the rule by which it learns: all use SGD with this momentum."""
+
+    net: str
+    batch_size: int
+    """Of each worker."""
+    lr: float
+    num_examples: int
+    """As many as the training cycles through, in order; the loss is compared on the first batch."""
+    momentum: float = 0.9
+
+
+WORKLOADS = {
+    "tiny": Workload("tiny", batch_size=32, lr=0.01, num_examples=3200),
+    "mnist": Workload("mnist", batch_size=128, lr=0.01, num_examples=12800),
+    "resnet18": Workload("resnet18", batch_size=32, lr=0.01, num_examples=640),
+}
+RESNET18_BLOCKS = [(64, 1), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1)]
+"""Channels and stride of each."""
+
+
+def parsed() -> argparse.Namespace:
+    """The arguments of a script."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--workload", choices=WORKLOADS, required=True)
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--num-workers", type=int, default=1)
+    parser.add_argument("--steps", type=int, required=True, help="after which the script ends")
+    parser.add_argument("--folder", type=Path, required=True, help="of the data and the first weights")
+    return parser.parse_args()
+
+
+def arrays(arguments: argparse.Namespace) -> dict[str, Any]:
+    """`image` (examples, channels, height, width) or (examples, features), `label`."""
+    with np.load(arguments.folder / f"{WORKLOADS[arguments.workload].net}-data.npz") as file:
+        return dict(file)
+
+
+def first_weights(arguments: argparse.Namespace) -> dict[str, Any]:
+    """By the names and in the layout of torch."""
+    with np.load(arguments.folder / f"{WORKLOADS[arguments.workload].net}-weights.npz") as file:
+        return dict(file)
+
+
+class Turns:
+    """The chief's end of the turns: it makes the steps that it is told to, and waits while others make theirs."""
+
+    def __init__(self, *, is_chief: bool = True) -> None:
+        self._left = 0
+        self._socket = None
+        if is_chief:
+            self._socket = socket.socket(socket.AF_UNIX)
+            self._socket.connect(os.environ["PEER_SOCKET"])
+            self._lines = self._socket.makefile("r")
+
+    def begin(self, **made_of: str) -> None:
+        """Say what the contender is made of, and wait for the first turn."""
+        self._answer(made_of)
+        self._wait()
+
+    def made_step(self) -> None:
+        """Count a step; after the last one of a turn, wait for the next turn."""
+        self._left -= 1
+        if self._left == 0:
+            self._answer({})
+            self._wait()
+
+    def end(self, loss: float) -> None:
+        """Say the loss on the first batch, after all steps."""
+        self._answer({"loss": float(loss)})
+
+    def _answer(self, values: dict[str, Any]) -> None:
+        if self._socket:
+            self._socket.sendall(json.dumps(values).encode() + b"\n")
+
+    def _wait(self) -> None:
+        if self._socket:
+            self._left = json.loads(self._lines.readline())
