@@ -155,8 +155,8 @@ class TowerHost:
         self._streams = RandomStreams(device)
         self._draws_beyond_torch: bool | None = None if worker.num_workers == 1 else True
         """Whether towers draw from numpy's or Python's stream, or change the batch in place, so that they could not run
-        again; None before the first run. Several workers always seed: what a loss function sends runs on all of them.
-        """
+        again; None before the first run. True with several workers: a loss function may wait for theirs, which would
+        not run again."""
         self._has_drawn = False
         self._replays_graphs = towers.compile_mode != "default" and reading_waits(device)
         backends = backends_of_steps(towers, device, exact=exact)

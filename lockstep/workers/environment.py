@@ -53,7 +53,7 @@ def is_alone_here() -> bool:
             if next(int(line.split()[1]) for line in lines if line.startswith("procs_running ")) == 1:
                 return True
             time.sleep(_PAUSE_SECONDS)
-    except (OSError, StopIteration):
+    except (OSError, ValueError, StopIteration):
         pass
     return False
 
