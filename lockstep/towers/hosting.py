@@ -20,7 +20,6 @@ from lockstep.exchange.bucketed import BUCKET_BYTES, FIRST_BUCKET_BYTES
 from lockstep.exchange.tree import GradientHook, PartialSum, TreeSum, assign_towers
 from lockstep.optim.gradients import Gradients
 from lockstep.optim.transforms import BoundTransforms
-from lockstep.ragged import Ragged
 from lockstep.randomness import key_of, mix
 from lockstep.tensors import reading_waits
 from lockstep.towers.activation_checkpointing import ActivationCheckpointing
@@ -153,11 +152,6 @@ class TowerHost:
         self._stream_key = key_of(name)
         device = self._parameters[0].device
         self._streams = RandomStreams(device)
-        self._draws_beyond_torch: bool | None = None if worker.num_workers == 1 else True
-        """Whether towers draw from numpy's or Python's stream, or change the batch in place, so that they could not run
-        again; None before the first run. True with several workers: a loss function may wait for theirs, which would
-        not run again."""
-        self._has_drawn = False
         self._replays_graphs = towers.compile_mode != "default" and reading_waits(device)
         backends = backends_of_steps(towers, device, exact=exact)
         self._backends: AbstractContextManager[None] = backends if backends.flags else nullcontext()
@@ -191,27 +185,9 @@ class TowerHost:
         other orders would then sum gradients where others sum statistics of the batch norm.
 
         The caller's random streams and the model's buffers are as before.
-
-        Raises:
-            DrawsNow: all is to be run again: the fields of the parts are as they were.
         """
         if self._transforms is not None or self._is_joined or self._is_reentrant:
             overlapped = None
-        before = [] if self._draws_beyond_torch else [_Before.of(part.batch) for part in parts]
-        with self._restored():
-            sums = self._run_in_turn(losses, parts, inputs, overlapped)
-        if before:
-            self._look_whether_they_drew(before)
-        self.statistics.check()
-        return sums
-
-    def _run_in_turn(
-        self,
-        losses: LossFunction,
-        parts: Sequence[TowerBatch],
-        inputs: StepInputs,
-        overlapped: OverlappedConnection | None,
-    ) -> TreeSum:
         sums, last = TreeSum(len(self._parameters)), parts[-1].leaf
         self.absent.clear()
         self.values.clear()
@@ -219,22 +195,25 @@ class TowerHost:
         factors = {name: _factor(count, self._share) for name, count in inputs.counts.items()}
         if self._replays_graphs:  # they may take the memory of the gradients before, but not of another tower's
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-        for part in parts:
-            leaf = part.leaf
-            hooks = overlapped.start(sums, leaf) if overlapped is not None and leaf == last else {}
-            if sums.nodes:
-                self.statistics.restore()
-                inputs = inputs._replace(extras=_zeros_like(inputs.extras))  # the first tower has added them
-            try:
-                operand = self._watched_tower(losses, part, inputs, factors, hooks)
-            except _NowReentrant:
-                self._expect_reentrant(is_waited_for=bool(hooks))
-                self.statistics.restore()
-                operand = self._watched_tower(losses, part, inputs, factors)
-            if hooks:
-                sums.put(leaf, operand)
-            else:
-                sums.add(leaf, operand)
+        with self._restored():
+            for leaf, tower, part in parts:
+                hooks = overlapped.start(sums, leaf) if overlapped is not None and leaf == last else {}
+                if sums.nodes:
+                    self.statistics.restore()
+                    inputs = inputs._replace(extras=_zeros_like(inputs.extras))  # the first tower has added them
+                self._seed(part, tower)
+                try:
+                    operand = self._tower(losses, part, leaf, tower, inputs, factors, hooks)
+                except _NowReentrant:
+                    self._expect_reentrant(is_waited_for=bool(hooks))
+                    self.statistics.restore()
+                    self._seed(part, tower)
+                    operand = self._tower(losses, part, leaf, tower, inputs, factors)
+                if hooks:
+                    sums.put(leaf, operand)
+                else:
+                    sums.add(leaf, operand)
+        self.statistics.check()
         return sums
 
     def explain(self, losses: LossFunction, batch: Batch, tower: int, sums: TreeSum) -> Finding:
@@ -284,42 +263,8 @@ class TowerHost:
             self._streams.put_back()
             self.statistics.restore()
 
-    def _seed(self, batch: Batch, tower: int, *, beyond_torch: bool = True) -> None:
-        self._streams.seed(mix(batch.seed, self._stream_key, batch.position, tower), beyond_torch=beyond_torch)
-
-    def _watched_tower(
-        self,
-        losses: LossFunction,
-        part: TowerBatch,
-        inputs: StepInputs,
-        factors: Mapping[str, float | Tensor],
-        hooks: Mapping[int, GradientHook] = MappingProxyType({}),
-    ) -> PartialSum:
-        """Run one tower, and note whether it draws from numpy's or Python's stream."""
-        leaf, tower, batch = part
-        self._seed(batch, tower, beyond_torch=self._draws_beyond_torch is not False)
-        if self._draws_beyond_torch:
-            return self._tower(losses, batch, leaf, tower, inputs, factors, hooks)
-        before = self._streams.state()
-        try:
-            return self._tower(losses, batch, leaf, tower, inputs, factors, hooks)
-        finally:
-            self._has_drawn |= before is None or self._streams.state() != before
-
-    def _look_whether_they_drew(self, before: Sequence[_Before]) -> None:
-        """Find from a run whether the next ones seed numpy's and Python's streams.
-
-        Raises:
-            DrawsNow: this run should have seeded them.
-            InputError: and cannot be made again, since a batch is changed in place.
-        """
-        is_first, self._draws_beyond_torch = self._draws_beyond_torch is None, self._has_drawn
-        if is_first:
-            self._draws_beyond_torch |= any(each.is_changed for each in before)
-        elif self._has_drawn:
-            for each in before:
-                each.restore()
-            raise DrawsNow
+    def _seed(self, batch: Batch, tower: int) -> None:
+        self._streams.seed(mix(batch.seed, self._stream_key, batch.position, tower))
 
     def _tower(
         self,
@@ -329,7 +274,7 @@ class TowerHost:
         tower: int,
         inputs: StepInputs,
         factors: Mapping[str, float | Tensor],
-        hooks: Mapping[int, GradientHook],
+        hooks: Mapping[int, GradientHook] = MappingProxyType({}),
     ) -> PartialSum:
         """Run one tower: the operand that it adds to the sum. The hooks get its gradients, by index, as they come."""
         with self._batch_norm:  # around the backward pass too: checkpointing runs parts of the model again in it
@@ -419,60 +364,6 @@ def _factor(count: float | Tensor, share: float) -> float | Tensor:
 
 def _zeros_like(numbers: Sequence[float] | Tensor) -> Sequence[float] | Tensor:
     return torch.zeros_like(numbers) if isinstance(numbers, Tensor) else [0.0] * len(numbers)
-
-
-class DrawsNow(Exception):  # noqa: N818 (no error)
-    """A tower draws from numpy's or Python's stream, which was not seeded for it: those before it did not."""
-
-
-class _Before(NamedTuple):
-    """The fields of a batch before a loss function has seen them."""
-
-    batch: Batch
-    fields: Mapping[str, Any]
-    versions: Sequence[int | None]
-
-    @classmethod
-    def of(cls, batch: Batch) -> _Before:
-        return cls(batch, dict(batch), versions_of(batch))
-
-    @property
-    def is_changed(self) -> bool:
-        """Whether a field that was there is changed in place, or may be."""
-        return None in self.versions or versions_of(self.fields) != self.versions
-
-    def restore(self) -> None:
-        """Make the fields those that were there, for another run.
-
-        Raises:
-            InputError: one is changed in place.
-        """
-        if self.is_changed:
-            raise InputError(
-                "The loss function draws random numbers of numpy or Python, and changes its batch in place, as it did "
-                "not in the first step.",
-                given=f"a batch with the fields {', '.join(map(repr, self.fields))}",
-                expected="fields that stay as they are, so that it can be called again with seeded generators",
-                hint="write x = x / 255 in place of x.div_(255)",
-            )
-        self.batch.clear()
-        self.batch.update(self.fields)
-
-
-def versions_of(fields: Mapping[str, Any]) -> list[int | None]:
-    """Numbers that grow with each change in place of a field of a batch; None for what may change unnoticed."""
-    return [version for value in fields.values() for version in _versions_of_field(value)]
-
-
-def _versions_of_field(value: Any) -> list[int | None]:
-    if isinstance(value, Tensor):
-        return [None if value.is_inference() else value._version]
-    if isinstance(value, Ragged):
-        return _versions_of_field(value.values) + _versions_of_field(value.lengths)
-    if isinstance(value, list):
-        some = value if value and isinstance(value[0], Tensor) else value[:1]
-        return [version for each in some for version in _versions_of_field(each)]
-    return [] if value is None or isinstance(value, str | bytes | int | float) else [None]
 
 
 class _NowReentrant(Exception):  # noqa: N818 (no error)

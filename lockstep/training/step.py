@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -18,7 +18,7 @@ from lockstep.exchange.exchange import AllReduce, Counts, Exchange, Reducer, is_
 from lockstep.exchange.tree import TreeSum, assign_towers
 from lockstep.screen import log
 from lockstep.tensors import numbers_on, reading_waits
-from lockstep.towers.hosting import DrawsNow, StepInputs, TowerBatch, TowerHost, versions_of
+from lockstep.towers.hosting import StepInputs, TowerBatch, TowerHost
 from lockstep.towers.statistics import restored
 from lockstep.towers.tower_outputs import MissingGradients
 from lockstep.towers.towers import Towers, counted_towers
@@ -65,8 +65,7 @@ def train_step(
         state: what is updated.
         losses: `losses(model, batch)`, returning named losses or (losses, metrics), each the mean over a tower's
             examples. The mean over all towers is reported. What it draws from the global generators of torch, numpy and
-            Python depends on the seed, the position and the tower alone; afterwards they are where they were. Where it
-            draws from numpy's or Python's for the first time after the first step, it is called again for that step.
+            Python depends on the seed, the position and the tower alone; afterwards they are where they were.
         batch: this worker's examples, from `batches`.
         towers: how the batch is split; one tower a worker by default.
         exchange: how the workers' gradients become one; `AllReduce()` by default.
@@ -189,9 +188,8 @@ class Step:
         """
         try:
             others = self.state.other_buffers()
-            while True:
-                with suppress(DrawsNow), restored(others) if others else nullcontext():
-                    return self._host.run(losses, parts, inputs, overlapped)
+            with restored(others) if others else nullcontext():
+                return self._host.run(losses, parts, inputs, overlapped)
         except (RuntimeError, InputError, MemoryError) as error:
             if is_lack_of_memory(error):
                 _, tower, part = parts[min(len(self._host.leaves), len(parts) - 1)]
@@ -363,12 +361,12 @@ class BoundStep(Step):
         parts = self._host.parts(batch)
         if is_kept:  # it may be begun again, from the fields as they are: what the loss function writes there is gone
             parts = [part._replace(batch=replace(part.batch, fields=part.batch)) for part in parts]
-            before = versions_of(batch)
+            before = _versions_of(batch)
         inputs = self._inputs(batch, [counts(part) for _, _, part in parts] if counts else [], step, began)
         sums = self._run_towers(losses, parts, inputs)
         is_late = is_kept and self.runs_ahead
         proposal = self.state.propose(self._attempt(sums, inputs.loss_scale, batch.position, is_late=is_late))
-        if is_kept and versions_of(batch) != before:
+        if is_kept and _versions_of(batch) != before:
             self._read_first("the loss function changes its batch in place")
         versions = self._versions() if is_kept else []
         return PendingAttempt(batch, inputs, sums, proposal, versions, self.state.changes_of_others, began)
@@ -493,6 +491,11 @@ class BoundStep(Step):
             withheld,
             unexpected,
         )
+
+
+def _versions_of(batch: Batch) -> list[int]:
+    """Numbers that grow with each change in place of a field."""
+    return [value._version for value in batch.values() if isinstance(value, Tensor) and not value.is_inference()]
 
 
 # Numbers that travel with the losses, so that all workers decide alike without asking --------------------------------

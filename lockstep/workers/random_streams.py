@@ -42,12 +42,10 @@ class RandomStreams:
         self._python.set_aside()
         self._numpy.set_aside()
 
-    def seed(self, key: int, *, beyond_torch: bool = True) -> None:
-        """Seed all streams, or torch's alone, with a key of 64 bits, after they are set aside."""
+    def seed(self, key: int) -> None:
+        """Seed all streams with a key of 64 bits, after they are set aside."""
         for generator in self._torch:
             generator.manual_seed(key)
-        if not beyond_torch:
-            return
         random.seed(key)
         # The high half: from the low one numpy would draw the same words as torch does on the CPU.
         np.random.seed(key >> 32)

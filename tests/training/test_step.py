@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lockstep as ls
-from lockstep.ragged import Ragged
 from lockstep.training import preflight, step
 
 
@@ -256,96 +255,6 @@ def test_dropout_is_a_function_of_seed_position_and_tower() -> None:
     assert torch.equal(first, tower_0)
     assert not torch.equal(tower_0, tower_1)
     assert not torch.equal(first, later)
-
-
-DRAWS: list[Callable[[], float]] = [
-    random.random, lambda: random.gauss(0, 1), np.random.rand, lambda: float(np.random.randn())
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("draw", DRAWS)
-def test_what_draws_beyond_torch_later_than_in_its_first_step_is_seeded_as_ever(draw: Callable[[], float]) -> None:
-    """All towers run again, from fields, buffers and other models' buffers as they were."""
-
-    def trained(first_step: int) -> tuple[list[int], Any]:
-        torch.manual_seed(0)
-        state, other = make_state(nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))), nn.BatchNorm1d(3)
-        others = ls.TrainState(other, ls.optim.SGD(0.1), name="other")
-        calls: list[int] = []
-
-        def losses(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
-            step, tower = batch.position // 8, batch.towers.start
-            calls.append(tower)
-            drawn = draw() if step >= first_step and (tower >= 2 or not step) else 0.0
-            noise = torch.rand(2) + (drawn if step else 0.0)
-            batch["x"] = batch["x"] * 2 + other(batch["x"]) + other.running_mean
-            return {"loss": (model(batch["x"]).squeeze(1) - noise).square().mean()}
-
-        for position in (0, 8, 16):
-            ls.train_step(state, losses, make_batch(4, position=position), ls.Towers(4))
-        assert not others.model.running_mean.any()  # type: ignore[operator,union-attr]
-        return calls, state.sections()
-
-    callers = random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index,union-attr]
-    (always, expected), (later, found) = trained(0), trained(1)
-    assert (random.getstate(), np.random.get_state()[1].tolist()) == callers  # type: ignore[index,union-attr]
-    assert always == [*range(4)] * 3
-    assert later == [*range(4)] * 4, "the second step was made twice"
-    for section, tensors in expected.items():
-        assert all(torch.equal(value, found[section][name]) for name, value in tensors.items())
-
-
-@pytest.mark.parametrize("kind", ["tensor", "list", "ragged"])
-def test_what_draws_later_and_changes_its_batch_in_place_is_told(kind: str) -> None:
-    def losses(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
-        if batch.position:
-            field = batch[kind]
-            (field[0] if kind == "list" else field.values if kind == "ragged" else field).mul_(random.random())
-        return squared(model, batch)
-
-    state = make_state()
-    for position in (0, 8):
-        batch = make_batch(position=position)
-        batch |= {"tensor": batch["x"], "list": [*batch["x"]], "ragged": Ragged(batch["x"], torch.ones(8).long())}
-        if not position:
-            ls.train_step(state, losses, batch)
-    with pytest.raises(ls.InputError, match=r"draws random numbers .* changes its batch in place.*\n.*'x', 'y'"):
-        ls.train_step(state, losses, batch)
-    assert state.step == 1
-
-
-def test_a_signal_handlers_exception_comes_out_of_the_first_call_that_draws() -> None:
-    class Stop(Exception):  # noqa: N818 (no error)
-        pass
-
-    def losses(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
-        if batch.position:
-            random.random()
-            raise Stop
-        return squared(model, batch)
-
-    state = make_state()
-    ls.train_step(state, losses, make_batch())
-    with pytest.raises(Stop):
-        ls.train_step(state, losses, make_batch(position=8))
-
-
-@pytest.mark.parametrize("more", [{}, {"array": np.ones(8)}], ids=["in place", "unknown"])
-def test_what_may_change_its_batch_in_place_has_all_seeded_from_the_first_step_on(more: dict[str, Any]) -> None:
-    drawn = []
-
-    def losses(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
-        if not more:
-            batch["x"].mul_(2.0)
-        drawn.append(random.random() if batch.position else 0.0)
-        return squared(model, batch)
-
-    state = make_state()
-    for position in (0, 8):
-        batch = make_batch(position=position)
-        batch.update(more)
-        ls.train_step(state, losses, batch)
-    assert len(drawn) == 2
 
 
 def test_another_states_model_keeps_its_buffers_and_parameters() -> None:
