@@ -121,11 +121,12 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one round of few steps: does it run?")
     parser.add_argument("--environments", type=Path, default=ROOT / ".venv-peers", help="made there with pip")
     arguments = parser.parse_args()
-    pythons = {name: environment(arguments.environments / name, PACKAGES[name]) for name in PACKAGES}
+    contenders = [each for each in CONTENDERS if each.name in arguments.contenders]
+    needed = [name for name in PACKAGES if name in {each.environment for each in contenders}]
+    pythons = {name: environment(arguments.environments / name, PACKAGES[name]) for name in needed}
     with tempfile.TemporaryDirectory(prefix="lockstep-peers-") as folder:
         write_inputs(Path(folder))
         for name in arguments.only:
-            contenders = [each for each in CONTENDERS if each.name in arguments.contenders]
             lines = compare(name, contenders, pythons, Path(folder), rounds=1 if arguments.quick else arguments.rounds)
             for line in lines:
                 print(in_words(line), flush=True)
@@ -276,20 +277,20 @@ def trainings(comparison: Comparison, commands: Mapping[str, list[str]], folder:
     processes: dict[str, Process] = {}
     losses: dict[str, float] = {}
 
-    def begin(name: str) -> float:
-        processes[name] = Process(commands[name], comparison, num_steps, folder)
-        return 0.0
+    def turn(name: str) -> float:
+        if name not in processes:  # the first turn, which warms up
+            processes[name] = Process(commands[name], comparison, num_steps, folder)
+        return processes[name].make_steps(comparison.steps)
 
     def end(name: str) -> float:
         losses[name] = processes[name].end()
-        return 0.0
+        return losses[name]
 
     try:
         failed: set[str] = set()
-        take_turns(commands, 1, unless_failed(begin, failed), warm_up=0)
-        make_steps = unless_failed(lambda name: processes[name].make_steps(comparison.steps), failed)
-        times = take_turns(commands, rounds, make_steps, warm_up=WARM_UP)
-        take_turns(commands, 1, unless_failed(end, failed), warm_up=0)
+        times = take_turns(commands, rounds, unless_failed(turn, failed), warm_up=WARM_UP)
+        for name in commands:
+            unless_failed(end, failed)(name)
     finally:
         for process in processes.values():
             process.kill()

@@ -4,10 +4,9 @@ import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
-import numpy as np
 import tensorflow as tf
 from keras import layers
-from turns import RESNET18_BLOCKS, WORKLOADS, Turns, arrays, first_weights, parsed
+from turns import RESNET18_BLOCKS, WORKLOADS, Turns, first_weights, parsed, tensorflow_batches, tensorflow_kernel
 
 arguments = parsed()
 workload = WORKLOADS[arguments.workload]
@@ -71,10 +70,7 @@ def set_weights(model):
             names = ("weight", "bias", "running_mean", "running_var")
             layer.set_weights([given[f"{layer.name}.{name}"] for name in names])
         elif f"{layer.name}.weight" in given:
-            kernel = given[f"{layer.name}.weight"]
-            if layer.name == "fc1":  # of the flattened channels, rows, columns
-                kernel = kernel.reshape(1024, 64, 7, 7).transpose(0, 2, 3, 1).reshape(1024, -1)
-            kernel = kernel.transpose(2, 3, 1, 0) if kernel.ndim == 4 else kernel.T
+            kernel = tensorflow_kernel(layer.name, given[f"{layer.name}.weight"])
             layer.set_weights([kernel, *([given[f"{layer.name}.bias"]] if layer.use_bias else [])])
 
 
@@ -87,13 +83,9 @@ model = {"tiny": tiny, "mnist": mnist, "resnet18": resnet18}[workload.net]()
 set_weights(model)
 loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 model.compile(keras.optimizers.SGD(workload.lr, workload.momentum), loss, jit_compile=arguments.compile)
-data = arrays(arguments)
-images = data["image"] if data["image"].ndim == 2 else np.ascontiguousarray(data["image"].transpose(0, 2, 3, 1))
-labels = data["label"]
-size = workload.batch_size
-in_batches = images.reshape(-1, size, *images.shape[1:]), labels.reshape(-1, size)
-batches = tf.data.Dataset.from_tensor_slices(in_batches).repeat().prefetch(tf.data.AUTOTUNE)
+images, labels = tensorflow_batches(arguments)
+batches = tf.data.Dataset.from_tensor_slices((images, labels)).repeat().prefetch(tf.data.AUTOTUNE)
 turns = Turns()
 turns.begin(keras=keras.__version__, tensorflow=tf.__version__)
 model.fit(batches, steps_per_epoch=arguments.steps, verbose=0, callbacks=[TakesTurns()])
-turns.end(model.evaluate(images[:size], labels[:size], batch_size=size, verbose=0))
+turns.end(model.evaluate(images[0], labels[0], batch_size=workload.batch_size, verbose=0))

@@ -4,12 +4,11 @@ import os
 from importlib.metadata import version
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-import numpy as np
 import tensorflow as tensorflow_2
 import tensorflow.compat.v1 as tf
 import tf_slim as slim
 from tensorflow.python.framework import ops
-from turns import RESNET18_BLOCKS, WORKLOADS, Turns, arrays, first_weights, parsed
+from turns import RESNET18_BLOCKS, WORKLOADS, Turns, first_weights, parsed, tensorflow_batches, tensorflow_kernel
 
 ops.Tensor = tf.Tensor  # TF-Slim looks for it where it once was
 tf.disable_v2_behavior()
@@ -76,29 +75,22 @@ def torch_weights():
             scope = scope.removesuffix("/BatchNorm")
             prefix, _, last = scope.rpartition(".")
             number = last.removeprefix("conv")
-            of_norm = f"{prefix}.{1}" if last == "0" else f"{prefix}.bn{number}".lstrip(".")
+            of_norm = f"{prefix}.1" if last == "0" else f"{prefix}.bn{number}".lstrip(".")
             name = {"gamma": "weight", "beta": "bias", "moving_mean": "running_mean", "moving_variance": "running_var"}
             values[variable.op.name] = given[f"{of_norm}.{name[kind]}"]
             continue
-        value = given[f"{scope}.{'bias' if kind == 'biases' else 'weight'}"]
-        if scope == "fc1" and kind == "weights":  # of the flattened channels, rows, columns
-            value = value.reshape(1024, 64, 7, 7).transpose(0, 2, 3, 1).reshape(1024, -1)
-        if kind == "weights":
-            value = value.transpose(2, 3, 1, 0) if value.ndim == 4 else value.T
-        values[variable.op.name] = value
+        if kind == "biases":
+            values[variable.op.name] = given[f"{scope}.bias"]
+        else:
+            values[variable.op.name] = tensorflow_kernel(scope, given[f"{scope}.weight"])
     return values
 
 
-data = arrays(arguments)
-images = data["image"] if data["image"].ndim == 2 else np.ascontiguousarray(data["image"].transpose(0, 2, 3, 1))
-labels = data["label"]
-size = workload.batch_size
-in_batches = images.reshape(-1, size, *images.shape[1:]), labels.reshape(-1, size)
-dataset = tf.data.Dataset.from_tensor_slices(in_batches).repeat().prefetch(tf.data.AUTOTUNE)
+images, labels = tensorflow_batches(arguments)
+dataset = tf.data.Dataset.from_tensor_slices((images, labels)).repeat().prefetch(tf.data.AUTOTUNE)
 batch_images, batch_labels = tf.data.make_one_shot_iterator(dataset).get_next()
-global_step = tf.train.get_or_create_global_step()
 loss = loss_of(batch_images, batch_labels, is_training=True)
-final_loss = loss_of(tf.constant(images[:size]), tf.constant(labels[:size]), is_training=False)
+final_loss = loss_of(tf.constant(images[0]), tf.constant(labels[0]), is_training=False)
 rule = tf.train.MomentumOptimizer(workload.lr, workload.momentum)
 train_op = slim.learning.create_train_op(loss, rule, update_ops=tf.get_collection(STATISTICS))
 start_op, start_values = slim.assign_from_values(torch_weights())

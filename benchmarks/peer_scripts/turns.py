@@ -62,6 +62,23 @@ def first_weights(arguments: argparse.Namespace) -> dict[str, Any]:
         return dict(file)
 
 
+def tensorflow_batches(arguments: argparse.Namespace) -> tuple[Any, Any]:
+    """The batches of an epoch with the channels last: images (batches, batch, ...), labels (batches, batch)."""
+    data, size = arrays(arguments), WORKLOADS[arguments.workload].batch_size
+    images, labels = data["image"], data["label"]
+    images = images if images.ndim == 2 else np.ascontiguousarray(images.transpose(0, 2, 3, 1))
+    return images.reshape(-1, size, *images.shape[1:]), labels.reshape(-1, size)
+
+
+def tensorflow_kernel(layer: str, kernel: Any) -> Any:
+    """The weight of a torch layer as TensorFlow lays it out."""
+    if kernel.ndim == 4:
+        return kernel.transpose(2, 3, 1, 0)
+    if layer == "fc1":  # of the flattened channels, rows, columns
+        kernel = kernel.reshape(1024, 64, 7, 7).transpose(0, 2, 3, 1).reshape(1024, -1)
+    return kernel.T
+
+
 class Turns:
     """The chief's end of the turns: it makes the steps that it is told to, and waits while others make theirs."""
 

@@ -186,9 +186,9 @@ class TowerHost:
 
         The caller's random streams and the model's buffers are as before.
         """
+        sums, last = TreeSum(len(self._parameters)), parts[-1].leaf
         if self._transforms is not None or self._is_joined or self._is_reentrant:
             overlapped = None
-        sums, last = TreeSum(len(self._parameters)), parts[-1].leaf
         self.absent.clear()
         self.values.clear()
         self.leaves.clear()
