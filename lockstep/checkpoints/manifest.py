@@ -7,6 +7,7 @@ import json
 import os
 import re
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
@@ -15,6 +16,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from lockstep.cores import usable_cores
 from lockstep.durable import sync_and_close
 from lockstep.errors import CheckpointError
 
@@ -25,6 +27,8 @@ MANIFEST = "manifest.json"
 VALUES = "values.json"
 SUFFIX = ".safetensors"
 _MAX_BYTES = 1 << 20
+_MOST_HASHED_AT_ONCE, _MOST_BYTES_AT_ONCE = 4, 1 << 30
+"""Files that are hashed while others are read, and their bytes: they are in memory beside what was decoded of them."""
 _FILE_NAME = re.compile(rf"{re.escape(VALUES)}|[A-Za-z0-9_][A-Za-z0-9_.-]*{re.escape(SUFFIX)}")
 
 
@@ -64,28 +68,34 @@ class FileEntry:
             raise damaged(folder / self.name, f"sha256 {found}", f"sha256 {self.sha256}")
 
 
-class _Thread:
-    """A thread that makes the calls it is given, one after the other.
+class _Threads:
+    """Threads that make the calls they are given: one by default, in their order.
 
     A `ThreadPoolExecutor` takes no calls once the interpreter is ending, when a checkpoint may be half written.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, count: int = 1) -> None:
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
-        # A daemon, which an exit does not wait for: a reader that was abandoned leaves it without calls.
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        # Daemons, which an exit does not wait for: a reader that was abandoned leaves them without calls.
+        self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(count)]
 
-    def __enter__(self) -> _Thread:
+    def __enter__(self) -> _Threads:
         try:
-            self._thread.start()
-        except BaseException:  # a Ctrl-C, when it may have started
-            self._calls.put(None)
+            for thread in self._threads:
+                thread.start()
+        except BaseException:  # a Ctrl-C, when some may have started
+            self._end()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._calls.put(None)
-        self._thread.join()
+        self._end()
+        for thread in self._threads:
+            thread.join()
+
+    def _end(self) -> None:
+        for _ in self._threads:
+            self._calls.put(None)
 
     def submit(self, function: Callable[..., Content], *arguments: Any) -> Future[Content]:
         future: Future[Content] = Future()
@@ -108,7 +118,7 @@ def write_files(folder: Path, contents: Mapping[str, Iterable[bytes | memoryview
     One thread hashes what is written meanwhile, another waits for the disk.
     """
     entries, synced = [], []
-    with _Thread() as hasher, _Thread() as syncer:
+    with _Threads() as hasher, _Threads() as syncer:
         for name, parts in contents.items():
             size_bytes, sha256 = 0, hashlib.sha256()
             with (folder / name).open("xb", buffering=0) as file:
@@ -146,7 +156,7 @@ class Manifest:
     def read_files(self, folder: Path, decode: Callable[[str, bytes], Content]) -> Iterator[tuple[str, Content]]:
         """Yield the name and the content of each file, verified; the sizes of all are compared first.
 
-        A thread hashes a file while it is decoded and the next one is read.
+        A few files are hashed by threads while they are decoded and the next ones are read.
 
         Args:
             folder: of the checkpoint.
@@ -157,25 +167,27 @@ class Manifest:
         """
         for file in self.files:
             file.check_size(folder)
-        with _Thread() as thread:
-
-            def begin(file: FileEntry) -> tuple[FileEntry, bytes, Future[str]]:
+        num_threads = min(_MOST_HASHED_AT_ONCE, usable_cores())
+        unverified = deque[tuple[FileEntry, Content, Future[str]]]()
+        with _Threads(num_threads) as threads:
+            for file in self.files:
                 data = file.read_unchecked(folder)
-                return file, data, thread.submit(_sha256, data)
-
-            ahead = begin(self.files[0])
-            for after in (*self.files[1:], None):
-                file, data, hashing = ahead
+                hashing = threads.submit(_sha256, data)
                 try:
                     content = decode(file.name, data)
                 except (ValueError, RecursionError) as error:
                     file.check_hash(folder, hashing.result())  # which says more, if it is not what was written
                     what = f"content that cannot be read ({error})"
                     raise damaged(folder / file.name, what, "what was written") from error
-                if after:
-                    ahead = begin(after)
-                file.check_hash(folder, hashing.result())
-                yield file.name, content
+                del data
+                unverified.append((file, content, hashing))
+                while len(unverified) > 1 and (
+                    len(unverified) > num_threads
+                    or sum(each.size_bytes for each, *_ in unverified) > _MOST_BYTES_AT_ONCE
+                ):
+                    yield _verified(folder, *unverified.popleft())
+            while unverified:
+                yield _verified(folder, *unverified.popleft())
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
@@ -241,6 +253,11 @@ def _read_object(path: Path) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise damaged(path, f"a JSON {type(body).__name__}", "a JSON object")
     return body
+
+
+def _verified(folder: Path, file: FileEntry, content: Content, hashing: Future[str]) -> tuple[str, Content]:
+    file.check_hash(folder, hashing.result())
+    return file.name, content
 
 
 def _sha256(data: bytes) -> str:
