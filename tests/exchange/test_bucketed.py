@@ -143,6 +143,7 @@ def same(some: PartialSum, others: PartialSum) -> bool:
 def test_gradients_that_are_sent_as_they_come_have_the_bits_of_those_sent_at_the_end(
     num_towers: int, num_workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(bucketed, "WORTH_FREEING_ELEMENTS", 0)
     runs = {}
     for overlapped in (False, True):
         runs[overlapped], calls = in_threads(
@@ -151,6 +152,28 @@ def test_gradients_that_are_sent_as_they_come_have_the_bits_of_those_sent_at_the
         assert (calls.num_early > 0) == overlapped
     for at_the_end, early in zip(runs[False], runs[True], strict=True):
         assert all(map(same, at_the_end, early))
+
+
+def test_a_gradient_that_was_sent_early_is_a_view_of_its_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bucketed, "WORTH_FREEING_ELEMENTS", 65)
+
+    def work(worker: Worker) -> list[tuple[bool, float]]:
+        transport = BucketedTransport(worker, "gloo")
+        large, small, late = torch.ones(13, 5).t(), torch.ones(64), torch.ones(3)
+        for _ in range(2):
+            sums = TreeSum(3)
+            hooks = transport.start(sums, worker.rank)
+            for index in hooks:
+                hooks[index]([late, small, large][index])
+            sums.put(worker.rank, PartialSum([late, small, large, torch.ones(1)], []))
+            total = transport.total(sums).tensors
+        assert [tensor.unique().item() for tensor in total] == [2.0] * 4
+        of_buckets = {view.data_ptr() for view in transport._views}
+        return [(each.data_ptr() in of_buckets, each.sum().item()) for each in (large, small, late)]
+
+    held, calls = in_threads(monkeypatch, 2, work)
+    assert calls.num_early > 0
+    assert held == [[(True, 130.0), (False, 64.0), (False, 3.0)]] * 2
 
 
 def test_two_workers_have_the_bits_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
