@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.backends import cuda, cudnn
+from torch.utils import deterministic
 
 from lockstep.errors import InputError
 from lockstep.towers.towers import Towers
@@ -16,6 +17,7 @@ from lockstep.workers.devices import describe_accelerator
 
 _WORKSPACE, _DETERMINISTIC = "CUBLAS_WORKSPACE_CONFIG", (":4096:8", ":16:8")
 _OF_TOWERS = ("cudnn_benchmark", "conv_tf32", "matmul_tf32")
+_FILL = "fill_uninitialized_memory"
 _RAISES = 2
 """The mode of torch in which an operator without a deterministic algorithm raises an error."""
 _ALERT = " does not have a deterministic implementation"
@@ -40,7 +42,7 @@ class Backends:
         if self._device.type == "cpu":
             return {}
         with self:
-            values = {name: flag.get() for name, flag in _FLAGS.items()}
+            values = {name: flag.get() for name, flag in _FLAGS.items() if name != _FILL}
         flags = {name: value if type(value) is str else "on" if value else "off" for name, value in values.items()}
         return describe_accelerator(self._device) | flags
 
@@ -95,6 +97,11 @@ _FLAGS = {
     "float32_matmul_precision": _Flag(_get_matmul_precision, torch.set_float32_matmul_precision),
     "cudnn_deterministic": _Flag(lambda: cudnn.deterministic, lambda on: setattr(cudnn, "deterministic", on)),
     "deterministic": _Flag(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    # Torch fills what a deterministic operator allocates with NaN, unless told not to: no operator reads it.
+    _FILL: _Flag(
+        lambda: getattr(deterministic, _FILL),
+        lambda on: setattr(deterministic, _FILL, on),
+    ),
 }
 
 
@@ -108,7 +115,7 @@ def backends_of_steps(towers: Towers, device: torch.device, *, exact: bool) -> B
     flags = _flags({name: getattr(towers, name) for name in _OF_TOWERS}, exact=exact)
     if exact and device.type != "cpu":
         _check_exact(towers)
-        flags |= {"cudnn_deterministic": True, "deterministic": _RAISES}
+        flags |= {"cudnn_deterministic": True, "deterministic": _RAISES, _FILL: False}
     return Backends(device, flags)
 
 

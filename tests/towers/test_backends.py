@@ -24,6 +24,7 @@ DEFAULTS = {
     "float32_matmul_precision": "highest",
     "cudnn_deterministic": False,
     "deterministic": 0,
+    "fill_uninitialized_memory": True,
 }
 EXACT = {
     "cudnn_benchmark": False,
@@ -31,6 +32,7 @@ EXACT = {
     "float32_matmul_precision": "highest",
     "cudnn_deterministic": True,
     "deterministic": 2,
+    "fill_uninitialized_memory": False,
 }
 
 
