@@ -40,9 +40,13 @@ def numbers_on(device: torch.device, values: Sequence[float]) -> list[float] | T
 
 def tensor_on(device: torch.device, values: Sequence[Any], dtype: torch.dtype) -> Tensor:
     """Make a tensor of numbers of the host, or of lists of them, on a device: sent there without a wait."""
-    numbers = torch.tensor(values, dtype=dtype)
+    return sent_to(device, torch.tensor(values, dtype=dtype))
+
+
+def sent_to(device: torch.device, tensor: Tensor) -> Tensor:
+    """Copy a tensor of the host to a device without a wait; on a CPU it is the tensor itself."""
     # Out of memory that is not pinned, a copy waits for all that the device has to do before.
-    return numbers if device.type == "cpu" else numbers.pin_memory().to(device, non_blocking=True)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 class Readback:

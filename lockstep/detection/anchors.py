@@ -24,7 +24,9 @@ from lockstep.detection.blocks import (
     PyramidAnchorGenerator,
     SsdAnchorGenerator,
 )
+from lockstep.detection.boxes import clip
 from lockstep.errors import InputError
+from lockstep.tensors import sent_to
 
 AnyAnchorGenerator = AnchorGenerator | DefaultBoxGenerator | PyramidAnchorGenerator
 Shape = tuple[int, int]
@@ -65,7 +67,20 @@ def anchors_on(
 ) -> tuple[Tensor, ...]:
     """Make `anchors` on a device, those of the latest shapes only once; they are not to be changed."""
     with torch.inference_mode(False):  # what an evaluation makes serves training, too
-        return tuple(each.to(device) for each in anchors(generator, feature_shapes, image_shape))
+        return tuple(sent_to(device, each) for each in anchors(generator, feature_shapes, image_shape))
+
+
+@lru_cache(maxsize=16)
+def inside_on(
+    device: torch.device, generator: AnyAnchorGenerator, feature_shapes: tuple[Shape, ...], image_shape: Shape
+) -> Tensor:
+    """Find the places of the `anchors` that lie in the image, int64 (inside,), counted over all feature maps.
+
+    They are found on the host, as a device would have to be waited for; those of the latest shapes only once.
+    """
+    with torch.inference_mode(False):
+        joined = torch.cat(anchors(generator, feature_shapes, image_shape))
+        return sent_to(device, (joined == clip(joined, image_shape)).all(1).nonzero()[:, 0])
 
 
 @torch.no_grad()
@@ -97,9 +112,16 @@ class BackboneAnchors:
 
     def __call__(self, shape: Shape, device: torch.device) -> tuple[Tensor, ...]:
         """Return the anchors of each feature map on an input of this height and width, (anchors, 4)."""
+        return anchors_on(device, self.generator, self._shapes(shape), shape)
+
+    def inside(self, shape: Shape, device: torch.device) -> Tensor:
+        """Return the places of those that lie in such an input, int64 (inside,), counted over all feature maps."""
+        return inside_on(device, self.generator, self._shapes(shape), shape)
+
+    def _shapes(self, shape: Shape) -> tuple[Shape, ...]:
         if shape not in self._feature_shapes:
             self._feature_shapes[shape] = feature_shapes(self._backbone, shape)
-        return anchors_on(device, self.generator, self._feature_shapes[shape], shape)
+        return self._feature_shapes[shape]
 
 
 def in_order(maps: Mapping[str, Tensor] | Iterable[Tensor]) -> list[Tensor]:

@@ -58,7 +58,7 @@ _LEAST_PROPOSAL, _LEAST_DETECTION = 1e-3, 1e-2
 _POOLED, _REPRESENTATION = (7, 7), 1024
 _MASK_POOLED = (14, 14)
 _MASK_LAYERS = 4
-_ROUNDS = 32
+ROUNDS = 32
 """Rounds of NMS between reads; proposals around objects need up to 20."""
 
 
@@ -183,7 +183,7 @@ class FasterRcnnNet(DetectionModel):
 
         Codes are (batch, anchors, 4), and the shape is that of the input.
         """
-        rounds = _ROUNDS
+        rounds = ROUNDS
         while True:
             proposals = self.tried_proposals(objectness, codes, shape, rounds)
             is_settled, *lengths = torch.cat([proposals.is_settled[None], proposals.is_there.sum(1)]).tolist()
@@ -219,21 +219,20 @@ class FasterRcnnNet(DetectionModel):
         self, objectness: Tensor, codes: Tensor, shape: tuple[int, int], assigned: AssignedAnchors
     ) -> tuple[DrawnAnchors, Regions]:
         """Draw what both stages learn from; the host reads once, all numbers of all images."""
-        settings, targets, rounds = self.settings, assigned.targets, _ROUNDS
+        settings, targets, rounds = self.settings, assigned.targets, ROUNDS
         while True:
             proposals = with_objects(self.tried_proposals(objectness, codes, shape, rounds), targets)
             matches = region_matches(_BOX_MATCHER, proposals, targets)
             sides = F.pad(proposals.boxes[..., 2:] - proposals.boxes[..., :2], (0, 0, 0, 1)).amax((0, 1))
-            numbers = [proposals.is_settled[None], sides.ceil(), kinds(assigned.matches), kinds(matches)]
-            read = torch.cat([each.flatten().long() for each in numbers]).cpu()
-            if read[0]:
+            first = torch.cat([proposals.is_settled[None].to(sides), sides.ceil()])
+            (is_settled, *largest), of_anchors, of_regions = read_with_kinds(first, assigned.matches, matches)
+            if is_settled:
                 break
             rounds *= 4
-        of_anchors, of_regions = read[3:].view(2, 2, -1).tolist()
         drawn = self.draw_anchors(assigned, of_anchors)
         number, fraction = settings.box_batch_size_per_image, settings.box_positive_fraction
         regions = drawn_regions(proposals, matches, number, fraction, of_regions)
-        return drawn, regions._replace(largest=(int(read[1]), int(read[2])))
+        return drawn, regions._replace(largest=(largest[0], largest[1]))
 
     def losses(self, predictions: Mapping[str, Any], assigned: AssignedAnchors) -> dict[str, Tensor]:
         """Compute the means of the losses over the anchors and the regions that were drawn on this tower's images."""
@@ -365,6 +364,16 @@ def _best_at_once(
     left = torch.cat([of_level[:, :size] for of_level, size in of_levels], 1)
     places = torch.where(left, scores, -1).argsort(stable=True, dim=1, descending=True)[:, :most]
     return Proposals(boxes.gather(1, places[..., None].expand(-1, -1, 4)), left.gather(1, places), is_settled)
+
+
+def read_with_kinds(
+    numbers: Tensor, of_anchors: Tensor, of_regions: Tensor
+) -> tuple[list[int], list[list[int]], list[list[int]]]:
+    """Read whole numbers, (n,), and the `kinds` of the matches of anchors and of regions: all of them at once."""
+    of_both = [kinds(of_anchors), kinds(of_regions)]
+    read = torch.cat([numbers.long(), *(each.flatten() for each in of_both)]).cpu()
+    first, rest = read[: len(numbers)].tolist(), read[len(numbers) :].view(2, 2, -1).tolist()
+    return first, rest[0], rest[1]
 
 
 def in_blocks(boxes: Sequence[Tensor]) -> Proposals:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from lockstep.detection.anchor_matching import IGNORED, hard_examples, match_images
 from lockstep.detection.anchors import BackboneAnchors, anchors_per_cell, by_anchor
@@ -27,11 +28,13 @@ from lockstep.detection.blocks import (
     PostProcessing,
 )
 from lockstep.detection.box_coders import decode, encode
-from lockstep.detection.boxes import clip
+from lockstep.detection.boxes import area, clip
 from lockstep.detection.detector import DetectionModel, Detections, Targets
 from lockstep.detection.faster_rcnn import (
+    ROUNDS,
     AssignedAnchors,
     DrawnAnchors,
+    Proposals,
     Regions,
     all_regions,
     drawn_anchors,
@@ -43,10 +46,11 @@ from lockstep.detection.faster_rcnn import (
     masks_of,
     object_boxes,
     places_that_learn,
+    read_with_kinds,
     region_matches,
 )
 from lockstep.detection.losses import classification_loss
-from lockstep.detection.nms import postprocess
+from lockstep.detection.nms import postprocess, tried_nms
 from lockstep.detection.roi_align import crop_and_resize
 from lockstep.detection.tf_configs import BatchNorm, Hyperparams, MaskRcnnBoxPredictor
 from lockstep.detection.tf_layers import PartPenalties, TfBatchNorm, activation_layer, draw_weights, norm_layer
@@ -55,10 +59,13 @@ from lockstep.images.normalisation import normalize
 from lockstep.models.initial_weights import check_images, give_memory, without_memory
 from lockstep.models.layers import Conv2dNormActivation, IntermediateLayerGetter, NormLayer, conv2d, kaiming_fan_out
 from lockstep.models.resnet import Bottleneck, ResNet
+from lockstep.tensors import reading_waits, tensor_on
 
 if TYPE_CHECKING:
     from lockstep.detection.tf_configs import FasterRcnn
 
+CANDIDATES = 4096
+"""The best boxes of an image, among which NMS looks for proposals first where reading waits."""
 _LEAST_SIDE = 33
 _MEAN = (123.68, 116.779, 103.939)
 _CODER = FasterRcnnBoxCoder()
@@ -110,17 +117,25 @@ class TfFasterRcnn(DetectionModel):
     def anchors(self, shape: tuple[int, int], device: torch.device) -> Tensor:
         """Return all anchors on an input of this height and width, (anchors, 4); clipped to it, but for training."""
         (anchors,) = self._anchors(shape, device)
-        # In training those that reach out of the image are left out.
-        return anchors if self.training and not self.config.clip_anchors_to_image else clip(anchors, shape)
+        return clip(anchors, shape) if self._clips_anchors else anchors
+
+    @property
+    def _clips_anchors(self) -> bool:
+        """Whether anchors are clipped to the image; else those that reach out of it are left out."""
+        return self.config.clip_anchors_to_image or not self.training
 
     @torch.no_grad()
     def assign(self, targets: Targets) -> AssignedAnchors:
         """Find which anchor can learn which object."""
-        anchors = self.anchors(targets.shape, targets.boxes[0].device)
-        is_inside = _are_inside(anchors, targets.shape)
+        device = targets.boxes[0].device
+        anchors = self.anchors(targets.shape, device)
+        if self._clips_anchors:
+            matches = match_images(_ANCHOR_MATCHER, IouSimilarity(), targets.boxes, anchors, targets.weights)
+            return AssignedAnchors(targets, ignoring(matches, targets))
+        inside = self._anchors.inside(targets.shape, device)
         matches = anchors.new_full((len(targets), len(anchors)), IGNORED, dtype=torch.int64)
-        matches[:, is_inside] = match_images(
-            _ANCHOR_MATCHER, IouSimilarity(), targets.boxes, anchors[is_inside], targets.weights
+        matches[:, inside] = match_images(
+            _ANCHOR_MATCHER, IouSimilarity(), targets.boxes, anchors[inside], targets.weights
         )
         return AssignedAnchors(targets, ignoring(matches, targets))
 
@@ -129,9 +144,11 @@ class TfFasterRcnn(DetectionModel):
         check_images("This Faster R-CNN", inputs, channels=3, smallest=_LEAST_SIDE)
         shape, features = (inputs.shape[2], inputs.shape[3]), self.backbone(inputs)["0"]
         objectness, codes = self.rpn(features)
-        proposals = self.propose(objectness.detach().float(), codes.detach().float(), shape)
-        drawn = None if assigned is None else self.draw_anchors(assigned)
-        regions = all_regions(proposals) if assigned is None else self._drawn_regions(proposals, assigned.targets)
+        found = objectness.detach().float(), codes.detach().float(), shape
+        if assigned is None:
+            drawn, regions = None, all_regions(self.propose(*found))
+        else:
+            drawn, regions = self._draw(*found, assigned)
         hidden = self._features_of(features, regions, shape)
         logits, region_codes = self.box_head(hidden)
         masks = None
@@ -155,32 +172,79 @@ class TfFasterRcnn(DetectionModel):
 
         Objectness is logits (batch, anchors, 2), of the background first, and codes are (batch, anchors, 4).
         """
-        config, anchors = self.config, self.anchors(shape, codes.device)
+        boxes, scores = self._candidates(objectness, codes, shape)
+        boxes, scores, config = boxes[:, :, None], scores[..., None], PostProcessing(self._proposal_rule)
+        return [each.boxes for each in postprocess(config, boxes, scores, shape, has_background=False)]
+
+    @torch.no_grad()
+    def tried_proposals(
+        self, objectness: Tensor, codes: Tensor, shape: tuple[int, int], rounds: int, num_candidates: int
+    ) -> Proposals:
+        """Return what `propose` does, without a read where reading waits.
+
+        There NMS makes so many rounds over so many of the best boxes of each image. It is settled where these were
+        enough, so that no other box would be a proposal.
+        """
+        if not reading_waits(codes.device):
+            return in_blocks(self.propose(objectness, codes, shape))
+        rule = self._proposal_rule
+        boxes, scores = self._candidates(objectness, codes, shape)
+        is_valid = scores > rule.score_threshold
+        ranked = scores.masked_fill(~is_valid, -torch.inf).argsort(dim=1, descending=True, stable=True)
+        order = ranked[:, :num_candidates]
+        boxes = boxes.gather(1, order[..., None].expand(-1, -1, 4))
+        kept, is_settled = tried_nms(boxes, rule.iou_threshold, is_valid.gather(1, order), rounds)
+        kept &= kept.cumsum(1) <= rule.max_total_detections
+        is_enough = (kept.sum(1) == rule.max_total_detections) | (is_valid.sum(1) <= order.shape[1])
+        boxes = clip(boxes, shape)
+        is_there = kept & (area(boxes) > 0)
+        places = is_there.byte().argsort(dim=1, descending=True, stable=True)[:, : rule.max_total_detections]
+        boxes = boxes.gather(1, places[..., None].expand(-1, -1, 4))
+        return Proposals(boxes, is_there.gather(1, places), is_settled & is_enough.all())
+
+    def _candidates(self, objectness: Tensor, codes: Tensor, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        """Return boxes (batch, anchors, 4) and their scores (batch, anchors), below all for those of no use."""
+        anchors = self.anchors(shape, codes.device)
         boxes = decode(_CODER, codes, anchors)
-        usable = _are_inside(anchors, shape) & torch.isfinite(boxes).all(-1)
-        scores = objectness.softmax(-1)[..., 1].masked_fill(~usable, -torch.inf)
-        most = config.first_stage_max_proposals
-        rule = BatchNonMaxSuppression(
+        is_usable = (anchors == clip(anchors, shape)).all(-1) & torch.isfinite(boxes).all(-1)
+        return boxes, objectness.softmax(-1)[..., 1].masked_fill(~is_usable, -torch.inf)
+
+    @property
+    def _proposal_rule(self) -> BatchNonMaxSuppression:
+        config, most = self.config, self.config.first_stage_max_proposals
+        return BatchNonMaxSuppression(
             config.first_stage_nms_score_threshold, config.first_stage_nms_iou_threshold, most, most
         )
-        boxes, scores = boxes[:, :, None], scores[..., None]
-        return [each.boxes for each in postprocess(PostProcessing(rule), boxes, scores, shape, has_background=False)]
 
-    def draw_anchors(self, assigned: AssignedAnchors) -> DrawnAnchors:
-        """Draw the anchors that the first stage learns from."""
-        config, anchors = self.config, self.anchors(assigned.targets.shape, assigned.matches.device)
-        number, fraction = config.first_stage_minibatch_size, config.first_stage_positive_balance_fraction
-        return drawn_anchors(assigned, anchors, _CODER, number, fraction)
+    @torch.no_grad()
+    def _draw(
+        self, objectness: Tensor, codes: Tensor, shape: tuple[int, int], assigned: AssignedAnchors
+    ) -> tuple[DrawnAnchors, Regions]:
+        """Draw what both stages learn from; the host reads once, all numbers of all images.
 
-    def _drawn_regions(self, proposals: Sequence[Tensor], targets: Targets) -> Regions:
-        """Draw the proposals that the second stage learns from; all, where a miner chooses among their losses."""
-        config = self.config
+        The second stage learns from all proposals where a miner chooses among their losses.
+        """
+        config, rounds, num_candidates = self.config, ROUNDS, CANDIDATES
+        while True:
+            proposals = self.tried_proposals(objectness, codes, shape, rounds, num_candidates)
+            matches = region_matches(_REGION_MATCHER, proposals, assigned.targets)
+            (is_settled,), of_anchors, of_regions = read_with_kinds(
+                proposals.is_settled[None], assigned.matches, matches
+            )
+            if is_settled:
+                break
+            rounds, num_candidates = 4 * rounds, 4 * num_candidates
+        number, fraction = config.second_stage_batch_size, config.second_stage_balance_fraction
         if config.hard_example_miner is not None:
             number, fraction = config.first_stage_max_proposals, 1.0
-        else:
-            number, fraction = config.second_stage_batch_size, config.second_stage_balance_fraction
-        block = in_blocks(proposals)
-        return drawn_regions(block, region_matches(_REGION_MATCHER, block, targets), number, fraction)
+        drawn = self.draw_anchors(assigned, of_anchors)
+        return drawn, drawn_regions(proposals, matches, number, fraction, of_regions)
+
+    def draw_anchors(self, assigned: AssignedAnchors, numbers: Sequence[list[int]] | None = None) -> DrawnAnchors:
+        """Draw the anchors that the first stage learns from; the numbers are those of `kinds`, if they are known."""
+        config, anchors = self.config, self.anchors(assigned.targets.shape, assigned.matches.device)
+        number, fraction = config.first_stage_minibatch_size, config.first_stage_positive_balance_fraction
+        return drawn_anchors(assigned, anchors, _CODER, number, fraction, numbers)
 
     def _features_of(self, features: Tensor, regions: Regions, shape: tuple[int, int]) -> Tensor:
         """Return what the last layer of the ResNet makes of each region: (regions, 2048, height, width)."""
@@ -215,7 +279,7 @@ class TfFasterRcnn(DetectionModel):
         config, regions = self.config, predictions["regions"]
         labels = labels_of(assigned.targets, regions)
         weights = _of_means(regions.image_of, len(assigned.targets))
-        classes = F.one_hot(labels, self.num_classes + 1).to(weights.dtype)
+        classes = (labels[:, None] == torch.arange(self.num_classes + 1, device=labels.device)).to(weights.dtype)
         of_classes = classification_loss(
             config.second_stage_classification_loss, predictions["logits"].float()[None], classes[None], weights[None]
         ).reshape(-1)
@@ -230,17 +294,19 @@ class TfFasterRcnn(DetectionModel):
         return {"classification": of_classes.sum(), "localization": of_boxes.sum()}
 
     def _hard_regions(self, of_classes: Tensor, of_boxes: Tensor, regions: Regions) -> Tensor:
-        """Say which regions count, bool (regions,): one image after the other, as they have different numbers."""
+        """Say which regions count, bool (regions,)."""
         assert self.config.hard_example_miner is not None, "the caller has looked"
         miner = replace(self.config.hard_example_miner, max_negatives_per_positive=0)
         losses = {"both": of_classes + of_boxes, "classification": of_classes, "localization": of_boxes}[
             miner.loss_type
         ]
-        counted = []
-        for own, boxes in zip(*(torch.split(part, regions.lengths) for part in (losses, regions.boxes)), strict=True):
-            none = torch.zeros_like(own, dtype=torch.bool)[None]
-            counted.append(hard_examples(miner, own[None], boxes[None], none, none)[0])
-        return torch.cat(counted)
+        # Images have different numbers of regions: those that pad come last, and overlap nothing.
+        of_images = pad_sequence([*torch.split(losses, regions.lengths)], batch_first=True, padding_value=-torch.inf)
+        boxes = pad_sequence([*torch.split(regions.boxes, regions.lengths)], batch_first=True)
+        none = torch.zeros_like(of_images, dtype=torch.bool)
+        counted = hard_examples(miner, of_images, boxes, none, none)
+        places = [image * none.shape[1] + place for image, n in enumerate(regions.lengths) for place in range(n)]
+        return counted.flatten()[tensor_on(losses.device, places, torch.int64)]
 
     def postprocess(self, predictions: Mapping[str, Any]) -> Sequence[Detections]:
         """Choose the detections of each image, and draw their masks, if the net has learned them."""
@@ -258,10 +324,6 @@ class TfFasterRcnn(DetectionModel):
         masks = _of_labels(logits, torch.cat([each.labels for each in detections])).sigmoid()
         of_images = torch.split(masks, [len(each.boxes) for each in detections])
         return [each._replace(masks=mask) for each, mask in zip(detections, of_images, strict=True)]
-
-
-def _are_inside(boxes: Tensor, shape: tuple[int, int]) -> Tensor:
-    return (boxes == clip(boxes, shape)).all(-1)
 
 
 def _mask_loss(predictions: Mapping[str, Any], assigned: AssignedAnchors) -> Tensor:
@@ -285,13 +347,14 @@ def _of_labels(values: Tensor, labels: Tensor) -> Tensor:
 
 def _of_means(image_of: Tensor, num_images: int) -> Tensor:
     """Return the weights that make of a sum a mean over the images, of the means over what was drawn on each."""
-    counts = image_of.bincount(minlength=num_images).clamp(min=1)
+    images = torch.arange(num_images, device=image_of.device)[:, None]
+    counts = (image_of == images).sum(1).clamp(min=1)
     return 1 / (counts[image_of] * num_images).to(torch.float32)
 
 
 def _shares(boxes: Tensor, shape: tuple[int, int]) -> Tensor:
     """Return boxes in pixels as shares of height and width."""
-    return boxes / boxes.new_tensor([*shape, *shape])
+    return boxes / tensor_on(boxes.device, (*shape, *shape), boxes.dtype)
 
 
 _FIRST, _SECOND, _BLOCKS = 1024, 2048, 3

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 import torch
 from device_calls import DeviceCalls, accelerator, counted
-from regions_drawn import SMALL, ellipses, images
+from regions_drawn import SMALL, calm, ellipses, images, published
 from torch import Tensor
 
 import lockstep as ls
-from lockstep.detection import faster_rcnn
+from lockstep.detection import faster_rcnn, tf_faster_rcnn
+from lockstep.detection.blocks import HardExampleMiner
 from lockstep.detection.detector import DetectionModel
+from lockstep.detection.tf_faster_rcnn import TfFasterRcnn
 from lockstep.detection.values import Detector, Fcos, MaskRcnnFpn, SqueezeSsd, Ssdlite
 from lockstep.ragged import Ragged
 from lockstep.recipes.data import DetectionData
@@ -73,10 +76,15 @@ def test_detectors_of_one_stage_never_wait(net: DetectionModel, objects: list[li
     assert of_one_step(net, objects).waits == []
 
 
-@pytest.fixture(scope="module", params=["boxes", "masks"])
+@pytest.fixture(scope="module", params=["boxes", "masks", "imported", "imported masks"])
 def two_stages(request: pytest.FixtureRequest) -> DetectionModel:
     torch.set_num_threads(1)
-    return {"boxes": SMALL, "masks": MASKS}[request.param].build(0).train()
+    if not request.param.startswith("imported"):
+        return {"boxes": SMALL, "masks": MASKS}[request.param].build(0).train()
+    name = {"imported": "faster_rcnn_resnet101_fgvc", "imported masks": "mask_rcnn_resnet50_atrous_coco"}
+    net = published(name[request.param]).build(0)
+    assert isinstance(net, TfFasterRcnn)
+    return calm(net).train()
 
 
 @pytest.mark.parametrize("objects", [OBJECTS, [[], []]], ids=["objects", "none"])
@@ -91,10 +99,29 @@ def test_detectors_of_two_stages_wait_once_a_tower(
 def test_detectors_of_two_stages_learn_the_same_where_the_host_waits(
     two_stages: DetectionModel, rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where NMS needs more rounds than are made at first, and the proposals are made again."""
-    monkeypatch.setattr(faster_rcnn, "_ROUNDS", rounds)
+    """Also where NMS needs more rounds or boxes than it has at first, and the proposals are made again."""
+    for module in (faster_rcnn, tf_faster_rcnn):
+        monkeypatch.setattr(module, "ROUNDS", rounds)
+    monkeypatch.setattr(tf_faster_rcnn, "CANDIDATES", 4 * rounds)
     fields = fields_of(OBJECTS)
     expected = train(two_stages, fields)
     with accelerator():
         found = train(two_stages, fields)
     assert all(map(torch.equal, found, expected))
+
+
+def test_a_miner_among_regions_waits_once_more_and_chooses_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(1)
+    net = published("faster_rcnn_resnet101_fgvc").build(0)
+    assert isinstance(net, TfFasterRcnn)
+    calm(net).train()
+    miner = HardExampleMiner(num_hard_examples=5, iou_threshold=0.5, loss_type="both")
+    monkeypatch.setattr(net, "config", replace(net.config, hard_example_miner=miner))
+    fields = fields_of(OBJECTS)
+    expected = train(net, fields)
+    with accelerator():
+        found = train(net, fields)
+        with counted() as calls:
+            train(net, fields)
+    assert all(map(torch.equal, found, expected))
+    assert len(calls.waits) == 2, calls.waits

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-from regions_drawn import images, targets
-from torch import nn
+from regions_drawn import calm, images, published, targets
 
-from lockstep.detection.blocks import GridAnchorGenerator, HardExampleMiner
+from lockstep.detection.blocks import HardExampleMiner
 from lockstep.detection.boxes import clip
-from lockstep.detection.tf_configs import BatchNorm, FasterRcnn, Hyperparams, MaskRcnnBoxPredictor
+from lockstep.detection.tf_configs import BatchNorm, Hyperparams, MaskRcnnBoxPredictor
 from lockstep.detection.tf_faster_rcnn import TfFasterRcnn
 from lockstep.errors import InputError
-from lockstep.models.resnet import Bottleneck
-from lockstep.recipes.pipeline_config import import_pipeline
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "odapi_configs"
 CONFIGS = [
     "faster_rcnn_resnet101_atrous_coco",
     "faster_rcnn_resnet101_fgvc",
@@ -30,34 +25,6 @@ CONFIGS = [
 ]
 BOXES = [[10.0, 20, 60, 90], [30, 30, 50, 60]]
 SHAPE = (96, 96)
-
-
-def published(name: str) -> FasterRcnn:
-    """The config with small anchors and few proposals, classes and layers, so that it is quick."""
-    path = FIXTURES / f"{name}.config"
-    model = import_pipeline(path.read_text(), path.name, path.stem).recipe.model
-    assert isinstance(model, FasterRcnn)
-    anchors = model.first_stage_anchor_generator
-    assert isinstance(anchors, GridAnchorGenerator)
-    predictor = model.second_stage_box_predictor
-    assert isinstance(predictor, MaskRcnnBoxPredictor)
-    return replace(
-        model,
-        num_classes=3,
-        first_stage_anchor_generator=replace(anchors, height=64, width=64),
-        feature_extractor=replace(model.feature_extractor, type="faster_rcnn_resnet50"),
-        first_stage_max_proposals=12,
-        second_stage_batch_size=8,
-        second_stage_box_predictor=replace(predictor, mask_prediction_conv_depth=8),
-    )
-
-
-def calm(net: TfFasterRcnn) -> TfFasterRcnn:
-    """Fixed statistics of no data do not normalise: without this the features of first weights are far too large."""
-    for module in net.modules():
-        if isinstance(module, Bottleneck):
-            nn.init.constant_(module.bn3.get_parameter("weight"), 0.1)
-    return net
 
 
 @pytest.fixture(scope="module")
