@@ -48,10 +48,18 @@ _HINTS = {
 }
 
 
-def prepare_steps(state: TrainState, towers: Towers, exchange: Exchange, worker: Worker) -> None:
-    """Check the parts of a step before the first one is made, tell how updates are made, and lay the state out so."""
-    check_start(state, worker)
-    check_fit(state, towers, exchange)
+def prepare_steps(
+    state: TrainState, towers: Towers, exchange: Exchange, worker: Worker, *, was_made: bool = False
+) -> None:
+    """Check the parts of a step before the first one is made, tell how updates are made, and lay the state out so.
+
+    Workers that go on without others compare nothing anew where each of them has made this step before (`was_made`):
+    what they go on from has been compared, and they are to stand still no longer than they must.
+    """
+    has_regrouped = worker.pulse.generations is not None and worker.pulse.generations.joined > 0
+    if not (has_regrouped and all(worker.group.gather(was_made))):
+        check_start(state, worker)
+        check_fit(state, towers, exchange)
     check_exact(exchange, worker)
     state.train_with(**describe_step(towers, exchange, worker))
     if worker.is_chief:

@@ -234,7 +234,7 @@ class BoundStep(Step):
         worker: Worker,
         before: BoundStep | None = None,
     ) -> None:
-        prepare_steps(state, towers, exchange, worker)
+        prepare_steps(state, towers, exchange, worker, was_made=before is not None)
         self._mine = assign_towers(towers.num_towers, worker.num_workers)[worker.rank]
         num_leaves, mine = (
             (worker.num_workers, [worker.rank]) if towers.joined else (towers.num_towers, list(self._mine))
