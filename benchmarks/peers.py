@@ -62,6 +62,8 @@ class Comparison:
     """In a turn; 0: a turn is a fresh process, to the end of its first step."""
     precision: str = "fp32"
     num_workers: int = 1
+    what: str = "train"
+    """What a step of a turn is: one of the training, an evaluation of all examples, or a save."""
     tolerance: float = 0.01
     """How far the loss after all steps may be from ours, as a part of it."""
 
@@ -72,6 +74,8 @@ COMPARISONS = {
     "mnist_bf16": Comparison("MNIST net, batch 128, bf16", "mnist", steps=10, precision="bf16", tolerance=0.05),
     "mnist_workers": Comparison("MNIST net, two workers, batch 128 each", "mnist", steps=10, num_workers=2),
     "resnet18": Comparison("ResNet-18 at 64 pixels, batch 32", "resnet18", steps=4, tolerance=0.05),
+    "evaluate": Comparison("MNIST net, an evaluation of 12,800 digits", "mnist", steps=1, what="evaluate"),
+    "save": Comparison("MNIST net with momentum, a save of 26 MB", "mnist", steps=10, what="save"),
     "start": Comparison("from the command to the first step", "mnist", steps=0),
     "start_workers": Comparison("from the command to the first step, two workers", "mnist", steps=0, num_workers=2),
 }
@@ -83,7 +87,7 @@ class Contender:
     environment: str | None
     """None: the Python that runs this."""
     script: str
-    takes: Sequence[str] = ("fp32", "bf16", "workers")
+    takes: Sequence[str] = ("fp32", "bf16", "workers", "train", "evaluate", "save")
     """What of it is measured."""
     words: Sequence[str] = ()
 
@@ -96,19 +100,28 @@ class Contender:
         return [python, *launcher, str(SCRIPTS / f"{self.script}.py"), *self.words]
 
     def takes_part(self, comparison: Comparison) -> bool:
-        return {comparison.precision, *(["workers"] if comparison.num_workers > 1 else [])} <= {*self.takes}
+        needed = {comparison.precision, comparison.what, *(["workers"] if comparison.num_workers > 1 else [])}
+        return needed <= {*self.takes}
 
 
 CONTENDERS = [
     Contender(US, None, "lockstep_script"),
     Contender("PyTorch", "torch", "torch_script"),
-    Contender("PyTorch, compiled", "torch", "torch_script", words=["--compile"]),
+    Contender(
+        "PyTorch, compiled",
+        "torch",
+        "torch_script",
+        takes=("fp32", "bf16", "workers", "train", "evaluate"),
+        words=["--compile"],
+    ),
     Contender("Lightning", "torch", "lightning_script"),
     Contender("Fabric", "torch", "fabric_script"),
     Contender("Accelerate", "torch", "accelerate_script"),
-    Contender("Keras", "tensorflow", "keras_script", takes=("fp32", "bf16")),
-    Contender("Keras, XLA", "tensorflow", "keras_script", takes=("fp32", "bf16"), words=["--compile"]),
-    Contender("TF-Slim", "tensorflow", "tf_slim_script", takes=("fp32",)),
+    Contender("Keras", "tensorflow", "keras_script", takes=("fp32", "bf16", "train", "evaluate", "save")),
+    Contender(
+        "Keras, XLA", "tensorflow", "keras_script", takes=("fp32", "bf16", "train", "evaluate"), words=["--compile"]
+    ),
+    Contender("TF-Slim", "tensorflow", "tf_slim_script", takes=("fp32", "train")),
 ]
 
 
@@ -180,7 +193,7 @@ class Process:
         address = folder / "socket"
         address.unlink(missing_ok=True)
         words = ["--workload", comparison.workload, "--precision", comparison.precision, "--folder", str(folder)]
-        words += ["--num-workers", str(comparison.num_workers), "--steps", str(num_steps)]
+        words += ["--num-workers", str(comparison.num_workers), "--steps", str(num_steps), "--what", comparison.what]
         self._errors = (folder / f"{time.monotonic_ns()}.log").open("w+")
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(address))

@@ -2,8 +2,8 @@
 
 import accelerate
 import torch
-from torch_parts import data_loader, final_loss, loss, net, optimizer
-from turns import Turns, parsed
+from torch_parts import data_loader, evaluation_loader, final_loss, loader_of, loss, net, optimizer
+from turns import FIRST_STEPS, Places, Turns, parsed
 
 arguments = parsed()
 accelerator = accelerate.Accelerator(
@@ -17,12 +17,38 @@ module = net(arguments)
 model, update = accelerator.prepare(module, optimizer(arguments, module))
 turns = Turns(is_chief=accelerator.is_main_process)
 turns.begin(accelerate=accelerate.__version__, torch=torch.__version__)
-for images, labels in data_loader(arguments, accelerator.process_index):
+
+
+def step(images: torch.Tensor, labels: torch.Tensor) -> None:
     update.zero_grad()
     with accelerator.autocast():
         value = loss(model, images, labels)
     accelerator.backward(value)
     update.step()
-    turns.made_step()
-turns.end(final_loss(arguments, module))
+
+
+def evaluated() -> float:
+    model.eval()
+    values = []
+    for images, labels in evaluation_loader(arguments):
+        with torch.no_grad():
+            value = loss(model, images, labels)
+        values.append(accelerator.gather_for_metrics(value).mean().item())
+    return sum(values) / len(values)
+
+
+if arguments.what == "train":
+    for images, labels in data_loader(arguments, accelerator.process_index):
+        step(images, labels)
+        turns.made_step()
+else:
+    for images, labels in loader_of(arguments, FIRST_STEPS):
+        step(images, labels)
+if arguments.what == "evaluate":
+    turns.end(turns.repeat(arguments, evaluated))
+else:
+    if arguments.what == "save":
+        places = Places(arguments)
+        turns.repeat(arguments, lambda: accelerator.save_state(str(places.next())))
+    turns.end(final_loss(arguments, module))
 accelerator.end_training()

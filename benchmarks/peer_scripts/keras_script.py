@@ -6,7 +6,17 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import tensorflow as tf
 from keras import layers
-from turns import RESNET18_BLOCKS, WORKLOADS, Turns, first_weights, parsed, tensorflow_batches, tensorflow_kernel
+from turns import (
+    FIRST_STEPS,
+    RESNET18_BLOCKS,
+    WORKLOADS,
+    Places,
+    Turns,
+    first_weights,
+    parsed,
+    tensorflow_batches,
+    tensorflow_kernel,
+)  # fmt: skip
 
 arguments = parsed()
 workload = WORKLOADS[arguments.workload]
@@ -84,8 +94,19 @@ set_weights(model)
 loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 model.compile(keras.optimizers.SGD(workload.lr, workload.momentum), loss, jit_compile=arguments.compile)
 images, labels = tensorflow_batches(arguments)
-batches = tf.data.Dataset.from_tensor_slices((images, labels)).repeat().prefetch(tf.data.AUTOTUNE)
+epoch = tf.data.Dataset.from_tensor_slices((images, labels))
 turns = Turns()
 turns.begin(keras=keras.__version__, tensorflow=tf.__version__)
-model.fit(batches, steps_per_epoch=arguments.steps, verbose=0, callbacks=[TakesTurns()])
-turns.end(model.evaluate(images[0], labels[0], batch_size=workload.batch_size, verbose=0))
+batches = epoch.repeat().prefetch(tf.data.AUTOTUNE)
+if arguments.what == "train":
+    model.fit(batches, steps_per_epoch=arguments.steps, verbose=0, callbacks=[TakesTurns()])
+else:
+    model.fit(batches, steps_per_epoch=FIRST_STEPS, verbose=0)
+if arguments.what == "evaluate":
+    once = epoch.prefetch(tf.data.AUTOTUNE)
+    turns.end(turns.repeat(arguments, lambda: model.evaluate(once, verbose=0)))
+elif arguments.what == "save":
+    places = Places(arguments, ".keras")
+    turns.repeat(arguments, lambda: model.save(places.next()))
+if arguments.what != "evaluate":
+    turns.end(model.evaluate(images[0], labels[0], batch_size=workload.batch_size, verbose=0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -75,10 +75,16 @@ def net(arguments: argparse.Namespace) -> nn.Module:
 
 
 def loss(module: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-    """The mean cross entropy; images of bytes are scaled to -0.5 .. 0.5."""
+    """The mean cross entropy."""
+    return F.cross_entropy(outputs(module, images), labels)
+
+
+def outputs(module: nn.Module, images: Tensor) -> Tensor:
+    """The net's logits; images of bytes are scaled to -0.5 .. 0.5."""
     if images.dtype == torch.uint8:
         images = images.to(memory_format=torch.channels_last) / 255 - 0.5
-    return F.cross_entropy(module(images), labels)
+    logits: Tensor = module(images)
+    return logits
 
 
 class _Batches(Dataset[tuple[Tensor, Tensor]]):
@@ -117,6 +123,25 @@ def data_loader(arguments: argparse.Namespace, rank: int = 0) -> DataLoader[tupl
     sampler = _Cycle(len(labels), workload.batch_size, arguments.steps, rank, arguments.num_workers)
     batches = BatchSampler(sampler, workload.batch_size, drop_last=False)
     return DataLoader(_Batches(images, labels), sampler=batches, batch_size=None)
+
+
+def loader_of(arguments: argparse.Namespace, num_steps: int) -> DataLoader[tuple[Tensor, Tensor]]:
+    """The batches of so many steps of one worker."""
+    return data_loader(argparse.Namespace(**vars(arguments) | {"steps": num_steps}))
+
+
+def evaluation_loader(arguments: argparse.Namespace) -> DataLoader[tuple[Tensor, Tensor]]:
+    """All examples once."""
+    workload = WORKLOADS[arguments.workload]
+    return loader_of(arguments, workload.num_examples // workload.batch_size)
+
+
+@torch.no_grad()
+def evaluated(loader: Iterable[tuple[Tensor, Tensor]], module: nn.Module) -> float:
+    """The mean loss over all batches."""
+    module.eval()
+    values = [loss(module, images, labels).item() for images, labels in loader]
+    return sum(values) / len(values)
 
 
 def optimizer(arguments: argparse.Namespace, module: nn.Module) -> torch.optim.Optimizer:

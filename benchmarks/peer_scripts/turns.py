@@ -8,7 +8,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,8 @@ WORKLOADS = {
     "mnist": Workload("mnist", batch_size=128, lr=0.01, num_examples=12800),
     "resnet18": Workload("resnet18", batch_size=32, lr=0.01, num_examples=640),
 }
+FIRST_STEPS = 20
+"""Of the training before evaluations and saves."""
 RESNET18_BLOCKS = [(64, 1), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1)]
 """Channels and stride of each."""
 
@@ -43,6 +47,7 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--workload", choices=WORKLOADS, required=True)
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
+    parser.add_argument("--what", choices=["train", "evaluate", "save"], default="train")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--num-workers", type=int, default=1)
     parser.add_argument("--steps", type=int, required=True, help="after which the script ends")
@@ -79,6 +84,22 @@ def tensorflow_kernel(layer: str, kernel: Any) -> Any:
     return kernel.T
 
 
+class Places:
+    """A path of its own for each save; what was saved before the last one is deleted."""
+
+    def __init__(self, arguments: argparse.Namespace, suffix: str = "") -> None:
+        self._folder, self._suffix, self._count = arguments.folder, suffix, 0
+
+    def next(self) -> Path:
+        self._count += 1
+        for count in (self._count - 2, self._count):
+            path = self._folder / f"saved-{os.getpid()}-{count}{self._suffix}"
+            if path.is_dir():
+                shutil.rmtree(path)
+            path.unlink(missing_ok=True)
+        return path
+
+
 class Turns:
     """The chief's end of the turns: it makes the steps that it is told to, and waits while others make theirs."""
 
@@ -102,8 +123,15 @@ class Turns:
             self._answer({})
             self._wait()
 
+    def repeat(self, arguments: argparse.Namespace, work: Callable[[], Any]) -> Any:
+        """Do the same in each step; the last result."""
+        for _ in range(arguments.steps):
+            result = work()
+            self.made_step()
+        return result
+
     def end(self, loss: float) -> None:
-        """Say the loss on the first batch, after all steps."""
+        """Say the loss on the first batch, after all steps, or what was evaluated."""
         self._answer({"loss": float(loss)})
 
     def _answer(self, values: dict[str, Any]) -> None:
