@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -29,18 +30,21 @@ def openmp_threads_are_named() -> bool:
     return re.match(r"\s*\+?0*[1-9]\d*\s*(,|$)", os.environ.get("OMP_NUM_THREADS", "")) is not None
 
 
-def _cgroup_cores(root: Path) -> float:
-    """The least quota of this process's control groups, in cores, infinite without one (cgroup v1 and v2)."""
+def cgroup_folders(controller: str, root: Path = Path("/")) -> Iterator[Path]:
+    """Yield the folders of this process's control groups that a controller reads, the innermost first (v1 and v2)."""
     membership = root / "proc/self/cgroup"
-    quotas = [float("inf")]
     for line in membership.read_text().splitlines() if membership.exists() else []:
         _, controllers, path = line.split(":", 2)
-        if not controllers or "cpu" in controllers.split(","):
+        if not controllers or controller in controllers.split(","):
             mount = root / "sys/fs/cgroup" / controllers
             # In a container the path may be the host's: then the mount itself is this group.
             group = mount / path.lstrip("/")
-            quotas += [_quota(folder) for folder in (group, *group.parents) if folder.is_relative_to(mount)]
-    return min(quotas)
+            yield from (folder for folder in (group, *group.parents) if folder.is_relative_to(mount))
+
+
+def _cgroup_cores(root: Path) -> float:
+    """The least quota of this process's control groups, in cores, infinite without one (cgroup v1 and v2)."""
+    return min(map(_quota, cgroup_folders("cpu", root)), default=float("inf"))
 
 
 def _quota(folder: Path) -> float:

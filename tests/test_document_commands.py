@@ -70,6 +70,7 @@ REFUSED = ("lockstep train misspelt.toml",)
 """Commands of which the page says that they are refused."""
 SHORTENED = {
     "benchmark input": ["--seconds", "1"],
+    "benchmark batch-size": ["--seconds", "1"],
     "convert imagenet ": ["--train-shards", "2", "--validation-shards", "1"],
 }
 """How commands begin that are run with these flags behind them."""

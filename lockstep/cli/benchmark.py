@@ -1,4 +1,4 @@
-"""`lockstep benchmark input`: measure how fast files become batches, what limits the run, and what to change."""
+"""`lockstep benchmark`: what limits a run, its input or its step; and what its batch size costs in time and memory."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ from lockstep.screen import log, write_json, write_lines
 from lockstep.tracing import INPUT_STAGES
 
 if TYPE_CHECKING:
+    from lockstep.cli.batch_size_benchmark import Sweep
     from lockstep.cli.input_benchmark import Advice, Measured, Timing
     from lockstep.data.loader import Loader
     from lockstep.recipes.recipe import Recipe
+    from lockstep.runs.build import Parts
     from lockstep.types import Batch
     from lockstep.workers.rank import Worker
 
 _BATCH_SIZE = 64
 _CROP_SIZE = 224
 _MIN_SECONDS = 0.1
+_SECONDS = {"input": 10.0, "batch-size": 60.0}
 
 
 @dataclass(frozen=True)
@@ -38,11 +41,17 @@ class _Workload:
 
 
 def _add_arguments(benchmark: argparse.ArgumentParser) -> None:
-    benchmark.add_argument("part", choices=["input"], help="what is measured: the way from files to batches")
     benchmark.add_argument(
-        "what", help="a recipe, a file.toml, or a path to data: images in folders, shards, VOC, COCO"
+        "part",
+        choices=[*_SECONDS],
+        help="what is measured: the way from files to batches; or steps of larger and larger batches, while they fit",
     )
-    benchmark.add_argument("--seconds", type=float, default=10.0, metavar="N", help="how long in all (default: 10)")
+    benchmark.add_argument(
+        "what", help="a recipe, a file.toml, or for input a path to data: images in folders, shards, VOC, COCO"
+    )
+    benchmark.add_argument(
+        "--seconds", type=float, metavar="N", help="how long in all (default: 10, for batch sizes at most 60)"
+    )
     benchmark.add_argument("--batch-size", type=int, metavar="N", help="default: the recipe's, 64 for a path")
     benchmark.add_argument(
         "--augment",
@@ -59,40 +68,78 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     """Measure, and write a table with a verdict, or JSON; the log says what is being measured."""
     from lockstep.cli.source import check_source, is_recipe
 
+    if arguments.seconds is None:
+        arguments.seconds = _SECONDS[arguments.part]
     check_value("seconds", arguments.seconds, Annotated[float, Range(ge=_MIN_SECONDS)])
     check_source(arguments.what)
     recipe = _recipe(arguments) if is_recipe(arguments.what) else None
+    if arguments.part == "batch-size" and recipe is None:
+        raise InputError(
+            "A path to data has no training step.",
+            given=arguments.what,
+            expected="a recipe, whose batch size is asked for",
+            hint=f"name a recipe or a file.toml; how fast it is read says lockstep benchmark input {arguments.what}",
+        )
 
     import torch
 
-    from lockstep.cli.input_benchmark import advise, measure
     from lockstep.workers.rank import join
 
     threads = torch.get_num_threads()
     try:
         worker = join(arguments.device or (recipe.device if recipe else None))
-        workload = _workload_of_recipe(recipe, worker) if recipe else _workload_of_path(arguments)
-        measured = measure(
-            workload.loader,
-            arguments.seconds,
-            device=worker.device,
-            num_towers=workload.num_towers,
-            step=workload.step,
-            announce=lambda doing: log.info("measuring %s", doing),
-        )
+        if arguments.part == "batch-size":
+            assert recipe is not None, "refused above"
+            _measure_batch_sizes(arguments, recipe, worker)
+        else:
+            _measure_input(arguments, recipe, worker)
     finally:
         torch.set_num_threads(threads)
+    return 0
+
+
+def _measure_input(arguments: argparse.Namespace, recipe: Recipe | None, worker: Worker) -> None:
+    from lockstep.cli.input_benchmark import advise, measure
+
+    workload = _workload_of_recipe(recipe, worker) if recipe else _workload_of_path(arguments)
+    measured = measure(
+        workload.loader,
+        arguments.seconds,
+        device=worker.device,
+        num_towers=workload.num_towers,
+        step=workload.step,
+        announce=lambda doing: log.info("measuring %s", doing),
+    )
     results = arguments.what, workload.loader, measured, advise(measured)
     if arguments.json:
         write_json(_as_json(*results))
     else:
         write_lines(_as_text(*results))
-    return 0
+
+
+def _measure_batch_sizes(arguments: argparse.Namespace, recipe: Recipe, worker: Worker) -> None:
+    from lockstep.cli.batch_size_benchmark import measure_batch_sizes
+
+    parts, step = _trained(recipe, worker)
+    sweep = measure_batch_sizes(recipe, parts, step, worker.device, arguments.seconds)
+    if arguments.json:
+        write_json({"what": arguments.what, "device": str(worker.device), **sweep.as_json()})
+    else:
+        write_lines(_sweep_as_text(arguments.what, sweep))
 
 
 def _recipe(arguments: argparse.Namespace) -> Recipe:
     from lockstep.recipes.shipped import find
 
+    given = {"--batch-size": arguments.batch_size, "--processes": arguments.processes, "--threads": arguments.threads}
+    of_input = [flag for flag, value in given.items() if value is not None and (flag, value) != ("--threads", 0)]
+    if arguments.part == "batch-size" and of_input:
+        raise InputError(
+            "Batch sizes are measured without what reads ahead, from the smallest on.",
+            given=" ".join(of_input),
+            expected=f"{of_input[0]} for the input alone",
+            hint=f"leave it out, or measure the input: lockstep benchmark input {arguments.what} {of_input[0]} N",
+        )
     if arguments.augment is not None:
         raise InputError(
             "A recipe says itself how its images are augmented.",
@@ -112,16 +159,24 @@ def _recipe(arguments: argparse.Namespace) -> Recipe:
 
 def _workload_of_recipe(recipe: Recipe, worker: Worker) -> _Workload:
     """Build the loader and the training step of a recipe, as one worker has them; or the loader alone."""
-    import torch
-
-    from lockstep.exchange.exchange import is_exact
-    from lockstep.runs.build import build, prepared
-    from lockstep.training import choices
-    from lockstep.training.step import bind
+    from lockstep.runs.build import prepared
 
     if not _is_trained(recipe):
         recipe.data.check_complete()
         return _Workload(prepared(recipe, worker).training(), recipe.towers_for(1).num_towers)
+    parts, step = _trained(recipe, worker)
+    return _Workload(parts.loader, parts.towers.num_towers, step)
+
+
+def _trained(recipe: Recipe, worker: Worker) -> tuple[Parts, Callable[[Batch], object]]:
+    """Build the parts of a recipe, as one worker has them, and its training step."""
+    import torch
+
+    from lockstep.exchange.exchange import is_exact
+    from lockstep.runs.build import build
+    from lockstep.training import choices
+    from lockstep.training.step import bind
+
     parts = build(recipe, worker)
     exact = is_exact(recipe.exchange)
     resolved = choices.resolve(
@@ -129,7 +184,7 @@ def _workload_of_recipe(recipe: Recipe, worker: Worker) -> _Workload:
     )
     torch.set_num_threads(resolved.threads)
     step, counts = bind(parts.state, parts.towers, recipe.exchange), parts.task.counts(parts.state.model)
-    return _Workload(parts.loader, parts.towers.num_towers, lambda batch: step(parts.task.losses, batch, counts))
+    return parts, lambda batch: step(parts.task.losses, batch, counts)
 
 
 def _is_trained(recipe: Recipe) -> bool:
@@ -191,7 +246,7 @@ def _as_text(what: str, loader: Loader, measured: Measured, advice: Advice) -> I
         "one process with one thread": measured.alone,
         "the loader as it runs": measured.loader,
     }
-    yield from _table(rows | ({"the training step alone": measured.step} if measured.step else {}))
+    yield from _paces(rows | ({"the training step alone": measured.step} if measured.step else {}))
     if measured.loader.queue_fill is not None:
         yield f"of what may be read ahead {100 * measured.loader.queue_fill:.0f} % was there when a batch was taken"
     yield "all but the first line with warm caches: the same examples again and again"
@@ -200,18 +255,37 @@ def _as_text(what: str, loader: Loader, measured: Measured, advice: Advice) -> I
     yield from (f"- {change}" for change in advice.changes)
 
 
-def _table(rows: Mapping[str, Timing]) -> Iterator[str]:
-    """Names to the left, numbers to the right."""
+def _paces(rows: Mapping[str, Timing]) -> Iterator[str]:
     stages = [stage for stage in (*INPUT_STAGES, "copy") if any(pace.share(stage) for pace in rows.values())]
     lines = [["", "examples/s", "a CPU-second", *stages]]
     for name, pace in rows.items():
         shares = [f"{100 * pace.share(stage):.0f} %" if stage in pace.stage_seconds else "" for stage in stages]
         per_cpu = pace.examples_per_cpu_second
         lines.append([name, format_rate(pace.examples_per_second), format_rate(per_cpu) if per_cpu else "", *shares])
+    yield from _table(lines)
+
+
+def _table(lines: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Names to the left, numbers to the right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for name, *cells in lines:
         numbers = "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
         yield f"{name:<{widths[0]}}{numbers}".rstrip()
+
+
+def _sweep_as_text(what: str, sweep: Sweep) -> Iterator[str]:
+    yield f"{what}: {sweep.model}; {sweep.machine}"
+    yield ""
+    rows = [["", "ms a step", "examples/s", "GB of memory"]]
+    for each in sweep.sizes:
+        numbers = f"{1e3 * each.seconds:.1f}", format_rate(each.rate), f"{each.peak_bytes / 1e9:.2f}"
+        rows.append([f"{each.batch_size} examples", *numbers])
+    yield from _table(rows)
+    yield sweep.ended
+    yield ""
+    yield sweep.verdict
+    yield f"- {what} has {sweep.batch_size}. Another batch size is another experiment, with a learning rate of its own."
+    yield f"- To train with the largest: lockstep train {what} --set batch_size={sweep.sizes[-1].batch_size}"
 
 
 def _as_json(what: str, loader: Loader, measured: Measured, advice: Advice) -> dict[str, Any]:

@@ -107,15 +107,15 @@ def measure(
         first_read, indices = time_reading(loader, _READING * seconds)
         order = _Again(indices)
         announce("reading, again")
-        read = time_loader(_copy(loader, order, augment=[]), _READING * seconds)
+        read = time_loader(copy_of_loader(loader, order, augment=[]), _READING * seconds)
         announce("reading, decoding and augmenting in one process")
-        alone = time_loader(_copy(loader, order), _ALONE * seconds)
+        alone = time_loader(copy_of_loader(loader, order), _ALONE * seconds)
     announce("the loader as it runs in training")
-    whole = time_loader(_copy(loader, order, **asdict(loader.pool)), _LOADER * seconds, device, num_readers)
+    whole = time_loader(copy_of_loader(loader, order, **asdict(loader.pool)), _LOADER * seconds, device, num_readers)
     pace = None
     if step is not None:
         announce("the training step alone")
-        with closing(_copy(loader, loader.order).batches(range(num_towers), num_towers, device)) as batches:
+        with closing(copy_of_loader(loader, loader.order).batches(range(num_towers), num_towers, device)) as batches:
             batch = next(batches)
         pace = time_step(step, batch, _STEP * seconds)
     return Measured(
@@ -191,7 +191,7 @@ def time_step(step: Callable[[Batch], object], batch: Batch, seconds: float) -> 
     return Timing(num_steps * batch.batch_size, passed)
 
 
-def _copy(loader: Loader, order: Order, **changes: Any) -> Loader:
+def copy_of_loader(loader: Loader, order: Order, **changes: Any) -> Loader:
     """Copy a loader with another order, and by default without prefetching."""
     return Loader(
         loader.reader,

@@ -155,6 +155,9 @@ class Monitoring(Checked):
     probe_memory: bool = True
     """Compute the largest batch of a detector's run before its first step, so that it ends there if memory is lacking:
     images as large as they can be, each with the most objects. The images of classifiers have one size."""
+    memory_snapshot: bool = False
+    """Where a GPU lacks memory, leave torch's snapshot of it in the run's folder, `memory/worker-0.pickle`: what was
+    allocated, and by which lines. To know it costs some microseconds an allocation."""
 
 
 DetectionMetrics = Literal[

@@ -164,7 +164,7 @@ def _best_overlaps(model: DetectionModel, shape: tuple[int, int], boxes: Tensor)
     return None if anchors is None else iou(boxes.to(device), anchors).amax(1).cpu()
 
 
-_AT_ONCE = 3
+BATCHES_AT_ONCE = 3
 """Batches that an accelerator holds: of the step before, which is read late, of this step, and the one read ahead."""
 _KEEP_THE_ASPECT = (ColourOption, HorizontalFlip)
 _HINT = (
@@ -226,7 +226,8 @@ def largest_batch(data: DetectionData, most: Largest, num_images: int, num_class
     }
 
 
-def _copied(fields: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+def copied_to(fields: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """Copy the tensors of a batch to a device."""
     copies: dict[str, Any] = map_leaves(fields, (torch.Tensor, Ragged), lambda value: value.to(device))
     return copies
 
@@ -246,8 +247,9 @@ def probe_largest_batch(recipe: Recipe, parts: Parts, known: ObjectSurvey | None
     mine = towers_of(recipe.exchange, worker.rank, worker.num_workers, towers.num_towers)
     num_images = recipe.batch_size // towers.num_towers * len(mine)
     with lack_of_memory_told(f"{num_images} images of {most.height} x {most.width} pixels", _HINT):
-        fields: Mapping[str, Any] = largest_batch(data, most, num_images, recipe.num_classes)
-        at_once = [fields] if worker.device.type == "cpu" else [_copied(fields, worker.device) for _ in range(_AT_ONCE)]
+        fields = largest_batch(data, most, num_images, recipe.num_classes)
+        device, number = worker.device, 1 if worker.device.type == "cpu" else BATCHES_AT_ONCE
+        at_once = [copied_to(fields, device) for _ in range(number)]
     batch = Batch(at_once[0], position=0, batch_size=recipe.batch_size, towers=mine)
     what = describe_batch(batch, towers)
     counts = parts.task.counts(parts.state.model)

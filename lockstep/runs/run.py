@@ -29,6 +29,7 @@ from lockstep.runs.validation import SPLIT, score_split
 from lockstep.runs.workdir import Best, Reason, Result, Workdir, located
 from lockstep.screen import log
 from lockstep.served.exchanges import is_served, num_computing
+from lockstep.training.memory import snapshot_of_lack
 from lockstep.training.regrouping import NUM_REPORTS, Memory, agree_anew, recall
 from lockstep.training.rollback import check_may_roll_back, go_back, last_checkpoint
 from lockstep.types import Hours, NonFiniteError, Progress, StepReport
@@ -219,6 +220,9 @@ class Run:
         pulse = self._worker.pulse
         pulse.ended, pulse.saves_at_stop = False, self._files is not None  # of an earlier run of the same script
         with self._held:
+            if self._files and self._recipe.watch.memory_snapshot:
+                path = self._files.workdir.path / "memory" / f"worker-{self._worker.rank}.pickle"
+                self._held.enter_context(snapshot_of_lack(path, self._worker.device))
             regrouped = self._regroup() if self._worker.is_newcomer else None
             while True:
                 try:

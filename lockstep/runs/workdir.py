@@ -12,6 +12,7 @@ evaluations.jsonl     scores of its checkpoints, a line for each `lockstep evalu
 summaries-evaluation/ the same for TensorBoard, by split and weights
 result.json           how a run that has reached its end ended: its scores, its best checkpoint
 refused/              batches that were not finite
+memory/               torch's snapshots of GPUs that lacked memory, where `watch.memory_snapshot` asks for them
 quarantine.jsonl      examples that could not be read
 loggers/              what each live logger has been given
 warm_start.json       where the run started from weights in a file: which tensors were loaded

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import math
+import os
 import resource
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from lockstep.cores import cgroup_folders
 from lockstep.errors import InputError
 from lockstep.ragged import Ragged
+from lockstep.screen import log
 from lockstep.towers.towers import Towers
 from lockstep.types import Batch
 
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 _OF_CPU_ALLOCATOR = "can't allocate memory"
+_PAUSE_SECONDS = 60.0
+_MOST_EVENTS = 100_000
+"""The latest allocations of which a snapshot tells, with their lines."""
 
 
 @contextmanager
@@ -71,8 +80,76 @@ def _largest_shape(value: Any) -> list[int]:
     return [max(sizes) for sizes in zip(*shapes, strict=True)]
 
 
+@contextmanager
+def snapshot_of_lack(path: Path, device: torch.device) -> Iterator[None]:
+    """Leave torch's snapshot of a GPU's memory at the path where an allocation fails in the block.
+
+    It is taken before anything is freed: what is allocated, and by which lines; https://pytorch.org/memory_viz shows
+    it. Who asks for memory may try again with less, so a failure need not end the run: only one a minute is looked at.
+    On a CPU nothing happens.
+    """
+    if device.type == "cpu":
+        yield
+        return
+    memory: Any = torch.cuda.memory
+    attach: Any = torch._C._cuda_attach_out_of_memory_observer  # type: ignore[attr-defined]
+    is_over, next_time = False, -math.inf
+
+    def leave(*_: object) -> None:
+        nonlocal next_time
+        if is_over or time.monotonic() < next_time:  # torch has no way to take an observer away
+            return
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            memory._dump_snapshot(str(path))
+            told = f"what was allocated then is in {path}, for https://pytorch.org/memory_viz"
+        except OSError as error:  # else it came out in place of torch's
+            told = f"torch's snapshot cannot be written: {error}"
+        log.warning("a GPU has lacked memory: %s", told)
+        next_time = time.monotonic() + _PAUSE_SECONDS
+
+    memory._record_memory_history(stacks="python", max_entries=_MOST_EVENTS)
+    attach(leave)
+    try:
+        yield
+    finally:
+        is_over = True
+        memory._record_memory_history(enabled=None)
+
+
 def peak_bytes(device: torch.device) -> int:
-    """The most bytes in use: on an accelerator since its peak was reset, on a CPU since the process began."""
+    """The most bytes in use since the start or `forget_peak`: on an accelerator by tensors, on a CPU by the process."""
     if device.type != "cpu":
         return torch.accelerator.max_memory_allocated(device)
+    with suppress(OSError, StopIteration):  # Linux; its getrusage counts what the process was forked from, too
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT
+
+
+def forget_peak(device: torch.device) -> None:
+    """Begin to count `peak_bytes` anew; on a CPU where the system can, which Linux does."""
+    if device.type != "cpu":
+        torch.accelerator.empty_cache()
+        torch.accelerator.reset_peak_memory_stats(device)
+        return
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def usable_bytes(device: torch.device, root: Path = Path("/")) -> int:
+    """The memory there is: of an accelerator all, of a host what control groups allow and other processes leave."""
+    if device.type != "cpu":
+        _, total = torch.get_device_module(device).mem_get_info(device)
+        return int(total)
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    with suppress(OSError, ValueError, StopIteration):  # a system without them
+        lines = (root / "proc/meminfo").read_text().splitlines()
+        available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+        own = int((root / "proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        limits.append(available + own)
+    for folder in cgroup_folders("memory", root):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            with suppress(OSError, ValueError):  # none there, or "max"
+                limits.append(int((folder / name).read_text()))
+    return min(limits)

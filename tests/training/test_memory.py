@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 
 import lockstep as ls
 from lockstep.errors import InputError
-from lockstep.training.memory import describe_batch
+from lockstep.training.memory import describe_batch, forget_peak, peak_bytes, snapshot_of_lack, usable_bytes
 
 TASK = make_task()
 
@@ -158,3 +160,75 @@ def test_another_error_has_no_note() -> None:
     with pytest.raises(RuntimeError) as caught:
         ls.train(state, losses, loader)
     assert not hasattr(caught.value, "__notes__")
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"proc/meminfo": "MemTotal: 999 kB\nMemAvailable:    300 kB\n", "proc/self/statm": "9 0 1"}, 300 * 1024),
+        ({"proc/self/cgroup": "0::/job\n", "sys/fs/cgroup/job/memory.max": "5000\n"}, 5000),
+        ({"proc/self/cgroup": "4:memory:/job\n", "sys/fs/cgroup/memory/memory.limit_in_bytes": "7000\n"}, 7000),
+        ({"proc/self/cgroup": "0::/job\n", "sys/fs/cgroup/job/memory.max": "max\n"}, None),
+        ({}, None),
+    ],
+    ids=["available", "cgroup v2", "cgroup v1", "no limit", "another system"],
+)
+def test_the_memory_of_a_cpu_is_what_its_groups_and_others_leave(
+    tmp_path: Path, files: dict[str, str], expected: int | None
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert usable_bytes(torch.device("cpu"), tmp_path) == (physical if expected is None else expected)
+
+
+def test_the_memory_of_this_machine_is_more_than_this_process_has() -> None:
+    assert usable_bytes(torch.device("cpu")) > peak_bytes(torch.device("cpu")) // 2
+
+
+def test_a_snapshot_is_left_where_an_allocation_fails_in_the_block_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls: list[Any] = []
+    observers: list[Callable[..., None]] = []
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **given: calls.append(given))
+    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", lambda path: Path(path).write_text("all of it"))
+    monkeypatch.setattr(torch._C, "_cuda_attach_out_of_memory_observer", observers.append, raising=False)
+    path = tmp_path / "run" / "memory" / "worker-0.pickle"
+    with snapshot_of_lack(path, torch.device("cuda", 0)):
+        assert calls == [{"stacks": "python", "max_entries": 100_000}]
+        assert not path.parent.exists(), "nothing is written without need"
+        observers[0](0, 2**30, 2**36, 2**20)
+        assert path.read_text() == "all of it"
+        path.write_text("the first")
+        observers[0](0, 2**30, 2**36, 2**20)
+        assert path.read_text() == "the first", "one a minute"
+    assert f"what was allocated then is in {path}" in caplog.text
+    assert calls[1:] == [{"enabled": None}]
+    path.unlink()
+    observers[0](0, 2**30, 2**36, 2**20)
+    assert not path.exists()
+    with snapshot_of_lack(path, torch.device("cpu")):
+        assert len(calls) == 2
+
+
+def test_a_snapshot_that_cannot_be_written_is_told_and_hides_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    observers: list[Callable[..., None]] = []
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **given: None)
+    monkeypatch.setattr(torch._C, "_cuda_attach_out_of_memory_observer", observers.append, raising=False)
+    (tmp_path / "memory").write_text("a file in the way")
+    with snapshot_of_lack(tmp_path / "memory" / "worker-0.pickle", torch.device("cuda", 0)):
+        observers[0](0, 2**30, 2**36, 2**20)
+    assert "torch's snapshot cannot be written: " in caplog.text
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the system counts from the start of a process")
+def test_the_peak_is_counted_anew() -> None:
+    device = torch.device("cpu")
+    torch.ones(2**26)  # 256 MB, freed
+    before = peak_bytes(device)
+    forget_peak(device)
+    assert peak_bytes(device) < before - 2**27
