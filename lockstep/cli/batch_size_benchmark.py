@@ -21,13 +21,14 @@ from lockstep.runs.build import Parts
 from lockstep.runs.objects import BATCHES_AT_ONCE, check_objects, copied_to, largest, largest_batch
 from lockstep.screen import log
 from lockstep.training.memory import forget_peak, is_lack_of_memory, peak_bytes, usable_bytes
+from lockstep.training.step import bind
 from lockstep.types import Batch
 from lockstep.workers.devices import describe_machine
 
 _SAFE = 0.9
 """Share of a CPU's memory that a batch may be expected to need: beyond it the system would end the process."""
-_STEP_SECONDS = 1.0
-"""How long the steps of one size are measured."""
+_STEP_SECONDS, _STEP_SHARE = 1.0, 1 / 30
+"""How long the steps of one size are measured, and as a share of all the time at most."""
 _ABOUT_AS_FAST = 0.95
 _FINEST = 8
 """Between a batch that fits and one that does not others are tried, while they differ by more than this part of it."""
@@ -93,12 +94,14 @@ def measure_batch_sizes(
         InputError: the memory is not enough for one example a tower.
     """
     num_towers, memory = parts.towers.num_towers, usable_bytes(device)
-    batch_of = _batches_of(recipe, parts, device)
+    batch_of, bound = _batches_of(recipe, parts, device), bind(parts.state, parts.towers, recipe.exchange)
+    parts.state.resolve(parts.loader.epoch_size, recipe.batch_size)
 
     def measured(batch_size: int) -> Measurement:
         batches = batch_of(batch_size)
+        bound.resolved_for = (batches[0].epoch_size, batch_size)  # lengths in epochs stay those of the recipe
         forget_peak(device)
-        timing = time_step(step, batches[0], _STEP_SECONDS)
+        timing = time_step(step, batches[0], min(_STEP_SECONDS, _STEP_SHARE * seconds))
         return Measurement(batch_size, timing.seconds * batch_size / timing.num_examples, peak_bytes(device))
 
     forget_peak(device)
@@ -134,10 +137,8 @@ def _batches_of(recipe: Recipe, parts: Parts, device: torch.device) -> Callable[
             loader = copy_of_loader(parts.loader, parts.loader.order, batch_size=batch_size)
             with closing(loader.batches(towers, len(towers))) as batches:
                 fields = next(batches)
-        # As many steps to an epoch as in a run: a schedule's lengths in epochs are then as many steps, too.
-        epoch_size = max(1, parts.loader.epoch_size // recipe.batch_size) * batch_size
         return [
-            Batch(copied_to(fields, device), position=0, batch_size=batch_size, towers=towers, epoch_size=epoch_size)
+            Batch(copied_to(fields, device), position=0, batch_size=batch_size, towers=towers)
             for _ in range(1 if device.type == "cpu" else BATCHES_AT_ONCE)
         ]
 

@@ -15,7 +15,9 @@ from lockstep.cli.batch_size_benchmark import Measurement, Sweep, measure_while_
 from lockstep.cli.main import main
 from lockstep.detection.values import SqueezeSsd
 from lockstep.errors import InputError
+from lockstep.optim import SGD, Cosine
 from lockstep.recipes.toml import to_toml
+from lockstep.types import Epochs
 
 GB = 10**9
 
@@ -137,7 +139,9 @@ def test_a_recipe_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_json_of_a_detector(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = tmp_path / "detector.toml"
-    recipe.write_text(to_toml(replace(tiny_recipe(write_coco(tmp_path, 4)), model=SqueezeSsd(2))))
+    schedule = Cosine(0.01, Epochs(12), warmup_steps=10)  # longer than the run would be with batches of a few more
+    tiny = tiny_recipe(write_coco(tmp_path, 4))
+    recipe.write_text(to_toml(replace(tiny, model=SqueezeSsd(2), optimizer=SGD(schedule))))
     run(str(recipe), "--json")
     found = json.loads(capsys.readouterr().out)
     assert (found["what"], found["device"], found["largest"]) == (str(recipe), "cpu", 4)
