@@ -385,7 +385,9 @@ def write_page(folder: Path) -> None:
     versions = ", ".join(
         sorted({f"{name} {version}" for name, version in zip(made_of[::2], made_of[1::2], strict=True)})
     )
-    about = f"{machines}, {days}, {of_ours[0]['rounds']} rounds, {versions}"
+    numbers = [line["rounds"] for line in of_ours]
+    rounds = " to ".join(map(str, sorted({min(numbers), max(numbers)})))
+    about = f"{machines}, {days}, {rounds} rounds, {versions}"
     page = (folder / "peers.md").read_text()
     begin, end = "<!-- made by benchmarks/peers.py -->", "<!-- until here -->"
     table = "\n".join([begin, "", *rows, "", f"Measured on {about}.", "", end])
