@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -83,6 +83,14 @@ class Sweep:
         return {**asdict(self), "sizes": sizes, "largest": self.sizes[-1].batch_size, "verdict": self.verdict}
 
 
+def with_largest_images(recipe: Recipe) -> Recipe:
+    """Return a recipe of stages without them, and with the images of the stage that has the largest."""
+    sizes = [stage.image_size for stage in recipe.stages if stage.image_size is not None]
+    largest_size = max([recipe.data.image_size, *sizes]) if sizes else None
+    data = recipe.data.resized(largest_size, "image_size") if largest_size else recipe.data
+    return replace(recipe, data=data, stages=())
+
+
 def measure_batch_sizes(
     recipe: Recipe, parts: Parts, step: Callable[[Batch], object], device: torch.device, seconds: float
 ) -> Sweep:
@@ -154,11 +162,11 @@ def measure_while_it_fits(
     seconds: float,
     before: int = 0,
 ) -> tuple[list[Measurement], str]:
-    """Measure batches of `least` examples, twice, four times as many, while they fit; then some between.
+    """Measure batches of twice `least` examples, four, eight times as many, while they fit; then some between.
 
     Args:
         measured: measures one size; it raises the allocator's error where the memory is not enough.
-        least: examples of the smallest batch, and what all sizes are multiples of.
+        least: examples of the smallest batch, measured where no larger fits, and what all sizes are multiples of.
         most: no batch is larger.
         memory: the bytes that there are, where the system ends a process that takes more; None: the allocator refuses.
         seconds: what is expected to end later is not begun.
@@ -171,13 +179,17 @@ def measure_while_it_fits(
         InputError: the memory is not enough for the smallest.
     """
     found: list[Measurement] = []
-    began, size, too_large, why = time.perf_counter(), least, 0, ""
     most = max(least, most // least * least)
+    # Two examples a tower at first: batch norm behind a pool has no variance of one.
+    began, size, too_large, why = time.perf_counter(), min(2 * least, most), 0, ""
     while True:
         begun = time.perf_counter()
         if reason := _lacks_memory(measured, size, found, memory, before):
             too_large, why = size, reason
         took = time.perf_counter() - begun
+        if not found and size > least:
+            size = least
+            continue
         if not found:
             raise InputError(
                 "The memory is not enough for the smallest batch.",

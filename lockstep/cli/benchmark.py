@@ -118,8 +118,9 @@ def _measure_input(arguments: argparse.Namespace, recipe: Recipe | None, worker:
 
 
 def _measure_batch_sizes(arguments: argparse.Namespace, recipe: Recipe, worker: Worker) -> None:
-    from lockstep.cli.batch_size_benchmark import measure_batch_sizes
+    from lockstep.cli.batch_size_benchmark import measure_batch_sizes, with_largest_images
 
+    recipe = with_largest_images(recipe)
     parts, step = _trained(recipe, worker)
     sweep = measure_batch_sizes(recipe, parts, step, worker.device, arguments.seconds)
     if arguments.json:

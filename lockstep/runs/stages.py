@@ -145,6 +145,7 @@ class Stages:
                 hint="start the run anew; with a --workdir it saves checkpoints",
             )
         self.load(checkpoint, accept_data_change=True)
+        self.parts.state.steps.clear()  # of which the next ones would take it that the workers have compared this
         return f"the checkpoint of step {checkpoint.step}"
 
     def describe(self) -> str:

@@ -142,14 +142,22 @@ def usable_bytes(device: torch.device, root: Path = Path("/")) -> int:
     if device.type != "cpu":
         _, total = torch.get_device_module(device).mem_get_info(device)
         return int(total)
-    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    limits, own = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")], 0
     with suppress(OSError, ValueError, StopIteration):  # a system without them
         lines = (root / "proc/meminfo").read_text().splitlines()
         available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
         own = int((root / "proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         limits.append(available + own)
     for folder in cgroup_folders("memory", root):
-        for name in ("memory.max", "memory.limit_in_bytes"):
+        for limit, usage in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
             with suppress(OSError, ValueError):  # none there, or "max"
-                limits.append(int((folder / name).read_text()))
+                limits.append(int((folder / limit).read_text()))
+                others = int((folder / usage).read_text()) - own - _cached_bytes(folder)
+                limits.append(limits[-1] - max(0, others))
     return min(limits)
+
+
+def _cached_bytes(folder: Path) -> int:
+    """What a control group holds of files, which the system gives up where memory is asked for."""
+    lines = (folder / "memory.stat").read_text().splitlines()
+    return next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)

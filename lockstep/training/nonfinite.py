@@ -66,7 +66,10 @@ def handle(
 
 
 def suspects(host: TowerHost, sums: TreeSum) -> list[int]:
-    """This worker's towers with losses that are not finite; if there are none, those of sums that are not."""
+    """This worker's towers with losses that are not finite; if there are none, those of sums that are not.
+
+    What was sent early is the sum over all workers by now: then each worker's last tower is among them.
+    """
     towers = [tower for tower in host.values if _losses_of(host, tower)]
     for node, partial in [] if towers else sums.nodes:
         if not all(are_finite(partial.tensors)):

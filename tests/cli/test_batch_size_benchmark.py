@@ -11,13 +11,15 @@ import pytest
 import torch
 from tiny_detector import tiny_recipe, write_coco
 
-from lockstep.cli.batch_size_benchmark import Measurement, Sweep, measure_while_it_fits
+from lockstep.cli.batch_size_benchmark import Measurement, Sweep, measure_while_it_fits, with_largest_images
 from lockstep.cli.main import main
 from lockstep.detection.values import SqueezeSsd
 from lockstep.errors import InputError
 from lockstep.optim import SGD, Cosine
+from lockstep.recipes.parts import Stage
+from lockstep.recipes.shipped import find
 from lockstep.recipes.toml import to_toml
-from lockstep.types import Epochs
+from lockstep.types import Epochs, Steps
 
 GB = 10**9
 
@@ -41,7 +43,7 @@ def sizes_of(found: list[Measurement]) -> list[int]:
 
 def test_sizes_double_until_the_epoch_is_one_batch() -> None:
     found, ended = measure_while_it_fits(of_memory(0), least=2, most=101, memory=None, seconds=60)
-    assert sizes_of(found) == [2, 4, 8, 16, 32, 64, 100]
+    assert sizes_of(found) == [4, 8, 16, 32, 64, 100]
     assert ended == "There are no more than 100 examples in an epoch."
 
 
@@ -50,8 +52,8 @@ def test_between_one_that_fits_and_one_that_does_not_others_are_tried() -> None:
     found, ended = measure_while_it_fits(
         of_memory(0, most=90, tried=tried), least=2, most=10**6, memory=None, seconds=60
     )
-    assert tried == [2, 4, 8, 16, 32, 64, 128, 96, 80, 88]
-    assert sizes_of(found) == [2, 4, 8, 16, 32, 64, 80, 88]
+    assert tried == [4, 8, 16, 32, 64, 128, 96, 80, 88]
+    assert sizes_of(found) == [4, 8, 16, 32, 64, 80, 88]
     assert ended == "The memory is not enough for 96 examples: CUDA out of memory. Tried to allocate 2 GiB."
 
 
@@ -90,8 +92,23 @@ def test_a_peak_of_before_hides_no_growth() -> None:
 
 def test_it_ends_in_time() -> None:
     found, ended = measure_while_it_fits(of_memory(0), least=1, most=10**9, memory=None, seconds=1e-9)
-    assert sizes_of(found) == [1]
-    assert ended == "2 examples would take longer than what is left of 1e-09 s; --seconds gives more."
+    assert sizes_of(found) == [2]
+    assert ended == "4 examples would take longer than what is left of 1e-09 s; --seconds gives more."
+
+
+def test_one_example_a_tower_is_measured_where_two_do_not_fit() -> None:
+    found, ended = measure_while_it_fits(of_memory(0, most=3), least=3, most=100, memory=None, seconds=60)
+    assert sizes_of(found) == [3]
+    assert ended.startswith("The memory is not enough for 6 examples: ")
+
+
+def test_of_stages_the_largest_images_count() -> None:
+    staged = replace(find("flowers_two_stages"), stages=())
+    stages = (Stage(Steps(2), image_size=96), Stage(Steps(2)))
+    assert with_largest_images(replace(staged, stages=stages)).data.image_size == staged.data.image_size
+    larger = (Stage(Steps(2)), Stage(Steps(2), image_size=2 * staged.data.image_size))
+    found = with_largest_images(replace(staged, stages=larger))
+    assert (found.data.image_size, found.stages) == (2 * staged.data.image_size, ())
 
 
 def test_what_does_not_fit_at_all_is_an_error_that_says_what_needs_less() -> None:
@@ -128,12 +145,12 @@ def test_a_recipe_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     lines = said.splitlines()
     assert lines[0].startswith("mnist: MnistNet, 2 towers, fp32; one worker on cpu with ")
     assert lines[2].split() == ["ms", "a", "step", "examples/s", "GB", "of", "memory"]
-    assert lines[3].startswith("2 examples ")
+    assert lines[3].startswith("4 examples ")
     assert all(float(cell) > 0 for cell in lines[3].split()[2:])
     assert "; --seconds gives more." in said
     assert "The largest batch measured: " in said
     assert lines[-1].startswith("- To train with the largest: lockstep train mnist --set batch_size=")
-    assert "measuring batches of 2" in log
+    assert "measuring batches of 4" in log
     assert torch.get_num_threads() == threads
 
 

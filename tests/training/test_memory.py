@@ -168,10 +168,19 @@ def test_another_error_has_no_note() -> None:
         ({"proc/meminfo": "MemTotal: 999 kB\nMemAvailable:    300 kB\n", "proc/self/statm": "9 0 1"}, 300 * 1024),
         ({"proc/self/cgroup": "0::/job\n", "sys/fs/cgroup/job/memory.max": "5000\n"}, 5000),
         ({"proc/self/cgroup": "4:memory:/job\n", "sys/fs/cgroup/memory/memory.limit_in_bytes": "7000\n"}, 7000),
+        (
+            {
+                "proc/self/cgroup": "0::/job\n",
+                "sys/fs/cgroup/job/memory.max": "9000\n",
+                "sys/fs/cgroup/job/memory.current": "4000\n",
+                "sys/fs/cgroup/job/memory.stat": "anon 3000\ninactive_file 1000\n",
+            },
+            6000,
+        ),
         ({"proc/self/cgroup": "0::/job\n", "sys/fs/cgroup/job/memory.max": "max\n"}, None),
         ({}, None),
     ],
-    ids=["available", "cgroup v2", "cgroup v1", "no limit", "another system"],
+    ids=["available", "cgroup v2", "cgroup v1", "others in the group", "no limit", "another system"],
 )
 def test_the_memory_of_a_cpu_is_what_its_groups_and_others_leave(
     tmp_path: Path, files: dict[str, str], expected: int | None
