@@ -7,7 +7,20 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn, TextIO
 
-from lockstep.cli import benchmark, chaos, convert, evaluate, export, importing, inspect, predict, run, show, train
+from lockstep.cli import (
+    benchmark,
+    chaos,
+    convert,
+    evaluate,
+    export,
+    importing,
+    inspect,
+    predict,
+    run,
+    show,
+    status,
+    train,
+)
 from lockstep.cli.shared import EXIT_CODES, INTERRUPTED, in_words_of_flags, parsed
 from lockstep.errors import LockstepError
 from lockstep.lazy import import_lazily
@@ -22,6 +35,8 @@ EXAMPLES = """examples:
   lockstep evaluate runs/mnist                            score its newest checkpoint
   lockstep predict runs/flowers photos --to out           the classes of images in files and folders
   lockstep run my_script.py --workers 4                   your own script on four workers
+  lockstep status runs                                    what runs are doing, how long they take, what is wrong
+  lockstep runs runs --show optimizer.lr.initial          runs by their scores, with fields of their recipes
   lockstep convert images photos --to shards              sharded records of folders of images
   lockstep benchmark input mnist                          what limits the run, and what to change
   lockstep chaos mnist --minutes 5                        kill its workers, fill its disk, and see that nothing is lost
@@ -36,6 +51,8 @@ COMMANDS = {
     "evaluate": evaluate.COMMAND,
     "predict": predict.COMMAND,
     "run": run.COMMAND,
+    "status": status.COMMAND,
+    "runs": status.RUNS_COMMAND,
     "convert": convert.COMMAND,
     "benchmark": benchmark.COMMAND,
     "chaos": chaos.COMMAND,

@@ -181,7 +181,7 @@ def _facts(line: bytes, path: Path, number: int) -> dict[str, Any]:
         facts = json.loads(line)
     except (ValueError, RecursionError):
         facts = None
-    if not isinstance(facts, dict) or not _is_ours(facts):
+    if not isinstance(facts, dict) or not is_metrics_line(facts):
         raise WorkdirError(
             f"{path}, line {number} is not a line of metrics.",
             given=line[:80].decode(errors="replace").rstrip(),
@@ -191,7 +191,8 @@ def _facts(line: bytes, path: Path, number: int) -> dict[str, Any]:
     return facts
 
 
-def _is_ours(facts: dict[str, Any]) -> bool:
+def is_metrics_line(facts: Mapping[str, Any]) -> bool:
+    """Whether an object of JSON is a line of metrics."""
     if not isinstance(facts.get("step"), int):
         return False
     if "position" in facts:

@@ -50,6 +50,16 @@ class _Entry(NamedTuple):
     """Time of the last renewal in seconds, by the server's clock."""
 
 
+class Holder(NamedTuple):
+    """Who holds a folder, or held it last, as another process sees it."""
+
+    owner: Owner
+    renewed_unix_seconds: float
+    """When it was last known to live, within `RENEW_SECONDS`, by the clock of the file server."""
+    is_alive: bool
+    """It has not given the folder up and lives, or has renewed its lease in time by this host's clock."""
+
+
 class Lease:
     """The hold of this process on a folder; `take` makes it, and a thread renews it until it is released.
 
@@ -141,6 +151,17 @@ def take(folder: Path, *, known_dead: Owner | None = None) -> Lease:
                 _sweep(folder, mine)
                 return Lease(mine, owner, dead)
             mine.unlink(missing_ok=True)
+
+
+def find_holder(folder: Path) -> Holder | None:
+    """Look who holds a folder, and write nothing there; None where nobody ever has. Raises OSError."""
+    last = _newest(folder)
+    seen = _read(last) if last else None
+    if seen is None:
+        return None
+    state = seen.owner.state()
+    is_renewed = state == "unseen" and abs(time.time() - seen.renewed) < EXPIRY_SECONDS
+    return Holder(seen.owner, seen.renewed, not seen.owner.released and (state == "alive" or is_renewed))
 
 
 def check_free(folder: Path) -> None:

@@ -14,6 +14,7 @@ from lockstep.reporting.jsonl import MetricsFile, evaluation_tag
 from lockstep.reporting.summaries import Summaries
 from lockstep.reporting.throughput import moment_before
 from lockstep.runs.showing import with_marks
+from lockstep.runs.workdir import METRICS
 from lockstep.towers.towers import Towers
 from lockstep.training.loop import Hook, every
 from lockstep.training.observe import ActivationSource, GradientSource, Observer, Source, VariableSource
@@ -42,7 +43,7 @@ class MetricsLogger:
     ) -> None:
         self._watch, self._start, self._flushes_each_line = watch, start, flushes_each_line
         self._loggers = loggers or Loggers(())
-        self.metrics = MetricsFile(folder / "metrics.jsonl", from_position=start.position)
+        self.metrics = MetricsFile(folder / METRICS, from_position=start.position)
         self._summaries = Summaries(folder / "summaries", from_step=start.step, interval=watch.summaries)
         self._observers: list[Observer] = []
 

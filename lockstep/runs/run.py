@@ -5,15 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lockstep.checks import check_type
 from lockstep.description import described
-from lockstep.errors import PeerLostError
+from lockstep.errors import LockstepError, PeerLostError
 from lockstep.evaluation.evaluate import Evaluation
 from lockstep.loggers.logger import Logger, LoggerKind
 from lockstep.metrics.metric import NO_METRICS, Metric, check_metrics
@@ -219,7 +219,7 @@ class Run:
         began = time.perf_counter()
         pulse = self._worker.pulse
         pulse.ended, pulse.saves_at_stop = False, self._files is not None  # of an earlier run of the same script
-        with self._held:
+        with self._held, self._failure_noted():
             if self._files and self._recipe.watch.memory_snapshot:
                 path = self._files.workdir.path / "memory" / f"worker-{self._worker.rank}.pickle"
                 self._held.enter_context(snapshot_of_lack(path, self._worker.device))
@@ -233,6 +233,18 @@ class Run:
                     lost = str(error.given)
                 # Outside of the except block, whose traceback would keep connections open.
                 regrouped = self._regroup(lost)
+
+    @contextmanager
+    def _failure_noted(self) -> Iterator[None]:
+        """Write the error with which this start ends into the history, if this process holds the workdir."""
+        try:
+            yield
+        except BaseException as error:
+            if self._files and self._files.workdir.owner:
+                told = error.what if isinstance(error, LockstepError) else f"{type(error).__name__}: {error}"
+                with suppress(LockstepError):  # the disk may be the reason
+                    self._files.workdir.note("failed", step=self.step, error=told)
+            raise
 
     def _complete(self, regrouped: _Regrouped | None, began: float, *, conclude: bool) -> Result:
         reason, last = self._train(regrouped)

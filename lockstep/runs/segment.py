@@ -15,11 +15,12 @@ from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.toml import FieldPath, to_toml, write
 from lockstep.reporting.console import Console
 from lockstep.reporting.jsonl import evaluation_tag
+from lockstep.reporting.timings import TimingsFile
 from lockstep.runs.metrics_logger import MetricsLogger
 from lockstep.runs.skipped import QuarantineList, keep_batch
 from lockstep.runs.stages import Stages
 from lockstep.runs.validation import SPLIT, Validation, step_before
-from lockstep.runs.workdir import RECIPE, RESULT, Reason, Result, Workdir
+from lockstep.runs.workdir import RECIPE, RESULT, TIMINGS, Reason, Result, Workdir
 from lockstep.screen import log
 from lockstep.served.exchanges import is_served
 from lockstep.training.loop import Hook, every, steps_without_survival
@@ -195,6 +196,10 @@ class Segment:
             console = Console(recipe.watch.console, batch_size=recipe.batch_size, end=self._end)
             stack.callback(console.close)
             hooks += [quarantine, console]
+        if self._files and self._logger:
+            timings = TimingsFile(self._files.workdir.path / TIMINGS, batch_size=self._loader.batch_size, end=self._end)
+            stack.callback(timings.close)
+            hooks.append(timings)
         if self._logger:
             hooks += self._logger.hooks()
             hooks += self._logger.observe(self._state, parts.towers, self._loader.batch_size)

@@ -3,10 +3,11 @@
 recipe.toml           the complete recipe, as it runs now
 choices.json          threads, kernels, versions: what can change bits
 data.json             the folder that relative paths of the recipe are read in, and the names of the classes
-history.jsonl         each start, with the step it started from and what had changed
+history.jsonl         each start, with the step it started from and what had changed, and how it ended
 checkpoints/          one folder a checkpoint
 saves.jsonl           each checkpoint, with how many lines metrics.jsonl had
 metrics.jsonl         losses, learning rate, evaluations
+timings.jsonl         how fast it went, a line about every ten seconds, and how long it still took
 summaries/            the same for TensorBoard
 evaluations.jsonl     scores of its checkpoints, a line for each `lockstep evaluate`; no times
 summaries-evaluation/ the same for TensorBoard, by split and weights
@@ -60,6 +61,7 @@ _Made = TypeVar("_Made")
 
 RECIPE, CHOICES, HISTORY, SAVES = "recipe.toml", "choices.json", "history.jsonl", "saves.jsonl"
 QUARANTINE, RESULT, WARM_START, DATA = "quarantine.jsonl", "result.json", "warm_start.json", "data.json"
+METRICS, TIMINGS = "metrics.jsonl", "timings.jsonl"
 
 
 class Workdir:

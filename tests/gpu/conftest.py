@@ -19,9 +19,11 @@ NOTICES = (
     "TensorFloat32 tensor cores",
     "Warning. Profiler clears events",
     "`torch.jit.script_method` is deprecated",
+    "TypedStorage is deprecated",
+    "The CUDA Graph is empty",
 )
-"""How warnings of torch begin that tell of no fault, as regular expressions: those of the sync debug mode, inductor and
-the profiler. A colon would end one."""
+"""How warnings of torch begin that tell of no fault, as regular expressions: those of the sync debug mode, inductor,
+its CUDA graphs and the profiler. A colon would end one."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import lockstep as ls
+from lockstep.training.memory import snapshot_of_lack
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs the memory, or the compiler, of a GPU")
 
@@ -35,6 +38,18 @@ def losses_of_net(model: nn.Module, batch: ls.Batch) -> dict[str, torch.Tensor]:
 
 def test_activations_that_are_computed_again_take_less_memory() -> None:
     assert peak_bytes((r"^[1-8]$",)) < 0.8 * peak_bytes(())
+
+
+def test_torchs_snapshot_is_left_where_memory_is_lacking(tmp_path: Path) -> None:
+    device, path = worker().device, tmp_path / "memory" / "worker-0.pickle"
+    with snapshot_of_lack(path, device):
+        kept = torch.zeros(1_000_003, dtype=torch.uint8, device=device)
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(1 << 45, dtype=torch.uint8, device=device)
+    sizes = [
+        block["requested_size"] for part in pickle.loads(path.read_bytes())["segments"] for block in part["blocks"]
+    ]
+    assert len(kept) in sizes
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])

@@ -1,0 +1,338 @@
+"""`lockstep status` and `lockstep runs`: what runs are doing or have come to, from their files alone."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lockstep.cli.shared import Command
+from lockstep.errors import InputError
+from lockstep.listing import did_you_mean
+from lockstep.screen import one_line, write_json, write_lines
+from lockstep.terminal import is_terminal, num_columns, width_of
+
+if TYPE_CHECKING:
+    from lockstep.runs.record import RunRecord
+
+_SECONDS_BETWEEN_LOOKS = 2.0
+_SECONDS_WITHOUT_STEP = 120.0
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """What a run is doing. The names of the fields are those of the JSON; None is what is not known."""
+
+    run: str
+    recipe: str | None
+    state: str
+    step: int
+    last_step: int | None
+    seconds_left: float | None
+    loss: float | None
+    score: dict[str, Any] | None
+    """The best by which the recipe keeps the best checkpoint, else the last: "name", "value", "step", "better"."""
+    examples_per_second: float | None
+    wait_share: float | None
+    """Share of the last ten seconds in which the chief waited for data, 0 to 1."""
+    workers: int | None
+    host: str | None
+    checkpoint: int | None
+    """The step of the newest checkpoint."""
+    seen_seconds_ago: float | None
+    """When the run was last known to live, or ended."""
+    notes: list[str]
+    """What is wrong, a sentence each."""
+
+
+def status_of(record: RunRecord) -> RunStatus:
+    """Put together what a run is doing from its record."""
+    from lockstep.runs.record import as_number, seconds_since
+
+    timing, attempt, score = record.last_timing, record.last_attempt, record.main_score
+    is_running, start = record.state == "running", next((e for e in record.history if "workers" in e), {})
+    seen = record.seen_unix_seconds
+    return RunStatus(
+        run=str(record.path),
+        recipe=record.recipe.name if record.recipe else None,
+        state=record.state,
+        step=record.step,
+        last_step=timing.last_step if timing else None,
+        seconds_left=timing.seconds_left if timing and is_running else None,
+        loss=as_number(attempt.get("total")) if attempt else None,
+        score=score and score._asdict() | {"better": record.better},
+        examples_per_second=timing.examples_per_second if timing else None,
+        wait_share=timing.wait_share if timing else None,
+        workers=record.history[-1].get("workers", start.get("workers")) if record.history else None,
+        host=record.holder.owner.host if record.holder else None,
+        checkpoint=max(record.checkpoints, default=None),
+        seen_seconds_ago=None if seen is None else round(seconds_since(seen), 1),
+        notes=[*_notes(record), *record.problems],
+    )
+
+
+def _notes(record: RunRecord) -> Iterator[str]:
+    """Say what is wrong with a run."""
+    from lockstep.reporting.console import format_duration
+    from lockstep.runs.record import as_unix_seconds, format_time, seconds_since
+
+    seen = record.seen_unix_seconds
+    if record.state == "killed" and seen is not None:
+        yield f"killed, or its host was lost: nothing is heard of it since {format_time(seen)}"
+    if record.state == "failed":
+        yield f"failed: {record.history[-1].get('error', 'no reason is written down')}"
+    if record.state in ("killed", "failed", "stopped"):
+        yield f"to go on: lockstep train {record.path}"
+    timing = as_unix_seconds(record.last_timing.time) if record.last_timing else None
+    if record.state == "running" and timing is not None and seconds_since(timing) > _SECONDS_WITHOUT_STEP:
+        yield f"no step for {format_duration(seconds_since(timing))}: an evaluation, a save or a wait"
+    if record.refused:
+        yield f"{len(record.refused)} batches that were not finite are kept in refused/"
+    if record.bad_examples:
+        yield f"{len(record.bad_examples)} examples could not be read: quarantine.jsonl"
+    lost = [event for event in record.history if event["event"] == "continue"]
+    if lost:
+        yield f"workers were lost {len(lost)} times, and the others went on"
+
+
+COLUMNS = ("run", "state", "step", "left", "loss", "score", "examples/s", "workers", "waits", "saved")
+
+
+def row_of(status: RunStatus) -> list[str]:
+    """Return the texts of a run below the columns."""
+    from lockstep.reporting.console import format_duration, format_number, format_rate
+
+    def told(value: Any, text: Any) -> str:
+        return "-" if value is None else one_line(text(value))
+
+    of = f" of {status.last_step}" if status.last_step else ""
+    return [
+        one_line(status.run),
+        status.state,
+        f"{status.step}{of}",
+        told(status.seconds_left, format_duration),
+        told(status.loss, format_number),
+        told(status.score, lambda score: f"{score['name']} {format_number(score['value'])}"),
+        told(status.examples_per_second, format_rate),
+        told(status.workers, str),
+        told(status.wait_share, lambda share: f"{100 * share:.0f} %"),
+        told(status.checkpoint, str),
+    ]
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
+    """Lay rows out below their columns; where a terminal is too narrow, each row as a paragraph."""
+    cells = [columns, *rows]
+    widths = [max(num_columns(row[place]) for row in cells) for place in range(len(columns))]
+    if width is None or sum(widths) + 2 * (len(widths) - 1) <= width:
+        padded = [
+            [cell + " " * (size - num_columns(cell)) for cell, size in zip(row, widths, strict=True)] for row in cells
+        ]
+        return ["  ".join(row).rstrip() for row in padded]
+    longest = max(map(num_columns, columns))
+    return [
+        line
+        for row in rows
+        for line in (row[0], *(f"  {name:<{longest}}  {cell}" for name, cell in zip(columns[1:], row[1:], strict=True)))
+    ]
+
+
+def _status_lines(statuses: Sequence[RunStatus], width: int | None) -> list[str]:
+    notes = [f"{one_line(status.run)}: {one_line(note)}" for status in statuses for note in status.notes]
+    return [*table(COLUMNS, list(map(row_of, statuses)), width), *([""] if notes else []), *notes]
+
+
+# lockstep status -----------------------------------------------------------------------------------------------------
+
+
+def _add_status_arguments(status: argparse.ArgumentParser) -> None:
+    status.add_argument(
+        "paths", nargs="*", default=["runs"], metavar="RUN|FOLDER", help="a run, or a folder with runs (default: runs)"
+    )
+    status.add_argument("--follow", action="store_true", help="show it anew every two seconds, until none is running")
+    status.add_argument("--json", action="store_true", help="write JSON, for programs: a list of runs")
+    status.description = "Say what runs are doing, from their files alone: also over a network disk, and of dead runs."
+
+
+def _run_status(arguments: argparse.Namespace, _: Sequence[str]) -> int:
+    if not arguments.follow:
+        _show(_look(arguments.paths), as_json=arguments.json)
+        return 0
+    if arguments.json or not is_terminal(sys.stdout):
+        before = None
+        while before is None or any(each.state == "running" for each in before):
+            now = _look(arguments.paths)
+            if now != before:
+                _show(now, as_json=arguments.json)
+                sys.stdout.flush()
+            before = now
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+        return 0
+    _follow(arguments.paths)
+    return 0
+
+
+def _look(paths: Sequence[str]) -> list[RunStatus]:
+    return [status_of(record) for record in records(paths)]
+
+
+def records(paths: Sequence[str]) -> list[RunRecord]:
+    """Return the records of the runs in some folders, or of these runs.
+
+    Raises:
+        InputError: there is none.
+        WorkdirError: a folder is not there, or cannot be read.
+    """
+    from lockstep.runs.record import RunRecord, find_runs
+
+    found = dict.fromkeys(run for path in paths for run in find_runs(Path(path)))
+    if not found:
+        raise InputError(
+            "There are no runs there.",
+            given=", ".join(paths),
+            expected="the workdir of a run, or a folder with some in it",
+            hint="lockstep train mnist --workdir runs/mnist makes one",
+        )
+    return [RunRecord(path) for path in found]
+
+
+def _show(statuses: Sequence[RunStatus], *, as_json: bool) -> None:
+    if as_json:
+        from lockstep.reporting.jsonl import without_nonfinite
+
+        write_json([without_nonfinite(asdict(status)) for status in statuses])
+    else:
+        write_lines(_status_lines(statuses, width_of(sys.stdout)))
+
+
+def _follow(paths: Sequence[str]) -> None:
+    """Show the runs anew in the same place, until none is running or Ctrl-C is pressed."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    statuses = _look(paths)
+    with Live(console=Console(), auto_refresh=False) as live:
+        while True:
+            live.update(Text("\n".join(_status_lines(statuses, width_of(sys.stdout)))), refresh=True)
+            if all(status.state != "running" for status in statuses):
+                return
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+            statuses = _look(paths)
+
+
+COMMAND = Command("say what runs are doing, or have come to", _add_status_arguments, _run_status)
+
+
+# lockstep runs -------------------------------------------------------------------------------------------------------
+
+
+def _add_runs_arguments(runs: argparse.ArgumentParser) -> None:
+    runs.add_argument("folders", nargs="*", default=["runs"], metavar="FOLDER", help="with runs in it (default: runs)")
+    runs.add_argument(
+        "--where", action="append", default=[], metavar="FIELD=VALUE", help="runs whose recipe has this value alone"
+    )
+    runs.add_argument(
+        "--show", action="append", default=[], metavar="FIELD", help="a column with this field of recipes"
+    )
+    runs.add_argument("--sort", choices=["name", "score", "loss", "time"], default="score", help="default: score")
+    runs.add_argument("--json", action="store_true", help="write JSON, for programs: a list of runs")
+    runs.description = "List runs, the best first, with fields of their recipes."
+
+
+def _run_runs(arguments: argparse.Namespace, _: Sequence[str]) -> int:
+    conditions = dict(map(_condition, arguments.where))
+    names = list(dict.fromkeys([*conditions, *arguments.show]))
+    found = [(status_of(record), _fields(record)) for record in records(arguments.folders)]
+    for name in names:
+        _check_field(name, [fields for _, fields in found])
+    listed = [
+        (status, {name: fields.get(name) for name in names})
+        for status, fields in found
+        if all(_told(fields.get(name)) == value for name, value in conditions.items())
+    ]
+    listed.sort(key=lambda each: _sort_key(each[0], arguments.sort))
+    if arguments.json:
+        from lockstep.reporting.jsonl import without_nonfinite
+
+        write_json([without_nonfinite({**asdict(status), "fields": fields}) for status, fields in listed])
+        return 0
+    columns = ("run", "recipe", "state", "step", "score", "loss", *names)
+    rows = [_runs_row(status, fields) for status, fields in listed]
+    write_lines(table(columns, rows, width_of(sys.stdout)) if rows else ["No run is like that."])
+    return 0
+
+
+def _runs_row(status: RunStatus, fields: Mapping[str, Any]) -> list[str]:
+    texts = dict(zip(COLUMNS, row_of(status), strict=True))
+    own = [texts["run"], one_line(status.recipe or "-"), *(texts[name] for name in ("state", "step", "score", "loss"))]
+    return [*own, *(one_line(_told(value)) for value in fields.values())]
+
+
+def _condition(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise InputError(
+            "This is no condition on a field of recipes.",
+            given=f"--where {text}",
+            expected="FIELD=VALUE, such as optimizer.lr.initial=0.05",
+            hint="lockstep train mnist --print-recipe shows the fields",
+        )
+    return name.strip(), value.strip().strip("\"'")
+
+
+def _check_field(name: str, of_all: Sequence[Mapping[str, Any]]) -> None:
+    if any(name in fields for fields in of_all):
+        return
+    known = sorted({field for fields in of_all for field in fields})
+    raise InputError(
+        "No recipe of these runs has this field.",
+        given=name,
+        expected=f"one of {', '.join(known[:12])}, ..." if known else "a field of a recipe that can be read",
+        hint=did_you_mean(name, known) or "lockstep train mnist --print-recipe shows the fields",
+    )
+
+
+def _fields(record: RunRecord) -> dict[str, Any]:
+    """Return the plain values of a recipe by their path, `optimizer.lr.initial`."""
+    from lockstep.recipes.recipe import Recipe
+    from lockstep.recipes.toml import FieldPath, write
+
+    return dict(_flat(write(Recipe, record.recipe, FieldPath("recipe")))) if record.recipe else {}
+
+
+def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    inner = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else None
+    if inner is None or not value:
+        yield path, value
+        return
+    if isinstance(value, list):
+        yield path, value
+    for name, each in inner:
+        yield from _flat(each, f"{path}.{name}" if path else str(name))
+
+
+def _told(value: Any) -> str:
+    """Return a value of a recipe as `--set` takes it, without quotes."""
+    if isinstance(value, bool) or value is None:
+        return str(value).lower()
+    return f"[{', '.join(map(_told, value))}]" if isinstance(value, list) else str(value)
+
+
+def _sort_key(status: RunStatus, by: str) -> Any:
+    if by == "name":
+        return status.run
+    if by == "time":
+        return status.seen_seconds_ago if status.seen_seconds_ago is not None else float("inf")
+    is_loss, score = by == "loss", status.score or {}
+    value = status.loss if is_loss else score.get("value")
+    is_known = value is not None and value == value
+    worth = value if is_loss or score.get("better") == "lower" else -(value or 0.0)
+    return not is_known, "" if is_loss else score.get("name", ""), worth if is_known else 0.0, status.run
+
+
+RUNS_COMMAND = Command("list runs, the best first, by fields of their recipes", _add_runs_arguments, _run_runs)

@@ -1,0 +1,342 @@
+"""The record of a run: what the files of its folder tell, while it goes on and after it. Nothing is written.
+
+A run may be at work, killed at any moment, of an older version, or damaged: what cannot be read is left out, and
+`RunRecord.problems` says what that is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from lockstep.errors import LockstepError, WorkdirError
+from lockstep.recipes.recipe import Recipe
+from lockstep.recipes.toml import load
+from lockstep.reporting.jsonl import is_metrics_line
+from lockstep.reporting.timings import Timing
+from lockstep.runs.lease import Holder, find_holder
+from lockstep.runs.workdir import CHOICES, DATA, HISTORY, METRICS, QUARANTINE, RECIPE, RESULT, SAVES, TIMINGS
+
+RunState: TypeAlias = Literal["not started", "running", "stopped", "finished", "failed", "killed"]
+
+_MAX_LINE_BYTES, _MAX_FILE_BYTES = 1 << 20, 1 << 26
+_TAIL_BYTES = 1 << 16
+_MAX_PROBLEMS = 20
+_MAX_DEPTH = 4
+
+
+class RunScore(NamedTuple):
+    """A score of an evaluation."""
+
+    name: str
+    """With the split: `validation/top1`."""
+    value: float
+    step: int
+
+
+class RunRecord:
+    """The record of the run in a folder, read when it is asked for, and then kept.
+
+    Raises:
+        WorkdirError: there is no such folder, it cannot be read, or it is none of a run.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.problems: list[str] = []
+        """What could not be read, a sentence each."""
+        try:
+            is_run = (path / RECIPE).is_file()
+            is_there = path.is_dir() and os.access(path, os.R_OK | os.X_OK)
+        except OSError:
+            is_run = is_there = False
+        if not (is_run and is_there):
+            raise WorkdirError(
+                f"{path} is not the folder of a run that can be read.",
+                given=f"{path} ({'no ' + RECIPE if is_there else 'not a folder that this user may read'})",
+                expected=f"the workdir of a run, with its {RECIPE}",
+                hint="name the --workdir of a run, such as runs/mnist; lockstep status FOLDER finds those below it",
+            )
+
+    @cached_property
+    def recipe(self) -> Recipe | None:
+        """The recipe as it ran last; None where it cannot be read."""
+        try:
+            return load(self.path / RECIPE)
+        except (LockstepError, OSError, UnicodeError) as error:
+            self._note(error.what if isinstance(error, LockstepError) else f"{RECIPE}: {error}")
+            return None
+
+    @cached_property
+    def history(self) -> list[dict[str, Any]]:
+        """The events of the run, each with "time", "event", "step": starts, resumes, rollbacks, losses, ends."""
+        return [facts for facts in self._lines(HISTORY) if isinstance(facts.get("event"), str) and _is_step(facts)]
+
+    @cached_property
+    def timings(self) -> list[Timing]:
+        """How fast it went; none for a run of an older version."""
+        return [timing for facts in self._lines(TIMINGS) if (timing := _as_timing(facts))]
+
+    @cached_property
+    def last_timing(self) -> Timing | None:
+        """The last line of the timings, read without the others."""
+        return next((timing for facts in self._last_lines(TIMINGS) if (timing := _as_timing(facts))), None)
+
+    def metrics(self) -> Iterator[dict[str, Any]]:
+        """Yield the lines of metrics.jsonl: of attempts with "position", of evaluations with "evaluation"."""
+        return (facts for facts in self._lines(METRICS) if is_metrics_line(facts))
+
+    @cached_property
+    def last_attempt(self) -> dict[str, Any] | None:
+        """The last line of an attempt in metrics.jsonl, near its end; None where there is none."""
+        lines = (facts for facts in self._last_lines(METRICS) if is_metrics_line(facts))
+        return next((facts for facts in lines if "position" in facts), None)
+
+    @cached_property
+    def scores(self) -> list[RunScore]:
+        """All scores of evaluations in their order, those of the final weights last."""
+        lines = filter(is_metrics_line, self._lines(METRICS, with_text=b'"evaluation"'))
+        found = [
+            RunScore(f"{line['evaluation']}/{name}", float(value), line["step"])
+            for line in lines
+            if "evaluation" in line
+            for name, value in line["scores"].items()
+        ]
+        evaluations = self.result.get("evaluations") if self.result else None
+        for split, facts in evaluations.items() if isinstance(evaluations, dict) else ():
+            scores = facts.get("scores") if isinstance(facts, dict) else None
+            for name, value in scores.items() if isinstance(scores, dict) else ():
+                if (number := as_number(value)) is not None:
+                    found.append(RunScore(f"{split}/{name}", number, int(self.result["step"])))
+        return found
+
+    @property
+    def main_score(self) -> RunScore | None:
+        """The best score by which the recipe keeps the best checkpoint; else the last main score of its task."""
+        retention = self.recipe.checkpoints.retention if self.recipe else None
+        if retention and retention.best:
+            own = [score for score in self.scores if score.name == retention.best]
+            best = {place: score.value for place, score in enumerate(own) if score.value == score.value}
+            return own[retention.ranked(best)[0]] if best else None
+        name = self.recipe.chosen_task.main_score if self.recipe else ""
+        mains = [score for score in self.scores if score.name.partition("/")[2] == name]
+        return next(reversed(mains or self.scores), None)
+
+    @property
+    def better(self) -> Literal["higher", "lower"]:
+        """Which main score is the better one."""
+        return self.recipe.checkpoints.retention.better if self.recipe else "higher"
+
+    @cached_property
+    def result(self) -> dict[str, Any]:
+        """What the run came to, as in result.json; empty before its end."""
+        found = self._json(RESULT)
+        return found if _is_step(found) else {}
+
+    @cached_property
+    def choices(self) -> dict[str, Any]:
+        """Threads, kernels, versions of its first start; empty where they are not there."""
+        return self._json(CHOICES)
+
+    @cached_property
+    def data(self) -> dict[str, Any]:
+        """The folder where it reads its data, and the names of its classes; empty where they are not there."""
+        return self._json(DATA)
+
+    @cached_property
+    def saves(self) -> list[dict[str, Any]]:
+        """The checkpoints that it has begun to save, each with "step"."""
+        return [facts for facts in self._lines(SAVES) if _is_step(facts)]
+
+    @cached_property
+    def bad_examples(self) -> list[dict[str, str]]:
+        """The examples that could not be read, each with "example" and "reason"."""
+        lines = self._lines(QUARANTINE)
+        return [{"example": str(facts.get("example")), "reason": str(facts.get("reason"))} for facts in lines]
+
+    @cached_property
+    def refused(self) -> list[dict[str, Any]]:
+        """The autopsies of attempts that were not finite, each with "step", "position", "reasons", "culprits"."""
+        reports = sorted(self.path.glob("refused/position-*/report.json"))
+        found = [self._json(str(path.relative_to(self.path))) for path in reports]
+        return [facts for facts in found if _is_step(facts)]
+
+    @cached_property
+    def checkpoints(self) -> list[int]:
+        """The steps of the checkpoints that are there, ascending."""
+        from lockstep.checkpoints.store import Store
+
+        try:
+            return Store(self.path / "checkpoints").steps()
+        except LockstepError as error:
+            self._note(error.what)
+            return []
+
+    @cached_property
+    def holder(self) -> Holder | None:
+        """Who holds the run, or held it last."""
+        try:
+            return find_holder(self.path)
+        except OSError as error:
+            self._note(f"who holds the run cannot be read: {error.strerror}")
+            return None
+
+    @cached_property
+    def state(self) -> RunState:
+        """What the run is doing, or how its last start ended.
+
+        "killed" is a start of which nothing is heard any more and that has not said why; "failed" one that has ended
+        with an error.
+        """
+        if self.holder and self.holder.is_alive:
+            return "running"
+        last = self.history[-1]["event"] if self.history else None
+        ends: Mapping[str | None, RunState] = {None: "not started", "end": "finished", "stop": "stopped"}
+        return ends.get(last) or ("failed" if last == "failed" or self._was_given_up else "killed")
+
+    @property
+    def _was_given_up(self) -> bool:
+        return self.holder is not None and self.holder.owner.released
+
+    @property
+    def step(self) -> int:
+        """Completed updates, as far as is known."""
+        lines = [self.last_attempt, *self.history[-1:], self.last_timing and self.last_timing._asdict()]
+        if self.state == "finished" and self.result:
+            return int(self.result["step"])
+        return max((line["step"] for line in lines if line), default=0)
+
+    @property
+    def seen_unix_seconds(self) -> float | None:
+        """When the run was last known to live or to end; None before its first start."""
+        times = [event.get("time") for event in self.history[-1:]] + [self.last_timing and self.last_timing.time]
+        known = [seconds for each in times if (seconds := as_unix_seconds(each)) is not None]
+        if self.holder and not self.holder.owner.released:
+            known.append(self.holder.renewed_unix_seconds)
+        return max(known, default=None)
+
+    def _note(self, problem: str) -> None:
+        if len(self.problems) < _MAX_PROBLEMS and problem not in self.problems:
+            self.problems.append(problem)
+
+    def _lines(self, name: str, *, with_text: bytes = b"") -> Iterator[dict[str, Any]]:
+        """Yield the JSON objects of a file of lines; a line that is none is noted, but a last one that is torn."""
+        try:
+            with (self.path / name).open("rb") as file:
+                for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE_BYTES), b""), start=1):
+                    if with_text not in line:
+                        continue
+                    if (facts := _parsed(line)) is not None:
+                        yield facts
+                    elif line.endswith(b"\n") or len(line) == _MAX_LINE_BYTES:
+                        self._note(f"{name}, line {number} cannot be read, and is left out")
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self._note(f"{name} cannot be read: {error.strerror}")
+
+    def _last_lines(self, name: str) -> Iterator[dict[str, Any]]:
+        """Yield the JSON objects of the last lines of a file, the last one first."""
+        try:
+            with (self.path / name).open("rb") as file:
+                start = max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES)
+                file.seek(start)
+                lines = file.read(_TAIL_BYTES).split(b"\n")
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self._note(f"{name} cannot be read: {error.strerror}")
+            return
+        whole = lines[1:-1] if start else lines[:-1]
+        yield from (facts for line in reversed(whole) if (facts := _parsed(line)) is not None)
+
+    def _json(self, name: str) -> dict[str, Any]:
+        """Return the JSON object of a file; an empty one where there is none that can be read."""
+        try:
+            with (self.path / name).open("rb") as file:
+                found = _parsed(file.read(_MAX_FILE_BYTES))
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            self._note(f"{name} cannot be read: {error.strerror}")
+            return {}
+        if found is None:
+            self._note(f"{name} is no JSON object, and is left out")
+        return found or {}
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """Find the folders of runs: the folder itself, or those below it, four levels deep, sorted; links are not followed.
+
+    Raises:
+        WorkdirError: there is no such folder, or it cannot be read.
+    """
+    if not folder.is_dir() or not os.access(folder, os.R_OK | os.X_OK):
+        raise WorkdirError(
+            f"There is no folder {folder} that can be read.",
+            given=str(folder),
+            expected="the workdir of a run, or a folder with some in it",
+            hint="name a folder such as runs",
+        )
+    found, depth = list[Path](), len(folder.parts)
+    for path, names, files in os.walk(folder):
+        here = Path(path)
+        if RECIPE in files:
+            found.append(here)
+        if RECIPE in files or len(here.parts) - depth >= _MAX_DEPTH:
+            names.clear()
+        names[:] = [name for name in names if not name.startswith(".")]
+    return sorted(found)
+
+
+def as_number(value: object) -> float | None:
+    """Return a number of a file of JSON, in which those that are not finite are text; None for anything else."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number or value in ("nan", "inf", "-inf") else None  # type: ignore[arg-type]
+
+
+def as_unix_seconds(text: object) -> float | None:
+    """Return a time such as `2026-11-25T22:30:50+0000` in seconds since 1970; None for anything else."""
+    try:
+        return datetime.strptime(str(text), "%Y-%m-%dT%H:%M:%S%z").timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+def format_time(unix_seconds: float) -> str:
+    """Format a moment in the time zone of this host: `2026-11-25 22:30:50`."""
+    return datetime.fromtimestamp(unix_seconds, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def seconds_since(unix_seconds: float) -> float:
+    """Return the seconds that have passed since a moment, 0 for one that is still to come by this host's clock."""
+    return max(0.0, time.time() - unix_seconds)
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        facts = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return facts if isinstance(facts, dict) else None
+
+
+def _is_step(facts: Mapping[str, Any]) -> bool:
+    return isinstance(facts.get("step"), int)
+
+
+def _as_timing(facts: Mapping[str, Any]) -> Timing | None:
+    """Return the line of timings; None where a field is missing or of another kind."""
+    optional = {"last_step", "seconds_left"}
+    is_ours = isinstance(facts.get("time"), str) and all(
+        as_number(facts.get(name)) is not None or (name in optional and facts.get(name) is None)
+        for name in Timing._fields
+        if name != "time"
+    )
+    return Timing(**{name: facts.get(name) for name in Timing._fields}) if is_ours else None  # type: ignore[arg-type]
