@@ -18,7 +18,7 @@ from lockstep.types import End, Progress, StepReport
 SECONDS_BETWEEN = 10.0
 
 
-class Timing(NamedTuple):
+class RunTiming(NamedTuple):
     """A line: the attempts since the line before, on the chief's clock."""
 
     time: str
@@ -78,7 +78,7 @@ class TimingsFile:
 
     def _write(self, report: StepReport) -> None:
         now, pace = report.progress, self._pace
-        line = Timing(
+        line = RunTiming(
             time=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             step=now.step,
             position=now.position,

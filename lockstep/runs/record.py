@@ -19,7 +19,7 @@ from lockstep.errors import LockstepError, WorkdirError
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.toml import load
 from lockstep.reporting.jsonl import is_metrics_line
-from lockstep.reporting.timings import Timing
+from lockstep.reporting.timings import RunTiming
 from lockstep.runs.lease import Holder, find_holder
 from lockstep.runs.workdir import CHOICES, DATA, HISTORY, METRICS, QUARANTINE, RECIPE, RESULT, SAVES, TIMINGS
 
@@ -79,12 +79,12 @@ class RunRecord:
         return [facts for facts in self._lines(HISTORY) if isinstance(facts.get("event"), str) and _is_step(facts)]
 
     @cached_property
-    def timings(self) -> list[Timing]:
+    def timings(self) -> list[RunTiming]:
         """How fast it went; none for a run of an older version."""
         return [timing for facts in self._lines(TIMINGS) if (timing := _as_timing(facts))]
 
     @cached_property
-    def last_timing(self) -> Timing | None:
+    def last_timing(self) -> RunTiming | None:
         """The last line of the timings, read without the others."""
         return next((timing for facts in self._last_lines(TIMINGS) if (timing := _as_timing(facts))), None)
 
@@ -130,7 +130,7 @@ class RunRecord:
 
     @property
     def better(self) -> Literal["higher", "lower"]:
-        """Which main score is the better one."""
+        """Whether the higher or the lower main score is the better one."""
         return self.recipe.checkpoints.retention.better if self.recipe else "higher"
 
     @cached_property
@@ -331,12 +331,12 @@ def _is_step(facts: Mapping[str, Any]) -> bool:
     return isinstance(facts.get("step"), int)
 
 
-def _as_timing(facts: Mapping[str, Any]) -> Timing | None:
+def _as_timing(facts: Mapping[str, Any]) -> RunTiming | None:
     """Return the line of timings; None where a field is missing or of another kind."""
     optional = {"last_step", "seconds_left"}
     is_ours = isinstance(facts.get("time"), str) and all(
         as_number(facts.get(name)) is not None or (name in optional and facts.get(name) is None)
-        for name in Timing._fields
+        for name in RunTiming._fields
         if name != "time"
     )
-    return Timing(**{name: facts.get(name) for name in Timing._fields}) if is_ours else None  # type: ignore[arg-type]
+    return RunTiming(**{name: facts.get(name) for name in RunTiming._fields}) if is_ours else None  # type: ignore[arg-type]
