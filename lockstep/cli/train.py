@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 from lockstep.checks import Hint, Range, check_value
@@ -40,6 +42,9 @@ SHIPPED_RECIPES = (
     "mask_rcnn_coco",
 )
 """The names of the shipped recipes, here for the help: `lockstep.recipes.shipped` takes 0.2 s to import."""
+
+ON_END_SECONDS = 60
+"""The most that the command of `watch.on_end` may take."""
 
 PREEMPTION = """preemption:
   At SIGUSR1 or SIGTERM all workers end the step they are at, save, and the command ends; the same command goes on from
@@ -107,7 +112,7 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     if arguments.grace is not None:
         hint = Hint("give the seconds between the signal and the end of the machine")
         check_value("--grace", arguments.grace, Annotated[float, Range(gt=0, finite=False), hint])
-    return launch(
+    code = launch(
         argv,
         plan=plan_train,
         main=train_as_worker,
@@ -118,6 +123,9 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
         requeue=arguments.requeue,
         seat=seat,
     )
+    if not (arguments.rehearse or arguments.dry_run) and (seat is None or seat.is_chief):
+        _run_on_end(arguments, code)
+    return code
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -125,6 +133,39 @@ def _check(arguments: argparse.Namespace) -> None:
     from lockstep.cli.given_run import check_without_torch, given_run
 
     check_without_torch(arguments, given_run(arguments))
+
+
+def _run_on_end(arguments: argparse.Namespace, code: int) -> None:
+    """Have the shell run the command that the recipe names for the end of a run."""
+    from lockstep.cli.given_run import given_run
+    from lockstep.errors import LockstepError
+    from lockstep.runs.workdir import is_own_run
+    from lockstep.screen import log
+
+    try:
+        recipe, path = given_run(arguments)
+    except LockstepError:
+        return  # that is why the run has ended
+    if not recipe.watch.on_end:
+        return
+    if Path(arguments.recipe).is_dir() and not arguments.allow_code and not is_own_run(Path(arguments.recipe)):
+        log.warning("watch.on_end is left out: others may have written to %s; --allow-code runs it", arguments.recipe)
+        return
+    told = {"LOCKSTEP_RUN": str(path.absolute()) if path else "", "LOCKSTEP_EXIT_CODE": str(code)}
+    try:
+        ended = subprocess.run(
+            recipe.watch.on_end,
+            shell=True,
+            env=os.environ | told,
+            stdin=subprocess.DEVNULL,
+            timeout=ON_END_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        log.warning("watch.on_end took more than %d s, and was ended: %s", ON_END_SECONDS, recipe.watch.on_end)
+    else:
+        if ended.returncode:
+            log.warning("watch.on_end has failed with exit code %d: %s", ended.returncode, recipe.watch.on_end)
 
 
 def plan_train(argv: list[str]) -> dict[str, Any]:

@@ -158,6 +158,10 @@ class Monitoring(Checked):
     memory_snapshot: bool = False
     """Where a GPU lacks memory, leave torch's snapshot of it in the run's folder, `memory/worker-0.pickle`: what was
     allocated, and by which lines. To know it costs some microseconds an allocation."""
+    on_end: str = ""
+    """A command that the shell runs when `lockstep train` ends, however that is: `notify-send "$LOCKSTEP_RUN is over"`.
+    Its environment has LOCKSTEP_RUN, the run's folder, and LOCKSTEP_EXIT_CODE. One of a run's folder in which others
+    may have written it is left out, unless `--allow-code` is given."""
 
 
 DetectionMetrics = Literal[

@@ -386,13 +386,18 @@ def with_code_of_run(recipe: Recipe, path: Path, *, allow_code: bool) -> Recipe:
     It is looked for where it was when the run began, and then in the current folder. What has changed since is told.
     """
     saved = [*functions_of(recipe)]
-    if not saved or not (allow_code or all(map(_is_own, (path, path / RECIPE)))):
+    if not saved or not (allow_code or is_own_run(path)):
         return recipe  # what is not called does no harm; and to call it is an error that says why
     found = with_code(recipe)
     for before, now in zip(saved, functions_of(found), strict=True):
         if before.source and before.source != now.source:
             log.warning("%s has changed since %s began: %s", before.full_name, path, now.file or "it is installed")
     return found
+
+
+def is_own_run(path: Path) -> bool:
+    """Whether nobody but this user can have written what the recipe in a folder has this user's processes call."""
+    return all(map(_is_own, (path, path / RECIPE)))
 
 
 def _is_own(path: Path) -> bool:

@@ -14,10 +14,10 @@ import lockstep as ls
 from lockstep.cli import evaluate, shared, train, training
 from lockstep.cli import run as cli_run
 from lockstep.cli.given_run import given_recipe
-from lockstep.cli.main import parse
+from lockstep.cli.main import main, parse
 from lockstep.errors import InputErrors, WorkdirError
 from lockstep.recipes.shipped import find
-from lockstep.recipes.toml import to_toml
+from lockstep.recipes.toml import to_toml, with_settings
 from lockstep.runs.lease import take
 from lockstep.runs.workdir import Workdir
 from lockstep.workers import devices
@@ -370,3 +370,52 @@ def test_a_startup_delay_is_of_asynchronous_updates_alone() -> None:
     asynchronous = ["--set", "exchange.kind=asynchronous", "--set", "exchange.startup_delay_steps=5"]
     recipe = given_recipe(parse(["train", "mnist", *asynchronous]))
     assert recipe.exchange == ls.Asynchronous(startup_delay_steps=5)
+
+
+# At the end -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The launcher ends at once with exit code 3; a file that does not exist yet."""
+    monkeypatch.setattr("lockstep.launcher.launch.launch", lambda *_, **__: 3)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "told"
+
+
+TELL = 'watch.on_end="echo $LOCKSTEP_RUN $LOCKSTEP_EXIT_CODE > told"'
+
+
+@pytest.mark.process
+def test_a_command_of_the_users_own_is_told_of_the_end(ended: Path) -> None:
+    assert main(["train", "mnist", "--workdir", "run", "--set", TELL]) == 3
+    assert ended.read_text() == f"{ended.parent / 'run'} 3\n"
+
+
+@pytest.mark.parametrize("flag", ["--rehearse", "--dry-run"])
+def test_what_trains_nothing_tells_nobody(ended: Path, flag: str) -> None:
+    main(["train", "mnist", flag, "--set", TELL])
+    assert not ended.exists()
+
+
+@pytest.mark.process
+def test_a_command_that_others_may_have_written_is_left_out(ended: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = Workdir(ended.parent / "run")
+    run.path.mkdir()
+    run.write_recipe(with_settings(find("mnist"), [TELL]))
+    (run.path / "recipe.toml").chmod(0o666)
+    assert main(["train", str(run.path)]) == 3
+    assert not ended.exists()
+    assert "others may have written" in caplog.text
+    main(["train", str(run.path), "--allow-code"])
+    assert ended.exists()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("command", "told"), [("exit 4", "failed with exit code 4"), ("sleep 9", "took more than")])
+def test_a_command_that_fails_or_hangs_is_told(
+    ended: Path, command: str, told: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "ON_END_SECONDS", 0.2)
+    assert main(["train", "mnist", "--set", f'watch.on_end="{command}"']) == 3
+    assert told in caplog.text
