@@ -47,6 +47,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", nargs="+", default=[], choices=[*NETS, *MODES, *SOURCES, TINY], metavar="WORD")
+    parser.add_argument("--trainers", nargs="+", metavar="NAME", help='these beside ours: "by hand", DDP, Lightning')
     parser.add_argument("--workers", type=int, default=1, help="each on an accelerator of its own")
     parser.add_argument("--batch-size", type=int, default=256, help="of each worker")
     parser.add_argument("--shards", nargs="+", default=[], metavar="FILE", help="records of ImageNet's form")
@@ -77,7 +78,7 @@ def compare(
     lines: list[Line] = []
     for part in chosen:
         given = {"batch_size": 2 if is_trial else arguments.batch_size, "device": arguments.device, **part}
-        told = json.dumps({**given, "shards": shards, "is_trial": is_trial})
+        told = json.dumps({**given, "shards": shards, "is_trial": is_trial, "trainers": arguments.trainers})
         rounds, threads = (1, 2) if is_trial else (arguments.rounds, max(1, (os.cpu_count() or 1) // arguments.workers))
         for line in run_part(__file__, told, rounds, threads=threads, num_workers=arguments.workers, settings=SETTINGS):
             show(line)
@@ -120,7 +121,9 @@ def measure(part: Mapping[str, Any], rounds: int) -> None:
         made = contenders(
             Settings(part["net"], is_compiled, part["source"], part["batch_size"], part["device"], shards)
         )
-    steps = started(made)
+    # The trainers share the code of the modules: without this the second net through it is compiled for any shape.
+    torch._dynamo.config.automatic_dynamic_shapes = False
+    steps = started({name: make for name, make in made.items() if name in ("ours", *(part["trainers"] or made))})
     times = take_turns(steps, rounds, lambda name: turn(steps[name], num_steps, worker.device), warm_up=1)
     for line in results(times, part) if worker.is_chief else ():
         report(line.pop("comparison"), line)
