@@ -17,7 +17,8 @@ LAYERS = {
     4: {"training", "evaluation"},
     5: {"recipes"},
     6: {"runs", "chaos"},
-    7: {"cli"},
+    7: {"planning"},
+    8: {"cli"},
 }
 LAYER_OF = {package: layer for layer, packages in LAYERS.items() for package in packages}
 # Evaluation is handed a TrainState: the one arrow between packages of a layer.

@@ -27,7 +27,7 @@ from worker_processes import HANG_SECONDS
 import lockstep as ls
 from lockstep.checkpoints.retention import Retention
 from lockstep.checkpoints.store import Store
-from lockstep.cli import chaos, evaluate
+from lockstep.cli import chaos, evaluate, plan
 from lockstep.cli import run as cli_run
 from lockstep.cli import train as cli_train
 from lockstep.cli.main import main, parse, parser
@@ -278,6 +278,8 @@ def run(words: list[str]) -> None:
         _remove(Path(words[words.index("--to") + 1]))
     if words[0] == "chaos":
         assert choose_workers(chaos._recipe(parse(words))) >= 1
+    elif words[0] == "plan":
+        assert plan._request(parse(words)).seatings(1)
     elif words[0] == "run":
         cli_run._check_script(parse(words).script)
         assert cli_run._plan(words)["workers"] >= 1

@@ -15,6 +15,7 @@ from lockstep.cli import (
     export,
     importing,
     inspect,
+    plan,
     predict,
     run,
     show,
@@ -39,6 +40,7 @@ EXAMPLES = """examples:
   lockstep runs runs --show optimizer.lr.initial          runs by their scores, with fields of their recipes
   lockstep convert images photos --to shards              sharded records of folders of images
   lockstep benchmark input mnist                          what limits the run, and what to change
+  lockstep plan mnist --workers 1,2                       how long it takes with more workers, by a short measurement
   lockstep chaos mnist --minutes 5                        kill its workers, fill its disk, and see that nothing is lost
   lockstep show photos/train --augment crop --to page.html    examples, before and after they are augmented
   lockstep inspect runs/mnist                             what is in a checkpoint or a record file, and what is damaged
@@ -55,6 +57,7 @@ COMMANDS = {
     "runs": status.RUNS_COMMAND,
     "convert": convert.COMMAND,
     "benchmark": benchmark.COMMAND,
+    "plan": plan.COMMAND,
     "chaos": chaos.COMMAND,
     "show": show.COMMAND,
     "inspect": inspect.COMMAND,

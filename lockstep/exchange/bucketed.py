@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -124,39 +125,59 @@ class BucketedTransport:
 
     def _open(self, tensors: Sequence[Tensor], num_gradients: int) -> None:
         """Lay the buckets out, once for all steps."""
-        order = [*reversed(range(num_gradients)), *range(num_gradients, len(tensors))]
-        dtypes = self._dtypes_on_the_wire(tensors, num_gradients)
-        layout = FlatLayout([torch.empty_like(tensors[i], dtype=dtypes[i], device="meta") for i in order])
+        wire, planned = plan_buckets(tensors, num_gradients, self._sent_dtype)
+        order = [*chain(*planned)]
+        layout = FlatLayout([wire[index] for index in order])
         self._worker.group.agree("the tensors to exchange", layout.describe())
         block = torch.zeros(layout.num_bytes, dtype=torch.uint8, device=self._worker.device)
         sent = dict(zip(order, layout.views(block), strict=True))
         self._views = [
-            sent[index] if tensor.dtype == dtypes[index] else torch.empty_like(sent[index], dtype=tensor.dtype)
+            sent[index] if tensor.dtype == wire[index].dtype else torch.empty_like(sent[index], dtype=tensor.dtype)
             for index, tensor in enumerate(tensors)
         ]
-        for segment in layout.segments:
-            rest = segment.of(block)
-            for indices in _cut([i for i in order if dtypes[i] == segment.dtype], sent, is_first=not self._buckets):
-                num_elements = sum(sent[index].numel() for index in indices)
-                flat, rest = rest[:num_elements], rest[num_elements:]
-                self._buckets.append(_Bucket(indices, self._views, sent, flat))
+        rest = {segment.dtype: segment.of(block) for segment in layout.segments}
+        for indices in planned:
+            dtype, num_elements = wire[indices[0]].dtype, sum(wire[index].numel() for index in indices)
+            flat, rest[dtype] = rest[dtype][:num_elements], rest[dtype][num_elements:]
+            self._buckets.append(_Bucket(indices, self._views, sent, flat))
         self._buckets.sort(key=lambda bucket: max(bucket.indices) >= num_gradients)  # those of gradients alone first
         for number, bucket in enumerate(self._buckets):
             if max(bucket.indices) < num_gradients:
                 self._hooks |= {index: partial(self._arrived, number, index) for index in bucket.indices}
 
-    def _dtypes_on_the_wire(self, tensors: Sequence[Tensor], num_gradients: int) -> list[torch.dtype]:
-        if (sent := self._sent_dtype) is not None:
-            return [
-                sent if tensor.dtype == torch.float32 and index < num_gradients else tensor.dtype
-                for index, tensor in enumerate(tensors)
-            ]
-        if sum(tensor.numel() for tensor in tensors) <= SMALL_ELEMENTS:
-            return [torch.float64 if tensor.is_floating_point() else tensor.dtype for tensor in tensors]
-        return [tensor.dtype for tensor in tensors]
+
+def plan_buckets(
+    tensors: Sequence[Tensor], num_gradients: int, sent_dtype: torch.dtype | None = None
+) -> tuple[list[Tensor], list[list[int]]]:
+    """Plan which tensors of an operand, of which the first are gradients, are sent together.
+
+    Returns:
+        What is sent of each, as a tensor without data; and the indices of each bucket in order, those of one dtype
+        after those of another.
+    """
+    dtypes = _dtypes_on_the_wire(tensors, num_gradients, sent_dtype)
+    wire = [torch.empty_like(each, dtype=dtype, device="meta") for each, dtype in zip(tensors, dtypes, strict=True)]
+    order = [*reversed(range(num_gradients)), *range(num_gradients, len(tensors))]
+    planned: list[list[int]] = []
+    for dtype in dict.fromkeys(dtypes[index] for index in order):
+        planned += _cut([index for index in order if dtypes[index] == dtype], wire, is_first=not planned)
+    return wire, planned
 
 
-def _cut(indices: Iterable[int], tensors: Mapping[int, Tensor], *, is_first: bool) -> Iterator[list[int]]:
+def _dtypes_on_the_wire(
+    tensors: Sequence[Tensor], num_gradients: int, sent_dtype: torch.dtype | None
+) -> list[torch.dtype]:
+    if sent_dtype is not None:
+        return [
+            sent_dtype if tensor.dtype == torch.float32 and index < num_gradients else tensor.dtype
+            for index, tensor in enumerate(tensors)
+        ]
+    if sum(tensor.numel() for tensor in tensors) <= SMALL_ELEMENTS:
+        return [torch.float64 if tensor.is_floating_point() else tensor.dtype for tensor in tensors]
+    return [tensor.dtype for tensor in tensors]
+
+
+def _cut(indices: Iterable[int], tensors: Sequence[Tensor], *, is_first: bool) -> Iterator[list[int]]:
     """Cut tensors of one dtype into buckets: each is full with the tensor that reaches its size."""
     some: list[int] = []
     num_bytes, limit = 0, FIRST_BUCKET_BYTES if is_first else BUCKET_BYTES

@@ -159,8 +159,12 @@ class AllReduce:
         # Two terms have one sum, in whatever order all-reduce takes them.
         if self.exact and len(rows_of_workers(num_towers, worker.num_workers).additions) > 1:
             return TreeTransport(worker, name, num_towers)
-        sent_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[self.compression] if self.compression else None
-        return BucketedTransport(worker, name, sent_dtype)
+        return BucketedTransport(worker, name, self.sent_dtype)
+
+    @property
+    def sent_dtype(self) -> torch.dtype | None:
+        """The dtype in which float32 gradients travel over a network; None: their own."""
+        return {"bf16": torch.bfloat16, "fp16": torch.float16}[self.compression] if self.compression else None
 
     def _check_one_cpu_host(self, worker: Worker) -> None:
         if worker.device.type != "cpu" or worker.num_local_workers != worker.num_workers:

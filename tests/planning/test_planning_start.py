@@ -1,0 +1,56 @@
+"""What is asked of the workers that measure, and how many there are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.errors import InputError
+from lockstep.planning import start
+from lockstep.planning.start import ProbeRequest, plan_probe, probe_on_workers
+from lockstep.recipes.recipe import Recipe
+from lockstep.recipes.shipped import find
+from lockstep.recipes.toml import with_settings
+
+
+def recipe_of(num_towers: int) -> Recipe:
+    return with_settings(find("mnist"), [f"num_towers={num_towers}", "device=cpu"])
+
+
+def test_a_request_is_read_as_it_was_written(tmp_path: Path) -> None:
+    request = ProbeRequest(recipe_of(4), (1, 2, 4), 2, 12.5)
+    request.write(tmp_path)
+    assert ProbeRequest.read(tmp_path) == request
+
+
+@pytest.mark.parametrize(
+    ("numbers", "per_host", "num_towers", "cores", "wanted"),
+    [
+        ((1,), None, 8, 8, 1),
+        ((1, 2, 4), None, 8, 8, 4),
+        ((1, 2, 4, 8, 64), None, 8, 4, 4),
+        ((8,), 8, 8, 2, 2),
+        ((2,), 1, 8, 4, 2),  # each alone on its host: an exchange takes two
+        ((2, 4), None, 1, 4, 1),  # which the library refuses
+        ((2,), None, 2, 1, 2),
+    ],
+)
+def test_as_many_workers_measure_as_a_host_of_the_plan_has(
+    numbers: tuple[int, ...],
+    per_host: int | None,
+    num_towers: int,
+    cores: int,
+    wanted: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(start, "usable_cores", lambda: cores)
+    ProbeRequest(recipe_of(num_towers), numbers, per_host).write(tmp_path)
+    assert plan_probe([str(tmp_path)])["workers"] == wanted
+
+
+def test_code_that_others_may_have_named_is_not_called() -> None:
+    others = with_settings(find("mnist"), ['hooks=[{kind="python",function="their_code:run"}]', "device=cpu"])
+    with pytest.raises(InputError, match="is not called: others may have written"):
+        probe_on_workers(ProbeRequest(others, (1,)))
