@@ -3,7 +3,8 @@
     python benchmarks/planning.py [--seconds 20] [--steps 40] [--only mnist "sleeping, shared memory" ...]
 
 Each case is planned once, and then trained with each number of workers by `lockstep train`; what counts is the time of
-a step by the plan over the median of the run's, on the chief's clock, after the first steps. Where computing is asleep,
+a step by the plan over the lower quartile of the run's, on the chief's clock, after the first steps: the plan is of
+hosts that do nothing else, and takes the lower quartile, too. Where computing is asleep,
 workers do not compete for the cores, and there may be more of them. Hosts are network namespaces with links that are
 shaped, where the kernel and the user's rights allow it; else their cases are left out, and it is said why. The result
 is printed and appended to benchmarks/results/planning.jsonl.
@@ -65,7 +66,7 @@ class Net(nn.Module):
 
 
 def reader(split):
-    return {"x": torch.randn(256, 16), "y": torch.arange(256) % 10} if split == "train" else None
+    return {"x": torch.arange(4096.0).view(256, 16) / 4096, "y": torch.arange(256) % 10} if split == "train" else None
 
 
 def losses(model, batch):
@@ -164,18 +165,30 @@ def plan(case: Case, place: Path, seconds: float) -> dict[int, Line]:
 
 
 def trained(case: Case, place: Path, number: int, steps: int) -> float:
-    """Train a case; returns the median time of a step."""
+    """Train a case; returns the lower quartile of the times of its steps."""
     times = place / f"times-{number}"
     words = ["train", case.recipe, "--device", "cpu", "--steps", str(steps), "--workdir", "none", *case.flags]
-    words += ["--set", NOTED, "--set", "evaluate.every=0", "--set", "checkpoints.every=0", "--workers", str(number)]
+    words += [
+        "--set",
+        NOTED,
+        "--set",
+        "evaluate.every=0",
+        "--set",
+        "evaluate.examples=4",
+        "--set",
+        "checkpoints.every=0",
+        "--workers",
+        str(number),
+    ]
     command = [sys.executable, "-m", "lockstep", *words]
     if case.megabits:
         train_on_hosts([*command, "--threads", "1"], place, number, case.megabits, times)
     else:
         environment = {**os.environ, "TIMES": str(times)}
-        subprocess.run(command, cwd=place, env=environment, check=True, stderr=subprocess.DEVNULL)
+        done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
     elapsed = [float(line) for line in times.read_text().splitlines()][WARM_UP_STEPS:]
-    return statistics.median(later - earlier for earlier, later in pairwise(elapsed))
+    return statistics.quantiles([later - earlier for earlier, later in pairwise(elapsed)], n=4)[0]
 
 
 def train_on_hosts(command: Sequence[str], place: Path, number: int, megabits: int, times: Path) -> None:

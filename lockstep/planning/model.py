@@ -70,8 +70,18 @@ class Link:
 
     latency_seconds: float
     seconds_per_byte: float
+    cpu_latency_seconds: float = 0.0
+    """What the processors of one worker compute for each message."""
     cpu_seconds_per_byte: float = 0.0
-    """What the processors of one worker compute for each byte that it sends."""
+    """What they compute for each byte that it sends."""
+
+    def crowded(self, waiting: float) -> Link:
+        """Return the link where each worker waits as often for the processors as they compute for it."""
+        return replace(
+            self,
+            latency_seconds=self.latency_seconds + waiting * self.cpu_latency_seconds,
+            seconds_per_byte=self.seconds_per_byte + waiting * self.cpu_seconds_per_byte,
+        )
 
 
 @dataclass(frozen=True)
@@ -182,7 +192,8 @@ class RunCosts:
         here = self.messages or Link(0.0, 0.0)
         latency = here.latency_seconds + (latency_seconds or 0.0)
         seconds_per_byte = max(here.seconds_per_byte, 8 / bits_per_second if bits_per_second else 0.0)
-        return replace(self, network=Link(latency, seconds_per_byte, here.cpu_seconds_per_byte))
+        network = replace(here, latency_seconds=latency, seconds_per_byte=seconds_per_byte)
+        return replace(self, network=network)
 
 
 @dataclass(frozen=True)
@@ -230,9 +241,11 @@ def _predicted(costs: RunCosts, recipe: Recipe, seating: Seating) -> Prediction:
     crowd = seating.num_local / costs.num_cores if costs.is_cpu else 0.0
     compute_cpu = cost.first_cpu_seconds + further * cost.further_cpu_seconds
     measured = cost.first_seconds + further * cost.further_seconds
-    compute, update = max(measured, crowd * compute_cpu), max(cost.update_seconds, crowd * cost.update_cpu_seconds)
+    # Workers come to each part of a step at the same time: those that are more than cores wait in turn.
+    waiting = max(0.0, crowd - 1)
+    compute, update = measured + waiting * compute_cpu, cost.update_seconds + waiting * cost.update_cpu_seconds
     given, loading_cpu = (seating.most_towers * each for each in (cost.input_seconds, cost.input_cpu_seconds))
-    sent = _exchanged(costs, recipe, seating, slowed=compute / measured)
+    sent = _exchanged(costs, recipe, seating, slowed=compute / measured, waiting=waiting)
     in_line = compute + update + sent.exposed_seconds + (0.0 if costs.reads_ahead else given)
     busy = crowd * (compute_cpu + cost.update_cpu_seconds + loading_cpu + sent.cpu_seconds)
     step = max(in_line, given, busy)
@@ -305,7 +318,7 @@ def way_of(recipe: Recipe, seating: Seating, *, is_cpu: bool) -> Way:
     return "tree" if is_exact(exchange) and seating.num_rows > 2 else "all-reduce"
 
 
-def _exchanged(costs: RunCosts, recipe: Recipe, seating: Seating, *, slowed: float) -> _Sent:
+def _exchanged(costs: RunCosts, recipe: Recipe, seating: Seating, *, slowed: float, waiting: float) -> _Sent:
     """Predict the exchange of a step whose backward pass takes `slowed` times as long as the measured one."""
     way = way_of(recipe, seating, is_cpu=costs.is_cpu)
     if way == "nothing":
@@ -315,6 +328,7 @@ def _exchanged(costs: RunCosts, recipe: Recipe, seating: Seating, *, slowed: flo
         link = costs.network
     if link is None:
         raise _not_measured(costs)
+    link = link.crowded(waiting)
     num_bytes, num_workers, rows = costs.gradient_bytes, seating.num_workers, seating.num_rows / seating.num_workers
     if way == "shared memory":
         work = seating.num_rows * num_bytes * link.seconds_per_byte

@@ -181,7 +181,7 @@ class _Watched:
 
 
 class _Times(NamedTuple):
-    """Medians over steps, in seconds."""
+    """Times of a step, in seconds."""
 
     compute: float
     compute_cpu: float
@@ -238,7 +238,7 @@ class _Place:
             times = _time_steps(step, batches, watch, device, seconds, lambda: rows.append(watch.early_seconds()))
             early = [statistics.median(each) for each in zip(*rows, strict=True)]
             if is_overlapped and reading_waits(device):
-                early = _even_arrivals(watch, statistics.median(each[0] for each in times))
+                early = _even_arrivals(watch, _usual([each[0] for each in times]))
             found = [[num_bytes, each] for num_bytes, each in zip(watch.bucket_bytes, early, strict=True)]
         found = self._worker.group.broadcast(found)
         return tuple(SentBucket(int(num_bytes), early) for num_bytes, early in found)
@@ -261,7 +261,7 @@ class _Place:
         series = [each for each in self._worker.group.gather(times) if each]
         steps = [[max(values) for values in zip(*rows, strict=True)] for rows in zip(*series, strict=False)]
         memory, tower_bytes = (max(self._worker.group.gather(each)) for each in (memory, tower_bytes))
-        return _Times(*map(statistics.median, zip(*steps, strict=True))), memory, tower_bytes
+        return _Times(*map(_usual, zip(*steps, strict=True))), memory, tower_bytes
 
     def _input(self, seconds: float) -> tuple[float, float]:
         """Return the seconds, of the clock and of the processors, until the examples of one tower are there."""
@@ -356,6 +356,11 @@ def _time_input(parts: Parts, device: torch.device, num_local: int, seconds: flo
     return [passed / num_batches, max(cpu, stages if num_readers else 0.0) / num_batches]
 
 
+def _usual(seconds: Sequence[float]) -> float:
+    """The lower quartile: a host of the plan does nothing else, and what else runs here delays some of the steps."""
+    return sorted(seconds)[(len(seconds) - 1) // 4]
+
+
 def _even_arrivals(watch: _Watch, compute_seconds: float) -> list[float]:
     """How early buckets are complete if gradients come evenly over the backward pass: of a device nobody sees more."""
     whole, sent, early = sum(watch.bucket_bytes), 0, []
@@ -421,13 +426,13 @@ def _measure_links(ways: set[Way], worker: Worker, num_bytes: int, seconds: floa
         small, whole = (_time_exchange(worker, "shared_memory", each, seconds / 4) for each in (_SMALL_BYTES, large))
         # Each worker copies a row of all bytes, and adds up a share of all rows.
         per_core = min(worker.num_workers, usable_cores()) / worker.num_workers
-        links["shared_memory"] = Link(small[0], max(0.0, whole[0] - small[0]) * per_core / large)
+        links["shared_memory"] = Link(small[0], max(0.0, whole[0] - small[0]) * per_core / large, small[1])
     if ways & {"all-reduce", "tree"}:
         small, whole = (_time_exchange(worker, worker.backend, each, seconds / 4) for each in (_SMALL_BYTES, large))
         messages = 2 * (worker.num_workers - 1)
         sent = messages * large / worker.num_workers
         wall, cpu = (max(0.0, both[1] - both[0]) / sent for both in zip(small, whole, strict=True))
-        links["messages"] = Link(small[0] / messages, wall, cpu)
+        links["messages"] = Link(small[0] / messages, wall, small[1] / messages, cpu)
     return links
 
 
@@ -453,5 +458,5 @@ def _time_exchange(worker: Worker, transport: TransportName, num_bytes: int, sec
         found.clear()
         for _ in range(number):
             exchange()
-    wall, cpu = (statistics.median(each) for each in zip(*found, strict=True))
+    wall, cpu = map(_usual, zip(*found, strict=True))
     return wall, cpu

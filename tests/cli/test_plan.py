@@ -97,6 +97,7 @@ def test_a_network_that_is_given_makes_the_exchange_slower(
     assert found["measured"]["network"] == {
         "latency_seconds": pytest.approx(0.0051),
         "seconds_per_byte": pytest.approx(8e-8),
+        "cpu_latency_seconds": 0.0,
         "cpu_seconds_per_byte": 0.0,
     }
     assert seconds[1] == pytest.approx(2 * 0.0051 + 13e6 * 8e-8 - 0.05)

@@ -54,7 +54,7 @@ COSTS = RunCosts(
     buckets=(SentBucket(8 * MB, 0.050), SentBucket(2 * MB, 0.0)),
     save=SaveCost(num_bytes=20 * MB, blocked_seconds=0.01, seconds=0.5, cpu_seconds=0.1),
     shared_memory=Link(0.001, 1e-9),
-    messages=Link(0.001, 1e-8, 1e-9),
+    messages=Link(0.001, 1e-8, 0.0001, 1e-9),
     backend="gloo",
 )
 
@@ -117,7 +117,7 @@ def test_hosts_exchange_over_the_network_that_is_given(recipe: Recipe) -> None:
         sum(ring_seconds(COSTS.messages or Link(0, 0), 4, n * MB) for n in (8, 2))
     )
     given = two_hosts.over(latency_seconds=0.004, bits_per_second=8e7)
-    assert given.network == Link(0.005, 1e-7, 1e-9)
+    assert given.network == Link(0.005, 1e-7, 0.0001, 1e-9)
     assert predict_step(given, recipe, 4).exchange_seconds > 3 * here.exchange_seconds
     assert predict_step(given, recipe, 2) == predict_step(two_hosts, recipe, 2), "on one host nothing is sent"
     fast = two_hosts.over(None, 1e12)
@@ -132,11 +132,15 @@ def test_the_tree_of_an_exact_exchange_is_sent_when_all_is_computed(recipe: Reci
     assert predict_step(replace(COSTS, per_host=1), exact, 2).exchange == "all-reduce", "two terms have one sum"
 
 
-def test_more_workers_than_cores_share_them_and_those_that_sleep_do_not_mind(recipe: Recipe) -> None:
+def test_more_workers_than_cores_wait_in_turn_for_what_they_compute(recipe: Recipe) -> None:
     one_core = replace(COSTS, num_cores=1)
-    assert predict_step(one_core, recipe, 4).compute_seconds == pytest.approx(4 * 0.1)
+    found = predict_step(one_core, recipe, 4)
+    assert (found.compute_seconds, found.update_seconds) == pytest.approx((4 * 0.1, 4 * 0.01))
     sleeps = replace(WORKER, first_cpu_seconds=0.001, further_cpu_seconds=0.001)
-    assert predict_step(replace(one_core, workers=(sleeps,)), recipe, 4).compute_seconds == pytest.approx(0.1)
+    assert predict_step(replace(one_core, workers=(sleeps,)), recipe, 4).compute_seconds == pytest.approx(0.103)
+    assert Link(0.001, 1e-8, 0.0001, 1e-9).crowded(3.0) == Link(
+        pytest.approx(0.0013), pytest.approx(1.3e-8), 0.0001, 1e-9
+    )
 
 
 def test_loaders_that_read_ahead_cost_only_what_is_beyond_the_step(recipe: Recipe) -> None:
