@@ -17,7 +17,7 @@ NumThreads = Annotated[int, Range(ge=1, le=4096)]
 def usable_cores() -> int:
     """Return the least of the process's affinity and the quotas of its control groups, at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, int(min(cores, _cgroup_cores(Path("/")))))
+    return max(1, int(min(cores, cgroup_cores(Path("/")))))
 
 
 def share_of_cores(num_local_workers: int) -> int:
@@ -42,8 +42,8 @@ def cgroup_folders(controller: str, root: Path = Path("/")) -> Iterator[Path]:
             yield from (folder for folder in (group, *group.parents) if folder.is_relative_to(mount))
 
 
-def _cgroup_cores(root: Path) -> float:
-    """The least quota of this process's control groups, in cores, infinite without one (cgroup v1 and v2)."""
+def cgroup_cores(root: Path = Path("/")) -> float:
+    """Return the least quota of this process's control groups, in cores; infinite without one (cgroup v1 and v2)."""
     return min(map(_quota, cgroup_folders("cpu", root)), default=float("inf"))
 
 

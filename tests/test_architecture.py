@@ -16,7 +16,7 @@ LAYERS = {
     3: {"data", "convert", "detection", "loggers", "served", "towers"},
     4: {"training", "evaluation"},
     5: {"recipes"},
-    6: {"runs", "chaos"},
+    6: {"runs", "chaos", "doctor"},
     7: {"planning"},
     8: {"cli"},
 }

@@ -23,7 +23,7 @@ def test_a_quota_of_cgroup_v2_counts_wherever_it_stands(tmp_path: Path) -> None:
         "sys/fs/cgroup/slice/job/cpu.max": "max 100000\n",
         "sys/fs/cgroup/slice/cpu.max": "250000 100000\n",
     }
-    assert cores._cgroup_cores(write(tmp_path, files)) == 2.5
+    assert cores.cgroup_cores(write(tmp_path, files)) == 2.5
 
 
 def test_a_quota_of_cgroup_v1_counts(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_a_quota_of_cgroup_v1_counts(tmp_path: Path) -> None:
         "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "-1\n",
         "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
     }
-    assert cores._cgroup_cores(write(tmp_path, files)) == 3.0
+    assert cores.cgroup_cores(write(tmp_path, files)) == 3.0
 
 
 def test_inside_a_container_the_mount_itself_is_the_group(tmp_path: Path) -> None:
@@ -42,18 +42,18 @@ def test_inside_a_container_the_mount_itself_is_the_group(tmp_path: Path) -> Non
         "proc/self/cgroup": "0::/docker/outside/of/here\n",
         "sys/fs/cgroup/cpu.max": "400000 100000\n",
     }
-    assert cores._cgroup_cores(write(tmp_path, files)) == 4.0
+    assert cores.cgroup_cores(write(tmp_path, files)) == 4.0
 
 
 @pytest.mark.parametrize("files", [{}, {"proc/self/cgroup": "0::/\n"}], ids=["no cgroup", "no quota"])
 def test_without_a_quota_all_cores_count(tmp_path: Path, files: dict[str, str]) -> None:
-    assert cores._cgroup_cores(write(tmp_path, files)) == float("inf")
+    assert cores.cgroup_cores(write(tmp_path, files)) == float("inf")
 
 
 @pytest.mark.parametrize(("quota", "expected"), [(float("inf"), 3), (2.9, 2), (0.5, 1)])
 def test_usable_cores_are_whole_and_at_least_one(monkeypatch: pytest.MonkeyPatch, quota: float, expected: int) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 5})
-    monkeypatch.setattr(cores, "_cgroup_cores", lambda _: quota)
+    monkeypatch.setattr(cores, "cgroup_cores", lambda _: quota)
     assert usable_cores() == expected
 
 

@@ -32,6 +32,8 @@ from lockstep.cli import run as cli_run
 from lockstep.cli import train as cli_train
 from lockstep.cli.main import main, parse, parser
 from lockstep.cli.training import choose_workers
+from lockstep.doctor import libraries
+from lockstep.doctor.libraries import LoadResult
 from lockstep.errors import InputError
 from lockstep.recipes.data import ImageData
 from lockstep.recipes.parts import Checkpoints, Evaluate
@@ -71,6 +73,7 @@ REFUSED = ("lockstep train misspelt.toml",)
 SHORTENED = {
     "benchmark input": ["--seconds", "1"],
     "benchmark batch-size": ["--seconds", "1"],
+    "doctor mnist": ["--workdir", "runs/new"],
     "convert imagenet ": ["--train-shards", "2", "--validation-shards", "1"],
 }
 """How commands begin that are run with these flags behind them."""
@@ -280,6 +283,10 @@ def run(words: list[str]) -> None:
         assert choose_workers(chaos._recipe(parse(words))) >= 1
     elif words[0] == "plan":
         assert plan._request(parse(words)).seatings(1)
+    elif words[0] == "doctor":
+        with pytest.MonkeyPatch.context() as patch:  # a process of its own, which loads torch again
+            patch.setattr(libraries, "load_apart", lambda modules: dict.fromkeys(modules, LoadResult("", 0.0)))
+            assert main(words) == 0
     elif words[0] == "run":
         cli_run._check_script(parse(words).script)
         assert cli_run._plan(words)["workers"] >= 1

@@ -11,6 +11,7 @@ from lockstep.cli import (
     benchmark,
     chaos,
     convert,
+    doctor,
     evaluate,
     export,
     importing,
@@ -41,6 +42,7 @@ EXAMPLES = """examples:
   lockstep convert images photos --to shards              sharded records of folders of images
   lockstep benchmark input mnist                          what limits the run, and what to change
   lockstep plan mnist --workers 1,2                       how long it takes with more workers, by a short measurement
+  lockstep doctor mnist                                   whether this machine can train it, and what would limit it
   lockstep chaos mnist --minutes 5                        kill its workers, fill its disk, and see that nothing is lost
   lockstep show photos/train --augment crop --to page.html    examples, before and after they are augmented
   lockstep inspect runs/mnist                             what is in a checkpoint or a record file, and what is damaged
@@ -58,6 +60,7 @@ COMMANDS = {
     "convert": convert.COMMAND,
     "benchmark": benchmark.COMMAND,
     "plan": plan.COMMAND,
+    "doctor": doctor.COMMAND,
     "chaos": chaos.COMMAND,
     "show": show.COMMAND,
     "inspect": inspect.COMMAND,

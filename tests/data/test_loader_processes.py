@@ -301,8 +301,8 @@ def test_the_number_of_processes_follows_the_cores_that_are_free(
     for name, text in (("proc/self/cgroup", "0::/\n"), ("sys/fs/cgroup/cpu.max", quota + "\n")):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    read_quota = cores._cgroup_cores
-    monkeypatch.setattr(cores, "_cgroup_cores", lambda _: read_quota(tmp_path))
+    read_quota = cores.cgroup_cores
+    monkeypatch.setattr(cores, "cgroup_cores", lambda _: read_quota(tmp_path))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     assert prefetch.default_num_processes(num_workers) == expected
 

@@ -57,3 +57,29 @@ def test_the_network_is_the_one_that_leads_to_the_others(make_hosts: Callable[[i
         assert unknown.startswith("This host has no network interface that GLOO_SOCKET_IFNAME names.")
         assert f"GLOO_SOCKET_IFNAME=eht0 on host{host} " in unknown
         assert "one of docker0, eth0, lo" in unknown
+
+
+LOOK = """
+from lockstep.doctor import hosts
+from lockstep.doctor.check_result import results_of
+
+hosts.CONNECT_SECONDS = 0.5
+places = [hosts.HostPort.of(text) for text in ("host0", "host1:7000", "host2", "host9")]
+for finding in results_of({"hosts": hosts.host_checks(places)["hosts"]}):
+    print(finding.verdict, finding.checked, finding.found)
+"""
+
+
+def test_the_doctor_says_which_hosts_answer(make_hosts: Callable[[int], Hosts]) -> None:
+    hosts = make_hosts(3)
+    hosts.cut(2)
+    doctor = hosts.start(0, sys.executable, "-c", LOOK)
+    assert doctor.wait() == 0, doctor.text
+    itself, near, cut, unknown = doctor.lines
+    assert itself.startswith("OK host host0 127.0.")
+    assert itself.endswith(" is this host itself")
+    assert near.startswith("OK host host1 answers in ")
+    assert " ms, 10.77.0.2 by eth0 (10.77.0.1, MTU 1500" in near
+    assert near.endswith("; nobody listens at port 7000")
+    assert cut.startswith("fails host host2 does not answer at port 29500, 10.77.0.3 by eth0 (")
+    assert unknown.startswith("fails host host9 cannot be found: ")
