@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from lockstep.checks import Range, check_value
 from lockstep.cli.shared import Command, add_code_argument, add_machine_arguments
 from lockstep.doctor.check_result import Check, CheckResult, as_json, can_train, results_of, summary
 from lockstep.errors import InputError, InputErrors, LockstepError
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
     from lockstep.cli.given_run import GivenRun
     from lockstep.doctor.hosts import HostPort
 
-_RECIPE = "recipe.toml"
-"""What makes a folder that of a run; `lockstep.runs.workdir` has it, and needs torch."""
+_SECONDS = 15.0
 _NOT_ASKED = ("steps", "epochs", "hours", "hosts", "host_rank", "chief", "fork_from")
 _NOT_WANTED = ("forever", "rehearse", "accept_changes")
 """Arguments of `lockstep train` that a run is not asked for here."""
@@ -50,6 +50,9 @@ def _add_arguments(doctor: argparse.ArgumentParser) -> None:
         "--set", dest="settings", action="append", default=[], metavar="PATH=VALUE", help="change a field of the recipe"
     )
     add_code_argument(doctor)
+    doctor.add_argument(
+        "--seconds", type=float, default=_SECONDS, metavar="N", help="to measure a recipe, about (default: 15; 0: not)"
+    )
     doctor.add_argument("--json", action="store_true", help="write JSON, for programs")
     doctor.set_defaults(**dict.fromkeys(_NOT_ASKED), **dict.fromkeys(_NOT_WANTED, False))
 
@@ -64,20 +67,19 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
         )
 
     from lockstep.doctor.hosts import HostPort
+    from lockstep.records.shards import check_local
 
+    check_value("seconds", arguments.seconds, Annotated[float, Range(ge=0, le=600)])
     places = [HostPort.of(text) for text in arguments.others]
+    if arguments.workdir is not None:
+        check_local(arguments.workdir)
     run = None
-    if arguments.recipe is not None and find_spec("torch"):  # without it no recipe can be read; what is found says so
+    if arguments.recipe is None:
+        _check_no_recipe_is_meant(arguments)
+    elif find_spec("torch"):  # without it no recipe can be read: what is found says so
         from lockstep.cli.given_run import given_run
 
         run = given_run(arguments)
-    elif arguments.recipe is None and arguments.settings:
-        raise InputError(
-            "There is no recipe to change.",
-            given=f"--set {arguments.settings[0]}",
-            expected="a recipe, or no --set",
-            hint=f"lockstep doctor mnist --set {arguments.settings[0]}",
-        )
     findings = []
     for finding in _findings(arguments, run, places):
         findings.append(finding)
@@ -89,6 +91,19 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     else:
         write_lines(["", summary(findings)])
     return 0 if can_train(findings) else 1
+
+
+def _check_no_recipe_is_meant(arguments: argparse.Namespace) -> None:
+    """Refuse flags that say something about a recipe where none is named."""
+    names = ("towers", "workers", "workers_per_device", "threads", "device", "allow_code")
+    flags = [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name)]
+    if flags := flags + ["--set"] * bool(arguments.settings):
+        raise InputError(
+            "There is no recipe for these flags.",
+            given=" ".join(flags),
+            expected="a recipe, or none of them",
+            hint="name a recipe: lockstep doctor mnist",
+        )
 
 
 def _findings(arguments: argparse.Namespace, run: GivenRun | None, places: Sequence[HostPort]) -> Iterator[CheckResult]:
@@ -116,12 +131,14 @@ def _disk_checks(arguments: argparse.Namespace, run: GivenRun | None) -> Mapping
     from lockstep.doctor.disk import disk_checks
 
     path = run.path if run else None if arguments.workdir == "none" else Path(arguments.workdir or "runs")
-    return {} if path is None else disk_checks(path, holds_run=(path / _RECIPE).is_file())
+    return {} if path is None else disk_checks(path)
 
 
 def _recipe_results(arguments: argparse.Namespace, run: GivenRun) -> Iterator[CheckResult]:
-    """Check what `lockstep train --dry-run` checks."""
+    """Check what `lockstep train --dry-run` checks; then measure what would limit the run."""
+    from lockstep.cli.run_limits import measured_limits
     from lockstep.cli.training import check_given, choose_workers
+    from lockstep.runs.workdir import located
 
     log.info("trying whether the run can begin")
     try:
@@ -132,8 +149,15 @@ def _recipe_results(arguments: argparse.Namespace, run: GivenRun) -> Iterator[Ch
         for each in error.errors if isinstance(error, InputErrors) else [error]:
             yield CheckResult("recipe", f"{each.what.rstrip('.')}: {each.given}", "fails", each.hint)
         return
+    except (OSError, RuntimeError) as error:  # of the system, or of torch
+        why = str(error).partition("\n")[0]
+        yield CheckResult("recipe", why, "fails", f"mend what it says; lockstep train {arguments.recipe} says where")
+        return
     on = f"{workers} worker{'' if workers == 1 else 's'}"
     yield CheckResult("recipe", f"{arguments.recipe} can begin: {start}, on {on}", numbers={"workers": workers})
+    if arguments.seconds:
+        recipe = replace(located(run.recipe, run.path), num_workers=None, warm_start=None)
+        yield from measured_limits(arguments.recipe, recipe, workers, arguments.seconds)
 
 
 def _try_start(run: GivenRun, workers: int) -> str:
@@ -153,5 +177,8 @@ def _try_start(run: GivenRun, workers: int) -> str:
 
 
 COMMAND = Command(
-    "say what this machine, and a recipe on it, lets a run do, and what mends the rest", _add_arguments, _run
+    "say what this machine, and a recipe on it, lets a run do, and what mends the rest",
+    _add_arguments,
+    _run,
+    flags={"seconds": "--seconds"},
 )

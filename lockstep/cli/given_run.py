@@ -65,7 +65,7 @@ def chosen_run(arguments: argparse.Namespace) -> ChosenRun:
             expected="one of the two",
             hint=f"give {path} alone with the flag, or leave the flag out",
         )
-    recipe = Workdir(path).recipe() if (path / RECIPE).is_file() else None
+    recipe = Workdir(path).recipe() if Workdir(path).holds_run else None
     if recipe is None:
         runs = sorted(found.parent for found in path.glob(f"*/{RECIPE}"))
         meant = runs[0] if runs else None if path.exists() else closest_path(path)
@@ -166,7 +166,7 @@ def given_run(arguments: argparse.Namespace) -> GivenRun:
     recipe = _changed(replace(named, num_towers=None) if is_shipped else named, folder, arguments)
     path = _workdir(arguments, recipe.name, folder)
     # A workdir that holds something else is refused later, with all else that is wrong.
-    saved = Workdir(path).recipe() if path and not arguments.rehearse and (path / RECIPE).is_file() else None
+    saved = Workdir(path).recipe() if path and not arguments.rehearse and Workdir(path).holds_run else None
     num_towers = recipe.num_towers or (saved and saved.num_towers) or named.num_towers
     if path and arguments.rehearse:  # which takes place in another folder, that knows nothing of the data
         recipe = located(recipe, path)
@@ -184,7 +184,7 @@ def _named(word: str) -> tuple[Recipe, Path | None]:
     folder = Path(word)
     if word in names() or word.endswith(".toml") or not (os.sep in word or folder.exists()):
         return find(word), None
-    if (folder / RECIPE).is_file():
+    if Workdir(folder).holds_run:
         recipe = Workdir(folder).recipe()
         assert recipe is not None, "it is there"
         return recipe, folder

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal
 
 Verdict = Literal["OK", "warn", "fails"]
@@ -32,6 +33,13 @@ class CheckResult:
 
 
 Check = Callable[[], Iterator[CheckResult]]
+
+
+def judged(
+    checked: str, found: str, numbers: Mapping[str, float] = MappingProxyType({}), *, is_bad: bool, mend: str
+) -> CheckResult:
+    """Return a warning with its mend where something is bad, else a result that is OK."""
+    return CheckResult(checked, found, "warn" if is_bad else "OK", mend if is_bad else "", numbers)
 
 
 def results_of(checks: Mapping[str, Check]) -> Iterator[CheckResult]:
@@ -63,5 +71,5 @@ def as_json(findings: Sequence[CheckResult]) -> dict[str, Any]:
     return {
         "can_train": can_train(findings),
         "summary": summary(findings),
-        "findings": [asdict(each) for each in findings],
+        "findings": [{**vars(each), "numbers": dict(each.numbers)} for each in findings],
     }

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from lockstep.cores import usable_cores
-from lockstep.doctor.check_result import Check, CheckResult
+from lockstep.doctor.check_result import Check, CheckResult, judged
 from lockstep.images.decode import Decoding
 from lockstep.images.jpeg import LIBRARIES, TURBO
 from lockstep.records.tfrecord import masked_crc32c
@@ -47,11 +47,10 @@ def _build() -> Iterator[CheckResult]:
         yield CheckResult(
             "torch build", found, "warn", "a torch with gloo: without it workers on several hosts do not meet"
         )
-    elif torch.backends.cpu.get_cpu_capability() == "DEFAULT":
-        mend = "a processor with AVX2, or unset ATEN_CPU_CAPABILITY: without vector instructions steps are slow"
-        yield CheckResult("torch build", found, "warn", mend)
     else:
-        yield CheckResult("torch build", found)
+        is_plain = torch.backends.cpu.get_cpu_capability() == "DEFAULT"
+        mend = "a processor with AVX2, or unset ATEN_CPU_CAPABILITY: without vector instructions steps are slow"
+        yield judged("torch build", found, is_bad=is_plain, mend=mend)
 
 
 def _devices() -> Iterator[CheckResult]:
@@ -87,11 +86,9 @@ def _device(device: torch.device) -> Iterator[CheckResult]:
         yield CheckResult(
             f"device {device}", f"{found}; {wrong} of {_SIDE**2} products are wrong", "fails", mend, numbers
         )
-    elif free < (1 - _TAKEN) * total:
-        mend = "end what else uses it: nvidia-smi names the processes"
-        yield CheckResult(f"device {device}", found, "warn", mend, numbers)
     else:
-        yield CheckResult(f"device {device}", found, numbers=numbers)
+        mend = "end what else uses it: nvidia-smi names the processes"
+        yield judged(f"device {device}", found, numbers, is_bad=free < (1 - _TAKEN) * total, mend=mend)
 
 
 def _wrong_products(device: torch.device) -> int:
@@ -106,28 +103,23 @@ def _memory() -> Iterator[CheckResult]:
     found = f"{usable / 1e9:.1f} GB for {workers} worker{'' if workers == 1 else 's'} and their loaders"
     numbers = {"usable_bytes": usable, "workers": workers}
     if usable < _LEAST_BYTES:
-        yield CheckResult(
-            "memory", found, "fails", "more memory, or end what uses it: torch alone takes half a GB", numbers
-        )
-    elif usable < needed:
-        yield CheckResult(
-            "memory", found, "warn", f"more memory, or fewer --workers: {needed / 1e9:.0f} GB are safe", numbers
-        )
+        mend = "more memory, or end what uses it: torch alone takes half a GB"
+        yield CheckResult("memory", found, "fails", mend, numbers)
     else:
-        yield CheckResult("memory", found, numbers=numbers)
+        mend = f"more memory, or fewer --workers: {needed / 1e9:.0f} GB are safe"
+        yield judged("memory", found, numbers, is_bad=usable < needed, mend=mend)
 
 
 def _jpeg() -> Iterator[CheckResult]:
     decoding, data = Decoding(), _photo()
     rate = _rate(lambda: decoding.decode(data, "a photo"))
-    is_slow = TURBO not in decoding.chosen
     problems = "; ".join(f"{name}: {load().problem}" for name, load in LIBRARIES.items() if load().problem)
-    yield CheckResult(
+    yield judged(
         "JPEG",
         f"decoded by {decoding.chosen}, {rate:.0f} photos of 500 x 375 a second on a core",
-        "warn" if is_slow else "OK",
-        f"pip install simplejpeg, or a system library of libjpeg-turbo 3.0 ({problems})" if is_slow else "",
         {"images_per_second": rate},
+        is_bad=TURBO not in decoding.chosen,
+        mend=f"pip install simplejpeg, or a system library of libjpeg-turbo 3.0 ({problems})",
     )
 
 
@@ -144,13 +136,12 @@ def _photo() -> bytes:
 def _checksums() -> Iterator[CheckResult]:
     data = bytes(1 << 20)
     rate = len(data) * _rate(lambda: masked_crc32c(data))
-    is_slow = rate < _SLOW_CRC
-    yield CheckResult(
+    yield judged(
         "checksums",
         f"{rate / 1e9:.2f} GB/s of records (CRC-32C)",
-        "warn" if is_slow else "OK",
-        "pip install --force-reinstall google-crc32c: its compiled part does not load" if is_slow else "",
         {"bytes_per_second": rate},
+        is_bad=rate < _SLOW_CRC,
+        mend="pip install --force-reinstall google-crc32c: its compiled part does not load",
     )
 
 

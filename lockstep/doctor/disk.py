@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from lockstep.doctor.check_result import Check, CheckResult
+from lockstep.doctor.check_result import Check, CheckResult, judged
 from lockstep.screen import log
 
+_OF_A_RUN = "recipe.toml"
+"""The file that is in the folder of each run."""
 _CHUNK_BYTES, _SMALL_BYTES, _NUM_SMALL = 1 << 24, 1 << 12, 11
 _MOST_SECONDS = 3.0
 """For the large file: a disk that is slow is known by then."""
@@ -35,33 +37,28 @@ class Pace(NamedTuple):
     """The median time until a small write is safe."""
 
 
-def disk_checks(workdir: Path, *, holds_run: bool, num_bytes: int = 1 << 26) -> dict[str, Check]:
+def disk_checks(workdir: Path, num_bytes: int = 1 << 26) -> dict[str, Check]:
     """Return the checks of the disk of a workdir, which need not be there yet; at the end nothing is left there.
 
-    Args:
-        workdir: its path.
-        holds_run: whether a run is in it: then all is written beside it.
-        num_bytes: of the file that is written.
+    A file of so many bytes is written; where a run is in the folder, beside it.
     """
-    return {"workdir": lambda: _workdir(workdir, holds_run, num_bytes)}
+    return {"workdir": lambda: _workdir(workdir, num_bytes)}
 
 
-def _workdir(workdir: Path, holds_run: bool, num_bytes: int) -> Iterator[CheckResult]:
+def _workdir(workdir: Path, num_bytes: int) -> Iterator[CheckResult]:
     try:
         there = next(path for path in (workdir.absolute(), *workdir.absolute().parents) if path.exists())
-        list(there.iterdir())
+        folder = there.parent if _OF_A_RUN in {path.name for path in there.iterdir()} else there
     except OSError as error:
         yield _refused(workdir, "read", error)
         return
-    folder = there.parent if holds_run else there
     if not os.access(there, os.W_OK | os.X_OK):
         yield _refused(workdir, "written", f"{there} may not be written by this user, or is read-only")
         return
     yield from _kind_of_disk(there)
     if folder.stat().st_dev != there.stat().st_dev:
-        yield CheckResult(
-            "workdir", f"the speed of {there} is not known: nothing is written beside a run on a disk of its own"
-        )
+        found = f"the speed of {there} is not known: nothing is written into a run that has a disk of its own"
+        yield CheckResult("workdir", found)
         return
     log.info("writing up to %.0f MB to %s, for its speed", num_bytes / 1e6, folder)
     try:
@@ -69,15 +66,12 @@ def _workdir(workdir: Path, holds_run: bool, num_bytes: int) -> Iterator[CheckRe
     except OSError as error:
         yield _refused(folder, "written", error)
         return
-    is_slow = pace.rate < _SLOW_RATE or pace.fsync_seconds > _SLOW_FSYNC_SECONDS
-    yield CheckResult(
+    yield judged(
         "workdir",
         f"{folder} takes {pace.rate / 1e6:.0f} MB/s, and a small write is safe after {1e3 * pace.fsync_seconds:.1f} ms",
-        "warn" if is_slow else "OK",
-        "a faster disk, or fewer checkpoints (checkpoints.every): each has to be safe before the next"
-        if is_slow
-        else "",
         {"bytes_per_second": pace.rate, "fsync_seconds": pace.fsync_seconds},
+        is_bad=pace.rate < _SLOW_RATE or pace.fsync_seconds > _SLOW_FSYNC_SECONDS,
+        mend="a faster disk, or fewer checkpoints (checkpoints.every): each has to be safe before the next",
     )
 
 
@@ -92,13 +86,12 @@ def _kind_of_disk(folder: Path) -> Iterator[CheckResult]:
     found, numbers = f"{folder} has {free / 1e9:.1f} GB free, on {kind}", {"free_bytes": float(free)}
     if free < _NO_ROOM:
         yield CheckResult("room", found, "fails", "make room, or name another --workdir", numbers)
-    elif free < _LITTLE_ROOM:
-        yield CheckResult("room", found, "warn", "make room: a run keeps several checkpoints", numbers)
     elif kind in _PASSING:
         mend = "name a --workdir on a disk that stays"
         yield CheckResult("room", f"{found}: {_PASSING[kind]}", "warn", mend, numbers)
     else:
-        yield CheckResult("room", found, numbers=numbers)
+        mend = "make room: a run keeps several checkpoints"
+        yield judged("room", found, numbers, is_bad=free < _LITTLE_ROOM, mend=mend)
 
 
 def _kind(folder: Path, table: Path = Path("/proc/self/mounts")) -> str:

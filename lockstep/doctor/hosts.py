@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from lockstep.doctor.check_result import Check, CheckResult
+from lockstep.doctor.check_result import Check, CheckResult, judged
 from lockstep.errors import InputError
 from lockstep.workers.connections import (
     INTERFACE_OF_GLOO,
@@ -131,13 +131,12 @@ def _way_to(place: HostPort) -> CheckResult:
         why = "timed out" if isinstance(error, TimeoutError) else (error.strerror or str(error)).lower()
         mend = f"start it, and let no firewall between the hosts drop port {place.port} or any other"
         return CheckResult(checked, f"does not answer at port {place.port}, {way}: {why}", "fails", mend)
-    is_slow, who = seconds > _SLOW_SECONDS, "somebody listens" if listens else "nobody listens"
-    return CheckResult(
+    return judged(
         checked,
-        f"answers in {1e3 * seconds:.2f} ms, {way}; {who} at port {place.port}",
-        "warn" if is_slow else "OK",
-        "a nearer network: each update waits for some of these" if is_slow else "",
+        f"answers in {1e3 * seconds:.2f} ms, {way}; {'somebody' if listens else 'nobody'} listens at port {place.port}",
         {"seconds": seconds, "port": place.port},
+        is_bad=seconds > _SLOW_SECONDS,
+        mend="a nearer network: each update waits for some of these",
     )
 
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from lockstep.cores import cgroup_cores, cgroup_folders, openmp_threads_are_named, usable_cores
-from lockstep.doctor.check_result import Check, CheckResult
+from lockstep.doctor.check_result import Check, CheckResult, judged
 from lockstep.workers.environment import SETTINGS, chosen_waits, is_alone_here, worker_environment
 
 _BUSY, _THROTTLED = 0.5, 0.05
@@ -49,19 +49,16 @@ def _cores(root: Path) -> Iterator[CheckResult]:
     if quota < there and quota != int(quota):
         mend = f"give whole cores ({int(quota) + 1}): workers and threads are counted in whole ones"
         yield CheckResult("cores", found, "warn", mend, numbers)
-    elif cores == 1:
-        mend = "give two or more: what reads ahead takes turns with the step"
-        yield CheckResult("cores", found, "warn", mend, numbers)
     else:
-        yield CheckResult("cores", found, numbers=numbers)
+        mend = "give two or more: what reads ahead takes turns with the step"
+        yield judged("cores", found, numbers, is_bad=cores == 1, mend=mend)
     if (share := _throttled(root)) is not None:
-        is_bad = share > _THROTTLED
-        yield CheckResult(
+        yield judged(
             "quota",
             f"it has stopped the processes of this group in {100 * share:.1f} % of its periods",
-            "warn" if is_bad else "OK",
-            "fewer workers or threads than cores (--threads), or a larger quota" if is_bad else "",
             {"throttled_share": share},
+            is_bad=share > _THROTTLED,
+            mend="fewer workers or threads than cores (--threads), or a larger quota",
         )
 
 
@@ -76,13 +73,12 @@ def _throttled(root: Path) -> float | None:
 
 def _load(root: Path) -> Iterator[CheckResult]:
     load, cores = float((root / "proc/loadavg").read_text().split()[0]), os.cpu_count() or 1
-    is_busy = load > _BUSY * cores
-    yield CheckResult(
+    yield judged(
         "load",
         f"{load:.1f} processes were running or waiting in the last minute, of {cores} cores",
-        "warn" if is_busy else "OK",
-        "train where nothing else computes, or leave cores to it: --threads, or taskset" if is_busy else "",
         {"load": load},
+        is_bad=load > _BUSY * cores,
+        mend="train where nothing else computes, or leave cores to it: --threads, or taskset",
     )
 
 
@@ -93,13 +89,12 @@ def _threads() -> Iterator[CheckResult]:
         yield CheckResult("threads", found, numbers={"threads_of_one_worker": cores})
         return
     named = int(os.environ["OMP_NUM_THREADS"].partition(",")[0])
-    too_many = named > cores
-    yield CheckResult(
+    yield judged(
         "threads",
         f"OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']} for each worker, of {cores} cores",
-        "warn" if too_many else "OK",
-        "unset OMP_NUM_THREADS: each worker then gets its share of the cores" if too_many else "",
         {"threads_of_one_worker": named},
+        is_bad=named > cores,
+        mend="unset OMP_NUM_THREADS: each worker then gets its share of the cores",
     )
 
 
@@ -107,17 +102,13 @@ def _open_files() -> Iterator[CheckResult]:
     soft, hard = (_bounded(limit) for limit in resource.getrlimit(resource.RLIMIT_NOFILE))
     needed = _FILES + _FILES_A_CORE * usable_cores()
     wanted = max(65536, needed)
-    mend = (
-        f"ulimit -n {min(hard, wanted):.0f}"
-        if hard >= needed
-        else f"--ulimit nofile={wanted} of a container: a new limit"
-    )
-    yield CheckResult(
+    raised = f"ulimit -n {min(hard, wanted):.0f}"
+    yield judged(
         "open files",
         f"{soft:g} at a time in a process (at most {hard:g})",
-        "OK" if soft >= needed else "warn",
-        "" if soft >= needed else mend,
         {"soft": min(soft, 1e18), "needed": needed},
+        is_bad=soft < needed,
+        mend=raised if hard >= needed else f"--ulimit nofile={wanted} of a container: a new limit",
     )
 
 
@@ -127,13 +118,13 @@ def _processes(root: Path) -> Iterator[CheckResult]:
         with suppress(OSError, ValueError):  # none there, or "max"
             left = min(left, int((folder / "pids.max").read_text()) - int((folder / "pids.current").read_text()))
     needed = _THREADS + _THREADS_A_CORE * usable_cores()
-    is_enough = left >= needed
-    yield CheckResult(
+    is_bounded = left < float("inf")
+    yield judged(
         "processes",
-        "as many as are asked for" if left == float("inf") else f"{left:g} more processes and threads",
-        "OK" if is_enough else "warn",
-        "" if is_enough else "ulimit -u, or --pids-limit of a container: workers, loaders and threads count",
-        {} if left == float("inf") else {"left": left, "needed": needed},
+        f"{left:g} more processes and threads" if is_bounded else "as many as are asked for",
+        {"left": left, "needed": needed} if is_bounded else {},
+        is_bad=left < needed,
+        mend="ulimit -u, or --pids-limit of a container: workers, loaders and threads count",
     )
 
 
@@ -159,13 +150,12 @@ def _shared_memory(folder: Path) -> Iterator[CheckResult]:
         return
     facts = os.statvfs(folder)
     size, free = facts.f_blocks * facts.f_frsize, facts.f_bavail * facts.f_frsize
-    is_small = free < _SHARED_BYTES
-    yield CheckResult(
+    yield judged(
         "/dev/shm",
         f"{free / 1e9:.2f} GB free of {size / 1e9:.2f} GB, {of_what}",
-        "warn" if is_small else "OK",
-        "--shm-size=1g of a container, or delete what is left in it" if is_small else "",
         {"free_bytes": free, "bytes": size},
+        is_bad=free < _SHARED_BYTES,
+        mend="--shm-size=1g of a container, or delete what is left in it",
     )
 
 
@@ -190,13 +180,12 @@ def _waits() -> Iterator[CheckResult]:
     chosen, is_alone = chosen_waits(os.environ), is_alone_here()
     used = chosen_waits(worker_environment(os.environ, is_alone=is_alone))
     said = " ".join(f"{name}={value}" for name, value in used.items()) or "the library's own"
-    if os.environ.get("OMP_WAIT_POLICY", "").strip().lower() == "active":
-        mend = "unset OMP_WAIT_POLICY: threads that spin take the time of those they wait for"
-        yield CheckResult("OpenMP waits", f"{said}, of the environment", "warn", mend)
-    elif chosen:
-        yield CheckResult("OpenMP waits", f"{said}, of the environment")
-    else:
+    if not chosen:
         yield CheckResult("OpenMP waits", f"{said}, as {'nothing' if is_alone else 'something'} else computes here")
+        return
+    is_active = os.environ.get("OMP_WAIT_POLICY", "").strip().lower() == "active"
+    mend = "unset OMP_WAIT_POLICY: threads that spin take the time of those they wait for"
+    yield judged("OpenMP waits", f"{said}, of the environment", is_bad=is_active, mend=mend)
 
 
 def _clock(root: Path) -> Iterator[CheckResult]:
@@ -206,13 +195,11 @@ def _clock(root: Path) -> Iterator[CheckResult]:
     cost_ns = (time.perf_counter() - began) * 1e6
     file = root / "sys/devices/system/clocksource/clocksource0/current_clocksource"
     source = file.read_text().strip() if file.exists() else "unknown"
-    is_slow = cost_ns > _SLOW_CLOCK_NS
-    now, installed = time.time(), Path(__file__).stat().st_mtime
+    now, numbers = time.time(), {"look_ns": cost_ns}
     found = f"{time.strftime('%Y-%m-%d %H:%M:%S %z', time.localtime(now))}, source {source}, {cost_ns:.0f} ns a look"
-    numbers = {"look_ns": cost_ns}
-    if now < installed - 86400:
+    if now < Path(__file__).stat().st_mtime - 86400:
         mend = "set the clock: times in logs, leases and certificates are wrong"
         yield CheckResult("clock", f"{found}: before Lockstep was installed", "warn", mend, numbers)
     else:
-        mend = "boot with clocksource=tsc, where the machine has a stable one" if is_slow else ""
-        yield CheckResult("clock", found, "warn" if is_slow else "OK", mend, numbers)
+        mend = "boot with clocksource=tsc, where the machine has a stable one"
+        yield judged("clock", found, numbers, is_bad=cost_ns > _SLOW_CLOCK_NS, mend=mend)

@@ -26,7 +26,7 @@ from lockstep.recipes.data import DetectionData, ImageData
 from lockstep.recipes.python_parts import PythonModel
 from lockstep.recipes.recipe import Recipe
 from lockstep.records.shards import check_local
-from lockstep.runs.workdir import RECIPE, Workdir, located
+from lockstep.runs.workdir import Workdir, located
 
 
 def check_inputs(
@@ -54,7 +54,7 @@ def check_inputs(
     if isinstance(recipe.model, Detector):
         check_supported(recipe.model)  # which says why it cannot be, whatever else is wrong
     checks: list[Callable[[], object]] = [partial(_check_library, recipe), partial(_check_task, recipe)]
-    is_begun = path is not None and (path / RECIPE).is_file()
+    is_begun = path is not None and Workdir(path).holds_run
     found = located(recipe, path) if is_begun else recipe
     checks.append(partial(_check_code, recipe))
     checks += [found.data.check_complete, partial(_check_class_folders, found)]

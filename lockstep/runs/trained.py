@@ -48,7 +48,7 @@ def trained_model(run: str, weights: Weights | None = None, *, allow_code: bool 
     """
     source = open_weights(run)
     workdir = Workdir(source.path.absolute().parent.parent)  # of checkpoints/step-00001000
-    recipe = workdir.recipe() if (workdir.path / RECIPE).is_file() else None
+    recipe = workdir.recipe() if workdir.holds_run else None
     if not isinstance(source, RunWeights) or recipe is None:
         raise InputError(
             f"{run} is no run with a trained model.",

@@ -71,10 +71,16 @@ class Workdir:
         self.path = path
         self._lease: Lease | None = None
 
+    @property
+    def holds_run(self) -> bool:
+        """Whether there is a run in the folder."""
+        with self._accessed():
+            return (self.path / RECIPE).is_file()
+
     def recipe(self) -> Recipe | None:
         """Read the recipe of the run; None if the folder is empty or not there yet."""
         with self._accessed():
-            if (self.path / RECIPE).is_file():
+            if self.holds_run:
                 return load(self.path / RECIPE)
             if self.path.exists() and not self.path.is_dir():
                 raise self._something_else("a file")

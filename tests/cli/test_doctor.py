@@ -19,7 +19,6 @@ from lockstep.cli.train import train_as_worker
 from lockstep.doctor import compute, libraries
 from lockstep.doctor.check_result import CheckResult
 from lockstep.recipes.toml import to_toml
-from lockstep.runs.workdir import RECIPE
 from tests.saved_runs import recipe_of_photos
 
 ROOT = Path(__file__).parent.parent.parent
@@ -34,10 +33,6 @@ def no_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def snapshot(folder: Path) -> dict[str, int]:
     return {str(path): path.stat().st_mtime_ns for path in [folder, *folder.rglob("*")]}
-
-
-def test_the_name_of_a_recipe_file_is_that_of_runs() -> None:
-    assert doctor._RECIPE == RECIPE
 
 
 @pytest.mark.process
@@ -104,7 +99,7 @@ def photos(tmp_path: Path) -> Path:
 
 
 def look(words: list[str], capsys: pytest.CaptureFixture[str], code: int) -> dict[str, dict[str, Any]]:
-    assert main(["doctor", *words, "--json"]) == code
+    assert main(["doctor", *words, "--seconds", "0", "--json"]) == code
     return {each["checked"]: each for each in json.loads(capsys.readouterr().out)["findings"]}
 
 
@@ -138,6 +133,18 @@ def test_all_that_keeps_a_run_from_beginning_is_told(
     assert lines[lines.index(failed[-1]) + 1].startswith("       mend: ")
 
 
+@pytest.mark.usefixtures("no_libraries")
+def test_what_torch_says_as_a_net_is_built_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> str:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nGPU 0 has 80 GiB.")
+
+    monkeypatch.setattr(doctor, "_try_start", refuse)
+    found = look(["mnist", "--workdir", "none"], capsys, 1)["recipe"]
+    assert found["found"] == "CUDA out of memory. Tried to allocate 2 GiB."
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -145,8 +152,9 @@ def test_all_that_keeps_a_run_from_beginning_is_told(
         (["torn.toml"], "torn.toml"),
         (["."], "is neither a recipe nor the folder of a run"),
         (["mnist", "--set", "bach_size=2"], "bach_size"),
-        (["--set", "batch_size=2"], "There is no recipe to change."),
+        (["--set", "batch_size=2", "--towers", "2"], "--towers --set"),
         (["--hosts", "node1:port"], "--hosts node1:port"),
+        (["--workdir", "x" * 300], "a part of 300 bytes"),
     ],
 )
 def test_what_cannot_be_used_is_refused_at_once(

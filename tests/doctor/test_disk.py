@@ -10,12 +10,13 @@ import pytest
 from lockstep.doctor import disk
 from lockstep.doctor.check_result import CheckResult, results_of
 from lockstep.doctor.disk import Pace, disk_checks
+from lockstep.runs.workdir import RECIPE
 
 BYTES = 1 << 16
 
 
-def look(workdir: Path, *, holds_run: bool = False) -> dict[str, CheckResult]:
-    checks = disk_checks(workdir, holds_run=holds_run, num_bytes=BYTES)
+def look(workdir: Path) -> dict[str, CheckResult]:
+    checks = disk_checks(workdir, BYTES)
     return {each.checked: each for each in results_of(checks)}
 
 
@@ -31,15 +32,16 @@ def test_a_workdir_that_is_not_there_yet_is_tried_in_the_folder_above_and_nothin
 def test_nothing_is_written_into_the_folder_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
     run.mkdir()
-    (run / "recipe.toml").write_text("")
+    (run / RECIPE).write_text("")
     written: list[Path] = []
     monkeypatch.setattr(disk, "write_pace", lambda folder, _: written.append(folder) or Pace(1e9, 1e-3))
-    assert look(run, holds_run=True)["workdir"].verdict == "OK"
+    assert look(run)["workdir"].verdict == "OK"
     assert written == [tmp_path]
 
 
 def test_a_run_on_a_disk_of_its_own_is_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "run").mkdir()
+    (tmp_path / "run" / RECIPE).write_text("")
     stat = Path.stat
     devices = {tmp_path: 1, tmp_path / "run": 2}
     monkeypatch.setattr(
@@ -49,7 +51,7 @@ def test_a_run_on_a_disk_of_its_own_is_not_tried(tmp_path: Path, monkeypatch: py
     )
     monkeypatch.setattr(Path, "exists", lambda path: True)
     monkeypatch.setattr(disk, "write_pace", lambda *_: pytest.fail("it has written"))
-    assert "is not known" in look(tmp_path / "run", holds_run=True)["workdir"].found
+    assert "is not known" in look(tmp_path / "run")["workdir"].found
 
 
 def test_a_file_in_the_place_of_a_folder_fails(tmp_path: Path) -> None:
@@ -59,6 +61,11 @@ def test_a_file_in_the_place_of_a_folder_fails(tmp_path: Path) -> None:
         assert found.verdict == "fails"
         assert "Not a directory" in found.found
         assert "--workdir" in found.mend
+
+
+def test_a_name_that_the_system_does_not_take_fails(tmp_path: Path) -> None:
+    [found] = look(tmp_path / ("x" * 300)).values()
+    assert (found.verdict, "File name too long" in found.found) == ("fails", True)
 
 
 def test_a_workdir_that_cannot_be_read_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

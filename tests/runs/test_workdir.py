@@ -180,6 +180,17 @@ def test_a_disk_that_is_read_only_in_mid_run_is_no_wrong_input(
     assert noted.value.exit_code == written.value.exit_code == 1
 
 
+def test_a_folder_that_may_not_be_looked_into_is_a_plain_error(
+    workdir: Workdir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, **_: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    with pytest.raises(WorkdirError, match=r"cannot be used: Permission denied"):
+        _ = workdir.holds_run
+
+
 def test_a_folder_that_cannot_be_made_is_a_plain_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     inside = tmp_path / "file" / "run"
