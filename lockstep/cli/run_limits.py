@@ -71,13 +71,13 @@ def limits_of(name: str, recipe: Recipe, costs: RunCosts, prediction: Prediction
         is_bad=limit == "cores",
         mend=_MENDS["cores"],
     )
-    hidden = f"over {prediction.exchange}, what the backward pass does not hide"
-    is_tried = number == 1 or prediction.exchange != "nothing"
+    way = prediction.exchange
+    sent = "of one worker, which sends nothing" if way == "nothing" else f"over {way}, what no backward pass hides"
     parts = {
         "compute": (prediction.compute_seconds, "forward and backward pass"),
         "input": (prediction.input_seconds, "read beside the step" if costs.reads_ahead else "read between the steps"),
         "update": (prediction.update_seconds, "optimizer, statistics and report"),
-        "exchange": (prediction.exchange_seconds, hidden if is_tried else f"of {recipe.exchange} nothing is measured"),
+        "exchange": (prediction.exchange_seconds, sent),
     }
     for part, (seconds, what) in parts.items():
         is_bad = part != "compute" and (part == limit or (part == "exchange" and seconds > _MUCH * step))

@@ -83,6 +83,15 @@ def test_an_exchange_that_takes_much_of_a_step_is_a_warning_though_compute_takes
     assert (found["step"].found.endswith("compute is the limit"), found["exchange"].verdict) == (True, "warn")
 
 
+def test_one_worker_sends_nothing() -> None:
+    [found] = [
+        each
+        for each in limits_of("mnist", RECIPE, COSTS, predict_step(COSTS, RECIPE, 1), 8 * GB)
+        if each.checked == "exchange"
+    ]
+    assert (found.verdict, found.found) == ("OK", "0 ms, 0 % of a step: of one worker, which sends nothing")
+
+
 def test_cores_that_are_too_few_are_told() -> None:
     busy = replace(with_cost(input_cpu_seconds=0.5), num_cores=2, reads_ahead=True)
     found = look(busy)["step"]

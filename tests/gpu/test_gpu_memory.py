@@ -13,6 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import lockstep as ls
+from lockstep.doctor.check_result import results_of
+from lockstep.doctor.compute import compute_checks
 from lockstep.training.memory import snapshot_of_lack
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs the memory, or the compiler, of a GPU")
@@ -50,6 +52,14 @@ def test_torchs_snapshot_is_left_where_memory_is_lacking(tmp_path: Path) -> None
         block["requested_size"] for part in pickle.loads(path.read_bytes())["segments"] for block in part["blocks"]
     ]
     assert len(kept) in sizes
+
+
+def test_the_doctor_tries_each_gpu_and_tells_its_memory() -> None:
+    machine, *devices = results_of({"devices": compute_checks()["devices"]})
+    assert machine.numbers["accelerators"] == len(devices) == torch.cuda.device_count()
+    for each in devices:
+        assert each.verdict != "fails", each
+        assert 0 < each.numbers["free_bytes"] <= each.numbers["bytes"]
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])
