@@ -173,19 +173,23 @@ def _allocator() -> Iterator[CheckResult]:
         found = f"not glibc's ({platform.libc_ver()[0] or 'unknown'}): large gradients may be slow to allocate"
         yield CheckResult("allocator", found, "warn", "a system with glibc, which torch's wheels are made for")
     else:
-        yield CheckResult("allocator", f"glibc {platform.libc_ver()[1]}, told to keep the pages of large gradients")
+        kept = int(SETTINGS["MALLOC_MMAP_THRESHOLD_"])
+        found = f"glibc {platform.libc_ver()[1]}, told to keep the pages of tensors up to {kept / 1e9:.1f} GB"
+        yield CheckResult("allocator", found, numbers={"kept_bytes": kept})
 
 
 def _waits() -> Iterator[CheckResult]:
     chosen, is_alone = chosen_waits(os.environ), is_alone_here()
     used = chosen_waits(worker_environment(os.environ, is_alone=is_alone))
     said = " ".join(f"{name}={value}" for name, value in used.items()) or "the library's own"
+    numbers = {name: float(value) for name, value in used.items() if value.isdecimal()}
     if not chosen:
-        yield CheckResult("OpenMP waits", f"{said}, as {'nothing' if is_alone else 'something'} else computes here")
+        found = f"{said}, as {'nothing' if is_alone else 'something'} else computes here"
+        yield CheckResult("OpenMP waits", found, numbers=numbers)
         return
     is_active = os.environ.get("OMP_WAIT_POLICY", "").strip().lower() == "active"
     mend = "unset OMP_WAIT_POLICY: threads that spin take the time of those they wait for"
-    yield judged("OpenMP waits", f"{said}, of the environment", is_bad=is_active, mend=mend)
+    yield judged("OpenMP waits", f"{said}, of the environment", numbers, is_bad=is_active, mend=mend)
 
 
 def _clock(root: Path) -> Iterator[CheckResult]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -59,7 +60,13 @@ def test_text_ends_with_a_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.usefixtures("no_libraries")
-def test_what_fails_is_the_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_fails_is_the_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
     (tmp_path / "file").write_text("")
     assert main(["doctor", "--workdir", str(tmp_path / "file")]) == 1
     assert "It cannot train: 1 of " in capsys.readouterr().out
