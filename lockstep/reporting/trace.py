@@ -148,7 +148,7 @@ class Trace:
     def _end(self, worker: Worker) -> None:
         """End the trace; all workers do so together."""
         self._stop(worker)
-        self._write_part(worker, _compare_clocks(worker))
+        self._write_part(worker, compare_clocks(worker))
         worker.group.barrier("the trace is written")
         self._merge(worker)
 
@@ -202,7 +202,7 @@ def _steps_of(steps: StepRange | range | str) -> StepRange:
     return StepRange.parse(steps) if isinstance(steps, str) else steps
 
 
-def _compare_clocks(worker: Worker) -> ClockOffset:
+def compare_clocks(worker: Worker) -> ClockOffset:
     """Compare the clock of this worker with the chief's, by barriers; all workers call it together."""
     if worker.num_local_workers == worker.num_workers:
         return ClockOffset(0.0, 0.0)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from chrome_trace import Lanes, names_of, read_trace
 from device_calls import accelerator
+from thread_workers import thread_workers
 from torch import Tensor, nn
 
 import lockstep as ls
@@ -320,6 +322,15 @@ def test_workers_are_in_one_trace(tmp_path: Path, run_workers: Any, transport: s
     ended = [[e["ts"] + e["dur"] for e in lanes[process, "steps"]] for process in (1, 2)]
     assert begun[0][1] < ended[1][1], "the same step, on one clock"
     assert begun[1][1] < ended[0][1]
+
+
+def test_clocks_of_hosts_are_compared_by_barriers() -> None:
+    """Here they are one clock: it is found to be, within the bound."""
+    with ThreadPoolExecutor(2) as pool:
+        chief, other = pool.map(traces.compare_clocks, thread_workers(2, num_local_workers=1))
+        assert [*pool.map(traces.compare_clocks, thread_workers(2))] == [(0.0, 0.0)] * 2, "one host"
+    assert chief == (0.0, 0.0)
+    assert abs(other.seconds) <= other.bound_seconds
 
 
 def lose_a_worker(folder: Path) -> None:
