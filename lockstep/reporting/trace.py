@@ -169,7 +169,7 @@ class Trace:
             worker.rank,
             f"{worker.name} (pid {os.getpid()})",
             worker.num_workers,
-            recorder.spans,
+            tuple(recorder.spans),  # a thread may be late, and add to them still
             recorder.num_dropped,
             clock,
             boot_of_host(),
