@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from lockstep.exchange.exchange import AllReduce as AllReduce
     from lockstep.exchange.exchange import Alone as Alone
     from lockstep.ragged import Ragged as Ragged
+    from lockstep.reporting.trace import Trace as Trace
     from lockstep.runs.predict import FoundObjects as FoundObjects
     from lockstep.runs.predict import Outputs as Outputs
     from lockstep.runs.predict import Predictions as Predictions

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Generic, Literal, NamedTuple, TypeVar
 
+from lockstep.spans import recording
+
 InputStage = Literal["read", "decode", "augment", "collate"]
 StageSeconds = dict[str, float]
 Job = TypeVar("Job")
@@ -111,4 +113,6 @@ def _change_to(stage: InputStage | None) -> None:
     now, here = time.perf_counter(), _thread
     if here.stage is not None and here.seconds is not None:
         here.seconds[here.stage] = here.seconds.get(here.stage, 0.0) + now - here.stage_began
+        if (recorder := recording()) is not None:
+            recorder.add_here(here.stage, here.stage_began, now)
     here.stage, here.stage_began = stage, now

@@ -125,6 +125,7 @@ class Hours(_Count):
 
 End = Steps | Epochs | Hours
 
+_STEP_RANGE = re.compile(r"(\d{0,18}):(\d{1,18})")
 _INTERVAL = re.compile(r"(\d+(?:\.\d+)?)\s*(steps?|s|seconds?|epochs?)")
 
 
@@ -176,6 +177,39 @@ class Interval:
         if self.unit == "steps":
             return int(progress.step / self.amount)
         return int((progress.elapsed_seconds if self.unit == "seconds" else progress.epochs) / self.amount)
+
+
+@dataclass(frozen=True)
+class StepRange:
+    """Steps by number, as Python counts: those that begin when `start` to `stop` - 1 updates are complete."""
+
+    start: int
+    stop: int
+
+    @classmethod
+    def parse(cls, text: str) -> StepRange:
+        """Parse `"100:110"`, ten steps, or `":3"`, the first three; other texts are an InputError."""
+        match = _STEP_RANGE.fullmatch(text.strip())
+        if match is None:
+            raise InputError(
+                f"{text!r} is no range of steps.",
+                given=repr(text),
+                expected='its start and its end, as Python has them: "100:110" is ten steps',
+                hint="write two whole numbers of 0 or more, and a colon between them",
+            )
+        return cls(int(match[1] or 0), int(match[2]))
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < self.stop:
+            raise InputError(
+                "There is no step in this range.",
+                given=f"{self.start}:{self.stop}",
+                expected="a start of 0 or more, and an end that is higher",
+                hint=f"write {max(0, self.start)}:{max(0, self.start) + 10} for ten steps",
+            )
+
+    def __str__(self) -> str:
+        return f"{self.start}:{self.stop}"
 
 
 class BatchSource(Protocol):

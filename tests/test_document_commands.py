@@ -82,6 +82,7 @@ DRY = {
     "train inception_v3": "a net of 24 million parameters and 256 images",
     "train detector.toml": "the detector of blood cells, whose run here was trained from the same weights",
     "--epochs 8": "eight passes over MNIST",
+    "--trace": "a hundred steps before it begins",
     "--workers": "several processes, which the slow test of this module starts",
 }
 """Words in commands that train which are run to their first step, and why."""
@@ -321,7 +322,8 @@ def bounded(words: list[str]) -> list[str]:
     """The words of a command that trains; those that begin a run do so in a workdir of its own, for a step."""
     if words[1].startswith("runs/"):
         return words
-    end = [] if "--dry-run" in words or "--rehearse" in words else ["--steps", "1"]
+    steps = words[words.index("--trace") + 1].partition(":")[2] if "--trace" in words else "1"
+    end = [] if "--dry-run" in words or "--rehearse" in words else ["--steps", steps]
     return [*words, "--workdir", "runs/new", *end, "--set", "evaluate.examples=4"]
 
 

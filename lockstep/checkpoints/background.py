@@ -25,6 +25,7 @@ from torch import Tensor
 from lockstep.checkpoints.encoding import JSON, Tensors, check_saveable
 from lockstep.checkpoints.store import Store
 from lockstep.screen import log
+from lockstep.spans import span
 from lockstep.tensors import reading_waits
 from lockstep.workers.pulse import of_this_process
 
@@ -179,7 +180,8 @@ class BackgroundWriter:
         """
         self.wait()
         check_saveable(tensors)
-        copies = Copies(tensors)
+        with span("copy the state"):
+            copies = Copies(tensors)
         thread = threading.Thread(
             target=self._write,
             args=(step, copies, deepcopy(values), dict(scores or {})),
@@ -211,7 +213,8 @@ class BackgroundWriter:
 
     def _write(self, step: int, copies: Copies, values: Mapping[str, JSON], scores: Mapping[str, float]) -> None:
         try:
-            self.store.write(step, copies.on_host(), values, scores)
+            with span("write checkpoint", lane=("checkpoint", 0)):
+                self.store.write(step, copies.on_host(), values, scores)
         except BaseException as error:
             self._error = error
             # It is raised by whoever asks next; nobody may.

@@ -141,6 +141,9 @@ _WRITERS = (
     "watch.gradients",
     "watch.variables",
     "watch.activations",
+    "watch.trace",
+    "watch.profile.every",
+    "watch.profile.steps",
     "loggers",
 )
 """The fields that ask for files in the workdir."""

@@ -80,6 +80,20 @@ def _add_arguments(train: argparse.ArgumentParser) -> None:
         "--accept-data-change", action="store_true", help="resume although the training data has changed"
     )
     add_code_argument(train)
+    _add_ways_to_run(train)
+    add_machine_arguments(train)
+    add_host_arguments(train)
+
+
+def _add_ways_to_run(train: argparse.ArgumentParser) -> None:
+    train.add_argument(
+        "--trace",
+        dest="settings",
+        action="append",
+        type='watch.trace="{}"'.format,
+        metavar="A:B",
+        help="record what all workers do in these steps, to look at it in Perfetto: 100:110 is ten steps",
+    )
     trial = train.add_mutually_exclusive_group()
     trial.add_argument("--rehearse", action="store_true", help="two steps, save, resume, evaluate, in a scratch folder")
     trial.add_argument(
@@ -92,8 +106,6 @@ def _add_arguments(train: argparse.ArgumentParser) -> None:
         "--grace", type=float, metavar="SECONDS", help="after a signal, end what has not saved by then (default: wait)"
     )
     train.add_argument("--print-recipe", action="store_true", help="print the whole recipe as TOML, and do nothing")
-    add_machine_arguments(train)
-    add_host_arguments(train)
 
 
 def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:

@@ -150,7 +150,7 @@ def _rehearse(recipe: Recipe, worker: Worker) -> int:
     with ExitStack() as stack:
         made = str(stack.enter_context(scratch_folder("lockstep-rehearsal-"))) if worker.is_chief else None
         scratch = Path(worker.group.broadcast(made))
-        recipe = replace(recipe, loggers=())
+        recipe = replace(recipe, loggers=(), watch=replace(recipe.watch, trace=None, profile=None))
         Run(replace(recipe, end=Steps(2)), scratch / "run", worker).run(conclude=False)
         result = Run(replace(recipe, end=Steps(3)), scratch / "run", worker).run()
         if worker.is_chief:

@@ -24,6 +24,7 @@ from torch import Tensor
 from lockstep.data.batch_reader import ReadRows
 from lockstep.data.shared_memory import map_leaves
 from lockstep.ragged import Ragged
+from lockstep.spans import span
 from lockstep.tracing import TimedResult
 
 
@@ -81,7 +82,7 @@ def _start_copy(rows: TimedResult[ReadRows], device: torch.device) -> _Copy:
         return tensors[-1]
 
     # Not `with stream:`, which keeps in the stream what to go back to: it is entered by several threads.
-    with torch.get_device_module(device).stream(stream):
+    with span("copy to the device"), torch.get_device_module(device).stream(stream):
         fields = map_leaves(rows.result.fields, (Tensor, Ragged), copied)
     event = stream.record_event()
     seconds = {**rows.seconds, "copy": time.perf_counter() - started}

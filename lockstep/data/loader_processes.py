@@ -43,12 +43,15 @@ from lockstep.errors import LockstepError, WorkerError
 from lockstep.listing import shorten
 from lockstep.owner import process_fields
 from lockstep.screen import Lines, log
+from lockstep.spans import NO_ARGUMENTS, Arguments, Lane, Recorder, Span, add_source, record_into, remove_source
 from lockstep.tracebacks import short_traceback
-from lockstep.tracing import Job, Result, TimedResult, listen, measure_stages, timed
+from lockstep.tracing import INPUT_STAGES, Job, Result, TimedResult, listen, measure_stages, timed
 from lockstep.workers.signals import NOTICES
 
 _PR_SET_PDEATHSIG = 1
 _MOST_NAME_BYTES = 1000
+_MOST_STAGES = 8192
+"""Stages that a process keeps of a trace; of more, the last ones."""
 _ANSWER_SECONDS, _NEXT_PIECE_SECONDS = 1.0, 0.1
 _PIPE_BYTES = 1 << 16
 _NO_STACK = {
@@ -133,6 +136,7 @@ class _LoaderProcess(Generic[Job, Result]):
         # These ends are now open in the child alone, so its death closes the pipe.
         theirs.close()
         their_stacks.close()
+        add_source(self)
 
     def ask(self, job: Job) -> None:
         try:
@@ -178,6 +182,7 @@ class _LoaderProcess(Generic[Job, Result]):
         if self._pipe.closed or os.getpid() != self._owner:  # a child that the trainer's own code has forked
             return
         atexit.unregister(self.end)
+        remove_source(self)
         self._process.kill()
         self._process.join(self._stall_timeout.end_seconds)
         if self._process.exitcode is None:
@@ -188,6 +193,15 @@ class _LoaderProcess(Generic[Job, Result]):
             self._process.close()
         self._pipe.close()
         self._stacks.close()
+
+    def record(self, *, on: bool) -> None:
+        self._notes.is_recorded = on
+
+    def recorded(self) -> Iterator[Span]:
+        lane = (self._name, 0)
+        for each in self._notes.stages:
+            if each.began < each.ended:  # it has been written, and not just a half of it
+                yield Span(lane, INPUT_STAGES[each.stage], each.began, each.ended)
 
     @property
     def _name(self) -> str:
@@ -222,13 +236,31 @@ class _LoaderProcess(Generic[Job, Result]):
         )
 
 
+class _Stage(ctypes.Structure):
+    """A stage of a job, as a trace shows it."""
+
+    stage: int
+    began: float
+    ended: float
+    _fields_ = (("stage", ctypes.c_uint8), ("began", ctypes.c_double), ("ended", ctypes.c_double))
+
+
 class _Notes(ctypes.Structure):
     """Notes of a loader process in shared memory: its trainer can read them even if the process hangs."""
 
     num_finished: int
     """Jobs that are done; the trainer ends with the first that fails, and none from there on is counted."""
     name: bytes
-    _fields_ = (("num_finished", ctypes.c_int64), ("name", ctypes.c_char * _MOST_NAME_BYTES))
+    is_recorded: bool
+    """Whether a trace is on."""
+    stages: ctypes.Array[_Stage]
+    """What it has done while traces were on: each takes the place of the oldest."""
+    _fields_ = (
+        ("num_finished", ctypes.c_int64),
+        ("name", ctypes.c_char * _MOST_NAME_BYTES),
+        ("is_recorded", ctypes.c_bool),
+        ("stages", _Stage * _MOST_STAGES),
+    )
 
     @property
     def reading(self) -> str:
@@ -238,6 +270,20 @@ class _Notes(ctypes.Structure):
     @reading.setter
     def reading(self, name: str) -> None:
         self.name = name.encode(errors="backslashreplace")[-_MOST_NAME_BYTES:]
+
+
+class _NotedRecorder(Recorder):
+    """Writes the stages of a loader process into its notes."""
+
+    def __init__(self, notes: _Notes) -> None:
+        super().__init__()
+        self._stages, self._places = notes.stages, cycle(range(_MOST_STAGES))
+
+    def add(self, lane: Lane, name: str, began: float, ended: float, arguments: Arguments = NO_ARGUMENTS) -> None:
+        if name in INPUT_STAGES:
+            stage = self._stages[next(self._places)]
+            stage.ended = 0.0  # it is half written, should it be read now
+            stage.stage, stage.began, stage.ended = INPUT_STAGES.index(name), began, ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,12 +320,13 @@ def _serve(
     faulthandler.register(signal.SIGUSR2, file=stacks.fileno(), all_threads=False)
     listen(partial(setattr, notes, "reading"))
     torch.set_num_threads(1)
-    memories = SentMemories()
+    memories, recorder = SentMemories(), _NotedRecorder(notes)
     has_failed = False
     for number in count(1):
         job, unused = pipe.recv()
         memories.use_again(unused)
         notes.reading = ""
+        record_into(recorder if notes.is_recorded else None)
         try:
             with measure_stages() as seconds:
                 result = read(job)

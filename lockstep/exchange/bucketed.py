@@ -120,7 +120,7 @@ class BucketedTransport:
 
     def _send(self, bucket: _Bucket, tensors: Mapping[int, Tensor] | Sequence[Tensor]) -> None:
         bucket.fill(tensors, self._before)
-        self._collectives.begin_all_reduce(bucket.flat)
+        self._collectives.begin_all_reduce(bucket.flat, self._num_sent)
         self._num_sent += 1
 
     def _open(self, tensors: Sequence[Tensor], num_gradients: int) -> None:

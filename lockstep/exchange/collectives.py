@@ -14,6 +14,7 @@ from contextlib import suppress
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
+from time import perf_counter
 from typing import Literal, NamedTuple, TypeVar
 
 import torch
@@ -24,6 +25,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import ErrorType, HashStore, PrefixStore
 
 from lockstep.errors import InputError, PeerLostError, WorkerError
+from lockstep.spans import Recorder, recording
 from lockstep.workers.group import timeout_seconds
 from lockstep.workers.limits import TIMEOUT_SECONDS
 from lockstep.workers.peers import says_peer_is_lost
@@ -107,9 +109,12 @@ class Collectives:
         """Sum each tensor over all workers, in place."""
         self._run(lambda each, asynchronous: dist.all_reduce(each, group=self._group, async_op=asynchronous), tensors)
 
-    def begin_all_reduce(self, tensor: Tensor) -> None:
-        """Begin to sum a tensor over all workers, in place, beside what this worker computes; `finish` ends it."""
-        self._begun.append(self._call(lambda: dist.all_reduce(tensor, group=self._group, async_op=True)))
+    def begin_all_reduce(self, tensor: Tensor, number: int) -> None:
+        """Begin to sum a bucket over all workers, in place, beside what this worker computes; `finish` ends it."""
+        work = self._call(lambda: dist.all_reduce(tensor, group=self._group, async_op=True))
+        self._begun.append(work)
+        if (recorder := recording()) is not None and work is not None and not self.are_enqueued:
+            _record(recorder, work, f"bucket {number}", tensor.nbytes)
 
     def finish(self) -> None:
         """Wait for calls that were begun; what is enqueued waits on the device."""
@@ -297,6 +302,14 @@ class Collectives:
             expected="all workers to take part",
             hint="read what the other workers said last; their launcher reports the cause",
         )
+
+
+def _record(recorder: Recorder, work: dist.Work, name: str, num_bytes: int) -> None:
+    """Record a call from now until it is done, of which a thread of gloo tells."""
+    began = perf_counter()
+    work.get_future().add_done_callback(
+        lambda _: recorder.add((name, 0), name, began, perf_counter(), {"bytes": num_bytes})
+    )
 
 
 def _number_groups_anew() -> None:

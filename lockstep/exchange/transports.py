@@ -23,6 +23,7 @@ from torch import Tensor
 from lockstep.errors import PeerLostError, WorkerError
 from lockstep.exchange.collectives import Backend, Messages, collectives
 from lockstep.exchange.tree import PartialSum, TreeSum, reduction, rows_of_workers
+from lockstep.spans import span
 from lockstep.tensors import copy_all, reading_waits
 from lockstep.workers.group import MEMORY_NAME
 from lockstep.workers.rank import Worker
@@ -317,6 +318,11 @@ class SpinBarrier:
         self._arrivals += 1
         self._fence()
         self._mine[0] = self._arrivals
+        with span("wait for other workers"):
+            self._wait_for_all()
+        self._fence()
+
+    def _wait_for_all(self) -> None:
         waits = 0
         while self._counts.min() < self._arrivals:
             waits += 1
@@ -326,7 +332,6 @@ class SpinBarrier:
                 self._group.check_peers()
             if waits % _CHECK_EVERY == 0:
                 self._check_peers()
-        self._fence()
 
     def _fence(self) -> None:
         # x86 keeps stores in order by itself. Elsewhere the atomics of a lock do it, and it takes two rounds: nothing

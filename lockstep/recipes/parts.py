@@ -24,8 +24,9 @@ from lockstep.data.prefetch import LoaderPool
 from lockstep.errors import InputError
 from lockstep.evaluation.scores import Weights
 from lockstep.optim.rules import Optimizer
+from lockstep.reporting.profiling import Profile
 from lockstep.towers.towers import Precision
-from lockstep.types import Epochs, Interval, Steps
+from lockstep.types import Epochs, Interval, StepRange, Steps
 from lockstep.weights.warm_start import Takes, WarmStart
 
 _TEN_STEPS, _TWO_MINUTES, _TEN_MINUTES = Interval(10, "steps"), Interval(120, "seconds"), Interval(600, "seconds")
@@ -158,6 +159,11 @@ class Monitoring(Checked):
     memory_snapshot: bool = False
     """Where a GPU lacks memory, leave torch's snapshot of it in the run's folder, `memory/worker-0.pickle`: what was
     allocated, and by which lines. To know it costs some microseconds an allocation."""
+    trace: Annotated[StepRange | None, Hint('write "100:110" for ten steps')] = None
+    """Record what all workers do in these steps, as a timeline: those that begin when so many updates are complete.
+    None: no steps."""
+    profile: Annotated[Profile | None, Hint("give watch.profile.every, or watch.profile.steps")] = None
+    """Record the operators of some steps by torch.profiler; None: of none."""
     on_end: str = ""
     """A command that the shell runs when `lockstep train` ends, however that is: `notify-send "$LOCKSTEP_RUN is over"`.
     Its environment has LOCKSTEP_RUN, the run's folder, and LOCKSTEP_EXIT_CODE. One of a run's folder in which others

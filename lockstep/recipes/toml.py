@@ -15,7 +15,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
-from functools import cache, reduce
+from functools import cache, partial, reduce
 from operator import attrgetter, getitem
 from pathlib import Path
 from types import NoneType, UnionType
@@ -29,7 +29,7 @@ from lockstep.listing import did_you_mean
 from lockstep.recipes.code import Function
 from lockstep.recipes.recipe import CLASSES_OF, NEW_NAMES, SAID_ELSEWHERE, Recipe
 from lockstep.screen import log_new_name
-from lockstep.types import Interval
+from lockstep.types import Interval, StepRange
 
 _SCALARS = {
     int: "a whole number",
@@ -37,9 +37,10 @@ _SCALARS = {
     bool: "true or false",
     str: "text",
     Interval: 'an interval such as "20 steps"',
+    StepRange: 'a range of steps such as "100:110"',
     Function: 'a function such as "my_net:build"',
 }
-_AS_TEXT = (Interval, Function)
+_AS_TEXT = (Interval, StepRange, Function)
 
 
 def to_toml(recipe: Recipe) -> str:
@@ -119,8 +120,9 @@ def read(hint: Any, value: Any, path: FieldPath) -> Any:
         return tuple(read(field.item, item, path.at(index)) for index, item in enumerate(value))
     if Interval in field.scalars and type(value) in (int, str):
         return made(lambda: Interval.parse(str(value)), path)
-    if Function in field.scalars and isinstance(value, str):
-        return made(lambda: Function.parse(value), path)
+    for each in (StepRange, Function):
+        if each in field.scalars and isinstance(value, str):
+            return made(partial(each.parse, value), path)
     if field.takes(value):
         return value
     raise _wrong_value(field, value, path)
@@ -257,7 +259,7 @@ class FieldType:
     """The values that a field takes, from the members of its type hint."""
 
     scalars: tuple[type, ...]
-    """Types of plain values among int, float, bool, str, Interval, Function and NoneType."""
+    """Types of plain values among int, float, bool, str, Interval, StepRange, Function and NoneType."""
     words: tuple[str, ...]
     """The words of a Literal."""
     classes: Mapping[str, type]

@@ -27,6 +27,7 @@ from lockstep.recipes.python_parts import PythonModel
 from lockstep.recipes.recipe import Recipe
 from lockstep.records.shards import check_local
 from lockstep.runs.workdir import Workdir, located
+from lockstep.types import Steps
 
 
 def check_inputs(
@@ -56,7 +57,7 @@ def check_inputs(
     checks: list[Callable[[], object]] = [partial(_check_library, recipe), partial(_check_task, recipe)]
     is_begun = path is not None and Workdir(path).holds_run
     found = located(recipe, path) if is_begun else recipe
-    checks.append(partial(_check_code, recipe))
+    checks += [partial(_check_code, recipe), partial(_check_traced, recipe)]
     checks += [found.data.check_complete, partial(_check_class_folders, found)]
     if recipe.data.function is None:  # one of the user's own says later what there is
         has_validation = "validation" in recipe.data.splits
@@ -189,6 +190,19 @@ def _check_task(recipe: Recipe) -> None:
                 given=f"{path}={given}",
                 expected="a recipe without it",
                 hint=f"leave {path} out; what a detector learns by is in model, how it is scored in evaluate.detection",
+            )
+
+
+def _check_traced(recipe: Recipe) -> None:
+    """Refuse to record steps that come after the end of the run."""
+    profile, end = recipe.watch.profile, recipe.end
+    for name, steps in {"trace": recipe.watch.trace, "profile.steps": profile and profile.steps}.items():
+        if steps and isinstance(end, Steps) and steps.start >= end.count:
+            raise InputError(
+                "The run would be over before the steps that are to be recorded.",
+                given=f"watch.{name}={steps}, and an end after {end}",
+                expected=f"steps below {end.count}: the last one begins when {end.count - 1} updates are complete",
+                hint=f"--set watch.{name}={max(0, end.count - 10)}:{end.count}; or none",
             )
 
 

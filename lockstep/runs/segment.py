@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -15,7 +15,10 @@ from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.toml import FieldPath, to_toml, write
 from lockstep.reporting.console import Console
 from lockstep.reporting.jsonl import evaluation_tag
+from lockstep.reporting.profiling import ProfileHook
 from lockstep.reporting.timings import TimingsFile
+from lockstep.reporting.trace import Trace
+from lockstep.reporting.trace_files import TRACES
 from lockstep.runs.metrics_logger import MetricsLogger
 from lockstep.runs.skipped import QuarantineList, keep_batch
 from lockstep.runs.stages import Stages
@@ -23,6 +26,7 @@ from lockstep.runs.validation import SPLIT, Validation, step_before
 from lockstep.runs.workdir import RECIPE, RESULT, TIMINGS, Reason, Result, Workdir
 from lockstep.screen import log
 from lockstep.served.exchanges import is_served
+from lockstep.spans import span
 from lockstep.training.loop import Hook, every, steps_without_survival
 from lockstep.training.replicas import Replicas
 from lockstep.training.saving import Saver
@@ -159,8 +163,9 @@ class Segment:
                 while not (self._is_over() or self.must_regroup) and (report := next(steps, None)):
                     self._latest = report.progress
                     self._is_stopped = report.stop_requested
-                    for hook in hooks:
-                        hook(report)
+                    with span("hooks"):
+                        for hook in hooks:
+                            hook(report)
                     self.must_regroup = report.regroup_requested and not (self._is_over() or self._is_at_end())
         except NonFiniteError as error:
             if error.nonfinite:
@@ -209,7 +214,17 @@ class Segment:
             hooks.append(every(recipe.checkpoints.every, lambda _: self._save(), start=start))
         if self._saves_first_step:
             hooks.append(lambda report: self._save() if report.step == start.step + 1 else None)
-        return [*hooks, *(hook.get() for hook in recipe.hooks)]
+        return [*hooks, *(hook.get() for hook in recipe.hooks), *self._tracing(stack)]
+
+    def _tracing(self, stack: ExitStack) -> Iterator[Hook]:
+        """Make the hooks that record what the other ones do, too."""
+        watch, step = self._recipe.watch, self._start.step
+        if self._files and watch.profile:
+            profile = ProfileHook(watch.profile, self._files.workdir.path / TRACES, self._worker, start=step)
+            stack.callback(profile.close)
+            yield profile
+        if self._files and watch.trace:
+            yield stack.enter_context(Trace(self._files.workdir.path, watch.trace, start=step))
 
     def _check_report(self, report: StepReport) -> None:
         if self._files:

@@ -13,6 +13,7 @@ evaluations.jsonl     scores of its checkpoints, a line for each `lockstep evalu
 summaries-evaluation/ the same for TensorBoard, by split and weights
 result.json           how a run that has reached its end ended: its scores, its best checkpoint
 refused/              batches that were not finite
+traces/               timelines of all workers and profiles of operators, where `watch` asks for them
 memory/               torch's snapshots of GPUs that lacked memory, where `watch.memory_snapshot` asks for them
 quarantine.jsonl      examples that could not be read
 loggers/              what each live logger has been given

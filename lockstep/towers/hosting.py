@@ -21,6 +21,7 @@ from lockstep.exchange.tree import GradientHook, PartialSum, TreeSum, assign_tow
 from lockstep.optim.gradients import Gradients
 from lockstep.optim.transforms import BoundTransforms
 from lockstep.randomness import key_of, mix
+from lockstep.spans import span
 from lockstep.tensors import reading_waits
 from lockstep.towers.activation_checkpointing import ActivationCheckpointing
 from lockstep.towers.backends import backends_of_steps
@@ -278,11 +279,12 @@ class TowerHost:
     ) -> PartialSum:
         """Run one tower: the operand that it adds to the sum. The hooks get its gradients, by index, as they come."""
         with self._batch_norm:  # around the backward pass too: checkpointing runs parts of the model again in it
-            with self._precision, self._activations, interruptible():
+            with self._precision, self._activations, interruptible(), span("forward", tower, on_device=True):
                 returned = losses(self._model, batch)
             named, metrics = self.outputs.checked(returned, factors)
             total = objective(named)
-            found, owned = self._backward(total, inputs.loss_scale or 1.0, hooks)
+            with span("backward", tower, on_device=True):
+                found, owned = self._backward(total, inputs.loss_scale or 1.0, hooks)
         tensors, numbers, values, absent = self.outputs.packed(named, metrics, found, self._share, inputs.extras)
         if absent and not self._is_reentrant and is_reentrant(total):
             raise _NowReentrant

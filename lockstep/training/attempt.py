@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import torch
 
 from lockstep.checks import Checked, Decay, Hint
+from lockstep.spans import span
 from lockstep.tensors import Readback, are_finite
 
 if TYPE_CHECKING:
@@ -95,7 +96,8 @@ class PendingReadings(NamedTuple):
 
     def read(self, poll: Callable[[], None] | None = None) -> Readings:
         """Wait until it has come; see `Readback.read`."""
-        values = self.copy.read(poll)
+        with span("read back"):
+            values = self.copy.read(poll)
         check, norm, *rest = values[len(self.losses) :]
         num_unexpected = rest.pop(0) if self.may_be_unexpected else 0.0
         losses = dict(zip(self.losses, values, strict=False))

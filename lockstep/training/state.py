@@ -21,6 +21,7 @@ from lockstep.optim.gradients import Gradients
 from lockstep.optim.rules import Optimizer
 from lockstep.optim.transforms import BoundTransform, GradientTransform, bound_transforms
 from lockstep.selection import Patterns
+from lockstep.spans import span
 from lockstep.tensors import copy_all, to_channels_last, write_values
 from lockstep.towers.statistics import changeable_buffers
 from lockstep.towers.tower_outputs import sparse_parameters
@@ -245,17 +246,19 @@ class TrainState:
         for hook in self.gradient_hooks:
             hook(gradients)
         self._prepare_change()
-        self._optimizer.update(gradients, step)
-        if proposal.attempt.statistics:
-            copy_all([*self.buffers.values()], proposal.attempt.statistics)
-        for buffer, new in changes:
-            buffer.copy_(new)
+        with span("update", on_device=True):
+            self._optimizer.update(gradients, step)
+            if proposal.attempt.statistics:
+                copy_all([*self.buffers.values()], proposal.attempt.statistics)
+            for buffer, new in changes:
+                buffer.copy_(new)
 
     def settle(self, readings: Readings, loss_scale: float | None) -> Outcome:
         """Complete an update that was made: step, moving averages, loss scale."""
         self.step += 1
         if self._average:
-            self._average.update(self.step)
+            with span("moving average", on_device=True):
+                self._average.update(self.step)
         self.smoothed.update(readings.losses)
         if loss_scale is not None:
             self.loss_scale.grow()

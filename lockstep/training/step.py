@@ -17,6 +17,7 @@ from lockstep.errors import InputError, WorkerError
 from lockstep.exchange.exchange import AllReduce, Counts, Exchange, Reducer, is_exact
 from lockstep.exchange.tree import TreeSum, assign_towers
 from lockstep.screen import log
+from lockstep.spans import span
 from lockstep.tensors import numbers_on, reading_waits
 from lockstep.towers.hosting import StepInputs, TowerBatch, TowerHost
 from lockstep.towers.statistics import restored
@@ -466,7 +467,7 @@ class BoundStep(Step):
 
     def _attempt(self, sums: TreeSum, loss_scale: float | None, position: int, *, is_late: bool) -> Attempt:
         """Sum over the towers of all workers; `is_late` says that nothing may be read here."""
-        with interruptible():
+        with interruptible(), span("exchange", on_device=True):
             total = self._reducer.total(sums)
         totals = self._host.outputs.unpacked(total)
         statistics = self._host.statistics

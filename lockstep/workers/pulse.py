@@ -10,12 +10,13 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Literal, get_args
 
+from lockstep.spans import span
 from lockstep.workers.channel import Channel, Message
 from lockstep.workers.limits import BEAT_SECONDS
 from lockstep.workers.membership import Generations
@@ -52,6 +53,8 @@ class Pulse:
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(get_args(Phase), 0.0))
     """Seconds spent so far in each phase, but for the present stay."""
     _since: float = field(default_factory=perf_counter, init=False)
+    on_phase: Callable[[Phase, float, float, int], None] | None = None
+    """Called during a trace with each phase that ends, when it began and ended (`time.perf_counter`), and its step."""
     waits: bool = False
     """The worker waits for all others to make the same call."""
     stopped: bool = False
@@ -86,6 +89,8 @@ class Pulse:
         """Report where the loop is; costs half a microsecond."""
         now = perf_counter()
         self.seconds[self.phase] += now - self._since
+        if self.on_phase is not None:
+            self.on_phase(self.phase, self._since, now, self.step)
         self._since = now
         self.step = step
         self.phase = phase
@@ -104,7 +109,8 @@ class Pulse:
         """Report in the block that this worker waits for all others."""
         self.waits = True
         try:
-            yield
+            with span("wait for other workers"):
+                yield
         finally:
             self.waits = False
 

@@ -16,6 +16,7 @@ from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.shipped import find, names
 from lockstep.recipes.toml import to_toml
 from lockstep.runs.workdir import KnownData, Workdir
+from lockstep.types import StepRange
 
 
 def given(*words: str) -> GivenRun:
@@ -157,3 +158,37 @@ def test_without_a_run_the_towers_are_those_of_the_recipe(tmp_path: Path) -> Non
     assert given("mnist", "--workdir", "none").recipe.num_towers == 2
     assert given(unsaid, "--workdir", "none").recipe.num_towers is None
     assert plan(unsaid, "--workdir", "none", "--workers", "4")["workers"] == 4
+
+
+# Traces ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_trace_is_a_setting_of_the_recipe(run: Path) -> None:
+    assert given("mnist", "--trace", "100:110").recipe.watch.trace == StepRange(100, 110)
+    assert given(str(run), "--set", "watch.trace=:3").recipe.watch.trace == StepRange(0, 3)
+    assert given("mnist", "--trace", "1:2", "--set", "watch.profile.every=100").recipe.watch.profile.every == 100
+    assert 'trace = "100:110"' in to_toml(given("mnist", "--trace", "100:110").recipe)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--trace", "ten"], "watch.trace in --set: 'ten' is no range of steps."),
+        (["--trace", '1:2"'], 'watch.trace in --set: \'"1:2""\' is no range of steps.'),
+        (["--trace", "9:3"], "watch.trace in --set: There is no step in this range."),
+        (["--set", "watch.trace=7"], "watch.trace in --set: this value does not fit."),
+        (
+            ["--trace", "9:12", "--steps", "9"],
+            "The run would be over before the steps that are to be recorded.",
+        ),
+        (["--trace", "9:12", "--workdir", "none"], "Without a workdir nothing is written."),
+        (
+            ["--set", "watch.profile.every=0"],
+            "watch.profile in --set: A profile is made at an interval, or of some steps.",
+        ),
+    ],
+)
+def test_a_trace_that_cannot_be_is_refused_before_torch_is_loaded(words: list[str], said: str) -> None:
+    with pytest.raises(ls.LockstepError) as caught:
+        plan("mnist", *words)
+    assert caught.value.what == said

@@ -74,9 +74,10 @@ from lockstep.recipes.python_parts import PythonData, PythonHook, PythonModel, P
 from lockstep.recipes.recipe import Recipe, recipe_changes
 from lockstep.recipes.shipped import find, names
 from lockstep.recipes.toml import FieldType, field_hints, field_type, from_toml, to_toml, with_settings
+from lockstep.reporting.profiling import Profile
 from lockstep.towers.towers import Towers
 from lockstep.training.attempt import LossAverage
-from lockstep.types import Epochs, Hours, Interval, Steps
+from lockstep.types import Epochs, Hours, Interval, StepRange, Steps
 from lockstep.weights.layouts import Layout
 from lockstep.weights.names import Rename
 from lockstep.weights.warm_start import WarmStart
@@ -89,6 +90,10 @@ intervals = st.builds(
     Interval,
     st.floats(min_value=0, allow_infinity=False) | st.integers(0, 2**53),
     st.sampled_from(["steps", "seconds", "epochs"]),
+)
+steps = st.builds(lambda start, count: StepRange(start, start + count), st.integers(0, 10**9), st.integers(1, 100))
+profiles = (
+    st.none() | st.builds(Profile, st.integers(1, 10**9), with_stack=st.booleans()) | st.builds(Profile, steps=steps)
 )
 epochs = st.builds(Epochs, positive)
 schedules = (
@@ -415,7 +420,9 @@ def recipes(draw: st.DrawFn) -> Recipe:
         end=draw(st.none() | st.builds(Steps, counts) | epochs | st.builds(Hours, positive)),
         stages=draw(stages(st.none() | sizes if isinstance(data, ImageData) else st.none())),
         checkpoints=kept,
-        watch=draw(st.builds(Monitoring, *[intervals] * 6, st.integers(0, 100))),
+        watch=draw(
+            st.builds(Monitoring, *[intervals] * 6, st.integers(0, 100), trace=st.none() | steps, profile=profiles)
+        ),
         evaluate=evaluate,
         hooks=draw(hooks),
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -67,14 +69,18 @@ def digest(state: ls.TrainState, reported: list[float]) -> str:
 
 
 def train_some(
-    num_towers: int, exchange: Any, coupled: bool, dtype: torch.dtype = torch.float32, steps: int = 10, **towers: Any
+    num_towers: int,
+    exchange: Any,
+    coupled: bool,
+    dtype: torch.dtype = torch.float32,
+    steps: int = 10,
+    traced: Path | None = None,
+    **towers: Any,
 ) -> tuple[str, dict[str, Array]]:
-    state = make_state(coupled, dtype)
-    reports = list(
-        ls.train_steps(
-            state, losses, make_loader(dtype=dtype), ls.Towers(num_towers, **towers), exchange, until=ls.Steps(steps)
-        )
-    )
+    state, reports = make_state(coupled, dtype), list[ls.StepReport]()
+    loader, split, until = make_loader(dtype=dtype), ls.Towers(num_towers, **towers), ls.Steps(steps)
+    with ls.Trace(traced, "2:8") if traced else nullcontext(id) as trace:
+        ls.train(state, losses, loader, split, exchange, until=until, hooks=[reports.append, trace])
     return digest(state, [r.total for r in reports] + [r.gradient_norm for r in reports]), learned(state)
 
 
@@ -102,6 +108,14 @@ def test_shared_memory_gives_the_same_bits_for_every_number_of_workers(
     for num_workers in splits:
         hashes = {each[0] for each in run_workers(train_some, num_workers, num_towers, exchange, True)}
         assert hashes == {alone}, f"{num_towers} towers on {num_workers} workers"
+
+
+def test_a_trace_changes_no_bits(run_workers: Callable[..., list[Any]], tmp_path: Path) -> None:
+    exchange, with_trace = ls.AllReduce(exact=True), (True, torch.float32, 10, tmp_path)
+    alone, _ = train_some(3, ls.Alone(), coupled=True)
+    assert train_some(3, ls.Alone(), *with_trace)[0] == alone
+    assert {each[0] for each in run_workers(train_some, 2, 3, exchange, *with_trace)} == {alone}
+    assert (tmp_path / "traces/steps-2-8.json").exists()
 
 
 @pytest.mark.parametrize("num_workers", [2, 3, 4, 8])
