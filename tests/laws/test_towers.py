@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from chrome_trace import names_of, read_trace
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -115,7 +116,8 @@ def test_a_trace_changes_no_bits(run_workers: Callable[..., list[Any]], tmp_path
     alone, _ = train_some(3, ls.Alone(), coupled=True)
     assert train_some(3, ls.Alone(), *with_trace)[0] == alone
     assert {each[0] for each in run_workers(train_some, 2, 3, exchange, *with_trace)} == {alone}
-    assert (tmp_path / "traces/steps-2-8.json").exists()
+    lanes = read_trace(tmp_path / "traces/steps-2-8.json")
+    assert all("wait for other workers" in names_of(lanes, "main thread", process) for process in (1, 2))
 
 
 @pytest.mark.parametrize("num_workers", [2, 3, 4, 8])

@@ -295,19 +295,19 @@ def test_where_steps_are_read_late_the_one_before_is_there_too(tmp_path: Path) -
 # Several workers ------------------------------------------------------------------------------------------------------
 
 
-def trace_together(folder: Path, transport: str) -> None:
+def trace_together(folder: Path) -> None:
     state = make_state(600)
     with ls.Trace(folder, "2:4") as trace:
         for report in ls.train_steps(
-            state, losses, make_loader(), ls.Towers(2), ls.AllReduce(transport), until=ls.Steps(5)
+            state, losses, make_loader(), ls.Towers(2), ls.AllReduce("gloo"), until=ls.Steps(5)
         ):
             trace(report)
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("transport", ["shared_memory", "gloo"])
-def test_workers_are_in_one_trace(tmp_path: Path, run_workers: Any, transport: str) -> None:
-    run_workers(trace_together, 2, tmp_path, transport)
+def test_workers_are_in_one_trace(tmp_path: Path, run_workers: Any) -> None:
+    """Through shared memory it is in the law of towers."""
+    run_workers(trace_together, 2, tmp_path)
     lanes = trace_in(tmp_path, "steps-2-4")
     assert [path.name for path in (tmp_path / "traces").iterdir()] == ["steps-2-4.json"]
     for process in (1, 2):
@@ -316,8 +316,7 @@ def test_workers_are_in_one_trace(tmp_path: Path, run_workers: Any, transport: s
         assert main.count(f"forward, tower {process - 1}") == 2
         assert "wait for other workers" in main
     buckets = sorted((process, lane) for process, lane in lanes if lane.startswith("bucket"))
-    is_sent_early = transport == "gloo"
-    assert buckets == [(process, f"bucket {number}") for process in (1, 2) for number in range(3 * is_sent_early)]
+    assert buckets == [(process, f"bucket {number}") for process in (1, 2) for number in range(3)]
     begun = [[event["ts"] for event in lanes[process, "steps"]] for process in (1, 2)]
     ended = [[e["ts"] + e["dur"] for e in lanes[process, "steps"]] for process in (1, 2)]
     assert begun[0][1] < ended[1][1], "the same step, on one clock"
