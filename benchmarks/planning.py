@@ -1,13 +1,13 @@
 """What `lockstep plan` says, beside what the runs take that it is about.
 
-    python benchmarks/planning.py [--seconds 20] [--steps 40] [--only mnist "sleeping, shared memory" ...]
+    python benchmarks/planning.py [--seconds 20] [--steps 24] [--only mnist "sleeping, shared memory" ...]
 
 Each case is planned once, and then trained with each number of workers by `lockstep train`; what counts is the time of
 a step by the plan over the lower quartile of the run's, on the chief's clock, after the first steps: the plan is of
-hosts that do nothing else, and takes the lower quartile, too. Where computing is asleep,
-workers do not compete for the cores, and there may be more of them. Hosts are network namespaces with links that are
-shaped, where the kernel and the user's rights allow it; else their cases are left out, and it is said why. The result
-is printed and appended to benchmarks/results/planning.jsonl.
+hosts that do nothing else, and takes the lower quartile, too. Where computing is asleep, workers do not compete for the
+cores, and there may be more of them. Hosts are network namespaces with links that are shaped, whose bandwidth is
+measured by TCP; where the kernel or the user's rights do not allow them, their cases are left out, and it is said why.
+The result is printed and appended to benchmarks/results/planning.jsonl.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pathlib import Path
 from measuring import Line, record
 
 ROOT = Path(__file__).parent.parent
-AIM, WARM_UP_STEPS, NUM_TOWERS = 0.15, 8, 8
+AIM, WARM_UP_STEPS, NUM_TOWERS = 0.15, 4, 8
 PARTS = """
 import os
 import time
@@ -52,7 +52,7 @@ class Sleep(torch.autograd.Function):
 
 
 class Net(nn.Module):
-    def __init__(self, width=512, seconds=0.005):
+    def __init__(self, width=1024, seconds=0.02):
         super().__init__()
         self.first, self.seconds = nn.Linear(16, width), seconds
         self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(4))
@@ -77,6 +77,24 @@ def note(report):
     if os.environ.get("RANK", "0") == "0":
         with Path(os.environ["TIMES"]).open("a") as file:
             file.write(f"{report.progress.elapsed_seconds}\\n")
+"""
+RECEIVE = """
+import socket, time
+connection, _ = socket.create_server(("", 29501)).accept()
+number, began = 0, time.perf_counter()
+while some := connection.recv(1 << 20):
+    number += len(some)
+print("bits per second", 8 * number / (time.perf_counter() - began))
+"""
+SEND = """
+import socket, sys, time
+while True:
+    try:
+        connection = socket.create_connection(("host1", 29501))
+        break
+    except OSError:
+        time.sleep(0.1)
+connection.sendall(bytes(int(sys.argv[1])))
 """
 SLEEPING = f"""
 name = "sleeping"
@@ -116,7 +134,7 @@ CASES: Mapping[str, Case] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--only", nargs="+", choices=[*CASES], default=[*CASES])
     arguments = parser.parse_args()
     sys.path.insert(0, str(ROOT / "tests" / "hosts"))
@@ -154,7 +172,7 @@ def told(name: str, number: int, planned: Line, seconds: float) -> Line:
 
 def plan(case: Case, place: Path, seconds: float) -> dict[int, Line]:
     """Plan a case; returns the prediction for each number of workers."""
-    network = ["--latency", "0.05", "--bandwidth", str(case.megabits / 1000)] if case.megabits else []
+    network = ["--latency", "0.05", "--bandwidth", f"{goodput(case.megabits):.4f}"] if case.megabits else []
     words = ["plan", case.recipe, "--device", "cpu", "--json", "--seconds", str(seconds), *network, *case.flags]
     words += ["--workers", ",".join(map(str, case.numbers)), "--workers-per-host", str(case.per_host)]
     threads = ["--threads", "1"] if case.megabits else []  # as hosts that share these cores train
@@ -162,6 +180,20 @@ def plan(case: Case, place: Path, seconds: float) -> dict[int, Line]:
         [sys.executable, "-m", "lockstep", *words, *threads], cwd=place, stdout=subprocess.PIPE, check=True
     )
     return {row["workers"]: row for row in json.loads(found.stdout)["plan"]}
+
+
+def goodput(megabits: int) -> float:
+    """Return what TCP gets through a link that is shaped so, in Gbit/s, as one would measure it for the plan."""
+    from separate_hosts import Hosts
+
+    with tempfile.TemporaryDirectory() as folder, Hosts(2, Path(folder)) as hosts:
+        for host in range(2):
+            hosts.limit(host, f"{megabits}mbit")
+        receiver = hosts.start(1, sys.executable, "-c", RECEIVE)
+        hosts.start(0, sys.executable, "-c", SEND, str(megabits * 250_000))  # for two seconds
+        found = float(receiver.wait_for("bits per second").split()[-1]) / 1e9
+    print(f"a link of {megabits} Mbit/s lets {1000 * found:.0f} through", flush=True)
+    return found
 
 
 def trained(case: Case, place: Path, number: int, steps: int) -> float:

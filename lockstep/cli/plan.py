@@ -89,12 +89,14 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
 
 def _request(arguments: argparse.Namespace) -> ProbeRequest:
     """Return what is to be measured, and refuse what cannot be."""
+    from lockstep.planning.model import Seating
     from lockstep.planning.start import ProbeRequest
 
     numbers = _given_numbers(arguments.numbers)
     _check(arguments)
     request = ProbeRequest(_recipe(arguments), tuple(numbers), arguments.workers_per_host, arguments.seconds)
-    request.seatings(max(numbers))
+    if len(request.seatings(max(numbers))) == 1:  # that of one worker alone, for which nobody may have asked
+        Seating.of(request.recipe, numbers[0], numbers[0])
     return request
 
 
@@ -135,7 +137,8 @@ def _recipe(arguments: argparse.Namespace) -> Recipe:
 
     folder = Path(arguments.recipe)
     recipe = located(given_recipe(arguments), folder if folder.is_dir() else None)
-    recipe = replace(recipe, num_workers=None, warm_start=None)
+    # Without a workdir there is nothing to roll back to; and what starts from which weights is no matter of time.
+    recipe = replace(recipe, num_workers=None, warm_start=None, nonfinite="skip", loggers=())
     check_inputs(recipe, None)
     return recipe
 

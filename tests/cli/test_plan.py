@@ -73,7 +73,7 @@ def test_a_table_says_what_each_number_of_workers_takes(
     planned: list[ProbeRequest], capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["plan", "mnist", "--workers", "1,2,3", "--workers-per-host", "1", "--device", "cpu", "--epochs", "1"]
-    assert main(words) == 0
+    assert main([*words, "--set", "nonfinite=rollback", "--set", "warm_start.path=nowhere"]) == 0
     [request] = planned
     assert (request.num_workers, request.per_host, request.seconds) == ((1, 2, 3), 1, 60.0)
     lines = capsys.readouterr().out.splitlines()
@@ -136,6 +136,7 @@ def test_on_a_narrow_terminal_each_row_is_a_paragraph(
         (["mnist", "--latency", "-1"], "--latency"),
         (["mnist", "--bandwidth", "nan"], "--bandwidth"),
         (["mnist", "--seconds", "0"], "--seconds"),
+        (["mnist", "--workers", "64,3"], "Some workers would have no tower to run."),
         (["mnist", "--towers", "0"], "--towers"),
         (["mnist", "--towers", "7"], "The batch cannot be split evenly over the towers."),
         (["mnist", "--steps", "0"], "has no step to do"),
