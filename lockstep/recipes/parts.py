@@ -164,6 +164,15 @@ class Monitoring(Checked):
     may have written it is left out, unless `--allow-code` is given."""
 
 
+@dataclass(frozen=True)
+class Verification(Checked):
+    """What a run writes down beside its results, so that they can be verified afterwards."""
+
+    every: NonNegativeInt64 = 0
+    """Updates between two digests of the model and the optimizer's slots in `chain.jsonl`, besides those at each
+    checkpoint; 0: at checkpoints alone."""
+
+
 DetectionMetrics = Literal[
     "pascal_voc_metrics",
     "pascal_voc_detection_metrics",
