@@ -417,7 +417,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
         stages=draw(stages(st.none() | sizes if isinstance(data, ImageData) else st.none())),
         checkpoints=kept,
         watch=draw(st.builds(Monitoring, *[intervals] * 6, st.integers(0, 100))),
-        verify=draw(st.builds(Verification, st.integers(0, 100))),
+        verify=draw(st.builds(Verification, st.integers(0, 100), st.integers(0, 100))),
         evaluate=evaluate,
         hooks=draw(hooks),
     )

@@ -88,7 +88,7 @@ def test_parts_refuse_counts_out_of_range() -> None:
         {"end": None},
         {"checkpoints": Checkpoints(Interval(20), Retention(newest=2))},
         {"watch": Monitoring(console=Interval(0))},
-        {"verify": Verification(every=10)},
+        {"verify": Verification(every=10, replay=100)},
         {"evaluate": Evaluate(every=Interval(100))},
     ],
 )
