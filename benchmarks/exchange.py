@@ -1,6 +1,6 @@
-"""What many workers cost: our exchange beside DDP, exact beside not, shared memory beside none, a start, the watch.
+"""What many workers cost: our exchange beside DDP, exact beside not, shared memory beside none, the watch, a start.
 
-    python benchmarks/exchange.py [--rounds 15] [--only steps bare shared watch start] [--workers 2 3 4] [--quick]
+    python benchmarks/exchange.py [--rounds 15] [--only steps bare shared watch replay start] [--workers 2 3 4]
 
 All on one host, over its loopback, one thread a worker. Those of a comparison take turns in the same processes, from
 the same weights on the same data, after a barrier; what counts is the ratio of a turn to its neighbour. Starts take

@@ -1,4 +1,4 @@
-"""What exchange.py measures inside of workers: steps, bare sums, shared memory, and the watch.
+"""What exchange.py measures inside of workers: steps, bare sums, shared memory, the watch, and towers computed again.
 
 Each part is called in all workers at once; the chief reports.
 """
@@ -28,12 +28,12 @@ from lockstep.training.replicas import checksum_of
 from lockstep.training.step import bind
 from lockstep.workers.rank import Worker
 
-STEPS, BARE, SHARED, WATCH = "steps", "bare", "shared", "watch"
-DDP_AIM, EXACT_AIM, EXACT_AIM_ODD, SHARED_AIM, WATCH_AIM = 1.0, 1.03, 1.3, 1.10, 0.005
+STEPS, BARE, SHARED, WATCH, REPLAY = "steps", "bare", "shared", "watch", "replay"
+DDP_AIM, EXACT_AIM, EXACT_AIM_ODD, SHARED_AIM, WATCH_AIM, REPLAY_AIM = 1.0, 1.03, 1.3, 1.10, 0.005, 0.01
 WIDTH = 512
 """Of a square matrix of 1 MB."""
 MEGABYTES = (1, 25, 100)
-COMPARE_STEPS = 100
+COMPARE_STEPS = REPLAY_STEPS = 100
 WATCHED_SECONDS = 5.0
 
 
@@ -127,10 +127,11 @@ class Photos(nn.Module):
         return logits
 
 
-def our_step(contest: Contest, exchange: Exchange) -> Step:
+def our_step(contest: Contest, exchange: Exchange, replay_steps: int = 0) -> Step:
     """One tower a worker."""
     here = ls.join()
     state = ls.TrainState(seeded(contest.make), ls.optim.SGD(LR, momentum=MOMENTUM, nesterov=True))
+    state.replay_steps = replay_steps
     bound = bind(state, ls.Towers(here.num_workers, channels_last=True), exchange)
     size = len(contest.batch["label"]) * here.num_workers
     towers = range(here.rank, here.rank + 1)
@@ -192,6 +193,21 @@ def shared(rounds: int, is_quick: bool) -> None:
         contenders = {"shared memory": our_step(contest, ls.AllReduce()), "none": our_step(contest, NoExchange())}
         times, _ = take_turns(contenders, rounds, contest.per_round)
         tell(f"MNIST net, batch {size}: shared memory / no exchange", times, "shared memory", "none", aim)
+
+
+# A tower computed again ---------------------------------------------------------------------------------------------
+
+
+def replay(rounds: int, is_quick: bool) -> None:
+    """What it takes to compute a tower again on all workers at each hundredth step, as a share of all steps."""
+    here = join_gloo()
+    for name, contest in contests(here.rank, is_quick).items():
+        if contest.is_net:
+            contenders = {"again": our_step(contest, ls.AllReduce(), 1), "plain": our_step(contest, ls.AllReduce())}
+            times, found = take_turns(contenders, rounds, contest.per_round)
+            check_same(found)
+            more = [(again - plain) / REPLAY_STEPS for again, plain in zip(times["again"], times["plain"], strict=True)]
+            tell(f"{name}: a tower again / step", {**times, "more": more}, "more", "plain", REPLAY_AIM)
 
 
 # The watch ----------------------------------------------------------------------------------------------------------
@@ -274,4 +290,4 @@ def tell(comparison: str, times: Mapping[str, list[float]], ours: str, theirs: s
         report(comparison, {**compared({"ours": times[ours], "theirs": times[theirs]}), "aim": aim})
 
 
-PARTS = {STEPS: steps, BARE: bare, SHARED: shared, WATCH: watch}
+PARTS = {STEPS: steps, BARE: bare, SHARED: shared, WATCH: watch, REPLAY: replay}

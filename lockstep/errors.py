@@ -12,6 +12,7 @@ LockstepError
 ├── CheckpointError       a checkpoint that cannot be written or read
 ├── NonFiniteError        a loss or a gradient that is not a number (in types.py, with its report)
 └── WorkerError           a worker that failed, died or disagrees with the others
+    ├── FaultError        one that does not compute what the others do (in types.py, with its verdict)
     └── PeerLostError     seen from a worker: another one is gone (the launcher knows why)
 """
 

@@ -17,6 +17,7 @@ _KINDS = {
     "SqueezeNet": "squeezenet",
     "DataLoading": "feed",
     "Monitoring": "watch",
+    "Verification": "verify",
     "TorchOptimizerByName": "from_torch",
     **dict.fromkeys(("PythonModel", "PythonTask", "PythonData", "PythonOptimizer", "PythonHook"), "python"),
 }

@@ -14,7 +14,7 @@ from decimal import Decimal
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from lockstep.errors import InputError, LockstepError, MissingFieldError
+from lockstep.errors import InputError, LockstepError, MissingFieldError, WorkerError
 from lockstep.listing import did_you_mean
 
 if TYPE_CHECKING:
@@ -295,6 +295,48 @@ class BadExample(NamedTuple):
     """For one that an augmentation puts together with another: that other one."""
 
 
+Cause = Literal["data", "device", "weights", "nondeterministic", "unclear"]
+"""What is to blame: the data or the code; a device; a worker's copy of the model; an operator that does not give the
+same bits each time; "unclear": such an operator or a device."""
+
+
+class ReplayVerdict(NamedTuple):
+    """What has come of making an attempt again, on this worker and on the others."""
+
+    cause: Cause
+    said: str
+    """A sentence about it, for a person."""
+    suspects: tuple[str, ...] = ()
+    """The names of the workers whose device or copy may be bad."""
+    step: int = 0
+    """Completed updates before the attempt."""
+    position: int = 0
+    """Place in the stream of the first example of its batch."""
+
+    @classmethod
+    def from_json(cls, facts: Sequence[Any] | None) -> ReplayVerdict | None:
+        """Make the verdict of its JSON, a list; None of None."""
+        if facts is None:
+            return None
+        cause, said, suspects, *place = facts
+        return cls(cause, said, tuple(suspects), *place)
+
+
+class FaultError(WorkerError):
+    """A worker that does not compute what the others do, or holds another copy of the model."""
+
+    def __init__(self, what: str, *, given: object, expected: object, hint: str, verdict: ReplayVerdict) -> None:
+        super().__init__(what, given=given, expected=expected, hint=hint)
+        self.verdict = verdict
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _fault_error, (self.what, self.given, self.expected, self.hint, self.verdict)
+
+
+def _fault_error(what: str, given: object, expected: object, hint: str, verdict: ReplayVerdict) -> FaultError:
+    return FaultError(what, given=given, expected=expected, hint=hint, verdict=verdict)
+
+
 class NonFiniteReport(NamedTuple):
     """Why an attempt changed nothing."""
 
@@ -306,6 +348,8 @@ class NonFiniteReport(NamedTuple):
     """Where it came from: towers with their workers, the first thing in each that is not finite, and the examples."""
     batch: Batch | None = None
     """The part of the batch that this worker's guilty towers had; None where it has none."""
+    verdict: ReplayVerdict | None = None
+    """What has come of making the attempt again; None where it was not."""
 
 
 class NonFiniteError(LockstepError):
@@ -375,6 +419,8 @@ class StepReport(NamedTuple):
     """For a served exchange (`Backups`, `Asynchronous`) with several workers: what became of the gradients so far."""
     regroup_requested: bool = False
     """Other workers are to join in the place of lost ones: a run by a recipe takes them in after this step."""
+    verdict: ReplayVerdict | None = None
+    """What has come of making an attempt again that was finite (`state.replay_steps`), where not all was the same."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as JSON, without the batch of an attempt that was refused."""
@@ -386,13 +432,15 @@ class StepReport(NamedTuple):
         """Make the report of what `as_json` gave, as it is after having been text."""
         nonfinite = facts["nonfinite"]
         if nonfinite is not None:
-            position, reasons, culprits, _ = nonfinite
-            nonfinite = NonFiniteReport(position, tuple(reasons), tuple(culprits))
+            position, reasons, culprits, _, verdict = nonfinite
+            found = ReplayVerdict.from_json(verdict)
+            nonfinite = NonFiniteReport(position, tuple(reasons), tuple(culprits), verdict=found)
         bad, arrivals = tuple(BadExample(*each) for each in facts["bad"]), facts["arrivals"]
         if arrivals is not None:
             arrivals = Arrivals(*({int(key): count for key, count in counts.items()} for counts in arrivals))
         progress = Progress(*facts["progress"])
-        return cls(**{**facts, "progress": progress, "nonfinite": nonfinite, "bad": bad, "arrivals": arrivals})
+        given = {"progress": progress, "nonfinite": nonfinite, "bad": bad, "arrivals": arrivals}
+        return cls(**{**facts, **given, "verdict": ReplayVerdict.from_json(facts["verdict"])})
 
     @property
     def step(self) -> int:

@@ -12,7 +12,7 @@ import torch
 import lockstep as ls
 from lockstep.errors import MissingFieldError
 from lockstep.ragged import Ragged
-from lockstep.types import BadExample, NonFiniteReport, Progress, StepReport
+from lockstep.types import BadExample, NonFiniteReport, Progress, ReplayVerdict, StepReport
 
 BAD = [BadExample(9, "torn", "half a file", "whole")]
 
@@ -66,11 +66,13 @@ def test_a_field_that_is_not_there_is_named_with_those_that_are() -> None:
 
 
 def test_a_report_comes_back_from_json() -> None:
-    refused = NonFiniteReport(8, ("a loss is not finite",), ("tower 1",))
+    verdict = ReplayVerdict("device", "it is the device of worker 1", ("worker 1",), 3, 8)
+    refused = NonFiniteReport(8, ("a loss is not finite",), ("tower 1",), verdict=verdict)
     report = StepReport(
         Progress(3, 16, 80, 0.5), {"square": 1.5}, {"total": 1.25}, {}, 0.1, 2.0, 8, 0.01, 0.0,
         skipped=True, learning_rates={"": 0.1}, nonfinite=refused, bad=tuple(BAD), stop_requested=True,
     )  # fmt: skip
     with_batch = report._replace(nonfinite=refused._replace(batch=make_batch()))
-    for each in (report, with_batch):
-        assert StepReport.from_json(json.loads(json.dumps(each.as_json()))) == report
+    for each in (report, with_batch, report._replace(nonfinite=None, verdict=verdict)):
+        found = StepReport.from_json(json.loads(json.dumps(each.as_json())))
+        assert found == each._replace(nonfinite=each.nonfinite and refused)

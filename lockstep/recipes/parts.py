@@ -170,6 +170,18 @@ class Monitoring(Checked):
     may have written it is left out, unless `--allow-code` is given."""
 
 
+@dataclass(frozen=True)
+class Verification(Checked):
+    """What a run writes down beside its results, so that they can be verified afterwards."""
+
+    every: NonNegativeInt64 = 0
+    """Updates between two digests of the model and the optimizer's slots in `chain.jsonl`, besides those at each
+    checkpoint; 0: at checkpoints alone."""
+    replay: NonNegativeInt64 = 0
+    """Updates between two before which one tower is computed on all workers, too, as a device that errs gives others
+    bits: at every 100th update, about a hundredth of the time of a tower. The run ends where it finds one; 0: never."""
+
+
 DetectionMetrics = Literal[
     "pascal_voc_metrics",
     "pascal_voc_detection_metrics",

@@ -64,6 +64,7 @@ from lockstep.recipes.parts import (
     NonNegativeInt64,
     PositiveInt64,
     Stage,
+    Verification,
 )
 from lockstep.recipes.python_parts import (
     PythonData,
@@ -229,6 +230,7 @@ class Recipe(Checked):
     """Stages of the run, one after another; none: the run has no stages."""
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     watch: Monitoring = field(default_factory=Monitoring)
+    verify: Verification = field(default_factory=Verification)
     loggers: tuple[Wandb | Mlflow | Trackio | Csv, ...] = ()
     """Live loggers: they get what `metrics.jsonl` gets, as often as `watch.metrics` says, and all scores."""
     evaluate: Evaluate = field(default_factory=Evaluate)
@@ -450,6 +452,7 @@ _HARMLESS = (
     "data.folder",
     "data.cache",
     "watch",
+    "verify",
     "hooks",
     "loggers",
     "evaluate.every",

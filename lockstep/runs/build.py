@@ -224,6 +224,7 @@ def build_state(recipe: Recipe, worker: Worker) -> TrainState:
         nonfinite_budget=recipe.nonfinite_budget,
     )
     state.compare_steps = recipe.watch.compare_steps
+    state.replay_steps = recipe.verify.replay
     # As the first step says it, too: what is scored without one is computed with the same flags.
     towers = recipe.towers_for(worker.num_workers)
     state.train_with(towers=described(towers), exchange=described(recipe.exchange))

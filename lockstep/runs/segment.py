@@ -30,7 +30,7 @@ from lockstep.spans import span
 from lockstep.training.loop import Hook, every, steps_without_survival
 from lockstep.training.replicas import Replicas
 from lockstep.training.saving import Saver
-from lockstep.types import End, NonFiniteError, NonFiniteReport, Progress, StepReport
+from lockstep.types import End, FaultError, NonFiniteError, NonFiniteReport, Progress, ReplayVerdict, StepReport
 from lockstep.workers.rank import Worker
 
 
@@ -167,13 +167,16 @@ class Segment:
                         for hook in hooks:
                             hook(report)
                     self.must_regroup = report.regroup_requested and not (self._is_over() or self._is_at_end())
+            self._worker.pulse.at(self._state.step, "end")
+            if self._is_over() and not is_served(exchange):  # where the steps end by themselves they have done it
+                Replicas(self._state, self._worker).compare()
         except NonFiniteError as error:
             if error.nonfinite:
                 self._keep(error.nonfinite)
             raise
-        self._worker.pulse.at(self._state.step, "end")
-        if self._is_over() and not is_served(exchange):  # where the steps end by themselves they have done it
-            Replicas(self._state, self._worker).compare()
+        except FaultError as error:
+            self._note(error.verdict)
+            raise
 
     def _is_over(self) -> bool:
         """Whether the segment ends before the run does: at the end of the run the iterator of steps ends by itself."""
@@ -231,8 +234,18 @@ class Segment:
             self._files.workdir.check_held(closely=False)
         if report.nonfinite and report.nonfinite.culprits:
             self._keep(report.nonfinite)
+        if report.verdict:
+            self._note(report.verdict)
+
+    def _note(self, verdict: ReplayVerdict) -> None:
+        """Note in the history what has come of making an attempt again."""
+        if self._files and self._worker.is_chief:
+            facts = verdict._asdict() | {"workers": self._worker.num_workers}
+            self._files.workdir.note("verdict", **facts)
 
     def _keep(self, nonfinite: NonFiniteReport) -> None:
+        if nonfinite.verdict:
+            self._note(nonfinite.verdict)
         if self._files:
             folder = self._files.workdir.path / "refused"
             keep_batch(folder, nonfinite, self._state.step, self._loader, self._worker)

@@ -1,7 +1,8 @@
 """Batches that were not finite, and examples that could not be read, kept in the workdir.
 
 refused/position-000000123/
-  report.json           why, where it came from, and the names of all examples of the batch; written by the chief
+  report.json           why, where it came from, what came of making it again, and the names of all examples of the
+                        batch; written by the chief
   worker-0.safetensors  the tensors of a worker that hosts a nonfinite tower, rows in the order of the stream; of a
                         ragged field NAME two: NAME.values, and NAME.lengths; of a list of tensors, such as images
                         of several sizes, NAME.0, NAME.1, ...
@@ -58,6 +59,7 @@ def _write(folder: Path, nonfinite: NonFiniteReport, step: int, loader: Loader, 
             "position": nonfinite.position,
             "reasons": nonfinite.reasons,
             "culprits": nonfinite.culprits,
+            "verdict": nonfinite.verdict and nonfinite.verdict._asdict(),
             "examples": loader.example_ids(nonfinite.position, loader.batch_size),
         }
         _write_json(folder / "report.json", report)

@@ -141,6 +141,8 @@ class TowerHost:
         """The losses and metrics of each tower just run, by its index."""
         self.leaves: dict[int, int] = {}
         """The leaf of the tree that each tower just run is, by its index."""
+        self.tap: tuple[int, Callable[[PartialSum], None]] | None = None
+        """A tower, by its index, and what is called with its operand before it is added to others."""
         self._plain_model = model
         self._model = model
         if towers.compile:
@@ -210,6 +212,8 @@ class TowerHost:
                     self.statistics.restore()
                     self._seed(part, tower)
                     operand = self._tower(losses, part, leaf, tower, inputs, factors)
+                if self.tap is not None and self.tap[0] == tower:
+                    self.tap[1](operand)
                 if hooks:
                     sums.put(leaf, operand)
                 else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import torch
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lockstep.exchange.tree import TreeSum
     from lockstep.optim.gradients import Gradients
     from lockstep.towers.hosting import StepInputs
-    from lockstep.types import Batch
+    from lockstep.types import Batch, CountFunction, LossFunction
 
 Nonfinite = Literal["stop", "skip", "rollback", "off"]
 """What becomes of an attempt that is not finite."""
@@ -156,11 +156,37 @@ class Proposal:
         return Readings(losses, self.gradients.norm, math.isfinite(attempt.statistics_check), attempt.others)
 
 
+class Given(NamedTuple):
+    """What an attempt is made of."""
+
+    losses: LossFunction
+    counts: CountFunction | None
+    batch: Batch
+    fields: Mapping[str, Any]
+    """What the batch held when the attempt began."""
+    inputs: StepInputs
+    versions: list[int]
+    """`versions_of` the fields then."""
+
+    def has_changed(self) -> bool:
+        """Whether a field was changed in place since the attempt began."""
+        return versions_of(self.fields) != self.versions
+
+    def batch_again(self) -> Batch:
+        """This worker's batch, as it was when the attempt began."""
+        return replace(self.batch, fields=self.fields)
+
+
+def versions_of(fields: Mapping[str, Any]) -> list[int]:
+    """Numbers that grow with each change in place of a field."""
+    return [value._version for value in fields.values() if isinstance(value, torch.Tensor) and not value.is_inference()]
+
+
 class PendingAttempt(NamedTuple):
     """An attempt that is computed, on a device perhaps still under way; nothing has changed yet."""
 
     batch: Batch
-    inputs: StepInputs
+    given: Given
     sums: TreeSum
     proposal: Proposal
     versions: list[int]
@@ -175,7 +201,7 @@ class PendingUpdate(NamedTuple):
     """An update under way on a device; what has become of it, the host has yet to read."""
 
     batch: Batch
-    inputs: StepInputs
+    given: Given
     readings: PendingReadings
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,13 +15,11 @@ from lockstep.tensors import are_finite
 from lockstep.towers.diagnosis import Again, Finding, nonfinite_losses
 from lockstep.towers.hosting import TowerHost
 from lockstep.towers.statistics import restored
-from lockstep.training.attempt import Outcome
-from lockstep.types import Batch, NonFiniteError, NonFiniteReport
+from lockstep.training.attempt import Given, Outcome
+from lockstep.types import Batch, NonFiniteError, NonFiniteReport, ReplayVerdict
 from lockstep.workers.rank import Worker
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from lockstep.training.state import TrainState
     from lockstep.types import LossFunction
 
@@ -33,34 +31,35 @@ def handle(
     outcome: Outcome,
     state: TrainState,
     host: TowerHost,
-    losses: LossFunction,
+    given: Given,
     batch: Batch,
     sums: TreeSum,
-    counts: Mapping[str, float | Tensor],
     worker: Worker,
+    make_again: Callable[[int], ReplayVerdict | None],
 ) -> NonFiniteReport:
     """Find what in an attempt is not finite and where it came from, then do what the state's policy says.
 
-    The suspected towers compute their losses and gradients again, from the same values and random numbers. All workers
-    come here together.
+    The suspected towers compute their losses and gradients again, from the same values and random numbers; then the
+    attempt is made again on all workers, by `Replay.of_nonfinite`. All workers come here together.
 
     Raises:
         InputError: a count, which a device has counted unseen, cannot be one.
         NonFiniteError: see `act` and `check_finite`.
     """
-    for name, count in counts.items():
+    for name, count in given.inputs.counts.items():
         if not float(count) >= 0:
             raise no_count(name, float(count))
     report = NonFiniteReport(batch.position, outcome.nonfinite)
     if not outcome.overflowed:
         check_finite(state, worker)
         with restored([*state.buffers.values(), *state.other_buffers()]):
-            mine = [_look_into(host, losses, batch, tower, sums, worker) for tower in suspects(host, sums)]
+            mine = [_look_into(host, given.losses, batch, tower, sums, worker) for tower in suspects(host, sums)]
         guilty = [line for line in mine if line]
+        verdict = make_again(2 if guilty else min(len(mine), 1))
         found = [line for lines in worker.group.gather(guilty) for line in lines]
         # Without its loader, which is about to keep the report that holds this.
         part = replace(batch, fields=batch, loader=None) if guilty else None
-        report = report._replace(culprits=tuple(found) or (NO_TOWER,), batch=part)
+        report = report._replace(culprits=tuple(found) or (NO_TOWER,), batch=part, verdict=verdict)
     act(state, outcome, report, is_chief=worker.is_chief)
     return report
 
@@ -98,13 +97,14 @@ def act(state: TrainState, outcome: Outcome, nonfinite: NonFiniteReport, *, is_c
         f"The update after step {state.step} is not finite{spent}; nothing was changed.",
         given=f"{', '.join(nonfinite.reasons)}; from {'; '.join(nonfinite.culprits)}",
         expected="finite losses and gradients",
-        hint=_hint(state),
+        hint=(f"{nonfinite.verdict.said}; " if nonfinite.verdict else "") + _hint(state),
     ).about(nonfinite)
 
 
 def in_short(nonfinite: NonFiniteReport) -> str:
     """Say in one line of the log what is not finite, and where it came from."""
-    return f"{shorten(nonfinite.reasons, 1)}; from {'; '.join(nonfinite.culprits)}"
+    again = f"; {nonfinite.verdict.said}" if nonfinite.verdict else ""
+    return f"{shorten(nonfinite.reasons, 1)}; from {'; '.join(nonfinite.culprits)}{again}"
 
 
 def _hint(state: TrainState) -> str:

@@ -95,14 +95,14 @@ def hand_over(
         files += [b"".join(encode_tensors(members)) for members in tensors.values()]
     gathered: list[Any] = worker.group.gather([names, [len(file) for file in files]])
     names, sizes = gathered[source]
-    stream = _passed_on(b"".join(files), sum(sizes), worker, transport).numpy()
+    stream = passed_on(b"".join(files), sum(sizes), worker, transport).numpy()
     first, *others = (stream[start:end].tobytes() for start, end in pairwise(accumulate(sizes, initial=0)))
     facts = decode_values(first)
     tensors = {name: decode_tensors(file) for name, file in zip(names, others, strict=True)}
     return Checkpoint(facts["step"], Path(f"the memory of {worker.group.names[source]}"), tensors, facts["values"])
 
 
-def _passed_on(own: bytes, num_bytes: int, worker: Worker, transport: TransportName | None) -> Tensor:
+def passed_on(own: bytes, num_bytes: int, worker: Worker, transport: TransportName | None) -> Tensor:
     """Return the bytes of one worker on all of them, on the CPU; the others give none."""
     size = min(PIECE_BYTES, num_bytes)
     stream = torch.zeros(-(-num_bytes // size) * size, dtype=torch.uint8)

@@ -63,6 +63,13 @@ class ServedStep(Step):
         before: ServedStep | None = None,
     ) -> None:
         exchange.check_batch_norm(towers.batch_norm)
+        if state.replay_steps:
+            raise InputError(
+                "What a chief serves is not computed on all workers at once, and so not again on all of them.",
+                given=f"replay_steps={state.replay_steps}, {exchange}",
+                expected="verify.replay=0, or an exchange in which all workers make the update",
+                hint="leave verify.replay out, or exchange by AllReduce()",
+            )
         prepare_steps(state, towers, exchange, worker)
         self.exchange = exchange
         self.num_needed = exchange.num_slices(towers.num_towers)

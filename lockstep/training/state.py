@@ -108,6 +108,8 @@ class TrainState:
     _num_own_changes = 0
     compare_steps = 100
     """Updates between two comparisons of the workers' copies of this state, the same on all of them; 0: never."""
+    replay_steps = 0
+    """Updates between two of which a tower is computed again on all workers, the same on all of them; 0: never."""
     resumed: Resumed | None = None
     """The checkpoint that the first step after a resume is compared with."""
     steps: dict[tuple[Any, ...], Any]

@@ -8,22 +8,31 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
-from lockstep.errors import InputError, WorkerError
+from lockstep.errors import InputError
 from lockstep.exchange.exchange import AllReduce, Counts, Exchange, Reducer, is_exact
 from lockstep.exchange.tree import TreeSum, assign_towers
 from lockstep.screen import log
 from lockstep.spans import span
-from lockstep.tensors import numbers_on, reading_waits
+from lockstep.tensors import reading_waits
 from lockstep.towers.hosting import StepInputs, TowerBatch, TowerHost
 from lockstep.towers.statistics import restored
 from lockstep.towers.tower_outputs import MissingGradients
 from lockstep.towers.towers import Towers, counted_towers
-from lockstep.training.attempt import Attempt, Outcome, PendingAttempt, PendingUpdate, Readings
+from lockstep.training.attempt import (
+    Attempt,
+    Given,
+    Outcome,
+    PendingAttempt,
+    PendingUpdate,
+    Readings,
+    versions_of,
+)
+from lockstep.training.extras import Extras, ExtraSums
 from lockstep.training.memory import is_lack_of_memory, note_on_memory
 from lockstep.training.nonfinite import handle
 from lockstep.training.preflight import (
@@ -34,9 +43,10 @@ from lockstep.training.preflight import (
     compare_first_step,
     prepare_steps,
 )
+from lockstep.training.replay import Replay
 from lockstep.training.replicas import Replicas
 from lockstep.training.state import TrainState
-from lockstep.types import BadExample, Batch, NonFiniteReport, Progress, StepReport
+from lockstep.types import BadExample, Batch, FaultError, NonFiniteReport, Progress, StepReport
 from lockstep.workers.rank import Worker, join
 from lockstep.workers.signals import interruptible, uninterrupted
 
@@ -255,7 +265,17 @@ class BoundStep(Step):
         super().__init__(state, towers, host, reducer, worker, before)
         self._replicas = Replicas(self.state, worker) if worker.num_workers > 1 else None
         self._extras = ExtraSums(self._replicas, worker)
+        is_split = towers.joined and worker.num_workers > 1
+        self._replay = Replay(
+            self.state,
+            host,
+            worker,
+            exchange.transport if isinstance(exchange, AllReduce) else None,
+            "the towers of synchronised batch norm run on all workers at once" if is_split else "",
+        )
         self._num_runs = 0
+        self._refused_at = -1
+        """The position of an attempt that was not finite, and is to be made again to be read at once."""
         self.resolved_for: tuple[int, int] | None = before.resolved_for if before else None
         """The sizes of epoch and batch for which the state has turned lengths in epochs into steps."""
         self.runs_ahead = reading_waits(worker.device)
@@ -267,7 +287,7 @@ class BoundStep(Step):
         """Make one attempt; see `train_step`."""
         # A KeyboardInterrupt comes out of the loss function, the wait for other workers, or after the attempt.
         with uninterrupted():
-            return self._finish(self._begin(losses, batch, counts, self.state.step), losses)
+            return self._finish(self._begin(losses, batch, counts, self.state.step))
 
     # In parts, for a device that is to work while the host reads -----------------------------------------------------
 
@@ -285,7 +305,7 @@ class BoundStep(Step):
                 readings = pending.proposal.read(self.worker.group.check_peers)
                 if self._is_unexpected(readings):
                     pending = self._begin(losses, pending.batch, counts, self.state.step)
-            return self._finish(pending, losses)
+            return self._finish(pending)
 
     def can_enqueue(self, pending: PendingAttempt) -> bool:
         """Whether the update can be enqueued before the attempt is read; all workers find the same."""
@@ -294,29 +314,32 @@ class BoundStep(Step):
 
     def enqueue(self, pending: PendingAttempt) -> PendingUpdate:
         """Enqueue the update of an attempt that is not read; the device makes none that is not finite."""
-        batch, inputs, _, proposal, *_ = pending
+        batch, given, _, proposal, *_ = pending
         assert proposal.pending is not None, "asked by can_enqueue"
         with uninterrupted(), torch.no_grad():
             found_inf = self.state.found_inf(proposal)
             if found_inf is not None and proposal.attempt.statistics:
                 self._host.statistics.hold_back(found_inf)
             self.state.update(proposal, found_inf=found_inf)
-        return PendingUpdate(batch, inputs, proposal.pending)
+        return PendingUpdate(batch, given, proposal.pending)
 
     def complete(self, update: PendingUpdate) -> StepReport | None:
         """Read what has become of an update that is enqueued, and report it; None if the device has made none."""
-        batch, inputs, pending = update
+        batch, given, pending = update
+        loss_scale = given.inputs.loss_scale
         with uninterrupted(), torch.no_grad():
             readings = pending.read(self.worker.group.check_peers)
-            extras = self._extras.read(readings, batch.position)
-            if self._is_unexpected(readings) or extras.num_bad or self.state.refuses(readings, inputs.loss_scale):
+            extras = self._read_extras(readings, given)
+            if is_refused := self.state.refuses(readings, loss_scale):
+                self._refused_at = batch.position
+            if self._is_unexpected(readings) or extras.num_bad or is_refused:
                 return None
-            outcome = self.state.settle(readings, inputs.loss_scale)
+            outcome = self.state.settle(readings, loss_scale)
             return self._report(batch, outcome, readings, extras, time.perf_counter() - self._resumed)
 
     def is_stale(self, pending: PendingAttempt) -> bool:
         """Whether an attempt was computed with something else than what is there now."""
-        state, inputs = self.state, pending.inputs
+        state, inputs = self.state, pending.given.inputs
         if pending.changes_of_others != state.changes_of_others:
             self._read_first("the loop body trains another model")  # as for a GAN, and will again
             return True
@@ -348,7 +371,7 @@ class BoundStep(Step):
         parts = self._host.parts(batch)
         of_parts = [counts(part) for _, _, part in parts] if counts else []
         inputs = self._inputs(batch, of_parts, self.state.step, time.perf_counter())
-        self._run_towers(losses, parts, inputs, is_rehearsal=True)
+        self._run_towers(losses, parts, inputs, sends_early=False)
         self.worker.pulse.at(self.state.step, "start")
 
     # Its parts ------------------------------------------------------------------------------------------------------
@@ -360,29 +383,44 @@ class BoundStep(Step):
         began = time.perf_counter()
         self._check(batch)
         parts = self._host.parts(batch)
+        fields, before = dict(batch), versions_of(batch)
         if is_kept:  # it may be begun again, from the fields as they are: what the loss function writes there is gone
             parts = [part._replace(batch=replace(part.batch, fields=part.batch)) for part in parts]
-            before = _versions_of(batch)
         inputs = self._inputs(batch, [counts(part) for _, _, part in parts] if counts else [], step, began)
-        sums = self._run_towers(losses, parts, inputs)
+        given = Given(losses, counts, batch, fields, inputs, before)
+        is_replayed = self._replay.begin(given)
+        sums = self._run_towers(losses, parts, inputs, sends_early=not is_replayed)
+        if self._replay.end(given):
+            sums = self._run_towers(losses, parts, inputs, sends_early=False)
         is_late = is_kept and self.runs_ahead
         proposal = self.state.propose(self._attempt(sums, inputs.loss_scale, batch.position, is_late=is_late))
-        if is_kept and _versions_of(batch) != before:
+        if is_kept and versions_of(batch) != before:
             self._read_first("the loss function changes its batch in place")
         versions = self._versions() if is_kept else []
-        return PendingAttempt(batch, inputs, sums, proposal, versions, self.state.changes_of_others, began)
+        return PendingAttempt(batch, given, sums, proposal, versions, self.state.changes_of_others, began)
 
-    def _finish(self, pending: PendingAttempt, losses: LossFunction) -> StepReport:
-        batch, inputs, sums, proposal, *_, began = pending
+    def _finish(self, pending: PendingAttempt) -> StepReport:
+        batch, given, sums, proposal, *_, began = pending
         readings = proposal.read(self.worker.group.check_peers)
-        extras = self._extras.read(readings, batch.position)
+        extras = self._read_extras(readings, given)
         bad = self._extras.gather_bad(batch) if extras.num_bad else ()
         outcome = self.state.decide(proposal, readings)
+        if self._refused_at == batch.position and not outcome.skipped:
+            self._replay.has_passed(given)
+        self._refused_at = -1
         nonfinite = None
         if outcome.skipped:
-            nonfinite = handle(outcome, self.state, self._host, losses, batch, sums, inputs.counts, self.worker)
+            again = partial(self._replay.of_nonfinite, given)
+            nonfinite = handle(outcome, self.state, self._host, given, batch, sums, self.worker, again)
         seconds = batch.wait_seconds + time.perf_counter() - began
         return self._report(batch, outcome, readings, extras, seconds, nonfinite, bad)
+
+    def _read_extras(self, readings: Readings, given: Given) -> Extras:
+        """Read what travels with the losses; where the copies of the state differ, make the attempt again."""
+        try:
+            return self._extras.read(readings, given.batch.position)
+        except FaultError as error:
+            raise self._replay.of_replicas(error, given) from None
 
     def _report(
         self,
@@ -410,6 +448,7 @@ class BoundStep(Step):
             bad=bad,
             stop_requested=extras.num_stops > 0,
             regroup_requested=extras.num_regroups > 0,
+            verdict=self._replay.found(),
         )
         if batch.loader is not None:
             batch.loader.commit(batch, report)
@@ -450,13 +489,13 @@ class BoundStep(Step):
         )
 
     def _run_towers(
-        self, losses: LossFunction, parts: Sequence[TowerBatch], inputs: StepInputs, *, is_rehearsal: bool = False
+        self, losses: LossFunction, parts: Sequence[TowerBatch], inputs: StepInputs, *, sends_early: bool = True
     ) -> TreeSum:
         """Run this worker's towers; the first time all workers compare the names of losses and metrics."""
         self._num_runs += 1
         is_first = self._host.outputs.names is None
         self.worker.pulse.at(inputs.step, "first step" if is_first else "compute")
-        sums = self._run(losses, parts, inputs, None if is_rehearsal else self._reducer.overlapped)
+        sums = self._run(losses, parts, inputs, self._reducer.overlapped if sends_early else None)
         self.worker.pulse.at(inputs.step, "exchange")
         if is_first:
             names = [list(some) for some in self._host.outputs.names or ()]
@@ -492,105 +531,3 @@ class BoundStep(Step):
             withheld,
             unexpected,
         )
-
-
-def _versions_of(batch: Batch) -> list[int]:
-    """Numbers that grow with each change in place of a field."""
-    return [value._version for value in batch.values() if isinstance(value, Tensor) and not value.is_inference()]
-
-
-# Numbers that travel with the losses, so that all workers decide alike without asking --------------------------------
-
-
-class Extras(NamedTuple):
-    """Numbers of each worker that travel with the losses, summed over the workers."""
-
-    elapsed_seconds: float
-    """On the chief's clock; the others add nothing."""
-    num_stops: float
-    """Workers that were asked to stop."""
-    num_regroups: float
-    """Workers that were asked to regroup, with others that are to join."""
-    num_bad: float
-    """Examples that could not be read."""
-    position: float
-    """Where the batch begins in the stream, on each worker the same."""
-    checksum: float = 0.0
-    """The checksum of the state, where the workers compare theirs; see `Replicas`."""
-    squared_checksum: float = 0.0
-
-
-class ExtraSums:
-    """What a worker adds to the sum of each attempt beside losses and gradients, and what it learns from the total.
-
-    Args:
-        replicas: the copies of the state; None for a worker that is alone.
-        worker: this one.
-    """
-
-    def __init__(self, replicas: Replicas | None, worker: Worker) -> None:
-        self._worker, self._replicas, self._is_chief = worker, replicas, worker.is_chief
-
-    def own(self, batch: Batch, step: int, elapsed_seconds: float) -> list[float] | Tensor:
-        """This worker's numbers for the attempt after `step` completed updates.
-
-        Args:
-            batch: that is computed on.
-            step: completed updates.
-            elapsed_seconds: from the start of the series of steps to that of the attempt.
-        """
-        worker = self._worker
-        extras = Extras(
-            elapsed_seconds=elapsed_seconds if self._is_chief else 0.0,
-            num_stops=float(worker.pulse.stop_requested is not None),
-            num_regroups=float(worker.pulse.regroup_requested),
-            num_bad=float(len(batch.bad)),
-            position=float(batch.position),
-        )
-        numbers = numbers_on(worker.device, extras)
-        if self._replicas is not None and self._replicas.is_due(step):
-            own = self._replicas.checksum(step)
-            if isinstance(numbers, Tensor):
-                numbers[-2], numbers[-1] = own, own * own
-            else:
-                numbers[-2:] = [float(own), float(own) ** 2]
-        return numbers
-
-    def withheld(self, others: Tensor, position: int) -> Tensor:
-        """A number on the device, not 0 where the host has to read the attempt before an update is made."""
-        num_workers = self._worker.num_workers
-        *_, num_bad, positions, checksums, squares = others[-len(Extras._fields) :].unbind()
-        differ = (positions - num_workers * position).abs() + (num_workers * squares - checksums * checksums).abs()
-        return num_bad + differ
-
-    def read(self, readings: Readings, position: int) -> Extras:
-        """Read what the workers have told each other with an attempt, here from the batch at `position`.
-
-        Raises:
-            WorkerError: the workers have not begun the same one, or their copies of the state differ.
-        """
-        worker = self._worker
-        extras = Extras(*readings.others[-len(Extras._fields) :])
-        mean = extras.position / worker.num_workers
-        if mean != position:
-            raise WorkerError(
-                "The workers have not begun the same attempt.",
-                given=f"the batch at position {position} on {worker.name}, and {mean:g} in the mean of all workers",
-                expected="loop bodies that change parameters and buffers on all workers alike, or on none",
-                hint="leave `if worker.is_chief` out around such changes",
-            )
-        if self._replicas is not None:
-            self._replicas.check(extras.checksum, extras.squared_checksum)
-        return extras
-
-    def gather_bad(self, batch: Batch) -> tuple[BadExample, ...]:
-        """Gather the examples that could not be read on any worker, and count them; all workers call it.
-
-        Raises:
-            DataError: there are more of them than the loader may replace.
-        """
-        found = self._worker.group.gather([list(example) for example in batch.bad])
-        bad = tuple(sorted(BadExample(*example) for examples in found for example in examples))
-        if batch.loader is not None:
-            batch.loader.add_bad(bad)
-        return bad

@@ -68,6 +68,7 @@ from lockstep.recipes.parts import (
     InitialWeights,
     Monitoring,
     Stage,
+    Verification,
 )
 from lockstep.recipes.preprocessing import Cifarnet, Inception, Lenet, ResizedCrop, Vgg
 from lockstep.recipes.python_parts import PythonData, PythonHook, PythonModel, PythonOptimizer, PythonTask
@@ -423,6 +424,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
         watch=draw(
             st.builds(Monitoring, *[intervals] * 6, st.integers(0, 100), trace=st.none() | steps, profile=profiles)
         ),
+        verify=draw(st.builds(Verification, st.integers(0, 100), st.integers(0, 100))),
         evaluate=evaluate,
         hooks=draw(hooks),
     )

@@ -9,7 +9,7 @@ from lockstep.checkpoints.retention import Retention
 from lockstep.errors import InputError
 from lockstep.exchange.exchange import Alone
 from lockstep.optim import ClipGlobalNorm, Cosine, MovingAverage
-from lockstep.recipes.parts import Checkpoints, Evaluate, Monitoring, Stage
+from lockstep.recipes.parts import Checkpoints, Evaluate, Monitoring, Stage, Verification
 from lockstep.recipes.recipe import Recipe, is_harmless, recipe_changes
 from lockstep.recipes.shipped import find
 from lockstep.recipes.toml import with_settings
@@ -88,6 +88,7 @@ def test_parts_refuse_counts_out_of_range() -> None:
         {"end": None},
         {"checkpoints": Checkpoints(Interval(20), Retention(newest=2))},
         {"watch": Monitoring(console=Interval(0))},
+        {"verify": Verification(every=10, replay=100)},
         {"evaluate": Evaluate(every=Interval(100))},
     ],
 )

@@ -26,6 +26,7 @@ from lockstep.runs import skipped, stages
 from lockstep.runs.build import Parts
 from lockstep.runs.run import Run
 from lockstep.runs.workdir import Result
+from lockstep.types import NonFiniteReport
 from lockstep.workers.rank import Worker
 
 BATCH_SIZE, STEPS = 4, 9
@@ -107,7 +108,7 @@ def history(workdir: Path) -> list[dict[str, Any]]:
 
 
 def events(workdir: Path) -> list[str]:
-    return [line["event"] for line in history(workdir)]
+    return [line["event"] for line in history(workdir) if line["event"] != "verdict"]
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +130,7 @@ def test_a_run_that_is_rolled_back_equals_one_told_from_the_start(
     run(tmp_path, make_recipe("rollback"), make_build(BAD))
     assert contents(tmp_path) == told
     assert events(tmp_path) == ["start", "rollback", "rollback", "rollback", "end"]
-    first, second, third = history(tmp_path)[1:4]
+    first, second, third = [line for line in history(tmp_path) if line["event"] == "rollback"]
     assert (first["from_step"], first["step"], first["skipped"]) == (2, 0, 8)
     assert (second["from_step"], second["step"], second["skipped"]) == (5, 3, 24)
     assert (third["from_step"], third["step"], third["skipped"]) == (5, 4, 28), "saved after its first new step"
@@ -219,9 +220,9 @@ def test_hours_go_on_whatever_is_taken_back(tmp_path: Path, monkeypatch: pytest.
     run(tmp_path / "plain", make_recipe("rollback", *hour), make_build([], attempted=ten_minutes))
     assert positions == [0, 4, 8, 12, 16, 20, 24]
     positions.clear()
-    # What was taken back has taken fifty minutes.
+    # What was taken back has taken fifty minutes, and ten to be made again.
     run(tmp_path / "bad", make_recipe("rollback", *hour), make_build([16], attempted=ten_minutes))
-    assert positions == [0, 4, 8, 12, 16, 12, 20]
+    assert positions == [0, 4, 8, 12, 16, 16, 12, 20]
 
 
 def test_hours_go_on_when_the_launcher_starts_the_workers_again(
@@ -260,6 +261,9 @@ def test_a_stop_keeps_the_batch(tmp_path: Path, caplog: pytest.LogCaptureFixture
     assert (report["step"], report["position"]) == (2, 8)
     assert report["reasons"][0] == "loss 'square' is nan"
     assert len(report["culprits"]) == 1
+    assert (report["verdict"]["cause"], report["verdict"]["step"], report["verdict"]["position"]) == ("data", 2, 8)
+    [line] = [line for line in history(tmp_path) if line["event"] == "verdict"]
+    assert {name: line[name] for name in report["verdict"]} == report["verdict"]
     assert report["examples"] == ["n8", "n9", "n10", "n11"]
     tensors = load_file(folder / "worker-0.safetensors")
     numbers = torch.arange(8.0, 12.0)
@@ -307,7 +311,7 @@ def test_fields_of_any_kind_are_kept(tmp_path: Path) -> None:
     }
     batch = ls.Batch(fields, position=4, batch_size=2, towers=range(1))
     loader = ls.data.Loader(Named(), batch_size=2, order="sequential")
-    nonfinite = SimpleNamespace(position=4, reasons=("a",), culprits=("b",), batch=batch)
+    nonfinite = NonFiniteReport(4, ("a",), ("b",), batch)
     skipped.keep_batch(tmp_path, nonfinite, 1, loader, ls.join("cpu"))  # type: ignore[arg-type]
     folder = tmp_path / "position-000000004"
     tensors = load_file(folder / "worker-0.safetensors")

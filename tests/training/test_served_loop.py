@@ -50,7 +50,8 @@ def weights_of(state: ls.TrainState) -> list[float]:
 def refusals() -> list[str]:
     loader = make_loader()
     batch = ls.Batch({"x": torch.randn(4, 4)}, position=0, batch_size=4, towers=range(1))
-    two = ls.Towers(2)
+    two, replayed = ls.Towers(2), make_state()
+    replayed.replay_steps = 100
 
     def said(function: Callable[[], object]) -> str:
         with pytest.raises(InputError) as caught:
@@ -61,6 +62,7 @@ def refusals() -> list[str]:
         said(lambda: ls.train_step(make_state(), losses, batch, two, ls.Backups())),
         said(lambda: ls.train(make_state(), losses, loader, ls.Towers(2, batch_norm="sync"), ls.Backups())),
         said(lambda: ls.train(make_state(), losses, loader, ls.Towers(3), ls.Backups())),
+        said(lambda: ls.train(replayed, losses, loader, two, ls.Asynchronous())),
     ]
 
 
@@ -69,6 +71,7 @@ def test_what_a_chief_cannot_serve_is_refused_on_all_workers(run_workers: RunWor
         "Only ls.train and ls.train_steps serve several workers: in a loop of your own all make the same steps.",
         "Backup workers cannot share the statistics of a batch: nobody waits for all of them.",
         "The batch cannot be split evenly over the towers.",
+        "What a chief serves is not computed on all workers at once, and so not again on all of them.",
     ]
     assert run_workers(refusals, 2) == [expected, expected]
 
