@@ -108,7 +108,7 @@ def _examples(record: RunRecord, count: int) -> list[ReportPicture]:
             if each.problem:
                 record.problems.append(f"{each.example_id} cannot be shown: {each.problem}")
     except LockstepError as error:
-        record.problems.append(f"no examples are shown: {error.what}")
+        record.problems.append(f"No examples are shown: {error.what}")
     return pictures
 
 

@@ -27,6 +27,8 @@ BY_CLASS = "PerformanceByCategory/"
 _SMOOTHED = ", smoothed"
 _LOG_FROM = 100.0
 """A chart of positive values is logarithmic at first if the largest is so many times the least."""
+_LARGEST = 1 << 53
+"""The largest whole number that a browser knows."""
 
 Points = dict[str, dict[int, float]]
 """Values by name and step."""
@@ -103,7 +105,7 @@ def points_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, Points]:
     charts: dict[str, Points] = {LOSSES: {}, SCORES: {}, RATE: {}, NORM: {}}
     for line in lines:
         step = line.get("step")
-        if isinstance(step, int) and not line.get("refused"):
+        if isinstance(step, int) and 0 <= step <= _LARGEST and not line.get("refused"):
             for title, name, value in _numbers(line):
                 add_point(charts[title], name, step, value)
     return charts
@@ -113,7 +115,8 @@ def add_point(points: Points, name: str, step: int, value: Any) -> None:
     """Add a value, unless it is none: the texts "nan", "inf" and "-inf" are numbers that JSON lacks."""
     if isinstance(value, str) and value in ("nan", "inf", "-inf"):
         value = float(value)
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    is_whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _LARGEST
+    if is_whole or isinstance(value, float):
         points.setdefault(name, {})[step] = float(value)
 
 

@@ -23,6 +23,7 @@ from lockstep.runs.record import RunRecord, as_number, as_unix_seconds, format_t
 from lockstep.runs.workdir import RECIPE, WARM_START
 
 _BEGINS = ("start", "resume", "stage", "rollback", "continue", "join")
+_ENDS = ("end", "stop", "failed")
 _MOST_BYTES = 1 << 26
 _MOST_WAITING = 0.1
 
@@ -267,8 +268,9 @@ def _course(record: RunRecord, lines: Sequence[Mapping[str, Any]]) -> CourseFact
 
 def _segments(record: RunRecord) -> Iterator[SegmentFacts]:
     """Yield the parts of a run between its events; one that was killed has said nothing of its end."""
-    for event, following in pairwise([*record.history, {}]):
-        if event["event"] not in _BEGINS:
+    events = [event for event in record.history if event["event"] in (*_BEGINS, *_ENDS)]
+    for event, following in pairwise([*events, {}]):
+        if event["event"] in _ENDS:
             continue
         began, ended = as_unix_seconds(event.get("time")), as_unix_seconds(following.get("time"))
         next_event = following.get("event", "" if record.state == "running" else record.state)

@@ -148,7 +148,7 @@ def report_page(runs: Sequence[RunReport], differing: Sequence[FieldValues], mad
             side_by_side=_side_by_side(runs),
         )
     )
-    return page.encode(errors="backslashreplace")
+    return page.lstrip().encode(errors="backslashreplace")
 
 
 def _side_by_side(runs: Sequence[RunReport]) -> list[list[str]]:

@@ -8,6 +8,7 @@ import pytest
 from written_runs import event, metrics_line, timing_line, write_run
 
 from lockstep.cli.main import main
+from tests.saved_runs import recipe_of_photos
 
 
 def content_of(folder: Path) -> dict[str, tuple[int, bytes]]:
@@ -114,12 +115,9 @@ def test_examples_are_shown_as_the_run_augments_them(tmp_path: Path) -> None:
     assert "position 1, label " in text
 
 
-def test_examples_that_are_not_there_are_a_line_of_the_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    run = write_run(tmp_path / "run")
-    monkeypatch.chdir(tmp_path)
-    assert main(["report", str(run), "--examples", "2"]) == 0
-    assert "no examples are shown: " in Path("report.html").read_text()
+def test_examples_that_are_not_there_are_a_line_of_the_page(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run, page = write_run(tmp_path / "run", recipe_of_photos(train="no/photos")), tmp_path / "page.html"
+    assert main(["report", str(run), "--examples", "2", "--to", str(page)]) == 0
+    assert "<li>No examples are shown: " in page.read_text()
     assert main(["report", str(run), "--examples", "0"]) == 2
     assert "--examples 0" in caplog.text

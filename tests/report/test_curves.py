@@ -55,6 +55,9 @@ def test_rates_by_parameter_stand_in_for_the_one() -> None:
     [
         {},
         {"step": "1"},
+        metrics_line(-1),
+        metrics_line(1 << 80),
+        {"step": 1, "gradient_norm": 1 << 5000},
         {"step": 1, "losses": 3, "metrics": [], "learning_rate": None},
         {"step": 1, "losses": {"a": True}, "gradient_norm": "many"},
         {"step": 1, "evaluation": "validation", "scores": "none"},

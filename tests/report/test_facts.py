@@ -20,6 +20,7 @@ def test_what_happened_is_told_by_segments(tmp_path: Path) -> None:
     history = [
         event("start", 0, 0),
         event("continue", 40, 5, lost="worker 1: SIGKILL", seconds=1.25, **{"from": "memory"}),
+        event("unheard-of", 45, 6),
         event("resume", 60, 30, changed=["end: 2 epochs"], taken_over_from="pid 7 on one"),
         event("failed", 80, 40, error="out of memory"),
     ]
