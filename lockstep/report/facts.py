@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -111,13 +111,13 @@ class CheckpointFacts:
 
 @dataclass(frozen=True)
 class ScoreFacts:
-    """The last value of a score."""
+    """The last value of a score of one origin."""
 
     name: str
     value: float
     step: int
     origin: str
-    """When which weights were scored: "in mid-run", "after the end, raw weights", "lockstep evaluate, raw weights"."""
+    """When, or by whom, which weights were scored: "in mid-run", "after the end, raw weights"."""
 
     @property
     def share(self) -> float:
@@ -179,16 +179,16 @@ class RunFacts:
         return asdict(self)
 
 
-def facts_of_run(record: RunRecord, name: str, lines: Sequence[Mapping[str, Any]]) -> RunFacts:
+def facts_of_run(record: RunRecord, name: str, num_refused: int) -> RunFacts:
     """Put the facts of a run together.
 
     Args:
         record: of the run.
         name: what the report calls it.
-        lines: of its metrics.
+        num_refused: lines of its metrics that tell of an attempt that was not finite.
     """
     values = _json_of(record.path / "checkpoints" / f"step-{max(record.checkpoints, default=0):08d}" / VALUES)
-    course = _course(record, lines)
+    course = _course(record, num_refused)
     scores = _scores(record)
     overview = _overview(record, course, values)
     return RunFacts(
@@ -255,8 +255,7 @@ def _overview(record: RunRecord, course: CourseFacts, values: Mapping[str, Any])
     )
 
 
-def _course(record: RunRecord, lines: Sequence[Mapping[str, Any]]) -> CourseFacts:
-    num_refused = sum(line.get("refused") is True for line in lines)
+def _course(record: RunRecord, num_refused: int) -> CourseFacts:
     return CourseFacts(
         segments=tuple(_segments(record)),
         num_refused=max(num_refused, len(record.refused)),
@@ -366,20 +365,22 @@ def _checkpoints(record: RunRecord) -> Iterator[CheckpointFacts]:
 
 
 def _scores(record: RunRecord) -> list[ScoreFacts]:
-    """Return the last value of each score: of evaluations in mid-run, of the final weights, by `lockstep evaluate`."""
-    found = {score.name: ScoreFacts(*score, "in mid-run") for score in record.scores}
+    """Return the last value of each score of each origin: in mid-run, of the final weights, by `lockstep evaluate`."""
     evaluations = part(record.result, "evaluations")
-    for split in evaluations:
-        weights = part(evaluations, split).get("weights")
-        for name in [name for name in found if name.startswith(f"{split}/")]:
-            found[name] = replace(found[name], origin=f"after the end, {weights} weights")
+    weights = {split: part(evaluations, split).get("weights") for split in evaluations}
+    found: dict[tuple[str, str], ScoreFacts] = {}
+    for name, value, step in record.scores:
+        split = name.partition("/")[0]
+        origin = f"after the end, {weights[split]} weights" if split in weights else "in mid-run"
+        found[name, origin] = ScoreFacts(name, value, step, origin)
     for line in record.evaluations:
-        data = f", {line['data']}" if "data" in line else ""
-        origin = f"lockstep evaluate, {line.get('weights')} weights{data}"
-        for name, value in line["scores"].items():
-            if (number := as_number(value)) is not None:
+        told = {"{} weights": line.get("weights"), "{} examples": line.get("num_examples"), "{}": line.get("data")}
+        known = (text.format(value) for text, value in told.items() if value is not None)
+        origin = ", ".join(["lockstep evaluate", *known])
+        for name, each in line["scores"].items():
+            if (number := as_number(each)) is not None:
                 score = ScoreFacts(f"{line.get('split')}/{name}", number, line["step"], origin)
-                found[score.name] = score
+                found[score.name, origin] = score
     return [*found.values()]
 
 

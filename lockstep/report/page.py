@@ -68,16 +68,25 @@ class RunReport:
 
 def run_report(record: RunRecord, name: str, examples: Sequence[ReportPicture] = ()) -> RunReport:
     """Read all that a report shows of a run, which it calls `name`."""
-    lines = [*record.metrics()]
+    refused: list[int] = []
+    points = points_of(_noting_refused(record.metrics(), refused))
     problems: list[str] = []
     shown = summarised(record.path, problems)
     matrix, mistakes = confusion(record.path, problems), worst_mistakes(record.path, problems)
     record.problems.extend(problems)
-    facts = facts_of_run(record, name, lines)
-    points = points_of(lines) | _speeds(record, shown)
+    facts = facts_of_run(record, name, len(refused))
     marks = [Mark(segment.first_step, segment.event) for segment in facts.course.segments[1:]]
     missing = tuple(_missing(record, shown, matrix))
+    points |= _speeds(record, shown)
     return RunReport(facts, points, tuple(marks), shown, matrix, mistakes, tuple(examples), missing)
+
+
+def _noting_refused(lines: Iterator[dict[str, Any]], refused: list[int]) -> Iterator[dict[str, Any]]:
+    """Pass lines of metrics on, of which there may be millions, and note the steps of attempts that were not finite."""
+    for line in lines:
+        if line.get("refused") is True:
+            refused.append(line["step"])
+        yield line
 
 
 def _missing(record: RunRecord, shown: Summarised, matrix: Confusion | None) -> Iterator[tuple[str, str]]:
@@ -165,7 +174,8 @@ def _side_by_side(runs: Sequence[RunReport]) -> list[list[str]]:
     }
     rows = [[name, *map(text, glances)] for name, text in kinds.items()]
     for named, text in (
-        ([{each.name: each.value for each in run.facts.scores} for run in runs], format_number),
+        # Of a score with several origins the run's own goes before what was scored later, maybe on other examples.
+        ([{each.name: each.value for each in reversed(run.facts.scores)} for run in runs], format_number),
         ([run.facts.environment for run in runs], str),
     ):
         for name in dict.fromkeys(name for each in named for name in each):

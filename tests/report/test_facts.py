@@ -13,7 +13,7 @@ from lockstep.runs.record import RunRecord
 
 def facts(folder: Path, **files: Any) -> RunFacts:
     record = RunRecord(write_run(folder, **files))
-    return facts_of_run(record, "mine", [*record.metrics()])
+    return facts_of_run(record, "mine", 0)
 
 
 def test_what_happened_is_told_by_segments(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_trouble_is_counted_and_kept_with_its_autopsy(tmp_path: Path) -> None:
         '{"step": 3, "position": 384, "reasons": ["loss is nan"], "culprits": ["tower 1"]}'
     )
     record = RunRecord(folder)
-    found = facts_of_run(record, "mine", [*record.metrics()])
+    found = facts_of_run(record, "mine", 1)
     assert (found.course.num_refused, found.course.refused[0]["culprits"]) == (1, ["tower 1"])
     assert found.course.by_worker == [("worker 1", 9, 0), ("worker 2", 0, 4)]
     assert found.attention == (
@@ -91,12 +91,16 @@ def test_a_score_says_who_has_scored_what(tmp_path: Path) -> None:
     lines = [{"step": 5, "evaluation": "validation", "scores": {"top1": 0.5, "top5": "nan"}}]
     result = {"step": 9, "evaluations": {"test": {"weights": "raw", "scores": {"top1": 0.75}}}}
     evaluations = [
+        {"step": 7, "split": "test", "weights": "average", "num_examples": 4, "scores": {"top1": 0.6}},
+        {"step": 8, "split": "test", "weights": "average", "num_examples": 4, "scores": {"top1": 0.7}},
         {"step": 8, "split": "test", "weights": "average", "data": "other", "scores": {"top1": 0.8, "odd": "many"}},
         {"step": 9, "split": "test", "weights": "raw", "scores": {"X_PerformanceByCategory/AP/cat": 1.5}},
     ]
     found = facts(tmp_path / "run", metrics=lines, result=result, evaluations=evaluations)
     assert [(each.name, each.value, each.step, each.origin) for each in found.scores if each.value == each.value] == [
         ("validation/top1", 0.5, 5, "in mid-run"),
+        ("test/top1", 0.75, 9, "after the end, raw weights"),
+        ("test/top1", 0.7, 8, "lockstep evaluate, average weights, 4 examples"),
         ("test/top1", 0.8, 8, "lockstep evaluate, average weights, other"),
     ]
     (by_class,) = found.class_scores
@@ -113,7 +117,7 @@ def test_the_recipe_is_compared_with_the_shipped_one(tmp_path: Path) -> None:
 def test_a_recipe_that_cannot_be_read_is_shown_as_it_is(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     (folder / "recipe.toml").write_text("name = 'mnist'\nfrom_the_future = 1\n")
-    found = facts_of_run(RunRecord(folder), "mine", [])
+    found = facts_of_run(RunRecord(folder), "mine", 0)
     assert (found.recipe.shipped, found.overview.recipe) == (None, None)
     assert "from_the_future" in found.recipe.text
     assert found.problems == found.attention[-1:] != ()

@@ -97,12 +97,15 @@ def test_a_page_loads_nothing_and_runs_its_own_scripts_alone(tmp_path: Path) -> 
 
 def test_the_charts_are_json_in_which_what_is_not_finite_is_null(tmp_path: Path) -> None:
     lines = [metrics_line(step, total) for step, total in ((1, 2.0), (2, "nan"), (3, "-inf"))]
+    lines.append(metrics_line(3, "nan", refused=True))
     history = [event("start", 0, 0), event("resume", 2, 1)]
     page = page_of(write_run(tmp_path / "run", metrics=lines, history=history, timings=[timing_line(3, 2)]))
     charts = json.loads(page.scripts[0])
     assert charts[0]["curves"][0] == {"name": "cross_entropy", "steps": [1, 2, 3], "values": [2.0, None, None]}
     assert charts[0]["marks"] == [{"step": 2, "name": "resume"}]
     assert charts[-2]["curves"][0]["values"] == [128.0]
+    assert charts[-2]["from_zero"]
+    assert "An attempt was not finite once, and changed nothing." in page.text
     assert "4 values are not finite: a gap." in page.text  # of the loss, and of its smoothed value
 
 
