@@ -123,7 +123,7 @@ class Change(NamedTuple):
         return any(self.path == path or self.path.startswith((f"{path}.", f"{path}[")) for path in paths)
 
     def __str__(self) -> str:
-        return f"{self.path}: saved {_shown(self.saved)}, given {_shown(self.given)}"
+        return f"{self.path}: saved {shown_description(self.saved)}, given {shown_description(self.given)}"
 
 
 def changes(path: str, saved: Any, given: Any) -> Iterator[Change]:
@@ -164,13 +164,13 @@ def _class_of(description: Any) -> Any:
     return description.get(_CLASS) if isinstance(description, dict) else None
 
 
-def _shown(description: Any) -> str:
+def shown_description(description: Any) -> str:
     """A description as Python would show the value: `SGD(lr=0.1, momentum=0.9)`."""
     if isinstance(description, list):
-        return f"[{', '.join(map(_shown, description))}]"
+        return f"[{', '.join(map(shown_description, description))}]"
     if not isinstance(description, dict):
         return repr(description)
     if name_of_class := _class_of(description):
-        members = [f"{name}={_shown(inner)}" for name, inner in description.items() if name != _CLASS]
+        members = [f"{name}={shown_description(inner)}" for name, inner in description.items() if name != _CLASS]
         return f"{name_of_class}({', '.join(members)})"
-    return f"{{{', '.join(f'{name}: {_shown(inner)}' for name, inner in description.items())}}}"
+    return f"{{{', '.join(f'{name}: {shown_description(inner)}' for name, inner in description.items())}}}"

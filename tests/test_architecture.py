@@ -17,7 +17,7 @@ LAYERS = {
     4: {"training", "evaluation"},
     5: {"recipes"},
     6: {"runs", "chaos", "doctor"},
-    7: {"planning"},
+    7: {"planning", "report"},
     8: {"cli"},
 }
 LAYER_OF = {package: layer for layer, packages in LAYERS.items() for package in packages}

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 from worker_processes import HANG_SECONDS
@@ -109,23 +107,6 @@ def test_the_architecture_names_each_package() -> None:
     layers = ARCHITECTURE.read_text().partition("## Layers")[2].partition("##")[0]
     named = re.findall(r"`(\w+)/`", layers)
     assert sorted(named) == sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
-
-
-@pytest.mark.process
-def test_the_curve_of_a_run_is_drawn(tmp_path: Path) -> None:
-    lines: list[dict[str, object]] = [
-        {"step": step, "position": step, "smoothed": {"total": 2.0 / step}, "refused": step == 3}
-        for step in range(1, 9)
-    ]
-    lines.append({"step": 8, "evaluation": "validation", "scores": {"top1": 0.985}})
-    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    script = [sys.executable, ROOT / "scripts/plot_curve.py", tmp_path / "metrics.jsonl", tmp_path / "curve.svg"]
-    subprocess.run(script, check=True)
-    picture = ElementTree.parse(tmp_path / "curve.svg").getroot()
-    space = "{http://www.w3.org/2000/svg}"
-    (curve,) = picture.iter(f"{space}polyline")
-    assert len(curve.attrib["points"].split()) == 7
-    assert {"98.50%", "validation top1", "0.25"} <= {text.text for text in picture.iter(f"{space}text")}
 
 
 def test_the_page_of_augmentations_has_each_with_its_defaults() -> None:

@@ -18,6 +18,7 @@ from lockstep.cli import (
     inspect,
     plan,
     predict,
+    report,
     run,
     show,
     status,
@@ -37,6 +38,7 @@ EXAMPLES = """examples:
   lockstep evaluate runs/mnist                            score its newest checkpoint
   lockstep predict runs/flowers photos --to out           the classes of images in files and folders
   lockstep run my_script.py --workers 4                   your own script on four workers
+  lockstep report runs/mnist                              what a run did, on one page: curves, scores, what happened
   lockstep status runs                                    what runs are doing, how long they take, what is wrong
   lockstep runs runs --show optimizer.lr.initial          runs by their scores, with fields of their recipes
   lockstep convert images photos --to shards              sharded records of folders of images
@@ -55,6 +57,7 @@ COMMANDS = {
     "evaluate": evaluate.COMMAND,
     "predict": predict.COMMAND,
     "run": run.COMMAND,
+    "report": report.COMMAND,
     "status": status.COMMAND,
     "runs": status.RUNS_COMMAND,
     "convert": convert.COMMAND,

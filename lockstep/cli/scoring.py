@@ -48,7 +48,7 @@ from lockstep.runs.inputs import check_same_classes
 from lockstep.runs.showing import ShownExample, examples
 from lockstep.runs.stages import recipe_at, recipe_at_start
 from lockstep.runs.validation import evaluation_outputs
-from lockstep.runs.workdir import KnownData, Workdir, class_names
+from lockstep.runs.workdir import EVALUATIONS, KnownData, Workdir, class_names
 from lockstep.screen import log
 from lockstep.training.saving import load_states, read_checkpoint
 from lockstep.types import Batch
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from PIL import Image
 
-SUMMARIES, EVALUATIONS = "summaries-evaluation", "evaluations.jsonl"
+SUMMARIES = "summaries-evaluation"
 
 _SIDE_PIXELS = 300
 _TOP = re.compile(r"top(\d+)")

@@ -65,20 +65,23 @@ def example_stream(
     """
     recipe = find(source) if is_recipe(source) else None
     if recipe:
-        from lockstep.runs.build import Examples
-
         recipe.data.prepare()
-        reader = Examples(recipe).reader(recipe.data.split, to_train=True)
+        whole = stream_of_recipe(recipe)
+        reader, usual_order, usual_seed = whole.reader, whole.order, whole.seed
     else:
         from lockstep.readers.open import open_source
 
-        reader = open_source(source, everything=True, truth=truth)
-    return ExampleStream(
-        reader,
-        order or (recipe.feed.order if recipe else "shuffled"),
-        (recipe.seed if recipe else 0) if seed is None else seed,
-        _pipeline(augment, size, recipe, reader),
-    )
+        reader, usual_order, usual_seed = open_source(source, everything=True, truth=truth), "shuffled", 0
+    pipeline = _pipeline(augment, size, recipe, reader)
+    return ExampleStream(reader, order or usual_order, usual_seed if seed is None else seed, pipeline)
+
+
+def stream_of_recipe(recipe: Recipe) -> ExampleStream:
+    """Open the examples that a recipe trains on, with its augmentation; its data has to be there."""
+    from lockstep.runs.build import Examples
+
+    reader = Examples(recipe).reader(recipe.data.split, to_train=True)
+    return ExampleStream(reader, recipe.feed.order, recipe.seed, _pipeline_of_recipe(recipe))
 
 
 def is_recipe(word: str) -> bool:

@@ -8,6 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,6 +101,20 @@ def cut_events(path: Path, from_step: int) -> set[str]:
         file.cut(size)
         file.close()
     return tags
+
+
+def read_events(path: Path) -> Iterator[Event]:
+    """Yield the events of a file up to the first that is torn or damaged, since no reader gets past it.
+
+    Raises:
+        InputError: tensorboard cannot be imported.
+    """
+    _event_type()
+    from google.protobuf.message import DecodeError
+
+    with suppress(DataError, DecodeError, OSError):
+        for _, event in _events(path):
+            yield event
 
 
 def _events(path: Path) -> Iterator[tuple[int, Event]]:

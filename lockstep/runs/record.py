@@ -21,7 +21,18 @@ from lockstep.recipes.toml import load
 from lockstep.reporting.jsonl import is_metrics_line
 from lockstep.reporting.timings import RunTiming
 from lockstep.runs.lease import Holder, find_holder
-from lockstep.runs.workdir import CHOICES, DATA, HISTORY, METRICS, QUARANTINE, RECIPE, RESULT, SAVES, TIMINGS
+from lockstep.runs.workdir import (
+    CHOICES,
+    DATA,
+    EVALUATIONS,
+    HISTORY,
+    METRICS,
+    QUARANTINE,
+    RECIPE,
+    RESULT,
+    SAVES,
+    TIMINGS,
+)
 
 RunState: TypeAlias = Literal["not started", "running", "stopped", "finished", "failed", "killed"]
 
@@ -115,6 +126,12 @@ class RunRecord:
                 if (number := as_number(value)) is not None:
                     found.append(RunScore(f"{split}/{name}", number, int(self.result["step"])))
         return found
+
+    @cached_property
+    def evaluations(self) -> list[dict[str, Any]]:
+        """The evaluations by `lockstep evaluate`, each with "step", "split", "weights" and "scores"."""
+        lines = filter(_is_step, self._lines(EVALUATIONS))
+        return [facts for facts in lines if isinstance(facts.get("scores"), dict)]
 
     @property
     def main_score(self) -> RunScore | None:

@@ -62,7 +62,7 @@ _Made = TypeVar("_Made")
 
 RECIPE, CHOICES, HISTORY, SAVES = "recipe.toml", "choices.json", "history.jsonl", "saves.jsonl"
 QUARANTINE, RESULT, WARM_START, DATA = "quarantine.jsonl", "result.json", "warm_start.json", "data.json"
-METRICS, TIMINGS = "metrics.jsonl", "timings.jsonl"
+METRICS, TIMINGS, EVALUATIONS = "metrics.jsonl", "timings.jsonl", "evaluations.jsonl"
 
 
 class Workdir:

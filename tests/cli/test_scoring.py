@@ -16,12 +16,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lockstep.cli import scoring
 from lockstep.cli.cards import Card
-from lockstep.cli.scoring import EVALUATIONS, ScoreFiles, log_scores, mistakes_sheet, write_result
+from lockstep.cli.scoring import ScoreFiles, log_scores, mistakes_sheet, write_result
 from lockstep.errors import InputError
 from lockstep.evaluation.evaluate import Evaluation
 from lockstep.metrics.worst_mistakes import Mistake
 from lockstep.readers.image_folder import ImageFolder
 from lockstep.readers.reader import Arrays, Reader
+from lockstep.runs.workdir import EVALUATIONS
 
 COLOURS = {"daisy/1": (250, 0, 0), "daisy/2": (0, 250, 0), "rose/1": (0, 0, 250), "rose/2": (0, 0, 0)}
 SIDE = 300

@@ -1,0 +1,1 @@
+"""What runs did, on one page: what `lockstep report` writes."""
