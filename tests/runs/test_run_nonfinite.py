@@ -196,7 +196,7 @@ def test_all_workers_go_back_together(
 def test_the_budget_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(ls.NonFiniteError, match="Another batch is not finite, and no more than 2 may be"):
         run(tmp_path, make_recipe("rollback", "nonfinite_budget=2"), make_build(BAD))
-    assert events(tmp_path) == ["start", "rollback", "rollback"]
+    assert events(tmp_path) == ["start", "rollback", "rollback", "failed"]
     assert (tmp_path / "refused/position-000000028/report.json").exists()
 
 
@@ -272,7 +272,7 @@ def test_a_stop_keeps_the_batch(tmp_path: Path, caplog: pytest.LogCaptureFixture
     assert rest["fields"] == {"name": ["n8", "n9", "n10", "n11"]}
     assert (rest["position"], rest["batch_size"], rest["towers"]) == (8, 4, [0, 1])
     assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 2
-    assert events(tmp_path) == ["start"]
+    assert events(tmp_path) == ["start", "failed"]
 
 
 def test_a_skip_keeps_the_batches_and_goes_on(tmp_path: Path) -> None:
