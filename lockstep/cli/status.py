@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _SECONDS_BETWEEN_LOOKS = 2.0
 _SECONDS_WITHOUT_STEP = 120.0
+_MAX_REMARKS = 3
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,8 @@ def status_of(record: RunRecord) -> RunStatus:
     from lockstep.runs.record import as_number, seconds_since
 
     timing, attempt, score = record.last_timing, record.last_attempt, record.main_score
-    is_running, start = record.state == "running", next((e for e in record.history if "workers" in e), {})
-    seen = record.seen_unix_seconds
+    is_running, seen = record.state == "running", record.seen_unix_seconds
+    workers = [event["workers"] for event in record.history if "workers" in event]
     return RunStatus(
         run=str(record.path),
         recipe=record.recipe.name if record.recipe else None,
@@ -67,7 +68,7 @@ def status_of(record: RunRecord) -> RunStatus:
         score=score and score._asdict() | {"better": record.better},
         examples_per_second=timing.examples_per_second if timing else None,
         wait_share=timing.wait_share if timing else None,
-        workers=record.history[-1].get("workers", start.get("workers")) if record.history else None,
+        workers=workers[-1] if workers else None,
         host=record.holder.owner.host if record.holder else None,
         checkpoint=max(record.checkpoints, default=None),
         seen_seconds_ago=None if seen is None else round(seconds_since(seen), 1),
@@ -84,12 +85,13 @@ def _notes(record: RunRecord) -> Iterator[str]:
     if record.state == "killed" and seen is not None:
         yield f"killed, or its host was lost: nothing is heard of it since {format_time(seen)}"
     if record.state == "failed":
-        yield f"failed: {record.history[-1].get('error', 'no reason is written down')}"
+        yield f"failed: {record.error or 'no reason is written down'}"
     if record.state in ("killed", "failed", "stopped"):
         yield f"to go on: lockstep train {record.path}"
     timing = as_unix_seconds(record.last_timing.time) if record.last_timing else None
     if record.state == "running" and timing is not None and seconds_since(timing) > _SECONDS_WITHOUT_STEP:
         yield f"no step for {format_duration(seconds_since(timing))}: an evaluation, a save or a wait"
+    yield from record.remarks[-_MAX_REMARKS:]
     if record.refused:
         yield f"{len(record.refused)} batches that were not finite are kept in refused/"
     if record.bad_examples:

@@ -342,6 +342,7 @@ def _attention(record: RunRecord, overview: Overview, course: CourseFacts) -> It
             yield text.format("once" if count == 1 else f"{count:,} times")
     if overview.wait_share is not None and overview.wait_share > _MOST_WAITING:
         yield f"It waited for data {overview.wait_share:.0%} of the time: lockstep benchmark input says what limits it."
+    yield from record.remarks
     yield from record.problems
 
 

@@ -36,6 +36,8 @@ from lockstep.runs.workdir import (
 
 RunState: TypeAlias = Literal["not started", "running", "stopped", "finished", "failed", "killed"]
 
+REMARKS = ("verdict", "straggler")
+"""Events that neither begin nor end anything, each with a sentence, "said"."""
 _MAX_LINE_BYTES, _MAX_FILE_BYTES = 1 << 20, 1 << 26
 _TAIL_BYTES = 1 << 16
 _MAX_PROBLEMS = 20
@@ -213,13 +215,25 @@ class RunRecord:
         """
         if self.holder and self.holder.is_alive:
             return "running"
-        last = self.history[-1]["event"] if self.history else None
+        last = next((event["event"] for event in reversed(self.history) if event["event"] not in REMARKS), None)
         ends: Mapping[str | None, RunState] = {None: "not started", "end": "finished", "stop": "stopped"}
         return ends.get(last) or ("failed" if last == "failed" or self._was_given_up else "killed")
 
     @property
     def _was_given_up(self) -> bool:
         return self.holder is not None and self.holder.owner.released
+
+    @cached_property
+    def error(self) -> str | None:
+        """The error that has ended the last start; None where none is written down."""
+        ends = (event for event in reversed(self.history) if event["event"] not in REMARKS)
+        last: dict[str, Any] = next(ends, {})
+        return str(last["error"]) if last.get("event") == "failed" and "error" in last else None
+
+    @property
+    def remarks(self) -> list[str]:
+        """What the history says of devices and data, and of slow workers."""
+        return [str(event.get("said")) for event in self.history if event["event"] in REMARKS]
 
     @property
     def step(self) -> int:

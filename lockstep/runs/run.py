@@ -26,7 +26,7 @@ from lockstep.runs.segment import Files, RunEvent, Segment
 from lockstep.runs.stages import Stages
 from lockstep.runs.start import Start
 from lockstep.runs.validation import SPLIT, score_split
-from lockstep.runs.workdir import Best, Reason, Result, Workdir, located
+from lockstep.runs.workdir import HISTORY, Best, Reason, Result, Workdir, located
 from lockstep.screen import log
 from lockstep.served.exchanges import is_served, num_computing
 from lockstep.training.memory import snapshot_of_lack
@@ -240,7 +240,7 @@ class Run:
         try:
             yield
         except BaseException as error:
-            if self._files and self._files.workdir.owner:
+            if self._files and self._files.workdir.owner and (self._files.workdir.path / HISTORY).exists():
                 told = error.what if isinstance(error, LockstepError) else f"{type(error).__name__}: {error}"
                 with suppress(LockstepError):  # the disk may be the reason
                     self._files.workdir.note("failed", step=self.step, error=told)
@@ -372,7 +372,10 @@ class Run:
         first_step, before = self._together_since
         of_all = self._worker.group.gather(spent_since(before, self._worker.pulse.seconds))
         if (straggler := find_straggler(of_all, self.step - first_step)) and self._worker.is_chief:
-            log.info("%s", straggler.describe(self._worker.group.names[straggler.rank]))
+            said = straggler.describe(self._worker.group.names[straggler.rank])
+            log.info("%s", said)
+            if self._files:
+                self._files.workdir.note("straggler", step=self.step, said=said)
 
     def _roll_back(self, error: NonFiniteError) -> RunEvent:
         """Go back to the last checkpoint if that is the recipe's policy."""

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from lockstep.types import LossFunction
 
 OWNING_PAYS_FROM_ELEMENTS = 2**16
+_ALIGNMENT_BYTES = 64
+"""A line of a processor's cache, and its widest vector."""
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -252,7 +254,9 @@ class TowerHost:
             return [TowerBatch(towers.start, towers.start, batch)]
         size = batch.batch_size // self._towers.num_towers
         return [
-            TowerBatch(tower, tower, batch.rows(slice(index * size, (index + 1) * size), range(tower, tower + 1)))
+            TowerBatch(
+                tower, tower, _aligned(batch.rows(slice(index * size, (index + 1) * size), range(tower, tower + 1)))
+            )
             for index, tower in enumerate(towers)
         ]
 
@@ -374,6 +378,14 @@ def _zeros_like(numbers: Sequence[float] | Tensor) -> Sequence[float] | Tensor:
 
 class _NowReentrant(Exception):  # noqa: N818 (no error)
     """A tower uses reentrant checkpointing, and those before it did not."""
+
+
+def _aligned(part: Batch) -> Batch:
+    """Have each tensor begin where one of its own would: kernels may compute other bits from other addresses."""
+    for name, value in part.items():
+        if isinstance(value, Tensor) and value.data_ptr() % _ALIGNMENT_BYTES:
+            part[name] = value.clone()
+    return part
 
 
 def _to_channels_last(batch: Batch) -> None:

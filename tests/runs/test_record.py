@@ -58,6 +58,17 @@ def test_how_a_start_ended(workdir: Workdir, event: str, state: str) -> None:
     assert record.seen_unix_seconds == as_unix_seconds(record.history[-1]["time"])
 
 
+def test_remarks_end_nothing(workdir: Workdir) -> None:
+    with workdir.held():
+        workdir.note("start", step=0)
+        workdir.note("failed", step=3, error="The disk is full.")
+        workdir.note("verdict", step=3, cause="device", said="It is the device.")
+        workdir.note("straggler", step=3, said="worker 1 is the slowest")
+    record = RunRecord(workdir.path)
+    assert (record.state, record.error) == ("failed", "The disk is full.")
+    assert record.remarks == ["It is the device.", "worker 1 is the slowest"]
+
+
 def test_a_start_that_gave_the_folder_up_without_a_word_has_failed(workdir: Workdir) -> None:
     with workdir.held():
         workdir.note("start", step=0)

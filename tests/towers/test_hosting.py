@@ -205,6 +205,17 @@ class Overlapped:
         return
 
 
+def test_the_tensors_of_a_tower_begin_where_those_of_another_worker_would() -> None:
+    """Matrix products give other bits from addresses that are not aligned."""
+    rows = torch.randn(6, 10)
+    batch = ls.Batch({"x": rows, "name": list("abcdef")}, position=0, batch_size=6, towers=range(3))
+    parts = [part.batch for part in make_host(Net(), 3).parts(batch)]
+    assert [rows[2 * tower].data_ptr() % 64 != 0 for tower in range(3)] == [False, True, True]
+    assert [part["x"].data_ptr() % 64 for part in parts] == [0, 0, 0]
+    assert torch.equal(torch.cat([part["x"] for part in parts]), rows)
+    assert parts[0]["x"].data_ptr() == rows.data_ptr(), "what is aligned is not copied"
+
+
 @pytest.mark.parametrize("num_towers", [1, 2, 3])
 def test_the_gradients_of_the_last_tower_are_told_as_they_come(num_towers: int) -> None:
     plain, host, overlapped = make_host(Net(), num_towers), make_host(Net(), num_towers), Overlapped()
