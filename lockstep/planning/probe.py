@@ -211,15 +211,16 @@ class _Place:
         forget_peak(self._worker.device)
         share = _STEPS * seconds / (1 + has_further)
         first, memory, tower_bytes = self._steps(1, share)
-        second = self._steps(2, share)[0] if has_further else first
+        # Half of two, not what two take more than one: the difference would be all noise on a busy machine.
+        further, further_cpu = self._steps(2, share)[0][:2] if has_further else (0.0, 0.0)
         given, given_cpu = self._input(_INPUT * seconds)
         return WorkerCost(
             num_local=self._num_local,
             tower_size=self._size,
             first_seconds=first.compute,
-            further_seconds=max(0.0, second.compute - first.compute),
+            further_seconds=further / 2,
             first_cpu_seconds=first.compute_cpu,
-            further_cpu_seconds=max(0.0, second.compute_cpu - first.compute_cpu),
+            further_cpu_seconds=further_cpu / 2,
             update_seconds=first.update,
             update_cpu_seconds=first.update_cpu,
             input_seconds=given,
