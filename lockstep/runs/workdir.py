@@ -7,6 +7,7 @@ history.jsonl         each start, with the step it started from and what had cha
 checkpoints/          one folder a checkpoint
 saves.jsonl           each checkpoint, with how many lines metrics.jsonl had
 metrics.jsonl         losses, learning rate, evaluations
+chain.jsonl           the same of every update, each line with a hash over it and the line before
 timings.jsonl         how fast it went, a line about every ten seconds, and how long it still took
 summaries/            the same for TensorBoard
 evaluations.jsonl     scores of its checkpoints, a line for each `lockstep evaluate`; no times
@@ -203,10 +204,11 @@ class Workdir:
                 else:
                     self._lease.check_if_stale()
 
-    def note(self, event: str, **facts: Any) -> None:
-        """Add a line to the run's history."""
+    def note(self, event: str, **facts: Any) -> str:
+        """Add a line to the run's history; returns it."""
         line = json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "event": event, **facts})
         self._append(HISTORY, line)
+        return line
 
     def note_save(self, step: int, position: int, metrics_lines: int) -> None:
         """Note how many lines metrics.jsonl has, just before a checkpoint is saved."""
