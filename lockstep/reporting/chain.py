@@ -2,7 +2,8 @@
 
 Whoever knows the last link knows whether any line was changed, taken out or put in. There are four kinds of lines:
 
-- an attempt, with the facts that `metrics.jsonl` has of some of them, and whether it is one of those (`in_metrics`);
+- an attempt: step, position, losses, rates and gradient norm; of one that `metrics.jsonl` has too (`in_metrics`) all
+  that it has there;
 - an evaluation, as in `metrics.jsonl`;
 - `digests`: of each tensor of the model and the optimizer after a step, by section and name;
 - an `event` that begins or ends a segment: what the numbers rest on (recipe, choices, data, workers), as far as it is
@@ -21,7 +22,8 @@ from typing import Any, NamedTuple
 
 from lockstep.errors import WorkdirError
 from lockstep.reporting.append import AppendOnly
-from lockstep.reporting.jsonl import without_nonfinite
+from lockstep.reporting.jsonl import facts_of, without_nonfinite
+from lockstep.types import StepReport
 
 CHAIN = "chain.jsonl"
 _NUM_DIGITS = 32
@@ -29,6 +31,8 @@ _FIRST_LINK = "0" * _NUM_DIGITS
 _MIDDLE, _END = ', "link": "', '"}\n'
 _TAIL_BYTES = len(_MIDDLE) + _NUM_DIGITS + len(_END)
 _MAX_LINE_BYTES = 1 << 26
+_MORE = ("smoothed", "total", "metrics")
+"""Facts that only the lines have that `metrics.jsonl` has too: they follow from the others, or from the weights."""
 GROUND = {
     "event": str,
     "history": str,
@@ -134,6 +138,16 @@ class ChainFile:
         if "position" in facts:
             self._since.clear()
         self._since.append(facts)
+
+
+def attempt_facts(report: StepReport, *, in_metrics: bool) -> dict[str, Any]:
+    """Return the facts of an attempt, as its line in the chain has them."""
+    facts = facts_of(report)
+    if not in_metrics:
+        for name in _MORE:
+            del facts[name]
+    facts["in_metrics"] = in_metrics
+    return facts
 
 
 def read_chain(path: Path) -> Iterator[ChainLine]:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from lockstep.data.loader import Loader
 from lockstep.loggers.loggers import Loggers
 from lockstep.recipes.parts import Monitoring
-from lockstep.reporting.chain import CHAIN, ChainFile
-from lockstep.reporting.jsonl import MetricsFile, evaluation_tag, facts_of
+from lockstep.reporting.chain import CHAIN, ChainFile, attempt_facts
+from lockstep.reporting.jsonl import MetricsFile, evaluation_tag
 from lockstep.reporting.summaries import Summaries
 from lockstep.reporting.throughput import moment_before
 from lockstep.runs.showing import with_marks
@@ -76,7 +76,7 @@ class MetricsLogger:
                 due.append(report)  # it is at the step of the one before, and never due
             else:
                 find_due(report)
-            self.chain.write(facts_of(report) | {"in_metrics": bool(due)})
+            self.chain.write(attempt_facts(report, in_metrics=bool(due)))
             if due:
                 self._write(report)
 

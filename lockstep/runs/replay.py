@@ -20,8 +20,7 @@ from lockstep.exchange.exchange import is_exact
 from lockstep.recipes.code import functions_of
 from lockstep.recipes.recipe import Recipe, is_harmless, recipe_changes
 from lockstep.recipes.toml import from_toml
-from lockstep.reporting.chain import CHAIN, as_read, read_chain
-from lockstep.reporting.jsonl import facts_of
+from lockstep.reporting.chain import CHAIN, as_read, attempt_facts, read_chain
 from lockstep.runs.examination import Examination, different_tensors, named_in_short, told_differences
 from lockstep.runs.segment import data_digest, how_summed
 from lockstep.runs.stages import Stages
@@ -318,17 +317,16 @@ class _Replay:
                 self._differs(f"update {wanted['step']} is not made here: the data ends before it")
             self._found.is_stopped = self._worker.pulse.stop_requested is not None
             return False
-        given = as_read(facts_of(report))
-        expected = {name: value for name, value in wanted.items() if name != "in_metrics"}
+        given = as_read(attempt_facts(report, in_metrics=wanted["in_metrics"]))
         self._found.num_compared += 1
-        if given == expected:
+        if given == wanted:
             return True
         self._found.has_same_bits = False
-        distance = max((_distance(expected.get(name), given.get(name)) for name in _ROUNDED), default=0.0)
-        is_other = any(expected.get(name) != given.get(name) for name in _EXACT)
+        distance = max((_distance(wanted.get(name), given.get(name)) for name in _ROUNDED), default=0.0)
+        is_other = any(wanted.get(name) != given.get(name) for name in _EXACT)
         if self._is_explained(distance) and not is_other:
             return True
-        self._differs(f"update {wanted['step']}: {told_differences(expected, given)}{self._examples(expected, given)}")
+        self._differs(f"update {wanted['step']}: {told_differences(wanted, given)}{self._examples(wanted, given)}")
         return False
 
     def _is_explained(self, distance: float) -> bool:

@@ -18,8 +18,8 @@ from lockstep.data.order import Int64s
 from lockstep.images.drawing import COLOURS
 from lockstep.readers.reader import Cost
 from lockstep.recipes.parts import Monitoring
-from lockstep.reporting.chain import CHAIN, ChainFile
-from lockstep.reporting.jsonl import MetricsFile, facts_of
+from lockstep.reporting.chain import CHAIN, ChainFile, attempt_facts
+from lockstep.reporting.jsonl import MetricsFile
 from lockstep.runs.metrics_logger import MetricsLogger
 from lockstep.types import Interval, Progress
 
@@ -76,7 +76,7 @@ def test_what_a_lost_chief_has_not_written_is_made_up_for(
     metrics.close()
     chain = ChainFile(tmp_path / CHAIN, from_position=0)
     for report in reports[: min(max(last, 4) + is_ahead, 6)]:
-        chain.write(facts_of(report) | {"in_metrics": report.step % interval == 0})
+        chain.write(attempt_facts(report, in_metrics=report.step % interval == 0))
     chain.close()
     watch = Monitoring(summaries=Interval(0), metrics=Interval(interval))
     logger = MetricsLogger(tmp_path, watch, reports[-1].progress)
