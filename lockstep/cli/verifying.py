@@ -80,7 +80,7 @@ def _asked(arguments: argparse.Namespace, path: Path) -> tuple[int, int] | None:
 
 def _recipe(arguments: argparse.Namespace, path: Path, told: WindowLines) -> Recipe:
     """Return the recipe of a window, for this machine: its code may be called, and its threads are those of the run."""
-    recipe = located(with_code_of_run(told.recipe, path, allow_code=arguments.allow_code), path)
+    recipe = located(with_code_of_run(told.recipe, path, allow_code=arguments.allow_code, named_in=CHAIN), path)
     choices = told.ground["choices"]
     sharing = arguments.workers_per_device
     return replace(

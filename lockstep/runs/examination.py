@@ -19,12 +19,11 @@ from lockstep.recipes.recipe import is_harmless, recipe_changes
 from lockstep.recipes.toml import from_toml, load
 from lockstep.reporting.chain import CHAIN, GROUND, ChainLine, read_chain
 from lockstep.reporting.jsonl import read_lines
-from lockstep.runs.workdir import CHOICES, HISTORY, RECIPE, RESULT, Workdir
+from lockstep.runs.workdir import CHOICES, HISTORY, METRICS, RECIPE, RESULT, Workdir
 from lockstep.training.replicas import digests_of
 from lockstep.training.saving import check_values
 from lockstep.types import ProgressFunction
 
-_METRICS = "metrics.jsonl"
 _MOST_CHANGES = 3
 _OF_CHAIN_ALONE = ("in_metrics", "link")
 
@@ -52,8 +51,6 @@ class Examination:
     """Digests of the tensors by step and position."""
     logged: list[dict[str, Any]] = field(default_factory=list)
     """The lines that `metrics.jsonl` should have."""
-    damaged: set[int] = field(default_factory=set)
-    """Steps of checkpoints that cannot be read."""
 
     @property
     def recipe(self) -> str:
@@ -67,11 +64,13 @@ def examine(path: Path, progress: ProgressFunction) -> Examination:
     Raises:
         WorkdirError: there is no chain, or nothing in it: an older version has made the run, or it has yet to begin.
     """
+    # The chain has each line first, and the history each event: so they fit while the run goes on, too.
+    steps, metrics = Store(path / "checkpoints").steps(), _read_metrics(path / METRICS)
     found = walk(path)
     history = list(_whole_lines(path / HISTORY))
-    _check_metrics(found, history)
+    _check_metrics(found, *metrics, history)
     _check_history(found, history)
-    _check_checkpoints(found, history, progress)
+    _check_checkpoints(found, steps, history, progress)
     _check_recipe(found)
     _check_choices(found)
     _check_result(found)
@@ -159,38 +158,57 @@ def _called(facts: Mapping[str, Any]) -> str:
     return f"{'digests, ' if 'digests' in facts else what}step {facts['step']}"
 
 
-def _check_metrics(found: Examination, history: Sequence[str]) -> None:
+def _read_metrics(path: Path) -> tuple[list[dict[str, Any]], str]:
+    """Read the lines of metrics.jsonl, up to the first that is none, and say what is wrong with that one."""
+    lines: list[dict[str, Any]] = []
+    try:
+        lines.extend(read_lines(path) if path.is_file() else ())
+    except WorkdirError as error:
+        return lines, error.what
+    return lines, ""
+
+
+def _check_metrics(found: Examination, lines: Sequence[dict[str, Any]], wrong: str, history: Sequence[str]) -> None:
     """Compare each line of metrics.jsonl with its line in the chain, and look for those that are missing."""
-    path, places = found.path / _METRICS, defaultdict[tuple[Any, ...], list[int]](list)
+    places = defaultdict[tuple[Any, ...], list[int]](list)
     for index, facts in enumerate(found.logged):
         places[_place(facts)].append(index)
-    number, next_index, missing = 0, 0, list[int]()
-    try:
-        for number, facts in enumerate(read_lines(path) if path.is_file() else (), start=1):
-            if next_index == 0 and _is_before(facts, found.events[0]):
-                continue
-            found_at = next((index for index in places[_place(facts)] if index >= next_index), None)
-            if found_at is None:
-                found.problems.append(f"{_METRICS}, line {number} ({_called(facts)}): the chain has no such line")
-                continue
-            missing += range(next_index, found_at)
-            next_index = found_at + 1
-            if facts != found.logged[found_at]:
-                text = told_differences(found.logged[found_at], facts)
-                found.problems.append(f"{_METRICS}, line {number} ({_called(facts)}): {text}")
-    except WorkdirError as error:
-        found.problems.append(error.what)
+    next_index, missing = 0, list[int]()
+    for number, facts in enumerate(lines, start=1):
+        if next_index == 0 and _is_before(facts, found.events[0]):
+            continue
+        found_at = next((index for index in places[_place(facts)] if index >= next_index), None)
+        if found_at is None:
+            found.problems.append(f"{METRICS}, line {number} ({_called(facts)}): the chain has no such line")
+            continue
+        missing += range(next_index, found_at)
+        next_index = found_at + 1
+        if facts != found.logged[found_at]:
+            text = told_differences(found.logged[found_at], facts)
+            found.problems.append(f"{METRICS}, line {number} ({_called(facts)}): {text}")
+    found.checked[METRICS] = f"{len(lines):,} lines"
+    if wrong:
+        found.problems.append(wrong)
         return
-    missing += range(next_index, len(found.logged))
-    found.checked[_METRICS] = f"{number:,} lines"
-    # It is written after the chain: a kill may have come between.
-    is_cut_off = missing == [len(found.logged) - 1] and found.events[-1]["event"] not in ("end", "stop")
-    if not missing or is_cut_off:
+    if found.events[-1]["event"] in ("end", "stop") or not _may_be_cut_off(found, next_index):
+        missing += range(next_index, len(found.logged))
+    if not missing:
         return
-    first = f"{_METRICS} lacks the line of {_called(found.logged[missing[0]])}"
+    first = f"{METRICS} lacks the line of {_called(found.logged[missing[0]])}"
     text = first + (f", and {len(missing) - 1} more" if len(missing) > 1 else "")
     lost = sum(_fact(line, "lost_metrics_lines") for line in history)
     (found.notes if len(missing) <= lost else found.problems).append(text)
+
+
+def _may_be_cut_off(found: Examination, num_lines: int) -> bool:
+    """Whether the last lines may yet come: a kill came between one in the chain and here; or the run goes on."""
+    if len(found.logged) - num_lines == 1:
+        return True
+    try:
+        Workdir(found.path).check_free()
+    except WorkdirError:
+        return True
+    return False
 
 
 def _place(facts: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -231,18 +249,19 @@ def _check_history(found: Examination, history: Sequence[str]) -> None:
     found.checked[HISTORY] = f"{len(found.events):,} events of {len(history):,}"
 
 
-def _check_checkpoints(found: Examination, history: Sequence[str], progress: ProgressFunction) -> None:
+def _check_checkpoints(
+    found: Examination, steps: Sequence[int], history: Sequence[str], progress: ProgressFunction
+) -> None:
     """Read each checkpoint, verified by its manifest, and compare its tensors with the digests in the chain."""
     store = Store(found.path / "checkpoints")
-    steps = store.steps()
     left = max((_fact(line, "from_step") for line in history), default=0)
     for count, step in enumerate(steps):
         progress(count, len(steps))
         try:
             checkpoint = store.read(step, check_values)
         except LockstepError as error:
-            found.problems.append(f"checkpoint of step {step}: {error.what} Found: {error.given}")
-            found.damaged.add(step)
+            if store.path(step).exists():  # else the run that goes on has just deleted it
+                found.problems.append(f"checkpoint of step {step}: {error.what} Found: {error.given}")
             continue
         assert checkpoint is not None, "a step was asked for"
         by_position = found.digests.get(step, {})

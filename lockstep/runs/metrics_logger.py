@@ -45,7 +45,11 @@ class MetricsLogger:
         self._watch, self._start, self._flushes_each_line = watch, start, flushes_each_line
         self._loggers = loggers or Loggers(())
         self.metrics = MetricsFile(folder / METRICS, from_position=start.position)
-        self.chain = ChainFile(folder / CHAIN, from_position=start.position)
+        try:
+            self.chain = ChainFile(folder / CHAIN, from_position=start.position)
+        except BaseException:
+            self.metrics.close()
+            raise
         self._summaries = Summaries(folder / "summaries", from_step=start.step, interval=watch.summaries)
         self._observers: list[Observer] = []
 

@@ -60,7 +60,7 @@ def choose_window(found: Examination, asked: tuple[int, int] | None) -> Window |
     Raises:
         InputError: the run has not made these updates, or no checkpoint before them is kept, or none in the chain.
     """
-    kept = [step for step in store_of(found.path).steps() if step in found.digests and step not in found.damaged]
+    kept = [step for step in store_of(found.path).steps() if step in found.digests]
     if asked is None:
         last = max(kept[1:], default=found.last_step)
         before = max((step for step in kept if step < last), default=None)

@@ -21,6 +21,7 @@ from lockstep.checkpoints.manifest import FileEntry, Manifest
 from lockstep.cli import train, verify
 from lockstep.errors import InputError, LockstepError, VerificationError, WorkdirError
 from lockstep.reporting.chain import CHAIN, ChainFile, read_chain
+from lockstep.runs.workdir import Workdir
 from lockstep.workers.rank import leave
 
 STEPS, PHOTOS = 12, 5
@@ -389,6 +390,31 @@ def test_code_that_has_changed_is_named(
     assert "this environment is another one: the code of pixels_of_mine:Pixels has changed" in verified()
 
 
+def made_by(sums: str, workers: int) -> Callable[[dict[str, Any]], None]:
+    def change(facts: dict[str, Any]) -> None:
+        if "event" in facts:
+            facts |= {"sums": sums, "workers": workers}
+
+    return change
+
+
+def test_sums_whose_order_was_another_may_have_other_bits(verified: Verify) -> None:
+    linked_anew(made_by("gloo", 3))
+    said = verified("--workers", "1")
+    assert "another one: the sums were made by gloo over 3 workers, and are by tree over 1" in said.replace("\n", " ")
+    linked_anew(made_by("tree", 3))
+    assert "this environment is another one" not in verified("--workers", "1")
+
+
+def test_updates_by_whose_gradients_came_first_cannot_be_made_again(verified: Verify) -> None:
+    linked_anew(made_by("served", 3))
+    said = verified()
+    assert "no update was made again: These updates depend on whose gradients came first" in said
+    assert "verdict: as written down" in said
+    with pytest.raises(InputError, match="whose gradients came first"):
+        verified("--steps", "9..12")
+
+
 # Certificates ---------------------------------------------------------------------------------------------------------
 
 
@@ -498,6 +524,25 @@ def test_a_chain_without_a_line(verified: Verify) -> None:
 
 
 # Many -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_goes_on_meanwhile(verified: Verify) -> None:
+    write_lines("metrics.jsonl", lines_of("metrics.jsonl")[:3])
+    write_lines(CHAIN, lines_of(CHAIN)[:-1])
+    Path("run/result.json").unlink()
+    with Workdir(Path("run")).held():
+        assert "verdict: bit-identical" in verified()
+    with pytest.raises(
+        VerificationError, match=r"metrics.jsonl lacks the line of evaluation 'validation', step 6, and 4"
+    ):
+        verified()
+
+
+def test_code_that_others_could_have_named_is_not_called(verified: Verify) -> None:
+    Path("run", CHAIN).chmod(0o666)
+    with pytest.raises(InputError, match="pixels_of_mine"):
+        verified()
+    assert "verdict: bit-identical" in verified("--allow-code")
 
 
 @pytest.mark.process
