@@ -228,7 +228,10 @@ def replay(
     except InputError as error:
         found.difference = f"the data: {error.what} {error.given}, and expected was {error.expected}"
         return found
-    _Replay(stages, recipe, store_of(path), worker, found).run(told.lines, progress)
+    # Attempts without an update may stand between its step, where the lines begin, and its place.
+    position, lines = checkpoint.values["loader"]["position"], told.lines
+    start = next((count for count, facts in enumerate(lines, start=1) if facts.get("position") == position), 0)
+    _Replay(stages, recipe, store_of(path), worker, found).run(lines[start:], progress)
     return found
 
 

@@ -511,6 +511,15 @@ def test_a_run_that_an_older_version_has_begun(verified: Verify, here: Path) -> 
         verified("--steps", "9..12")
 
 
+def test_a_change_of_the_data_that_was_accepted(verified: Verify) -> None:
+    swap_photos()
+    assert train.train_as_worker(["train", "run", "--steps", "16", "--accept-data-change"]) == 0
+    leave()
+    assert "updates 13 to 16, from the checkpoint of step 12, on 1 worker: bit-identical" in verified()
+    with pytest.raises(InputError, match="At step 12 the run went on by another recipe, or with other data"):
+        verified("--steps", "9..16")
+
+
 def test_a_folder_without_a_run(verified: Verify) -> None:
     shutil.rmtree("run")
     with pytest.raises(WorkdirError, match="There is no run in run"):

@@ -11,7 +11,7 @@ import pytest
 from staged_run import NOTHING, STEPS, Disturbance, make_recipe, make_task, run, start
 
 import lockstep as ls
-from lockstep.recipes.parts import Verification
+from lockstep.recipes.parts import Checkpoints, Evaluate, Verification
 from lockstep.recipes.recipe import Recipe
 from lockstep.reporting.chain import CHAIN, read_chain
 from lockstep.runs.examination import Examination, examine
@@ -97,6 +97,21 @@ def test_attempts_that_are_not_finite(tmp_path: Path, policy: Any) -> None:
     run(workdir, given, what)
     found = verified(workdir, given, what=what)
     assert found.num_compared == STEPS + (4 if policy == "skip" else 0)
+
+
+def test_a_checkpoint_after_a_skipped_attempt(tmp_path: Path) -> None:
+    rarely = {"checkpoints": Checkpoints(ls.Interval(50)), "evaluate": Evaluate(ls.Interval(0))}
+    given, workdir = make_recipe(nonfinite="skip", verify=Verification(every=1), **rarely), tmp_path / "run"
+
+    def stop(now: int) -> None:
+        if now == 4:  # seen with the next attempt
+            ls.join().pulse.stop_requested = "SIGTERM"
+
+    assert run(workdir, given, Disturbance(bad=(8,), attempted=stop)).reason == "stopped"
+    run(workdir, given, Disturbance(bad=(8,)))
+    found = examined(workdir)
+    assert [*found.digests[2]] == [8, 12]
+    verified(workdir, given, (3, STEPS), Disturbance(bad=(8,)))
 
 
 def test_a_rollback_that_was_killed_before_it_was_saved(tmp_path: Path) -> None:
