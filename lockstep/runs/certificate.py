@@ -11,7 +11,6 @@ from typing import Any
 from lockstep.errors import InputError
 from lockstep.readers.fingerprint import checksum
 from lockstep.recipes.code import functions_of
-from lockstep.recipes.toml import from_toml
 from lockstep.reporting.chain import CHAIN, read_chain
 from lockstep.reporting.jsonl import without_nonfinite
 from lockstep.runs.examination import Examination
@@ -75,7 +74,7 @@ def _code(found: Examination) -> dict[str, Any]:
     return {
         "lockstep": __version__,
         "source": checksum(*parts),
-        "functions": {each.full_name: each.source for each in functions_of(from_toml(found.recipe, CHAIN))},
+        "functions": {each.full_name: each.source for each in functions_of(found.made_with)},
     }
 
 

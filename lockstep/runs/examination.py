@@ -15,7 +15,7 @@ from typing import Any
 from lockstep.checkpoints.store import Store
 from lockstep.errors import LockstepError, WorkdirError
 from lockstep.readers.fingerprint import checksum
-from lockstep.recipes.recipe import is_harmless, recipe_changes
+from lockstep.recipes.recipe import Recipe, is_harmless, recipe_changes
 from lockstep.recipes.toml import from_toml, load
 from lockstep.reporting.chain import CHAIN, GROUND, ChainLine, read_chain
 from lockstep.reporting.jsonl import read_lines
@@ -47,6 +47,8 @@ class Examination:
     last_step: int = 0
     events: list[dict[str, Any]] = field(default_factory=list)
     """With all that is as in the event before."""
+    made_with: Recipe | None = None
+    """The recipe of the last start; None where the chain has none that can be read."""
     digests: dict[int, dict[int, dict[str, dict[str, str]]]] = field(default_factory=dict)
     """Digests of the tensors by step and position."""
     logged: list[dict[str, Any]] = field(default_factory=list)
@@ -302,7 +304,8 @@ def named_in_short(tensors: Sequence[str]) -> str:
 def _check_recipe(found: Examination) -> None:
     """Compare recipe.toml with the recipe that the last start was made with."""
     try:
-        made_with, given = from_toml(found.recipe, f"the recipe in {CHAIN}"), load(found.path / RECIPE)
+        found.made_with = made_with = from_toml(found.recipe, f"the recipe in {CHAIN}")
+        given = load(found.path / RECIPE)
     except LockstepError as error:
         found.problems.append(f"{RECIPE}: {error.what} Found: {error.given}")
         return
