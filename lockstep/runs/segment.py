@@ -34,7 +34,16 @@ from lockstep.spans import span
 from lockstep.training.loop import Hook, every, steps_without_survival
 from lockstep.training.replicas import Replicas, digests_of
 from lockstep.training.saving import Saver
-from lockstep.types import End, FaultError, Interval, NonFiniteError, NonFiniteReport, Progress, ReplayVerdict, StepReport
+from lockstep.types import (
+    End,
+    FaultError,
+    Interval,
+    NonFiniteError,
+    NonFiniteReport,
+    Progress,
+    ReplayVerdict,
+    StepReport,
+)
 from lockstep.workers.rank import Worker
 
 if TYPE_CHECKING:
