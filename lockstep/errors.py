@@ -10,6 +10,7 @@ LockstepError
 │   ├── MissingFieldError a field that a batch does not have (a KeyError, too)
 │   └── InputErrors       several of these at once
 ├── CheckpointError       a checkpoint that cannot be written or read
+├── VerificationError     a run whose files or updates are not what it has written down
 ├── NonFiniteError        a loss or a gradient that is not a number (in types.py, with its report)
 └── WorkerError           a worker that failed, died or disagrees with the others
     ├── FaultError        one that does not compute what the others do (in types.py, with its verdict)
@@ -105,6 +106,10 @@ class CheckpointError(LockstepError):
 
 class NotFoundError(CheckpointError, InputError):
     """A checkpoint, weights or a tensor that are not where they were asked for: wrong input, and nothing damaged."""
+
+
+class VerificationError(LockstepError):
+    """A run whose files, or whose updates where they are made again, are not what its chain says."""
 
 
 class WorkerError(LockstepError):

@@ -27,7 +27,7 @@ from worker_processes import HANG_SECONDS
 import lockstep as ls
 from lockstep.checkpoints.retention import Retention
 from lockstep.checkpoints.store import Store
-from lockstep.cli import chaos, evaluate, plan
+from lockstep.cli import chaos, evaluate, plan, verify
 from lockstep.cli import run as cli_run
 from lockstep.cli import train as cli_train
 from lockstep.cli.main import main, parse, parser
@@ -62,6 +62,7 @@ STAND_INS = {
     "RUN[@STEP]": "runs/mnist@2",
     "RUN_FOLDER": "runs/mnist",
     "RUN": "runs/mnist",
+    "--steps 101..200": "--steps 1..2",
     "CONFIG": "old.config",
     "RECIPE": "mnist",
     "NAME": "mnist",
@@ -297,8 +298,19 @@ def run(words: list[str]) -> None:
     elif words[0] == "evaluate":
         assert evaluate.plan_evaluate(words)["workers"] >= 1
         assert evaluate.evaluate_as_worker(words) == 0
+    elif words[0] == "verify":
+        _verify(words)
     else:
         assert main(words) == 0
+
+
+def _verify(words: list[str]) -> None:
+    """Verify a run without the checkpoint that was made by hand; a certificate is made before it is needed."""
+    shutil.rmtree("runs/mnist/checkpoints/step-00001000")
+    if "--against" in words:
+        assert verify.verify_as_worker(["verify", "runs/mnist", "--no-replay", "--certificate", words[-1]]) == 0
+    assert verify.plan_verify(words)["workers"] >= 1
+    assert verify.verify_as_worker(words) == 0
 
 
 def _remove(made: Path) -> None:

@@ -67,16 +67,7 @@ def chosen_run(arguments: argparse.Namespace) -> ChosenRun:
         )
     recipe = Workdir(path).recipe() if Workdir(path).holds_run else None
     if recipe is None:
-        runs = sorted(found.parent for found in path.glob(f"*/{RECIPE}"))
-        meant = runs[0] if runs else None if path.exists() else closest_path(path)
-        raise WorkdirError(
-            f"There is no run in {path}.",
-            given=what_is_there(path),
-            expected=f"the folder of a run, with a {RECIPE}",
-            hint=f"did you mean {meant}?"
-            if meant
-            else f"check the path, or train first: lockstep train mnist --workdir {path}",
-        )
+        raise no_run_in(path)
     recipe = with_code_of_run(recipe, path, allow_code=arguments.allow_code)
     weights = _weights(arguments, recipe)
     store = Workdir(path).store(recipe)
@@ -87,6 +78,20 @@ def chosen_run(arguments: argparse.Namespace) -> ChosenRun:
     step = arguments.step if step is None else step
     _check_saved(store, step, may_wait="follow" in arguments)
     return ChosenRun(path, recipe, step, weights)
+
+
+def no_run_in(path: Path) -> WorkdirError:
+    """Return the error for a folder that holds no run, which names one that may be meant."""
+    runs = sorted(found.parent for found in path.glob(f"*/{RECIPE}"))
+    meant = runs[0] if runs else None if path.exists() else closest_path(path)
+    return WorkdirError(
+        f"There is no run in {path}.",
+        given=what_is_there(path),
+        expected=f"the folder of a run, with a {RECIPE}",
+        hint=f"did you mean {meant}?"
+        if meant
+        else f"check the path, or train first: lockstep train mnist --workdir {path}",
+    )
 
 
 def _weights(arguments: argparse.Namespace, recipe: Recipe) -> Weights:

@@ -23,6 +23,7 @@ from lockstep.cli import (
     show,
     status,
     train,
+    verify,
 )
 from lockstep.cli.shared import EXIT_CODES, INTERRUPTED, in_words_of_flags, parsed
 from lockstep.errors import LockstepError
@@ -48,6 +49,7 @@ EXAMPLES = """examples:
   lockstep chaos mnist --minutes 5                        kill its workers, fill its disk, and see that nothing is lost
   lockstep show photos/train --augment crop --to page.html    examples, before and after they are augmented
   lockstep inspect runs/mnist                             what is in a checkpoint or a record file, and what is damaged
+  lockstep verify runs/mnist                              that a run is what its recipe gives, and nothing was changed
   lockstep import checkpoint net.ckpt --to net.safetensors    weights of another system, TensorFlow's among them
   lockstep import pipeline ssd.config --to ssd.toml       a recipe of a config of TensorFlow Object Detection
   lockstep export runs/mnist --to model.pt2               the model, for plain torch"""
@@ -67,6 +69,7 @@ COMMANDS = {
     "chaos": chaos.COMMAND,
     "show": show.COMMAND,
     "inspect": inspect.COMMAND,
+    "verify": verify.COMMAND,
     "import": importing.COMMAND,
     "export": export.COMMAND,
 }

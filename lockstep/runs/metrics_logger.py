@@ -1,4 +1,4 @@
-"""Metrics and TensorBoard summaries of a run, and what its loggers get, written by the chief."""
+"""Metrics, chain and TensorBoard summaries of a run, and what its loggers get, written by the chief."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep.data.loader import Loader
 from lockstep.loggers.loggers import Loggers
 from lockstep.recipes.parts import Monitoring
+from lockstep.reporting.chain import CHAIN, ChainFile, attempt_facts
 from lockstep.reporting.jsonl import MetricsFile, evaluation_tag
 from lockstep.reporting.summaries import Summaries
 from lockstep.reporting.throughput import moment_before
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class MetricsLogger:
-    """Writes metrics.jsonl and the summaries of one segment; what an earlier one wrote after its start is cut off.
+    """Writes metrics.jsonl, chain.jsonl and the summaries of one segment; what was written after its start is cut off.
 
     If it `flushes_each_line`, lines of metrics outlive the host of this worker, too, as another one may go on.
     The `loggers` get what the metrics get, from the moment on in which they are begun.
@@ -44,6 +45,11 @@ class MetricsLogger:
         self._watch, self._start, self._flushes_each_line = watch, start, flushes_each_line
         self._loggers = loggers or Loggers(())
         self.metrics = MetricsFile(folder / METRICS, from_position=start.position)
+        try:
+            self.chain = ChainFile(folder / CHAIN, from_position=start.position)
+        except BaseException:
+            self.metrics.close()
+            raise
         self._summaries = Summaries(folder / "summaries", from_step=start.step, interval=watch.summaries)
         self._observers: list[Observer] = []
 
@@ -54,7 +60,10 @@ class MetricsLogger:
     def write_missed(self, reports: Sequence[StepReport]) -> None:
         """Write the reports, up to the start, that another chief was lost without writing."""
         newest = {report.progress.position: report for report in reports}  # a rollback has some of them made again
-        last, start = self.metrics.last_position, self._start.position
+        known, start = self.chain.last_attempt, self._start.position
+        last = known.get("position", -1)
+        if known.get("in_metrics") and self.metrics.last_position < last and last in newest:
+            self._write(newest[last])  # the chain has each line first
         missed = [report for position, report in newest.items() if last < position <= start]
         if missed:
             write = self._writer(moment_before(missed[0]))
@@ -62,13 +71,18 @@ class MetricsLogger:
                 write(report)
 
     def _writer(self, start: Progress) -> Hook:
-        when_due = every(self._watch.metrics, self._write, start=start)
+        due: list[StepReport] = []
+        find_due = every(self._watch.metrics, due.append, start=start)
 
         def write(report: StepReport) -> None:
+            due.clear()
             if report.skipped and self._watch.metrics.amount:
-                self._write(report)  # a skipped attempt is at the step of the one before, and never due
+                due.append(report)  # it is at the step of the one before, and never due
             else:
-                when_due(report)
+                find_due(report)
+            self.chain.write(attempt_facts(report, in_metrics=bool(due)))
+            if due:
+                self._write(report)
 
         return write
 
@@ -76,6 +90,7 @@ class MetricsLogger:
         self.metrics.write(report)
         self._loggers.write(report)
         if self._flushes_each_line:
+            self.chain.flush()
             self.metrics.flush()
 
     def observe(self, state: TrainState, towers: Towers, batch_size: int) -> Sequence[Hook]:
@@ -112,6 +127,7 @@ class MetricsLogger:
 
     def write_evaluation(self, step: int, name: str, scores: Mapping[str, float]) -> None:
         """Write the scores of an evaluation."""
+        self.chain.write({"step": step, "evaluation": name, "scores": dict(scores)})
         self.metrics.write_evaluation(step, name, scores)
         self._loggers.log({evaluation_tag(name, score): value for score, value in scores.items()}, step)
         if self._watch.summaries.amount:
@@ -124,6 +140,7 @@ class MetricsLogger:
 
     def flush(self) -> None:
         """Write everything to the disk, before a checkpoint that counts on it."""
+        self.chain.flush()
         self.metrics.flush()
         self._summaries.flush()
 
@@ -133,3 +150,4 @@ class MetricsLogger:
             observer.close()
         self._summaries.close()
         self.metrics.close()
+        self.chain.close()

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from lockstep.optim.from_torch import FromTorch
     from lockstep.optim.rules import Optimizer
     from lockstep.runs.build import ReaderFunction
+    from lockstep.training.choices import Choices
     from lockstep.training.loop import Hook
     from lockstep.types import LossFunction, ScoreFunction
 
@@ -201,6 +202,7 @@ class Run:
         self._end = self._stages.end
         self._input, self._pace = InputTotals(), Throughput()
         self._has_begun, self._has_gone_back = False, False
+        self._choices: Choices | None = None
         self._history: Mapping[int, float] = {}
         self._recent = deque[StepReport](maxlen=NUM_REPORTS)
         self._segment_began = time.perf_counter()
@@ -298,6 +300,7 @@ class Run:
             totals=[self._recent.append, self._input.add, self._pace.add],
             saves_first_step=self._has_gone_back,
             history=self._history,
+            choices=self._choices,
         )
 
     def dry_run(self) -> list[str]:
@@ -311,6 +314,7 @@ class Run:
     def _begin(self) -> RunEvent:
         self._hold_workdir()
         event = self._start.begin(self._worker)
+        self._choices = event.choices
         self._shorten_end(self._worker.pulse.earlier_seconds)
         if self._survives:
             self._worker.group.barrier("the run has begun")  # its chief has written what another one would not write

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from lockstep.checkpoints.store import Store
+from lockstep.data.loader import Loader
+from lockstep.exchange.exchange import AllReduce, is_exact
 from lockstep.loggers.logger import Logger, LoggerKind
 from lockstep.loggers.loggers import Loggers
+from lockstep.readers.fingerprint import checksum
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.toml import FieldPath, to_toml, write
 from lockstep.reporting.console import Console
@@ -28,10 +32,23 @@ from lockstep.screen import log
 from lockstep.served.exchanges import is_served
 from lockstep.spans import span
 from lockstep.training.loop import Hook, every, steps_without_survival
-from lockstep.training.replicas import Replicas
+from lockstep.training.replicas import Replicas, digests_of
 from lockstep.training.saving import Saver
-from lockstep.types import End, FaultError, NonFiniteError, NonFiniteReport, Progress, ReplayVerdict, StepReport
+from lockstep.types import (
+    End,
+    FaultError,
+    Interval,
+    NonFiniteError,
+    NonFiniteReport,
+    Progress,
+    ReplayVerdict,
+    StepReport,
+)
 from lockstep.workers.rank import Worker
+
+if TYPE_CHECKING:
+    from lockstep.exchange.exchange import Exchange
+    from lockstep.training.choices import Choices
 
 
 class RunEvent(NamedTuple):
@@ -40,6 +57,8 @@ class RunEvent(NamedTuple):
     name: str
     """"start", "resume", "rollback" or "stage"; "continue" after workers were lost, "join" where others joined."""
     facts: Mapping[str, object] = MappingProxyType({})
+    choices: Choices | None = None
+    """With which this start computes; None where it goes on with those of before."""
     missed: Sequence[StepReport] = ()
     """Reports that a chief before may have been lost without writing down; they are in no history."""
 
@@ -80,6 +99,7 @@ class Segment:
         totals: hooks that see each report before the others.
         saves_first_step: after a rollback: no checkpoint says yet which examples are skipped.
         history: of the segments before, by step: the score by which checkpoints are the best.
+        choices: with which this start computes; None where a worker that has joined later does not know them.
     """
 
     def __init__(
@@ -93,7 +113,9 @@ class Segment:
         totals: Sequence[Hook],
         saves_first_step: bool,
         history: Mapping[int, float],
+        choices: Choices | None = None,
     ) -> None:
+        self._choices = choices
         self._recipe, self._stages, self._worker, self._files = recipe, stages, worker, files
         self._end, self._totals, self._saves_first_step = end, totals, saves_first_step
         self._state, self._loader = stages.parts.state, stages.parts.loader
@@ -213,6 +235,9 @@ class Segment:
             hooks += self._logger.observe(self._state, parts.towers, self._loader.batch_size)
         if parts.scores(SPLIT):
             hooks.append(every(recipe.evaluate.every, lambda _: self._validate(), start=start))
+        if self._logger and recipe.verify.every:
+            digests = Interval(recipe.verify.every)
+            hooks.append(every(digests, lambda _: self._write_digests(), start=start))
         if self._files:
             hooks.append(every(recipe.checkpoints.every, lambda _: self._save(), start=start))
         if self._saves_first_step:
@@ -264,11 +289,16 @@ class Segment:
             self._saved = what
             self._files.workdir.check_held()
             if self._logger:
+                self._write_digests()
                 self._logger.flush()
                 self._files.workdir.note_save(self._state.step, self._loader.position, self._logger.metrics.num_lines)
             self._files.saver.save(self._state, self._loader, scores=self.validation.scores)
             if self._logger:
                 self._logger.mark("save", self._state.step)
+
+    def _write_digests(self) -> None:
+        if self._logger:
+            self._logger.chain.write({"step": self._state.step, "digests": digests_of(self._state.sections())})
 
     def _open_logger(self, stack: ExitStack, event: RunEvent) -> MetricsLogger | None:
         if self._files is None or not self._worker.is_chief:
@@ -311,7 +341,40 @@ class Segment:
         return {"lost_metrics_lines": saved - found}
 
     def _mark(self, event: str, **facts: object) -> None:
-        if self._files and self._logger:
-            workdir, step = self._files.workdir, self._state.step
-            workdir.note(event, step=step, workers=self._worker.num_workers, **workdir.holder, **facts)
-            self._logger.mark(event, step)
+        if not (self._files and self._logger):
+            return
+        workdir, step, loader, worker = self._files.workdir, self._state.step, self._loader, self._worker
+        line = workdir.note(event, step=step, workers=worker.num_workers, **workdir.holder, **facts)
+        ground = {
+            "step": step,
+            "event": event,
+            "history": checksum(line.encode()),
+            "from_position": loader.position,
+            "skipped": list(loader.skipped),
+            "stage": self._stages.now.number,
+            "workers": worker.num_workers,
+            "sums": how_summed(self._recipe.exchange, worker),
+            "recipe": to_toml(self._recipe),
+            "data": data_digest(loader),
+            **({"choices": asdict(self._choices)} if self._choices else {}),
+        }
+        self._logger.chain.write_event(ground)
+        self._logger.mark(event, step)
+
+
+def data_digest(loader: Loader) -> str:
+    """Return the checksum of the fingerprint of the examples, as the chain has it."""
+    return checksum(json.dumps(loader.fingerprint).encode())
+
+
+def how_summed(exchange: Exchange, worker: Worker) -> str:
+    """Say how the workers add up: "tree" gives the same bits for every number of them; by "gloo" it depends on it.
+
+    "served" depends on whose gradients come first.
+    """
+    if worker.num_workers == 1 or is_exact(exchange):
+        return "tree"
+    if not isinstance(exchange, AllReduce):
+        return "served" if is_served(exchange) else "tree"
+    name = exchange.resolve(worker)
+    return "tree" if name == "shared_memory" else name

@@ -83,12 +83,12 @@ class Start:
     accept_data_change: bool
     fork_from: str | None
 
-    def load(self, worker: Worker) -> tuple[Choices, Origin, list[str]]:
-        """Load the state to start from; returns the choices, too, and a line for each that has changed."""
+    def load(self, worker: Worker) -> tuple[ResolvedChoices, Origin]:
+        """Load the state to start from; returns the choices, too."""
         stages, files = self.stages, self.files
-        choices, changed = resolve_choices(self.recipe, stages.parts, worker, files.workdir if files else None)
+        choices = resolve_choices(self.recipe, stages.parts, worker, files.workdir if files else None)
         if worker.is_chief:
-            self._log_changes(changed)
+            self._log_changes(choices.changed)
             if files and not files.store.steps():
                 files.workdir.check_unstarted()
         origin = self._load_origin(worker)
@@ -98,7 +98,7 @@ class Start:
             hook.get()  # which refuses what could not be called with a report
         # It refuses what does not fit.
         bind_loop(parts.state, parts.towers, self.recipe.exchange)
-        return choices, origin, changed
+        return choices, origin
 
     def _load_origin(self, worker: Worker) -> Origin:
         """Load the state to start from, the same on all workers.
@@ -126,9 +126,9 @@ class Start:
 
     def begin(self, worker: Worker) -> RunEvent:
         """Load the state, and write recipe and choices down; returns the event that the first segment begins with."""
-        choices, origin, changed = self.load(worker)
+        choices, origin = self.load(worker)
         stages, files = self.stages, self.files
-        facts: dict[str, Any] = {"changed": [*self.changed, *changed]}
+        facts: dict[str, Any] = {"changed": [*self.changed, *choices.changed]}
         if worker.is_chief and not (origin.is_resumed or origin.is_forked):
             _warn_of_fresh_norms(self.stages.now.recipe, stages.parts)
         largest = max((span.recipe for span in stages.spans), key=lambda each: each.data.image_size)
@@ -138,13 +138,13 @@ class Start:
         if origin.data_changed:
             facts["data_changed"] = origin.data_changed
         if files and worker.is_chief:
-            files.workdir.write_start(self.recipe, choices, origin.report)
+            files.workdir.write_start(self.recipe, choices.first, origin.report)
             self._write_known_data(files.workdir)
         if files and origin.is_forked:
             # Saved before the history names its step: a fork that is killed begins again, or goes on from here.
             save(stages.parts.state, stages.parts.loader, files.store)
             facts["forked_from"] = self.fork_from
-        return RunEvent("resume" if origin.is_resumed else "start", facts)
+        return RunEvent("resume" if origin.is_resumed else "start", facts, choices.now)
 
     def dry_run(self, worker: Worker) -> list[str]:
         """Load the state, and describe in lines how the run would go on."""
@@ -225,11 +225,20 @@ def _of_another_run(fork_from: str) -> Checkpoint:
     return checkpoint
 
 
-def resolve_choices(recipe: Recipe, parts: Parts, worker: Worker, workdir: Workdir | None) -> tuple[Choices, list[str]]:
+class ResolvedChoices(NamedTuple):
+    """With what a start computes."""
+
+    first: Choices
+    """The choices of the first start."""
+    now: Choices
+    changed: list[str]
+    """A line for each that differs now."""
+
+
+def resolve_choices(recipe: Recipe, parts: Parts, worker: Worker, workdir: Workdir | None) -> ResolvedChoices:
     """Determine threads, kernels and versions, those of the first start where they were saved, and log them.
 
-    Returns:
-        The choices of the first start, and a line for each that differs now, which an exact run refuses.
+    An exact run refuses choices that differ from those of its first start.
     """
     exact = is_exact(recipe.exchange)
     saved = worker.group.broadcast(workdir.saved_choices() if workdir and worker.is_chief else None)
@@ -249,7 +258,7 @@ def resolve_choices(recipe: Recipe, parts: Parts, worker: Worker, workdir: Workd
             log.info("images are decoded by %s", now.decoder)
         if parts.loader.reader.cost == "decode":
             log.info("%s", parts.loader.pool.describe(worker.num_local_workers))
-    return before or now, changed
+    return ResolvedChoices(before or now, now, changed)
 
 
 def _warn_of_fresh_norms(recipe: Recipe, parts: Parts) -> None:

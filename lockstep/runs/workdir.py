@@ -7,6 +7,7 @@ history.jsonl         each start, with the step it started from and what had cha
 checkpoints/          one folder a checkpoint
 saves.jsonl           each checkpoint, with how many lines metrics.jsonl had
 metrics.jsonl         losses, learning rate, evaluations
+chain.jsonl           the same of every update, each line with a hash over it and the line before
 timings.jsonl         how fast it went, a line about every ten seconds, and how long it still took
 summaries/            the same for TensorBoard
 evaluations.jsonl     scores of its checkpoints, a line for each `lockstep evaluate`; no times
@@ -203,10 +204,11 @@ class Workdir:
                 else:
                     self._lease.check_if_stale()
 
-    def note(self, event: str, **facts: Any) -> None:
-        """Add a line to the run's history."""
+    def note(self, event: str, **facts: Any) -> str:
+        """Add a line to the run's history; returns it."""
         line = json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "event": event, **facts})
         self._append(HISTORY, line)
+        return line
 
     def note_save(self, step: int, position: int, metrics_lines: int) -> None:
         """Note how many lines metrics.jsonl has, just before a checkpoint is saved."""
@@ -387,13 +389,14 @@ def located(recipe: Recipe, path: Path | None) -> Recipe:
     return recipe if data == recipe.data else replace(recipe, data=data)
 
 
-def with_code_of_run(recipe: Recipe, path: Path, *, allow_code: bool) -> Recipe:
+def with_code_of_run(recipe: Recipe, path: Path, *, allow_code: bool, named_in: str = RECIPE) -> Recipe:
     """Let the code that the recipe of a run names be called, if the user allows it, or nobody else can have named it.
 
-    It is looked for where it was when the run began, and then in the current folder. What has changed since is told.
+    The recipe is the one in the file `named_in` of its folder. The code is looked for where it was when the run began,
+    and then in the current folder. What has changed since is told.
     """
     saved = [*functions_of(recipe)]
-    if not saved or not (allow_code or is_own_run(path)):
+    if not saved or not (allow_code or is_own_run(path, named_in)):
         return recipe  # what is not called does no harm; and to call it is an error that says why
     found = with_code(recipe)
     for before, now in zip(saved, functions_of(found), strict=True):
@@ -402,9 +405,9 @@ def with_code_of_run(recipe: Recipe, path: Path, *, allow_code: bool) -> Recipe:
     return found
 
 
-def is_own_run(path: Path) -> bool:
+def is_own_run(path: Path, named_in: str = RECIPE) -> bool:
     """Whether nobody but this user can have written what the recipe in a folder has this user's processes call."""
-    return all(map(_is_own, (path, path / RECIPE)))
+    return all(map(_is_own, (path, path / named_in)))
 
 
 def _is_own(path: Path) -> bool:

@@ -210,7 +210,7 @@ def read_checkpoint(
     """The same checkpoint on all workers, as `Store.read` finds it; None where there is none."""
     wait_for_writers()
     worker = join()
-    found = store_of(workdir).read(step, _check_values, before=before) if worker.is_chief else None
+    found = store_of(workdir).read(step, check_values, before=before) if worker.is_chief else None
     if worker.num_workers == 1:
         return found
     newest = worker.group.broadcast(found.step if found else None)
@@ -224,10 +224,10 @@ def read_checkpoint(
             expected="a workdir that all workers see, under the path that each of them is given",
             hint="put it on a file system that all hosts mount; only worker 0 writes, but all read when they resume",
         )
-    return store.read(int(newest), _check_values)
+    return store.read(int(newest), check_values)
 
 
-def _check_values(checkpoint: Checkpoint) -> None:
+def check_values(checkpoint: Checkpoint) -> None:
     """Refuse values of a checkpoint that no run has saved at its step; raises InputError."""
     states = _object(checkpoint.values, "states")
     for name in states:

@@ -18,6 +18,7 @@ from survived_run import LENGTHS, STEPS
 from worker_processes import HANG_SECONDS
 
 import lockstep as ls
+from lockstep.runs.examination import examine
 
 pytestmark = pytest.mark.process
 
@@ -70,6 +71,7 @@ def test_a_stopped_worker_and_the_chief_are_lost(undisturbed: dict[str, bytes], 
     # The chief in the first step of the second stage: what is in memory then cannot be saved as the end of the first.
     history, said = survive(tmp_path / "run", "2:SIGSTOP@20", f"0:SIGKILL@{LENGTHS[0]}")
     assert contents(tmp_path / "run") == undisturbed
+    assert examine(tmp_path / "run", lambda done, total: None).problems == []
     losses = [line for line in history if line["event"] == "continue"]
     assert [line["from"] for line in losses] == ["memory"] * 2, said
     assert [line["lost"].split()[1] for line in losses] == ["2", "0"]

@@ -18,6 +18,7 @@ from lockstep.data.order import Int64s
 from lockstep.images.drawing import COLOURS
 from lockstep.readers.reader import Cost
 from lockstep.recipes.parts import Monitoring
+from lockstep.reporting.chain import CHAIN, ChainFile, attempt_facts
 from lockstep.reporting.jsonl import MetricsFile
 from lockstep.runs.metrics_logger import MetricsLogger
 from lockstep.types import Interval, Progress
@@ -64,19 +65,25 @@ def make_reports(count: int) -> list[ls.StepReport]:
     return [ls.train_step(state, squared, batch) for batch in batches]
 
 
+@pytest.mark.parametrize("is_ahead", [0, 1], ids=["together", "the chain is ahead"])
 @pytest.mark.parametrize(("interval", "last", "written"), [(1, 4, [4, 5, 6]), (1, 6, [6]), (3, 3, [3, 6]), (4, 4, [4])])
 def test_what_a_lost_chief_has_not_written_is_made_up_for(
-    tmp_path: Path, interval: int, last: int, written: list[int]
+    tmp_path: Path, interval: int, last: int, written: list[int], is_ahead: int
 ) -> None:
     reports = make_reports(6)
     metrics = MetricsFile(tmp_path / "metrics.jsonl", from_position=0)
     metrics.write(reports[last - 1])
     metrics.close()
+    chain = ChainFile(tmp_path / CHAIN, from_position=0)
+    for report in reports[: min(max(last, 4) + is_ahead, 6)]:
+        chain.write(attempt_facts(report, in_metrics=report.step % interval == 0))
+    chain.close()
     watch = Monitoring(summaries=Interval(0), metrics=Interval(interval))
     logger = MetricsLogger(tmp_path, watch, reports[-1].progress)
     logger.write_missed(reports[-2:])
     logger.close()
     assert steps_in(tmp_path / "metrics.jsonl") == written
+    assert steps_in(tmp_path / CHAIN) == [1, 2, 3, 4, 5, 6]
 
 
 def test_missed_reports_from_before_a_rollback_are_not_written(tmp_path: Path) -> None:

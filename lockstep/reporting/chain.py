@@ -1,0 +1,212 @@
+"""`chain.jsonl`: all that a run did, one JSON object a line, each with a link: a hash over it and the link before.
+
+Whoever knows the last link knows whether any line was changed, taken out or put in. There are four kinds of lines:
+
+- an attempt: step, position, losses, rates and gradient norm; of one that `metrics.jsonl` has too (`in_metrics`) all
+  that it has there;
+- an evaluation, as in `metrics.jsonl`;
+- `digests`: of each tensor of the model and the optimizer after a step, by section and name;
+- an `event` that begins or ends a segment: what the numbers rest on (recipe, choices, data, workers), as far as it is
+  not as in the event before.
+
+Like `metrics.jsonl` it is cut back to where a run goes on from, and a line is safe from a kill once it is written.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lockstep.errors import WorkdirError
+from lockstep.reporting.append import AppendOnly
+from lockstep.reporting.jsonl import facts_of, without_nonfinite
+from lockstep.types import StepReport
+
+CHAIN = "chain.jsonl"
+_NUM_DIGITS = 32
+_FIRST_LINK = "0" * _NUM_DIGITS
+_MIDDLE, _END = ', "link": "', '"}\n'
+_TAIL_BYTES = len(_MIDDLE) + _NUM_DIGITS + len(_END)
+_MAX_LINE_BYTES = 1 << 26
+_MORE = ("smoothed", "total", "metrics")
+"""Facts that only the lines have that `metrics.jsonl` has too: they follow from the others, or from the weights."""
+GROUND = {
+    "event": str,
+    "history": str,
+    "from_position": int,
+    "skipped": list,
+    "stage": int,
+    "workers": int,
+    "sums": str,
+    "recipe": str,
+    "data": str,
+    "choices": dict,
+}
+"""The facts of an event, and their types."""
+_encode = json.JSONEncoder(allow_nan=False).encode
+
+
+class ChainLine(NamedTuple):
+    """A line of a chain, as it was read."""
+
+    number: int
+    """Counted from 1."""
+    facts: dict[str, Any]
+    """An event has all that is as in the event before, too; empty where the line is none of a chain."""
+    fits: bool
+    """Whether its link is the hash over it and the link before."""
+    link: str
+
+
+class ChainFile:
+    """The file, opened to go on from a position: lines of later attempts, and a torn last line, are cut off.
+
+    All raise WorkdirError where the file cannot be written; opening does where a line is not of this format, and then
+    changes nothing.
+    """
+
+    def __init__(self, path: Path, *, from_position: int) -> None:
+        self._file = AppendOnly(path)
+        self._link = _FIRST_LINK
+        self._since: list[dict[str, Any]] = []
+        """The last attempt, and the lines after it."""
+        self._ground: dict[str, Any] = {}
+        self.last_attempt: Mapping[str, Any] = {}
+        """The last attempt in the file, as it was opened; empty where it has none."""
+        try:
+            self._file.cut(self._read(path, from_position))
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _read(self, path: Path, from_position: int) -> int:
+        """Read the part up to a position; returns its size in bytes."""
+        size_bytes = 0
+        for number, line in enumerate(_raw_lines(path), start=1):
+            facts, link = _parsed(line)
+            if not facts:
+                raise WorkdirError(
+                    f"{path}, line {number} is not a line of a chain.",
+                    given=line[:80].decode(errors="replace").rstrip(),
+                    expected=f'a JSON object with "step" and "link", of up to {_MAX_LINE_BYTES:,} bytes',
+                    hint=f"put {path.name} back from a copy; or move it away, and what was done so far cannot be "
+                    "verified; nothing was changed",
+                )
+            if facts.get("position", from_position) > from_position:
+                break
+            size_bytes += len(line)
+            self._took(facts, link)
+            if "event" in facts:
+                self._ground |= facts
+        if self._since and "position" in self._since[0]:
+            self.last_attempt = self._since[0]
+        return size_bytes
+
+    def write(self, facts: dict[str, Any]) -> None:
+        """Append a line, unless it stands there already since the last attempt: a save again, an evaluation."""
+        try:
+            text = _encode(facts)
+        except ValueError:
+            facts = without_nonfinite(facts)
+            text = _encode(facts)
+        if "position" not in facts and any(_encode(line) == text for line in self._since):
+            return
+        body = text[:-1].encode()
+        link = _link(self._link, body)
+        self._file.write(body + f"{_MIDDLE}{link}{_END}".encode())
+        self._took(facts, link)
+
+    def write_event(self, facts: Mapping[str, Any]) -> None:
+        """Append an event: its step and name, and of the rest what is not as in the event before."""
+        new = {name: value for name, value in facts.items() if self._ground.get(name) != value}
+        self._ground |= new
+        self.write({"step": facts["step"], "event": facts["event"], **new})
+
+    def flush(self) -> None:
+        """Have every line on the disk; to be called before a checkpoint that counts on them."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _took(self, facts: dict[str, Any], link: str) -> None:
+        self._link = link
+        if "position" in facts:
+            self._since.clear()
+        self._since.append(facts)
+
+
+def attempt_facts(report: StepReport, *, in_metrics: bool) -> dict[str, Any]:
+    """Return the facts of an attempt, as its line in the chain has them."""
+    facts = facts_of(report)
+    if not in_metrics:
+        for name in _MORE:
+            del facts[name]
+    facts["in_metrics"] = in_metrics
+    return facts
+
+
+def read_chain(path: Path) -> Iterator[ChainLine]:
+    """Yield the whole lines of a chain, whatever they hold; a torn last line is left out."""
+    before = _FIRST_LINK
+    ground: dict[str, Any] = {}
+    for number, line in enumerate(_raw_lines(path), start=1):
+        facts, link = _parsed(line)
+        fits = bool(facts) and _link(before, line[:-_TAIL_BYTES]) == link
+        if "event" in facts:
+            facts = ground = {**ground, **facts}
+        yield ChainLine(number, facts, fits, link)
+        before = link
+
+
+def as_read(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return facts as they would be read back from a line."""
+    read: dict[str, Any] = json.loads(json.dumps(without_nonfinite(facts)))
+    return read
+
+
+def _link(before: str, body: bytes) -> str:
+    return blake2b(before.encode() + body, digest_size=_NUM_DIGITS // 2).hexdigest()
+
+
+def _raw_lines(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        for line in iter(lambda: file.readline(_MAX_LINE_BYTES), b""):
+            if line.endswith(b"\n") or len(line) == _MAX_LINE_BYTES:
+                yield line
+
+
+def _parsed(line: bytes) -> tuple[dict[str, Any], str]:
+    """Parse a line; returns its facts without the link, which are empty where it is none of a chain."""
+    try:
+        facts = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}, ""
+    if not isinstance(facts, dict) or not isinstance(link := facts.pop("link", None), str):
+        return {}, ""
+    return (facts, link) if _is_ours(facts) else ({}, link)
+
+
+def _is_ours(facts: dict[str, Any]) -> bool:
+    """Whether it is one of the four kinds, of which the first has the types that a reader counts on."""
+    if type(facts.get("step")) is not int:
+        return False
+    if "position" in facts:
+        return (
+            type(facts["position"]) is int
+            and isinstance(facts.get("losses"), dict)
+            and type(facts.get("refused")) is bool
+            and type(facts.get("in_metrics")) is bool
+        )
+    if "digests" in facts:
+        sections = facts["digests"]
+        return isinstance(sections, dict) and all(isinstance(each, dict) for each in sections.values())
+    if "event" in facts:
+        return all(type(facts[name]) is kind for name, kind in GROUND.items() if name in facts) and all(
+            type(position) is int for position in facts.get("skipped", ())
+        )
+    return isinstance(facts.get("evaluation"), str)

@@ -1,0 +1,361 @@
+"""What a run has written down, checked against its chain without training: checkpoints, metrics, history, recipe.
+
+Whatever does not fit is a problem, named in a line. What a kill, a lost disk or an older version explains is a note.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lockstep.checkpoints.store import Store
+from lockstep.errors import LockstepError, WorkdirError
+from lockstep.readers.fingerprint import checksum
+from lockstep.recipes.recipe import Recipe, is_harmless, recipe_changes
+from lockstep.recipes.toml import from_toml, load
+from lockstep.reporting.chain import CHAIN, GROUND, ChainLine, read_chain
+from lockstep.reporting.jsonl import read_lines
+from lockstep.runs.workdir import CHOICES, HISTORY, METRICS, RECIPE, RESULT, Workdir
+from lockstep.training.replicas import digests_of
+from lockstep.training.saving import check_values
+from lockstep.types import ProgressFunction
+
+_MOST_CHANGES = 3
+_OF_CHAIN_ALONE = ("in_metrics", "link")
+
+
+@dataclass
+class Examination:
+    """What was found in the folder of a run."""
+
+    path: Path
+    problems: list[str] = field(default_factory=list)
+    """What does not fit, a line each."""
+    notes: list[str] = field(default_factory=list)
+    """What is incomplete, but not by anybody's change."""
+    checked: dict[str, str] = field(default_factory=dict)
+    """How much there is of what was checked, by file."""
+    head: str = ""
+    """The last link."""
+    num_lines: int = 0
+    first_step: int = 0
+    """Updates completed before the first line of the chain."""
+    last_step: int = 0
+    events: list[dict[str, Any]] = field(default_factory=list)
+    """With all that is as in the event before."""
+    made_with: Recipe | None = None
+    """The recipe of the last start; None where the chain has none that can be read."""
+    digests: dict[int, dict[int, dict[str, dict[str, str]]]] = field(default_factory=dict)
+    """Digests of the tensors by step and position."""
+    logged: list[dict[str, Any]] = field(default_factory=list)
+    """The lines that `metrics.jsonl` should have."""
+
+    @property
+    def recipe(self) -> str:
+        """The recipe that the run was last made with, as TOML."""
+        return str(self.events[-1].get("recipe", ""))
+
+
+def examine(path: Path, progress: ProgressFunction) -> Examination:
+    """Check all files of a run against its chain; `progress` is told of the checkpoints that are done.
+
+    Raises:
+        WorkdirError: there is no chain, or nothing in it: an older version has made the run, or it has yet to begin.
+    """
+    # The chain has each line first, and the history each event: so they fit while the run goes on, too.
+    steps, metrics = Store(path / "checkpoints").steps(), _read_metrics(path / METRICS)
+    found = walk(path)
+    history = list(_whole_lines(path / HISTORY))
+    _check_metrics(found, *metrics, history)
+    _check_history(found, history)
+    _check_checkpoints(found, steps, history, progress)
+    _check_recipe(found)
+    _check_choices(found)
+    _check_result(found)
+    return found
+
+
+def walk(folder: Path) -> Examination:
+    """Check that each line of a chain follows from the one before; all other files are left aside.
+
+    Raises:
+        WorkdirError: as in `examine`.
+    """
+    found, path = Examination(folder), folder / CHAIN
+    if not path.is_file():
+        raise WorkdirError(
+            f"The run in {found.path} has no chain, so it cannot be verified.",
+            given=f"no {path}",
+            expected="what every run keeps since Lockstep has `lockstep verify`; older versions wrote none",
+            hint="a run that goes on has one from there on",
+        )
+    num_updates, position = 0, -1
+    for line in read_chain(path):
+        found.num_lines, found.head = line.number, line.link
+        facts = line.facts
+        if not line.fits:
+            found.problems.append(_unfit(line))
+        if not facts:
+            continue
+        if not found.events and "event" in facts:
+            found.first_step = found.last_step = facts["step"]
+            position = facts.get("from_position", 0)
+        if "position" in facts:
+            _check_order(found, line, position)
+            num_updates += not facts["refused"]
+            position, found.last_step = facts["position"], facts["step"]
+        _keep(found, facts, position)
+    if not found.events:
+        raise WorkdirError(
+            f"The chain of the run in {found.path} has no beginning yet.",
+            given=f"{path} without an event",
+            expected="the line of a start, and those of updates",
+            hint="train the run first",
+        )
+    found.checked["chain"] = f"{num_updates:,} updates in {found.num_lines:,} lines, the last link is {found.head}"
+    return found
+
+
+def _unfit(line: ChainLine) -> str:
+    what = _called(line.facts) if line.facts else "which is none of a chain"
+    return (
+        f"{CHAIN}, line {line.number} ({what}): its link does not follow from it and the line before: it was changed, "
+        "or lines before it were taken out or put in"
+    )
+
+
+def _check_order(found: Examination, line: ChainLine, position: int) -> None:
+    """Check that an attempt makes the step after the one before, or none where it is refused."""
+    facts = line.facts
+    wanted = found.last_step + (not facts["refused"])
+    if facts["step"] != wanted and found.events:
+        found.problems.append(
+            f"{CHAIN}, line {line.number}: step {facts['step']}, where step {wanted} would follow: "
+            f"{'updates are missing' if facts['step'] > wanted else 'updates stand there twice'}"
+        )
+    elif facts["position"] < position:
+        found.problems.append(f"{CHAIN}, line {line.number} ({_called(facts)}): it is at a place before the last one")
+
+
+def _keep(found: Examination, facts: dict[str, Any], position: int) -> None:
+    if facts.get("in_metrics") or "evaluation" in facts:
+        found.logged.append({name: value for name, value in facts.items() if name not in _OF_CHAIN_ALONE})
+    elif "digests" in facts:
+        found.digests.setdefault(facts["step"], {})[position] = facts["digests"]
+    elif "event" in facts:
+        found.events.append(facts)
+        if lacking := GROUND.keys() - facts.keys():
+            found.problems.append(f"{CHAIN}: the line of {_called(facts)} lacks {', '.join(sorted(lacking))}")
+        if facts["step"] > found.last_step:
+            found.notes.append(f"{CHAIN} lacks the updates {found.last_step + 1} to {facts['step']}: they were lost")
+        found.last_step = facts["step"]
+
+
+def _called(facts: Mapping[str, Any]) -> str:
+    what = next((f"{kind} {facts[kind]!r}, " for kind in ("event", "evaluation") if kind in facts), "")
+    return f"{'digests, ' if 'digests' in facts else what}step {facts['step']}"
+
+
+def _read_metrics(path: Path) -> tuple[list[dict[str, Any]], str]:
+    """Read the lines of metrics.jsonl, up to the first that is none, and say what is wrong with that one."""
+    lines: list[dict[str, Any]] = []
+    try:
+        lines.extend(read_lines(path) if path.is_file() else ())
+    except WorkdirError as error:
+        return lines, error.what
+    return lines, ""
+
+
+def _check_metrics(found: Examination, lines: Sequence[dict[str, Any]], wrong: str, history: Sequence[str]) -> None:
+    """Compare each line of metrics.jsonl with its line in the chain, and look for those that are missing."""
+    places = defaultdict[tuple[Any, ...], list[int]](list)
+    for index, facts in enumerate(found.logged):
+        places[_place(facts)].append(index)
+    next_index, missing = 0, list[int]()
+    for number, facts in enumerate(lines, start=1):
+        if next_index == 0 and _is_before(facts, found.events[0]):
+            continue
+        found_at = next((index for index in places[_place(facts)] if index >= next_index), None)
+        if found_at is None:
+            found.problems.append(f"{METRICS}, line {number} ({_called(facts)}): the chain has no such line")
+            continue
+        missing += range(next_index, found_at)
+        next_index = found_at + 1
+        if facts != found.logged[found_at]:
+            text = told_differences(found.logged[found_at], facts)
+            found.problems.append(f"{METRICS}, line {number} ({_called(facts)}): {text}")
+    found.checked[METRICS] = f"{len(lines):,} lines"
+    if wrong:
+        found.problems.append(wrong)
+        return
+    if found.events[-1]["event"] in ("end", "stop") or not _may_be_cut_off(found, next_index):
+        missing += range(next_index, len(found.logged))
+    if not missing:
+        return
+    first = f"{METRICS} lacks the line of {_called(found.logged[missing[0]])}"
+    text = first + (f", and {len(missing) - 1} more" if len(missing) > 1 else "")
+    lost = sum(_fact(line, "lost_metrics_lines") for line in history)
+    (found.notes if len(missing) <= lost else found.problems).append(text)
+
+
+def _may_be_cut_off(found: Examination, num_lines: int) -> bool:
+    """Whether the last lines may yet come: a kill came between one in the chain and here; or the run goes on."""
+    if len(found.logged) - num_lines == 1:
+        return True
+    try:
+        Workdir(found.path).check_free()
+    except WorkdirError:
+        return True
+    return False
+
+
+def _place(facts: Mapping[str, Any]) -> tuple[Any, ...]:
+    return facts["step"], facts.get("position"), facts.get("evaluation")
+
+
+def _is_before(facts: Mapping[str, Any], beginning: Mapping[str, Any]) -> bool:
+    """Whether a line is older than the chain, as an older version of Lockstep has begun the run."""
+    start = beginning.get("from_position", 0)
+    return bool(
+        start > 0 and (facts["position"] <= start if "position" in facts else facts["step"] <= beginning["step"])
+    )
+
+
+def told_differences(wanted: Mapping[str, Any], given: Mapping[str, Any]) -> str:
+    """Tell in which facts a line differs from that of the chain, three at most."""
+    different = [f"{name} is {now!r}, and in the chain {chained!r}" for name, chained, now in differing(wanted, given)]
+    more = len(different) - _MOST_CHANGES
+    return "; ".join(different[:_MOST_CHANGES]) + (f"; and {more} more" if more > 0 else "")
+
+
+def differing(wanted: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the facts in which two lines differ: name, wanted and given value; None where one has none."""
+    for name in dict.fromkeys([*wanted, *given]):
+        before, now = wanted.get(name), given.get(name)
+        if isinstance(before, dict) and isinstance(now, dict):
+            yield from ((f"{name}.{inner}", *values) for inner, *values in differing(before, now))
+        elif before != now:
+            yield name, before, now
+
+
+def _check_history(found: Examination, history: Sequence[str]) -> None:
+    """Check that the history has the very line of each event of the chain."""
+    there = {checksum(line.encode()) for line in history}
+    for event in found.events:
+        if event.get("history") not in there:
+            found.problems.append(f"{HISTORY}: the line of {_called(event)} was changed or taken out")
+    found.checked[HISTORY] = f"{len(found.events):,} events of {len(history):,}"
+
+
+def _check_checkpoints(
+    found: Examination, steps: Sequence[int], history: Sequence[str], progress: ProgressFunction
+) -> None:
+    """Read each checkpoint, verified by its manifest, and compare its tensors with the digests in the chain."""
+    store = Store(found.path / "checkpoints")
+    left = max((_fact(line, "from_step") for line in history), default=0)
+    for count, step in enumerate(steps):
+        progress(count, len(steps))
+        try:
+            checkpoint = store.read(step, check_values)
+        except LockstepError as error:
+            if store.path(step).exists():  # else the run that goes on has just deleted it
+                found.problems.append(f"checkpoint of step {step}: {error.what} Found: {error.given}")
+            continue
+        assert checkpoint is not None, "a step was asked for"
+        by_position = found.digests.get(step, {})
+        position = checkpoint.values["loader"]["position"]
+        if not by_position:
+            if step < found.first_step:
+                found.notes.append(f"checkpoint of step {step}: it is older than the chain")
+            elif step <= left:
+                found.notes.append(f"checkpoint of step {step}: the run has gone back from it")
+            else:
+                found.problems.append(
+                    f"checkpoint of step {step}: the chain has no digests of it: it was cut off before"
+                )
+            continue
+        wanted = by_position.get(position)
+        if wanted is None:
+            found.problems.append(f"checkpoint of step {step}: it is at position {position}, in the chain at another")
+        elif different := different_tensors(wanted, digests_of(checkpoint.tensors)):
+            found.problems.append(f"checkpoint of step {step}: {named_in_short(different)} not as in the chain")
+    found.checked["checkpoints"] = f"{len(steps):,}, of step {', '.join(map(str, steps[-8:])) or 'none'}"
+
+
+def different_tensors(wanted: Mapping[str, Mapping[str, str]], given: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Return the tensors whose digests differ, by section and name: `parameters 'conv.weight'`."""
+    return [
+        f"{section} {name!r}"
+        for section, names in wanted.items()
+        for name in dict.fromkeys([*names, *given.get(section, {})])
+        if names.get(name) != given.get(section, {}).get(name)
+    ]
+
+
+def named_in_short(tensors: Sequence[str]) -> str:
+    """Name the first of some tensors, and how many more there are, before a "not ..."."""
+    return tensors[0] + (f" and {len(tensors) - 1} more are" if len(tensors) > 1 else " is")
+
+
+def _check_recipe(found: Examination) -> None:
+    """Compare recipe.toml with the recipe that the last start was made with."""
+    try:
+        found.made_with = made_with = from_toml(found.recipe, f"the recipe in {CHAIN}")
+        given = load(found.path / RECIPE)
+    except LockstepError as error:
+        found.problems.append(f"{RECIPE}: {error.what} Found: {error.given}")
+        return
+    for change in recipe_changes(made_with, given):
+        text = f"{RECIPE}: {change.path} is {change.given!r}, and the run was made with {change.saved!r}"
+        (found.notes if is_harmless(change) else found.problems).append(text)
+    found.checked[RECIPE] = f"as at {_called(found.events[-1])}"
+
+
+def _check_choices(found: Examination) -> None:
+    """Check that choices.json holds those of a start of the run."""
+    try:
+        saved = Workdir(found.path).saved_choices()
+    except LockstepError as error:
+        found.problems.append(f"{CHOICES}: {error.what} Found: {error.given}")
+        return
+    of_starts = [event["choices"] for event in found.events if "choices" in event]
+    if saved is None or not of_starts or found.events[0]["event"] != "start":
+        found.notes.append(f"{CHOICES} is not compared: {'it is not there' if saved is None else 'it is older'}")
+    elif saved not in of_starts:
+        found.problems.append(f"{CHOICES}: {told_differences(of_starts[0], saved)}")
+    else:
+        found.checked[CHOICES] = "as at the start"
+
+
+def _check_result(found: Examination) -> None:
+    """Check that a run with a result has a chain that leads to its end."""
+    if not (found.path / RESULT).is_file():
+        return
+    last = found.events[-1]
+    try:
+        step = json.loads((found.path / RESULT).read_bytes())["step"]
+    except (ValueError, RecursionError, TypeError, KeyError):
+        found.problems.append(f"{RESULT} cannot be read")
+        return
+    if last["event"] != "end" or last["step"] != step:
+        found.problems.append(
+            f"{RESULT} is of step {step}, and the chain has no end there: its last is {_called(last)}"
+        )
+
+
+def _whole_lines(path: Path) -> Iterator[str]:
+    if path.is_file():
+        yield from path.read_bytes().decode(errors="replace").split("\n")[:-1]
+
+
+def _fact(line: str, name: str) -> int:
+    """A whole number in a line of the history; 0 where it has none."""
+    try:
+        value = json.loads(line)[name]
+    except (ValueError, RecursionError, TypeError, KeyError):
+        return 0
+    return value if type(value) is int else 0

@@ -1,0 +1,128 @@
+"""The chain of a run: each line follows from the one before, whatever happens to the run."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.errors import WorkdirError
+from lockstep.reporting.chain import CHAIN, ChainFile, read_chain
+
+
+def attempt(step: int, loss: float = 0.1, *, refused: bool = False, position: int | None = None) -> dict[str, Any]:
+    place = 8 * step if position is None else position
+    return {"step": step, "position": place, "losses": {"l": loss}, "refused": refused, "in_metrics": False}
+
+
+def event(step: int, name: str = "start", **facts: Any) -> dict[str, Any]:
+    return {"step": step, "event": name, "recipe": "a = 1", "workers": 2, **facts}
+
+
+def chain(path: Path, *facts: dict[str, Any], from_position: int = 0) -> Path:
+    file = ChainFile(path / CHAIN, from_position=from_position)
+    for each in facts:
+        (file.write_event if "event" in each else file.write)(each)
+    file.close()
+    return path / CHAIN
+
+
+def test_it_reads_back_what_was_written_with_links_that_fit(tmp_path: Path) -> None:
+    scores = {"step": 1, "evaluation": "validation", "scores": {"top1": 0.5}}
+    path = chain(tmp_path, event(0), attempt(1, 0.1 + 0.2), scores, attempt(2, math.nan))
+    lines = list(read_chain(path))
+    assert all(line.fits for line in lines)
+    assert [line.number for line in lines] == [1, 2, 3, 4]
+    assert lines[0].facts == event(0)
+    assert lines[1].facts == attempt(1, 0.1 + 0.2)
+    assert lines[2].facts == scores
+    assert lines[3].facts["losses"] == {"l": "nan"}
+    assert len({line.link for line in lines}) == 4
+
+
+def test_the_same_lines_have_the_same_bytes_and_each_bit_of_a_number_counts(tmp_path: Path) -> None:
+    made = []
+    for name, loss in [("a", 0.1), ("b", 0.1), ("c", math.nextafter(0.1, 1))]:
+        (tmp_path / name).mkdir()
+        made.append(chain(tmp_path / name, event(0), attempt(1, loss)).read_bytes())
+    assert made[0] == made[1] != made[2]
+
+
+def test_an_event_holds_what_is_not_as_in_the_event_before(tmp_path: Path) -> None:
+    path = chain(tmp_path, event(0), attempt(1), event(1, "stage", workers=3), attempt(2), event(2, "end", workers=3))
+    written = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [sorted(each.keys() - {"link"}) for each in written if "event" in each] == [
+        ["event", "recipe", "step", "workers"],
+        ["event", "step", "workers"],
+        ["event", "step"],
+    ]
+    assert [line.facts["recipe"] for line in read_chain(path) if "event" in line.facts] == ["a = 1"] * 3
+
+
+def test_it_is_cut_back_to_where_a_run_goes_on_from(tmp_path: Path) -> None:
+    scores = {"step": 2, "evaluation": "validation", "scores": {}}
+    path = chain(tmp_path, event(0), attempt(1), attempt(2), scores)
+    whole = path.read_bytes()
+    chain(tmp_path, attempt(3), event(3, "end"), from_position=16)
+    with path.open("ab") as file:
+        file.write(b'{"step": 4, "posi')
+    again = ChainFile(path, from_position=16)
+    assert again.last_attempt == attempt(2)
+    assert path.read_bytes() == whole
+    again.write(scores)  # stands there already
+    assert path.read_bytes() == whole
+    again.write(attempt(3))
+    again.write_event(event(3, "resume"))
+    again.close()
+    lines = list(read_chain(path))
+    assert all(line.fits for line in lines)
+    assert lines[-1].facts["recipe"] == "a = 1"
+    assert len(lines) == 6
+
+
+@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("how", ["edited", "removed", "twice", "swapped"])
+def test_a_line_that_was_touched_does_not_fit(tmp_path: Path, number: int, how: str) -> None:
+    path = chain(tmp_path, event(0), *map(attempt, range(1, 6)))
+    lines = path.read_bytes().splitlines(keepends=True)
+    if how == "edited":
+        lines[number] = lines[number].replace(b'"step": ', b'"step": 1', 1)
+    elif how == "removed":
+        del lines[number]
+    elif how == "twice":
+        lines.insert(number, lines[number])
+    else:
+        lines[number : number + 2] = lines[number : number + 2][::-1]
+    path.write_bytes(b"".join(lines))
+    assert not all(line.fits for line in read_chain(path))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"\n",
+        b"\xff\xfe\n",
+        b"[1]\n",
+        b'{"step": 1}\n',
+        b'{"step": 1, "link": "ab"}\n',
+        b'{"step": true, "evaluation": "v", "link": "ab"}\n',
+        b'{"step": 1, "position": "8", "losses": {}, "refused": false, "in_metrics": true, "link": "ab"}\n',
+        b'{"step": 1, "event": "start", "from_position": "8", "link": "ab"}\n',
+        b'{"step": 1, "event": "start", "skipped": ["8"], "link": "ab"}\n',
+        b'{"step": 1, "digests": {"parameters": 3}, "link": "ab"}\n',
+        b"[" * 100_000 + b"\n",
+    ],
+)
+def test_what_is_no_line_of_a_chain(tmp_path: Path, line: bytes) -> None:
+    path = chain(tmp_path, event(0), attempt(1))
+    with path.open("ab") as file:
+        file.write(line)
+    before = path.read_bytes()
+    assert [(bool(each.facts), each.fits) for each in read_chain(path)] == [(True, True), (True, True), (False, False)]
+    with pytest.raises(WorkdirError, match=r"chain.jsonl, line 3 is not a line of a chain") as caught:
+        ChainFile(path, from_position=8)
+    assert "nothing was changed" in str(caught.value)
+    assert path.read_bytes() == before
