@@ -135,7 +135,7 @@ def _disk_checks(arguments: argparse.Namespace, run: GivenRun | None) -> Mapping
 
 
 def _recipe_results(arguments: argparse.Namespace, run: GivenRun) -> Iterator[CheckResult]:
-    """Check what `lockstep train --dry-run` checks; then measure what would limit the run."""
+    """Check what a dry run of `lockstep train` checks; then measure what would limit the run."""
     from lockstep.cli.run_limits import measured_limits
     from lockstep.cli.training import check_given, choose_workers
     from lockstep.runs.workdir import located
