@@ -127,6 +127,11 @@ def encode_tensors(members: Mapping[str, Tensor], metadata: Mapping[str, str] | 
         yield _memory_of(members[name])
 
 
+def can_encode(tensor: Tensor) -> bool:
+    """Whether the format has a place for such a tensor: a dense one with data, of a dtype that it knows."""
+    return str(tensor.dtype) in _KINDS and tensor.layout is torch.strided and not tensor.is_meta
+
+
 def _memory_of(tensor: Tensor) -> memoryview:
     """The bytes of a tensor in row-major order; its own memory where it lies so on the CPU."""
     dense = tensor.detach().cpu().resolve_neg().contiguous().reshape(-1)
@@ -167,7 +172,7 @@ def _is_utf8(name: str) -> bool:
 
 
 def _check_kind(section: str, name: str, tensor: Tensor) -> None:
-    if str(tensor.dtype) not in _KINDS or tensor.layout is not torch.strided or tensor.is_meta:
+    if not can_encode(tensor):
         raise CheckpointError(
             f"The tensor {name!r} of {section!r} is of a kind that cannot be saved.",
             given=f"{tensor.dtype}, {tensor.layout}, on {tensor.device}",

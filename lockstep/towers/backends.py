@@ -114,7 +114,7 @@ def backends_of_steps(towers: Towers, device: torch.device, *, exact: bool) -> B
     """
     flags = _flags({name: getattr(towers, name) for name in _OF_TOWERS}, exact=exact)
     if exact and device.type != "cpu":
-        _check_exact(towers)
+        _check_exact(towers, device)
         flags |= {"cudnn_deterministic": True, "deterministic": _RAISES, _FILL: False}
     return Backends(device, flags)
 
@@ -132,9 +132,15 @@ def _flags(of_towers: Mapping[str, bool | None], *, exact: bool) -> dict[str, An
     return flags
 
 
-def _check_exact(towers: Towers) -> None:
-    by_time = [name for name in ("cudnn_benchmark", "compile") if getattr(towers, name)]
-    if by_time:
+def chosen_by_timing(towers: Towers, device: torch.device, *, exact: bool) -> list[str]:
+    """The fields of towers by which each process times kernels of the device, and may take others than the next one."""
+    benchmark = cudnn.benchmark if towers.cudnn_benchmark is None and not exact else towers.cudnn_benchmark
+    timed = {"cudnn_benchmark": benchmark, "compile": towers.compile}
+    return [name for name, is_on in timed.items() if is_on and device.type != "cpu"]
+
+
+def _check_exact(towers: Towers, device: torch.device) -> None:
+    if by_time := chosen_by_timing(towers, device, exact=True):
         raise InputError(
             "An exact exchange needs kernels that are not chosen by timing them.",
             given=f"exact=True, and Towers({by_time[0]}=True) on a GPU",

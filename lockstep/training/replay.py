@@ -9,6 +9,7 @@ tower that is looked at, and one that always does at once.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -17,16 +18,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lockstep.checkpoints.encoding import decode_tensors, encode_tensors
+from lockstep.checkpoints.encoding import can_encode, decode_tensors, encode_tensors
 from lockstep.ragged import Ragged
 from lockstep.screen import log
 from lockstep.tensors import write_values
 from lockstep.towers.hosting import TowerBatch, TowerHost
 from lockstep.towers.statistics import restored
 from lockstep.training.attempt import Given
+from lockstep.training.memory import is_lack_of_memory
 from lockstep.training.regrouping import passed_on
 from lockstep.training.replicas import Replicas, checksum_of
-from lockstep.training.verdict import Judgement, TowerResult, judge, result_of
+from lockstep.training.verdict import NO_MEMORY, Judgement, TowerResult, judge, result_of
 from lockstep.types import Batch, FaultError, ReplayVerdict
 from lockstep.workers.devices import describe_accelerator, describe_cpu, describe_machine
 from lockstep.workers.group import unlike_most
@@ -41,6 +43,7 @@ ALIGNMENT_BYTES = 512
 """Kernels of a CPU and of a GPU look at no more of an address when they choose how to compute."""
 MORE_RUNS = 3
 """How often each worker makes an attempt again once more, where the first time has not given the same everywhere."""
+_PARTS = "parts"
 
 
 class Replay:
@@ -52,6 +55,7 @@ class Replay:
         worker: this one.
         transport: by which parts of batches travel.
         problem: why no attempt of these towers can be made again; empty where it can.
+        inexact: why workers may come to other bits than each other; empty where they do not.
     """
 
     def __init__(
@@ -61,9 +65,11 @@ class Replay:
         worker: Worker,
         transport: TransportName | None,
         problem: str = "",
+        inexact: str = "",
     ) -> None:
         self._state, self._host, self._worker, self._transport = state, host, worker, transport
-        self._problem, self._is_told, self._is_over = problem, False, False
+        self._problem, self._inexact, self._is_over = problem, inexact, False
+        self._told: set[str] = set()
         self._sent: _Sent | None = None
         self._results: list[TowerResult] = []
         """The tower that is looked at now: made again, and then, on the worker that hosts it, the tower itself."""
@@ -108,6 +114,8 @@ class Replay:
         gathered = [[TowerResult(*each) for each in results] for results in self._worker.group.gather(self._results)]
         again = [results[0] for results in gathered]
         judgement = self._judge(given, sent, gathered[sent.owner][1], [sent.owner], again)
+        if judgement is None:
+            return NO_MEMORY not in again  # where one had none later, they have run several times
         if judgement.cause == "data":
             return False
         verdict = self._verdict(given, judgement)
@@ -149,7 +157,8 @@ class Replay:
         suspects = suspects[:1] if most == 2 else suspects
         original = TowerResult(result_of([*self._host.values.values()], []).values, False, None)
         try:
-            sent = self._send(given, suspects[0], self._host.parts(given.batch_again())) if most else None
+            parts = self._host.parts(given.batch_again())
+            sent = self._send(given, suspects[0], parts, in_outline=True) if most else None
         except FaultError as error:
             return error.verdict._replace(position=given.batch.position)
         if sent is None:
@@ -159,7 +168,7 @@ class Replay:
         first = TowerResult(*gathered[sent.owner][0])
         # Not to the bits, which are not the same each time where an operator is not deterministic, as on most GPUs.
         judgement = self._judge(given, sent, first, suspects, results, in_outline=True)
-        return self._verdict(given, judgement)
+        return None if judgement is None else self._verdict(given, judgement)
 
     def of_replicas(self, error: FaultError, given: Given) -> FaultError:
         """Say whether devices err, too, where copies of the model differ: all compute with one of the copies."""
@@ -173,6 +182,8 @@ class Replay:
             gathered = self._worker.group.gather(self._result(given, sent))
             results = [TowerResult(*result) for result in gathered]
             judgement = self._judge(given, sent, None, [], results)
+        if judgement is None:
+            return error
         verdict = self._verdict(given, judgement)
         if judgement.cause != "device":
             words = "made again, it gives the same on all" if judgement.cause == "data" else judgement.words
@@ -183,8 +194,19 @@ class Replay:
 
     # Its parts --------------------------------------------------------------------------------------------------------
 
-    def _send(self, given: Given, owner: int, parts: Sequence[TowerBatch], *, may_differ: bool = False) -> _Sent | None:
+    def _send(
+        self,
+        given: Given,
+        owner: int,
+        parts: Sequence[TowerBatch],
+        *,
+        may_differ: bool = False,
+        in_outline: bool = False,
+    ) -> _Sent | None:
         """Have all workers get some parts of the batch of one of them; the others' `parts` do not matter.
+
+        Where they `may_differ` the workers need not have the same weights, and what is looked at `in_outline` not the
+        same bits.
 
         Returns:
             None where that cannot be done, which is told once.
@@ -192,27 +214,31 @@ class Replay:
         Raises:
             FaultError: the workers do not have the same weights, and do not have to differ.
         """
-        worker, problem, packed = self._worker, self._problem, _Packed([], b"")
+        worker, problem, packed = self._worker, self._problem, b""
+        if not in_outline:
+            problem = problem or self._inexact
         if given.has_changed():
             problem = problem or "the loss function changes its batch in place"
         if worker.rank == owner and not problem:
             try:
                 packed = _packed(parts, {*given.fields})
-            except _NotSentError as error:
-                problem = str(error)
-        size = len(packed.data)
+            except Exception as error:  # whatever it is, the others wait
+                problem = str(error) if isinstance(error, _NotSentError) else f"its batch is not sent: {error!r:.200}"
         kind = f"{_kind(worker.device)}, {torch.get_num_threads()} threads"
-        gathered = worker.group.gather([problem, self._checksum(), kind, packed.parts, size])
+        gathered = worker.group.gather([problem, self._checksum(), kind, len(packed)])
         if problem := next((each[0] for each in gathered if each[0]), ""):
-            if worker.is_chief and not self._is_told:
-                log.info("no attempt is made again to tell a bad device from bad data: %s", problem)
-            self._is_told = True
+            self._tell(problem)
             return None
         if len({each[1] for each in gathered}) > 1 and not may_differ:
             raise Replicas(self._state, worker).error()
         alike = [rank for rank, each in enumerate(gathered) if each[2] == gathered[owner][2]]
-        data = self._passed_on(packed.data, gathered[owner][4])
-        return _Sent(owner, alike, gathered[owner][3], data)
+        return _Sent(owner, alike, self._passed_on(packed, gathered[owner][3]))
+
+    def _tell(self, problem: str) -> None:
+        """Say, once, why no attempt is made again."""
+        if self._worker.is_chief and problem not in self._told:
+            log.info("no attempt is made again to tell a bad device from bad data: %s", problem)
+        self._told.add(problem)
 
     def _passed_on(self, own: bytes, num_bytes: int) -> bytes:
         if self._worker.num_workers == 1:
@@ -220,7 +246,7 @@ class Replay:
         return bytes(passed_on(own, num_bytes, self._worker, self._transport)[:num_bytes].numpy())
 
     def _result(self, given: Given, sent: _Sent) -> TowerResult:
-        """Run the towers that were sent; what the loss function raises is a result, too, as the others wait for it."""
+        """Run the towers that were sent; what that raises is a result, too, as the others wait for it."""
         try:
             parts = sent.unpacked(given.batch, self._worker.device)
             for part in parts if given.counts else []:
@@ -228,7 +254,7 @@ class Replay:
             with torch.enable_grad(), restored(self._state.other_buffers()):
                 total = self._host.run(given.losses, parts, given.inputs).total()
         except Exception as error:
-            return TowerResult([f"raised {error!r:.200}"], False, None)
+            return NO_MEMORY if is_lack_of_memory(error) else TowerResult([f"raised {error!r:.200}"], False, None)
         return result_of([self._host.values[part.tower] for part in parts], total.tensors)
 
     def _judge(
@@ -240,20 +266,28 @@ class Replay:
         results: Sequence[TowerResult],
         *,
         in_outline: bool = False,
-    ) -> Judgement:
-        """Judge what all workers know, by what is finite or to the bits; where not all is the same they run again."""
+    ) -> Judgement | None:
+        """Judge what all workers know, by what is finite or to the bits; where not all is the same they run again.
+
+        Returns:
+            None where a worker has no memory for it, which is told once, and says nothing of its device.
+        """
 
         def seen(result: TowerResult) -> TowerResult:
             return result.outline() if in_outline else result
 
-        runs = {rank: [seen(results[rank])] for rank in sent.alike}
+        names = self._worker.group.names
+        runs = [[seen(each)] for each in results]
         original = original and seen(original)
         first = original or runs[sent.owner][0]
-        if not all(each.agrees_with(first) for [each] in runs.values()):
+        if NO_MEMORY not in results and not all(runs[rank][0].agrees_with(first) for rank in sent.alike):
             more = self._worker.group.gather([self._result(given, sent) for _ in range(MORE_RUNS)])
-            for rank, found in runs.items():
-                found += [seen(TowerResult(*each)) for each in more[rank]]
-        return judge(original, suspects, runs, self._worker.group.names)
+            for found, again in zip(runs, more, strict=True):
+                found += [seen(TowerResult(*each)) for each in again]
+        if lacking := [name for name, found in zip(names, runs, strict=True) if NO_MEMORY in found]:
+            self._tell(f"{lacking[0]} has no memory for one more copy of a tower's part of a batch")
+            return None
+        return judge(original, suspects, {rank: runs[rank] for rank in sent.alike}, names)
 
     def _verdict(self, given: Given, judgement: Judgement) -> ReplayVerdict:
         suspects = tuple(self._worker.group.names[rank] for rank in judgement.workers)
@@ -303,35 +337,27 @@ class _NotSentError(Exception):
     """A field of a batch has what no other worker can be sent."""
 
 
-class _Packed(NamedTuple):
-    """Parts of a batch, as JSON and bytes."""
-
-    parts: list[Any]
-    data: bytes
-
-
 class _Sent(NamedTuple):
     """Parts of the batch of one worker, which all have."""
 
     owner: int
     alike: list[int]
     """The workers whose machines are of the kind of the owner's, by rank."""
-    parts: list[Any]
     data: bytes
 
     def unpacked(self, like: Batch, device: torch.device) -> list[TowerBatch]:
         """Make the parts anew, with memory of their own; `like` is this worker's part of the batch."""
         tensors = decode_tensors(self.data)
         made = []
-        for leaf, tower, towers, fields in self.parts:
+        for leaf, tower, towers, fields in json.loads(bytes(tensors[_PARTS].numpy())):
             values = {name: _unpacked(each, tensors, device) for name, each in fields.items()}
             part = replace(like, fields=values, towers=range(*towers), bad=(), loader=None)
             made.append(TowerBatch(leaf, tower, part))
         return made
 
 
-def _packed(parts: Sequence[TowerBatch], names: set[str]) -> _Packed:
-    """Pack the fields of these names.
+def _packed(parts: Sequence[TowerBatch], names: set[str]) -> bytes:
+    """Pack the fields of these names: their tensors, and JSON that says what they are.
 
     Raises:
         _NotSentError: a field has another kind of value.
@@ -341,12 +367,13 @@ def _packed(parts: Sequence[TowerBatch], names: set[str]) -> _Packed:
     for leaf, tower, batch in parts:
         fields = {name: _value(name, value, tensors) for name, value in batch.items() if name in names}
         packed.append([leaf, tower, [batch.towers.start, batch.towers.stop], fields])
-    return _Packed(packed, b"".join(encode_tensors(tensors)))
+    tensors[_PARTS] = torch.frombuffer(bytearray(json.dumps(packed).encode()), dtype=torch.uint8)
+    return b"".join(encode_tensors(tensors))
 
 
 def _value(name: str, value: Any, tensors: dict[str, Tensor]) -> dict[str, Any]:
     """Describe a value of a field; its tensors are added to those given."""
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) and can_encode(value):
         # The format keeps elements in their order, and no strides, by which torch chooses kernels.
         order = sorted(range(value.ndim), key=value.stride, reverse=True)
         number = str(len(tensors))
@@ -359,9 +386,8 @@ def _value(name: str, value: Any, tensors: dict[str, Tensor]) -> dict[str, Any]:
         return {"list": [_value(name, each, tensors) for each in value]}
     if value is None or isinstance(value, str | int | float):
         return {"plain": value}
-    raise _NotSentError(
-        f"the field {name!r} of the batch has values that are not sent to others: {type(value).__name__}"
-    )
+    kind = f"{value.dtype}, {value.layout}" if isinstance(value, Tensor) else type(value).__name__
+    raise _NotSentError(f"the field {name!r} of the batch has values that are not sent to others: {kind}")
 
 
 def _unpacked(packed: Mapping[str, Any], tensors: Mapping[str, Tensor], device: torch.device) -> Any:

@@ -19,6 +19,7 @@ from lockstep.exchange.tree import TreeSum, assign_towers
 from lockstep.screen import log
 from lockstep.spans import span
 from lockstep.tensors import reading_waits
+from lockstep.towers.backends import chosen_by_timing
 from lockstep.towers.hosting import StepInputs, TowerBatch, TowerHost
 from lockstep.towers.statistics import restored
 from lockstep.towers.tower_outputs import MissingGradients
@@ -266,12 +267,16 @@ class BoundStep(Step):
         self._replicas = Replicas(self.state, worker) if worker.num_workers > 1 else None
         self._extras = ExtraSums(self._replicas, worker)
         is_split = towers.joined and worker.num_workers > 1
+        timed = chosen_by_timing(towers, worker.device, exact=is_exact(exchange))
         self._replay = Replay(
             self.state,
             host,
             worker,
             exchange.transport if isinstance(exchange, AllReduce) else None,
             "the towers of synchronised batch norm run on all workers at once" if is_split else "",
+            f"with {timed[0]} each worker times its kernels, and may round otherwise than the next one"
+            if timed
+            else "",
         )
         self._num_runs = 0
         self._refused_at = -1

@@ -47,6 +47,10 @@ class TowerResult(NamedTuple):
         )
 
 
+NO_MEMORY = TowerResult(["no memory"], False, None)
+"""Of a worker that has no memory to make an attempt again, which says nothing of its device."""
+
+
 def result_of(values: Sequence[Sequence[float] | Tensor], tensors: Sequence[Tensor]) -> TowerResult:
     """Sum up the losses and metrics of some towers, and the tensors that they add to the update."""
     numbers = [[*map(float, each)] if isinstance(each, list) else each.tolist() for each in values]  # type: ignore[union-attr]

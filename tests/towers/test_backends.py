@@ -13,7 +13,7 @@ from torch.backends import cuda, cudnn
 
 import lockstep as ls
 from lockstep.towers import backends, hosting
-from lockstep.towers.backends import backends_of_steps
+from lockstep.towers.backends import backends_of_steps, chosen_by_timing
 from lockstep.towers.towers import Towers
 from lockstep.training import preflight
 
@@ -177,6 +177,16 @@ def make_run() -> tuple[ls.TrainState, ls.data.Loader]:
     images = torch.rand(8, 4, generator=torch.Generator().manual_seed(1))
     state = ls.TrainState(torch.nn.Linear(4, 2), ls.optim.SGD(lr=0.1))
     return state, ls.data.Loader(ls.data.Arrays({"image": images}), batch_size=4)
+
+
+def test_what_lets_a_process_time_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    towers = Towers(cudnn_benchmark=True, compile=True)
+    assert chosen_by_timing(towers, GPU, exact=False) == ["cudnn_benchmark", "compile"]
+    assert chosen_by_timing(towers, CPU, exact=False) == chosen_by_timing(Towers(), GPU, exact=False) == []
+    with monkeypatch.context() as patch:
+        patch.setattr(cudnn, "benchmark", True)  # a script's own, which holds where the towers say nothing
+        assert chosen_by_timing(Towers(), GPU, exact=False) == ["cudnn_benchmark"]
+        assert chosen_by_timing(Towers(), GPU, exact=True) == []
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import lockstep as ls
 from lockstep.data.loader import Loader
 from lockstep.readers.reader import Arrays
+from lockstep.training import step
 from lockstep.types import FaultError, ReplayVerdict
 from lockstep.workers.rank import join
 from tests.worker_processes import run_workers
@@ -156,7 +157,9 @@ def test_what_two_workers_cannot_tell_names_both_and_the_element() -> None:
 
 
 def untold() -> list[Any]:
-    """Where no attempt can be made again: synchronised batch norm, a field that is not sent, a loss that changes it."""
+    """Where no attempt can be made again: synchronised batch norm, fields that are not sent, a loss that changes it."""
+    spectrum = torch.ones(BATCH_SIZE // 2, dtype=torch.complex64)
+    fields = {"objects": object(), "spectrum": spectrum, "too long for JSON": 10**5000}
 
     def spoiled(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
         return {"square": squares(model, batch)["square"] * math.nan}
@@ -166,11 +169,12 @@ def untold() -> list[Any]:
         return spoiled(model, batch)
 
     found = []
-    for losses, policy, field in ((spoiled, "sync", "x"), (spoiled, "mean", "objects"), (in_place, "mean", "x")):
+    cases = [(spoiled, "sync", "x"), (in_place, "mean", "x"), *((spoiled, "mean", field) for field in fields)]
+    for losses, policy, field in cases:
         state, towers = make_state(None, random.Random(0)), ls.Towers(2, batch_norm=policy)  # type: ignore[arg-type]
         state.nonfinite = "skip"
         batch = next(iter(ls.batches(make_loader(), towers)))
-        batch.setdefault(field, object())
+        batch.setdefault(field, fields.get(field))
         report = ls.train_step(state, losses, batch, towers)
         assert report.nonfinite is not None
         found.append([len(report.nonfinite.culprits), report.nonfinite.verdict])
@@ -180,7 +184,46 @@ def untold() -> list[Any]:
 @pytest.mark.process
 def test_where_no_attempt_can_be_made_again_none_is_judged() -> None:
     found = run_workers(untold, 2)
-    assert found == [[[2, None]] * 3] * 2
+    assert found == [[[2, None]] * 5] * 2
+
+
+def without_memory(kind: str = "data", lacking: int = 0, worker: int = 0) -> list[ReplayVerdict | None]:
+    """The verdicts where a worker lacks memory in one of its passes: the first is its own, then come two a step."""
+    passes: list[int] = []
+
+    def losses(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+        passes.append(1)
+        if len(passes) - 1 == lacking and join().rank == worker:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 154.00 MiB")
+        return squares(model, batch)
+
+    chance = random.Random(0)
+    state = make_state(make_fault(kind, chance, 0), chance)
+    state.replay_steps = 1
+    return [report.verdict for report in ls.train_steps(state, losses, make_loader(), until=ls.Steps(STEPS))]
+
+
+def test_an_attempt_that_there_is_no_memory_to_make_again_is_not_judged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    assert without_memory(lacking=1) == [None] * STEPS
+    assert [record.message for record in caplog.records if "no memory" in record.message] == [
+        "no attempt is made again to tell a bad device from bad data: worker 0 has no memory for one more copy of a "
+        "tower's part of a batch"
+    ]
+
+
+@pytest.mark.process
+def test_one_of_several_workers_without_memory_is_not_blamed() -> None:
+    assert run_workers(without_memory, 2, "data", 3, 1) == [[None] * STEPS] * 2
+
+
+def test_workers_that_time_their_kernels_are_not_compared_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert told("once", 0)[0]
+    monkeypatch.setattr(step, "chosen_by_timing", lambda *_, **__: ["cudnn_benchmark"])
+    assert told("once", 0)[0] is None
+    nonfinite = told("data", 0)[0]
+    assert nonfinite is not None, "which needs no bits"
+    assert nonfinite.cause == "data"
 
 
 def test_a_fault_that_has_passed_when_a_device_is_read_is_told(caplog: pytest.LogCaptureFixture) -> None:
