@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _MOST_STEPS = 100
 _MOST_ROWS = 200
+_TAIL_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -130,10 +131,26 @@ class ProfileHook:
         by = "self_device_time_total" if self._has_device else "self_cpu_time_total"
         try:
             with atomic_write(self._folder / f"{name}.json", parents=True, failure=WorkdirError) as file:
-                profiler.export_chrome_trace(file.name)
+                _export(profiler, Path(file.name))
             with atomic_write(self._folder / f"{name}.txt", failure=WorkdirError) as file:
                 file.write(profiler.key_averages().table(sort_by=by, row_limit=_MOST_ROWS).encode())
         except WorkdirError as error:
             log.warning("the profile is not written: %s %s", error.what, error.given)
             return
         log.info("profiled from step %d to %d: %s", first, stop, self._folder / f"{name}.json")
+
+
+def _export(profiler: TorchProfiler, path: Path) -> None:
+    """Have torch write the trace, which tells of an error of the disk in its log alone.
+
+    Raises:
+        OSError: it is not whole.
+    """
+    try:
+        profiler.export_chrome_trace(str(path))
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            if not file.read().rstrip().endswith(b"}"):
+                raise OSError("torch has not written all of it: the disk may be full")
+    finally:
+        path.with_name(f"{path.name}.tmp").unlink(missing_ok=True)

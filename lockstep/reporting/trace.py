@@ -148,7 +148,11 @@ class Trace:
     def _end(self, worker: Worker) -> None:
         """End the trace; all workers do so together."""
         self._stop(worker)
-        self._write_part(worker, compare_clocks(worker))
+        clock = None
+        try:
+            clock = compare_clocks(worker)
+        finally:  # a worker that is lost takes nothing of the others' parts with it
+            self._write_part(worker, clock)
         worker.group.barrier("the trace is written")
         self._merge(worker)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -98,6 +99,28 @@ def test_a_profile_that_cannot_be_written_ends_nothing(tmp_path: Path, caplog: p
     (tmp_path / "traces").write_text("mine")
     assert train(tmp_path / "traces", Profile(every=2), 3).step == 3
     assert "the profile is not written: " in caplog.text
+
+
+@pytest.mark.parametrize("num_bytes", [4096, 0])
+def test_a_profile_on_a_disk_that_is_full_leaves_no_part_of_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, num_bytes: int
+) -> None:
+    """As torch does, which writes beside the file, and logs an error."""
+    export = torch.profiler.profile.export_chrome_trace
+
+    def export_a_part(profiler: torch.profiler.profile, path: str) -> None:
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
+        try:
+            export(profiler, path)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    monkeypatch.setattr(torch.profiler.profile, "export_chrome_trace", export_a_part)
+    assert train(tmp_path, Profile(steps=StepRange(1, 3)), 4).step == 4
+    assert files(tmp_path) == []
+    assert "the profile is not written: " in caplog.text
+    assert "profile-1-3.json cannot be written. torch has not written all of it" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -332,6 +332,21 @@ def test_clocks_of_hosts_are_compared_by_barriers() -> None:
     assert abs(other.seconds) <= other.bound_seconds
 
 
+def test_a_host_that_is_lost_when_clocks_are_compared_leaves_the_parts_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(worker: Any) -> Any:
+        raise PeerLostError("worker 1 is lost.", given="", expected="", hint="")
+
+    monkeypatch.setattr(traces, "compare_clocks", lose)
+    with pytest.raises(PeerLostError):
+        train(tmp_path, "2:4", 6)
+    monkeypatch.undo()
+    assert [path.name for path in (tmp_path / "traces").iterdir()] == ["steps-2-4.worker-0.part"]
+    train(tmp_path, "2:4", 5, start=4)
+    assert names_of(trace_in(tmp_path, "steps-2-4"), "steps") == ["step 2", "step 3"]
+
+
 def lose_a_worker(folder: Path) -> None:
     with ls.Trace(folder, "2:9") as trace:
         for report in ls.train_steps(make_state(), losses, make_loader(), ls.Towers(2), until=ls.Steps(12)):

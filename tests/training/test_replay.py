@@ -210,6 +210,7 @@ def test_an_attempt_that_there_is_no_memory_to_make_again_is_not_judged(caplog: 
         "no attempt is made again to tell a bad device from bad data: worker 0 has no memory for one more copy of a "
         "tower's part of a batch"
     ]
+    assert without_memory("once", lacking=7) == [None] * STEPS, "in the last of several times"
 
 
 @pytest.mark.process
