@@ -29,6 +29,7 @@ from lockstep.runs.workdir import (
     METRICS,
     QUARANTINE,
     RECIPE,
+    REMARKS,
     RESULT,
     SAVES,
     TIMINGS,
@@ -36,8 +37,6 @@ from lockstep.runs.workdir import (
 
 RunState: TypeAlias = Literal["not started", "running", "stopped", "finished", "failed", "killed"]
 
-REMARKS = ("verdict", "straggler")
-"""Events that neither begin nor end anything, each with a sentence, "said"."""
 _MAX_LINE_BYTES, _MAX_FILE_BYTES = 1 << 20, 1 << 26
 _TAIL_BYTES = 1 << 16
 _MAX_PROBLEMS = 20

@@ -64,6 +64,8 @@ _Made = TypeVar("_Made")
 RECIPE, CHOICES, HISTORY, SAVES = "recipe.toml", "choices.json", "history.jsonl", "saves.jsonl"
 QUARANTINE, RESULT, WARM_START, DATA = "quarantine.jsonl", "result.json", "warm_start.json", "data.json"
 METRICS, TIMINGS, EVALUATIONS = "metrics.jsonl", "timings.jsonl", "evaluations.jsonl"
+REMARKS = ("verdict", "straggler")
+"""Events that neither begin nor end anything, each with a sentence, "said"."""
 
 
 class Workdir:
@@ -154,8 +156,8 @@ class Workdir:
         )
 
     def check_unstarted(self) -> None:
-        """Refuse to start anew a run that has made steps, since its checkpoints are gone."""
-        steps = [event["step"] for event in self._noted(HISTORY)]
+        """Refuse to start anew a run that has gone on from a checkpoint, or ended with one, since they are gone."""
+        steps = [event["step"] for event in self._noted(HISTORY) if event.get("event") not in ("failed", *REMARKS)]
         if any(steps):
             raise WorkdirError(
                 f"The run in {self.path} has been at step {max(steps)}, and its checkpoints are gone.",

@@ -241,6 +241,17 @@ def test_a_torn_last_line_of_the_history_counts_for_none(workdir: Workdir, torn:
         workdir.check_unstarted()
 
 
+def test_a_run_that_failed_before_its_first_checkpoint_starts_anew(workdir: Workdir) -> None:
+    workdir.note("start", step=0)
+    workdir.note("straggler", step=2, said="worker 1 waits for its input")
+    workdir.note("verdict", step=3, said="it is the data or the code")
+    workdir.note("failed", step=3, error="no space is left")
+    workdir.check_unstarted()
+    workdir.note("end", step=4)
+    with pytest.raises(WorkdirError, match=r"has been at step 4, and its checkpoints are gone"):
+        workdir.check_unstarted()
+
+
 @pytest.mark.parametrize("line", ["{", "[1]", '{"event": "start"}', '{"step": "3"}', "[" * 9999])
 def test_another_line_of_the_history_that_cannot_be_read_is_named(workdir: Workdir, line: str) -> None:
     workdir.note("start", step=0)
