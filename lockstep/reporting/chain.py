@@ -15,8 +15,10 @@ Like `metrics.jsonl` it is cut back to where a run goes on from, and a line is s
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from hashlib import blake2b
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,6 +48,10 @@ GROUND = {
     "choices": dict,
 }
 """The facts of an event, and their types."""
+_ATTEMPT = re.compile(
+    rb'\{"step": \d{1,18}, "position": (\d{1,18}), "losses": \{.*, "in_metrics": (?:true|false), '
+    rb'"link": "[0-9a-f]{32}"\}\n'
+)
 _encode = json.JSONEncoder(allow_nan=False).encode
 
 
@@ -65,7 +71,7 @@ class ChainFile:
     """The file, opened to go on from a position: lines of later attempts, and a torn last line, are cut off.
 
     All raise WorkdirError where the file cannot be written; opening does where a line is not of this format, and then
-    changes nothing.
+    changes nothing. Attempts before the last one are not parsed.
     """
 
     def __init__(self, path: Path, *, from_position: int) -> None:
@@ -85,7 +91,11 @@ class ChainFile:
     def _read(self, path: Path, from_position: int) -> int:
         """Read the part up to a position; returns its size in bytes."""
         size_bytes = 0
-        for number, line in enumerate(_raw_lines(path), start=1):
+        lines = ((line, _is_attempt_until(line, from_position)) for line in chain(_raw_lines(path), [b""]))
+        for number, ((line, is_kept), (_, is_next_kept)) in enumerate(pairwise(lines), start=1):
+            if is_kept and is_next_kept:
+                size_bytes += len(line)  # nothing of it is needed, and to parse a million takes long
+                continue
             facts, link = _parsed(line)
             if not facts:
                 raise WorkdirError(
@@ -178,6 +188,12 @@ def _raw_lines(path: Path) -> Iterator[bytes]:
         for line in iter(lambda: file.readline(_MAX_LINE_BYTES), b""):
             if line.endswith(b"\n") or len(line) == _MAX_LINE_BYTES:
                 yield line
+
+
+def _is_attempt_until(line: bytes, position: int) -> bool:
+    """Whether a line looks like an attempt that has left the stream there, or before."""
+    found = _ATTEMPT.fullmatch(line)
+    return found is not None and int(found[1]) <= position
 
 
 def _parsed(line: bytes) -> tuple[dict[str, Any], str]:

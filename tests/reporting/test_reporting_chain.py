@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from lockstep.errors import WorkdirError
+from lockstep.reporting import chain as chains
 from lockstep.reporting.chain import CHAIN, ChainFile, read_chain
 
 
@@ -83,6 +84,24 @@ def test_it_is_cut_back_to_where_a_run_goes_on_from(tmp_path: Path) -> None:
     assert len(lines) == 6
 
 
+def test_it_is_opened_without_parsing_the_attempts_before_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = chain(tmp_path, event(0), *map(attempt, range(1, 50)), event(49, "stage", workers=3))
+    chain(tmp_path, *map(attempt, range(50, 100)), from_position=8 * 49)
+    whole, parsed, parse = path.read_bytes(), [], chains._parsed
+    monkeypatch.setattr(chains, "_parsed", lambda line: parsed.append(line) or parse(line))
+    file = ChainFile(path, from_position=8 * 90)
+    assert [json.loads(line)["step"] for line in parsed] == [0, 49, 49, 90, 91]
+    assert file.last_attempt == attempt(90)
+    for step in range(91, 100):
+        file.write(attempt(step))
+    assert path.read_bytes() == whole
+    file.write_event(event(99, "end", workers=3))
+    file.close()
+    assert json.loads(path.read_bytes().splitlines()[-1]).keys() == {"step", "event", "link"}
+
+
 @pytest.mark.parametrize("number", range(5))
 @pytest.mark.parametrize("how", ["edited", "removed", "twice", "swapped"])
 def test_a_line_that_was_touched_does_not_fit(tmp_path: Path, number: int, how: str) -> None:
@@ -120,9 +139,13 @@ def test_what_is_no_line_of_a_chain(tmp_path: Path, line: bytes) -> None:
     path = chain(tmp_path, event(0), attempt(1))
     with path.open("ab") as file:
         file.write(line)
+    _, second, third = path.read_bytes().splitlines(keepends=True)
     before = path.read_bytes()
     assert [(bool(each.facts), each.fits) for each in read_chain(path)] == [(True, True), (True, True), (False, False)]
     with pytest.raises(WorkdirError, match=r"chain.jsonl, line 3 is not a line of a chain") as caught:
         ChainFile(path, from_position=8)
     assert "nothing was changed" in str(caught.value)
     assert path.read_bytes() == before
+    path.write_bytes(second * 3 + third + second * 2)
+    with pytest.raises(WorkdirError, match=r"chain.jsonl, line 4 is not a line of a chain"):
+        ChainFile(path, from_position=8)
