@@ -46,6 +46,17 @@ def test_what_happened_is_told_by_segments(tmp_path: Path) -> None:
     )
 
 
+def test_a_segment_that_was_rolled_back_tells_how_far_it_had_come(tmp_path: Path) -> None:
+    history = [event("start", 0, 0), event("rollback", 40, 5, from_step=55, why="loss"), event("stop", 60, 9)]
+    first, second = facts(tmp_path / "a run", history=history).course.segments
+    assert (first.last_step, second.first_step) == (55, 40)
+
+
+def test_the_command_to_go_on_can_be_pasted(tmp_path: Path) -> None:
+    found = facts(tmp_path / "a run", history=[event("start", 0, 0), event("stop", 60, 9)])
+    assert f"It goes on with: lockstep train '{tmp_path / 'a run'}'" in found.attention
+
+
 def test_a_run_that_was_killed_says_since_when(tmp_path: Path) -> None:
     found = facts(tmp_path / "run", history=[event("start", 0, 0)], timings=[timing_line(30, 2)])
     (segment,) = found.course.segments
