@@ -80,7 +80,7 @@ class RunRecord:
         if not (is_run and is_there):
             raise WorkdirError(
                 f"{path} is not the folder of a run that can be read.",
-                given=f"{path} ({'no ' + RECIPE if is_there else 'not a folder that this user may read'})",
+                given=f"{path} ({'no plain file ' + RECIPE if is_there else 'not a folder that this user may read'})",
                 expected=f"the workdir of a run, with its {RECIPE}",
                 hint="name the --workdir of a run, such as runs/mnist; lockstep status FOLDER finds those below it",
             )
