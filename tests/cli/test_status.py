@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -131,6 +133,14 @@ def test_following_says_nothing_while_nothing_happens(
     shown = _parsed(said(capsys, "status", path, "--follow", "--json"))
     assert [facts[0]["state"] for facts in shown] == ["running", "failed"]
     assert any(note.startswith("no step for") for note in shown[0][0]["notes"])
+
+
+def test_nobody_who_reads_is_no_error(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with os.fdopen(write_end, "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        assert main(["status", str(runs)]) == 141
 
 
 def test_one_is_one_and_a_command_can_be_pasted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
