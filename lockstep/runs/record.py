@@ -47,7 +47,7 @@ _TAIL_BYTES = 1 << 16
 _MAX_PROBLEMS = 20
 _MAX_DEPTH = 4
 _MAX_DIGITS, _MAX_NESTING = 19, 50
-"""Of whole numbers and objects in JSON: more digits than 64 bits have, and none that a `float` cannot hold."""
+"""Most digits of a whole number in JSON, as many as 64 bits have, and most objects within each other."""
 _LAST_SECONDS = datetime(9998, 12, 31, tzinfo=UTC).timestamp()
 """Times beyond it are none in some time zone."""
 

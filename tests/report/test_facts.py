@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,14 @@ def test_a_score_says_who_has_scored_what(tmp_path: Path) -> None:
     ]
     (by_class,) = found.class_scores
     assert (by_class.name, by_class.share) == ("test/X_PerformanceByCategory/AP/cat", 1.0)
+
+
+def test_a_pipe_in_the_place_of_a_manifest_is_not_waited_for(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    (folder / "checkpoints/step-00000001").mkdir(parents=True)
+    os.mkfifo(folder / "checkpoints/step-00000001/manifest.json")
+    (found,) = facts_of_run(RunRecord(folder), "mine", 0).checkpoints
+    assert "manifest.json" in found.problem
 
 
 def test_the_recipe_is_compared_with_the_shipped_one(tmp_path: Path) -> None:

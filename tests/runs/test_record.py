@@ -163,7 +163,7 @@ def test_numbers_and_objects_that_nothing_of_a_run_has_are_left_out(workdir: Wor
     ]
 
 
-def test_pipes_and_links_are_not_opened(workdir: Workdir, tmp_path: Path) -> None:
+def test_pipes_and_links_are_not_opened(workdir: Workdir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "private.json").write_text('{"step": 3}')
     (workdir.path / "result.json").symlink_to(tmp_path / "private.json")
     for name in ("metrics.jsonl", "timings.jsonl"):
@@ -175,6 +175,9 @@ def test_pipes_and_links_are_not_opened(workdir: Workdir, tmp_path: Path) -> Non
         "result.json cannot be read: it is a link",
         "timings.jsonl cannot be read: it is no plain file",
     ]
+    os.mkfifo(workdir.path / ".lease-000001")
+    monkeypatch.setattr("lockstep.runs.lease._READ_PAUSE_SECONDS", 0.0)
+    assert RunRecord(workdir.path).holder
     (tmp_path / "link").symlink_to(workdir.path)
     assert RunRecord(tmp_path / "link").recipe == find("mnist")
     (workdir.path / "recipe.toml").rename(tmp_path / "mine.toml")
