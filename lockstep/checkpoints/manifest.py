@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from lockstep.cores import usable_cores
-from lockstep.durable import sync_and_close
+from lockstep.durable import open_at_once, sync_and_close
 from lockstep.errors import CheckpointError
 
 Content = TypeVar("Content")
@@ -236,7 +236,7 @@ def unreadable(path: Path, error: OSError) -> DamagedError:
 def read_bytes(path: Path, size_bytes: int) -> bytes:
     """The first `size_bytes` of a file, or all of it if it is shorter."""
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=open_at_once) as file:
             return file.read(size_bytes)
     except OSError as error:
         raise unreadable(path, error) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn, TextIO
@@ -25,7 +26,7 @@ from lockstep.cli import (
     train,
     verify,
 )
-from lockstep.cli.shared import EXIT_CODES, INTERRUPTED, in_words_of_flags, parsed
+from lockstep.cli.shared import EXIT_CODES, INTERRUPTED, OUTPUT_CLOSED, in_words_of_flags, parsed
 from lockstep.errors import LockstepError
 from lockstep.lazy import import_lazily
 from lockstep.screen import Lines, log, one_line, show_log
@@ -120,9 +121,26 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
     try:
-        return _run(list(sys.argv[1:] if argv is None else argv))
+        code = _run(list(sys.argv[1:] if argv is None else argv))
+        if sys.stdout:
+            sys.stdout.flush()
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:
+        if not _has_lost_reader(sys.stdout):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still to be written, and nowhere
+        return OUTPUT_CLOSED
+    return code
+
+
+def _has_lost_reader(stream: TextIO) -> bool:
+    """Whether nobody reads any more what is written to a stream, as of a command before `| head`."""
+    try:
+        stream.flush()
+    except BrokenPipeError:
+        return True
+    return False
 
 
 def _run(argv: list[str]) -> int:

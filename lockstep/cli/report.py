@@ -36,7 +36,7 @@ def _add_arguments(report: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
-    paths = [*map(Path, dict.fromkeys(arguments.runs))]
+    paths = [*dict.fromkeys(map(Path, arguments.runs))]
     target = arguments.to or _USUAL
     if not arguments.json:
         _check_place(target, paths, is_named=arguments.to is not None, overwrite=arguments.force)
@@ -75,10 +75,13 @@ def _is_report(path: Path) -> bool:
     """Whether a file is a page that this command has made."""
     from lockstep.report.page import GENERATOR
 
-    if not path.is_file():
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return f'<meta name="generator" content="{GENERATOR} '.encode() in file.read(_HEAD_BYTES)
+    except OSError:
         return False
-    with path.open("rb") as file:
-        return f'<meta name="generator" content="{GENERATOR} '.encode() in file.read(_HEAD_BYTES)
 
 
 def _names(runs: Sequence[Path]) -> list[str]:

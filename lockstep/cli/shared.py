@@ -43,6 +43,8 @@ for idle threads that spare busy neighbours, and with
 
 INTERRUPTED = 130
 """The exit code of a command that Ctrl-C has ended."""
+OUTPUT_CLOSED = 141
+"""The exit code of a command whose output nobody reads any more, as of others that SIGPIPE ends."""
 
 _UNITS = ("bytes", "kB", "MB", "GB", "TB")
 

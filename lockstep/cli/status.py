@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.cli.shared import Command
-from lockstep.errors import InputError
+from lockstep.errors import InputError, WorkdirError
 from lockstep.listing import did_you_mean
 from lockstep.screen import one_line, write_json, write_lines
-from lockstep.terminal import is_terminal, num_columns, width_of
+from lockstep.terminal import is_terminal, num_columns, width_of, wrapped
 
 if TYPE_CHECKING:
     from lockstep.runs.record import RunRecord
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 _SECONDS_BETWEEN_LOOKS = 2.0
 _SECONDS_WITHOUT_STEP = 120.0
 _MAX_REMARKS = 3
+_NO_STEP = "no step for "
 
 
 @dataclass(frozen=True)
@@ -29,25 +33,31 @@ class RunStatus:
     """What a run is doing. The names of the fields are those of the JSON; None is what is not known."""
 
     run: str
-    recipe: str | None
-    state: str
-    step: int
-    last_step: int | None
-    seconds_left: float | None
-    loss: float | None
-    score: dict[str, Any] | None
+    recipe: str | None = None
+    state: str = "unreadable"
+    step: int = 0
+    last_step: int | None = None
+    seconds_left: float | None = None
+    loss: float | None = None
+    score: dict[str, Any] | None = None
     """The best by which the recipe keeps the best checkpoint, else the last: "name", "value", "step", "better"."""
-    examples_per_second: float | None
-    wait_share: float | None
+    examples_per_second: float | None = None
+    wait_share: float | None = None
     """Share of the last ten seconds in which the chief waited for data, 0 to 1."""
-    workers: int | None
-    host: str | None
-    checkpoint: int | None
+    workers: int | None = None
+    host: str | None = None
+    checkpoint: int | None = None
     """The step of the newest checkpoint."""
-    seen_seconds_ago: float | None
+    seen_seconds_ago: float | None = None
     """When the run was last known to live, or ended."""
-    notes: list[str]
+    notes: list[str] = field(default_factory=list)
     """What is wrong, a sentence each."""
+
+    @property
+    def without_clock(self) -> RunStatus:
+        """The status without what changes while nothing happens."""
+        notes = [_NO_STEP if note.startswith(_NO_STEP) else note for note in self.notes]
+        return replace(self, seen_seconds_ago=None, notes=notes)
 
 
 def status_of(record: RunRecord) -> RunStatus:
@@ -56,7 +66,7 @@ def status_of(record: RunRecord) -> RunStatus:
 
     timing, attempt, score = record.last_timing, record.last_attempt, record.main_score
     is_running, seen = record.state == "running", record.seen_unix_seconds
-    workers = [event["workers"] for event in record.history if "workers" in event]
+    workers = [event["workers"] for event in record.history if isinstance(event.get("workers"), int)]
     return RunStatus(
         run=str(record.path),
         recipe=record.recipe.name if record.recipe else None,
@@ -87,18 +97,17 @@ def _notes(record: RunRecord) -> Iterator[str]:
     if record.state == "failed":
         yield f"failed: {record.error or 'no reason is written down'}"
     if record.state in ("killed", "failed", "stopped"):
-        yield f"to go on: lockstep train {record.path}"
+        yield f"to go on: lockstep train {shlex.quote(str(record.path))}"
     timing = as_unix_seconds(record.last_timing.time) if record.last_timing else None
     if record.state == "running" and timing is not None and seconds_since(timing) > _SECONDS_WITHOUT_STEP:
-        yield f"no step for {format_duration(seconds_since(timing))}: an evaluation, a save or a wait"
+        yield f"{_NO_STEP}{format_duration(seconds_since(timing))}: an evaluation, a save or a wait"
     yield from record.remarks[-_MAX_REMARKS:]
-    if record.refused:
-        yield f"{len(record.refused)} batches that were not finite are kept in refused/"
-    if record.bad_examples:
-        yield f"{len(record.bad_examples)} examples could not be read: quarantine.jsonl"
-    lost = [event for event in record.history if event["event"] == "continue"]
-    if lost:
-        yield f"workers were lost {len(lost)} times, and the others went on"
+    if count := len(record.refused):
+        yield f"{count} {'batch that was' if count == 1 else 'batches that were'} not finite: refused/"
+    if count := len(record.bad_examples):
+        yield f"{count} {'example' if count == 1 else 'examples'} could not be read: quarantine.jsonl"
+    if count := sum(event["event"] == "continue" for event in record.history):
+        yield f"workers were lost {'once' if count == 1 else f'{count} times'}, and the others went on"
 
 
 COLUMNS = ("run", "state", "step", "left", "loss", "score", "examples/s", "workers", "waits", "saved")
@@ -143,9 +152,23 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int | No
     ]
 
 
-def _status_lines(statuses: Sequence[RunStatus], width: int | None) -> list[str]:
-    notes = [f"{one_line(status.run)}: {one_line(note)}" for status in statuses for note in status.notes]
-    return [*table(COLUMNS, list(map(row_of, statuses)), width), *([""] if notes else []), *notes]
+def status_lines(statuses: Sequence[RunStatus], width: int | None, height: int | None = None) -> list[str]:
+    """Return the table of runs, those at work first, and what is wrong with each below it.
+
+    Args:
+        statuses: of the runs.
+        width: of the terminal, in columns; None breaks no line.
+        height: lines of the screen; where they are more, those that are not at work become a line. None: all are shown.
+    """
+    ordered = sorted(statuses, key=lambda status: status.state != "running")
+    notes = [f"{one_line(status.run)}: {one_line(note)}" for status in ordered for note in status.notes]
+    lines = [*table(COLUMNS, list(map(row_of, ordered)), width), *([""] if notes else []), *notes]
+    at_work = [status for status in ordered if status.state == "running"]
+    if height is None or at_work == ordered or sum(len(wrapped(line, width)) for line in lines) <= height:
+        return lines
+    counts = Counter(status.state for status in ordered[len(at_work) :])
+    others = ", ".join(f"{count} {state}" for state, count in counts.items())
+    return [*table(COLUMNS, list(map(row_of, at_work)), width), f"and {others}", *([""] if notes else []), *notes]
 
 
 # lockstep status -----------------------------------------------------------------------------------------------------
@@ -167,9 +190,10 @@ def _run_status(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     if arguments.json or not is_terminal(sys.stdout):
         before = None
         while before is None or any(each.state == "running" for each in before):
-            now = _look(arguments.paths)
+            found = _look(arguments.paths)
+            now = [status.without_clock for status in found]
             if now != before:
-                _show(now, as_json=arguments.json)
+                _show(found, as_json=arguments.json)
                 sys.stdout.flush()
             before = now
             time.sleep(_SECONDS_BETWEEN_LOOKS)
@@ -179,19 +203,31 @@ def _run_status(arguments: argparse.Namespace, _: Sequence[str]) -> int:
 
 
 def _look(paths: Sequence[str]) -> list[RunStatus]:
-    return [status_of(record) for record in records(paths)]
+    return [status for status, _ in _looked(paths)]
 
 
-def records(paths: Sequence[str]) -> list[RunRecord]:
-    """Return the records of the runs in some folders, or of these runs.
+def _looked(paths: Sequence[str]) -> list[tuple[RunStatus, RunRecord | None]]:
+    """Look at the runs in some folders, or at these runs; of one that cannot be read, the status says why.
 
     Raises:
         InputError: there is none.
-        WorkdirError: a folder is not there, or cannot be read.
+        WorkdirError: a folder is not there or cannot be read, or is that of such a run, or all runs are such.
     """
     from lockstep.runs.record import RunRecord, find_runs
 
-    found = dict.fromkeys(run for path in paths for run in find_runs(Path(path)))
+    named = list(map(Path, paths))
+    runs = dict.fromkeys(run for path in named for run in find_runs(path))
+    found, problems = list[tuple[RunStatus, RunRecord | None]](), list[WorkdirError]()
+    for run in runs:
+        try:
+            record = RunRecord(run)
+        except WorkdirError as error:
+            if run in named:
+                raise
+            problems.append(error)
+            found.append((RunStatus(str(run), notes=[f"left out: {error.given}"]), None))
+        else:
+            found.append((status_of(record), record))
     if not found:
         raise InputError(
             "There are no runs there.",
@@ -199,7 +235,9 @@ def records(paths: Sequence[str]) -> list[RunRecord]:
             expected="the workdir of a run, or a folder with some in it",
             hint="lockstep train mnist --workdir runs/mnist makes one",
         )
-    return [RunRecord(path) for path in found]
+    if len(problems) == len(found):
+        raise problems[0]
+    return found
 
 
 def _show(statuses: Sequence[RunStatus], *, as_json: bool) -> None:
@@ -208,7 +246,7 @@ def _show(statuses: Sequence[RunStatus], *, as_json: bool) -> None:
 
         write_json([without_nonfinite(asdict(status)) for status in statuses])
     else:
-        write_lines(_status_lines(statuses, width_of(sys.stdout)))
+        write_lines(status_lines(statuses, width_of(sys.stdout)))
 
 
 def _follow(paths: Sequence[str]) -> None:
@@ -217,14 +255,17 @@ def _follow(paths: Sequence[str]) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    statuses = _look(paths)
-    with Live(console=Console(), auto_refresh=False) as live:
+    console = Console()
+    with Live(console=console, auto_refresh=False) as live:
         while True:
-            live.update(Text("\n".join(_status_lines(statuses, width_of(sys.stdout)))), refresh=True)
-            if all(status.state != "running" for status in statuses):
+            statuses = _look(paths)
+            is_running = any(status.state == "running" for status in statuses)
+            # What is shown last stays, and is not cut.
+            lines = status_lines(statuses, width_of(sys.stdout), console.height if is_running else None)
+            live.update(Text("\n".join(lines)), refresh=True)
+            if not is_running:
                 return
             time.sleep(_SECONDS_BETWEEN_LOOKS)
-            statuses = _look(paths)
 
 
 COMMAND = Command("say what runs are doing, or have come to", _add_status_arguments, _run_status)
@@ -247,15 +288,15 @@ def _add_runs_arguments(runs: argparse.ArgumentParser) -> None:
 
 
 def _run_runs(arguments: argparse.Namespace, _: Sequence[str]) -> int:
-    conditions = dict(map(_condition, arguments.where))
-    names = list(dict.fromkeys([*conditions, *arguments.show]))
-    found = [(status_of(record), _fields(record)) for record in records(arguments.folders)]
+    conditions = list(map(_condition, arguments.where))
+    names = list(dict.fromkeys([*(name for name, _ in conditions), *arguments.show]))
+    found = [(status, _fields(record)) for status, record in _looked(arguments.folders)]
     for name in names:
         _check_field(name, [fields for _, fields in found])
     listed = [
         (status, {name: fields.get(name) for name in names})
         for status, fields in found
-        if all(_told(fields.get(name)) == value for name, value in conditions.items())
+        if all(_is_value(fields.get(name), text) for name, text in conditions)
     ]
     listed.sort(key=lambda each: _sort_key(each[0], arguments.sort))
     if arguments.json:
@@ -287,6 +328,14 @@ def _condition(text: str) -> tuple[str, str]:
     return name.strip(), value.strip().strip("\"'")
 
 
+def _is_value(value: Any, text: str) -> bool:
+    """Whether a value of a recipe is the one that a condition names: of numbers, however they are written."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        with suppress(ValueError):
+            return float(text) == value
+    return _told(value) == text
+
+
 def _check_field(name: str, of_all: Sequence[Mapping[str, Any]]) -> None:
     if any(name in fields for fields in of_all):
         return
@@ -299,12 +348,12 @@ def _check_field(name: str, of_all: Sequence[Mapping[str, Any]]) -> None:
     )
 
 
-def _fields(record: RunRecord) -> dict[str, Any]:
+def _fields(record: RunRecord | None) -> dict[str, Any]:
     """Return the plain values of a recipe by their path, `optimizer.lr.initial`."""
     from lockstep.recipes.recipe import Recipe
     from lockstep.recipes.toml import FieldPath, write
 
-    return dict(_flat(write(Recipe, record.recipe, FieldPath("recipe")))) if record.recipe else {}
+    return dict(_flat(write(Recipe, record.recipe, FieldPath("recipe")))) if record and record.recipe else {}
 
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

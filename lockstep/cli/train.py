@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -124,6 +126,9 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     if arguments.grace is not None:
         hint = Hint("give the seconds between the signal and the end of the machine")
         check_value("--grace", arguments.grace, Annotated[float, Range(gt=0, finite=False), hint])
+    tells = not (arguments.rehearse or arguments.dry_run) and (seat is None or seat.is_chief)
+    # Now: until the end others may change the recipe's file, or take it away.
+    command, run = _command_at_end(arguments) if tells else ("", "")
     code = launch(
         argv,
         plan=plan_train,
@@ -135,8 +140,8 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
         requeue=arguments.requeue,
         seat=seat,
     )
-    if not (arguments.rehearse or arguments.dry_run) and (seat is None or seat.is_chief):
-        _run_on_end(arguments, code)
+    if command:
+        _run_on_end(command, run, code)
     return code
 
 
@@ -147,37 +152,50 @@ def _check(arguments: argparse.Namespace) -> None:
     check_without_torch(arguments, given_run(arguments))
 
 
-def _run_on_end(arguments: argparse.Namespace, code: int) -> None:
-    """Have the shell run the command that the recipe names for the end of a run."""
+def _command_at_end(arguments: argparse.Namespace) -> tuple[str, str]:
+    """Return the command that the recipe names for the end of the run, or "", and the run's folder."""
     from lockstep.cli.given_run import given_run
     from lockstep.errors import LockstepError
     from lockstep.runs.workdir import is_own_run
     from lockstep.screen import log
 
+    named = Path(arguments.recipe)
+    is_trusted = arguments.allow_code or arguments.recipe in SHIPPED_RECIPES or not named.is_dir()
     try:
         recipe, path = given_run(arguments)
-    except LockstepError:
-        return  # that is why the run has ended
-    if not recipe.watch.on_end:
-        return
-    if Path(arguments.recipe).is_dir() and not arguments.allow_code and not is_own_run(Path(arguments.recipe)):
-        log.warning("watch.on_end is left out: others may have written to %s; --allow-code runs it", arguments.recipe)
-        return
-    told = {"LOCKSTEP_RUN": str(path.absolute()) if path else "", "LOCKSTEP_EXIT_CODE": str(code)}
+        is_others = recipe.watch.on_end and not (is_trusted or is_own_run(named))
+    except (LockstepError, OSError):
+        return "", ""  # it does not begin, and says why
+    if is_others:
+        log.warning("watch.on_end is left out: others may have written to %s; --allow-code runs it", named)
+        return "", ""
+    return recipe.watch.on_end, str(path.absolute()) if path else ""
+
+
+def _run_on_end(command: str, run: str, code: int) -> None:
+    """Have the shell run the command for the end of a run, and end all that it has started where it takes too long."""
+    from lockstep.screen import log
+
+    told = {"LOCKSTEP_RUN": run, "LOCKSTEP_EXIT_CODE": str(code)}
     try:
-        ended = subprocess.run(
-            recipe.watch.on_end,
-            shell=True,
-            env=os.environ | told,
-            stdin=subprocess.DEVNULL,
-            timeout=ON_END_SECONDS,
-            check=False,
+        shell = subprocess.Popen(
+            command, shell=True, env=os.environ | told, stdin=subprocess.DEVNULL, start_new_session=True
         )
-    except subprocess.TimeoutExpired:
-        log.warning("watch.on_end took more than %d s, and was ended: %s", ON_END_SECONDS, recipe.watch.on_end)
+    except (OSError, ValueError) as error:
+        log.warning("watch.on_end cannot be run: %s", error)
+        return
+    try:
+        failure = shell.wait(ON_END_SECONDS)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt) as ended:
+        with suppress(ProcessLookupError):
+            os.killpg(shell.pid, signal.SIGKILL)
+        shell.wait()
+        if isinstance(ended, KeyboardInterrupt):
+            raise
+        log.warning("watch.on_end took more than %d s, and was ended: %s", ON_END_SECONDS, command)
     else:
-        if ended.returncode:
-            log.warning("watch.on_end has failed with exit code %d: %s", ended.returncode, recipe.watch.on_end)
+        if failure:
+            log.warning("watch.on_end has failed with exit code %d: %s", failure, command)
 
 
 def plan_train(argv: list[str]) -> dict[str, Any]:

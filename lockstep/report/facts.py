@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -19,7 +19,7 @@ from lockstep.recipes.code import functions_of
 from lockstep.recipes.recipe import Recipe, recipe_changes
 from lockstep.recipes.shipped import find, names
 from lockstep.report.curves import BY_CLASS
-from lockstep.runs.record import RunRecord, as_number, as_unix_seconds, format_time
+from lockstep.runs.record import RunRecord, as_number, as_unix_seconds, format_time, json_object, open_plain_file
 from lockstep.runs.workdir import RECIPE, WARM_START
 
 _BEGINS = ("start", "resume", "stage", "rollback", "continue", "join")
@@ -275,6 +275,8 @@ def _segments(record: RunRecord) -> Iterator[SegmentFacts]:
         next_event = following.get("event", "" if record.state == "running" else record.state)
         was_killed = next_event in ("start", "resume", "killed")
         last_step = following.get("step")
+        if isinstance(following.get("from_step"), int):  # a rollback, whose "step" is the one that it goes back to
+            last_step = following["from_step"]
         if was_killed or not following:
             alive = [timing for timing in record.timings if _is_within(timing.time, began, ended)]
             ended = as_unix_seconds(alive[-1].time) if alive else None
@@ -328,7 +330,7 @@ def _attention(record: RunRecord, overview: Overview, course: CourseFacts) -> It
     if record.state == "killed":
         yield f"It was killed, or its host was lost; it was last heard of at {overview.seen}."
     if record.state in ("failed", "killed", "stopped"):
-        yield f"It goes on with: lockstep train {record.path}"
+        yield f"It goes on with: lockstep train {shlex.quote(str(record.path))}"
     dropped = sum(each for each in part(course.arrivals, "dropped").values() if isinstance(each, int))
     for count, text in (
         (course.count("resume"), "It was started again {}."),
@@ -425,16 +427,12 @@ def in_words(value: Any) -> str:
 
 def _json_of(path: Path) -> dict[str, Any]:
     """Return the JSON object of a file; an empty one where there is none that can be read."""
-    try:
-        found = json.loads(_bytes_of(path))
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    return json_object(_bytes_of(path)) or {}
 
 
 def _bytes_of(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
+        with open_plain_file(path) as file:
             return file.read(_MOST_BYTES)
     except OSError:
         return b""

@@ -14,6 +14,7 @@ from PIL import Image
 from lockstep.errors import InputError
 from lockstep.report.curves import SPEED, WAITING, Points, add_point
 from lockstep.reporting.events import event_paths, read_events
+from lockstep.runs.record import open_plain_file
 from lockstep.screen import one_line
 
 CONFUSION, MISTAKES = "confusion.csv", "mistakes.png"
@@ -82,7 +83,7 @@ def summarised(path: Path, problems: list[str]) -> Summarised:
     """Read the summaries of the run in a folder; what cannot be read is said in `problems`."""
     newest: dict[str, dict[str, tuple[int, bytes]]] = {"input": {}, "image-": {}}
     speeds: dict[str, Points] = {title: {} for title in _SPEED_TAGS.values()}
-    files = [file for folder in _folders(path) for file in event_paths(folder)]
+    files = [file for folder in _folders(path) for file in event_paths(folder) if not file.is_symlink()]
     try:
         for event in (event for file in files for event in read_events(file)):
             for value in event.summary.value:
@@ -159,8 +160,8 @@ def confusion(path: Path, problems: list[str]) -> Confusion | None:
         counts = tuple(tuple(map(int, row[1:])) for row in rows)
         if not rows or any(len(row) != len(rows) for row in counts) or len(header) != len(rows) + 1:
             raise ValueError("it is not square")
-        if any(count < 0 for row in counts for count in row):
-            raise ValueError("a count is negative")
+        if any(count >> 63 for row in counts for count in row):
+            raise ValueError("a count is negative, or too large")
     except (ValueError, csv.Error) as error:
         problems.append(f"{CONFUSION} is no confusion matrix: {error}")
         return None
@@ -169,7 +170,7 @@ def confusion(path: Path, problems: list[str]) -> Confusion | None:
 
 def _content(path: Path, problems: list[str]) -> bytes | None:
     try:
-        with path.open("rb") as file:
+        with open_plain_file(path) as file:
             return file.read(_MOST_BYTES + 1)
     except FileNotFoundError:
         return None

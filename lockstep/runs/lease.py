@@ -26,7 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from lockstep.durable import atomic_write
+from lockstep.durable import atomic_write, open_at_once
 from lockstep.errors import WorkdirError, WorkdirLostError
 from lockstep.owner import Owner, this_process
 from lockstep.screen import log
@@ -212,7 +212,7 @@ def _read(path: Path) -> _Entry | None:
     """Read a lease: None where there is no such file; one that cannot be read belongs to an unknown owner."""
     for _ in range(_NUM_READS):
         try:
-            with path.open("rb") as file:  # `open` asks the server; `stat` may answer from memory
+            with open(path, "rb", opener=open_at_once) as file:  # `open` asks the server; `stat` may answer from memory
                 data, renewed = file.read(_MAX_BYTES), os.fstat(file.fileno()).st_mtime
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ESTALE):

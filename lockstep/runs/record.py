@@ -6,18 +6,22 @@ A run may be at work, killed at any moment, of an older version, or damaged: wha
 
 from __future__ import annotations
 
+import errno
 import json
+import math
 import os
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from functools import cached_property
+from itertools import starmap
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, BinaryIO, Literal, NamedTuple, TypeAlias
 
 from lockstep.errors import LockstepError, WorkdirError
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.toml import load
+from lockstep.recipes.toml import from_toml
 from lockstep.reporting.jsonl import is_metrics_line
 from lockstep.reporting.timings import RunTiming
 from lockstep.runs.lease import Holder, find_holder
@@ -41,6 +45,10 @@ _MAX_LINE_BYTES, _MAX_FILE_BYTES = 1 << 20, 1 << 26
 _TAIL_BYTES = 1 << 16
 _MAX_PROBLEMS = 20
 _MAX_DEPTH = 4
+_MAX_DIGITS, _MAX_NESTING = 19, 50
+"""Most digits of a whole number in JSON, as many as 64 bits have, and most objects within each other."""
+_LAST_SECONDS = datetime(9998, 12, 31, tzinfo=UTC).timestamp()
+"""Times beyond it are none in some time zone."""
 
 
 class RunScore(NamedTuple):
@@ -64,14 +72,14 @@ class RunRecord:
         self.problems: list[str] = []
         """What could not be read, a sentence each."""
         try:
-            is_run = (path / RECIPE).is_file()
+            is_run = stat.S_ISREG((path / RECIPE).lstat().st_mode)
             is_there = path.is_dir() and os.access(path, os.R_OK | os.X_OK)
         except OSError:
             is_run = is_there = False
         if not (is_run and is_there):
             raise WorkdirError(
                 f"{path} is not the folder of a run that can be read.",
-                given=f"{path} ({'no ' + RECIPE if is_there else 'not a folder that this user may read'})",
+                given=f"{path} ({'no plain file ' + RECIPE if is_there else 'not a folder that this user may read'})",
                 expected=f"the workdir of a run, with its {RECIPE}",
                 hint="name the --workdir of a run, such as runs/mnist; lockstep status FOLDER finds those below it",
             )
@@ -80,7 +88,8 @@ class RunRecord:
     def recipe(self) -> Recipe | None:
         """The recipe as it ran last; None where it cannot be read."""
         try:
-            return load(self.path / RECIPE)
+            with open_plain_file(self.path / RECIPE) as file:
+                return from_toml(file.read(_MAX_FILE_BYTES).decode(), str(self.path / RECIPE))
         except (LockstepError, OSError, UnicodeError) as error:
             self._note(error.what if isinstance(error, LockstepError) else f"{RECIPE}: {error}")
             return None
@@ -258,11 +267,11 @@ class RunRecord:
     def _lines(self, name: str, *, with_text: bytes = b"") -> Iterator[dict[str, Any]]:
         """Yield the JSON objects of a file of lines; a line that is none is noted, but a last one that is torn."""
         try:
-            with (self.path / name).open("rb") as file:
+            with open_plain_file(self.path / name) as file:
                 for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE_BYTES), b""), start=1):
                     if with_text not in line:
                         continue
-                    if (facts := _parsed(line)) is not None:
+                    if (facts := json_object(line)) is not None:
                         yield facts
                     elif line.endswith(b"\n") or len(line) == _MAX_LINE_BYTES:
                         self._note(f"{name}, line {number} cannot be read, and is left out")
@@ -274,7 +283,7 @@ class RunRecord:
     def _last_lines(self, name: str) -> Iterator[dict[str, Any]]:
         """Yield the JSON objects of the last lines of a file, the last one first."""
         try:
-            with (self.path / name).open("rb") as file:
+            with open_plain_file(self.path / name) as file:
                 start = max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES)
                 file.seek(start)
                 lines = file.read(_TAIL_BYTES).split(b"\n")
@@ -284,13 +293,13 @@ class RunRecord:
             self._note(f"{name} cannot be read: {error.strerror}")
             return
         whole = lines[1:-1] if start else lines[:-1]
-        yield from (facts for line in reversed(whole) if (facts := _parsed(line)) is not None)
+        yield from (facts for line in reversed(whole) if (facts := json_object(line)) is not None)
 
     def _json(self, name: str) -> dict[str, Any]:
         """Return the JSON object of a file; an empty one where there is none that can be read."""
         try:
-            with (self.path / name).open("rb") as file:
-                found = _parsed(file.read(_MAX_FILE_BYTES))
+            with open_plain_file(self.path / name) as file:
+                found = json_object(file.read(_MAX_FILE_BYTES))
         except FileNotFoundError:
             return {}
         except OSError as error:
@@ -334,13 +343,16 @@ def as_number(value: object) -> float | None:
 def as_unix_seconds(text: object) -> float | None:
     """Return a time such as `2026-11-25T22:30:50+0000` in seconds since 1970; None for anything else."""
     try:
-        return datetime.strptime(str(text), "%Y-%m-%dT%H:%M:%S%z").timestamp()
+        seconds = datetime.strptime(str(text), "%Y-%m-%dT%H:%M:%S%z").timestamp()
     except (ValueError, OverflowError):
         return None
+    return seconds if 0 <= seconds <= _LAST_SECONDS else None
 
 
 def format_time(unix_seconds: float) -> str:
-    """Format a moment in the time zone of this host: `2026-11-25 22:30:50`."""
+    """Format a moment in the time zone of this host: `2026-11-25 22:30:50`; `?` outside the years 1970 to 9998."""
+    if not 0 <= unix_seconds <= _LAST_SECONDS:
+        return "?"
     return datetime.fromtimestamp(unix_seconds, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
@@ -349,12 +361,48 @@ def seconds_since(unix_seconds: float) -> float:
     return max(0.0, time.time() - unix_seconds)
 
 
-def _parsed(line: bytes) -> dict[str, Any] | None:
+def open_plain_file(path: Path) -> BinaryIO:
+    """Open a file of a run's folder to read its bytes.
+
+    Others may have written there: a link could lead to a file of the user's own, and a pipe would be waited for.
+
+    Raises:
+        OSError: it cannot be opened, or is a link, pipe, device or folder.
+    """
     try:
-        facts = json.loads(line)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a link", str(path)) from error
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no plain file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def json_object(data: bytes) -> dict[str, Any] | None:
+    """Read an object of JSON; None for anything else, and for one that is nested deeper than any of a run is."""
+    try:
+        facts = _DECODER.decode(data.decode())
     except (ValueError, RecursionError):
         return None
-    return facts if isinstance(facts, dict) else None
+    is_flat = data.count(b"{") + data.count(b"[") <= _MAX_NESTING  # the usual case, which costs little
+    return facts if isinstance(facts, dict) and (is_flat or _is_within(facts, _MAX_NESTING)) else None
+
+
+def _is_within(value: Any, depth: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return depth > 0 and all(_is_within(each, depth - 1) for each in inner)
+
+
+def _whole_number(text: str) -> int:
+    if len(text.lstrip("-")) > _MAX_DIGITS:
+        raise ValueError("a number of too many digits")
+    return int(text)
+
+
+_DECODER = json.JSONDecoder(parse_int=_whole_number)
 
 
 def _is_step(facts: Mapping[str, Any]) -> bool:
@@ -363,10 +411,14 @@ def _is_step(facts: Mapping[str, Any]) -> bool:
 
 def _as_timing(facts: Mapping[str, Any]) -> RunTiming | None:
     """Return the line of timings; None where a field is missing or of another kind."""
-    optional = {"last_step", "seconds_left"}
-    is_ours = isinstance(facts.get("time"), str) and all(
-        as_number(facts.get(name)) is not None or (name in optional and facts.get(name) is None)
-        for name in RunTiming._fields
-        if name != "time"
-    )
-    return RunTiming(**{name: facts.get(name) for name in RunTiming._fields}) if is_ours else None  # type: ignore[arg-type]
+
+    def is_ours(name: str, value: Any) -> bool:
+        if name == "time":
+            return isinstance(value, str)
+        if value is None:
+            return name in ("last_step", "seconds_left")
+        is_seconds = name in ("seconds", "wait_seconds", "seconds_left")
+        return type(value) in ((int, float) if is_seconds else (int,)) and math.isfinite(value)
+
+    values = {name: facts.get(name) for name in RunTiming._fields}
+    return RunTiming(**values) if all(starmap(is_ours, values.items())) else None  # type: ignore[arg-type]

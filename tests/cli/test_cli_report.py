@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from written_runs import event, metrics_line, timing_line, write_run
@@ -78,7 +79,34 @@ def test_files_that_cannot_be_read_are_named_on_the_page(tmp_path: Path) -> None
         (run / name).mkdir()
     assert main(["report", str(run), "--to", str(tmp_path / "page.html")]) == 0
     for name in ("metrics.jsonl", "history.jsonl", "choices.json", "confusion.csv", "mistakes.png"):
-        assert f"{name} cannot be read: Is a directory" in (tmp_path / "page.html").read_text()
+        assert f"{name} cannot be read: it is no plain file" in (tmp_path / "page.html").read_text()
+
+
+def test_links_out_of_the_folder_show_nothing_of_where_they_lead(tmp_path: Path) -> None:
+    run, page = write_run(tmp_path / "run"), tmp_path / "page.html"
+    (tmp_path / "private").write_text("a,secret\nsecret,1\n")
+    for name in ("confusion.csv", "warm_start.json", "history.jsonl"):
+        (run / name).symlink_to(tmp_path / "private")
+    assert main(["report", str(run), "--to", str(page)]) == 0
+    assert "secret" not in page.read_text()
+    assert "confusion.csv cannot be read: it is a link" in page.read_text()
+
+
+def test_a_page_that_cannot_be_read_is_none_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, page = write_run(tmp_path / "run"), tmp_path / "page.html"
+    page.touch()
+    opened = Path.open
+
+    def refuse(path: Path, *arguments: Any, **options: Any) -> Any:
+        if path == page:
+            raise PermissionError(13, "Permission denied", str(path))  # no mode keeps root out
+        return opened(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    assert main(["report", str(run), "--to", str(page)]) == 2
+    assert "--force to overwrite it" in caplog.text
 
 
 def test_a_run_that_is_being_written_is_shown_as_far_as_it_goes(
@@ -103,7 +131,8 @@ def test_a_run_that_is_being_written_is_shown_as_far_as_it_goes(
 
 def test_runs_of_one_name_are_called_by_their_paths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [str(write_run(tmp_path / place / "run")) for place in ("a", "b")]
-    assert main(["report", *runs, runs[0], "--json"]) == 0
+    again = runs[0].replace("/a/run", "/./a/run")
+    assert main(["report", *runs, again, "--json"]) == 0
     assert [run["name"] for run in json.loads(capsys.readouterr().out)["runs"]] == runs
 
 

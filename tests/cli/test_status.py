@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,7 @@ import pytest
 import lockstep as ls
 from lockstep.cli import status
 from lockstep.cli.main import main
-from lockstep.cli.status import table
+from lockstep.cli.status import RunStatus, status_lines, table
 from lockstep.recipes.shipped import find
 from lockstep.runs.workdir import Workdir
 
@@ -81,6 +84,82 @@ def test_a_run_at_work_says_how_long_it_takes_and_that_it_stands_still(
         assert "50 s" in said(capsys, "status", path)
 
 
+def test_one_folder_that_cannot_be_read_hides_no_other_run(
+    runs: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("bad", "worse"):
+        (runs / "odd" / name).mkdir(parents=True)
+        (runs / "odd" / name / "recipe.toml").symlink_to("nowhere")
+    found = {Path(facts["run"]).name: facts for facts in json.loads(said(capsys, "status", runs, "--json"))}
+    assert {name: facts["state"] for name, facts in found.items()} == {
+        "one": "finished", "two": "stopped", "three": "failed", "bad": "unreadable", "worse": "unreadable",
+    }  # fmt: skip
+    assert found["bad"]["notes"] == [f"left out: {runs / 'odd/bad'} (no plain file recipe.toml)"]
+    assert len(said(capsys, "runs", runs).splitlines()) == 6
+    assert len(said(capsys, "runs", runs, "--where", "optimizer.lr=0.2").splitlines()) == 3
+    assert main(["status", str(runs), str(runs / "odd" / "bad")]) == 2
+    assert main(["status", str(runs / "odd")]) == 2
+    assert caplog.text.count("is not the folder of a run that can be read") == 2
+
+
+def test_what_runs_comes_first_and_the_others_are_counted_where_the_screen_is_full() -> None:
+    ended = [RunStatus(f"old/{place}", state="finished") for place in range(30)]
+    statuses = [*ended, RunStatus("dead", state="killed", notes=["gone"]), RunStatus("new", state="running")]
+    for height in (None, 40):
+        lines = status_lines(statuses, 200, height)
+        assert len(lines) == 35
+        assert lines[1].startswith("new")
+    _, new, others, _, note = status_lines(statuses, 200, 10)
+    assert new.startswith("new")
+    assert (others, note) == ("and 30 finished, 1 killed", "dead: gone")
+
+
+def test_following_says_nothing_while_nothing_happens(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_run(tmp_path / "run")
+    held = Workdir(path).held()
+    held.__enter__()
+    Workdir(path).note("resume", step=9, workers=2)
+    now, looks = time.time(), []
+
+    def sleep(seconds: float) -> None:
+        looks.append(seconds)
+        monkeypatch.setattr("lockstep.runs.record.time.time", lambda: now + 5 * len(looks))
+        if len(looks) == 4:
+            held.__exit__(None, None, None)
+
+    monkeypatch.setattr(status.time, "sleep", sleep)
+    shown = _parsed(said(capsys, "status", path, "--follow", "--json"))
+    assert [facts[0]["state"] for facts in shown] == ["running", "failed"]
+    assert any(note.startswith("no step for") for note in shown[0][0]["notes"])
+
+
+def test_nobody_who_reads_is_no_error(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with os.fdopen(write_end, "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        assert main(["status", str(runs)]) == 141
+
+
+def test_one_is_one_and_a_command_can_be_pasted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = make_run(tmp_path / "my runs" / "run", event="stop")
+    Workdir(path).note("continue", step=9, workers=1)
+    Workdir(path).note("stop", step=9, workers={"a": [float("nan")]})
+    (path / "quarantine.jsonl").write_text('{"example": "a", "reason": "b"}\n')
+    (path / "refused" / "position-000000001").mkdir(parents=True)
+    (path / "refused" / "position-000000001" / "report.json").write_text('{"step": 1}')
+    (found,) = json.loads(said(capsys, "status", path, "--json"))
+    assert found["workers"] == 1
+    assert found["notes"] == [
+        f"to go on: lockstep train '{path}'",
+        "1 batch that was not finite: refused/",
+        "1 example could not be read: quarantine.jsonl",
+        "workers were lost once, and the others went on",
+    ]
+
+
 def test_following_ends_with_the_last_run(
     runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,6 +196,9 @@ def test_the_best_run_comes_first(runs: Path, capsys: pytest.CaptureFixture[str]
     assert order("--sort", "loss") == ["two", "one", "three"]
     assert order("--sort", "name") == ["one", "three", "two"]
     assert order("--where", "optimizer.lr=0.2") == ["two", "three"]
+    assert order("--where", "optimizer.lr=2e-1") == ["two", "three"]
+    assert order("--where", "optimizer.lr=0.2", "--where", "optimizer.lr=0.1") == []
+    assert order("--where", "optimizer.lr=0.2", "--where", "name=two") == ["two"]
     assert said(capsys, "runs", runs, "--where", "name=nobody") == "No run is like that.\n"
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from worker_processes import HANG_SECONDS
@@ -419,3 +421,51 @@ def test_a_command_that_fails_or_hangs_is_told(
     monkeypatch.setattr(train, "ON_END_SECONDS", 0.2)
     assert main(["train", "mnist", "--set", f'watch.on_end="{command}"']) == 3
     assert told in caplog.text
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("why", "code"), [(subprocess.TimeoutExpired("command", 60), 3), (KeyboardInterrupt(), shared.INTERRUPTED)]
+)
+def test_all_that_a_command_has_started_ends_with_it(
+    ended: Path, why: BaseException, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(ended)
+    wait, readers = subprocess.Popen.wait, list[int]()
+
+    def wait_until_begun(shell: Any, *seconds: float) -> int:
+        if readers:
+            return wait(shell, *seconds)
+        readers.append(os.open(ended, os.O_RDONLY))
+        assert os.read(readers[0], 99) == b"begun\n"
+        raise why
+
+    monkeypatch.setattr(subprocess.Popen, "wait", wait_until_begun)
+    command = 'watch.on_end="(echo begun; sleep 60; echo over) > told; true"'
+    assert main(["train", "mnist", "--set", command]) == code
+    assert os.read(readers[0], 99) == b"", "nothing has it open any more"
+    os.close(readers[0])
+
+
+@pytest.mark.process
+def test_a_command_that_cannot_be_run_is_told(ended: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert main(["train", "mnist", "--set", r'watch.on_end="a\u0000b"']) == 3
+    assert "watch.on_end cannot be run: embedded null byte" in caplog.text
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("name", ["mnist", "mine.toml"])
+def test_the_command_is_the_one_that_the_recipe_named_when_the_run_began(
+    ended: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = ended.parent / "mine.toml"
+    recipe.write_text(to_toml(find("mnist")))
+    (ended.parent / "mnist").mkdir()  # this is not what the name of a shipped recipe means
+
+    def launch(*_: object, **__: object) -> int:
+        recipe.unlink()
+        return 5
+
+    monkeypatch.setattr("lockstep.launcher.launch.launch", launch)
+    assert main(["train", name, "--set", TELL]) == 5
+    assert ended.read_text().endswith("/runs/mnist 5\n")

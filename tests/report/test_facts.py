@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,17 @@ def test_what_happened_is_told_by_segments(tmp_path: Path) -> None:
         f"It goes on with: lockstep train {tmp_path / 'run'}",
         "It was started again once.",
     )
+
+
+def test_a_segment_that_was_rolled_back_tells_how_far_it_had_come(tmp_path: Path) -> None:
+    history = [event("start", 0, 0), event("rollback", 40, 5, from_step=55, why="loss"), event("stop", 60, 9)]
+    first, second = facts(tmp_path / "a run", history=history).course.segments
+    assert (first.last_step, second.first_step) == (55, 40)
+
+
+def test_the_command_to_go_on_can_be_pasted(tmp_path: Path) -> None:
+    found = facts(tmp_path / "a run", history=[event("start", 0, 0), event("stop", 60, 9)])
+    assert f"It goes on with: lockstep train '{tmp_path / 'a run'}'" in found.attention
 
 
 def test_a_run_that_was_killed_says_since_when(tmp_path: Path) -> None:
@@ -105,6 +117,14 @@ def test_a_score_says_who_has_scored_what(tmp_path: Path) -> None:
     ]
     (by_class,) = found.class_scores
     assert (by_class.name, by_class.share) == ("test/X_PerformanceByCategory/AP/cat", 1.0)
+
+
+def test_a_pipe_in_the_place_of_a_manifest_is_not_waited_for(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    (folder / "checkpoints/step-00000001").mkdir(parents=True)
+    os.mkfifo(folder / "checkpoints/step-00000001/manifest.json")
+    (found,) = facts_of_run(RunRecord(folder), "mine", 0).checkpoints
+    assert "manifest.json" in found.problem
 
 
 def test_the_recipe_is_compared_with_the_shipped_one(tmp_path: Path) -> None:

@@ -130,6 +130,62 @@ def test_torn_and_foreign_lines_are_left_out_and_told(workdir: Workdir) -> None:
     assert "result.json" in told
 
 
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"seconds_left": 10**400},
+        {"step": 10**30},
+        {"step": 1.5},
+        {"step": float("nan")},
+        {"seconds": "nan"},
+        {"seconds": float("inf")},
+        {"num_examples": True},
+        {"time": 3},
+    ],
+)
+def test_timings_of_another_kind_are_left_out(workdir: Workdir, facts: dict[str, object]) -> None:
+    write_lines(workdir.path / "timings.jsonl", TIMING, TIMING | facts)
+    record = RunRecord(workdir.path)
+    assert (len(record.timings), record.last_timing, record.step) == (1, record.timings[0], 9)
+
+
+@pytest.mark.parametrize("strange", ["9" * 400, "[" * 60 + "]" * 60, "[" * 100_000 + "]" * 100_000])
+def test_numbers_and_objects_that_nothing_of_a_run_has_are_left_out(workdir: Workdir, strange: str) -> None:
+    text = f'{{"step": 1, "evaluation": "validation", "scores": {{"top1": 1}}, "more": {strange}}}'
+    write_lines(workdir.path / "metrics.jsonl", text, ATTEMPT | {"seed": 2**63 - 1})
+    (workdir.path / "choices.json").write_text(text)
+    record = RunRecord(workdir.path)
+    assert (record.scores, record.choices) == ([], {})
+    assert [line["seed"] for line in record.metrics()] == [2**63 - 1]
+    assert record.problems == [
+        "metrics.jsonl, line 1 cannot be read, and is left out",
+        "choices.json is no JSON object, and is left out",
+    ]
+
+
+def test_pipes_and_links_are_not_opened(workdir: Workdir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "private.json").write_text('{"step": 3}')
+    (workdir.path / "result.json").symlink_to(tmp_path / "private.json")
+    for name in ("metrics.jsonl", "timings.jsonl"):
+        os.mkfifo(workdir.path / name)
+    record = RunRecord(workdir.path)
+    assert (record.last_attempt, record.last_timing, record.scores, record.result) == (None, None, [], {})
+    assert sorted(record.problems) == [
+        "metrics.jsonl cannot be read: it is no plain file",
+        "result.json cannot be read: it is a link",
+        "timings.jsonl cannot be read: it is no plain file",
+    ]
+    os.mkfifo(workdir.path / ".lease-000001")
+    monkeypatch.setattr("lockstep.runs.lease._READ_PAUSE_SECONDS", 0.0)
+    assert RunRecord(workdir.path).holder
+    (tmp_path / "link").symlink_to(workdir.path)
+    assert RunRecord(tmp_path / "link").recipe == find("mnist")
+    (workdir.path / "recipe.toml").rename(tmp_path / "mine.toml")
+    (workdir.path / "recipe.toml").symlink_to(tmp_path / "mine.toml")
+    with pytest.raises(WorkdirError):
+        RunRecord(workdir.path)
+
+
 def test_scores_that_are_not_finite_are_never_the_best(workdir: Workdir) -> None:
     lines = [
         {"step": step, "evaluation": "validation", "scores": {"top1": value, "loss": 2.0}}
@@ -196,5 +252,8 @@ def test_times(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seconds
     assert format_time(seconds) == "2026-01-02 03:04:05"
     assert [as_unix_seconds(each) for each in ("yesterday", None, 3)] == [None, None, None]
+    far = ("9999-12-31T23:59:59-1400", "9999-12-31T23:59:59+0000", "0001-01-01T00:00:00+0000")
+    assert [as_unix_seconds(each) for each in far] == [None, None, None]
+    assert {format_time(each) for each in (-1.0, 1e300, float("nan"))} == {"?"}
     monkeypatch.undo()
     time.tzset()
