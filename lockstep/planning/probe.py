@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -46,15 +44,18 @@ _BACKWARD_SHARE = 2 / 3
 """Share of the backward pass in a tower: it makes two products where the forward pass makes one."""
 
 
-def probe_run(recipe: Recipe, seatings: Sequence[Seating], per_host: int, seconds: float, worker: Worker) -> RunCosts:
+def probe_run(
+    recipe: Recipe, seatings: Sequence[Seating], per_host: int, seconds: float, worker: Worker, folder: Path
+) -> RunCosts:
     """Measure what the model needs for these seatings; all workers, which share this host, call it together.
 
     Args:
-        recipe: of the run; nothing of it is written but a checkpoint beside the workdir, which is deleted.
+        recipe: of the run; nothing of it is written but two checkpoints into `folder`.
         seatings: for which the model is to be asked.
         per_host: workers of a host, in the plan.
         seconds: how long it may take, about; each part makes a few steps at least.
         worker: this one.
+        folder: for checkpoints, on the disk where runs are; whoever has made it deletes it.
     """
     if worker.is_chief:
         recipe.data.prepare()
@@ -68,7 +69,7 @@ def probe_run(recipe: Recipe, seatings: Sequence[Seating], per_host: int, second
     try:
         found, buckets = _measure_places(recipe, seatings, seconds, worker, is_overlapped="all-reduce" in ways)
         parts, _ = _built(recipe, worker, 1, found[0].tower_size)
-        save = _measure_save(parts, worker)
+        save = _measure_save(parts, worker, folder)
         num_bytes = sum(bucket.num_bytes for bucket in buckets)
         links = _measure_links(ways, worker, num_bytes, _EXCHANGE * seconds)
     finally:
@@ -393,30 +394,22 @@ def _wait_for(device: torch.device) -> None:
 # A save -------------------------------------------------------------------------------------------------------------
 
 
-def _measure_save(parts: Parts, worker: Worker) -> SaveCost:
-    """Measure a checkpoint of the chief, on the disk where runs are; the other workers wait."""
+def _measure_save(parts: Parts, worker: Worker, folder: Path) -> SaveCost:
+    """Measure a checkpoint of the chief; the other workers wait."""
     cost = [0.0] * 4
     if worker.is_chief:
         log.info("measuring a save")
-        with _folder_beside_runs() as folder:
-            for place in (folder / "first", folder / "second"):  # the first creates what is created once
-                with Saver(place) as saver:
-                    began, cpu_began = time.perf_counter(), time.process_time()
-                    saver.save(parts.state, parts.loader)
-                    blocked = time.perf_counter() - began
-                    saver.wait()
-                    seconds, cpu = time.perf_counter() - began, time.process_time() - cpu_began
-            num_bytes = sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
+        for place in (folder / "first", folder / "second"):  # the first creates what is created once
+            with Saver(place) as saver:
+                began, cpu_began = time.perf_counter(), time.process_time()
+                saver.save(parts.state, parts.loader)
+                blocked = time.perf_counter() - began
+                saver.wait()
+                seconds, cpu = time.perf_counter() - began, time.process_time() - cpu_began
+        num_bytes = sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
         cost = [num_bytes, blocked, seconds, cpu]
     num_bytes, *times = worker.group.broadcast(cost)
     return SaveCost(int(num_bytes), *times)
-
-
-@contextmanager
-def _folder_beside_runs() -> Iterator[Path]:
-    places = [place for place in (Path("runs"), Path.cwd()) if place.is_dir() and os.access(place, os.W_OK)]
-    with tempfile.TemporaryDirectory(prefix=".lockstep-plan-", dir=places[0] if places else None) as folder:
-        yield Path(folder)
 
 
 # The exchange -------------------------------------------------------------------------------------------------------

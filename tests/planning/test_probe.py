@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -41,7 +43,8 @@ def recipe() -> Recipe:
 
 def costs_of(recipe: Recipe, *numbers: int, per_host: int) -> RunCosts:
     seatings = [Seating.of(recipe, number, per_host) for number in numbers]
-    return probe_run(recipe, seatings, per_host, 0.2, join("cpu"))
+    with TemporaryDirectory() as folder:
+        return probe_run(recipe, seatings, per_host, 0.2, join("cpu"), Path(folder))
 
 
 def test_one_worker_is_measured(recipe: Recipe) -> None:
