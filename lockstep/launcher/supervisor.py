@@ -398,7 +398,9 @@ class Supervisor:
             return
         self._is_announced = True
         phases = {member.interrupted_phase for member in self._part}
-        if phases == {"start"} or (phases == {"script"} and not any(member.step for member in self._part)):
+        # The chief saves while others have not begun where a recipe is measured.
+        is_early = phases == {"script"} or phases <= {"start", "save"}
+        if phases == {"start"} or (is_early and not any(member.step for member in self._part)):
             self._warn(STOPPED_EARLY)
             self._kill(self._members)
         else:
