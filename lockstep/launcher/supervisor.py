@@ -500,7 +500,7 @@ class Supervisor:
         """End workers that do not save in the time that there is: they would be killed from outside without a word."""
         limit = self._limits.stop_seconds
         if self._stopped_by and limit is not None and self._clock() - self._stopped_at > limit:
-            self._late = True
+            self._late |= any(member.state in ("running", "returned") for member in self._members)
             self._kill(self._members)
 
     def _kill(self, members: Iterable[WorkerRecord]) -> None:
