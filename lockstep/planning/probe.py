@@ -24,7 +24,7 @@ from lockstep.exchange.transports import pack
 from lockstep.exchange.tree import GradientHook, PartialSum, TreeSum
 from lockstep.planning.model import Link, RunCosts, SaveCost, Seating, SentBucket, Way, WorkerCost, way_of
 from lockstep.recipes.recipe import Recipe
-from lockstep.runs.build import Parts, build
+from lockstep.runs.build import Examples, Parts, build
 from lockstep.screen import log
 from lockstep.tensors import numbers_on, reading_waits
 from lockstep.training.memory import forget_peak, peak_bytes
@@ -65,10 +65,10 @@ def probe_run(
         recipe, nonfinite="skip", nonfinite_budget=sys.maxsize, warm_start=None, stages=(), num_workers=None, loggers=()
     )
     ways = {way_of(recipe, each, is_cpu=worker.device.type == "cpu") for each in seatings}
-    threads = torch.get_num_threads()
+    threads, examples = torch.get_num_threads(), Examples(recipe)
     try:
-        found, buckets = _measure_places(recipe, seatings, seconds, worker, is_overlapped="all-reduce" in ways)
-        parts, _ = _built(recipe, worker, 1, found[0].tower_size)
+        found, buckets = _measure_places(examples, recipe, seatings, seconds, worker, "all-reduce" in ways)
+        parts, _ = _built(examples, recipe, worker, 1, found[0].tower_size)
         save = _measure_save(parts, worker, folder)
         num_bytes = sum(bucket.num_bytes for bucket in buckets)
         links = _measure_links(ways, worker, num_bytes, _EXCHANGE * seconds)
@@ -92,7 +92,7 @@ def probe_run(
 
 
 def _measure_places(
-    recipe: Recipe, seatings: Sequence[Seating], seconds: float, worker: Worker, *, is_overlapped: bool
+    examples: Examples, recipe: Recipe, seatings: Sequence[Seating], seconds: float, worker: Worker, is_overlapped: bool
 ) -> tuple[tuple[WorkerCost, ...], tuple[SentBucket, ...]]:
     """Measure each size of tower beside as many workers as there may be on a host, and the buckets of the first."""
     places: dict[tuple[int, int], int] = {}
@@ -102,7 +102,7 @@ def _measure_places(
     found: list[WorkerCost] = []
     buckets: tuple[SentBucket, ...] = ()
     for (num_local, tower_size), most_towers in sorted(places.items()):
-        place_of = _Place(recipe, worker, num_local, tower_size)
+        place_of = _Place(examples, recipe, worker, num_local, tower_size)
         budget = seconds / len(places)
         found.append(place_of.measure(budget, has_further=most_towers > 1))
         buckets = buckets or place_of.buckets(budget / 4, is_overlapped=is_overlapped)
@@ -195,14 +195,16 @@ class _Place:
     """Some workers of this host, all of which compute one tower of one size at the same time.
 
     Args:
+        examples: of the recipe, which may be open.
         recipe: of the run.
         worker: this one; all take part in every call.
         num_local: how many of them compute; the others wait.
         tower_size: examples of the tower.
     """
 
-    def __init__(self, recipe: Recipe, worker: Worker, num_local: int, tower_size: int) -> None:
+    def __init__(self, examples: Examples, recipe: Recipe, worker: Worker, num_local: int, tower_size: int) -> None:
         self._recipe, self._worker, self._num_local, self._size = recipe, worker, num_local, tower_size
+        self._examples = examples
         self._computes = worker.rank < num_local
         one = is_exact(recipe.exchange) and worker.device.type == "cpu"
         torch.set_num_threads(recipe.num_threads or (1 if one else share_of_cores(num_local)))
@@ -270,7 +272,7 @@ class _Place:
         """Return the seconds, of the clock and of the processors, until the examples of one tower are there."""
         self._announce("the input")
         found: list[float] = []
-        parts = _built(self._recipe, self._worker, 1, self._size)[0] if self._computes else None
+        parts = self._built(1)[0] if self._computes else None
         self._worker.group.barrier("all read")
         if parts is not None:
             found = _time_input(parts, self._worker.device, self._num_local, seconds)
@@ -279,7 +281,7 @@ class _Place:
 
     def _bound(self, num_towers: int, watch: _Watch) -> tuple[Callable[[Batch], object], list[Batch]]:
         """Build a step of this worker alone, which has been made once, and some batches for it."""
-        parts, alone = _built(self._recipe, self._worker, num_towers, self._size)
+        parts, alone = self._built(num_towers)
         with _quietly():
             step = BoundStep(parts.state, parts.towers, _Watched(watch, is_exact(self._recipe.exchange)), alone)
             parts.state.resolve(parts.loader.epoch_size, self._recipe.batch_size)
@@ -289,6 +291,9 @@ class _Place:
             batches = [replace(batch, fields=batch, loader=None, bad=()) for batch in islice(stream, _NUM_BATCHES)]
         # The parts are named, as a step keeps its state by a weak reference.
         return lambda batch: step(parts.task.losses, batch, counts), batches
+
+    def _built(self, num_towers: int) -> tuple[Parts, Worker]:
+        return _built(self._examples, self._recipe, self._worker, num_towers, self._size)
 
     def _announce(self, what: str) -> None:
         if self._worker.is_chief:
@@ -307,7 +312,9 @@ def _quietly() -> Iterator[None]:
         log.logger.setLevel(level)
 
 
-def _built(recipe: Recipe, worker: Worker, num_towers: int, tower_size: int) -> tuple[Parts, Worker]:
+def _built(
+    examples: Examples, recipe: Recipe, worker: Worker, num_towers: int, tower_size: int
+) -> tuple[Parts, Worker]:
     """Build the parts of a run whose batch is so many towers, for this worker as if it were alone."""
     # A pulse that nobody hears: the launcher would find those slow that measure more than others.
     alone = replace(
@@ -315,7 +322,7 @@ def _built(recipe: Recipe, worker: Worker, num_towers: int, tower_size: int) -> 
     )
     part = replace(recipe, num_towers=num_towers, batch_size=num_towers * tower_size)
     with _quietly():
-        return build(part, alone, is_prepared=True), alone
+        return build(part, alone, is_prepared=True, opened=examples), alone
 
 
 def _time_steps(

@@ -19,6 +19,7 @@ from lockstep.recipes.recipe import Recipe
 from lockstep.workers.rank import join
 
 WIDTH, HIDDEN = 64, 4096
+opened: list[str] = []
 
 
 class Net(nn.Sequential):
@@ -29,6 +30,7 @@ class Net(nn.Sequential):
 
 
 def reader(split: str) -> dict[str, Tensor] | None:
+    opened.append(split)
     return {"x": torch.randn(64, WIDTH), "y": torch.arange(64) % 10} if split == "train" else None
 
 
@@ -49,6 +51,7 @@ def costs_of(recipe: Recipe, *numbers: int, per_host: int) -> RunCosts:
 
 def test_one_worker_is_measured(recipe: Recipe) -> None:
     threads = torch.get_num_threads()
+    opened.clear()
     found = costs_of(recipe, 1, 2, per_host=2)
     num_bytes = 4 * sum(parameter.numel() for parameter in Net().parameters())
     [cost] = found.workers
@@ -62,6 +65,7 @@ def test_one_worker_is_measured(recipe: Recipe) -> None:
     assert (found.shared_memory, found.messages, found.reads_ahead) == (None, None, False)
     assert predict_step(found, recipe, 1).step_seconds > cost.first_seconds
     assert torch.get_num_threads() == threads
+    assert sorted(opened) == ["test", "train", "validation"], "a large data set takes long to open: each split once"
 
 
 def test_gradients_that_are_sent_as_they_come_are_there_before_the_end(recipe: Recipe) -> None:
