@@ -73,7 +73,6 @@ def test_gradients_that_are_sent_as_they_come_are_there_before_the_end(recipe: R
     early = [bucket.early_seconds for bucket in found.buckets]
     assert early[0] > early[-1] == 0.0, "the last layer's gradients come first, and the losses last"
     assert early == sorted(early, reverse=True)
-    assert max(early) < found.workers[0].first_seconds * 10
 
 
 def test_each_size_of_tower_is_measured(recipe: Recipe) -> None:
