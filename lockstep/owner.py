@@ -122,16 +122,16 @@ def _system() -> str:
 
 
 @contextmanager
-def scratch_folder(prefix: str) -> Iterator[Path]:
-    """Yield a new folder among the temporary files, with a name that begins so, and delete it at the end.
+def scratch_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
+    """Yield a new folder among the temporary files, or in `parent`, whose name begins so, and delete it at the end.
 
     First delete the folders with such names that this user's processes have left, if they can be seen to be dead.
     """
-    for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+    for path in Path(parent or tempfile.gettempdir()).glob(f"{prefix}*"):
         with suppress(OSError, ValueError):
             if _is_left_over(path):
                 shutil.rmtree(path)
-    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     try:
         (folder / _OWNER_FILE).write_bytes(this_process().encode())
         yield folder

@@ -38,6 +38,15 @@ def test_a_folder_is_there_and_gone(temporary: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
+def test_a_folder_may_be_made_in_another_place_where_it_is_swept_too(temporary: Path) -> None:
+    parent = temporary / "beside"
+    (parent / ".try-left").mkdir(parents=True)
+    (parent / ".try-left" / "owner.json").write_bytes(replace(this_process(), started="1").encode())
+    with scratch_folder(".try-", parent) as folder:
+        assert list(parent.iterdir()) == [folder]
+    assert list(parent.iterdir()) == []
+
+
 def test_a_scratch_folder_is_deleted_after_an_error(temporary: Path) -> None:
     with pytest.raises(KeyError), scratch_folder("try-"):
         raise KeyError

@@ -167,9 +167,9 @@ def _as_text(
     told = [(row, _cells(row.prediction, has_end=has_end)) for row in rows if row.prediction]
     yield from _table(heads, [cells for _, cells in told])
     yield ""
-    for row in rows:
-        if row.refused:
-            yield f"{_workers(row.num_workers)}: {row.refused}"
+    for refused in dict.fromkeys(row.refused for row in rows if row.refused):
+        numbers = [row.num_workers for row in rows if row.refused == refused]
+        yield f"{', '.join(map(str, [*numbers[:-1], _workers(numbers[-1])]))}: {refused}"
     for row, _ in told:
         if row.prediction:
             yield from _remarks(row.prediction)

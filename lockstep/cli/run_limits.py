@@ -20,9 +20,10 @@ _MUCH, _MUCH_OF_SAVES = 0.2, 0.05
 """Shares worth a warning: of an exchange in a step, and of what a save holds up in the time between two."""
 _SAFE = 0.9
 """Share of the memory that a run may be expected to need."""
+_SHORT_SECONDS = 0.01
+"""A pass of a tower on a GPU that takes less mostly launches kernels, which takes the same for more examples."""
 
 _MENDS = {
-    "compute": "more devices (lockstep plan {recipe} says what they give); on GPUs bf16 (towers.precision=bf16)",
     "input": "lockstep benchmark input {recipe} says which part of it: most often more --set feed.num_processes=N",
     "update": "a larger batch_size makes fewer updates",
     "exchange": "a larger batch_size; a faster network; or fewer workers: lockstep plan {recipe}",
@@ -81,11 +82,12 @@ def limits_of(name: str, recipe: Recipe, costs: RunCosts, prediction: Prediction
     }
     for part, (seconds, what) in parts.items():
         is_bad = part != "compute" and (part == limit or (part == "exchange" and seconds > _MUCH * step))
+        mend = _MENDS[part].format(recipe=name) if is_bad else ""
         yield CheckResult(
             part,
             f"{_ms(seconds)}, {100 * seconds / step:.0f} % of a step: {what}",
             "warn" if is_bad else "OK",
-            _MENDS[part].format(recipe=name) if is_bad or part == limit else "",
+            _advice(name, recipe, costs, prediction) if part == limit == "compute" else mend,
             {"seconds": seconds, "share": seconds / step},
         )
     yield _save(recipe, costs, step)
@@ -93,6 +95,16 @@ def limits_of(name: str, recipe: Recipe, costs: RunCosts, prediction: Prediction
     if prediction.finish_seconds is not None:
         found = f"to the end of the recipe about {format_duration(prediction.finish_seconds)}, without evaluations"
         yield CheckResult("time", found, numbers={"seconds": prediction.finish_seconds})
+
+
+def _advice(name: str, recipe: Recipe, costs: RunCosts, prediction: Prediction) -> str:
+    """What makes a run faster whose limit is what it computes, as it should be."""
+    devices = f"more devices make it faster (lockstep plan {name} says how much)"
+    if costs.is_cpu:
+        return devices
+    if prediction.compute_seconds < _SHORT_SECONDS * prediction.seating.most_towers:
+        return "a pass so short mostly launches kernels: a larger batch_size takes hardly longer, and fewer towers less"
+    return devices if recipe.towers.precision == "bf16" else f"{devices}, and so may bf16 (towers.precision=bf16)"
 
 
 def _save(recipe: Recipe, costs: RunCosts, step_seconds: float) -> CheckResult:

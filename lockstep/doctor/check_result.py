@@ -22,14 +22,15 @@ class CheckResult:
     verdict: Verdict = "OK"
     """"warn" where a run trains, but slowly or at a risk; "fails" where it cannot train."""
     mend: str = ""
-    """What to do about it; "" where nothing has to be done."""
+    """What to do about it; of what is OK advice, or ""."""
     numbers: Mapping[str, float] = field(default_factory=dict)
     """The same numbers for programs; units are in the names."""
 
     def lines(self) -> list[str]:
         """Return it as text: the verdict in words first, so that no colour is needed, and the mend below."""
         first = f"{self.verdict:<{_INDENT}}{self.checked}: {self.found}"
-        return [first, f"{'':{_INDENT}}mend: {self.mend}"] if self.mend else [first]
+        label = "advice" if self.verdict == "OK" else "mend"
+        return [first, f"{'':{_INDENT}}{label}: {self.mend}"] if self.mend else [first]
 
 
 Check = Callable[[], Iterator[CheckResult]]

@@ -100,7 +100,7 @@ def _wrong_products(device: torch.device) -> int:
 def _memory() -> Iterator[CheckResult]:
     usable, workers = usable_bytes(_CPU), num_accelerators() or usable_cores()
     needed = _BYTES_A_WORKER * workers
-    found = f"{usable / 1e9:.1f} GB for {workers} worker{'' if workers == 1 else 's'} and their loaders"
+    found = f"{usable / 1e9:.1f} GB for {workers} {'worker and its' if workers == 1 else 'workers and their'} loaders"
     numbers = {"usable_bytes": usable, "workers": workers}
     if usable < _LEAST_BYTES:
         mend = "more memory, or end what uses it: torch alone takes half a GB"

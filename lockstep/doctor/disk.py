@@ -45,10 +45,18 @@ def disk_checks(workdir: Path, num_bytes: int = 1 << 26) -> dict[str, Check]:
     return {"workdir": lambda: _workdir(workdir, num_bytes)}
 
 
+def above_runs(folder: Path) -> Path:
+    """Return a folder that belongs to no run: this one, or where it is that of a run or lies in one, that above it."""
+    place = folder.resolve()
+    runs = [path for path in (place, *place.parents) if (path / _OF_A_RUN).is_file()]
+    return runs[-1].parent if runs else folder
+
+
 def _workdir(workdir: Path, num_bytes: int) -> Iterator[CheckResult]:
     try:
         there = next(path for path in (workdir.absolute(), *workdir.absolute().parents) if path.exists())
-        folder = there.parent if _OF_A_RUN in {path.name for path in there.iterdir()} else there
+        next(there.iterdir(), None)  # which says why it cannot be read
+        folder = above_runs(there)
     except OSError as error:
         yield _refused(workdir, "read", error)
         return
@@ -56,9 +64,9 @@ def _workdir(workdir: Path, num_bytes: int) -> Iterator[CheckResult]:
         yield _refused(workdir, "written", f"{there} may not be written by this user, or is read-only")
         return
     yield from _kind_of_disk(there)
-    if folder.stat().st_dev != there.stat().st_dev:
-        found = f"the speed of {there} is not known: nothing is written into a run that has a disk of its own"
-        yield CheckResult("workdir", found)
+    if folder.stat().st_dev != there.stat().st_dev or not os.access(folder, os.W_OK | os.X_OK):
+        why = f"nothing is written into a run, and {folder} is another disk or may not be written"
+        yield CheckResult("workdir", f"the speed of {there} is not known: {why}")
         return
     log.info("writing up to %.0f MB to %s, for its speed", num_bytes / 1e6, folder)
     try:

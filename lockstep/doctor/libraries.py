@@ -62,7 +62,7 @@ def library_results() -> Iterator[CheckResult]:
     asked = _requirements()
     needed = [each for each in asked if not each.extra]
     there = [each for each in asked if not each.extra or find_spec(each.module)]
-    log.info("loading %d libraries in a process of their own", len(there))
+    log.info("loading %s, in another process", ", ".join(each.name for each in there))
     loaded = load_apart([each.module for each in there])
     yield from (_of_library(each, loaded[each.module]) for each in there if each.name == "torch" or each.extra)
     others = [_of_library(each, loaded[each.module]) for each in needed if each.name != "torch"]

@@ -398,7 +398,9 @@ class Supervisor:
             return
         self._is_announced = True
         phases = {member.interrupted_phase for member in self._part}
-        if phases == {"start"} or (phases == {"script"} and not any(member.step for member in self._part)):
+        # The chief saves while others have not begun where a recipe is measured.
+        is_early = phases == {"script"} or phases <= {"start", "save"}
+        if phases == {"start"} or (is_early and not any(member.step for member in self._part)):
             self._warn(STOPPED_EARLY)
             self._kill(self._members)
         else:
@@ -498,7 +500,7 @@ class Supervisor:
         """End workers that do not save in the time that there is: they would be killed from outside without a word."""
         limit = self._limits.stop_seconds
         if self._stopped_by and limit is not None and self._clock() - self._stopped_at > limit:
-            self._late = True
+            self._late |= any(member.state in ("running", "returned") for member in self._members)
             self._kill(self._members)
 
     def _kill(self, members: Iterable[WorkerRecord]) -> None:

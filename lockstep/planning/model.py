@@ -187,8 +187,10 @@ class RunCosts:
         """Return the costs with hosts that a network of this latency, one way, and bandwidth joins.
 
         What the workers compute for each message, as measured on this machine, comes on top of its latency. None is
-        what there is between two processes of this machine.
+        what there is between two processes of this machine; where that was not measured either, nothing is known.
         """
+        if self.messages is None and (latency_seconds is None or bits_per_second is None):
+            return self
         here = self.messages or Link(0.0, 0.0)
         latency = here.latency_seconds + (latency_seconds or 0.0)
         seconds_per_byte = max(here.seconds_per_byte, 8 / bits_per_second if bits_per_second else 0.0)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -26,7 +24,7 @@ from lockstep.exchange.transports import pack
 from lockstep.exchange.tree import GradientHook, PartialSum, TreeSum
 from lockstep.planning.model import Link, RunCosts, SaveCost, Seating, SentBucket, Way, WorkerCost, way_of
 from lockstep.recipes.recipe import Recipe
-from lockstep.runs.build import Parts, build
+from lockstep.runs.build import Examples, Parts, build
 from lockstep.screen import log
 from lockstep.tensors import numbers_on, reading_waits
 from lockstep.training.memory import forget_peak, peak_bytes
@@ -46,15 +44,18 @@ _BACKWARD_SHARE = 2 / 3
 """Share of the backward pass in a tower: it makes two products where the forward pass makes one."""
 
 
-def probe_run(recipe: Recipe, seatings: Sequence[Seating], per_host: int, seconds: float, worker: Worker) -> RunCosts:
+def probe_run(
+    recipe: Recipe, seatings: Sequence[Seating], per_host: int, seconds: float, worker: Worker, folder: Path
+) -> RunCosts:
     """Measure what the model needs for these seatings; all workers, which share this host, call it together.
 
     Args:
-        recipe: of the run; nothing of it is written but a checkpoint beside the workdir, which is deleted.
+        recipe: of the run; nothing of it is written but two checkpoints into `folder`.
         seatings: for which the model is to be asked.
         per_host: workers of a host, in the plan.
         seconds: how long it may take, about; each part makes a few steps at least.
         worker: this one.
+        folder: for checkpoints, on the disk where runs are; whoever has made it deletes it.
     """
     if worker.is_chief:
         recipe.data.prepare()
@@ -64,11 +65,11 @@ def probe_run(recipe: Recipe, seatings: Sequence[Seating], per_host: int, second
         recipe, nonfinite="skip", nonfinite_budget=sys.maxsize, warm_start=None, stages=(), num_workers=None, loggers=()
     )
     ways = {way_of(recipe, each, is_cpu=worker.device.type == "cpu") for each in seatings}
-    threads = torch.get_num_threads()
+    threads, examples = torch.get_num_threads(), Examples(recipe)
     try:
-        found, buckets = _measure_places(recipe, seatings, seconds, worker, is_overlapped="all-reduce" in ways)
-        parts, _ = _built(recipe, worker, 1, found[0].tower_size)
-        save = _measure_save(parts, worker)
+        found, buckets = _measure_places(examples, recipe, seatings, seconds, worker, "all-reduce" in ways)
+        parts, _ = _built(examples, recipe, worker, 1, found[0].tower_size)
+        save = _measure_save(parts, worker, folder)
         num_bytes = sum(bucket.num_bytes for bucket in buckets)
         links = _measure_links(ways, worker, num_bytes, _EXCHANGE * seconds)
     finally:
@@ -91,7 +92,7 @@ def probe_run(recipe: Recipe, seatings: Sequence[Seating], per_host: int, second
 
 
 def _measure_places(
-    recipe: Recipe, seatings: Sequence[Seating], seconds: float, worker: Worker, *, is_overlapped: bool
+    examples: Examples, recipe: Recipe, seatings: Sequence[Seating], seconds: float, worker: Worker, is_overlapped: bool
 ) -> tuple[tuple[WorkerCost, ...], tuple[SentBucket, ...]]:
     """Measure each size of tower beside as many workers as there may be on a host, and the buckets of the first."""
     places: dict[tuple[int, int], int] = {}
@@ -101,7 +102,7 @@ def _measure_places(
     found: list[WorkerCost] = []
     buckets: tuple[SentBucket, ...] = ()
     for (num_local, tower_size), most_towers in sorted(places.items()):
-        place_of = _Place(recipe, worker, num_local, tower_size)
+        place_of = _Place(examples, recipe, worker, num_local, tower_size)
         budget = seconds / len(places)
         found.append(place_of.measure(budget, has_further=most_towers > 1))
         buckets = buckets or place_of.buckets(budget / 4, is_overlapped=is_overlapped)
@@ -194,14 +195,16 @@ class _Place:
     """Some workers of this host, all of which compute one tower of one size at the same time.
 
     Args:
+        examples: of the recipe, which may be open.
         recipe: of the run.
         worker: this one; all take part in every call.
         num_local: how many of them compute; the others wait.
         tower_size: examples of the tower.
     """
 
-    def __init__(self, recipe: Recipe, worker: Worker, num_local: int, tower_size: int) -> None:
+    def __init__(self, examples: Examples, recipe: Recipe, worker: Worker, num_local: int, tower_size: int) -> None:
         self._recipe, self._worker, self._num_local, self._size = recipe, worker, num_local, tower_size
+        self._examples = examples
         self._computes = worker.rank < num_local
         one = is_exact(recipe.exchange) and worker.device.type == "cpu"
         torch.set_num_threads(recipe.num_threads or (1 if one else share_of_cores(num_local)))
@@ -269,7 +272,7 @@ class _Place:
         """Return the seconds, of the clock and of the processors, until the examples of one tower are there."""
         self._announce("the input")
         found: list[float] = []
-        parts = _built(self._recipe, self._worker, 1, self._size)[0] if self._computes else None
+        parts = self._built(1)[0] if self._computes else None
         self._worker.group.barrier("all read")
         if parts is not None:
             found = _time_input(parts, self._worker.device, self._num_local, seconds)
@@ -278,7 +281,7 @@ class _Place:
 
     def _bound(self, num_towers: int, watch: _Watch) -> tuple[Callable[[Batch], object], list[Batch]]:
         """Build a step of this worker alone, which has been made once, and some batches for it."""
-        parts, alone = _built(self._recipe, self._worker, num_towers, self._size)
+        parts, alone = self._built(num_towers)
         with _quietly():
             step = BoundStep(parts.state, parts.towers, _Watched(watch, is_exact(self._recipe.exchange)), alone)
             parts.state.resolve(parts.loader.epoch_size, self._recipe.batch_size)
@@ -288,6 +291,9 @@ class _Place:
             batches = [replace(batch, fields=batch, loader=None, bad=()) for batch in islice(stream, _NUM_BATCHES)]
         # The parts are named, as a step keeps its state by a weak reference.
         return lambda batch: step(parts.task.losses, batch, counts), batches
+
+    def _built(self, num_towers: int) -> tuple[Parts, Worker]:
+        return _built(self._examples, self._recipe, self._worker, num_towers, self._size)
 
     def _announce(self, what: str) -> None:
         if self._worker.is_chief:
@@ -306,7 +312,9 @@ def _quietly() -> Iterator[None]:
         log.logger.setLevel(level)
 
 
-def _built(recipe: Recipe, worker: Worker, num_towers: int, tower_size: int) -> tuple[Parts, Worker]:
+def _built(
+    examples: Examples, recipe: Recipe, worker: Worker, num_towers: int, tower_size: int
+) -> tuple[Parts, Worker]:
     """Build the parts of a run whose batch is so many towers, for this worker as if it were alone."""
     # A pulse that nobody hears: the launcher would find those slow that measure more than others.
     alone = replace(
@@ -314,7 +322,7 @@ def _built(recipe: Recipe, worker: Worker, num_towers: int, tower_size: int) -> 
     )
     part = replace(recipe, num_towers=num_towers, batch_size=num_towers * tower_size)
     with _quietly():
-        return build(part, alone, is_prepared=True), alone
+        return build(part, alone, is_prepared=True, opened=examples), alone
 
 
 def _time_steps(
@@ -393,30 +401,22 @@ def _wait_for(device: torch.device) -> None:
 # A save -------------------------------------------------------------------------------------------------------------
 
 
-def _measure_save(parts: Parts, worker: Worker) -> SaveCost:
-    """Measure a checkpoint of the chief, on the disk where runs are; the other workers wait."""
+def _measure_save(parts: Parts, worker: Worker, folder: Path) -> SaveCost:
+    """Measure a checkpoint of the chief; the other workers wait."""
     cost = [0.0] * 4
     if worker.is_chief:
         log.info("measuring a save")
-        with _folder_beside_runs() as folder:
-            for place in (folder / "first", folder / "second"):  # the first creates what is created once
-                with Saver(place) as saver:
-                    began, cpu_began = time.perf_counter(), time.process_time()
-                    saver.save(parts.state, parts.loader)
-                    blocked = time.perf_counter() - began
-                    saver.wait()
-                    seconds, cpu = time.perf_counter() - began, time.process_time() - cpu_began
-            num_bytes = sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
+        for place in (folder / "first", folder / "second"):  # the first creates what is created once
+            with Saver(place) as saver:
+                began, cpu_began = time.perf_counter(), time.process_time()
+                saver.save(parts.state, parts.loader)
+                blocked = time.perf_counter() - began
+                saver.wait()
+                seconds, cpu = time.perf_counter() - began, time.process_time() - cpu_began
+        num_bytes = sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
         cost = [num_bytes, blocked, seconds, cpu]
     num_bytes, *times = worker.group.broadcast(cost)
     return SaveCost(int(num_bytes), *times)
-
-
-@contextmanager
-def _folder_beside_runs() -> Iterator[Path]:
-    places = [place for place in (Path("runs"), Path.cwd()) if place.is_dir() and os.access(place, os.W_OK)]
-    with tempfile.TemporaryDirectory(prefix=".lockstep-plan-", dir=places[0] if places else None) as folder:
-        yield Path(folder)
 
 
 # The exchange -------------------------------------------------------------------------------------------------------

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lockstep.cores import usable_cores
+from lockstep.doctor.disk import above_runs
 from lockstep.errors import InputError
 from lockstep.launcher.launch import launch
 from lockstep.owner import scratch_folder
@@ -66,18 +68,30 @@ def probe_on_workers(request: ProbeRequest) -> RunCosts | int:
         The costs; or the exit code, where it has failed or was stopped: why is logged then.
 
     Raises:
-        InputError: the recipe names a function that may not be called.
+        InputError: the recipe names a function that may not be called, or the system refuses files or processes.
     """
     for function in functions_of(request.recipe):
         function.check()
-    with scratch_folder("lockstep-plan-") as folder:
-        request.write(folder)
-        # Measuring one thing may take long, and is no hang.
-        limits = Limits(show_seconds=3600.0, hang_seconds=0.0, stop_seconds=1.0)
-        code = launch([str(folder)], plan=plan_probe, main=probe_in_worker, preload=_PRELOAD, limits=limits)
-        if code:
-            return code
-        return RunCosts.read(json.loads((folder / _FOUND).read_text()))
+    # Measuring one thing may take long, and is no hang.
+    limits = Limits(show_seconds=3600.0, hang_seconds=0.0, stop_seconds=1.0)
+    try:
+        with scratch_folder(".lockstep-plan-", _place_for_saves()) as folder:
+            request.write(folder)
+            code = launch([str(folder)], plan=plan_probe, main=probe_in_worker, preload=_PRELOAD, limits=limits)
+            return code or RunCosts.read(json.loads((folder / _FOUND).read_text()))
+    except OSError as error:
+        raise InputError(
+            "The system refuses what a measurement takes.",
+            given=str(error),
+            expected="room for two checkpoints beside the runs, and processes",
+            hint="make room, or measure from a folder that has some",
+        ) from error
+
+
+def _place_for_saves() -> Path | None:
+    """Where a save is measured: beside the runs, in none of them; None among the temporary files."""
+    places = map(above_runs, (Path.cwd() / "runs", Path.cwd()))
+    return next((place for place in places if place.is_dir() and os.access(place, os.W_OK | os.X_OK)), None)
 
 
 _PRELOAD = ("torch", "lockstep.planning.probe")
@@ -117,7 +131,7 @@ def probe_in_worker(argv: list[str]) -> int:
     worker = join(recipe.device, workers_per_device=recipe.workers_per_device)
     show_log(None if worker.is_chief else worker.name)
     per_host, _ = _places(request)
-    costs = probe_run(recipe, request.seatings(per_host), per_host, request.seconds, worker)
+    costs = probe_run(recipe, request.seatings(per_host), per_host, request.seconds, worker, folder)
     if worker.is_chief:
         (folder / _FOUND).write_text(json.dumps(costs.as_json()))
     return 0

@@ -34,13 +34,14 @@ ReaderFunction = Callable[[str], Reader | None]
 class Examples:
     """The examples of a run by split, and their loaders; each source is opened once.
 
-    `given` asks the function of a recipe that has one in place of paths, in place of `recipe.data.given`.
+    `given` asks the function of a recipe that has one in place of paths, in place of `recipe.data.given`. What `opened`
+    has open, whose recipe has the same data, is not opened again.
     """
 
-    def __init__(self, recipe: Recipe, given: ReaderFunction | None = None) -> None:
+    def __init__(self, recipe: Recipe, given: ReaderFunction | None = None, *, opened: Examples | None = None) -> None:
         self._recipe = recipe
-        self._given = given or given_once(recipe)
-        self._readers: dict[tuple[str, bool], Reader] = {}
+        self._given: ReaderFunction | None = opened._given if opened else given or given_once(recipe)
+        self._readers: dict[tuple[str, bool], Reader] = opened._readers if opened else {}
         self._told: set[str] = set()
         """Splits of which the log has said that they have fewer examples than are to be scored."""
 
@@ -162,15 +163,17 @@ def build(
     metrics: Mapping[str, Metric] = NO_METRICS,
     *,
     is_prepared: bool = False,
+    opened: Examples | None = None,
 ) -> Parts:
     """Build the parts of a run, whose recipe has its number of towers; the chief prepares the data, the others wait.
 
     Where the data `is_prepared`, as for a later stage, no other worker is waited for: one that joins builds it alone.
+    `opened`: see `Examples`.
     """
     recipe.data.check_complete()
     towers = recipe.towers_for(worker.num_workers)
     recipe.check_towers(worker.num_workers)
-    examples = Examples(recipe, given) if is_prepared else prepared(recipe, worker, given)
+    examples = Examples(recipe, given, opened=opened) if is_prepared else prepared(recipe, worker, given)
     examples.check_held_out()
     if not is_prepared:
         worker.group.agree("the numbers of examples", examples.counts())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,17 @@ def test_a_table_says_what_each_number_of_workers_takes(
     assert "3 workers: Some workers would have no tower to run. start at most 2 (--workers)" in "\n".join(lines)
     assert "- All hosts are like this one, 1 worker on each, and do nothing else." in lines
     assert any("a network is slower: --latency MS --bandwidth GBIT" in line for line in lines)
+
+
+def test_why_several_numbers_of_workers_are_refused_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(start, "probe_on_workers", lambda _: replace(COSTS, num_probed=1, messages=None))
+    words = ["plan", "mnist", "--towers", "2", "--workers", "1,2,3,4", "--device", "cpu", "--latency", "1"]
+    assert main(words) == 0
+    refused = [line for line in capsys.readouterr().out.splitlines() if "workers: " in line]
+    assert [line.partition(":")[0] for line in refused] == ["2 workers", "3, 4 workers"]
+    assert "--latency 0.05 --bandwidth 25" in refused[0]
 
 
 def test_a_network_that_is_given_makes_the_exchange_slower(

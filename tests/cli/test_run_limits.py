@@ -19,6 +19,7 @@ from lockstep.planning.start import ProbeRequest
 from lockstep.recipes.parts import Checkpoints
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.shipped import find
+from lockstep.towers.towers import Precision, Towers
 from lockstep.types import Interval
 
 ROOT = Path(__file__).parent.parent.parent
@@ -60,6 +61,22 @@ def test_compute_as_the_limit_is_good_and_says_what_would_be_faster() -> None:
     assert found["compute"].numbers["share"] == pytest.approx(0.1 / 0.113)
     assert "lockstep plan mine.toml" in found["compute"].mend
     assert [name for name, each in found.items() if each.mend] == ["compute"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "precision", "said"),
+    [
+        (0.1, "fp32", "towers.precision=bf16"),
+        (0.1, "bf16", "(lockstep plan mine.toml says how much)"),
+        (0.004, "fp32", "a larger batch_size"),
+    ],
+)
+def test_what_makes_a_step_on_a_gpu_faster(seconds: float, precision: Precision, said: str) -> None:
+    on_gpu = replace(with_cost(first_seconds=seconds, update_seconds=0.001), is_cpu=False, messages=Link(0.0, 1e-10))
+    found = look(on_gpu, replace(RECIPE, towers=Towers(precision=precision)))["compute"]
+    assert (found.verdict, found.lines()[1].startswith("       advice: ")) == ("OK", True)
+    assert said in found.mend
+    assert ("bf16" in found.mend) == (said == "towers.precision=bf16")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from lockstep.doctor.check_result import CheckResult, as_json, can_train, results_of, summary
 from lockstep.terminal import wrapped
@@ -13,6 +14,7 @@ BAD = CheckResult("workdir", "/data cannot be written: read-only", "fails", "nam
 def test_the_verdict_is_a_word_and_the_mend_stands_below() -> None:
     assert GOOD.lines() == ["OK     cores: 2 usable of 2"]
     assert WARNED.lines() == ["warn   open files: 256 at a time", "       mend: ulimit -n 65536"]
+    assert replace(WARNED, verdict="OK").lines()[1] == "       advice: ulimit -n 65536"
 
 
 def test_on_a_narrow_terminal_nothing_is_cut_and_the_verdict_keeps_its_column() -> None:

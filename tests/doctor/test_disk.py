@@ -31,12 +31,24 @@ def test_a_workdir_that_is_not_there_yet_is_tried_in_the_folder_above_and_nothin
 
 def test_nothing_is_written_into_the_folder_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
-    run.mkdir()
+    (run / "checkpoints").mkdir(parents=True)
     (run / RECIPE).write_text("")
     written: list[Path] = []
     monkeypatch.setattr(disk, "write_pace", lambda folder, _: written.append(folder) or Pace(1e9, 1e-3))
-    assert look(run)["workdir"].verdict == "OK"
-    assert written == [tmp_path]
+    for workdir in (run, run / "checkpoints", run / "runs" / "another"):
+        assert look(workdir)["workdir"].verdict == "OK"
+    assert written == [tmp_path] * 3
+
+
+def test_a_run_below_a_folder_that_may_not_be_written_can_train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / RECIPE).write_text("")
+    monkeypatch.setattr(os, "access", lambda path, _: path != tmp_path)
+    monkeypatch.setattr(disk, "write_pace", lambda *_: pytest.fail("it has written"))
+    found = look(tmp_path / "run")["workdir"]
+    assert (found.verdict, "is not known" in found.found) == ("OK", True)
 
 
 def test_a_run_on_a_disk_of_its_own_is_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

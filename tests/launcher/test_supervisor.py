@@ -375,6 +375,7 @@ def stopped(
         (["evaluate", "evaluate"], ["end", "evaluate"], "stopping: the scoring is left off; Ctrl-C aborts"),
         (["compute", "evaluate"], ["end", "end"], STOPPING),
         (["start", "start"], ["compute", "compute"], STOPPING),
+        (["save", "start"], None, STOPPING),
     ],
 )
 def test_a_signal_stops_all_workers_and_says_what_it_interrupts(
@@ -385,13 +386,13 @@ def test_a_signal_stops_all_workers_and_says_what_it_interrupts(
     assert (outcome.stopped_by, texts(outcome), outcome.aborted) == ("SIGTERM", [], False)
 
 
-@pytest.mark.parametrize("phases", [["start", "start"], ["script", "script"]])
+@pytest.mark.parametrize("phases", [["start", "start"], ["script", "script"], ["save", "start"]])
 def test_before_the_first_step_a_signal_ends_the_workers_at_once(
     phases: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    outcome = stopped(phases, step=0)
+    outcome = stopped(phases, step=0, stop_seconds=0.05)
     assert caplog.messages == [STOPPED_EARLY]
-    assert (outcome.stopped_by, texts(outcome)) == ("SIGTERM", [])
+    assert (outcome.stopped_by, outcome.late, texts(outcome)) == ("SIGTERM", False, [])
 
 
 @pytest.mark.parametrize(("saves", "words"), [(True, "step, with a checkpoint"), (False, "step")])

@@ -213,6 +213,9 @@ def test_what_was_not_measured_is_not_guessed(recipe: Recipe) -> None:
     alone = replace(COSTS, messages=None, shared_memory=None, num_probed=1)
     with pytest.raises(InputError, match="takes two workers on this machine"):
         predict_step(alone, recipe, 2)
+    for half in (alone.over(0.001, None), alone.over(None, 1e9)):
+        with pytest.raises(InputError, match="takes two workers on this machine"):
+            predict_step(replace(half, per_host=1), recipe, 2)
     known = replace(alone, per_host=1).over(0.001, 1e9)
     assert predict_step(known, recipe, 2).exchange_seconds > 0
     with pytest.raises(InputError, match="Towers of this size were not measured"):

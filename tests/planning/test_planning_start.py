@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from lockstep.planning.start import ProbeRequest, plan_probe, probe_on_workers
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.shipped import find
 from lockstep.recipes.toml import with_settings
+from lockstep.runs.workdir import RECIPE
 
 
 def recipe_of(num_towers: int) -> Recipe:
@@ -48,6 +52,41 @@ def test_as_many_workers_measure_as_a_host_of_the_plan_has(
     monkeypatch.setattr(start, "usable_cores", lambda: cores)
     ProbeRequest(recipe_of(num_towers), numbers, per_host).write(tmp_path)
     assert plan_probe([str(tmp_path)])["workers"] == wanted
+
+
+def test_a_save_is_measured_beside_the_runs_and_nothing_is_left_by_a_worker_that_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "runs" / "mine"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / RECIPE).write_text("")
+    elsewhere = tmp_path / "temporary"
+    elsewhere.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(elsewhere))
+    made: list[Path] = []
+
+    def ends_without_tidying(argv: list[str], **_: object) -> int:
+        made.append(Path(argv[0]))
+        (made[-1] / "first").mkdir()
+        return 130
+
+    monkeypatch.setattr(start, "launch", ends_without_tidying)
+    for folder in (tmp_path, run, run / "checkpoints"):
+        monkeypatch.chdir(folder)
+        assert probe_on_workers(ProbeRequest(recipe_of(1), (1,))) == 130
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert probe_on_workers(ProbeRequest(recipe_of(1), (1,))) == 130
+    assert [folder.parent for folder in made] == [tmp_path / "runs"] * 3 + [elsewhere]
+    assert not any(folder.exists() for folder in made)
+
+
+def test_a_disk_that_is_full_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: object) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
+    with pytest.raises(InputError, match="No space left on device"):
+        probe_on_workers(ProbeRequest(recipe_of(1), (1,)))
 
 
 def test_code_that_others_may_have_named_is_not_called() -> None:

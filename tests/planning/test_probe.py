@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from lockstep.recipes.recipe import Recipe
 from lockstep.workers.rank import join
 
 WIDTH, HIDDEN = 64, 4096
+opened: list[str] = []
 
 
 class Net(nn.Sequential):
@@ -27,6 +30,7 @@ class Net(nn.Sequential):
 
 
 def reader(split: str) -> dict[str, Tensor] | None:
+    opened.append(split)
     return {"x": torch.randn(64, WIDTH), "y": torch.arange(64) % 10} if split == "train" else None
 
 
@@ -41,11 +45,13 @@ def recipe() -> Recipe:
 
 def costs_of(recipe: Recipe, *numbers: int, per_host: int) -> RunCosts:
     seatings = [Seating.of(recipe, number, per_host) for number in numbers]
-    return probe_run(recipe, seatings, per_host, 0.2, join("cpu"))
+    with TemporaryDirectory() as folder:
+        return probe_run(recipe, seatings, per_host, 0.2, join("cpu"), Path(folder))
 
 
 def test_one_worker_is_measured(recipe: Recipe) -> None:
     threads = torch.get_num_threads()
+    opened.clear()
     found = costs_of(recipe, 1, 2, per_host=2)
     num_bytes = 4 * sum(parameter.numel() for parameter in Net().parameters())
     [cost] = found.workers
@@ -59,6 +65,7 @@ def test_one_worker_is_measured(recipe: Recipe) -> None:
     assert (found.shared_memory, found.messages, found.reads_ahead) == (None, None, False)
     assert predict_step(found, recipe, 1).step_seconds > cost.first_seconds
     assert torch.get_num_threads() == threads
+    assert sorted(opened) == ["test", "train", "validation"], "a large data set takes long to open: each split once"
 
 
 def test_gradients_that_are_sent_as_they_come_are_there_before_the_end(recipe: Recipe) -> None:
@@ -66,7 +73,6 @@ def test_gradients_that_are_sent_as_they_come_are_there_before_the_end(recipe: R
     early = [bucket.early_seconds for bucket in found.buckets]
     assert early[0] > early[-1] == 0.0, "the last layer's gradients come first, and the losses last"
     assert early == sorted(early, reverse=True)
-    assert max(early) < found.workers[0].first_seconds * 10
 
 
 def test_each_size_of_tower_is_measured(recipe: Recipe) -> None:
