@@ -223,7 +223,7 @@ class Replay:
             try:
                 packed = _packed(parts, {*given.fields})
             except Exception as error:  # whatever it is, the others wait
-                problem = str(error) if isinstance(error, _NotSentError) else f"its batch is not sent: {error!r:.200}"
+                problem = str(error) if isinstance(error, _NotSentError) else f"the batch is not sent: {error!r:.200}"
         kind = f"{_kind(worker.device)}, {torch.get_num_threads()} threads"
         gathered = worker.group.gather([problem, self._checksum(), kind, len(packed)])
         if problem := next((each[0] for each in gathered if each[0]), ""):

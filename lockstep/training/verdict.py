@@ -48,7 +48,7 @@ class TowerResult(NamedTuple):
 
 
 NO_MEMORY = TowerResult(["no memory"], False, None)
-"""What comes of a worker that has no memory to make an attempt again, which says nothing of its device."""
+"""What a worker has that lacks the memory to make an attempt again: it says nothing of its device."""
 
 
 def result_of(values: Sequence[Sequence[float] | Tensor], tensors: Sequence[Tensor]) -> TowerResult:
