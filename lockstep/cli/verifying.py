@@ -195,6 +195,10 @@ def _lines(certificate: dict[str, Any], replayed: Replayed | None, why_not: str)
         yield f"compared: {replayed.num_compared} attempts; all tensors after step {tensors or 'none'}"
         yield from (f"this environment is another one: {line}" for line in replayed.environment)
         if not replayed.has_same_bits and replayed.environment:
-            yield f"largest relative difference: {replayed.largest:.2g}, and up to {replayed.tolerance:g} is explained"
+            grown = ", as is what grew from update to update" if replayed.largest > replayed.tolerance else ""
+            yield (
+                f"largest relative difference: {replayed.largest:.2g}, and up to {replayed.tolerance:g} is explained"
+                f"{grown}"
+            )
     yield from (f"differs: {text}" for text in certificate["problems"])
     yield f"verdict: {certificate['verdict']}"

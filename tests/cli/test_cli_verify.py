@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -18,10 +20,13 @@ from tiny_images import image_folder
 from worker_processes import HANG_SECONDS
 
 from lockstep.checkpoints.manifest import FileEntry, Manifest
-from lockstep.cli import train, verify
+from lockstep.cli import train, verify, verifying
 from lockstep.errors import InputError, LockstepError, VerificationError, WorkdirError
 from lockstep.reporting.chain import CHAIN, ChainFile, read_chain
+from lockstep.runs import replay
+from lockstep.runs.replay import Replayed, Window
 from lockstep.runs.workdir import Workdir
+from lockstep.types import StepReport
 from lockstep.workers.rank import leave
 
 STEPS, PHOTOS = 12, 5
@@ -370,6 +375,30 @@ def test_another_environment_explains_small_differences(verified: Verify, factor
     assert re.search(r"largest relative difference: [\d.e-]+, and up to 0.001 is explained", said)
     with pytest.raises(VerificationError, match="update 9"):
         verified("--threads", "2", "--steps", "9..11", "--tolerance", "1e-9")
+
+
+def growing(found: Replayed, *distances: float) -> list[bool]:
+    return [found.explains(distance) for distance in distances]
+
+
+def test_what_another_environment_changes_may_grow_from_update_to_update() -> None:
+    on_gpu = Replayed(Window(1, 9, 0), 1, {}, ["not all kernels of cuda are deterministic"], 1e-3)
+    assert all(growing(on_gpu, 1e-7, 1e-5, 9e-4, 1.1e-3, 4e-3, 2e-3))
+    assert on_gpu.largest == 4e-3
+    assert growing(on_gpu, 0.05, 0.1, math.inf) == [False, True, False]
+    assert growing(Replayed(Window(1, 9, 0), 1, {}, ["threads was 1 and is 2"], 1e-3), 1e-7, 1.1e-3) == [True, False]
+    assert not any(growing(Replayed(Window(1, 9, 0), 1, {}, [], 1e-3), 1e-16, 1e-15))
+
+
+def test_a_stop_of_any_worker_ends_it_without_a_verdict(verified: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = replay.steps_without_survival
+
+    def stopped(*args: Any, **kwargs: Any) -> Generator[StepReport, None, None]:
+        yield replace(next(made(*args, **kwargs)), stop_requested=True)
+
+    monkeypatch.setattr(replay, "steps_without_survival", stopped)
+    monkeypatch.setattr(verifying, "worker_exit_code", lambda worker: 0)  # not 143
+    assert verified() == ""
 
 
 def test_a_rate_is_the_same_on_every_machine(verified: Verify) -> None:
