@@ -1,13 +1,14 @@
 """`chain.jsonl`: all that a run did, one JSON object a line, each with a link: a hash over it and the link before.
 
-Whoever knows the last link knows whether any line was changed, taken out or put in. There are four kinds of lines:
+Whoever knows the last link knows whether any line was changed, taken out or put in. There are five kinds of lines:
 
 - an attempt: step, position, losses, rates and gradient norm; of one that `metrics.jsonl` has too (`in_metrics`) all
   that it has there;
 - an evaluation, as in `metrics.jsonl`;
 - `digests`: of each tensor of the model and the optimizer after a step, by section and name;
-- an `event` that begins or ends a segment: what the numbers rest on (recipe, choices, data, workers), as far as it is
-  not as in the event before.
+- an `event` that begins or ends a segment, or that lines were lost before it: what the numbers rest on (recipe,
+  choices, data, workers), as far as it is not as in the event before;
+- the `result` of a run that has ended, as in `result.json`.
 
 Like `metrics.jsonl` it is cut back to where a run goes on from, and a line is safe from a kill once it is written.
 """
@@ -52,6 +53,7 @@ _ATTEMPT = re.compile(
     rb'\{"step": \d{1,18}, "position": (\d{1,18}), "losses": \{.*, "in_metrics": (?:true|false), '
     rb'"link": "[0-9a-f]{32}"\}\n'
 )
+_KINDS = ("position", "evaluation", "digests", "event", "result")
 _encode = json.JSONEncoder(allow_nan=False).encode
 
 
@@ -105,7 +107,7 @@ class ChainFile:
                     hint=f"put {path.name} back from a copy; or move it away, and what was done so far cannot be "
                     "verified; nothing was changed",
                 )
-            if facts.get("position", from_position) > from_position:
+            if facts.get("position", facts.get("from_position", from_position)) > from_position:
                 break
             size_bytes += len(line)
             self._took(facts, link)
@@ -115,14 +117,25 @@ class ChainFile:
             self.last_attempt = self._since[0]
         return size_bytes
 
+    @property
+    def last_position(self) -> int:
+        """Where the last attempt in the file, as it was opened, or an event after it, has left the stream."""
+        position: int = self.last_attempt.get("position", 0)
+        return max(position, self._ground.get("from_position", 0))
+
     def write(self, facts: dict[str, Any]) -> None:
-        """Append a line, unless it stands there already since the last attempt: a save again, an evaluation."""
+        """Append a line, unless it stands there already since the last attempt: a save again, a result.
+
+        An evaluation that is made again by other workers may differ by a bit: the first one stands.
+        """
         try:
             text = _encode(facts)
         except ValueError:
             facts = without_nonfinite(facts)
             text = _encode(facts)
         if "position" not in facts and any(_encode(line) == text for line in self._since):
+            return
+        if "evaluation" in facts and any(_evaluated(line) == _evaluated(facts) for line in self._since):
             return
         body = text[:-1].encode()
         link = _link(self._link, body)
@@ -148,6 +161,10 @@ class ChainFile:
         if "position" in facts:
             self._since.clear()
         self._since.append(facts)
+
+
+def _evaluated(facts: Mapping[str, Any]) -> tuple[Any, Any]:
+    return facts["step"], facts.get("evaluation")
 
 
 def attempt_facts(report: StepReport, *, in_metrics: bool) -> dict[str, Any]:
@@ -208,8 +225,8 @@ def _parsed(line: bytes) -> tuple[dict[str, Any], str]:
 
 
 def _is_ours(facts: dict[str, Any]) -> bool:
-    """Whether it is one of the four kinds, of which the first has the types that a reader counts on."""
-    if type(facts.get("step")) is not int:
+    """Whether it is one of the five kinds, of which the first has the types that a reader counts on."""
+    if type(facts.get("step")) is not int or sum(kind in facts for kind in _KINDS) != 1:
         return False
     if "position" in facts:
         return (
@@ -222,7 +239,11 @@ def _is_ours(facts: dict[str, Any]) -> bool:
         sections = facts["digests"]
         return isinstance(sections, dict) and all(isinstance(each, dict) for each in sections.values())
     if "event" in facts:
-        return all(type(facts[name]) is kind for name, kind in GROUND.items() if name in facts) and all(
-            type(position) is int for position in facts.get("skipped", ())
+        return (
+            all(type(facts[name]) is kind for name, kind in GROUND.items() if name in facts)
+            and all(type(position) is int for position in facts.get("skipped", ()))
+            and facts.get("workers", 1) > 0
         )
+    if "result" in facts:
+        return isinstance(facts["result"], dict)
     return isinstance(facts.get("evaluation"), str)

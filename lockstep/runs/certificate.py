@@ -43,6 +43,7 @@ def certificate_of(found: Examination, replayed: Replayed | None, why_not: str) 
         "checked": found.checked,
         "chain": {"lines": found.num_lines, "head": found.head},
         "replay": _replay_of(replayed) if replayed else {"none": why_not},
+        "result": found.result,
         "recipe": f"sha256 {sha256(found.recipe.encode()).hexdigest()}",
         "data": last.get("data"),
         "code": _code(found),

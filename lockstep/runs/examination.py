@@ -19,13 +19,18 @@ from lockstep.recipes.recipe import Recipe, is_harmless, recipe_changes
 from lockstep.recipes.toml import from_toml, load
 from lockstep.reporting.chain import CHAIN, GROUND, ChainLine, read_chain
 from lockstep.reporting.jsonl import read_lines
+from lockstep.runs.lease import find_holder
+from lockstep.runs.record import as_unix_seconds
 from lockstep.runs.workdir import CHOICES, HISTORY, METRICS, RECIPE, RESULT, Workdir
+from lockstep.training.choices import Choices, differences
 from lockstep.training.replicas import digests_of
 from lockstep.training.saving import check_values
 from lockstep.types import ProgressFunction
 
 _MOST_CHANGES = 3
 _OF_CHAIN_ALONE = ("in_metrics", "link")
+_ENDS = ("end", "stop")
+"""Events after which nothing may be missing: they come when all lines are on the disk."""
 
 
 @dataclass
@@ -53,6 +58,10 @@ class Examination:
     """Digests of the tensors by step and position."""
     logged: list[dict[str, Any]] = field(default_factory=list)
     """The lines that `metrics.jsonl` should have."""
+    lost: list[range] = field(default_factory=list)
+    """Steps of which the chain has no lines, by its own account."""
+    result: dict[str, Any] = field(default_factory=dict)
+    """The last one; empty where the run has not ended."""
 
     @property
     def recipe(self) -> str:
@@ -70,11 +79,10 @@ def examine(path: Path, progress: ProgressFunction) -> Examination:
     steps, metrics = Store(path / "checkpoints").steps(), _read_metrics(path / METRICS)
     found = walk(path)
     history = list(_whole_lines(path / HISTORY))
-    _check_metrics(found, *metrics, history)
+    _check_metrics(found, *metrics, history, saved_step=max(steps, default=0))
     _check_history(found, history)
     _check_checkpoints(found, steps, history, progress)
-    _check_recipe(found)
-    _check_choices(found)
+    _check_start_files(found, history)
     _check_result(found)
     return found
 
@@ -101,9 +109,10 @@ def walk(folder: Path) -> Examination:
             found.problems.append(_unfit(line))
         if not facts:
             continue
-        if not found.events and "event" in facts:
-            found.first_step = found.last_step = facts["step"]
-            position = facts.get("from_position", 0)
+        if "event" in facts:
+            position = facts.get("from_position", position)
+            if not found.events:
+                found.first_step = found.last_step = facts["step"]
         if "position" in facts:
             _check_order(found, line, position)
             num_updates += not facts["refused"]
@@ -142,7 +151,7 @@ def _check_order(found: Examination, line: ChainLine, position: int) -> None:
 
 
 def _keep(found: Examination, facts: dict[str, Any], position: int) -> None:
-    if facts.get("in_metrics") or "evaluation" in facts:
+    if facts.get("in_metrics") or "evaluation" in facts:  # of an attempt or an evaluation, not both
         found.logged.append({name: value for name, value in facts.items() if name not in _OF_CHAIN_ALONE})
     elif "digests" in facts:
         found.digests.setdefault(facts["step"], {})[position] = facts["digests"]
@@ -152,7 +161,10 @@ def _keep(found: Examination, facts: dict[str, Any], position: int) -> None:
             found.problems.append(f"{CHAIN}: the line of {_called(facts)} lacks {', '.join(sorted(lacking))}")
         if facts["step"] > found.last_step:
             found.notes.append(f"{CHAIN} lacks the updates {found.last_step + 1} to {facts['step']}: they were lost")
+            found.lost.append(range(found.last_step + 1, facts["step"] + 1))
         found.last_step = facts["step"]
+    elif "result" in facts:
+        found.result = facts["result"]
 
 
 def _called(facts: Mapping[str, Any]) -> str:
@@ -170,18 +182,24 @@ def _read_metrics(path: Path) -> tuple[list[dict[str, Any]], str]:
     return lines, ""
 
 
-def _check_metrics(found: Examination, lines: Sequence[dict[str, Any]], wrong: str, history: Sequence[str]) -> None:
+def _check_metrics(
+    found: Examination, lines: Sequence[dict[str, Any]], wrong: str, history: Sequence[str], *, saved_step: int
+) -> None:
     """Compare each line of metrics.jsonl with its line in the chain, and look for those that are missing."""
     places = defaultdict[tuple[Any, ...], list[int]](list)
     for index, facts in enumerate(found.logged):
         places[_place(facts)].append(index)
-    next_index, missing = 0, list[int]()
+    next_index, missing, is_ended = 0, list[int](), found.events[-1]["event"] in _ENDS
     for number, facts in enumerate(lines, start=1):
-        if next_index == 0 and _is_before(facts, found.events[0]):
+        there = places.get(_place(facts), [])
+        if next_index == 0 and not there and _is_before(facts, found.events[0]):
             continue
-        found_at = next((index for index in places[_place(facts)] if index >= next_index), None)
+        found_at = next((index for index in there if index >= next_index), None)
         if found_at is None:
-            found.problems.append(f"{METRICS}, line {number} ({_called(facts)}): the chain has no such line")
+            is_last = not is_ended and facts["step"] >= found.last_step
+            is_lost = not there and (is_last or any(facts["step"] in steps for steps in found.lost))
+            text = f"{METRICS}, line {number} ({_called(facts)}): the chain has no such line"
+            (found.notes if is_lost else found.problems).append(text)
             continue
         missing += range(next_index, found_at)
         next_index = found_at + 1
@@ -192,19 +210,22 @@ def _check_metrics(found: Examination, lines: Sequence[dict[str, Any]], wrong: s
     if wrong:
         found.problems.append(wrong)
         return
-    if found.events[-1]["event"] in ("end", "stop") or not _may_be_cut_off(found, next_index):
-        missing += range(next_index, len(found.logged))
+    last = range(next_index, len(found.logged))
+    if is_ended or not _may_be_cut_off(found, last, saved_step):
+        missing += last
+    elif len(last) > 1:
+        found.notes.append(f"{METRICS} lacks the last {len(last)} lines: they were lost with the host, or yet come")
     if not missing:
         return
     first = f"{METRICS} lacks the line of {_called(found.logged[missing[0]])}"
     text = first + (f", and {len(missing) - 1} more" if len(missing) > 1 else "")
-    lost = sum(_fact(line, "lost_metrics_lines") for line in history)
+    lost = sum(_fact(line, "lost_metrics_lines") for line in _of_chain(found, history))
     (found.notes if len(missing) <= lost else found.problems).append(text)
 
 
-def _may_be_cut_off(found: Examination, num_lines: int) -> bool:
-    """Whether the last lines may yet come: a kill came between one in the chain and here; or the run goes on."""
-    if len(found.logged) - num_lines == 1:
+def _may_be_cut_off(found: Examination, last: range, saved_step: int) -> bool:
+    """Whether the last lines may yet come, as the run goes on; or were lost with a host, since it last saved."""
+    if len(last) <= 1 or found.logged[last[0]]["step"] > saved_step:
         return True
     try:
         Workdir(found.path).check_free()
@@ -214,12 +235,18 @@ def _may_be_cut_off(found: Examination, num_lines: int) -> bool:
 
 
 def _place(facts: Mapping[str, Any]) -> tuple[Any, ...]:
-    return facts["step"], facts.get("position"), facts.get("evaluation")
+    return facts["step"], facts["position"] if "position" in facts else facts["evaluation"]
+
+
+def _of_chain(found: Examination, history: Sequence[str]) -> list[str]:
+    """The lines of the history that the chain vouches for."""
+    known = {event.get("history") for event in found.events}
+    return [line for line in history if checksum(line.encode()) in known]
 
 
 def _is_before(facts: Mapping[str, Any], beginning: Mapping[str, Any]) -> bool:
     """Whether a line is older than the chain, as an older version of Lockstep has begun the run."""
-    start = beginning.get("from_position", 0)
+    start = beginning.get("from_position", 0) if beginning["event"] != "start" else 0
     return bool(
         start > 0 and (facts["position"] <= start if "position" in facts else facts["step"] <= beginning["step"])
     )
@@ -256,7 +283,7 @@ def _check_checkpoints(
 ) -> None:
     """Read each checkpoint, verified by its manifest, and compare its tensors with the digests in the chain."""
     store = Store(found.path / "checkpoints")
-    left = max((_fact(line, "from_step") for line in history), default=0)
+    left = max((_fact(line, "from_step") for line in _of_chain(found, history)), default=0)
     for count, step in enumerate(steps):
         progress(count, len(steps))
         try:
@@ -301,8 +328,38 @@ def named_in_short(tensors: Sequence[str]) -> str:
     return tensors[0] + (f" and {len(tensors) - 1} more are" if len(tensors) > 1 else " is")
 
 
-def _check_recipe(found: Examination) -> None:
-    """Compare recipe.toml with the recipe that the last start was made with."""
+def _check_start_files(found: Examination, history: Sequence[str]) -> None:
+    """Compare recipe.toml with the recipe that the last start was made with, and choices.json with the first one's.
+
+    A start that has failed, or was killed, before its event has written them too: then a difference is a note.
+    """
+    begin = next((facts for line in history if (facts := _event(line, found.events[0]))), {})
+    last = next((facts for line in history if (facts := _event(line, found.events[-1]))), {})
+    told = found.notes if _is_begun_since(found.path, last) else found.problems
+    _check_recipe(found, told)
+    _check_choices(found, begin, told)
+
+
+def _event(line: str, event: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts of the line of an event in the history; none where it is the line of another one."""
+    facts = json.loads(line) if checksum(line.encode()) == event.get("history") else {}
+    return facts if isinstance(facts, dict) else {}
+
+
+def _is_begun_since(path: Path, event: Mapping[str, Any]) -> bool:
+    """Whether another process has taken the run after an event."""
+    try:
+        holder = find_holder(path)
+    except OSError:
+        return False
+    if holder is None:
+        return False
+    owner, then = holder.owner, as_unix_seconds(event.get("time"))
+    is_other = (owner.host, owner.pid) != (event.get("host"), event.get("pid"))
+    return is_other or (then is not None and owner.since_unix_seconds > then)
+
+
+def _check_recipe(found: Examination, told: list[str]) -> None:
     try:
         found.made_with = made_with = from_toml(found.recipe, f"the recipe in {CHAIN}")
         given = load(found.path / RECIPE)
@@ -311,12 +368,12 @@ def _check_recipe(found: Examination) -> None:
         return
     for change in recipe_changes(made_with, given):
         text = f"{RECIPE}: {change.path} is {change.given!r}, and the run was made with {change.saved!r}"
-        (found.notes if is_harmless(change) else found.problems).append(text)
+        (found.notes if is_harmless(change) else told).append(text)
     found.checked[RECIPE] = f"as at {_called(found.events[-1])}"
 
 
-def _check_choices(found: Examination) -> None:
-    """Check that choices.json holds those of a start of the run."""
+def _check_choices(found: Examination, begin: Mapping[str, Any], told: list[str]) -> None:
+    """Check that choices.json holds those of a start of the run, or those from which the first one says it differs."""
     try:
         saved = Workdir(found.path).saved_choices()
     except LockstepError as error:
@@ -325,26 +382,44 @@ def _check_choices(found: Examination) -> None:
     of_starts = [event["choices"] for event in found.events if "choices" in event]
     if saved is None or not of_starts or found.events[0]["event"] != "start":
         found.notes.append(f"{CHOICES} is not compared: {'it is not there' if saved is None else 'it is older'}")
-    elif saved not in of_starts:
-        found.problems.append(f"{CHOICES}: {told_differences(of_starts[0], saved)}")
-    else:
+    elif saved in of_starts or _is_said(saved, of_starts[0], begin.get("changed")):
         found.checked[CHOICES] = "as at the start"
+    else:
+        told.append(f"{CHOICES}: {told_differences(of_starts[0], saved)}")
+
+
+def _is_said(saved: dict[str, Any], chosen: dict[str, Any], changed: object) -> bool:
+    """Whether a start has said how its choices differ from those that were saved before it."""
+    try:
+        lines = differences(Choices.read(saved), Choices.read(chosen))
+    except ValueError:
+        return False
+    return isinstance(changed, list) and bool(lines) and all(line in changed for line in lines)
 
 
 def _check_result(found: Examination) -> None:
-    """Check that a run with a result has a chain that leads to its end."""
+    """Check that a run with a result has a chain that leads to its end, and to this result."""
     if not (found.path / RESULT).is_file():
         return
     last = found.events[-1]
     try:
-        step = json.loads((found.path / RESULT).read_bytes())["step"]
-    except (ValueError, RecursionError, TypeError, KeyError):
+        result = json.loads((found.path / RESULT).read_bytes())
+    except (ValueError, RecursionError):
+        result = None
+    if not isinstance(result, dict):
         found.problems.append(f"{RESULT} cannot be read")
         return
-    if last["event"] != "end" or last["step"] != step:
+    result.pop("times", None)
+    if last["event"] != "end" or last["step"] != result.get("step"):
         found.problems.append(
-            f"{RESULT} is of step {step}, and the chain has no end there: its last is {_called(last)}"
+            f"{RESULT} is of step {result.get('step')}, and the chain has no end there: its last is {_called(last)}"
         )
+    elif not found.result:
+        found.problems.append(f"{RESULT} has a result, and the chain has none: its last line was cut off")
+    elif result != found.result:
+        found.problems.append(f"{RESULT}: {told_differences(found.result, result)}")
+    else:
+        found.checked[RESULT] = "as in the chain"
 
 
 def _whole_lines(path: Path) -> Iterator[str]:

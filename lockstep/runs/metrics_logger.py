@@ -66,7 +66,10 @@ class MetricsLogger:
             self._write(newest[last])  # the chain has each line first
         missed = [report for position, report in newest.items() if last < position <= start]
         if missed:
-            write = self._writer(moment_before(missed[0]))
+            before = moment_before(missed[0])
+            if self.chain.last_position < before.position:  # lines that no host has
+                self.chain.write_event({"event": "gap", "step": before.step, "from_position": before.position})
+            write = self._writer(before)
             for report in missed:
                 write(report)
 

@@ -325,8 +325,8 @@ class _Replay:
         report = next(self._steps, None)
         if report:
             self._is_stopped = report.stop_requested  # of any worker
-        elif self._worker.num_workers == 1:
-            self._is_stopped = self._worker.pulse.stop_requested is not None
+        elif self._worker.num_workers == 1 and self._worker.pulse.stop_requested is not None:
+            self._is_stopped = True
         return report
 
     def _repeat(self, wanted: Mapping[str, Any]) -> bool:

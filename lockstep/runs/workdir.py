@@ -29,9 +29,10 @@ import json
 import os
 import pwd
 import stat
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -48,6 +49,7 @@ from lockstep.recipes.code import functions_of, with_code
 from lockstep.recipes.recipe import Recipe, is_harmless, recipe_changes
 from lockstep.recipes.toml import load, to_toml
 from lockstep.reporting.append import append_line, no_folder
+from lockstep.reporting.chain import CHAIN, ChainFile
 from lockstep.reporting.jsonl import without_nonfinite
 from lockstep.runs.lease import Lease, check_free, take
 from lockstep.screen import log
@@ -140,8 +142,11 @@ class Workdir:
             (self.path / RESULT).unlink(missing_ok=True)
 
     def write_result(self, result: Result) -> None:
-        """Write the result of the run, if this process still holds the folder."""
+        """Write the result of the run, into its chain first, if this process still holds the folder."""
         self.check_held()
+        with closing(ChainFile(self.path / CHAIN, from_position=sys.maxsize)) as chain:
+            chain.write({"step": result.step, "result": result.facts})
+            chain.flush()
         self.write(RESULT, result.as_json())
 
     def saved_choices(self) -> dict[str, Any] | None:
@@ -313,8 +318,9 @@ class Result:
         """Whether the run has reached its end, and its weights are scored if there are examples for it."""
         return self.reason != "stopped" and (self.evaluation is not None or self.split is None)
 
-    def as_json(self) -> str:
-        """Make the text of the file; numbers that JSON lacks are text, as in `metrics.jsonl`."""
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What can be made again, all but the times; numbers that JSON lacks are text, as in `metrics.jsonl`."""
         facts = {
             "recipe": self.recipe,
             "lockstep": __version__,
@@ -324,9 +330,14 @@ class Result:
             "reason": self.reason,
             "evaluations": {self.split: self.evaluation.facts} if self.evaluation else {},
             "best": self.best and asdict(self.best),
-            "times": {"seconds": self.seconds, "examples_per_second": self.examples_per_second},
         }
-        return json.dumps(without_nonfinite(facts), indent=1, allow_nan=False) + "\n"
+        found: dict[str, Any] = without_nonfinite(facts)
+        return found
+
+    def as_json(self) -> str:
+        """Make the text of the file."""
+        times = {"seconds": self.seconds, "examples_per_second": self.examples_per_second}
+        return json.dumps(self.facts | {"times": without_nonfinite(times)}, indent=1, allow_nan=False) + "\n"
 
 
 def _facts(line: bytes, path: Path, number: int) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Generator
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from lockstep.errors import InputError, LockstepError, VerificationError, Workdi
 from lockstep.reporting.chain import CHAIN, ChainFile, read_chain
 from lockstep.runs import replay
 from lockstep.runs.replay import Replayed, Window
+from lockstep.runs.segment import Segment
 from lockstep.runs.workdir import Workdir
 from lockstep.types import StepReport
 from lockstep.workers.rank import leave
@@ -221,6 +221,11 @@ def without(name: str, number: int) -> None:
     write_lines(name, lines)
 
 
+def excuse() -> None:
+    with Path("run/history.jsonl").open("a") as file:
+        file.write('{"event": "resume", "step": 12, "lost_metrics_lines": 99, "from_step": 99}\n')
+
+
 def swap_photos() -> None:
     """Exchange two examples of different classes."""
     red, blue = Path("photos/red/1.jpg"), Path("photos/blue/2.jpg")
@@ -298,7 +303,23 @@ CHANGES: dict[str, tuple[Callable[[], None], str]] = {
         lambda: write_lines(CHAIN, lines_of(CHAIN)[:8]),
         r"checkpoint of step \d+: the chain has no digests of it",
     ),
-    "the last line of the chain": (lambda: without(CHAIN, -1), r"result.json is of step 12, and the chain has no end"),
+    "the last line of the chain": (lambda: without(CHAIN, -1), r"result.json has a result, and the chain has none"),
+    "the end of the run": (
+        lambda: write_lines(CHAIN, lines_of(CHAIN)[:-2]),
+        r"result.json is of step 12, and the chain has no end there",
+    ),
+    "a score of the result": (
+        lambda: edit("result.json", r'("top1": )0\.\d+', r"\g<1>0.999"),
+        r"result.json: evaluations.validation.scores.top1 is 0.999, and in the chain 0",
+    ),
+    "the reason of the result": (
+        lambda: edit("result.json", '"reason": "end"', '"reason": "patience"'),
+        r"result.json: reason is 'patience', and in the chain 'end'",
+    ),
+    "a line of metrics, which a line of the history would excuse": (
+        lambda: (without("metrics.jsonl", 1), excuse()),
+        r"metrics.jsonl lacks the line of step 4",
+    ),
     "a line of the history": (
         lambda: edit("history.jsonl", '"workers": 1', '"workers": 4'),
         r"history.jsonl: the line of event 'start', step 0 was changed or taken out",
@@ -329,6 +350,55 @@ def test_what_was_changed_is_named(verified: Verify, what: str, capsys: pytest.C
 def test_a_harmless_change_of_the_recipe_is_a_note(verified: Verify) -> None:
     edit("recipe.toml", f"count = {STEPS}", "count = 99")
     assert f"note: recipe.toml: end.count is 99, and the run was made with {STEPS}" in verified()
+
+
+def test_a_start_that_came_to_nothing_may_have_left_its_recipe(verified: Verify) -> None:
+    edit("recipe.toml", "momentum = 0.9", "momentum = 0.5")
+    (lease,) = Path("run").glob(".lease-*")
+    edit(lease.name, r'"pid": \d+', '"pid": 1')
+    assert "note: recipe.toml: optimizer.momentum is 0.5, and the run was made with 0.9" in verified()
+
+
+def test_a_start_that_came_to_nothing_may_have_left_its_choices(here: Path, verified: Verify) -> None:
+    shutil.rmtree("run")
+    interrupt("run", ["train", "pixels.toml", "--workdir", "run"])
+    assert train.train_as_worker(["train", "pixels.toml", "--workdir", "run", "--threads", "2"]) == 0
+    leave()
+    said = verified("--no-replay")
+    assert "choices.json: as at the start" in said
+    edit("choices.json", '"threads": 1', '"threads": 3')
+    with pytest.raises(VerificationError, match=r"choices.json: threads is 3, and in the chain 2"):
+        verified("--no-replay")
+
+
+def interrupt(method: str, command: list[str]) -> None:
+    """Train up to the first call of a method of its segment."""
+
+    def called(*args: object) -> None:
+        raise InterruptedError
+
+    sys.modules.pop("pixels_of_mine", None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Segment, method, called)
+        with pytest.raises(InterruptedError):
+            train.train_as_worker(command)
+    leave()
+
+
+def test_a_fork_that_was_killed_before_its_first_update(here: Path, verified: Verify) -> None:
+    Path("run").rename("other")
+    command = ["train", "pixels.toml", "--workdir", "run", "--fork-from", "other", "--set", f"end.count={STEPS + 2}"]
+    interrupt("_train", command)
+    assert train.train_as_worker(command) == 0
+    leave()
+    assert "evaluation" in lines_of("metrics.jsonl")[0]
+    assert "note" not in verified()
+
+
+def test_no_workers(verified: Verify) -> None:
+    linked_anew(lambda facts: facts.update(workers=0) if "event" in facts else None)
+    with pytest.raises(VerificationError, match="which is none of a chain"):
+        verified()
 
 
 def test_a_chain_that_was_linked_anew_is_found_out_by_making_its_updates_again(
@@ -394,7 +464,7 @@ def test_a_stop_of_any_worker_ends_it_without_a_verdict(verified: Verify, monkey
     made = replay.steps_without_survival
 
     def stopped(*args: Any, **kwargs: Any) -> Generator[StepReport, None, None]:
-        yield replace(next(made(*args, **kwargs)), stop_requested=True)
+        yield next(made(*args, **kwargs))._replace(stop_requested=True)
 
     monkeypatch.setattr(replay, "steps_without_survival", stopped)
     monkeypatch.setattr(verifying, "worker_exit_code", lambda worker: 0)  # not 143
@@ -468,7 +538,7 @@ def test_a_certificate_of_another_run(verified: Verify) -> None:
             facts["gradient_norm"] += 1
 
     linked_anew(change)
-    with pytest.raises(VerificationError, match="the certificate is of another run: link 23 of its chain is"):
+    with pytest.raises(VerificationError, match="the certificate is of another run: link 24 of its chain is"):
         verified("--against", "pixels.json")
 
 
@@ -567,7 +637,7 @@ def test_a_chain_without_a_line(verified: Verify) -> None:
 
 def test_a_run_that_goes_on_meanwhile(verified: Verify) -> None:
     write_lines("metrics.jsonl", lines_of("metrics.jsonl")[:3])
-    write_lines(CHAIN, lines_of(CHAIN)[:-1])
+    write_lines(CHAIN, lines_of(CHAIN)[:-2])
     Path("run/result.json").unlink()
     with Workdir(Path("run")).held():
         assert "verdict: bit-identical" in verified()

@@ -102,6 +102,23 @@ def test_it_is_opened_without_parsing_the_attempts_before_the_last(
     assert json.loads(path.read_bytes().splitlines()[-1]).keys() == {"step", "event", "link"}
 
 
+def test_an_event_of_a_later_place_is_cut_off_too(tmp_path: Path) -> None:
+    path = chain(tmp_path, event(12, from_position=96), attempt(13), event(13, "end"), from_position=96)
+    whole = path.read_bytes()
+    ChainFile(path, from_position=104).close()
+    assert path.read_bytes() == whole
+    ChainFile(path, from_position=64).close()
+    assert path.read_bytes() == b""
+
+
+def test_the_first_scores_of_an_evaluation_stand(tmp_path: Path) -> None:
+    scores = {"step": 1, "evaluation": "validation", "scores": {"top1": 0.5}}
+    path = chain(tmp_path, event(0), attempt(1), scores)
+    again = [scores | {"scores": {"top1": 0.5000001}}, scores | {"evaluation": "test"}, scores | {"step": 2}]
+    chain(tmp_path, again[0], again[1], attempt(2), again[2], from_position=8)
+    assert [line.facts for line in read_chain(path) if "evaluation" in line.facts] == [scores, *again[1:]]
+
+
 @pytest.mark.parametrize("number", range(5))
 @pytest.mark.parametrize("how", ["edited", "removed", "twice", "swapped"])
 def test_a_line_that_was_touched_does_not_fit(tmp_path: Path, number: int, how: str) -> None:
@@ -132,6 +149,9 @@ def test_a_line_that_was_touched_does_not_fit(tmp_path: Path, number: int, how: 
         b'{"step": 1, "event": "start", "from_position": "8", "link": "ab"}\n',
         b'{"step": 1, "event": "start", "skipped": ["8"], "link": "ab"}\n',
         b'{"step": 1, "digests": {"parameters": 3}, "link": "ab"}\n',
+        b'{"step": 1, "digests": {}, "evaluation": [], "link": "ab"}\n',
+        b'{"step": 1, "event": "start", "workers": 0, "link": "ab"}\n',
+        b'{"step": 1, "result": 3, "link": "ab"}\n',
         b"[" * 100_000 + b"\n",
     ],
 )
