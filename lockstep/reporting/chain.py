@@ -120,8 +120,9 @@ class ChainFile:
     @property
     def last_position(self) -> int:
         """Where the last attempt in the file, as it was opened, or an event after it, has left the stream."""
-        position: int = self.last_attempt.get("position", 0)
-        return max(position, self._ground.get("from_position", 0))
+        attempt: int = self.last_attempt.get("position", 0)
+        event: int = self._ground.get("from_position", 0)
+        return max(attempt, event)
 
     def write(self, facts: dict[str, Any]) -> None:
         """Append a line, unless it stands there already since the last attempt: a save again, a result.
