@@ -41,7 +41,7 @@ TOLERANCES = {"fp32": 1e-3}
 OTHER_TOLERANCE = 3e-2
 """Relative differences that another environment explains, by precision."""
 GROWTH = 10
-"""Factor by which the largest relative difference may grow from one update to the next, where bits may differ at all."""
+"""Factor by which the largest relative difference may grow from one update to the next, where bits may differ."""
 
 
 class Window(NamedTuple):

@@ -109,6 +109,7 @@ def test_an_evaluation_made_again_by_other_workers(tmp_path: Path) -> None:
         logger.chain.write_event({"step": 3, "event": "continue", "from_position": 24})
         logger.write_evaluation(3, "validation", {"loss": score})
         logger.close()
+    write(tmp_path, "end", reports[-1].progress, [])
     assert problems(tmp_path) == ([], [])
 
 
