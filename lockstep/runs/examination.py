@@ -334,8 +334,11 @@ def _check_start_files(found: Examination, history: Sequence[str]) -> None:
     A start that has failed, or was killed, before its event has written them too: then a difference is a note.
     """
     begin = next((facts for line in history if (facts := _event(line, found.events[0]))), {})
-    last = next((facts for line in history if (facts := _event(line, found.events[-1]))), {})
-    told = found.notes if _is_begun_since(found.path, last) else found.problems
+    last = next((number for number, line in enumerate(history) if _event(line, found.events[-1])), len(history))
+    failures = sum('"event": "failed"' in line for line in history[last + 1 :])
+    is_of_another = failures > (found.events[-1]["event"] not in _ENDS)  # its own start may have failed once
+    event = _event(history[last], found.events[-1]) if last < len(history) else {}
+    told = found.notes if is_of_another or _is_begun_since(found.path, event) else found.problems
     _check_recipe(found, told)
     _check_choices(found, begin, told)
 

@@ -352,10 +352,14 @@ def test_a_harmless_change_of_the_recipe_is_a_note(verified: Verify) -> None:
     assert f"note: recipe.toml: end.count is 99, and the run was made with {STEPS}" in verified()
 
 
-def test_a_start_that_came_to_nothing_may_have_left_its_recipe(verified: Verify) -> None:
+@pytest.mark.parametrize("was_killed", [True, False])
+def test_a_start_that_came_to_nothing_may_have_left_its_recipe(verified: Verify, was_killed: bool) -> None:
     edit("recipe.toml", "momentum = 0.9", "momentum = 0.5")
-    (lease,) = Path("run").glob(".lease-*")
-    edit(lease.name, r'"pid": \d+', '"pid": 1')
+    if was_killed:
+        (lease,) = Path("run").glob(".lease-*")
+        edit(lease.name, r'"pid": \d+', '"pid": 1')
+    else:
+        Workdir(Path("run")).note("failed", step=12, error="a hook")
     assert "note: recipe.toml: optimizer.momentum is 0.5, and the run was made with 0.9" in verified()
 
 
