@@ -26,7 +26,7 @@ from lockstep.runs.segment import Files, RunEvent, Segment
 from lockstep.runs.stages import Stages
 from lockstep.runs.start import Start
 from lockstep.runs.validation import SPLIT, score_split
-from lockstep.runs.workdir import HISTORY, Best, Reason, Result, Workdir, located
+from lockstep.runs.workdir import Best, Reason, Result, Workdir, located
 from lockstep.screen import log
 from lockstep.served.exchanges import is_served, num_computing
 from lockstep.training.memory import snapshot_of_lack
@@ -238,11 +238,11 @@ class Run:
 
     @contextmanager
     def _failure_noted(self) -> Iterator[None]:
-        """Write the error with which this start ends into the history, if this process holds the workdir."""
+        """Write the error with which this start ends into the history, if it has begun and this process holds it."""
         try:
             yield
         except BaseException as error:
-            if self._files and self._files.workdir.owner and (self._files.workdir.path / HISTORY).exists():
+            if self._files and self._files.workdir.owner and self._has_begun:
                 told = error.what if isinstance(error, LockstepError) else f"{type(error).__name__}: {error}"
                 with suppress(LockstepError):  # the disk may be the reason
                     self._files.workdir.note("failed", step=self.step, error=told)
