@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from lockstep.checks import Hint, Range, check_value
 from lockstep.cli.shared import (
@@ -26,6 +26,7 @@ from lockstep.cli.shared import (
     add_machine_arguments,
     given_seat,
 )
+from lockstep.errors import LockstepError
 
 SHIPPED_RECIPES = (
     "mnist",
@@ -44,6 +45,9 @@ SHIPPED_RECIPES = (
     "mask_rcnn_coco",
 )
 """The names of the shipped recipes, here for the help: `lockstep.recipes.shipped` takes 0.2 s to import."""
+
+if TYPE_CHECKING:
+    from lockstep.cli.given_run import GivenRun
 
 ON_END_SECONDS = 60
 """The most that the command of `watch.on_end` may take."""
@@ -127,49 +131,49 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
         hint = Hint("give the seconds between the signal and the end of the machine")
         check_value("--grace", arguments.grace, Annotated[float, Range(gt=0, finite=False), hint])
     tells = not (arguments.rehearse or arguments.dry_run) and (seat is None or seat.is_chief)
-    # Now: until the end others may change the recipe's file, or take it away.
-    command, run = _command_at_end(arguments) if tells else ("", "")
+    at_end: list[tuple[str, str]] = []
+    if tells and seat:
+        with suppress(LockstepError):  # the plan refuses it, and tells the other hosts
+            _read(arguments, at_end)
     code = launch(
         argv,
         plan=plan_train,
         main=train_as_worker,
         # Of several hosts each refuses it in the plan, so that the others hear of it.
-        check=partial(_check, arguments) if seat is None else None,
+        check=partial(_check, arguments, at_end) if seat is None else None,
         preload=("torch", "lockstep.cli.training"),
         limits=Limits(stop_seconds=arguments.grace),
         requeue=arguments.requeue,
         seat=seat,
     )
-    if command:
+    for command, run in at_end if tells else ():
         _run_on_end(command, run, code)
     return code
 
 
-def _check(arguments: argparse.Namespace) -> None:
-    """Refuse what can be refused without torch."""
-    from lockstep.cli.given_run import check_without_torch, given_run
+def _check(arguments: argparse.Namespace, at_end: list[tuple[str, str]]) -> None:
+    """Refuse what can be refused without torch; note what is to be run at the end."""
+    from lockstep.cli.given_run import check_without_torch
 
-    check_without_torch(arguments, given_run(arguments))
+    check_without_torch(arguments, _read(arguments, at_end))
 
 
-def _command_at_end(arguments: argparse.Namespace) -> tuple[str, str]:
-    """Return the command that the recipe names for the end of the run, or "", and the run's folder."""
+def _read(arguments: argparse.Namespace, at_end: list[tuple[str, str]]) -> GivenRun:
+    """Read the run; note the command that its recipe names for the end, and its folder.
+
+    Now: until the end others may change the recipe's file, or take it away.
+    """
     from lockstep.cli.given_run import given_run
-    from lockstep.errors import LockstepError
     from lockstep.runs.workdir import is_own_run
     from lockstep.screen import log
 
-    named = Path(arguments.recipe)
+    run, named = given_run(arguments), Path(arguments.recipe)
     is_trusted = arguments.allow_code or arguments.recipe in SHIPPED_RECIPES or not named.is_dir()
-    try:
-        recipe, path = given_run(arguments)
-        is_others = recipe.watch.on_end and not (is_trusted or is_own_run(named))
-    except (LockstepError, OSError):
-        return "", ""  # it does not begin, and says why
-    if is_others:
+    if run.recipe.watch.on_end and not (is_trusted or is_own_run(named)):
         log.warning("watch.on_end is left out: others may have written to %s; --allow-code runs it", named)
-        return "", ""
-    return recipe.watch.on_end, str(path.absolute()) if path else ""
+    elif run.recipe.watch.on_end:
+        at_end.append((run.recipe.watch.on_end, str(run.path.absolute()) if run.path else ""))
+    return run
 
 
 def _run_on_end(command: str, run: str, code: int) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -380,7 +382,13 @@ def test_a_startup_delay_is_of_asynchronous_updates_alone() -> None:
 @pytest.fixture
 def ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The launcher ends at once with exit code 3; a file that does not exist yet."""
-    monkeypatch.setattr("lockstep.launcher.launch.launch", lambda *_, **__: 3)
+
+    def launch(*_: object, check: Callable[[], None], **__: object) -> int:
+        with suppress(ls.LockstepError):
+            check()
+        return 3
+
+    monkeypatch.setattr("lockstep.launcher.launch.launch", launch)
     monkeypatch.chdir(tmp_path)
     return tmp_path / "told"
 
@@ -462,7 +470,9 @@ def test_the_command_is_the_one_that_the_recipe_named_when_the_run_began(
     recipe.write_text(to_toml(find("mnist")))
     (ended.parent / "mnist").mkdir()  # this is not what the name of a shipped recipe means
 
-    def launch(*_: object, **__: object) -> int:
+    def launch(*_: object, check: Callable[[], None], **__: object) -> int:
+        with suppress(ls.LockstepError):
+            check()
         recipe.unlink()
         return 5
 
