@@ -8,6 +8,7 @@ import os
 import re
 import sys
 import unicodedata
+from collections.abc import Sequence
 from typing import Any, TextIO
 
 _USUAL_WIDTH = 80
@@ -66,6 +67,17 @@ def wrapped(line: str, width: int | None) -> list[str]:
         else:
             lines[-1] += gap + word
             length += added
+    return lines
+
+
+def in_columns(rows: Sequence[Sequence[str]], *, to_the_right: bool = False) -> list[str]:
+    """Lay out rows of as many cells each in columns, two spaces apart, cells to the left or to the right."""
+    widths = [max(map(num_columns, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        gaps = [" " * (width - num_columns(cell)) for cell, width in zip(row, widths, strict=True)]
+        cells = [gap + cell if to_the_right else cell + gap for cell, gap in zip(row, gaps, strict=True)]
+        lines.append("  ".join(cells).rstrip())
     return lines
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worker_processes import HANG_SECONDS
 
-from lockstep.terminal import num_columns, width_of, wrapped
+from lockstep.terminal import in_columns, num_columns, width_of, wrapped
 
 WORDS = st.lists(st.text(st.characters(categories=("L", "N", "P")), min_size=1, max_size=30), max_size=30)
 GAPS = st.sampled_from([" ", " ", " ", "  ", "    "])
@@ -72,6 +72,12 @@ def test_a_sign_may_take_two_columns_or_none() -> None:
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
+
+
+def test_cells_stand_below_each_other_however_many_columns_a_sign_takes() -> None:
+    rows = [["run", "step"], ["\u732b", "12"]]
+    assert in_columns(rows) == ["run  step", "\u732b   12"]
+    assert in_columns(rows, to_the_right=True) == ["run  step", " \u732b    12"]
 
 
 def test_a_width_is_that_of_the_terminal_or_of_columns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,7 +151,7 @@ class Manifest:
     def encode(self) -> bytes:
         """The bytes of the file, its own hash included."""
         body = {"format": FORMAT, **asdict(self)}
-        return (json.dumps(body | {"sha256": _hash(body)}, indent=1) + "\n").encode()
+        return (json.dumps(body | {"sha256": hash_of_json(body)}, indent=1) + "\n").encode()
 
     def read_files(self, folder: Path, decode: Callable[[str, bytes], Content]) -> Iterator[tuple[str, Content]]:
         """Yield the name and the content of each file, verified; the sizes of all are compared first.
@@ -194,7 +194,7 @@ class Manifest:
         """Read the manifest of a checkpoint."""
         path = folder / MANIFEST
         body = _read_object(path)
-        given, expected = body.pop("sha256", None), _hash(body)
+        given, expected = body.pop("sha256", None), hash_of_json(body)
         if given != expected:
             raise damaged(path, f"sha256 {expected}", f"sha256 {given}, as it says itself")
         if body.get("format") != FORMAT:
@@ -264,5 +264,6 @@ def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _hash(body: dict[str, Any]) -> str:
+def hash_of_json(body: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of facts as JSON, whatever their order."""
     return _sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())

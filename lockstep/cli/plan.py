@@ -15,7 +15,7 @@ from lockstep.cli.shared import Command, add_code_argument, format_size
 from lockstep.errors import InputError
 from lockstep.reporting.console import flowed, format_duration, format_rate
 from lockstep.screen import write_json, write_lines
-from lockstep.terminal import num_columns, width_of
+from lockstep.terminal import in_columns, num_columns, width_of
 
 if TYPE_CHECKING:
     from lockstep.planning.model import Prediction, RunCosts
@@ -196,12 +196,9 @@ def _cells(found: Prediction, *, has_end: bool) -> list[str]:
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Yield columns, or where the terminal is too narrow for them a paragraph for each row."""
-    lines = [heads, *rows]
-    widths = [max(map(num_columns, column)) for column in zip(*lines, strict=True)]
-    columns = width_of(sys.stdout)
-    if columns is None or sum(widths) + 2 * len(widths) <= columns:
-        for line in lines:
-            yield "  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True))
+    lines, columns = in_columns([heads, *rows], to_the_right=True), width_of(sys.stdout)
+    if columns is None or num_columns(lines[0]) + 2 <= columns:
+        yield from lines
         return
     for row in rows:
         yield from flowed([f"{head} {cell}" for head, cell in zip(heads, row, strict=True)], columns)

@@ -17,7 +17,7 @@ from lockstep.cli.shared import Command
 from lockstep.errors import InputError, WorkdirError
 from lockstep.listing import did_you_mean
 from lockstep.screen import one_line, write_json, write_lines
-from lockstep.terminal import is_terminal, num_columns, width_of, wrapped
+from lockstep.terminal import in_columns, is_terminal, num_columns, width_of, wrapped
 
 if TYPE_CHECKING:
     from lockstep.runs.record import RunRecord
@@ -137,13 +137,9 @@ def row_of(status: RunStatus) -> list[str]:
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
     """Lay rows out below their columns; where a terminal is too narrow, each row as a paragraph."""
-    cells = [columns, *rows]
-    widths = [max(num_columns(row[place]) for row in cells) for place in range(len(columns))]
-    if width is None or sum(widths) + 2 * (len(widths) - 1) <= width:
-        padded = [
-            [cell + " " * (size - num_columns(cell)) for cell, size in zip(row, widths, strict=True)] for row in cells
-        ]
-        return ["  ".join(row).rstrip() for row in padded]
+    lines = in_columns([columns, *rows])
+    if width is None or max(map(num_columns, lines)) <= width:
+        return lines
     longest = max(map(num_columns, columns))
     return [
         line

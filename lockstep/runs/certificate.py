@@ -8,6 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from lockstep.checkpoints.manifest import hash_of_json
 from lockstep.errors import InputError
 from lockstep.readers.fingerprint import checksum
 from lockstep.recipes.code import functions_of
@@ -48,7 +49,7 @@ def certificate_of(found: Examination, replayed: Replayed | None, why_not: str) 
         "data": last.get("data"),
         "code": _code(found),
     }
-    return body | {"sha256": _hash(body)}
+    return body | {"sha256": hash_of_json(body)}
 
 
 def _replay_of(replayed: Replayed) -> dict[str, Any]:
@@ -87,7 +88,7 @@ def read_certificate(path: Path) -> dict[str, Any]:
         given = "no certificate of a run" if not _is_certificate(body) else ""
     except (OSError, ValueError, RecursionError) as error:
         body, given = {}, str(error)
-    if not given and _hash({name: value for name, value in body.items() if name != "sha256"}) != body["sha256"]:
+    if not given and hash_of_json({name: value for name, value in body.items() if name != "sha256"}) != body["sha256"]:
         given = "a certificate that was changed: its own hash is another one"
     if given:
         raise InputError(
@@ -127,7 +128,3 @@ def differences_from(certificate: Mapping[str, Any], found: Examination) -> list
     if link == wanted:
         return []
     return [f"the certificate is of another run: link {number} of its chain is {wanted}, and here it is {link}"]
-
-
-def _hash(body: Mapping[str, Any]) -> str:
-    return sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

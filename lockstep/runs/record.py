@@ -223,9 +223,14 @@ class RunRecord:
         """
         if self.holder and self.holder.is_alive:
             return "running"
-        last = next((event["event"] for event in reversed(self.history) if event["event"] not in REMARKS), None)
+        last = self._last_event.get("event")
         ends: Mapping[str | None, RunState] = {None: "not started", "end": "finished", "stop": "stopped"}
         return ends.get(last) or ("failed" if last == "failed" or self._was_given_up else "killed")
+
+    @property
+    def _last_event(self) -> dict[str, Any]:
+        """The last event that begins or ends something; empty where there is none."""
+        return next((event for event in reversed(self.history) if event["event"] not in REMARKS), {})
 
     @property
     def _was_given_up(self) -> bool:
@@ -234,8 +239,7 @@ class RunRecord:
     @cached_property
     def error(self) -> str | None:
         """The error that has ended the last start; None where none is written down."""
-        ends = (event for event in reversed(self.history) if event["event"] not in REMARKS)
-        last: dict[str, Any] = next(ends, {})
+        last = self._last_event
         return str(last["error"]) if last.get("event") == "failed" and "error" in last else None
 
     @property

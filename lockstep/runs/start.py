@@ -5,7 +5,7 @@ A dry run ends there, and prints the topology: which worker computes which tower
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -34,7 +34,7 @@ from lockstep.runs.validation import SPLIT, score_split
 from lockstep.runs.workdir import KnownData, Workdir, class_names
 from lockstep.screen import log
 from lockstep.served.exchanges import Asynchronous, Backups, is_served, num_computing, towers_of
-from lockstep.terminal import num_columns
+from lockstep.terminal import in_columns
 from lockstep.towers.batch_norm import keeps_batch_statistics
 from lockstep.training import choices
 from lockstep.training.choices import Choices
@@ -333,7 +333,7 @@ def describe_topology(parts: Parts, exchange: Exchange, worker: Worker) -> list[
         f"{count} x {size} examples an update, from step {state.step}, position {loader.position}",
         f"exchange: {_transport(exchange, worker)}",
         "",
-        *_table([here, *(each.values() for each in workers)]),
+        *in_columns([[*here], *([*each.values()] for each in workers)]),
         "",
         *_describe_state(state),
     ]
@@ -367,7 +367,7 @@ def _transport(exchange: Exchange, worker: Worker) -> str:
 def _describe_state(state: TrainState) -> list[str]:
     sections = state.sections()
     num_bytes = sum(t.numel() * t.itemsize for tensors in sections.values() for t in tensors.values())
-    rows: list[Iterable[str]] = [("parameter", "shape", "dtype", "kept beside it")]
+    rows: list[Sequence[str]] = [("parameter", "shape", "dtype", "kept beside it")]
     for name, tensor in sections["parameters"].items():
         slots = [key.removesuffix(f"/{name}") for key in sections["slots"] if key.endswith(f"/{name}")]
         beside = slots + (["average"] if name in sections["average"] else [])
@@ -378,7 +378,7 @@ def _describe_state(state: TrainState) -> list[str]:
     return [
         f"state: all of it on the device of each worker, {num_bytes / 1e6:.1f} MB; the chief saves it",
         "",
-        *_table(rows),
+        *in_columns(rows),
     ]
 
 
@@ -389,14 +389,3 @@ def _facts(name: str, tensor: Any) -> tuple[str, str, str]:
 
 def _range(start: int, length: int) -> str:
     return f"{start} to {start + length - 1}" if length > 1 else str(start)
-
-
-def _table(rows: Sequence[Iterable[str]]) -> list[str]:
-    """Lay out rows in columns, two spaces apart."""
-    cells = [list(row) for row in rows]
-    widths = [max(map(num_columns, column)) for column in zip(*cells, strict=True)]
-    lines = [
-        "  ".join(cell + " " * (width - num_columns(cell)) for cell, width in zip(row, widths, strict=True))
-        for row in cells
-    ]
-    return [line.rstrip() for line in lines]
