@@ -11,14 +11,15 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "lockstep"
 LAYERS = {
     0: {""},
-    1: {"workers", "records", "images", "losses", "metrics", "optim"},
-    2: {"augmentations", "readers", "models", "launcher", "exchange", "checkpoints", "weights", "reporting"},
-    3: {"data", "convert", "detection", "loggers", "served", "towers"},
-    4: {"training", "evaluation"},
-    5: {"recipes"},
-    6: {"runs", "chaos", "doctor"},
-    7: {"planning", "report"},
-    8: {"cli"},
+    1: {"workers", "storage", "images", "losses", "metrics", "optim"},
+    2: {"records", "launcher", "exchange"},
+    3: {"augmentations", "readers", "models", "checkpoints", "weights", "reporting"},
+    4: {"data", "convert", "detection", "loggers", "served", "towers"},
+    5: {"training", "evaluation"},
+    6: {"recipes"},
+    7: {"runs", "chaos", "doctor"},
+    8: {"planning", "report"},
+    9: {"cli"},
 }
 LAYER_OF = {package: layer for layer, packages in LAYERS.items() for package in packages}
 # Evaluation is handed a TrainState: the one arrow between packages of a layer.

@@ -164,7 +164,8 @@ class Suite:
     def _promised(self, workdir: Path) -> bool:
         """Whether a run that was disturbed is promised to have the bits of one that was not."""
         exchange, towers = self.recipe.exchange, self.recipe.num_towers
-        workers = json_lines(workdir / "history.jsonl")[-1]["workers"]
+        history = json_lines(workdir / "history.jsonl")
+        workers = next(facts["workers"] for facts in reversed(history) if "workers" in facts)
         if is_exact(exchange) or isinstance(exchange, Alone):
             return True
         if json.loads((workdir / "choices.json").read_text())["device"] != "cpu":

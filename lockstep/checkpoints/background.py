@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from lockstep.checkpoints.encoding import JSON, Tensors, check_saveable
-from lockstep.checkpoints.store import Store
+from lockstep.checkpoints.store import BeforeWrite, Store
 from lockstep.screen import log
 from lockstep.spans import span
 from lockstep.tensors import reading_waits
@@ -171,9 +171,17 @@ class BackgroundWriter:
         self._error: BaseException | None = None
 
     def begin(
-        self, step: int, tensors: Tensors, values: Mapping[str, JSON], scores: Mapping[str, float] | None = None
+        self,
+        step: int,
+        tensors: Tensors,
+        values: Mapping[str, JSON],
+        scores: Mapping[str, float] | None = None,
+        *,
+        before_write: BeforeWrite | None = None,
     ) -> None:
         """Have `Store.write` called with these arguments as they are now; they may change once this has returned.
+
+        The thread calls `before_write`.
 
         Raises:
             CheckpointError: a tensor cannot be saved, or the checkpoint before this one could not be written.
@@ -184,7 +192,7 @@ class BackgroundWriter:
             copies = Copies(tensors)
         thread = threading.Thread(
             target=self._write,
-            args=(step, copies, deepcopy(values), dict(scores or {})),
+            args=(step, copies, deepcopy(values), dict(scores or {}), before_write),
             name=f"checkpoint of step {step}",
         )
         thread.start()
@@ -211,10 +219,17 @@ class BackgroundWriter:
             if error is not None:
                 raise error
 
-    def _write(self, step: int, copies: Copies, values: Mapping[str, JSON], scores: Mapping[str, float]) -> None:
+    def _write(
+        self,
+        step: int,
+        copies: Copies,
+        values: Mapping[str, JSON],
+        scores: Mapping[str, float],
+        before_write: BeforeWrite | None,
+    ) -> None:
         try:
             with span("write checkpoint", lane=("checkpoint", 0)):
-                self.store.write(step, copies.on_host(), values, scores)
+                self.store.write(step, copies.on_host(), values, scores, before_write=before_write)
         except BaseException as error:
             self._error = error
             # It is raised by whoever asks next; nobody may.

@@ -69,6 +69,8 @@ class Checkpoint:
 
 
 Check: TypeAlias = "Callable[[Checkpoint], object]"
+BeforeWrite: TypeAlias = "Callable[[Tensors, str], object]"
+"""Is given the tensors of a checkpoint, and the SHA-256 of its `values.json`."""
 
 
 class Store:
@@ -121,7 +123,13 @@ class Store:
         return self.retention.is_among_best(scores[by], others)
 
     def write(
-        self, step: int, tensors: Tensors, values: Mapping[str, JSON], scores: Mapping[str, float] | None = None
+        self,
+        step: int,
+        tensors: Tensors,
+        values: Mapping[str, JSON],
+        scores: Mapping[str, float] | None = None,
+        *,
+        before_write: BeforeWrite | None = None,
     ) -> Path:
         """Save a checkpoint, and delete those that are no longer to be kept.
 
@@ -133,6 +141,7 @@ class Store:
             tensors: by section and name.
             values: what is no tensor; `FROZEN` in it tells which parameters are not trained.
             scores: of these tensors, by name, where they are known; they may be given later, with the same tensors.
+            before_write: called before the checkpoint is there.
 
         Returns:
             The checkpoint's folder; it is on the disk.
@@ -160,7 +169,10 @@ class Store:
                 sweep(self.folder)
                 best_by = self.retention.best if self.is_among_best(step, finite) else None
                 draft = Manifest(step, int(time.time()), (), finite, best_by)
-                if self._is_there(step, tensors):
+                kept = self._kept(step, tensors)
+                if before_write:
+                    before_write(tensors, kept[VALUES] if kept else hashlib.sha256(encoded_values).hexdigest())
+                if kept:
                     set_scores(self.path(step), draft)
                 else:
                     self._write_new(draft, tensors, encoded_values)
@@ -263,21 +275,21 @@ class Store:
             raise damaged(checkpoint.path, f"values that are not finite: {shorten(bad)}", "finite ones")
         return checkpoint
 
-    def _is_there(self, step: int, tensors: Tensors) -> bool:
-        """Whether the step has an intact checkpoint of these tensors."""
+    def _kept(self, step: int, tensors: Tensors) -> dict[str, str]:
+        """Return the hashes of the files of the step's checkpoint, if it has an intact one of these tensors."""
         if not self.path(step).exists():
-            return False
+            return {}
         try:
             self._load(step)
             files = {file.name: file.sha256 for file in Manifest.read(self.path(step)).files}
         except DamagedError as damage:
             log.warning("%s Given: %s; expected: %s. It is replaced.", damage.what, damage.given, damage.expected)
-            return False
-        del files[VALUES]
-        if files != {f"{section}{SUFFIX}": _sha256(members) for section, members in tensors.items()}:
+            return {}
+        wanted = {f"{section}{SUFFIX}": _sha256(members) for section, members in tensors.items()}
+        if files != wanted | {VALUES: files[VALUES]}:
             log.warning("%s holds other tensors than are to be saved now. It is replaced.", self.path(step))
-            return False
-        return True
+            return {}
+        return files
 
     def _write_new(self, draft: Manifest, tensors: Tensors, encoded_values: bytes) -> None:
         final = self.path(draft.step)

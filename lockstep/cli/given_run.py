@@ -24,7 +24,7 @@ from lockstep.recipes.shipped import find, names
 from lockstep.recipes.toml import with_settings
 from lockstep.records.shards import check_local
 from lockstep.runs.inputs import check_inputs
-from lockstep.runs.workdir import HISTORY, RECIPE, Workdir, located, with_code_of_run
+from lockstep.runs.workdir import HISTORY, RECIPE, REMARKS, Workdir, located, with_code_of_run
 from lockstep.types import End, Epochs, Hours, Steps
 
 if TYPE_CHECKING:
@@ -317,11 +317,12 @@ class ScoredRun:
         return Workdir(self.path).store(self.recipe)
 
     def is_over(self) -> bool:
-        """Whether the run's history has its end, which is written after the last checkpoint."""
+        """Whether the run's history has its end, which is written after the last checkpoint; remarks may follow."""
         path = self.path / HISTORY
         lines = path.read_text(errors="replace").splitlines() if path.exists() else []
         try:
-            return bool(lines) and json.loads(lines[-1])["event"] == "end"
+            events = (json.loads(line)["event"] for line in reversed(lines))
+            return next((event for event in events if event not in REMARKS), None) == "end"
         except (ValueError, KeyError, TypeError):  # a line that is being written
             return False
 

@@ -5,7 +5,8 @@ Whoever knows the last link knows whether any line was changed, taken out or put
 - an attempt: step, position, losses, rates and gradient norm; of one that `metrics.jsonl` has too (`in_metrics`) all
   that it has there;
 - an evaluation, as in `metrics.jsonl`;
-- `digests`: of each tensor of the model and the optimizer after a step, by section and name;
+- `digests`: of each tensor of the model and the optimizer after a step, by section and name, and of the values of a
+  checkpoint. It may come some attempts later, as the thread that writes the checkpoint makes it: it tells its position;
 - an `event` that begins or ends a segment, or that lines were lost before it: what the numbers rest on (recipe,
   choices, data, workers), as far as it is not as in the event before;
 - the `result` of a run that has ended, as in `result.json`.
@@ -17,12 +18,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lockstep.durable import atomic_write
 from lockstep.errors import WorkdirError
 from lockstep.reporting.append import AppendOnly
 from lockstep.reporting.jsonl import facts_of, without_nonfinite
@@ -34,6 +37,7 @@ _FIRST_LINK = "0" * _NUM_DIGITS
 _MIDDLE, _END = ', "link": "', '"}\n'
 _TAIL_BYTES = len(_MIDDLE) + _NUM_DIGITS + len(_END)
 _MAX_LINE_BYTES = 1 << 26
+_COPIED_BYTES = 1 << 20
 _MORE = ("smoothed", "total", "metrics")
 """Facts that only the lines have that `metrics.jsonl` has too: they follow from the others, or from the weights."""
 GROUND = {
@@ -72,23 +76,41 @@ class ChainLine(NamedTuple):
 class ChainFile:
     """The file, opened to go on from a position: lines of later attempts, and a torn last line, are cut off.
 
-    All raise WorkdirError where the file cannot be written; opening does where a line is not of this format, and then
-    changes nothing. Attempts before the last one are not parsed.
+    Digests of a position that is not cut off stay, though they come later. All raise WorkdirError where the file cannot
+    be written; opening does where a line is not of this format, and then changes nothing. Attempts before the last one
+    are not parsed. Two threads may write at once.
     """
 
     def __init__(self, path: Path, *, from_position: int) -> None:
-        self._file = AppendOnly(path)
+        self._lock = threading.Lock()
         self._link = _FIRST_LINK
         self._since: list[dict[str, Any]] = []
         """The last attempt, and the lines after it."""
         self._ground: dict[str, Any] = {}
         self.last_attempt: Mapping[str, Any] = {}
         """The last attempt in the file, as it was opened; empty where it has none."""
+        self._file = AppendOnly(path)
         try:
-            self._file.cut(self._read(path, from_position))
+            size_bytes = self._read(path, from_position)
+            if late := [*_late_digests(path, size_bytes, from_position)]:
+                self._replace(path, size_bytes, late)
+            else:
+                self._file.cut(size_bytes)
         except BaseException:
             self._file.close()
             raise
+
+    def _replace(self, path: Path, size_bytes: int, lines: Sequence[dict[str, Any]]) -> None:
+        """Replace the file by its first part and some lines: at any moment it has the old content or the new one."""
+        with atomic_write(path, failure=WorkdirError) as new, path.open("rb") as old:
+            for start in range(0, size_bytes, _COPIED_BYTES):
+                new.write(old.read(min(_COPIED_BYTES, size_bytes - start)))
+            for facts in lines:
+                line, link = _line(self._link, _encode(facts))
+                new.write(line)
+                self._took(facts, link)
+        self._file.close()
+        self._file = AppendOnly(path)
 
     def _read(self, path: Path, from_position: int) -> int:
         """Read the part up to a position; returns its size in bytes."""
@@ -134,14 +156,14 @@ class ChainFile:
         except ValueError:
             facts = without_nonfinite(facts)
             text = _encode(facts)
-        if "position" not in facts and any(_encode(line) == text for line in self._since):
-            return
-        if "evaluation" in facts and any(_evaluated(line) == _evaluated(facts) for line in self._since):
-            return
-        body = text[:-1].encode()
-        link = _link(self._link, body)
-        self._file.write(body + f"{_MIDDLE}{link}{_END}".encode())
-        self._took(facts, link)
+        with self._lock:
+            if "position" not in facts and any(_encode(line) == text for line in self._since):
+                return
+            if "evaluation" in facts and any(_evaluated(line) == _evaluated(facts) for line in self._since):
+                return
+            line, link = _line(self._link, text)
+            self._file.write(line)
+            self._took(facts, link)
 
     def write_event(self, facts: Mapping[str, Any]) -> None:
         """Append an event: its step and name, and of the rest what is not as in the event before."""
@@ -166,6 +188,18 @@ class ChainFile:
 
 def _evaluated(facts: Mapping[str, Any]) -> tuple[Any, Any]:
     return facts["step"], facts.get("evaluation")
+
+
+def _late_digests(path: Path, size_bytes: int, position: int) -> Iterator[dict[str, Any]]:
+    """Yield the facts of digests, after the first part of a chain, of a position that is not behind the one given."""
+    link = b""
+    for line in _raw_lines(path, size_bytes):
+        before, link = link, line[-_TAIL_BYTES + len(_MIDDLE) : -len(_END)]
+        if line.startswith(b'{"step": ') and b', "digests": ' in line:
+            facts, own = _parsed(line)
+            is_late = "digests" in facts and facts["at"] <= position
+            if is_late and _link(before.decode(errors="replace"), line[:-_TAIL_BYTES]) == own:
+                yield facts
 
 
 def attempt_facts(report: StepReport, *, in_metrics: bool) -> dict[str, Any]:
@@ -201,8 +235,16 @@ def _link(before: str, body: bytes) -> str:
     return blake2b(before.encode() + body, digest_size=_NUM_DIGITS // 2).hexdigest()
 
 
-def _raw_lines(path: Path) -> Iterator[bytes]:
+def _line(before: str, text: str) -> tuple[bytes, str]:
+    """Return the line after a link, of facts as JSON, and its own link."""
+    body = text[:-1].encode()
+    link = _link(before, body)
+    return body + f"{_MIDDLE}{link}{_END}".encode(), link
+
+
+def _raw_lines(path: Path, start_bytes: int = 0) -> Iterator[bytes]:
     with path.open("rb") as file:
+        file.seek(start_bytes)
         for line in iter(lambda: file.readline(_MAX_LINE_BYTES), b""):
             if line.endswith(b"\n") or len(line) == _MAX_LINE_BYTES:
                 yield line
@@ -238,7 +280,11 @@ def _is_ours(facts: dict[str, Any]) -> bool:
         )
     if "digests" in facts:
         sections = facts["digests"]
-        return isinstance(sections, dict) and all(isinstance(each, dict) for each in sections.values())
+        return (
+            type(facts.get("at")) is int
+            and isinstance(sections, dict)
+            and all(isinstance(each, dict) for each in sections.values())
+        )
     if "event" in facts:
         return (
             all(type(facts[name]) is kind for name, kind in GROUND.items() if name in facts)

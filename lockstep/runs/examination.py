@@ -6,12 +6,15 @@ Whatever does not fit is a problem, named in a line. What a kill, a lost disk or
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lockstep.checkpoints.manifest import MANIFEST, VALUES, Manifest
 from lockstep.checkpoints.store import Store
 from lockstep.errors import LockstepError, WorkdirError
 from lockstep.readers.fingerprint import checksum
@@ -28,6 +31,7 @@ from lockstep.training.saving import check_values
 from lockstep.types import ProgressFunction
 
 _MOST_CHANGES = 3
+_SCORE_TOLERANCE = 1e-3
 _OF_CHAIN_ALONE = ("in_metrics", "link")
 _ENDS = ("end", "stop")
 """Events after which nothing may be missing: they come when all lines are on the disk."""
@@ -56,6 +60,8 @@ class Examination:
     """The recipe of the last start; None where the chain has none that can be read."""
     digests: dict[int, dict[int, dict[str, dict[str, str]]]] = field(default_factory=dict)
     """Digests of the tensors by step and position."""
+    values: dict[tuple[int, int], str] = field(default_factory=dict)
+    """SHA-256 of the `values.json` of checkpoints, by step and position."""
     logged: list[dict[str, Any]] = field(default_factory=list)
     """The lines that `metrics.jsonl` should have."""
     lost: list[range] = field(default_factory=list)
@@ -76,12 +82,12 @@ def examine(path: Path, progress: ProgressFunction) -> Examination:
         WorkdirError: there is no chain, or nothing in it: an older version has made the run, or it has yet to begin.
     """
     # The chain has each line first, and the history each event: so they fit while the run goes on, too.
-    steps, metrics = Store(path / "checkpoints").steps(), _read_metrics(path / METRICS)
+    manifests, metrics = _read_manifests(Store(path / "checkpoints")), _read_metrics(path / METRICS)
     found = walk(path)
     history = list(_whole_lines(path / HISTORY))
-    _check_metrics(found, *metrics, history, saved_step=max(steps, default=0))
+    _check_metrics(found, *metrics, history, saved_step=max(manifests, default=0))
     _check_history(found, history)
-    _check_checkpoints(found, steps, history, progress)
+    _check_checkpoints(found, manifests, history, progress)
     _check_start_files(found, history)
     _check_result(found)
     return found
@@ -117,7 +123,7 @@ def walk(folder: Path) -> Examination:
             _check_order(found, line, position)
             num_updates += not facts["refused"]
             position, found.last_step = facts["position"], facts["step"]
-        _keep(found, facts, position)
+        _keep(found, facts)
     if not found.events:
         raise WorkdirError(
             f"The chain of the run in {found.path} has no beginning yet.",
@@ -150,11 +156,13 @@ def _check_order(found: Examination, line: ChainLine, position: int) -> None:
         found.problems.append(f"{CHAIN}, line {line.number} ({_called(facts)}): it is at a place before the last one")
 
 
-def _keep(found: Examination, facts: dict[str, Any], position: int) -> None:
+def _keep(found: Examination, facts: dict[str, Any]) -> None:
     if facts.get("in_metrics") or "evaluation" in facts:  # of an attempt or an evaluation, not both
         found.logged.append({name: value for name, value in facts.items() if name not in _OF_CHAIN_ALONE})
     elif "digests" in facts:
-        found.digests.setdefault(facts["step"], {})[position] = facts["digests"]
+        found.digests.setdefault(facts["step"], {})[facts["at"]] = facts["digests"]
+        if "values" in facts:
+            found.values[facts["step"], facts["at"]] = str(facts["values"])
     elif "event" in facts:
         found.events.append(facts)
         if lacking := GROUND.keys() - facts.keys():
@@ -278,13 +286,24 @@ def _check_history(found: Examination, history: Sequence[str]) -> None:
     found.checked[HISTORY] = f"{len(found.events):,} events of {len(history):,}"
 
 
+def _read_manifests(store: Store) -> dict[int, Manifest | None]:
+    """Read the manifest of each checkpoint, by its step; None for a damaged one."""
+    manifests: dict[int, Manifest | None] = {}
+    for step in store.steps():
+        manifests[step] = None
+        with suppress(LockstepError):
+            manifests[step] = Manifest.read(store.path(step))
+    return manifests
+
+
 def _check_checkpoints(
-    found: Examination, steps: Sequence[int], history: Sequence[str], progress: ProgressFunction
+    found: Examination, manifests: Mapping[int, Manifest | None], history: Sequence[str], progress: ProgressFunction
 ) -> None:
     """Read each checkpoint, verified by its manifest, and compare its tensors with the digests in the chain."""
     store = Store(found.path / "checkpoints")
     left = max((_fact(line, "from_step") for line in _of_chain(found, history)), default=0)
-    for count, step in enumerate(steps):
+    steps = [*manifests]
+    for count, (step, manifest) in enumerate(manifests.items()):
         progress(count, len(steps))
         try:
             checkpoint = store.read(step, check_values)
@@ -310,7 +329,27 @@ def _check_checkpoints(
             found.problems.append(f"checkpoint of step {step}: it is at position {position}, in the chain at another")
         elif different := different_tensors(wanted, digests_of(checkpoint.tensors)):
             found.problems.append(f"checkpoint of step {step}: {named_in_short(different)} not as in the chain")
+        if manifest:
+            _check_manifest(found, manifest, position)
     found.checked["checkpoints"] = f"{len(steps):,}, of step {', '.join(map(str, steps[-8:])) or 'none'}"
+
+
+def _check_manifest(found: Examination, manifest: Manifest, position: int) -> None:
+    """Compare the values of a checkpoint, by their hash, and the scores in its manifest."""
+    step, values = manifest.step, next(file for file in manifest.files if file.name == VALUES)
+    if found.values.get((step, position), values.sha256) != values.sha256:
+        found.problems.append(f"checkpoint of step {step}: {VALUES} is not as in the chain")
+    for name, score in manifest.scores.items() if step > found.first_step else ():
+        split, _, short = name.partition("/")
+        chained = [line["scores"].get(short) for line in found.logged if _place(line) == (step, split)]
+        # An evaluation that other workers make again may differ by a bit, and the first one stands in the chain.
+        if not any(
+            isinstance(each, int | float) and math.isclose(each, score, rel_tol=_SCORE_TOLERANCE) for each in chained
+        ):
+            found.problems.append(
+                f"checkpoint of step {step}: the score {name} in {MANIFEST} is {score!r}, and in the chain "
+                f"{chained[0] if chained else 'there is none'}"
+            )
 
 
 def different_tensors(wanted: Mapping[str, Mapping[str, str]], given: Mapping[str, Mapping[str, str]]) -> list[str]:

@@ -19,11 +19,13 @@ from lockstep.runs.workdir import METRICS
 from lockstep.towers.towers import Towers
 from lockstep.training.loop import Hook, every
 from lockstep.training.observe import ActivationSource, GradientSource, Observer, Source, VariableSource
+from lockstep.training.replicas import digests_of
 from lockstep.training.state import TrainState
 from lockstep.types import Interval, Progress, StepReport
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+    from torch import Tensor
 
 
 class MetricsLogger:
@@ -135,6 +137,21 @@ class MetricsLogger:
         self._loggers.log({evaluation_tag(name, score): value for score, value in scores.items()}, step)
         if self._watch.summaries.amount:
             self._summaries.write_evaluation(step, name, scores)
+
+    def write_digests(
+        self, step: int, position: int, tensors: Mapping[str, Mapping[str, Tensor]], values_sha256: str = ""
+    ) -> None:
+        """Write digests of the tensors, by section and name, as they were at a step, into the chain.
+
+        For a checkpoint, whose `values.json` has a SHA-256, they are on the disk when this returns. The thread that
+        writes it may call this while the run goes on.
+        """
+        facts = {"step": step, "at": position, "digests": digests_of(tensors)}
+        if values_sha256:
+            facts["values"] = values_sha256
+        self.chain.write(facts)
+        if values_sha256:
+            self.chain.flush()
 
     def write_images(self, images: Mapping[str, npt.NDArray[Any]], step: int) -> None:
         """Write images of shape (channels, height, width) by tag."""

@@ -7,7 +7,7 @@ the chief alone compares tensors.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -99,7 +99,7 @@ class WindowLines(NamedTuple):
     ground: dict[str, Any]
     """The event before its first update."""
     lines: list[dict[str, Any]]
-    """The lines after its checkpoint."""
+    """The lines after its checkpoint; those of digests come right after the attempt that they are of."""
 
     @property
     def recipe(self) -> Recipe:
@@ -144,18 +144,30 @@ def window_lines(found: Examination, window: Window) -> WindowLines:
     is_inside = is_done = False
     for line in read_chain(found.path / CHAIN):
         facts = line.facts
+        if "digests" in facts:
+            continue
         if not is_inside:
             is_first = "event" in facts and not ground and facts.get("from_position") in positions
             ground = facts if "event" in facts else ground
             is_inside = is_first or (facts.get("step") == window.checkpoint and facts.get("position") in positions)
+            lines += _digests_after(found, facts) if is_inside else ()
             continue
         if is_done and ("position" in facts or "event" in facts):
             break
         is_begun = any("position" in before for before in lines)
         ground = facts if "event" in facts and not is_begun else ground
         lines.append(facts)
+        if "position" in facts:
+            lines += _digests_after(found, facts)
         is_done = is_done or (facts["step"] == window.last and facts.get("refused") is False)
     return WindowLines(ground, lines)
+
+
+def _digests_after(found: Examination, facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the digests of the tensors after an attempt, or of those that an event begins with, if there are any."""
+    position = facts.get("position", facts.get("from_position", -1))
+    if digests := found.digests.get(facts["step"], {}).get(position):
+        yield {"step": facts["step"], "digests": digests}
 
 
 @dataclass
@@ -363,7 +375,8 @@ class _Replay:
     def _compare_tensors(self, facts: Mapping[str, Any]) -> None:
         sections, step = self._stages.parts.state.sections(), facts["step"]
         self._found.digests_at.append(step)
-        different = different_tensors(facts["digests"], digests_of(sections))
+        wanted = {section: names for section, names in facts["digests"].items() if section in sections}
+        different = different_tensors(wanted, digests_of(sections))
         if not different:
             return
         self._found.has_same_bits = False

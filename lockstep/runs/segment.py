@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -32,7 +33,7 @@ from lockstep.screen import log
 from lockstep.served.exchanges import is_served
 from lockstep.spans import span
 from lockstep.training.loop import Hook, every, steps_without_survival
-from lockstep.training.replicas import Replicas, digests_of
+from lockstep.training.replicas import Replicas
 from lockstep.training.saving import Saver
 from lockstep.types import (
     End,
@@ -138,6 +139,8 @@ class Segment:
         """
         with ExitStack() as stack:
             self._logger = self._open_logger(stack, event)
+            if self._logger and self._files:
+                stack.enter_context(self._files.saver)  # which writes into the chain
             stage = self._stages.now.recipe
             self.validation = Validation(stage, self._stages.parts, self._worker, self._logger, self.history)
             self.history = self.validation.history
@@ -288,17 +291,19 @@ class Segment:
         if self._files and what != self._saved:
             self._saved = what
             self._files.workdir.check_held()
+            write_digests = None
             if self._logger:
-                self._write_digests()
                 self._logger.flush()
                 self._files.workdir.note_save(self._state.step, self._loader.position, self._logger.metrics.num_lines)
-            self._files.saver.save(self._state, self._loader, scores=self.validation.scores)
+                write_digests = partial(self._logger.write_digests, self._state.step, self._loader.position)
+            scores = self.validation.scores
+            self._files.saver.save(self._state, self._loader, scores=scores, before_write=write_digests)
             if self._logger:
                 self._logger.mark("save", self._state.step)
 
     def _write_digests(self) -> None:
         if self._logger:
-            self._logger.chain.write({"step": self._state.step, "digests": digests_of(self._state.sections())})
+            self._logger.write_digests(self._state.step, self._loader.position, self._state.sections())
 
     def _open_logger(self, stack: ExitStack, event: RunEvent) -> MetricsLogger | None:
         if self._files is None or not self._worker.is_chief:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lockstep.checkpoints.background import BackgroundWriter, wait_for_writers
 from lockstep.checkpoints.encoding import FROZEN
-from lockstep.checkpoints.store import Checkpoint, Store
+from lockstep.checkpoints.store import BeforeWrite, Checkpoint, Store
 from lockstep.checks import Count, FiniteFloat, PositiveFloat, check_all, check_type, check_value
 from lockstep.data.loader import Loader, check_stream
 from lockstep.errors import CheckpointError, InputError, NotFoundError
@@ -77,8 +77,18 @@ class Saver:
     def __init__(self, workdir: str | Path | Store) -> None:
         self._writer = BackgroundWriter(store_of(workdir), before_change)
 
-    def save(self, states: States, loader: Loader, *, scores: Mapping[str, float] | None = None) -> None:
+    def save(
+        self,
+        states: States,
+        loader: Loader,
+        *,
+        scores: Mapping[str, float] | None = None,
+        before_write: BeforeWrite | None = None,
+    ) -> None:
         """Begin to write a checkpoint of the run as it is now; the arguments are those of `lockstep.save`.
+
+        With `before_write` the thread calls that first, with the copied tensors by section and name, and the SHA-256
+        that `values.json` of the checkpoint will have.
 
         Raises:
             CheckpointError: the one before could not be written, or a tensor cannot be saved. That the state is not
@@ -87,7 +97,7 @@ class Saver:
         if not join().is_chief:
             return
         step, tensors, values = snapshot(states, loader)
-        self._writer.begin(step, tensors, values, scores)
+        self._writer.begin(step, tensors, values, scores, before_write=before_write)
 
     def wait(self) -> None:
         """Wait until the last checkpoint is on the disk."""

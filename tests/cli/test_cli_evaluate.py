@@ -318,8 +318,10 @@ class TestWhatIsScored:
             ('{"event": "start"}\n{"event": "end"}\n', True),
             ('{"event": "end"}\n{"event": "resume"}\n', False),
             ('{"event": "start"}\n{"event": "en', False),
+            ('{"event": "start"}\n{"event": "end"}\n{"event": "straggler"}\n', True),
+            ('{"event": "verdict"}\n', False),
         ],
-        ids=["none", "empty", "over", "resumed", "torn"],
+        ids=["none", "empty", "over", "resumed", "torn", "over with a remark", "a remark alone"],
     )
     def test_whether_the_run_is_over(self, tmp_path: Path, history: str | None, expected: bool) -> None:
         Workdir(tmp_path).write_recipe(find("mnist"))

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -194,17 +195,29 @@ def flip(path: Path, place: int = -9, bit: int = 0) -> None:
 
 def flip_and_hash(section: str) -> None:
     """Flip a bit of a checkpoint, and have its manifest say that it was so from the start."""
-    folder = Path("run/checkpoints/step-00000008")
-    flip(folder / f"{section}.safetensors")
+    flip(Path(f"run/checkpoints/step-00000008/{section}.safetensors"))
+    reseal(Path("run/checkpoints/step-00000008"))
+
+
+def reseal(folder: Path, **scores: float) -> None:
+    """Have the manifest of a checkpoint say that its files, and further scores, were so from the start."""
     manifest = Manifest.read(folder)
     entries = [
-        FileEntry(each.name, each.size_bytes, sha256((folder / each.name).read_bytes()).hexdigest())
+        FileEntry(each.name, (folder / each.name).stat().st_size, sha256((folder / each.name).read_bytes()).hexdigest())
         for each in manifest.files
     ]
-    resealed = Manifest(
-        manifest.step, manifest.saved_unix_seconds, tuple(entries), dict(manifest.scores), manifest.best_by
-    )
+    named = {f"validation/{name}": score for name, score in scores.items()}
+    resealed = replace(manifest, files=tuple(entries), scores={**manifest.scores, **named})
     (folder / "manifest.json").write_bytes(resealed.encode())
+
+
+def skip_examples() -> None:
+    """Have a checkpoint leave examples out of the stream."""
+    path = Path("run/checkpoints/step-00000008/values.json")
+    values = json.loads(path.read_text())
+    values["loader"]["skipped"] = [40]
+    path.write_text(json.dumps(values))
+    reseal(path.parent)
 
 
 def edit(name: str, pattern: str, by: str) -> None:
@@ -261,6 +274,18 @@ CHANGES: dict[str, tuple[Callable[[], None], str]] = {
     "a bit of a slot, hashed anew": (
         lambda: flip_and_hash("slots"),
         r"checkpoint of step 8: slots '[\w./]+' is not as in the chain",
+    ),
+    "the place in the stream, hashed anew": (
+        skip_examples,
+        r"checkpoint of step 8: values.json is not as in the chain",
+    ),
+    "a score of a checkpoint": (
+        lambda: reseal(Path("run/checkpoints/step-00000012"), top1=0.99),
+        r"checkpoint of step 12: the score validation/top1 in manifest.json is 0.99, and in the chain 0",
+    ),
+    "a score of a checkpoint that has none": (
+        lambda: reseal(Path("run/checkpoints/step-00000004"), top1=0.99),
+        r"checkpoint of step 4: the score validation/top1 in manifest.json is 0.99, and in the chain there is none",
     ),
     "a rate in the recipe": (
         lambda: edit("recipe.toml", "initial = 0.05", "initial = 0.06"),
@@ -542,7 +567,7 @@ def test_a_certificate_of_another_run(verified: Verify) -> None:
             facts["gradient_norm"] += 1
 
     linked_anew(change)
-    with pytest.raises(VerificationError, match="the certificate is of another run: link 24 of its chain is"):
+    with pytest.raises(VerificationError, match="the certificate is of another run: link 25 of its chain is"):
         verified("--against", "pixels.json")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,57 @@ def test_the_first_scores_of_an_evaluation_stand(tmp_path: Path) -> None:
     assert [line.facts for line in read_chain(path) if "evaluation" in line.facts] == [scores, *again[1:]]
 
 
+def digests(step: int, name: str = "w") -> dict[str, Any]:
+    return {"step": step, "at": 8 * step, "digests": {"parameters": {name: "0123456789abcdef"}}, "values": "ab"}
+
+
+def test_digests_that_come_late_stay_where_later_attempts_are_cut_off(tmp_path: Path) -> None:
+    path = chain(tmp_path, event(0), attempt(1), attempt(2), digests(1), attempt(3), digests(2), attempt(4), digests(4))
+    chain(tmp_path, digests(2), event(2, "resume"), attempt(3), from_position=16)
+    lines = list(read_chain(path))
+    assert all(line.fits for line in lines)
+    kept = [event(0), attempt(1), attempt(2), digests(1), digests(2), event(2, "resume"), attempt(3)]
+    assert [line.facts for line in lines] == kept
+    assert [each.name for each in tmp_path.iterdir()] == [CHAIN]
+
+
+def test_late_digests_that_were_changed_go_with_the_attempts_around_them(tmp_path: Path) -> None:
+    path = chain(tmp_path, event(0), attempt(1), attempt(2), digests(1))
+    path.write_bytes(path.read_bytes().replace(b"0123456789abcdef", b"0123456789abcdee"))
+    chain(tmp_path, from_position=8)
+    assert [line.facts for line in read_chain(path)] == [event(0), attempt(1)]
+
+
+def test_where_it_cannot_be_replaced_it_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = chain(tmp_path, event(0), attempt(1), attempt(2), digests(1))
+    before = path.read_bytes()
+
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    with pytest.raises(WorkdirError, match=r"chain.jsonl cannot be written"):
+        chain(tmp_path, from_position=8)
+    assert path.read_bytes() == before
+    assert [each.name for each in tmp_path.iterdir()] == [CHAIN]
+
+
+def test_two_threads_write_lines_that_follow_from_each_other(tmp_path: Path) -> None:
+    file = ChainFile(tmp_path / CHAIN, from_position=0)
+    writers = [
+        threading.Thread(target=lambda: [file.write(attempt(step)) for step in range(1, 300)]),
+        threading.Thread(target=lambda: [file.write(digests(step)) for step in range(1, 300)]),
+    ]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    file.close()
+    lines = list(read_chain(tmp_path / CHAIN))
+    assert len(lines) == 598
+    assert all(line.fits for line in lines)
+
+
 @pytest.mark.parametrize("number", range(5))
 @pytest.mark.parametrize("how", ["edited", "removed", "twice", "swapped"])
 def test_a_line_that_was_touched_does_not_fit(tmp_path: Path, number: int, how: str) -> None:
@@ -148,8 +200,10 @@ def test_a_line_that_was_touched_does_not_fit(tmp_path: Path, number: int, how: 
         b'{"step": 1, "position": "8", "losses": {}, "refused": false, "in_metrics": true, "link": "ab"}\n',
         b'{"step": 1, "event": "start", "from_position": "8", "link": "ab"}\n',
         b'{"step": 1, "event": "start", "skipped": ["8"], "link": "ab"}\n',
-        b'{"step": 1, "digests": {"parameters": 3}, "link": "ab"}\n',
-        b'{"step": 1, "digests": {}, "evaluation": [], "link": "ab"}\n',
+        b'{"step": 1, "at": 8, "digests": {"parameters": 3}, "link": "ab"}\n',
+        b'{"step": 1, "at": 8, "digests": {}, "evaluation": [], "link": "ab"}\n',
+        b'{"step": 1, "at": "8", "digests": {}, "link": "ab"}\n',
+        b'{"step": 1, "digests": {}, "link": "ab"}\n',
         b'{"step": 1, "event": "start", "workers": 0, "link": "ab"}\n',
         b'{"step": 1, "result": 3, "link": "ab"}\n',
         b"[" * 100_000 + b"\n",

@@ -1,0 +1,48 @@
+"""Requests that fail are made again, unless that mends nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from lockstep.storage import retries
+from lockstep.storage.retries import NUM_TRIES, with_retries
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    found: list[float] = []
+    monkeypatch.setattr(retries.time, "sleep", found.append)
+    return found
+
+
+def failing(times: int, error: Exception) -> tuple[list[int], object]:
+    calls: list[int] = []
+
+    def request() -> str:
+        calls.append(1)
+        if len(calls) <= times:
+            raise error
+        return "done"
+
+    return calls, request
+
+
+def test_it_succeeds_in_the_end(waits: list[float]) -> None:
+    calls, request = failing(3, TimeoutError("slow down"))
+    assert with_retries(request, "s3://b/x") == "done"  # type: ignore[arg-type]
+    assert len(calls) == 4
+    assert all(0 <= wait <= 0.2 * 2**number for number, wait in enumerate(waits, start=1))
+
+
+def test_it_gives_up(waits: list[float]) -> None:
+    calls, request = failing(99, OSError("503"))
+    with pytest.raises(OSError, match="503"):
+        with_retries(request, "s3://b/x")  # type: ignore[arg-type]
+    assert len(calls) == NUM_TRIES == len(waits) + 1
+
+
+def test_what_no_repeat_mends_is_raised_at_once(waits: list[float]) -> None:
+    calls, request = failing(99, PermissionError("403"))
+    with pytest.raises(PermissionError):
+        with_retries(request, "s3://b/x")  # type: ignore[arg-type]
+    assert (len(calls), waits) == (1, [])
