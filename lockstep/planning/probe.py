@@ -241,7 +241,7 @@ class _Place:
             step, batches = self._bound(1, watch)
             rows: list[list[float]] = []
             times = _time_steps(step, batches, watch, device, seconds, lambda: rows.append(watch.early_seconds()))
-            early = [statistics.median(each) for each in zip(*rows, strict=True)]
+            early = [_usual(each) for each in zip(*rows, strict=True)]
             if is_overlapped and reading_waits(device):
                 early = _even_arrivals(watch, _usual([each[0] for each in times]))
             found = [[num_bytes, each] for num_bytes, each in zip(watch.bucket_bytes, early, strict=True)]
