@@ -13,6 +13,7 @@ import shutil
 import signal
 import sys
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,11 +21,13 @@ from typing import Any
 
 import hypothesis
 import hypothesis.configuration
+import object_server
 import pytest
 import torch
 import worker_processes
 
 from lockstep.screen import LineHandler
+from lockstep.storage import remote_path
 
 ROOT = Path(__file__).parent.parent
 NUM_SLOWEST_SHOWN, MAX_CPU_SECONDS = 20, 300.0
@@ -255,3 +258,34 @@ def _log_as_before() -> Iterator[None]:
 def run_workers() -> Callable[..., list[Any]]:
     """See `worker_processes.run_workers`."""
     return worker_processes.run_workers
+
+
+@pytest.fixture(scope="session")
+def _object_store() -> Iterator[object_server.FaultyProxy]:
+    """Started by the first test that asks for it: moto takes seconds to import."""
+    if object_server.MISSING:
+        pytest.skip(f"no object store to test with: {', '.join(object_server.MISSING)} not installed (extra [dev])")
+    with object_server.start_store() as store:
+        yield store
+
+
+@pytest.fixture
+def object_store(
+    _object_store: object_server.FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[object_server.FaultyProxy]:
+    """An empty store, which s3:// means to this process and those that it starts; see `object_server.FaultyProxy`."""
+    for name, value in _object_store.environment.items():
+        monkeypatch.setenv(name, value)
+    remote_path._filesystem.cache_clear()  # of a test that had no store
+    _object_store.reset()
+    yield _object_store
+    _object_store.reset()
+    _object_store.ask_store("POST", "/moto-api/reset")
+
+
+@pytest.fixture
+def bucket(object_store: object_server.FaultyProxy) -> remote_path.RemotePath:
+    """A bucket of the store, empty."""
+    name = f"bucket-{uuid.uuid4().hex}"
+    assert object_store.ask_store("PUT", f"/{name}").status == 200
+    return remote_path.RemotePath(f"s3://{name}")
