@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from object_server import FaultyProxy, Fault
+from object_server import Fault, FaultyProxy
 
 from lockstep.storage import retries
 from lockstep.storage.remote_path import RemotePath
