@@ -1,0 +1,290 @@
+"""A cache on the disk of a host for what is read of objects in a store: of a bounded size, for all its processes.
+
+It is two files in the folder of the cache, made once and never grown. `remote-blocks` holds blocks of 32 KiB:
+
+4096 bytes   "LSBLOCK1", the number of sets, CRC-32C of both
+...          the sets, each of 32 entries: tag of the block's key (0: none), CRC-32C of the content, time of last use
+...          a place for the content of each entry; the file is sparse
+
+As in the cache of a processor, the key of a block names the two sets that may hold it, and the least recently used of
+their blocks makes room. So a look-up is two short reads at known places, whether there are ten blocks or ten million,
+and small objects take no file each.
+
+Nothing is locked and nothing has to be repaired: a block counts only if its content has the length that is expected
+and the checksum of its entry, which begins with a part of the key. What a process that was killed, two that wrote to
+one place, or a disk that lost power have left there does not, and is fetched again. `remote-blocks.lock` has no
+content: whoever fetches blocks locks their numbers in it, so that others wait for them, for a while.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import struct
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import lru_cache
+from hashlib import blake2b
+from pathlib import Path
+from typing import NamedTuple
+
+import google_crc32c
+
+from lockstep.screen import log
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+BLOCK_BYTES = 1 << 15
+"""A block: what is checked and kept as one. Smaller ones take more look-ups, larger ones more bytes for one record."""
+MOST_GB = 20.0
+"""Of a cache whose size nobody has given, in 10**9 bytes; half of what is free on its disk, where that is less."""
+_MAGIC = b"LSBLOCK1"
+_HEAD = struct.Struct("<8sQI")
+_HEAD_BYTES = 4096
+_WAYS = 32
+_ENTRY = struct.Struct("<8sII")
+_SET_BYTES = _WAYS * _ENTRY.size
+_NO_TAG = bytes(8)
+_LONGEST_WAIT_SECONDS, _POLL_SECONDS, _SECONDS_BETWEEN_STAMPS = 20.0, 0.004, 60
+
+_told: set[Path] = set()
+"""Caches of which this process has said that they cannot be used."""
+
+
+class BlockKey(NamedTuple):
+    """What names a block: the same object, of the same version, and the same number give the same one."""
+
+    tag: bytes
+    seed: int
+    """The checksum of the content goes on from it."""
+    sets: tuple[int, int]
+    """Drawn evenly from all 32-bit numbers."""
+
+
+def block_key(object_id: bytes, number: int) -> BlockKey:
+    """Make the key of a block by its number in an object; the id of the object is 16 bytes, see `object_id`."""
+    tag, seed, first, second = struct.unpack("<8sIII", blake2b(b"%d" % number, digest_size=20, key=object_id).digest())
+    return BlockKey(tag, seed, (first, second))
+
+
+def object_id(url: str, size_bytes: int, version: int) -> bytes:
+    """Return the id of one version of an object: 16 bytes."""
+    return blake2b(f"{url}\0{size_bytes}\0{version}".encode(), digest_size=16).digest()
+
+
+class BlockCache:
+    """Blocks on the disk. It may be forked and pickled, and used by several threads and processes at once.
+
+    Args:
+        folder: of the cache; it is made if it is missing.
+        size_bytes: the size of a new cache; None: of one that is there its own, else a share of the free disk. One of
+            another size that is there is replaced.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path, size_bytes: int | None = None) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._place, self._locks = folder / "remote-blocks", folder / "remote-blocks.lock"
+        with self._locked([(0, 1)]):  # those that begin together
+            self._descriptor, self._num_sets = self._opened(size_bytes)
+        self._contents_start = _HEAD_BYTES + self._num_sets * _SET_BYTES
+        self.may_write = True
+        """Whether blocks are kept: not from the moment on at which the disk is full."""
+
+    def __reduce__(self) -> tuple[type[BlockCache], tuple[Path]]:
+        return BlockCache, (self._place.parent,)
+
+    @property
+    def size_bytes(self) -> int:
+        """What the blocks of a full cache take, in bytes."""
+        return self._num_sets * _WAYS * BLOCK_BYTES
+
+    def get(self, key: BlockKey, size: int) -> bytes | None:
+        """Return a block's content if it is there, has `size` bytes, and they have the checksum of its entry."""
+        for number in key.sets:
+            start, entries = self._entries(number)
+            if (way := _way_of(key.tag, entries)) is None:
+                continue
+            _, check, stamp = _ENTRY.unpack_from(entries, way * _ENTRY.size)
+            data = os.pread(self._descriptor, size, self._content(start, way))
+            if len(data) == size and google_crc32c.extend(key.seed, data) == check:
+                if (now := int(time.time())) >= stamp + _SECONDS_BETWEEN_STAMPS:
+                    self._write(_ENTRY.pack(key.tag, check, now), start + way * _ENTRY.size)
+                return data
+        return None
+
+    def has(self, key: BlockKey) -> bool:
+        """Whether there is an entry of the block; its content may still turn out to be damaged."""
+        return any(_way_of(key.tag, self._entries(number)[1]) is not None for number in key.sets)
+
+    def put(self, key: BlockKey, data: bytes) -> None:
+        """Keep a block, in place of the least recently used one that it could stand in for. Says once if it cannot."""
+        start, way = self._place_for(key)
+        entry, now = start + way * _ENTRY.size, int(time.time())
+        self._write(_ENTRY.pack(_NO_TAG, 0, now), entry)  # until all of it is there, this is nobody's
+        self._write(data, self._content(start, way))
+        self._write(_ENTRY.pack(key.tag, google_crc32c.extend(key.seed, data), now), entry)
+
+    def forget(self, key: BlockKey) -> None:
+        """Drop a block, if it is there."""
+        for number in key.sets:
+            start, entries = self._entries(number)
+            if (way := _way_of(key.tag, entries)) is not None:
+                self._write(bytes(_ENTRY.size), start + way * _ENTRY.size)
+
+    def claimed(self, spans: Iterable[tuple[bytes, range]]) -> AbstractContextManager[None]:
+        """Let nobody else fetch these blocks meanwhile: wait until others that do so are done, or have taken long.
+
+        A span is the numbers of neighbours in the object with an id. Who has claimed some must not claim more.
+        """
+        return self._locked((1 + (_number_of(of) << 32) + numbers.start, len(numbers)) for of, numbers in spans)
+
+    # Entries ----------------------------------------------------------------------------------------------------------
+
+    def _entries(self, number: int) -> tuple[int, bytes]:
+        """Return where a set starts in the file, and its entries."""
+        start = _HEAD_BYTES + number % self._num_sets * _SET_BYTES
+        return start, os.pread(self._descriptor, _SET_BYTES, start)
+
+    def _content(self, start: int, way: int) -> int:
+        """Return where the content of an entry starts."""
+        return self._contents_start + ((start - _HEAD_BYTES) // _ENTRY.size + way) * BLOCK_BYTES
+
+    def _place_for(self, key: BlockKey) -> tuple[int, int]:
+        """Choose the entry for a block: its own, or else a free one of the emptier set, or the oldest of both sets."""
+        choices = []
+        for number in key.sets:
+            start, entries = self._entries(number)
+            if (way := _way_of(key.tag, entries)) is not None:
+                return start, way
+            stamps = [stamp for _, _, stamp in _ENTRY.iter_unpack(entries)]
+            oldest = min(stamps)
+            choices.append((-stamps.count(0), oldest, start, stamps.index(oldest)))
+        return min(choices)[2:]
+
+    def _write(self, data: bytes, offset: int) -> None:
+        if not self.may_write:
+            return
+        try:
+            if os.pwrite(self._descriptor, data, offset) != len(data):
+                raise OSError("the disk is full")
+        except OSError as error:
+            self.may_write = False
+            _tell(self._place, error)
+
+    # The files --------------------------------------------------------------------------------------------------------
+
+    def _opened(self, size_bytes: int | None) -> tuple[int, int]:
+        """Open the file, made anew if it is missing, damaged or of another size; return it and its number of sets."""
+        found = self._found()
+        if size_bytes is None:
+            size_bytes = min(int(MOST_GB * 1e9), shutil.disk_usage(self._place.parent).free // 2)
+            if found:
+                return found
+        num_sets = max(1, size_bytes // (_SET_BYTES + _WAYS * BLOCK_BYTES))
+        if found and found[1] == num_sets:
+            return found
+        if found:
+            os.close(found[0])
+            log.info("%s is made anew: it had another size", self._place)
+        return self._made(num_sets), num_sets
+
+    def _found(self) -> tuple[int, int] | None:
+        with suppress(FileNotFoundError):
+            descriptor = os.open(self._place, os.O_RDWR | os.O_CLOEXEC)
+            head = os.pread(descriptor, _HEAD.size, 0)
+            if len(head) == _HEAD.size:
+                magic, num_sets, check = _HEAD.unpack(head)
+                size = _HEAD_BYTES + num_sets * (_SET_BYTES + _WAYS * BLOCK_BYTES)
+                is_sound = magic == _MAGIC and check == google_crc32c.value(head[:-4]) and num_sets
+                if is_sound and os.fstat(descriptor).st_size == size:
+                    return descriptor, num_sets
+            os.close(descriptor)
+        return None
+
+    def _made(self, num_sets: int) -> int:
+        aside = self._place.with_name(f".{self._place.name}.{os.getpid()}.partial")
+        head = struct.pack("<8sQ", _MAGIC, num_sets)
+        descriptor = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(descriptor, _HEAD_BYTES + num_sets * (_SET_BYTES + _WAYS * BLOCK_BYTES))
+            os.pwrite(descriptor, head + struct.pack("<I", google_crc32c.value(head)), 0)
+            aside.replace(self._place)
+        except OSError:
+            os.close(descriptor)
+            aside.unlink(missing_ok=True)
+            raise
+        return descriptor
+
+    @contextmanager
+    def _locked(self, spans: Iterable[tuple[int, int]]) -> Iterator[None]:
+        """Lock ranges of the second file; where the system has no such locks, blocks are fetched more than once."""
+        if not hasattr(fcntl, "F_OFD_SETLK"):
+            yield
+            return
+        descriptor = os.open(self._locks, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            end = time.monotonic() + _LONGEST_WAIT_SECONDS
+            for start, count in sorted(spans):  # in one order, so that no two wait for each other
+                while not _lock(descriptor, fcntl.F_WRLCK, start, count) and time.monotonic() < end:
+                    time.sleep(_POLL_SECONDS)
+            yield
+        finally:
+            _lock(descriptor, fcntl.F_UNLCK, 0, 0)  # all; a process that was forked meanwhile has it open, too
+            os.close(descriptor)
+
+
+@lru_cache(8)
+def open_block_cache(folder: Path | None, cache_gb: float | None = None) -> BlockCache | None:
+    """Open the cache of a folder, once in a process; None if there is to be none, or can be none, which is told.
+
+    `cache_gb` is its size in 10**9 bytes; 0: none; None: 20, and at most half of what is free.
+    """
+    if cache_gb == 0:
+        return None
+    try:
+        if folder is None or not hasattr(os, "pread"):
+            raise OSError("the user has no home" if folder is None else "this system has no reads at an offset")
+        return BlockCache(folder, None if cache_gb is None else int(cache_gb * 1e9))
+    except OSError as error:
+        _tell(folder or Path(), error)
+        return None
+
+
+def _tell(place: Path, error: OSError) -> None:
+    if place not in _told:
+        _told.add(place)
+        log.warning(
+            "What is read of object stores cannot be kept, and is read again each time: %s. "
+            "Name a folder that may be written, on a disk with room: data.cache; or a smaller size: data.cache_gb",
+            error,
+        )
+
+
+def _way_of(tag: bytes, entries: bytes) -> int | None:
+    """Find the entry with a tag."""
+    at = entries.find(tag)
+    while at % _ENTRY.size and at >= 0:
+        at = entries.find(tag, at + 1)
+    return None if at < 0 else at // _ENTRY.size
+
+
+def _number_of(object_id: bytes) -> int:
+    """Return a number of 30 bits for an object: two that have the same one only wait for each other."""
+    return int.from_bytes(object_id[:4], "little") >> 2
+
+
+def _lock(descriptor: int, kind: int, start: int, count: int) -> bool:
+    """Lock or unlock a range for an open file: threads and processes keep each other out alike. No if it is taken."""
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack("hhqqi0q", kind, os.SEEK_SET, start, count, 0))
+    except OSError as error:
+        return error.errno not in (errno.EAGAIN, errno.EACCES)  # others: a file system without locks
+    return True
