@@ -10,6 +10,8 @@ LockstepError
 │   ├── MissingFieldError a field that a batch does not have (a KeyError, too)
 │   └── InputErrors       several of these at once
 ├── CheckpointError       a checkpoint that cannot be written or read
+├── StoreError            an object store that has not answered, however often it was asked
+│   └── StoreRefusedError one that may not be read with these credentials (an InputError, too)
 ├── VerificationError     a run whose files or updates are not what it has written down
 ├── NonFiniteError        a loss or a gradient that is not a number (in types.py, with its report)
 └── WorkerError           a worker that failed, died or disagrees with the others
@@ -106,6 +108,14 @@ class CheckpointError(LockstepError):
 
 class NotFoundError(CheckpointError, InputError):
     """A checkpoint, weights or a tensor that are not where they were asked for: wrong input, and nothing damaged."""
+
+
+class StoreError(LockstepError):
+    """An object store that has not answered, however often it was asked: no example is to blame for it."""
+
+
+class StoreRefusedError(StoreError, InputError):
+    """An object store that does not let these credentials read."""
 
 
 class VerificationError(LockstepError):

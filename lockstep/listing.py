@@ -27,9 +27,11 @@ def did_you_mean(word: object, words: Iterable[str]) -> str:
     return f'did you mean "{close[0]}"?' if close else ""
 
 
-def hint_for_path(path: str | Path) -> str:
+def hint_for_path(path: object) -> str:
     """Say what a path that leads nowhere may mean: another path, else which folder it is read from."""
-    path = Path(path)
+    if "://" in str(path):
+        return "check the address: the bucket, and the path in it"
+    path = Path(str(path))
     if meant := closest_path(path):
         return f"did you mean {meant}?"
     return "check the path" if path.is_absolute() else f"check the path; it is read from {Path.cwd()}"

@@ -93,7 +93,7 @@ def check_source(source: str) -> None:
     """Refuse a recipe that cannot be read, and a word that is neither a path nor a recipe; torch is not loaded."""
     if is_recipe(source):
         find(source)
-    elif not Path(source).exists() and not _PATTERN.search(source):
+    elif not _PATTERN.search(source) and not Path(source).exists():
         raise InputError(
             f"There is neither a recipe nor data called {source}.",
             given=source,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,8 @@ from lockstep.readers.object_table import (
     warn_of_objects,
 )
 from lockstep.readers.reader import Int64s
-from lockstep.records.shards import check_local
+from lockstep.records.shards import data_path
+from lockstep.storage.remote_path import AnyPath
 
 _ZERO_BASED = "set zero_based (--zero-based, or data.labels_offset=-1 in a recipe)"
 _SPANS = "spans"  # the column of the start and stop of each object's outline
@@ -77,8 +77,8 @@ class Coco(AnnotatedImages):
 
     def __init__(
         self,
-        annotations: str | Path,
-        images: str | Path,
+        annotations: str | AnyPath,
+        images: str | AnyPath,
         *,
         masks: bool = False,
         keypoints: bool = False,
@@ -93,9 +93,7 @@ class Coco(AnnotatedImages):
         for name, value in {**switches, "zero_based": zero_based, "truth": truth}.items():
             check_value(name, value, bool)
         check_label_map(label_map)
-        check_local(annotations)
-        check_local(images)
-        path = Path(annotations)
+        path, folder = data_path(annotations), data_path(images)
         read = read_coco(path, masks=masks, keypoints=keypoints)
         labels, classes, self.category_ids = _classes(read, label_map, zero_based, path)
         """The id that the file has for each class, by its label."""
@@ -107,7 +105,7 @@ class Coco(AnnotatedImages):
         kept = np.flatnonzero(has_area & (crowd | ~read.is_crowd))
         used = np.arange(len(read.sizes)) if empty_images else np.unique(read.images[kept])
         self._ids = read.image_ids[used]
-        files = ImageFiles(Path(images), [read.file_names[index] for index in used], read.sizes[used], decoding)
+        files = ImageFiles(folder, [read.file_names[index] for index in used], read.sizes[used], decoding)
         self._outlines = read.outlines
         spans: dict[str, Column] = {} if read.outlines is None else {_SPANS: read.outlines.spans}
         super().__init__(files, _table(columns | spans, kept, read.images, used), tuple(columns), classes)
@@ -143,7 +141,7 @@ class Coco(AnnotatedImages):
 
 
 def _classes(
-    read: CocoAnnotations, label_map: LabelMap | None, zero_based: bool, path: Path
+    read: CocoAnnotations, label_map: LabelMap | None, zero_based: bool, path: AnyPath
 ) -> tuple[Int64s, dict[int, str], dict[int, int]]:
     """Return the label of each object; and by label the name of each class, and its id in the file."""
     used, places = np.unique(read.category_ids, return_inverse=True)
@@ -166,7 +164,7 @@ def _classes(
     return labels, label_map.names, {ids[name]: number for number, name in read.categories.items() if name in ids}
 
 
-def _warn(read: CocoAnnotations, odd: Bools, path: Path, what: str) -> None:
+def _warn(read: CocoAnnotations, odd: Bools, path: AnyPath, what: str) -> None:
     names = [f"annotation {number}" for number in read.object_ids[odd].tolist()]
     warn_of_objects(names, len(odd), str(path), what)
 

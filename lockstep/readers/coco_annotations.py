@@ -11,7 +11,6 @@ import struct
 from array import array
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +19,8 @@ from lockstep.errors import DataError
 from lockstep.images.masks import Int32s, packed_outline
 from lockstep.readers.object_table import Column, Float64s
 from lockstep.readers.reader import Int64s
+from lockstep.records.open_files import content_of
+from lockstep.storage.remote_path import AnyPath
 
 _MOST_PIXELS = 2**31  # on a side
 _MOST_AREA = 2**62  # in pixels
@@ -106,7 +107,7 @@ class _Packed(NamedTuple):
     outline: bytes
 
 
-def read_coco(path: Path, *, masks: bool = False, keypoints: bool = False) -> CocoAnnotations:
+def read_coco(path: AnyPath, *, masks: bool = False, keypoints: bool = False) -> CocoAnnotations:
     """Read a file of annotations of instances or of keypoints.
 
     An annotation needs `id`, `image_id`, `category_id` and `bbox`. If missing or null, `iscrowd` is 0 and `area` is
@@ -145,11 +146,11 @@ def read_coco(path: Path, *, masks: bool = False, keypoints: bool = False) -> Co
     )
 
 
-def _document(path: Path, masks: bool, keypoints: bool) -> dict[str, Any]:
+def _document(path: AnyPath, masks: bool, keypoints: bool) -> dict[str, Any]:
     """Parse the file, with its annotations packed."""
     pack = partial(_packed, path=path, masks=masks, keypoints=keypoints)
     try:
-        document = json.loads(path.read_bytes().decode(), object_hook=pack)
+        document = json.loads(content_of(path).decode(), object_hook=pack)
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(
             f"{path} cannot be read.",
@@ -162,7 +163,7 @@ def _document(path: Path, masks: bool, keypoints: bool) -> dict[str, Any]:
     return document
 
 
-def _packed(found: dict[str, Any], path: Path, masks: bool, keypoints: bool) -> object:
+def _packed(found: dict[str, Any], path: AnyPath, masks: bool, keypoints: bool) -> object:
     """Pack an annotation; return any other dict as it is: images and attributes may have an image_id, too."""
     if "image_id" not in found or "bbox" not in found:
         return found
@@ -241,7 +242,7 @@ def numbers_of(values: object, name: str, count: int) -> array[float]:
     return numbers
 
 
-def _list_in(document: dict[str, Any], name: str, path: Path) -> list[Any]:
+def _list_in(document: dict[str, Any], name: str, path: AnyPath) -> list[Any]:
     found = document.get(name)
     if not isinstance(found, list):
         there = f"no list {name!r}, but {', '.join(map(repr, document)) or 'nothing'}"
@@ -249,7 +250,7 @@ def _list_in(document: dict[str, Any], name: str, path: Path) -> list[Any]:
     return found
 
 
-def _images(images: Sequence[Any], path: Path) -> tuple[Int64s, list[str], Int64s]:
+def _images(images: Sequence[Any], path: AnyPath) -> tuple[Int64s, list[str], Int64s]:
     """Return the ids, the names, and the heights and widths of all images."""
     if not images:
         raise _unusable(path, "no images")
@@ -268,7 +269,7 @@ def _images(images: Sequence[Any], path: Path) -> tuple[Int64s, list[str], Int64
     return rows[:, 0].copy(), names, rows[:, 1:].copy()
 
 
-def _categories(categories: Sequence[Any], objects: Column, path: Path) -> dict[int, str]:
+def _categories(categories: Sequence[Any], objects: Column, path: AnyPath) -> dict[int, str]:
     """Return the names of categories by id; an error if an object's category is not listed."""
     pairs = []
     for place, category in enumerate(categories):
@@ -296,14 +297,14 @@ def _text(found: dict[str, Any], name: str) -> str:
     return value
 
 
-def _check_unique(ids: Int64s, what: str, path: Path) -> None:
+def _check_unique(ids: Int64s, what: str, path: AnyPath) -> None:
     ordered = np.sort(ids)
     twice = ordered[1:][ordered[1:] == ordered[:-1]]
     if len(twice):
         raise _unusable(path, f"the id {twice[0]} of more than one {what}", "id")
 
 
-def _indices_of_images(objects: Column, image_ids: Int64s, path: Path) -> Int64s:
+def _indices_of_images(objects: Column, image_ids: Int64s, path: AnyPath) -> Int64s:
     order = np.argsort(image_ids)
     places = np.searchsorted(image_ids, objects["image_id"], sorter=order).clip(max=len(image_ids) - 1)
     indices: Int64s = order[places]
@@ -315,7 +316,7 @@ def _indices_of_images(objects: Column, image_ids: Int64s, path: Path) -> Int64s
     return indices
 
 
-def _all_keypoints(packed: Sequence[_Packed], ids: Int64s, path: Path) -> Float64s:
+def _all_keypoints(packed: Sequence[_Packed], ids: Int64s, path: AnyPath) -> Float64s:
     lengths = np.array([len(each.keypoints) for each in packed], np.int64)
     having = np.flatnonzero(lengths)
     if not len(having):
@@ -336,7 +337,7 @@ def _all_outlines(packed: Sequence[_Packed]) -> Outlines:
     return Outlines(numbers, np.stack([np.concatenate([[0], ends])[:-1], ends], axis=1).astype(np.int64))
 
 
-def _unusable(path: Path, given: str, entry: str = "") -> DataError:
+def _unusable(path: AnyPath, given: str, entry: str = "") -> DataError:
     """Make the error for an entry that cannot be used; without an entry it is the file that has another form."""
     whole = "images, annotations (of instances or of keypoints) and categories, each with an id of its own"
     return DataError(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,9 +16,13 @@ from lockstep.errors import DataError, InputError
 from lockstep.images.decode import Decoding, EncodedImage
 from lockstep.listing import shorten
 from lockstep.readers.reader import Int64s
+from lockstep.records.open_files import Place, Version, read_stored
+from lockstep.storage.remote_path import AnyPath, DataPath, ObjectStat, RemotePath
 from lockstep.tracing import now_reading
 
 _MOST_BYTES = 0x7FFF_F000  # what the system reads at once
+_NO_STAT = ObjectStat(0, 0)
+_THREADS = 16
 _MOST_ASKED = 1024  # for their size: over a network each takes about a millisecond
 
 
@@ -30,22 +36,26 @@ class ImageFiles:
         decoding: how they are decoded when they are asked for; they are not turned, as their annotations are not.
     """
 
-    def __init__(self, folder: Path, names: Sequence[str], sizes: Int64s, decoding: Decoding) -> None:
+    def __init__(self, folder: AnyPath, names: Sequence[str], sizes: Int64s, decoding: Decoding) -> None:
         check_not_turned(decoding)
         _check_within(folder, names)
-        _check_present(folder, names)
+        stats = _check_present(folder, names)
         self.sizes = sizes
         """Height and width of each, (files, 2)."""
-        self.names = FileNames(folder, names)
+        self.names = FileNames(folder, names, stats)
         self._decoding = decoding
         self.decoder = load_decoder(decoding)
 
     def __len__(self) -> int:
         return len(self.sizes)
 
-    def read(self, index: int) -> EncodedImage:
-        """Read an image, and check that its header has the size of the annotation; it is not decoded."""
-        image = self.names.read(index, self._decoding)
+    def read_each(self, indices: Int64s) -> list[EncodedImage]:
+        """Read images, and check that their headers have the sizes of the annotations; they are not decoded."""
+        numbers = indices.tolist()
+        images = self.names.read_each(numbers, self._decoding)
+        return [self._checked(image, number) for image, number in zip(images, numbers, strict=True)]
+
+    def _checked(self, image: EncodedImage, index: int) -> EncodedImage:
         (width, height), (expected_height, expected_width) = image.size, self.sizes[index].tolist()
         if (height, width) != (expected_height, expected_width):
             raise DataError(
@@ -58,11 +68,18 @@ class ImageFiles:
 
 
 class FileNames:
-    """The names of files in a folder or below, by index; one string of bytes, as a million strings would be large."""
+    """The names of files in a folder or below, by index; one string of bytes, as a million strings would be large.
 
-    def __init__(self, folder: str | Path, names: Iterable[str]) -> None:
+    Args:
+        folder: where they are.
+        names: their paths within it.
+        stats: size and version of each, as an object store has listed them; None for files of this machine.
+    """
+
+    def __init__(self, folder: str | AnyPath, names: Iterable[str], stats: Sequence[ObjectStat] | None = None) -> None:
         encoded = [os.fsencode(name) for name in names]
-        self._folder = os.fspath(folder)
+        self._folder = str(folder)
+        self._stats = None if stats is None else np.array(stats, np.int64).reshape(-1, 2)
         self._names = b"".join(encoded)
         self._ends = np.cumsum([0, *map(len, encoded)])
 
@@ -77,10 +94,24 @@ class FileNames:
         """Return the path of a file."""
         return f"{self._folder}/{self[index]}"
 
-    def read(self, index: int, decoding: Decoding) -> EncodedImage:
-        """Read the image in a file; it is not decoded."""
+    def read_each(self, indices: Iterable[int], decoding: Decoding) -> Iterator[EncodedImage]:
+        """Read the images in files, which are not decoded: in turn, or if they are in a store all with the first."""
+        if self._stats is None:
+            for index in indices:
+                path = self.path(index)
+                yield EncodedImage(_bytes_of(path), path, decoding)
+            return
+        wanted = [self._place(index, *self._stats[index].tolist()) for index in indices]
+        if wanted:
+            now_reading(str(wanted[0].path))
+        for place, data in zip(wanted, read_stored(wanted), strict=True):
+            yield EncodedImage(data, str(place.path), decoding)
+
+    def _place(self, index: int, size_bytes: int, stamp: int) -> Place:
         path = self.path(index)
-        return EncodedImage(_bytes_of(path), path, decoding)
+        if size_bytes > _MOST_BYTES:
+            raise _unreadable(path, f"one of more than {_MOST_BYTES} bytes")
+        return Place(DataPath(path), Version(size_bytes, stamp), size_bytes, 0)
 
     def blocks(self, bounds: Int64s) -> list[tuple[bytes, Int64s, Int64s]]:
         """Make the blocks to checksum for groups of files that follow one another, without reading the files.
@@ -93,7 +124,10 @@ class FileNames:
             1024 among all files, evenly spaced.
         """
         asked = np.linspace(0, bounds[-1] - 1, min(bounds[-1], _MOST_ASKED)).astype(np.int64)
-        sizes = np.fromiter((_size_of(self.path(index)) for index in asked.tolist()), np.int64, len(asked))
+        if self._stats is None:
+            sizes = np.fromiter((_size_of(self.path(index)) for index in asked.tolist()), np.int64, len(asked))
+        else:
+            sizes = self._stats[asked, 0]
         names, ends = self._names, self._ends
         return [
             (
@@ -134,12 +168,16 @@ def _bytes_of(path: str) -> bytes:
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise DataError(
-            f"{path} cannot be read.",
-            given=str(error),
-            expected="the image that was there when the folder was listed",
-            hint="put it back, or begin again with the folder as it is now",
-        ) from error
+        raise _unreadable(path, str(error)) from error
+
+
+def _unreadable(path: str, given: str) -> DataError:
+    return DataError(
+        f"{path} cannot be read.",
+        given=given,
+        expected="the image that was there when the folder was listed",
+        hint="put it back, or begin again with the folder as it is now",
+    )
 
 
 def check_not_turned(decoding: Decoding) -> None:
@@ -153,7 +191,7 @@ def check_not_turned(decoding: Decoding) -> None:
         )
 
 
-def _check_within(folder: Path, names: Sequence[str]) -> None:
+def _check_within(folder: AnyPath, names: Sequence[str]) -> None:
     if outside := [name for name in names if name.startswith("/") or (".." in name and ".." in Path(name).parts)]:
         raise DataError(
             f"The annotations name files that are not in {folder}.",
@@ -163,11 +201,14 @@ def _check_within(folder: Path, names: Sequence[str]) -> None:
         )
 
 
-def _check_present(folder: Path, names: Sequence[str]) -> None:
+def _check_present(folder: AnyPath, names: Sequence[str]) -> list[ObjectStat] | None:
+    """Refuse names that are not there; returns what the listing tells of each, where it is that of a store."""
     parted = [name.rpartition("/") for name in names]
+    parents = sorted({parent for parent, _, _ in parted})
     # Each folder is listed once: over a network, asking for a hundred thousand files one by one takes minutes.
     try:
-        listed = {parent: _names_in(f"{folder}/{parent}") for parent in {parent for parent, _, _ in parted}}
+        with ThreadPoolExecutor(_THREADS) as pool:
+            listed = dict(zip(parents, pool.map(partial(_listed, folder), parents), strict=True))
     except OSError as error:
         raise DataError(
             f"The images in {folder} cannot be listed.",
@@ -182,8 +223,14 @@ def _check_present(folder: Path, names: Sequence[str]) -> None:
             expected=f"all {len(names)} that the annotations name",
             hint="put them there, or name the folder that they are in",
         )
+    if not isinstance(folder, RemotePath):
+        return None
+    return [listed[parent][last] for parent, _, last in parted]
 
 
-def _names_in(folder: str) -> set[str]:
-    with os.scandir(folder) as entries:
-        return {entry.name for entry in entries}
+def _listed(folder: AnyPath, parent: str) -> dict[str, ObjectStat]:
+    """List what is in a folder by name; in an object store only files, with what is told of each."""
+    if isinstance(folder, RemotePath):
+        return {path.name: path.stat() for path in (folder / parent).iterdir() if path.is_file()}
+    with os.scandir(f"{folder}/{parent}") as entries:
+        return dict.fromkeys((entry.name for entry in entries), _NO_STAT)

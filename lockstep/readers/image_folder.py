@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,8 +20,11 @@ from lockstep.readers.image_files import FileNames, load_decoder
 from lockstep.readers.label_map import BACKGROUND, read_labels
 from lockstep.readers.paths import ENDINGS
 from lockstep.readers.reader import Cost, Int64s
-from lockstep.records.shards import check_local
+from lockstep.records.shards import data_path, list_of_paths
 from lockstep.screen import log
+from lockstep.storage.remote_path import AnyPath, DataPath, Entry, ObjectStat, RemotePath
+
+_THREADS = 16
 
 
 @tells_options
@@ -44,27 +48,27 @@ class ImageFolder:
 
     def __init__(
         self,
-        path: str | Path,
-        labels: str | Path | None = None,
+        path: str | AnyPath,
+        labels: str | AnyPath | None = None,
         *,
         background: bool = False,
         decoding: Decoding = AS_STORED,
     ) -> None:
-        check_local(path)
+        folder = data_path(path)
         self._decoding = decoding
         self.decoder = load_decoder(decoding)
-        files = _files_by_class(Path(path), read_labels(Path(labels)) if labels else None)
+        files, stats = _files_by_class(folder, read_labels(labels) if labels else None)
         self.classes = (BACKGROUND, *files) if background else tuple(files)
         """The name of each class, by its label."""
         self._labels = np.repeat(np.arange(len(files)) + background, [len(names) for names in files.values()])
-        self._names = FileNames(path, (name for names in files.values() for name in names))
+        self._names = FileNames(folder, (name for names in files.values() for name in names), stats)
 
     def __len__(self) -> int:
         return len(self._labels)
 
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
         """Return the images of these examples, not decoded, and their labels."""
-        images = [self._names.read(index, self._decoding) for index in indices.tolist()]
+        images = list(self._names.read_each(indices.tolist(), self._decoding))
         return {"image": images, "label": torch.from_numpy(self._labels[indices])}
 
     def example_id(self, index: int) -> str:
@@ -106,11 +110,8 @@ class ImageList:
 
     cost: Cost = "decode"
 
-    def __init__(self, paths: str | Path | Sequence[str | Path], decoding: Decoding = AS_STORED) -> None:
-        several = [paths] if isinstance(paths, str | Path) else paths
-        for path in several:
-            check_local(path)
-        given = [*map(Path, several)]
+    def __init__(self, paths: str | AnyPath | Sequence[str | AnyPath], decoding: Decoding = AS_STORED) -> None:
+        given = [data_path(path) for path in list_of_paths(paths)]
         files = [*dict.fromkeys(file for path in given for file in _files_at(path))]
         if not files:
             raise DataError(
@@ -119,40 +120,60 @@ class ImageList:
                 expected=f"files of {FORMATS}, or folders with some",
                 hint="check the path; of folders, files are read by their endings, such as .jpg",
             )
-        places = [path.absolute() for path in given]
-        above = os.path.commonpath([place if place.is_dir() else place.parent for place in places])
-        self.folder = above if any(path.is_absolute() for path in given) else os.path.relpath(above)
+        above = _folder_above(given)
+        is_absolute = any(path.is_absolute() for path in given)
+        self.folder = str(above) if is_absolute else os.path.relpath(str(above))
         """The folder that all files are in or below: relative to the current one, if all paths given were."""
         self._decoding = decoding
         self.decoder = load_decoder(decoding)
-        self._names = FileNames(self.folder, (file.relative_to(above).as_posix() for file in files))
+        names = [file.relative_to(above).as_posix() for file in files]  # type: ignore[arg-type]  # both of one kind
+        stats = [file.stat() for file in files if isinstance(file, RemotePath)]
+        self._names = FileNames(self.folder, names, stats or None)
 
     def __len__(self) -> int:
         return len(self._names)
 
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
         """Return the images of these files, not decoded."""
-        return {"image": [self._names.read(index, self._decoding) for index in indices.tolist()]}
+        return {"image": list(self._names.read_each(indices.tolist(), self._decoding))}
 
     def example_id(self, index: int) -> str:
         """Return the path of the file within `folder`."""
         return self._names[index]
 
 
-def _files_by_class(path: Path, labels: tuple[str, ...] | None) -> dict[str, list[str]]:
-    """Return the images of each class, as paths within the folder."""
+def _folder_above(given: Sequence[AnyPath]) -> AnyPath:
+    """Return the folder that all of these files and folders are in, of one bucket or of this machine."""
+    places = [path.absolute() for path in given]
+    folders = [place if place.is_dir() else place.parent for place in places]
+    stored = [folder for folder in folders if isinstance(folder, RemotePath)]
+    if not stored:
+        return Path(os.path.commonpath([str(folder) for folder in folders]))
+    if len(stored) < len(folders) or len({folder.bucket for folder in stored}) > 1:
+        raise DataError(
+            "The images are not in one place.",
+            given=shorten([*map(str, given)]),
+            expected="files and folders of one bucket, or of this machine",
+            hint="name those of one place",
+        )
+    return DataPath(f"{stored[0].scheme}://{os.path.commonpath([folder.key for folder in stored])}")
+
+
+def _files_by_class(
+    path: AnyPath, labels: tuple[str, ...] | None
+) -> tuple[dict[str, list[str]], list[ObjectStat] | None]:
+    """Return the images of each class, as paths within the folder, and of a store size and version of all of them."""
     try:
-        entries = sorted(path.iterdir())
+        entries: list[AnyPath] = sorted(path.iterdir())
         folders = [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
         others = sorted({entry.name for entry in entries} - {*folders})
         classes = folders if labels is None else labels
         if absent := sorted({*classes} - {*folders}):
             raise _unusable(path, f"no folder {shorten(absent)}", "a folder for each label")
-        files = {}
-        for name in classes:
-            images, beside = images_below(path / name)
-            files[name] = [f"{name}/{image}" for image in images]
-            others += [f"{name}/{other}" for other in beside]
+        with ThreadPoolExecutor(_THREADS) as pool:
+            listed = dict(zip(classes, pool.map(lambda name: images_below(path / name), classes), strict=True))
+        files = {name: [f"{name}/{image}" for image in found.names] for name, found in listed.items()}
+        others += [f"{name}/{other}" for name, found in listed.items() for other in found.others]
     except OSError as error:
         raise _unusable(path, str(error), "a folder of folders that may be read") from error
     if not files:
@@ -161,18 +182,19 @@ def _files_by_class(path: Path, labels: tuple[str, ...] | None) -> dict[str, lis
         raise _unusable(path, f"no images in {shorten(empty)}", f"one {', '.join(ENDINGS)} or more for each class")
     if others := sorted([*others, *({*folders} - {*files})]):
         log.warning("Not read in %s: %s", path, shorten(others), chief_only=True)
-    return files
+    stats = [stat for found in listed.values() for stat in found.stats or ()]
+    return files, stats or None
 
 
-def _files_at(path: Path) -> Iterator[Path]:
+def _files_at(path: AnyPath) -> Iterator[AnyPath]:
     """Yield the absolute path of a file, or those of the images in a folder."""
-    place = path.absolute()
+    place = path.looked_up() if isinstance(path, RemotePath) else path.absolute()
     try:
         if not place.is_dir():
             place.stat()
             yield place
             return
-        images, others = images_below(place)
+        found = images_below(place)
     except OSError as error:
         raise DataError(
             f"{path} cannot be read.",
@@ -180,18 +202,31 @@ def _files_at(path: Path) -> Iterator[Path]:
             expected="image files, and folders of them",
             hint=hint_for_path(path),
         ) from error
-    if others:
-        log.warning("Not read in %s: %s", path, shorten(others))
-    for name in images:
-        yield place / name
+    if found.others:
+        log.warning("Not read in %s: %s", path, shorten(found.others))
+    if isinstance(place, RemotePath):
+        listed = zip(found.names, found.stats or (), strict=True)
+        yield from (DataPath(f"{place}/{name}", Entry(is_folder=False, stat=stat)) for name, stat in listed)
+    else:
+        yield from (place / name for name in found.names)
 
 
-def images_below(folder: str | Path) -> tuple[list[str], list[str]]:
-    """List the files in a folder and below with the ending of an image, and everything else there: files and links.
+class ListedImages(NamedTuple):
+    """What is in a folder and below, as sorted paths within it."""
 
-    Both are sorted paths within the folder. Hidden folders and links to folders are not entered.
-    """
-    top = os.fspath(folder)
+    names: list[str]
+    """The files with the ending of an image."""
+    others: list[str]
+    """Everything else: files and links."""
+    stats: list[ObjectStat] | None = None
+    """Size and version of each image, in an object store."""
+
+
+def images_below(folder: AnyPath) -> ListedImages:
+    """List what is in a folder and below. Hidden folders and links to folders are not entered."""
+    if isinstance(folder, RemotePath):
+        return _images_in_store(folder)
+    top = str(folder)
     images, others = [], []
     for at, folders, names in os.walk(top, onerror=_raise):
         prefix = "" if at == top else os.path.relpath(at, top).replace(os.sep, "/") + "/"
@@ -201,14 +236,27 @@ def images_below(folder: str | Path) -> tuple[list[str], list[str]]:
         images += [f"{prefix}{name}" for name in found]
         others += [f"{prefix}{name}" for name in ({*names} - found) | hidden | linked]
         folders[:] = {*folders} - hidden
-    return sorted(images), sorted(others)
+    return ListedImages(sorted(images), sorted(others))
+
+
+def _images_in_store(folder: RemotePath) -> ListedImages:
+    images, others = {}, []
+    for name, stat in folder.walk_files().items():
+        *above, last = name.split("/")
+        if hidden := next((place for place, part in enumerate(above, 1) if part.startswith(".")), 0):
+            others.append("/".join(above[:hidden]))
+        elif last.lower().endswith(ENDINGS) and not last.startswith("."):
+            images[name] = stat
+        else:
+            others.append(name)
+    return ListedImages([*images], sorted({*others}), [*images.values()])
 
 
 def _raise(error: OSError) -> None:
     raise error
 
 
-def _unusable(path: Path, given: str, expected: str) -> DataError:
+def _unusable(path: AnyPath, given: str, expected: str) -> DataError:
     return DataError(
         f"{path} is no folder of images with a folder for each class.",
         given=given,

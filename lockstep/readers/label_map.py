@@ -19,8 +19,10 @@ from pathlib import Path
 
 from lockstep.durable import atomic_write
 from lockstep.errors import DataError
-from lockstep.records.shards import check_local
+from lockstep.records.open_files import content_of
+from lockstep.records.shards import check_local, data_path
 from lockstep.records.text_format import Field, Word, parse_text_format, quoted
+from lockstep.storage.remote_path import AnyPath
 
 BACKGROUND = "background"
 UNKNOWN_LABEL = -1
@@ -69,7 +71,7 @@ class LabelMap:
         return {label.id: label.display_name or label.name for label in self.labels}
 
 
-def read_label_map(path: str | Path) -> LabelMap:
+def read_label_map(path: str | AnyPath) -> LabelMap:
     """Read a label map: `id`, `name` and `display_name` of each item; other fields are skipped."""
     fields = parse_text_format(_read(path), str(path))
     labels = tuple(
@@ -90,7 +92,7 @@ def write_label_map(path: str | Path, label_map: LabelMap) -> None:
         file.write("\n".join(map(_item, label_map.labels)).encode())
 
 
-def read_labels(path: str | Path) -> tuple[str, ...]:
+def read_labels(path: str | AnyPath) -> tuple[str, ...]:
     """Read a file with one label a line; space around labels and empty lines at the end are ignored."""
     labels = tuple(line.strip() for line in _read(path).rstrip().splitlines())
     twice = [label for label, count in Counter(labels).items() if count > 1]
@@ -111,7 +113,7 @@ def read_labels(path: str | Path) -> tuple[str, ...]:
     return labels
 
 
-def _label(item: list[Field], line: int, path: str | Path) -> Label:
+def _label(item: list[Field], line: int, path: str | AnyPath) -> Label:
     fields = {field.name: field.value for field in item}
     try:
         number = fields.get("id", Word("0"))
@@ -156,10 +158,10 @@ def _item(label: Label) -> str:
     return "\n".join(["item {", *lines, "}", ""])
 
 
-def _read(path: str | Path) -> str:
-    check_local(path)
+def _read(path: str | AnyPath) -> str:
+    file = data_path(path)
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return content_of(file).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             f"{path} cannot be read.",

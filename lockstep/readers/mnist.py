@@ -23,9 +23,11 @@ from lockstep.readers.fingerprint import Fingerprint
 from lockstep.readers.reader import Arrays, Reader
 from lockstep.readers.records import Records
 from lockstep.records.index_cache import Cache, cache_folder
-from lockstep.records.shards import check_local
+from lockstep.records.open_files import content_of
+from lockstep.records.shards import data_path
 from lockstep.records.template import Field, Integer, Pixels
 from lockstep.screen import log
+from lockstep.storage.remote_path import AnyPath, RemotePath
 
 UInt8s = npt.NDArray[np.uint8]
 
@@ -69,7 +71,7 @@ _MOST_EXPANSION = 1032  # of deflate: no gzip file holds more bytes than this ti
 _TIMEOUT_SECONDS = 30
 
 
-def mnist_reader(split: str, folder: str | Path | None = None, cache: Cache = None) -> Reader:
+def mnist_reader(split: str, folder: str | AnyPath | None = None, cache: Cache = None) -> Reader:
     """Read `train` (55,000 examples), `validation` (5,000) or `test` (10,000) into memory, from the original files.
 
     Its batches are {"image": uint8 (batch, 1, 28, 28), "label": int64 (batch,)}.
@@ -97,7 +99,7 @@ def mnist_reader(split: str, folder: str | Path | None = None, cache: Cache = No
 class _Mnist(Arrays):
     """The examples of a split, under the names and with the fingerprint of their records."""
 
-    def __init__(self, split: str, folder: Path) -> None:
+    def __init__(self, split: str, folder: AnyPath) -> None:
         self._split = SPLITS[split]
         self._file = f"{split}.tfrecords"
         rows = slice(self._split.rows.start, self._split.rows.stop)
@@ -122,25 +124,27 @@ def mnist_records(paths: str | Path | Sequence[str | Path], *, verify: bool = Tr
     return Records(paths, _FIELDS, verify=verify, cache=cache)
 
 
-def mnist_folder(folder: str | Path | None = None, cache: Cache = None) -> Path:
+def mnist_folder(folder: str | AnyPath | None = None, cache: Cache = None) -> AnyPath:
     """Return the folder of the original files, as `mnist_reader` finds it."""
     here = Path("data/mnist")
     if folder is not None:
-        check_local(folder)
-        return Path(folder)
+        return data_path(folder)
     kept = cache_folder(cache)
     return here if kept is None or here.is_dir() else kept / "mnist"
 
 
-def ensure_files(folder: Path, files: Sequence[File] = FILES, mirrors: Sequence[str] = MIRRORS) -> list[Path]:
-    """Verify files in the folder (another file is left as it is), fetch missing ones, and return their paths."""
+def ensure_files(folder: AnyPath, files: Sequence[File] = FILES, mirrors: Sequence[str] = MIRRORS) -> list[AnyPath]:
+    """Verify files in the folder (another file is left as it is), fetch missing ones, and return their paths.
+
+    Nothing is fetched into an object store.
+    """
     paths = [folder / file.name for file in files]
     for file, path in zip(files, paths, strict=True):
         try:
-            given = path.read_bytes()
+            given = content_of(path)
         except FileNotFoundError:
-            data = _fetched(file, folder, mirrors)
-            with atomic_write(path, parents=True, failure=DataError) as new:
+            data = _fetched(file, folder, () if isinstance(path, RemotePath) else mirrors)
+            with atomic_write(Path(str(path)), parents=True, failure=DataError) as new:
                 new.write(data)
             continue
         except OSError as error:
@@ -160,13 +164,13 @@ def ensure_files(folder: Path, files: Sequence[File] = FILES, mirrors: Sequence[
     return paths
 
 
-def load_idx(path: Path, most_rows: int | None = None) -> UInt8s:
+def load_idx(path: AnyPath, most_rows: int | None = None) -> UInt8s:
     """Read the array of bytes in a gzip-compressed file of the idx format: magic number, sizes, values.
 
     With `most_rows` no more than these first rows are read, and what follows them is not checked.
     """
     try:
-        with gzip.open(path) as file:
+        with path.open("rb") as whole, gzip.open(whole) as file:
             shape = _idx_shape(file.read(4), file, path)
             size = math.prod(shape)
             if size > _MOST_EXPANSION * path.stat().st_size:
@@ -185,7 +189,7 @@ def load_idx(path: Path, most_rows: int | None = None) -> UInt8s:
     return np.frombuffer(values, dtype=np.uint8).reshape(shape)
 
 
-def _idx_shape(magic: bytes, file: gzip.GzipFile, path: Path) -> tuple[int, ...]:
+def _idx_shape(magic: bytes, file: gzip.GzipFile, path: AnyPath) -> tuple[int, ...]:
     if len(magic) < 4 or magic[:3] != bytes((0, 0, _UNSIGNED_BYTE)):
         raise _no_idx(path, f"the first bytes {magic.hex(' ') or '(none)'}")
     sizes = struct.Struct(f">{magic[3]}I")
@@ -195,7 +199,7 @@ def _idx_shape(magic: bytes, file: gzip.GzipFile, path: Path) -> tuple[int, ...]
     return sizes.unpack(header)
 
 
-def _no_idx(path: Path, given: str) -> DataError:
+def _no_idx(path: AnyPath, given: str) -> DataError:
     return DataError(
         f"{path} is not a whole idx file of bytes.",
         given=given,
@@ -204,7 +208,7 @@ def _no_idx(path: Path, given: str) -> DataError:
     )
 
 
-def _fetched(file: File, folder: Path, mirrors: Sequence[str]) -> bytes:
+def _fetched(file: File, folder: AnyPath, mirrors: Sequence[str]) -> bytes:
     """Fetch a file from the first mirror that has it undamaged."""
     failures = []
     for mirror in mirrors:

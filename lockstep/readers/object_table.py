@@ -125,7 +125,7 @@ class AnnotatedImages:
     def _fields(self, indices: Int64s) -> dict[str, Any]:
         """Return the images of these examples, not decoded, and the columns of their objects."""
         fields: dict[str, Any] = {
-            "image": [self._files.read(index) for index in indices.tolist()],
+            "image": self._files.read_each(indices),
             "source_id": self._source_ids(indices),
             **self._objects.ragged(self._columns, indices),
         }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import mmap
-import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -38,8 +37,10 @@ from lockstep.readers.tar_shards import TarShards
 from lockstep.readers.voc import Voc, folder_of_year
 from lockstep.records.example import Values, parse_example
 from lockstep.records.index_cache import Cache
-from lockstep.records.shards import check_local, expand_braces, find_shards
+from lockstep.records.open_files import content_of
+from lockstep.records.shards import data_path, expand_braces, find_shards
 from lockstep.records.tfrecord import read_all
+from lockstep.storage.remote_path import AnyPath, RemotePath, is_url
 
 _NUMBER_OF_SHARD = re.compile(r"\d+(?=-of-\d|\.tar$|\.(tfrecord|record))")
 
@@ -83,12 +84,11 @@ def open_source(
         decoding: how images are decoded when they are asked for; the records of MNIST hold pixels.
         cache: the folder where indices of records and of tar shards are kept; by default in the user's cache.
     """
-    check_local(path)
     options = _Options(everything, truth, decoding, cache)
     if of_coco := _annotations_and_images(path):
         return _coco(*of_coco, options)
-    if Path(path).is_dir():
-        return _open_folder(Path(path), options)
+    if (whole := data_path(path)).is_dir():
+        return _open_folder(whole, options)
     return _open_files(find_shards(expand_braces(str(path))), str(path), options)
 
 
@@ -123,7 +123,6 @@ def open_detection(
         decoding: how images are decoded when they are asked for.
         cache: the folder where indices of records are kept; by default in the user's cache.
     """
-    check_local(path)
     if of_coco := _annotations_and_images(path):
         return Coco(
             *of_coco,
@@ -134,7 +133,7 @@ def open_detection(
             decoding=decoding,
             truth=truth,
         )
-    folder = Path(path)
+    folder = data_path(path).looked_up() if is_url(path) else data_path(path)
     if folder.is_dir() and (year or annotations_among(entries_of(folder))):
         has_lists = (folder_of_year(folder, year) / "ImageSets" / "Main").is_dir()
         named = split if has_lists else None
@@ -154,16 +153,17 @@ def open_detection(
     return ImageRecords(files, schema, decoding=decoding, cache=cache)
 
 
-def _annotations_and_images(path: str | Path) -> tuple[Path, Path] | None:
+def _annotations_and_images(path: str | Path) -> tuple[AnyPath, AnyPath] | None:
     """Return the file of annotations and the folder of images that a path of COCO's names; None for other paths."""
-    annotations, colon, images = str(path).rpartition(":")
-    if colon and annotations.endswith(".json") and not Path(path).exists():
-        return Path(annotations), Path(images)
-    is_file = Path(path).suffix == ".json" and not Path(path).is_dir()
-    return (Path(path), _images_beside(Path(path))) if is_file else None
+    annotations, colon, images = str(path).rpartition(".json:")
+    whole = data_path(path)
+    if colon and not whole.exists():
+        return data_path(f"{annotations}.json"), data_path(images)
+    is_file = whole.suffix == ".json" and not whole.is_dir()
+    return (whole, _images_beside(whole)) if is_file else None
 
 
-def _open_folder(folder: Path, options: _Options) -> Reader:
+def _open_folder(folder: AnyPath, options: _Options) -> Reader:
     entries = entries_of(folder)
     if shards := shards_among(entries):
         return _open_files(_one_set(folder, shards), str(folder), options)
@@ -177,7 +177,7 @@ def _open_folder(folder: Path, options: _Options) -> Reader:
     return ImageFolder(folder, decoding=options.decoding)
 
 
-def _one_set(folder: Path, names: Sequence[str]) -> list[Path]:
+def _one_set(folder: AnyPath, names: Sequence[str]) -> list[AnyPath]:
     """Find all files of the set of shards that these names belong to; an error if there are several sets."""
     patterns = sorted({_NUMBER_OF_SHARD.sub("*", glob.escape(name), count=1) for name in names})
     if len(patterns) > 1:
@@ -190,7 +190,7 @@ def _one_set(folder: Path, names: Sequence[str]) -> list[Path]:
     return find_shards(f"{glob.escape(str(folder))}/{patterns[0]}")
 
 
-def _open_files(files: Sequence[Path], given: str, options: _Options) -> Reader:
+def _open_files(files: Sequence[AnyPath], given: str, options: _Options) -> Reader:
     if missing := next((file for file in files if not file.is_file()), None):
         raise unknown_data(given, f"no file {missing}", hint_for_path(missing))
     everything, truth, decoding, cache = options
@@ -209,7 +209,7 @@ def _open_files(files: Sequence[Path], given: str, options: _Options) -> Reader:
     return ImageRecords(files, schema, decoding=decoding, cache=cache)
 
 
-def _coco(annotations: Path, images: Path, options: _Options) -> Reader:
+def _coco(annotations: AnyPath, images: AnyPath, options: _Options) -> Reader:
     """Open a file of annotations, with masks and keypoints if all objects have them."""
     opened = partial(Coco, annotations, images, decoding=options.decoding, truth=options.truth)
     if options.everything:
@@ -221,16 +221,19 @@ def _coco(annotations: Path, images: Path, options: _Options) -> Reader:
     return opened()
 
 
-def _words_in(path: Path, *words: bytes) -> list[bool]:
+def _words_in(path: AnyPath, *words: bytes) -> list[bool]:
     """Tell for each word whether it is in a file; no for an unreadable one, as its reader will say why."""
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return [content.find(word) >= 0 for word in words]
+        if isinstance(path, RemotePath):
+            content = content_of(path)
+            return [word in content for word in words]
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            return [mapped.find(word) >= 0 for word in words]
     except (OSError, ValueError):  # the second for an empty file
         return [False] * len(words)
 
 
-def _first_features(files: Sequence[Path], given: str) -> dict[str, Values]:
+def _first_features(files: Sequence[AnyPath], given: str) -> dict[str, Values]:
     for file in files:
         try:
             first = next(read_all(file), None)
@@ -248,7 +251,7 @@ def _first_features(files: Sequence[Path], given: str) -> dict[str, Values]:
     )
 
 
-def _images_beside(annotations: Path) -> Path:
+def _images_beside(annotations: AnyPath) -> AnyPath:
     """Find the images' folder of instances_train2017.json: train2017, images, or the file's own folder."""
     split = annotations.stem.rpartition("_")[2]
     here, above = annotations.parent, annotations.parent.parent
@@ -257,9 +260,8 @@ def _images_beside(annotations: Path) -> Path:
     return next((folder for folder in folders if folder.is_dir()), here)
 
 
-def _has_images(folder: Path) -> bool:
+def _has_images(folder: AnyPath) -> bool:
     try:
-        with os.scandir(folder) as entries:
-            return any(entry.name.lower().endswith(ENDINGS) for entry in entries)
+        return any(entry.name.lower().endswith(ENDINGS) for entry in folder.iterdir())
     except OSError:
         return False

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from lockstep.errors import DataError
 from lockstep.listing import hint_for_path, shorten
-from lockstep.records.shards import check_local, expand_braces, find_shards
+from lockstep.records.shards import data_path, expand_braces, find_shards
+from lockstep.storage.remote_path import AnyPath, RemotePath, is_url
 
 KNOWN = (
     "a folder with a folder of images for each class; TFRecord files or tar shards, their folder or a pattern; "
@@ -29,23 +30,30 @@ _SETS = frozenset(("train", "validation", "valid", "val", "test"))
 
 def check_there(path: str | Path, expected: str = KNOWN) -> None:
     """Refuse a path or a pattern that leads nowhere, without opening the data; `expected` says what it may lead to."""
-    check_local(path)
     file = str(path).partition(".json:")[0] + ".json" if ".json:" in str(path) else str(path)
-    if Path(file).exists():
+    if data_path(file).exists():
         return
     files = find_shards(expand_braces(file))
     if missing := [found for found in files if not found.exists()]:
         raise DataError(
             f"There is no data at {path}.",
-            given=f"no file {missing[0]}",
+            given=_absence_of(missing[0]),
             expected=expected,
             hint=hint_for_path(file) if len(files) == 1 else "check the path",
         )
 
 
-def is_folder(path: str | Path) -> bool:
+def _absence_of(path: AnyPath) -> str:
+    """Say that nothing is at a path; in a store, whether there is the bucket."""
+    bucket = path.bucket if isinstance(path, RemotePath) else None
+    return f"no file {path}" if bucket is None or bucket.exists() else f"no bucket {bucket}"
+
+
+def is_folder(path: str | AnyPath) -> bool:
     """Whether there is such a folder; there is none for a name that is too long."""
-    return os.path.isdir(path)  # noqa: PTH112 (that of pathlib raises)
+    if is_url(path):
+        return data_path(path).is_dir()
+    return os.path.isdir(str(path))  # noqa: PTH112 (that of pathlib raises)
 
 
 def class_folders(folder: str | Path) -> tuple[str, ...]:
@@ -53,13 +61,15 @@ def class_folders(folder: str | Path) -> tuple[str, ...]:
 
     The folder alone is listed. One without any kind of data that is known is a DataError.
     """
-    entries = entries_of(Path(folder))
+    entries = entries_of(data_path(folder))
     is_other = shards_among(entries) or annotations_among(entries)
-    return () if is_other else classes_among(Path(folder), entries)
+    return () if is_other else classes_among(data_path(folder), entries)
 
 
 def found_from(folder: Path, path: str) -> str:
     """Return a path as it is, or if it leads nowhere, and in another folder somewhere, the one in that folder."""
+    if is_url(path):
+        return path
     annotations, colon, images = path.partition(".json:")
     parts = [f"{annotations}.json", images] if colon else [path]
     other = ":".join(str(folder / part) for part in parts)
@@ -74,7 +84,7 @@ def _is_there(path: str) -> bool:
     return True
 
 
-def entries_of(folder: Path) -> list[Path]:
+def entries_of(folder: AnyPath) -> Sequence[AnyPath]:
     """List a folder, in order; one that cannot be listed is a DataError."""
     try:
         return sorted(folder.iterdir())
@@ -82,22 +92,22 @@ def entries_of(folder: Path) -> list[Path]:
         raise unknown_data(str(folder), str(error)) from error
 
 
-def held(entries: Sequence[Path]) -> str:
+def held(entries: Sequence[AnyPath]) -> str:
     """Say what a folder holds, for messages."""
     return shorten([entry.name for entry in entries]) if entries else "an empty folder"
 
 
-def shards_among(entries: Sequence[Path]) -> list[str]:
+def shards_among(entries: Sequence[AnyPath]) -> list[str]:
     """Return the names that are those of record files or of tar archives."""
     return [entry.name for entry in entries if RECORDS.search(entry.name) or TAR.search(entry.name)]
 
 
-def annotations_among(entries: Sequence[Path]) -> Path | None:
+def annotations_among(entries: Sequence[AnyPath]) -> AnyPath | None:
     """Return the folder of annotations of VOC or COCO, if it is there."""
     return next((entry for entry in entries if entry.name.lower() == "annotations"), None)
 
 
-def classes_among(folder: Path, entries: Sequence[Path]) -> tuple[str, ...]:
+def classes_among(folder: AnyPath, entries: Sequence[AnyPath]) -> tuple[str, ...]:
     """Return the names of the folders of classes; images without any, and folders of sets, are refused."""
     names = tuple(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
     images = [entry.name for entry in entries if entry.name.lower().endswith(ENDINGS)]

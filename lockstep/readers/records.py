@@ -13,9 +13,10 @@ from torch import Tensor
 from lockstep.readers.combine import read_by_source
 from lockstep.readers.fingerprint import Fingerprint, named_parts, tells_options
 from lockstep.readers.reader import Cost
-from lockstep.records.index_cache import Cache
+from lockstep.records.index_cache import Cache, local_copy
 from lockstep.records.record_files import RecordFile, RecordFiles
 from lockstep.records.record_index import Int64s
+from lockstep.records.shards import find_shards
 from lockstep.records.template import Field, Template, UInt8s, read_each
 from lockstep.records.tfrecord import FRAME_BYTES, HEAD_BYTES, TAIL_BYTES
 
@@ -24,8 +25,9 @@ from lockstep.records.tfrecord import FRAME_BYTES, HEAD_BYTES, TAIL_BYTES
 class Records:
     """Small examples, all of the same fields, in files of `tf.train.Example` records.
 
-    The files are mapped into memory: they may be replaced by others while they are read, but not cut short.
-    Compressed ones are decompressed into memory. Every record's checksum is verified when it is first read.
+    The files are mapped into memory: they may be replaced by others while they are read, but not cut short. Those of an
+    object store are copied into the cache for it, once. Compressed ones are decompressed into memory. Every record's
+    checksum is verified when it is first read.
 
     Args:
         paths: the files, whose records follow one another: a path, a pattern such as "train-*", or several of these.
@@ -44,7 +46,7 @@ class Records:
         verify: bool = True,
         cache: Cache = None,
     ) -> None:
-        self._records = RecordFiles(paths, cache=cache)
+        self._records = RecordFiles([local_copy(path, cache) for path in find_shards(paths)], cache=cache)
         self._files = [_File(file, fields, verify) for file in self._records.files]
         self._names = [str(file.path) for file in self._records.files]
         self._starts = np.array(self._records.starts)

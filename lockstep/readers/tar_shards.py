@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -22,9 +22,10 @@ from lockstep.readers.image_files import load_decoder
 from lockstep.readers.paths import ENDINGS
 from lockstep.readers.reader import NO_DECODER, Cost, Int64s
 from lockstep.records.index_cache import Cache
-from lockstep.records.open_files import OpenFiles
+from lockstep.records.open_files import OpenFiles, Place, read_stored
 from lockstep.records.shards import expand_braces, find_shards, list_of_paths
 from lockstep.records.tar_members import BLOCK_BYTES, header_crc, key_and_ending, readable_name, tar_index_of
+from lockstep.storage.remote_path import AnyPath, RemotePath
 from lockstep.tracing import now_reading
 
 Kind = Literal["image", "label", "json", "text", "bytes"]
@@ -89,7 +90,9 @@ class TarShards:
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
         """Return the fields of these samples, images not decoded."""
         samples = [self._sample(index) for index in indices.tolist()]
-        return {field.name: self._column(field, samples) for field in self._fields}
+        members = [(sample.shard, sample.member_of(field)) for field in self._fields for sample in samples]
+        stored = iter(read_stored([place for shard, member in members for place in shard.stored_places(member)]))
+        return {field.name: self._column(field, samples, stored) for field in self._fields}
 
     def example_id(self, index: int) -> str:
         """Return the name of its archive, and its key: "train-000.tar: 0001"."""
@@ -104,17 +107,17 @@ class TarShards:
         number = bisect_right(self._starts, index) - 1
         return self._shards[number].sample(index - self._starts[number])
 
-    def _column(self, field: _Field, samples: Iterable[_Sample]) -> Any:
-        values = [self._value(field.kind, sample.shard, sample.member_of(field)) for sample in samples]
+    def _column(self, field: _Field, samples: Iterable[_Sample], stored: Iterator[bytes]) -> Any:
+        values = [self._value(field.kind, sample.shard, sample.member_of(field), stored) for sample in samples]
         return torch.tensor(values, dtype=torch.int64) if field.kind == "label" else values
 
-    def _value(self, kind: Kind, shard: _Shard, member: int) -> Any:
+    def _value(self, kind: Kind, shard: _Shard, member: int, stored: Iterator[bytes]) -> Any:
         source = f"{shard.path}: {readable_name(shard.index.name(member))}"
         now_reading(source)
         size_bytes = int(shard.index.sizes[member])
         if kind in ("label", "json", "text") and size_bytes > _LARGEST_TEXT_BYTES:
             raise _unusable(source, f"{size_bytes} bytes", f"at most {_LARGEST_TEXT_BYTES} bytes")
-        data = shard.read(member)
+        data = shard.read(member, stored)
         if kind == "bytes":
             return data
         return EncodedImage(data, source, self._decoding) if kind == "image" else _parsed(kind, data, source)
@@ -145,7 +148,7 @@ class _Field:
 class _Shard:
     """One archive, and its index."""
 
-    def __init__(self, open_files: OpenFiles, cache: Cache, path: Path) -> None:
+    def __init__(self, open_files: OpenFiles, cache: Cache, path: AnyPath) -> None:
         self.path = path
         self.index = tar_index_of(path, cache)
         self._open_files = open_files
@@ -167,12 +170,21 @@ class _Shard:
         endings = [readable_name(ending) for _, ending in parts]
         return _Sample(self, readable_name(parts[0][0]), dict(zip(endings, members, strict=True)))
 
-    def read(self, member: int) -> bytes:
-        """Read the content of a member."""
-        index = self.index
-        offset = int(index.offsets[member])
+    def stored_places(self, member: int) -> tuple[Place, ...]:
+        """Return where the header and the content of a member are, in an archive of an object store; else nothing."""
+        return self._places(member) if isinstance(self.path, RemotePath) else ()
+
+    def _places(self, member: int) -> tuple[Place, Place]:
+        version, offset = self.index.version, int(self.index.offsets[member])
+        header = Place(self.path, version, BLOCK_BYTES, offset - BLOCK_BYTES)
+        return header, Place(self.path, version, int(self.index.sizes[member]), offset)
+
+    def read(self, member: int, stored: Iterator[bytes]) -> bytes:
+        """Read the content of a member; `stored` gives what was read of its stored places."""
+        index, places = self.index, self._places(member)
+        parts = stored if isinstance(self.path, RemotePath) else (self._open_files.read(*place) for place in places)
         # Contents have no checksums in tar. The header tells another archive of the same size and time of change.
-        header = self._open_files.read(self.path, index.version, BLOCK_BYTES, offset - BLOCK_BYTES)
+        header, offset = next(parts), places[1].offset
         if header_crc(header) != index.header_crcs[member]:
             raise DataError(
                 f"{self.path} is another archive than the one that its index was made of.",
@@ -180,7 +192,7 @@ class _Shard:
                 expected="the archive that was there, or another time of change",
                 hint="leave archives alone while they are read; if it was replaced before, touch it and start again",
             )
-        return self._open_files.read(self.path, index.version, int(index.sizes[member]), offset)
+        return next(parts)
 
 
 class _Sample(NamedTuple):

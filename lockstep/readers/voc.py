@@ -6,10 +6,8 @@ The format is described at http://host.robots.ox.ac.uk/pascal/VOC.
 from __future__ import annotations
 
 import math
-import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 from xml.etree.ElementTree import Element, ParseError, TreeBuilder, XMLParser
 
@@ -32,10 +30,12 @@ from lockstep.readers.object_table import (
     shares_of_boxes,
     warn_of_objects,
 )
-from lockstep.readers.paths import ENDINGS
+from lockstep.readers.paths import ENDINGS, is_folder
 from lockstep.readers.reader import Int64s
-from lockstep.records.shards import check_local
+from lockstep.records.open_files import content_of, fetched
+from lockstep.records.shards import data_path
 from lockstep.screen import log
+from lockstep.storage.remote_path import AnyPath
 
 _TENSORS = ("boxes", "labels", "difficult", "truncated")
 _VIEW = "view"
@@ -85,7 +85,7 @@ class Voc(AnnotatedImages):
 
     def __init__(
         self,
-        root: str | Path,
+        root: str | AnyPath,
         split: str | None = "train",
         *,
         year: int | None = None,
@@ -97,11 +97,11 @@ class Voc(AnnotatedImages):
         check_value("difficult", difficult, bool)
         check_value("truth", truth, bool)
         check_label_map(label_map)
-        check_local(root)
-        folder = folder_of_year(Path(root), year)
+        folder = folder_of_year(data_path(root), year)
         there = annotation_files(folder)
         paths = there if split is None else split_files(folder, split, there)
-        read = {path: read_voc_xml(path) for path in (paths if label_map else there)}
+        wanted = paths if label_map else there
+        read = {path: read_voc_xml(path, data) for path, data in zip(wanted, fetched(wanted), strict=True)}
         label_map = label_map or LabelMap.alphabetical(found.name for each in read.values() for found in each.objects)
         annotations = [read[path] for path in paths]
         names = [each.file_name for each in annotations]
@@ -126,7 +126,7 @@ class Voc(AnnotatedImages):
         return super().fingerprint() | {"views": ", ".join(self._views)}
 
 
-def _warn_of_others(folder: Path, names: Iterable[str]) -> None:
+def _warn_of_others(folder: AnyPath, names: Iterable[str]) -> None:
     images = {path.name for path in folder.iterdir() if path.name.lower().endswith(ENDINGS)}
     if others := sorted(images - {*names}):
         named = shorten(others)
@@ -169,7 +169,7 @@ def _tables(
     return table, ObjectTable(images, scored, len(annotations)), views
 
 
-def folder_of_year(root: Path, year: int | None) -> Path:
+def folder_of_year(root: AnyPath, year: int | None) -> AnyPath:
     """Find the folder VOC<year> in a folder; without a year the folder itself."""
     if year is None:
         return root
@@ -185,10 +185,10 @@ def folder_of_year(root: Path, year: int | None) -> Path:
     return folder
 
 
-def annotation_files(root: Path) -> list[Path]:
+def annotation_files(root: AnyPath) -> list[AnyPath]:
     """List the annotations by name, in Annotations, in annotations, or in the folder itself."""
     folder = _existing(root, _ANNOTATIONS)
-    there = sorted(folder.glob("*.xml"))
+    there: list[AnyPath] = sorted(folder.glob("*.xml"))
     if not there:
         years = _years(root)
         year = f"year={years[0].removeprefix('VOC')} (--year {years[0]})" if years else ""
@@ -201,7 +201,7 @@ def annotation_files(root: Path) -> list[Path]:
     return there
 
 
-def split_files(root: Path, split: str, there: Sequence[Path]) -> list[Path]:
+def split_files(root: AnyPath, split: str, there: Sequence[AnyPath]) -> list[AnyPath]:
     """Return the annotations that the list of a split names, in its order."""
     names = _listed(root, split)
     paths = {path.stem: path for path in there}
@@ -215,12 +215,12 @@ def split_files(root: Path, split: str, there: Sequence[Path]) -> list[Path]:
     return [paths[name] for name in names]
 
 
-def _listed(root: Path, split: str) -> list[str]:
+def _listed(root: AnyPath, split: str) -> list[str]:
     """Return the names in the list of a split: the first word of each line."""
     folder = root / "ImageSets" / "Main"
     path = folder / f"{split}.txt"
     try:
-        names = [line.split()[0] for line in path.read_text("utf-8").splitlines() if line.strip()]
+        names = [line.split()[0] for line in content_of(path).decode().splitlines() if line.strip()]
     except (OSError, ValueError) as error:  # the second where it is no text, or the split no name
         # Those of single classes, such as cat_train, come last.
         splits = sorted((each.stem for each in folder.glob("*.txt")), key=lambda name: ("_" in name, name))
@@ -241,12 +241,12 @@ def _listed(root: Path, split: str) -> list[str]:
     return names
 
 
-def _existing(root: Path, names: Sequence[str]) -> Path:
+def _existing(root: AnyPath, names: Sequence[str]) -> AnyPath:
     """Return the first of these folders that exists, or the root itself."""
-    return next((root / name for name in names if os.path.isdir(root / name)), root)  # noqa: PTH112 (may raise)
+    return next((root / name for name in names if is_folder(root / name)), root)
 
 
-def _years(root: Path) -> list[str]:
+def _years(root: AnyPath) -> list[str]:
     return sorted(path.name for path in root.glob("VOC*") if path.is_dir())
 
 
@@ -274,14 +274,18 @@ class VocAnnotation(NamedTuple):
     objects: tuple[VocObject, ...]
 
 
-def read_voc_xml(path: Path) -> VocAnnotation:
+def read_voc_xml(path: AnyPath, data: bytes | None = None) -> VocAnnotation:
     """Read one annotation. Parts of objects, such as hands, are skipped.
 
     `difficult` and `truncated` are 0 or 1, or false or true as some tools write them; missing or "Unspecified" is 0.
+
+    Args:
+        path: of the file.
+        data: what is in it, where it has been read already.
     """
     try:
         parser = XMLParser(target=_Builder())
-        parser.feed(path.read_bytes())
+        parser.feed(content_of(path) if data is None else data)
         return _annotation(parser.close())
     except (OSError, ParseError, ValueError, LookupError) as error:  # the last for an unknown encoding
         raise DataError(

@@ -27,6 +27,7 @@ from lockstep.listing import hint_for_path
 from lockstep.readers.paths import check_there, found_from, is_folder
 from lockstep.recipes.code import Function
 from lockstep.recipes.preprocessing import Inception, Preprocessing, ResizedCrop
+from lockstep.records.shards import data_path
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -88,12 +89,12 @@ class MnistData:
         """Take the files, of all splits, from another folder, which has them: nothing is fetched to it."""
         from lockstep.readers.mnist import FILES
 
-        if missing := [file.name for file in FILES if not Path(path, file.name).is_file()]:
+        if missing := [file.name for file in FILES if not (data_path(path) / file.name).is_file()]:
             raise DataError(
                 f"{path} does not hold the files of MNIST.",
                 given=f"no {missing[0]} in it",
                 expected=f"a folder with {', '.join(file.name for file in FILES)}",
-                hint=hint_for_path(path) if not Path(path).exists() else "name their folder",
+                hint=hint_for_path(path) if not data_path(path).exists() else "name their folder",
             )
         return replace(self, folder=path)
 

@@ -1,9 +1,10 @@
 """The cache: what can be made again from data files, kept so that it is made once, and never beside the data.
 
 It is the folder that a reader's `cache` names, by default the user's: $XDG_CACHE_HOME/lockstep, or ~/.cache/lockstep.
+Whole files of an object store are copied into `copies/KEY`, the key made of their addresses and etags.
 The index of a file of records or of a tar archive is `record-index/KEY` in it, the key made of the file's whole path.
-It holds for one size and one time of change of the file, to the nanosecond. Several processes may write it at once:
-each writes a file of its own and renames it. Nothing is ever deleted, and all of it may be.
+It holds for one size and one time of change of the file, to the nanosecond, or one etag. Several processes may write it
+at once: each writes a file of its own and renames it. Nothing is ever deleted, and all of it may be.
 
 8 bytes     the kind of index
 16 bytes    size and time of change of the file, little-endian
@@ -15,24 +16,31 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import struct
+import tempfile
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
 import google_crc32c
 
+from lockstep.errors import DataError
+from lockstep.listing import shorten
 from lockstep.records.open_files import Version
 from lockstep.records.shards import check_local
 from lockstep.screen import log
+from lockstep.storage.ranges import Range, read_ranges
+from lockstep.storage.remote_path import AnyPath, RemotePath
 
 Index = TypeVar("Index")
 Cache = str | Path | None
 """The folder of the cache; None: the user's."""
 
 _HEAD = struct.Struct("<8sqq")
+_COPIED_BYTES = 1 << 26
 _CRC = struct.Struct("<I")
 
 _told: dict[Path | None, OSError] = {}
@@ -51,8 +59,55 @@ def cache_folder(cache: Cache = None) -> Path | None:
     return None
 
 
+def local_copy(path: AnyPath, cache: Cache = None) -> Path:
+    """Return a file of this machine with the content of a file: of an object a copy in the cache, made once an etag.
+
+    Raises:
+        DataError: there is no room for it.
+        FileNotFoundError: there is no such object.
+    """
+    return local_copies([path], cache)[0] if isinstance(path, RemotePath) else path
+
+
+def local_copies(paths: Sequence[RemotePath], cache: Cache = None) -> list[Path]:
+    """Copy objects that belong together into one folder of the cache, under their names, as `local_copy` does."""
+    kept = cache_folder(cache)
+    stats = [path.stat() for path in paths]
+    told = "\n".join(f"{path} {stat}" for path, stat in zip(paths, stats, strict=True))
+    folder = (kept or Path(tempfile.gettempdir())) / "copies" / hashlib.sha256(told.encode()).hexdigest()[:32]
+    if not folder.is_dir():
+        num_bytes = sum(stat.st_size for stat in stats)
+        log.info(
+            "Copying %s into %s, once: %.1f MB", shorten([str(path) for path in paths], 1), folder, num_bytes / 1e6
+        )
+        partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.partial")
+        try:
+            partial.mkdir(parents=True)
+            for path in paths:
+                _download(path, partial / path.name)
+            with suppress(OSError):  # another process was faster
+                partial.rename(folder)
+        except OSError as error:
+            raise DataError(
+                f"{shorten([str(path) for path in paths], 1)} cannot be copied into the cache.",
+                given=str(error),
+                expected=f"{num_bytes} bytes free in {folder.parent}",
+                hint="make room, or name another folder: data.cache of a recipe, or XDG_CACHE_HOME",
+            ) from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    return [folder / path.name for path in paths]
+
+
+def _download(path: RemotePath, file: Path) -> None:
+    stat = path.stat()
+    with file.open("wb") as written:
+        for start in range(0, stat.st_size, _COPIED_BYTES):
+            written.writelines(read_ranges([Range(path, stat, start, _COPIED_BYTES)]))
+
+
 def load_index(
-    path: Path, kind: bytes, version: Version, decode: Callable[[bytes], Index | None], cache: Cache = None
+    path: AnyPath, kind: bytes, version: Version, decode: Callable[[bytes], Index | None], cache: Cache = None
 ) -> Index | None:
     """Load the index of a file; None where none is kept for this version of it.
 
@@ -75,7 +130,7 @@ def load_index(
     return None
 
 
-def save_index(path: Path, kind: bytes, version: Version, content: bytes, cache: Cache = None) -> None:
+def save_index(path: AnyPath, kind: bytes, version: Version, content: bytes, cache: Cache = None) -> None:
     """Save an index, without waiting for the disk: damage is noticed on loading. Say so if it cannot be written."""
     folder = cache_folder(cache)
     data = _HEAD.pack(kind, *version) + content
@@ -103,5 +158,5 @@ def _write(place: Path, data: bytes) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def _place(folder: Path, path: Path) -> Path:
-    return folder / "record-index" / hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:32]
+def _place(folder: Path, path: AnyPath) -> Path:
+    return folder / "record-index" / hashlib.sha256(os.fsencode(str(path.absolute()))).hexdigest()[:32]

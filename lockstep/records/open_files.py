@@ -1,17 +1,24 @@
-"""Files that are read at any offset, few of them open at a time, and never after they have changed."""
+"""Files that are read at any offset, few of them open at a time, and never after they have changed.
+
+Those of this machine are read one by one, as they are wanted; those in an object store many at once, before.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
 import weakref
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, cast
 
 from lockstep.errors import DataError
+from lockstep.storage.ranges import Range, RemoteFile, read_ranges
+from lockstep.storage.remote_path import AnyPath, ObjectStat, RemotePath
 
 _MOST_OPEN = 128
+_MOST_FETCHED = 512
 
 _seeking = threading.Lock()
 
@@ -21,6 +28,16 @@ class Version(NamedTuple):
 
     size_bytes: int
     mtime_ns: int
+    """Of an object in a store, the number of its etag."""
+
+
+class Place(NamedTuple):
+    """A part of a file, of one version of it."""
+
+    path: AnyPath
+    version: Version
+    size: int
+    offset: int
 
 
 class OpenFiles:
@@ -36,8 +53,10 @@ class OpenFiles:
         self._most = most
         self._open = lru_cache(most)(_OpenFile)
 
-    def read(self, path: Path, version: Version, size: int, offset: int) -> bytes:
+    def read(self, path: AnyPath, version: Version, size: int, offset: int) -> bytes:
         """Read a file from an offset on, fewer bytes at its end; refused if the file is of another version."""
+        if isinstance(path, RemotePath):
+            return read_stored([Place(path, version, size, offset)])[0]
         opened = self._open(path, version)  # as long as it is held here, no other thread's reading closes it
         data = read_at(opened.file, size, offset)
         check_unchanged(opened.file, path, version)  # each time, and last: it may be written in place
@@ -55,9 +74,33 @@ class _OpenFile:
         weakref.finalize(self, self.file.close)
 
 
-def open_file(path: Path, buffering: int = 0) -> BinaryIO:
+def content_of(path: AnyPath) -> bytes:
+    """Read a whole file; OSError where the system, or FileNotFoundError where the store, has none."""
+    (content,) = fetched([path])
+    return path.read_bytes() if content is None else content
+
+
+def fetched(paths: Sequence[AnyPath]) -> Iterator[bytes | None]:
+    """Yield the contents of files in an object store; None for those of this machine, which are read when wanted."""
+    for first in range(0, len(paths), _MOST_FETCHED):
+        some = paths[first : first + _MOST_FETCHED]
+        stats = {path: path.stat() for path in some if isinstance(path, RemotePath)}
+        contents = iter(read_ranges([Range(path, stat, 0, stat.st_size) for path, stat in stats.items()]))
+        yield from (next(contents) if isinstance(path, RemotePath) else None for path in some)
+
+
+def read_stored(places: Sequence[Place]) -> list[bytes]:
+    """Read parts of objects of a store, all at once; fewer bytes at their ends."""
+    return read_ranges(
+        [Range(cast("RemotePath", path), ObjectStat(*version), offset, size) for path, version, size, offset in places]
+    )
+
+
+def open_file(path: AnyPath, buffering: int = 0) -> BinaryIO:
     """Open a file for reading, as bytes; a DataError if the system refuses."""
     try:
+        if isinstance(path, RemotePath):
+            return cast("BinaryIO", RemoteFile(path))
         return path.open("rb", buffering=buffering)
     except OSError as error:
         raise DataError(
@@ -69,25 +112,31 @@ def open_file(path: Path, buffering: int = 0) -> BinaryIO:
 
 
 def version_of(file: BinaryIO) -> Version:
-    """Return the version of an open file now."""
+    """Return the version of an open file now; of an object, that which is read."""
+    if isinstance(file, RemoteFile):
+        return Version(*file.version)
     status = os.fstat(file.fileno())
     return Version(status.st_size, status.st_mtime_ns)
 
 
-def check_unchanged(file: BinaryIO, path: Path, version: Version) -> None:
+def check_unchanged(file: BinaryIO, path: AnyPath, version: Version) -> None:
     """Refuse a file that has changed since its index was made, by its size or its time of change."""
-    status = os.fstat(file.fileno())
-    if (status.st_size, status.st_mtime_ns) != version:
+    if (now := version_of(file)) != version:
         raise DataError(
             f"{path} has changed since its index was made.",
-            given=f"{status.st_size} bytes, changed at {status.st_mtime_ns} ns",
+            given=f"{now.size_bytes} bytes, changed at {now.mtime_ns} ns",
             expected=f"{version.size_bytes} bytes, changed at {version.mtime_ns} ns",
             hint="start again, and leave the files alone while they are read",
         )
 
 
 def read_at(file: BinaryIO, size: int, offset: int) -> bytes:
-    """Read an unbuffered file from an offset on, fewer bytes at its end; several threads may do so at once."""
+    """Read an unbuffered file from an offset on, fewer bytes at its end; several threads may do so at once.
+
+    Of an object only one thread may.
+    """
+    if isinstance(file, RemoteFile):
+        return file.read_at(size, offset)
     data = _read_once(file, size, offset)
     while 0 < len(data) < size:  # The system gives at most 2 GiB at once.
         if not (more := _read_once(file, size - len(data), offset + len(data))):

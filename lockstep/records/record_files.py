@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from lockstep.records.index_cache import Cache
-from lockstep.records.open_files import OpenFiles, check_unchanged, open_file
+from lockstep.records.open_files import OpenFiles, Place, check_unchanged, open_file, read_stored
 from lockstep.records.record_index import MEMORY_LIMIT_BYTES, index_of, too_large
 from lockstep.records.shards import find_shards
 from lockstep.records.tfrecord import (
@@ -28,6 +28,7 @@ from lockstep.records.tfrecord import (
     payload_of,
 )
 from lockstep.screen import log
+from lockstep.storage.remote_path import AnyPath, RemotePath
 from lockstep.tracing import reading_listener
 
 UInt8s = npt.NDArray[np.uint8]
@@ -49,7 +50,7 @@ class RecordFile:
 
     def __init__(
         self,
-        path: Path,
+        path: AnyPath,
         *,
         memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
         open_files: OpenFiles | None = None,
@@ -77,6 +78,22 @@ class RecordFile:
     def read_named(self, record: int, verify: bool = True) -> tuple[bytes, str]:
         """Read the payload of a record as `read` does; also return what `describe` says of it."""
         data, start = self._data(record)
+        return payload_of(data, verify, self._source, record, start), self._source.describe(record, start)
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether records are read from an object store."""
+        return isinstance(self.path, RemotePath) and not self.index.compression
+
+    def place(self, record: int) -> Place:
+        """Return where the payload of a record with its checksum is, in a plain file."""
+        index = self.index
+        size = int(index.lengths[record]) + TAIL_BYTES
+        return Place(self.path, index.version, size, int(index.offsets[record]))
+
+    def named(self, record: int, data: bytes, verify: bool) -> tuple[bytes, str]:
+        """Return what `read_named` does, from what was read at the record's place."""
+        start = int(self.index.offsets[record]) - HEAD_BYTES
         return payload_of(data, verify, self._source, record, start), self._source.describe(record, start)
 
     def describe(self, record: int) -> str:
@@ -170,13 +187,23 @@ class RecordFiles:
         return file.read(record, self.verify)
 
     def read_each(self, indices: Iterable[int]) -> Iterator[tuple[bytes, str]]:
-        """Yield payload and description of each record; reports the record that is being read to `tracing`."""
+        """Yield payload and description of each record; reports the record that is being read to `tracing`.
+
+        Those in an object store are all read with the first.
+        """
         report = reading_listener()
-        for index in indices:
-            file, record = self.locate(index)
+        located = [self.locate(index) for index in indices]
+        if report and located:
+            report(f"{located[0][0].path.name}:{located[0][1]}")
+        stored = iter(read_stored([file.place(record) for file, record in located if file.is_stored]))
+        for file, record in located:
             if report:
                 report(f"{file.path.name}:{record}")
-            yield file.read_named(record, self.verify)
+            yield (
+                file.named(record, next(stored), self.verify)
+                if file.is_stored
+                else file.read_named(record, self.verify)
+            )
 
     def locate(self, index: int) -> tuple[RecordFile, int]:
         """Return the file that holds a record, and the record's number in it."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import struct
 from array import array
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import google_crc32c
@@ -28,6 +26,7 @@ from lockstep.records.tfrecord import (
     compression_of,
     read_all,
 )
+from lockstep.storage.remote_path import AnyPath, RemotePath
 
 Int64s = npt.NDArray[np.int64]
 
@@ -70,14 +69,14 @@ class RecordIndex(NamedTuple):
         return int(self.lengths.sum()) + FRAME_BYTES * len(self.lengths)
 
 
-def index_of(path: Path, limit_bytes: int, cache: Cache = None) -> RecordIndex:
+def index_of(path: AnyPath, limit_bytes: int, cache: Cache = None) -> RecordIndex:
     """Load the index of a file from the cache if it still holds; else build it, and keep it if that is worth it."""
     with open_file(path) as file:
         version = version_of(file)
-        ending = _ending(file, version)
-    index = load_index(path, _KIND, version, partial(_decoded, version), cache)
-    # Files packed alike have one size and, copied with their times, one time of change.
-    if index and index.ending == ending:
+        index = load_index(path, _KIND, version, partial(_decoded, version), cache)
+        # Files packed alike have one size and, copied with their times, one time of change; but not one etag.
+        is_same = index is not None and (isinstance(path, RemotePath) or index.ending == _ending(file, version))
+    if index is not None and is_same:
         if index.compression and index.size_bytes > limit_bytes:
             raise too_large(str(path), f"{index.size_bytes} bytes", f"at most {limit_bytes} bytes")
         return index
@@ -87,7 +86,7 @@ def index_of(path: Path, limit_bytes: int, cache: Cache = None) -> RecordIndex:
     return index
 
 
-def build_index(path: Path, limit_bytes: int = MEMORY_LIMIT_BYTES) -> RecordIndex:
+def build_index(path: AnyPath, limit_bytes: int = MEMORY_LIMIT_BYTES) -> RecordIndex:
     """Find all records by reading their headers; of a compressed file all of it, unless it expands beyond the limit."""
     with open_file(path) as file:
         version = version_of(file)
@@ -122,9 +121,9 @@ def _ending(file: BinaryIO, version: Version) -> bytes:
     return read_at(file, _ENDING_BYTES, max(0, version.size_bytes - _ENDING_BYTES))
 
 
-def _plain_lengths(file: BinaryIO, path: Path) -> tuple[Int64s, bytes]:
+def _plain_lengths(file: BinaryIO, path: AnyPath) -> tuple[Int64s, bytes]:
     """Return the lengths of the payloads, and their checksums one after the other."""
-    source, size = RecordSource(path), os.fstat(file.fileno()).st_size
+    source, size = RecordSource(path), version_of(file).size_bytes
     lengths, checksums = [np.empty(0, np.int64)], bytearray()
     start, count = 0, 0  # of the next frame, in the file; of the records before it
     for heads in _heads(file, size):
@@ -167,7 +166,7 @@ def _heads(file: BinaryIO, size: int) -> Iterator[bytes]:
         yield b"".join(heads)
 
 
-def _compressed_lengths(path: Path, limit_bytes: int) -> Int64s:
+def _compressed_lengths(path: AnyPath, limit_bytes: int) -> Int64s:
     lengths = array("q")
     for end, payload in read_all(path, verify=False, largest_record_bytes=min(limit_bytes, LARGEST_RECORD_BYTES)):
         if end > limit_bytes:
@@ -176,7 +175,7 @@ def _compressed_lengths(path: Path, limit_bytes: int) -> Int64s:
     return np.array(lengths, dtype=np.int64)
 
 
-def _keep(index: RecordIndex, path: Path, cache: Cache) -> None:
+def _keep(index: RecordIndex, path: AnyPath, cache: Cache) -> None:
     head = _HEAD.pack(_COMPRESSIONS.index(index.compression), index.checksum, index.ending)
     save_index(path, _KIND, index.version, head + index.lengths.astype("<i8").tobytes(), cache)
 

@@ -6,7 +6,9 @@ import glob
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from itertools import islice, product
 from pathlib import Path
@@ -14,6 +16,7 @@ from pathlib import Path
 from lockstep.checks import check_type, wrong_type
 from lockstep.errors import DataError
 from lockstep.listing import shorten
+from lockstep.storage.remote_path import AnyPath, DataPath, RemotePath, is_url
 
 # TensorFlow's names of shards, such as train-00003-of-00128 or data-00000-of-00001.gz
 _SHARD = re.compile(r"(.*?(?<!\d))(\d{1,7})-of-(\d{1,7})(?!\d)(.*)", re.DOTALL)
@@ -29,7 +32,7 @@ _MOST_NAMED = 5
 _MOST_SHOWN = 100
 
 
-def find_shards(paths: str | Path | Sequence[str | Path]) -> list[Path]:
+def find_shards(paths: str | AnyPath | Sequence[str | AnyPath]) -> list[AnyPath]:
     """List the files of a path, of a pattern, or of several of these, in turn.
 
     A pattern is one of the shell: * for any characters, ? for one, [a-z] for one of these. Its files come sorted by
@@ -37,19 +40,21 @@ def find_shards(paths: str | Path | Sequence[str | Path]) -> list[Path]:
     there: "train-*" stands for all 128, "train-0000?-of-00128" for the first ten. A path that exists is taken as it is,
     whatever characters it has.
     """
-    return [file for path in list_of_paths(paths) for file in _matching(path)]
+    given = [data_path(path) for path in list_of_paths(paths)]
+    return [file for path in _listed_together(given) for file in _matching(path)]
 
 
-def expand_braces(path: str | Path) -> list[str]:
+def expand_braces(path: str | AnyPath) -> list[str]:
     """Expand the ranges {first..last} in a path, as users of WebDataset write them; other paths are left as they are.
 
     Of several ranges the last one runs fastest. If one of its two numbers begins with a zero, all numbers of a range
     have as many digits as the longer one. A path that exists is taken as it is, whatever characters it has.
     """
-    check_local(path)
+    is_remote = isinstance(data_path(path), RemotePath)
     path = str(path)
     texts = _RANGE.split(path)  # in turn: text outside of a range, and in one
-    if len(texts) == 1 or os.path.exists(path):  # noqa: PTH110 (that of pathlib raises where it may not look)
+    # os.path: that of pathlib raises where it may not look.
+    if len(texts) == 1 or (not is_remote and os.path.exists(path)):  # noqa: PTH110
         return [path]
     spans = [tuple(map(int, text.split(".."))) for text in texts[1::2]]
     count = math.prod(max(0, last + 1 - first) for first, last in spans)
@@ -64,14 +69,22 @@ def expand_braces(path: str | Path) -> list[str]:
     return ["".join(parts) for parts in product(*choices)]
 
 
-def list_of_paths(paths: str | Path | Sequence[str | Path]) -> Sequence[str | Path]:
+def list_of_paths(paths: str | AnyPath | Sequence[str | AnyPath]) -> Sequence[str | AnyPath]:
     """Make a list of one path or several."""
-    if isinstance(paths, str | Path):
+    if isinstance(paths, str | Path | RemotePath):
         return [paths]
     given: object = paths
     if isinstance(given, bytes) or not isinstance(given, Iterable):
         raise wrong_type("paths", paths, expected="a path, or a list of paths", hint='write "train-*", or a list')
     return list(paths)
+
+
+def data_path(path: str | AnyPath) -> AnyPath:
+    """Return the path of data, which is on this machine or, if it is a URL, in an object store; refuse any other."""
+    if isinstance(path, RemotePath) or is_url(path):
+        return path if isinstance(path, DataPath) else DataPath(str(path))
+    check_local(path)
+    return Path(path)
 
 
 def check_local(path: str | Path) -> None:
@@ -107,20 +120,35 @@ def _problem_of(path: str) -> str:
     return "a zero in it" if b"\0" in encoded else ""
 
 
-def _matching(given: str | Path) -> list[Path]:
-    check_local(given)
-    pattern, path = str(given), Path(given)
-    if os.path.isdir(path):  # noqa: PTH112 (that of pathlib raises where a folder may not be looked into)
+def _listed_together(paths: Sequence[AnyPath]) -> list[AnyPath]:
+    """List the folders that hold several of these objects, so that no request is made for each of them."""
+    plain = Counter(path.parent for path in paths if isinstance(path, RemotePath) and not glob.has_magic(str(path)))
+    folders = [folder for folder, count in plain.items() if count > 1]
+    known: dict[AnyPath, AnyPath] = {}
+    for folder in folders:
+        with suppress(FileNotFoundError):
+            known.update((path, path) for path in folder.iterdir())
+    missing = [path for path in paths if path.parent in folders and path not in known and not glob.has_magic(str(path))]
+    if missing:
         raise DataError(
-            f"{path} is a folder.",
-            given=_held(path),
-            expected="a file, or a pattern of files",
-            hint=f"name its files, such as {path}/train-*",
+            f"Files are missing in {missing[0].parent}.",
+            given=f"no {shorten([path.name for path in missing])}",
+            expected=f"all of {len(paths)} files",
+            hint="copy the missing ones, or name fewer",
         )
+    return [known.get(path, path) for path in paths]
+
+
+def _matching(path: AnyPath) -> list[AnyPath]:
+    if isinstance(path, RemotePath):
+        return _matching_in_store(path)
+    pattern = str(path)
+    if os.path.isdir(path):  # noqa: PTH112 (that of pathlib raises where a folder may not be looked into)
+        raise _is_folder(path)
     if os.path.exists(path) or not glob.has_magic(pattern):  # noqa: PTH110
         return [path]
     found = glob.glob(pattern, recursive=True)  # noqa: PTH207 (that of pathlib takes hidden files too)
-    files = [path for path in map(Path, sorted(found)) if path.is_file()]
+    files: list[AnyPath] = [path for path in map(Path, sorted(found)) if path.is_file()]
     if not files:
         raise DataError(
             f"No file is named like {pattern}",
@@ -132,16 +160,52 @@ def _matching(given: str | Path) -> list[Path]:
     return files
 
 
-def _held(folder: Path) -> str:
+def _matching_in_store(path: RemotePath) -> list[AnyPath]:
+    """List what is at a URL, or named like it."""
+    if not glob.has_magic(str(path)):
+        path = path.looked_up()
+        if path.is_dir():
+            raise _is_folder(path)
+        return [path]
+    above = path.parent
+    while glob.has_magic(str(above)) and above.parent != above:
+        above = above.parent
+    try:
+        found = [*above.glob(str(path.relative_to(above)))]
+    except FileNotFoundError:
+        found = []
+    is_hidden = [any(part.startswith(".") for part in each.relative_to(above).parts) for each in found]
+    files = [each for each, hidden in zip(found, is_hidden, strict=True) if each.is_file() and not hidden]
+    if not files:
+        raise DataError(
+            f"No file is named like {path}",
+            given=_held(path.parent) if path.parent == above else f"the folder {above}",
+            expected="one file or more",
+            hint="check the pattern",
+        )
+    _check_complete(files, path.name)
+    return [*files]
+
+
+def _is_folder(path: AnyPath) -> DataError:
+    return DataError(
+        f"{path} is a folder.",
+        given=_held(path),
+        expected="a file, or a pattern of files",
+        hint=f"name its files, such as {path}/train-*",
+    )
+
+
+def _held(folder: AnyPath) -> str:
     if not folder.is_dir():
         return f"there is no folder {folder}"
     return f"a folder that holds {shorten(sorted(path.name for path in folder.iterdir())) or 'nothing'}"
 
 
-def _check_complete(files: Sequence[Path], pattern: str) -> None:
+def _check_complete(files: Sequence[AnyPath], pattern: str) -> None:
     """Refuse sets of shards with some missing, and two sets in one place."""
-    counts: dict[tuple[Path, str, str], str] = {}
-    found: dict[tuple[Path, str, str], dict[int, str]] = {}
+    counts: dict[tuple[AnyPath, str, str], str] = {}
+    found: dict[tuple[AnyPath, str, str], dict[int, str]] = {}
     for path in files:
         if shard := _SHARD.fullmatch(path.name):
             before, number, count, after = shard.groups()

@@ -15,7 +15,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import google_crc32c
@@ -27,6 +26,7 @@ from lockstep.listing import shorten
 from lockstep.records.index_cache import Cache, load_index, save_index
 from lockstep.records.open_files import Version, open_file, read_at, version_of
 from lockstep.screen import log, one_line
+from lockstep.storage.remote_path import AnyPath, RemotePath
 
 Int64s = npt.NDArray[np.int64]
 
@@ -86,7 +86,7 @@ class Member(NamedTuple):
     """CRC-32C of the block before its content."""
 
 
-def members_of(file: BinaryIO, path: Path, size_bytes: int) -> Iterator[Member]:
+def members_of(file: BinaryIO, path: AnyPath, size_bytes: int) -> Iterator[Member]:
     """Yield the members of an archive in turn, each once it is known to be whole; refuse links and sparse files.
 
     Args:
@@ -115,7 +115,7 @@ def readable_name(name: bytes) -> str:
 class _Walk:
     """A walk over the headers of an archive, and how far it has come."""
 
-    def __init__(self, file: BinaryIO, path: Path, size_bytes: int) -> None:
+    def __init__(self, file: BinaryIO, path: AnyPath, size_bytes: int) -> None:
         self._file, self._path, self._size_bytes = file, path, size_bytes
         self._window, self._window_start = b"", 0
         self._number = 0
@@ -328,7 +328,7 @@ class TarIndex(NamedTuple):
         return self.names[int(self.name_stops[member - 1]) if member else 0 : int(self.name_stops[member])]
 
 
-def tar_index_of(path: Path, cache: Cache = None) -> TarIndex:
+def tar_index_of(path: AnyPath, cache: Cache = None) -> TarIndex:
     """Load the index of an archive from the cache if it still holds; else build it, and keep it if that is worth it.
 
     Members that belong to no sample are named in the log.
@@ -336,7 +336,7 @@ def tar_index_of(path: Path, cache: Cache = None) -> TarIndex:
     with open_file(path) as file:
         version = version_of(file)
         index = load_index(path, _KIND, version, partial(_decoded, version), cache)
-        is_same = index is not None and _has_these_ends(file, index)
+        is_same = index is not None and (isinstance(path, RemotePath) or _has_these_ends(file, index))
     if index is None or not is_same:
         index = build_tar_index(path)
         if version.size_bytes >= _WORTH_KEEPING_BYTES:
@@ -347,7 +347,7 @@ def tar_index_of(path: Path, cache: Cache = None) -> TarIndex:
     return index
 
 
-def build_tar_index(path: Path) -> TarIndex:
+def build_tar_index(path: AnyPath) -> TarIndex:
     """Find all samples, by reading the headers; two members of one key and ending are an error.
 
     Files without an ending, or with a dot first, belong to no sample, as in WebDataset; nor do folders and devices.
@@ -384,7 +384,7 @@ def build_tar_index(path: Path) -> TarIndex:
     )
 
 
-def _same_ending(path: Path, member: Member, key: bytes) -> DataError:
+def _same_ending(path: AnyPath, member: Member, key: bytes) -> DataError:
     name = readable_name(member.name)
     return DataError(
         f"{path} holds two members of one key and ending.",

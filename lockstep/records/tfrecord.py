@@ -13,7 +13,6 @@ compressed streams may follow one another, as `cat` joins them.
 
 from __future__ import annotations
 
-import os
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -28,8 +27,9 @@ import numpy.typing as npt
 from lockstep.checks import check_one_of, wrong_type
 from lockstep.durable import atomic_write
 from lockstep.errors import DataError
-from lockstep.records.open_files import open_file
-from lockstep.records.shards import check_local
+from lockstep.records.open_files import open_file, version_of
+from lockstep.records.shards import check_local, data_path
+from lockstep.storage.remote_path import AnyPath
 
 Compression = Literal["gzip", "zlib"]
 UInt8s = npt.NDArray[np.uint8]
@@ -91,7 +91,7 @@ def write_records(path: str | Path, payloads: Iterable[bytes], compression: Comp
 
 
 def read_all(
-    path: str | Path, *, verify: bool = True, largest_record_bytes: int = LARGEST_RECORD_BYTES
+    path: str | AnyPath, *, verify: bool = True, largest_record_bytes: int = LARGEST_RECORD_BYTES
 ) -> Iterator[tuple[int, bytes]]:
     """Yield (byte where its frame ends, payload) of every record in turn, with one record at a time in memory.
 
@@ -102,21 +102,20 @@ def read_all(
         verify: compare the checksums of payloads; those of lengths always are.
         largest_record_bytes: refuse a longer one in a compressed file before it is read: it may expand from nothing.
     """
-    check_local(path)
-    path = Path(path)
+    path = data_path(path)
     with open_file(path, buffering=-1) as file:
         source = RecordSource(path, compression_of(file.read(HEAD_BYTES), RecordSource(path)))
         file.seek(0)
         if source.compression:
             yield from _records_in(Inflated(file), source, verify, largest_record_bytes)
         else:
-            yield from _records_in(file, source, verify, largest_record_bytes, os.fstat(file.fileno()).st_size)
+            yield from _records_in(file, source, verify, largest_record_bytes, version_of(file).size_bytes)
 
 
 class RecordSource(NamedTuple):
     """The file that records come from, for errors."""
 
-    path: Path
+    path: AnyPath
     compression: Compression | None = None
 
     def describe(self, record: int, start: int) -> str:

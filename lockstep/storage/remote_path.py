@@ -11,14 +11,14 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from fnmatch import fnmatchcase
 from functools import lru_cache
+from glob import escape
 from hashlib import blake2b
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, NamedTuple, TypeAlias, TypeVar
+from typing import Any, BinaryIO, NamedTuple, Self, TypeAlias, TypeVar
 
-from lockstep.errors import DataError
-from lockstep.storage.retries import with_retries
+from lockstep.errors import DataError, LockstepError, StoreError, StoreRefusedError
+from lockstep.storage.retries import NUM_TRIES, has_expired, told, with_retries
 
 Result = TypeVar("Result")
 
@@ -36,6 +36,19 @@ EXTRAS = {
 _LOCAL_SCHEMES = {"memory"}
 """Reached by fsspec alone: a store in this process, for tests."""
 _URL = re.compile(r"([a-z][a-z0-9+.-]+)://(.*)", re.IGNORECASE | re.DOTALL)
+MOST_CONNECTIONS = 32
+"""Connections to a store, of each process."""
+CONNECT_SECONDS, READ_SECONDS = 10, 30
+"""After these a request fails: without a connection, and without a byte."""
+_OPTIONS: dict[str, Any] = {"use_listings_cache": False}
+_OPTIONS_OF_S3: dict[str, Any] = {
+    "config_kwargs": {
+        "max_pool_connections": MOST_CONNECTIONS,
+        "connect_timeout": CONNECT_SECONDS,
+        "read_timeout": READ_SECONDS,
+        "retries": {"total_max_attempts": 1},  # `with_retries` makes requests again, and says so
+    }
+}
 _STAMPS = (
     "ETag",
     "etag",
@@ -59,6 +72,13 @@ class ObjectStat(NamedTuple):
     """A number for the version of the content (its etag, where the store has one): another one after a change."""
 
 
+class Entry(NamedTuple):
+    """What is at a path, as a listing has it."""
+
+    is_folder: bool
+    stat: ObjectStat
+
+
 def is_url(path: object) -> bool:
     """Whether a path is a URL such as `s3://bucket/folder`."""
     return isinstance(path, RemotePath) or (isinstance(path, str) and _URL.match(path) is not None)
@@ -74,15 +94,16 @@ def any_path(path: str | AnyPath) -> AnyPath:
 class RemotePath:
     """A file or folder of an object store. Hashable, ordered by its URL; it may be pickled and forked.
 
-    Methods raise OSError as those of pathlib.Path do, once the store has refused often enough.
+    Methods raise OSError as those of pathlib.Path do, once the store has refused often enough. A path that comes from a
+    listing knows what that told: whether it is a file, its size and its version then cost no request.
 
     Raises:
         DataError: no URL of a store that is known.
     """
 
-    __slots__ = ("_path", "_scheme")
+    __slots__ = ("_listed", "_path", "_scheme")
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, listed: Entry | None = None) -> None:
         found = _URL.fullmatch(url)
         scheme = found[1].lower() if found else ""
         if not found or scheme not in EXTRAS | dict.fromkeys(_LOCAL_SCHEMES):
@@ -99,7 +120,7 @@ class RemotePath:
                 expected="the bucket and the path alone: recipes, logs and checkpoints keep the URL",
                 hint="give credentials the way the provider's own tools take them, by environment or profile",
             )
-        self._scheme, self._path = scheme, _normal(found[2])
+        self._scheme, self._path, self._listed = scheme, _normal(found[2]), listed
 
     def __str__(self) -> str:
         return f"{self._scheme}://{self._path}"
@@ -107,8 +128,8 @@ class RemotePath:
     def __repr__(self) -> str:
         return f"RemotePath({str(self)!r})"
 
-    def __reduce__(self) -> tuple[type[RemotePath], tuple[str]]:
-        return RemotePath, (str(self),)
+    def __reduce__(self) -> tuple[type[Self], tuple[str, Entry | None]]:
+        return type(self), (str(self), self._listed)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RemotePath) and str(self) == str(other)
@@ -119,8 +140,8 @@ class RemotePath:
     def __lt__(self, other: RemotePath) -> bool:
         return str(self) < str(other)
 
-    def __truediv__(self, part: str) -> RemotePath:
-        return RemotePath(f"{self}/{part}")
+    def __truediv__(self, part: str) -> Self:
+        return type(self)(f"{self}/{part}")
 
     # Names ------------------------------------------------------------------------------------------------------------
 
@@ -145,12 +166,27 @@ class RemotePath:
         return self._pure.parts
 
     @property
-    def parent(self) -> RemotePath:
+    def parent(self) -> Self:
         """The folder; a bucket is its own."""
         above = self._path.rpartition("/")[0]
-        return RemotePath(f"{self._scheme}://{above or self._path}")
+        return type(self)(f"{self._scheme}://{above or self._path}")
 
-    def with_name(self, name: str) -> RemotePath:
+    @property
+    def scheme(self) -> str:
+        """What the URL begins with: "s3"."""
+        return self._scheme
+
+    @property
+    def key(self) -> str:
+        """The path as the store's file system takes it, the bucket first."""
+        return self._path
+
+    @property
+    def bucket(self) -> Self:
+        """The bucket that it is in."""
+        return type(self)(f"{self._scheme}://{self._path.partition('/')[0]}")
+
+    def with_name(self, name: str) -> Self:
         """Return the path with another last part."""
         return self.parent / name
 
@@ -162,7 +198,7 @@ class RemotePath:
         """Whether it is whole, as every URL is."""
         return True
 
-    def absolute(self) -> RemotePath:
+    def absolute(self) -> Self:
         """Return the path itself."""
         return self
 
@@ -174,48 +210,68 @@ class RemotePath:
 
     def exists(self) -> bool:
         """Whether there is an object, or a folder with objects, of that name."""
-        return self._info() is not None
+        return self._entry() is not None
 
     def is_file(self) -> bool:
         """Whether there is an object of that name."""
-        info = self._info()
-        return info is not None and info["type"] == "file"
+        entry = self._entry()
+        return entry is not None and not entry.is_folder
 
     def is_dir(self) -> bool:
         """Whether there are objects below it."""
-        info = self._info()
-        return info is not None and info["type"] == "directory"
+        entry = self._entry()
+        return entry is not None and entry.is_folder
+
+    def is_symlink(self) -> bool:
+        """Whether it is a link, of which a store has none."""
+        return False
+
+    def looked_up(self) -> Self:
+        """Return the path as it is listed now, if there is something."""
+        return type(self)(str(self), self._entry())
 
     def stat(self) -> ObjectStat:
         """Return size and version of the object; FileNotFoundError if there is none."""
-        info = self._info()
-        if info is None or info["type"] != "file":
+        entry = self._entry()
+        if entry is None or entry.is_folder:
             raise FileNotFoundError(2, "No such object", str(self))
-        return stat_of(info)
+        return entry.stat
 
-    def iterdir(self) -> Iterator[RemotePath]:
+    def iterdir(self) -> Iterator[Self]:
         """Yield what is in the folder; FileNotFoundError if there is no object below it."""
         found = self._call(lambda fs: fs.ls(self._path, detail=True))
         for info in found:
-            if (path := _normal(info["name"])) != self._path:  # some stores have an object for the folder itself
-                yield RemotePath(f"{self._scheme}://{path}")
+            if _normal(info["name"]) != self._path:  # some stores have an object for the folder itself
+                yield self._of(info)
 
     def walk_files(self) -> dict[str, ObjectStat]:
         """List all objects in the folder and below it, by their path within it, in order, by few requests."""
         found = self._call(lambda fs: fs.find(self._path, detail=True))
-        inside = {_normal(path).removeprefix(f"{self._path}/"): stat_of(info) for path, info in found.items()}
+        inside = {
+            _normal(path).removeprefix(f"{self._path}/"): stat_of(info)
+            for path, info in found.items()
+            if not path.endswith("/")  # an object that stands for a folder
+        }
         return dict(sorted(inside.items()))
 
-    def glob(self, pattern: str) -> Iterator[RemotePath]:
-        """Yield what is named like a pattern of the shell, of one part, in the folder, in order."""
-        yield from sorted(path for path in self.iterdir() if fnmatchcase(path.name, pattern))
+    def glob(self, pattern: str) -> Iterator[Self]:
+        """Yield what is named like a pattern of the shell, of one part or several, in the folder, in order."""
+        whole = f"{escape(self._path)}/{pattern}"
+        found = self._call(lambda fs: fs.glob(whole, detail=True))
+        yield from sorted(self._of(info) for info in found.values())
 
-    def _info(self) -> dict[str, Any] | None:
-        try:
-            found: dict[str, Any] = self._call(lambda fs: fs.info(self._path))
-        except FileNotFoundError:
-            return None
-        return found
+    def _of(self, info: dict[str, Any]) -> Self:
+        """Make the path of what a store has listed."""
+        return type(self)(f"{self._scheme}://{info['name']}", _entry_of(info))
+
+    def _entry(self) -> Entry | None:
+        """What is there, as the listing said that this path comes from, else as the store says."""
+        if self._listed is None:
+            try:
+                return _entry_of(self._call(lambda fs: fs.info(self._path)))
+            except FileNotFoundError:
+                return None
+        return self._listed
 
     # Contents ---------------------------------------------------------------------------------------------------------
 
@@ -264,10 +320,68 @@ class RemotePath:
 
     def _call(self, request: Callable[[Any], Result]) -> Result:
         """Make a request of the store, again and again where it may help."""
-        return with_retries(lambda: request(filesystem(self._scheme)), str(self))
+        return with_retries(lambda: _asked(self._scheme, request), str(self))
+
+
+class DataPath(RemotePath):
+    """A path of data, of which whatever fails is told to people; what is not there is still a FileNotFoundError.
+
+    Raises:
+        StoreError: the store does not answer.
+        StoreRefusedError: it may not be read.
+    """
+
+    __slots__ = ()
+
+    def _call(self, request: Callable[[Any], Result]) -> Result:
+        try:
+            return super()._call(request)
+        except (LockstepError, FileNotFoundError):
+            raise
+        except Exception as error:
+            raise store_error(str(self), error) from error
 
 
 AnyPath: TypeAlias = "Path | RemotePath"
+
+
+def store_error(what: str, error: Exception) -> StoreError:
+    """Make the error for what cannot be read, a file or a part of one."""
+    if isinstance(error, PermissionError) or "Credentials" in type(error).__name__:
+        return StoreRefusedError(
+            f"{what} may not be read.",
+            given=told(error),
+            expected="credentials that may list the folder and read what is in it",
+            hint="give some the way the provider's own tools take them, by environment, profile or role; of a public "
+            "bucket of S3 set FSSPEC_S3_ANON=true",
+        )
+    return StoreError(
+        f"{what} cannot be read.",
+        given=told(error),
+        expected=f"an answer of the store, the {NUM_TRIES}th time at the latest",
+        hint="check the address and the network, and start again: a run goes on from its last checkpoint",
+    )
+
+
+def _asked(scheme: str, request: Callable[[Any], Result]) -> Result:
+    """Make a request once; where credentials have expired, the next one reads them anew."""
+    try:
+        return request(filesystem(scheme))
+    except Exception as error:
+        if has_expired(error):
+            forget_credentials()
+        raise
+
+
+def forget_credentials() -> None:
+    """Have the next request read the credentials again, from where the provider's tools look for them."""
+    # What was made before a fork is kept: closing it here would close the connections of the parent.
+    _made[:] = [(pid, made) for pid, made in _made if pid != os.getpid()]
+    _filesystem.cache_clear()
+
+
+def _entry_of(info: dict[str, Any]) -> Entry:
+    return Entry(info["type"] == "directory", stat_of(info))
 
 
 def stat_of(info: dict[str, Any]) -> ObjectStat:
@@ -287,12 +401,18 @@ def filesystem(scheme: str) -> Any:
     return _filesystem(scheme, os.getpid())
 
 
+_made: list[tuple[int, Any]] = []
+"""The file systems there are, each with the process that has made it."""
+
+
 @lru_cache(32)
-def _filesystem(scheme: str, _: int) -> Any:
+def _filesystem(scheme: str, pid: int) -> Any:
     import fsspec
 
+    of_scheme = _OPTIONS_OF_S3 if EXTRAS.get(scheme) == "s3" else {}
     try:
-        return fsspec.filesystem(scheme)
+        made = fsspec.filesystem(scheme, skip_instance_cache=True, **_OPTIONS, **of_scheme)
+        made.retries = 1
     except ImportError as error:
         raise DataError(
             f"{scheme}:// cannot be reached: a package is missing.",
@@ -300,6 +420,8 @@ def _filesystem(scheme: str, _: int) -> Any:
             expected=f"lockstep-train with the extra [{EXTRAS.get(scheme, scheme)}]",
             hint=f'pip install "lockstep-train[{EXTRAS.get(scheme, scheme)}]"',
         ) from error
+    _made.append((pid, made))
+    return made
 
 
 def _normal(path: str) -> str:

@@ -1,36 +1,98 @@
 """Requests to an object store, made again after a wait where it may help: backoff with full jitter.
 
 The waits are those of "Exponential Backoff And Jitter" (AWS Architecture Blog, 2015): before the n-th repeat, a random
-time of up to 0.2 s * 2**n, 20 s at most.
+time of up to 0.2 s * 2**n, 20 s at most. Credentials that have expired are another case: whoever gives them has to
+give new ones, which is waited for.
 """
 
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from lockstep.errors import LockstepError
-from lockstep.screen import log
+from lockstep.errors import LockstepError, StoreError
+from lockstep.screen import log, one_line
 
 Result = TypeVar("Result")
 
 NUM_TRIES = 8
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.2, 20.0
+_CREDENTIALS_WAIT_SECONDS, _CREDENTIALS_POLL_SECONDS = 300.0, 5.0
+"""Less than a loader's `timeout_seconds`, so that it is this wait that says what is wrong."""
 _FINAL = (LockstepError, FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, NotImplementedError)
-"""Errors that another try does not mend."""
+_FINAL_KINDS = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "DefaultCredentialsError"}
+"""Errors that another try does not mend; of libraries that are not loaded here, by their names."""
+_EXPIRED = {
+    *("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"),  # S3's codes
+    *(
+        "UnauthorizedSSOTokenError",
+        "SSOTokenLoadError",
+        "TokenRetrievalError",
+        "CredentialRetrievalError",
+    ),  # botocore's
+    *("RefreshError", "ClientAuthenticationError"),  # Google's and Azure's
+}
+_QUERY = re.compile(r"(://[^\s?]+)\?\S*")
+_MOST_CHARACTERS = 300
 
 
 def with_retries(request: Callable[[], Result], what: str, *, tries: int = NUM_TRIES) -> Result:
-    """Make a request until it succeeds, or has failed so often that the error is raised; `what` names it in the log."""
-    for number in range(1, tries):
+    """Make a request until it succeeds, or has failed so often that the error is raised; `what` names it in the log.
+
+    Raises:
+        StoreError: the credentials have expired, and no new ones have come.
+    """
+    number, waited = 1, 0.0
+    while True:
         try:
             return request()
-        except _FINAL:
-            raise
         except Exception as error:
+            if has_expired(error):
+                waited = _wait_for_credentials(error, what, waited)
+                continue
+            if isinstance(error, _FINAL) or type(error).__name__ in _FINAL_KINDS or number == tries:
+                raise
             wait_seconds = random.uniform(0, min(_LONGEST_WAIT_SECONDS, _FIRST_WAIT_SECONDS * 2**number))
-            log.info("%s: %s; try %d of %d follows in %.1f s", what, error, number + 1, tries, wait_seconds)
+            number += 1
+            log.info("%s: %s; try %d of %d follows in %.1f s", what, told(error), number, tries, wait_seconds)
             time.sleep(wait_seconds)
-    return request()
+
+
+def has_expired(error: BaseException | None) -> bool:
+    """Tell whether a request has failed for credentials that have expired."""
+    while error is not None:
+        response = getattr(error, "response", None)
+        code = response.get("Error", {}).get("Code") if isinstance(response, dict) else type(error).__name__
+        if code in _EXPIRED:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def told(error: BaseException) -> str:
+    """Say on one line what is wrong, without the queries of URLs, which may be signed."""
+    text = f"{error.what} {error.given}" if isinstance(error, LockstepError) else f"{error}" or type(error).__name__
+    return _QUERY.sub(r"\1", one_line(text))[:_MOST_CHARACTERS]
+
+
+def _wait_for_credentials(error: Exception, what: str, waited: float) -> float:
+    """Wait a while for new credentials; returns for how long they have been waited for."""
+    if not waited:
+        log.warning(
+            "%s: the credentials have expired (%s). New ones are waited for, for %.0f s: renew them where they come "
+            "from, as `aws sso login` does",
+            *(what, told(error), _CREDENTIALS_WAIT_SECONDS),
+        )
+    if waited >= _CREDENTIALS_WAIT_SECONDS:
+        raise StoreError(
+            f"{what} may be read no longer: the credentials have expired.",
+            given=told(error),
+            expected=f"new ones within {_CREDENTIALS_WAIT_SECONDS:.0f} s",
+            hint="renew them (aws sso login, gcloud auth application-default login, az login), or give a role that is "
+            "renewed by itself, and start the same command again: it goes on from its last checkpoint",
+        ) from error
+    time.sleep(_CREDENTIALS_POLL_SECONDS)
+    return waited + _CREDENTIALS_POLL_SECONDS
