@@ -25,7 +25,7 @@ class LinkedData:
         self._damaged: dict[Path, Path] = {}
         """For each copy, the file of which it is the beginning."""
         given = Path(path)
-        files = sorted(given.rglob("*")) if given.is_dir() else find_shards(expand_braces(path))
+        files = sorted(given.rglob("*")) if given.is_dir() else map(Path, map(str, find_shards(expand_braces(path))))
         above = given if given.is_dir() else given.parent
         self._links = [folder / file.relative_to(above) for file in files if file.is_file()]
         for link in self._links:

@@ -23,10 +23,8 @@ def _add_arguments(inspect: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     from lockstep.cli.inspection import diff_weights, find_record_files, inspect_records, inspect_weights, show_values
-    from lockstep.records.shards import check_local
     from lockstep.training.run_weights import open_weights
 
-    check_local(arguments.path)
     if files := find_record_files(arguments.path):
         return inspect_records(arguments, files)
     source = open_weights(arguments.path, slots=True)

@@ -24,9 +24,10 @@ from lockstep.cli.shared import format_error, format_size
 from lockstep.errors import CheckpointError, DataError, InputError
 from lockstep.records.example import Values, parse_sequence_example
 from lockstep.records.open_files import open_file
-from lockstep.records.shards import check_local, find_shards
+from lockstep.records.shards import check_local, data_path, find_shards
 from lockstep.records.tfrecord import HEAD_BYTES, RecordSource, compression_of, is_head, read_all
 from lockstep.screen import write_json, write_lines
+from lockstep.storage.remote_path import AnyPath
 from lockstep.tensors import norms_of
 from lockstep.training.run_weights import RunWeights, open_weights, store_of_run
 from lockstep.weights.source import MissingFileError, TensorInfo, WeightSource
@@ -326,7 +327,7 @@ _MOST_VALUES, _MOST_CHARACTERS = 4, 40
 class _RecordFile:
     """A file of records, all read and verified. The names of the fields are those of the JSON."""
 
-    path: Path
+    path: AnyPath
     compression: str | None
     num_bytes: int
     num_records: int
@@ -338,17 +339,18 @@ class _RecordFile:
     """The damage of the record after these, or ""."""
 
 
-def find_record_files(path: str) -> list[Path]:
+def find_record_files(path: str) -> Sequence[AnyPath]:
     """Find the files of records that a path names, as a file, a pattern or a folder; none if it names no records."""
-    whole = Path(path)
+    whole = data_path(path)
     if whole.is_dir():
-        return [each for each in sorted(whole.iterdir()) if each.is_file() and _has_records(each)]
+        entries: list[AnyPath] = sorted(whole.iterdir())
+        return [each for each in entries if each.is_file() and _has_records(each)]
     if whole.is_file():
         return [whole] if _has_records(whole) else []
     return find_shards(path) if glob.has_magic(path) else []
 
 
-def inspect_records(arguments: argparse.Namespace, files: Sequence[Path]) -> int:
+def inspect_records(arguments: argparse.Namespace, files: Sequence[AnyPath]) -> int:
     """Write the report on these files; returns the exit code, 1 if something is damaged."""
     for flag in ("diff", "values"):
         if getattr(arguments, flag) is not None:
@@ -372,7 +374,7 @@ def inspect_records(arguments: argparse.Namespace, files: Sequence[Path]) -> int
     return 1 if problems else 0
 
 
-def _has_records(path: Path) -> bool:
+def _has_records(path: AnyPath) -> bool:
     """Whether the first bytes are those of a record; of a compressed file, whether it has one."""
     try:
         with open_file(path) as file:
@@ -384,7 +386,7 @@ def _has_records(path: Path) -> bool:
         return False
 
 
-def _scan(path: Path) -> tuple[_RecordFile, bytes | None]:
+def _scan(path: AnyPath) -> tuple[_RecordFile, bytes | None]:
     """Read a file; returns what is known of it, and its first record if there is one."""
     sizes: list[int] = []
     first, problem = None, ""

@@ -30,6 +30,7 @@ from lockstep.readers.reader import Reader
 from lockstep.readers.voc import Voc, annotation_files, folder_of_year
 from lockstep.records.example import Values, serialize_example
 from lockstep.records.shards import check_local
+from lockstep.storage.remote_path import AnyPath
 
 YEARS = {"VOC2007": (2007,), "VOC2012": (2012,), "merged": (2007, 2012)}
 """The years of each VOC data set."""
@@ -70,7 +71,9 @@ def convert_voc(
     if year is not None:
         check_one_of("year", year, [*YEARS])
     check_local(data_dir)
-    folders = [folder_of_year(Path(data_dir), each) for each in YEARS[year]] if year else [Path(data_dir)]
+    folders: list[AnyPath] = (
+        [folder_of_year(Path(data_dir), each) for each in YEARS[year]] if year else [Path(data_dir)]
+    )
     readers = _voc_readers(folders, split, not ignore_difficult, label_map)
     reader = Concatenated({folder.name: reader for folder, reader in zip(folders, readers, strict=True)})
     annotations = [[path.name, path.stat().st_mtime_ns] for folder in folders for path in annotation_files(folder)]
@@ -120,7 +123,7 @@ def convert_coco(
     return _convert_examples(reader, reader.classes, label_map, output, base, num_shards, options, settings)
 
 
-def _voc_readers(folders: Sequence[Path], split: str | None, difficult: bool, label_map: LabelMap | None) -> list[Voc]:
+def _voc_readers(folders: Sequence[AnyPath], split: str | None, difficult: bool, label_map: LabelMap | None) -> list[Voc]:
     """Make a reader of each folder; a class has the same label in all of them."""
     readers = [Voc(folder, split, difficult=difficult, label_map=label_map) for folder in folders]
     if all(reader.classes == readers[0].classes for reader in readers):

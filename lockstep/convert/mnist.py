@@ -18,6 +18,7 @@ from lockstep.records.record_files import RecordFiles
 from lockstep.records.shards import check_local
 from lockstep.records.tfrecord import write_records
 from lockstep.screen import log
+from lockstep.storage.remote_path import AnyPath
 
 LAYOUTS = ("raw", "png")
 
@@ -64,7 +65,7 @@ def convert_mnist(output: Path, layout: str = "raw", folder: Path | None = None)
     return written
 
 
-def _with_pixels(originals: Path, split: Split, path: Path) -> Written:
+def _with_pixels(originals: AnyPath, split: Split, path: Path) -> Written:
     """Write the records of a split, unless they are there: image_raw, label, height, width and depth."""
     if not path.exists():
         log.info("Writing %d records of MNIST to %s", len(split.rows), path)
@@ -73,7 +74,7 @@ def _with_pixels(originals: Path, split: Split, path: Path) -> Written:
     return Written(path, len(split.rows))
 
 
-def _with_pngs(images: Path, labels: Path, path: Path) -> Written:
+def _with_pngs(images: AnyPath, labels: AnyPath, path: Path) -> Written:
     """Write the records of two original files, images and labels, unless they are there."""
     values = load_idx(labels)
     if not path.exists():

@@ -23,6 +23,7 @@ from lockstep.images.resizing import resized
 from lockstep.records.example import Float32s, Values, parse_example, serialize_example
 from lockstep.records.record_files import RecordFiles
 from lockstep.screen import log
+from lockstep.storage.remote_path import AnyPath
 
 PREPARED = "image/prepared"
 """The feature that names the preparation of a record."""
@@ -112,10 +113,10 @@ def prepare(
     return Prepared(summary, sum(file.index.version.size_bytes for file in records.files))
 
 
-def _check_apart(paths: Sequence[Path], output: Path) -> None:
+def _check_apart(paths: Sequence[AnyPath], output: Path) -> None:
     """Refuse to write beside the shards that are read: a pattern would match both."""
     for path in paths:
-        if path.parent.resolve() == output.resolve():
+        if isinstance(path, Path) and path.parent.resolve() == output.resolve():
             raise InputError(
                 "Prepared shards cannot be written among those that they are made of.",
                 given=f"the folder {output}, which holds {path.name}",
@@ -124,7 +125,7 @@ def _check_apart(paths: Sequence[Path], output: Path) -> None:
             )
 
 
-def _base_of(paths: Sequence[Path]) -> str:
+def _base_of(paths: Sequence[AnyPath]) -> str:
     bases = {match[1] if (match := _SHARD.match(path.name)) else path.name.split(".")[0] for path in paths}
     if len(bases) == 1:
         return bases.pop()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,6 +22,7 @@ from lockstep.readers.reader import Cost, Int64s
 from lockstep.records.example import Float32s, Values, parse_example, scan_example
 from lockstep.records.index_cache import Cache
 from lockstep.records.record_files import RecordFiles
+from lockstep.storage.remote_path import AnyPath
 
 EDGES = ("ymin", "xmin", "ymax", "xmax")
 
@@ -47,7 +47,7 @@ class ImageRecords:
 
     def __init__(
         self,
-        paths: str | Path | Sequence[str | Path],
+        paths: str | AnyPath | Sequence[str | AnyPath],
         schema: Schema,
         *,
         verify: bool = True,

@@ -116,7 +116,9 @@ class _Mnist(Arrays):
         return {self._file: self._split.fingerprint}
 
 
-def mnist_records(paths: str | Path | Sequence[str | Path], *, verify: bool = True, cache: Cache = None) -> Records:
+def mnist_records(
+    paths: str | AnyPath | Sequence[str | AnyPath], *, verify: bool = True, cache: Cache = None
+) -> Records:
     """Open records with raw pixels, 784 bytes in `image_raw`, and an integer in `label`; both are required.
 
     Its batches are {"image": uint8 (batch, 1, 28, 28), "label": int64 (batch,)}.

@@ -40,7 +40,7 @@ from lockstep.records.index_cache import Cache
 from lockstep.records.open_files import content_of
 from lockstep.records.shards import data_path, expand_braces, find_shards
 from lockstep.records.tfrecord import read_all
-from lockstep.storage.remote_path import AnyPath, RemotePath, is_url
+from lockstep.storage.remote_path import AnyPath, RemotePath
 
 _NUMBER_OF_SHARD = re.compile(r"\d+(?=-of-\d|\.tar$|\.(tfrecord|record))")
 
@@ -133,7 +133,7 @@ def open_detection(
             decoding=decoding,
             truth=truth,
         )
-    folder = data_path(path).looked_up() if is_url(path) else data_path(path)
+    folder = data_path(path)
     if folder.is_dir() and (year or annotations_among(entries_of(folder))):
         has_lists = (folder_of_year(folder, year) / "ImageSets" / "Main").is_dir()
         named = split if has_lists else None

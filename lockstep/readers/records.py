@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from lockstep.records.record_index import Int64s
 from lockstep.records.shards import find_shards
 from lockstep.records.template import Field, Template, UInt8s, read_each
 from lockstep.records.tfrecord import FRAME_BYTES, HEAD_BYTES, TAIL_BYTES
+from lockstep.storage.remote_path import AnyPath
 
 
 @tells_options
@@ -40,7 +40,7 @@ class Records:
 
     def __init__(
         self,
-        paths: str | Path | Sequence[str | Path],
+        paths: str | AnyPath | Sequence[str | AnyPath],
         fields: Mapping[str, Field],
         *,
         verify: bool = True,

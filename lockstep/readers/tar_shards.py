@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -68,7 +67,7 @@ class TarShards:
 
     def __init__(
         self,
-        paths: str | Path | Sequence[str | Path],
+        paths: str | AnyPath | Sequence[str | AnyPath],
         fields: Mapping[str, str] | None = None,
         *,
         decoding: Decoding = AS_STORED,

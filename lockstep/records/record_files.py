@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import accumulate
 from mmap import mmap
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -161,7 +160,7 @@ class RecordFiles:
 
     def __init__(
         self,
-        paths: str | Path | Sequence[str | Path],
+        paths: str | AnyPath | Sequence[str | AnyPath],
         *,
         verify: bool = True,
         memory_limit_bytes: int = MEMORY_LIMIT_BYTES,

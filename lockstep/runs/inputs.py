@@ -25,7 +25,7 @@ from lockstep.recipes.code import functions_of
 from lockstep.recipes.data import DetectionData, ImageData
 from lockstep.recipes.python_parts import PythonModel
 from lockstep.recipes.recipe import Recipe
-from lockstep.records.shards import check_local
+from lockstep.records.shards import data_path
 from lockstep.runs.workdir import Workdir, located
 from lockstep.types import Steps
 
@@ -252,8 +252,7 @@ def _check_fork(fork_from: str | None) -> None:
 
 def _is_there(path: str) -> bool:
     """Whether a path may lead to weights: it exists, begins the names of files or is their pattern, or is RUN@STEP."""
-    check_local(path)
-    whole, run = Path(path), path.rpartition("@")[0]
+    whole, run = data_path(path), path.rpartition("@")[0]
     try:
         names = [each.name for each in whole.parent.iterdir()]
     except (FileNotFoundError, NotADirectoryError):
@@ -261,7 +260,7 @@ def _is_there(path: str) -> bool:
     except OSError:  # it may not be looked at: what opens it says why
         return True
     is_prefix = any(name.startswith(whole.name) or fnmatchcase(name, whole.name) for name in names)
-    return is_prefix or whole.exists() or (bool(run) and Path(run).is_dir())
+    return is_prefix or whole.exists() or (bool(run) and data_path(run).is_dir())
 
 
 def _check_no_loggers(loggers: Sequence[object]) -> None:

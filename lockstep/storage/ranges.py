@@ -256,7 +256,6 @@ async def _of_s3(fs: Any, piece: _Piece) -> bytes:
 
 async def _of_another(fs: Any, piece: _Piece) -> bytes:
     """Read a piece from a store whose answer does not tell the version, which is asked for at the same time."""
-
     key, start, stop = piece.path.key, piece.start, piece.stop
     data, found = await asyncio.gather(fs._cat_file(key, start=start, end=stop), fs._info(key))
     _check_version(piece, stat_of(found))

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from lockstep.checkpoints.manifest import MANIFEST, SUFFIX, FileEntry, Manifest
 from lockstep.checkpoints.store import Store
 from lockstep.errors import CheckpointError, NotFoundError
+from lockstep.storage.remote_path import DataPath, is_url
 from lockstep.weights.name_maps import AVERAGE
-from lockstep.weights.open import open_weights_file, unknown
+from lockstep.weights.open import open_weights_file, unknown, weights_in_store
 from lockstep.weights.safetensors_file import SafetensorsFile
 from lockstep.weights.source import TensorInfo, WeightSource, entry_of
 
@@ -121,7 +122,7 @@ def open_weights(path: str | Path, *, slots: bool = False, newest: int | None = 
     Raises:
         CheckpointError: there are no weights that are known, or they are damaged.
     """
-    path = Path(path)
+    path = weights_in_store(DataPath(str(path))) if is_url(path) else Path(path)
     if (path / MANIFEST).is_file():
         return RunWeights(path, slots=slots)
     if store := store_of_run(path):

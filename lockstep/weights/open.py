@@ -8,11 +8,14 @@ import zipfile
 from fnmatch import fnmatchcase
 from glob import escape
 from pathlib import Path, PureWindowsPath
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar, cast
 
 from lockstep.errors import CheckpointError, NotFoundError
 from lockstep.listing import hint_for_path, shorten, what_is_there
+from lockstep.records.index_cache import local_copies, local_copy
+from lockstep.records.shards import data_path
 from lockstep.records.tfrecord import HEAD_BYTES, is_head
+from lockstep.storage.remote_path import AnyPath, RemotePath
 from lockstep.weights.keras_h5 import KerasH5
 from lockstep.weights.numpy_files import ENDING, NumpyArchive, NumpyFile
 from lockstep.weights.safetensors_file import SafetensorsFile
@@ -39,6 +42,8 @@ _NUMPY, _HDF5, _PICKLE = b"\x93NUMPY", b"\x89HDF\r\n\x1a\n", b"\x80"
 _LENGTH_BYTES, _MOST_HEADER_BYTES = 8, 100_000_000
 _MOST_NAME_CHARACTERS = 1000
 
+SomePath = TypeVar("SomePath", bound=AnyPath)
+
 
 class _Look(NamedTuple):
     """The first and last bytes of a file, and its size."""
@@ -48,15 +53,17 @@ class _Look(NamedTuple):
     num_bytes: int
 
 
-def open_weights_file(path: str | Path) -> WeightSource:
+def open_weights_file(path: str | AnyPath) -> WeightSource:
     """Open the weights of another system, which is found by the content of the file; name and ending mean nothing.
 
-    The folder of a TensorFlow checkpoint, its prefix and any of its files stand for the checkpoint.
+    The folder of a TensorFlow checkpoint, its prefix and any of its files stand for the checkpoint. What is in an
+    object store is copied into the user's cache, once.
 
     Raises:
         CheckpointError: there are no such weights, or they are damaged, or a tensor has a name that no trainer gives.
     """
-    source = _open_path(Path(path))
+    whole = data_path(path)
+    source = _open_path(weights_in_store(whole) if isinstance(whole, RemotePath) else whole)
     # Renames, patterns and prefixes are tried at every place of a name, which takes the square of its length.
     if too_long := next((name for name in source.tensors if len(name) > _MOST_NAME_CHARACTERS), None):
         raise CheckpointError(
@@ -68,6 +75,27 @@ def open_weights_file(path: str | Path) -> WeightSource:
     return source
 
 
+def weights_in_store(path: RemotePath) -> Path:
+    """Copy weights into the user's cache, all files of a TensorFlow checkpoint, and return their path there."""
+    if path.is_dir():
+        if not (path / STATE).is_file():
+            raise unknown(path, f"a folder with {shorten([each.name for each in path.iterdir()])}")
+        path = path / PureWindowsPath(latest_checkpoint(path).name).name
+    named = _ENDING.fullmatch(path.name) or _SHARD.fullmatch(path.name)
+    if not named and path.is_file():
+        return local_copy(path)
+    stem = named[1] if named else path.name
+    try:
+        found = [
+            each for each in path.parent.iterdir() if each.is_file() and each.name.startswith((f"{stem}.", f"{stem}-"))
+        ]
+    except FileNotFoundError:
+        found = []
+    if not found:
+        raise _no_weights(path)
+    return local_copies(found)[0].with_name(path.name)
+
+
 def _open_path(path: Path) -> WeightSource:
     if path.is_dir():
         if (path / STATE).is_file():
@@ -77,7 +105,11 @@ def _open_path(path: Path) -> WeightSource:
         return _open(path, _looked_at(path))
     if _is_prefix(path):
         return open_tensorflow(path)
-    raise NotFoundError(
+    raise _no_weights(path)
+
+
+def _no_weights(path: AnyPath) -> NotFoundError:
+    return NotFoundError(
         f"There are no weights called {path}.",
         given="no such file or folder",
         expected=KNOWN,
@@ -135,7 +167,7 @@ def _is_safetensors(look: _Look) -> bool:
     return look.head[_LENGTH_BYTES : _LENGTH_BYTES + 1] == b"{" and length <= _MOST_HEADER_BYTES
 
 
-def unknown(path: Path, found: str) -> NotFoundError:
+def unknown(path: AnyPath, found: str) -> NotFoundError:
     """The error for a path without weights in a known format."""
     return NotFoundError(
         f"{path} holds no weights that are known.",
@@ -221,7 +253,7 @@ def _opened_latest(folder: Path, named: Path) -> WeightSource | None:
     return found or (_opened(folder / name) if name else None)
 
 
-def latest_checkpoint(folder: Path) -> Path:
+def latest_checkpoint(folder: SomePath) -> SomePath:
     """The prefix of a folder's latest checkpoint, from its file `checkpoint`: absolute, or within the folder."""
     state = folder / STATE
     with readable(state):
@@ -236,7 +268,7 @@ def latest_checkpoint(folder: Path) -> Path:
                 hint="name the checkpoint itself",
             ) from None
     if latest := _LATEST.search(text):
-        return folder / _unescaped(latest[2])
+        return cast("SomePath", folder / _unescaped(latest[2]))
     raise CheckpointError(
         f"{state} names no checkpoint.",
         given=f"{text[:100]!r}",
@@ -281,7 +313,7 @@ def _absent(path: Path, prefix: Path) -> NotFoundError:
     )
 
 
-def _checkpoints_in(folder: Path) -> str:
+def _checkpoints_in(folder: AnyPath) -> str:
     try:
         names = sorted(path.name.removesuffix(INDEX) for path in folder.iterdir() if path.name.endswith(INDEX))
     except OSError as error:

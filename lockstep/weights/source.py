@@ -19,6 +19,7 @@ import torch
 from lockstep.checks import check_type, wrong_type
 from lockstep.errors import CheckpointError, InputError, NotFoundError
 from lockstep.listing import shorten
+from lockstep.storage.remote_path import AnyPath
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -163,7 +164,7 @@ def damaged_tensor(name: str, path: Path, *, given: str, expected: str) -> Check
 
 
 @contextmanager
-def readable(path: Path) -> Iterator[None]:
+def readable(path: AnyPath) -> Iterator[None]:
     """Name the file where it cannot be opened or read."""
     try:
         yield

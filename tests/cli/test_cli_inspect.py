@@ -293,5 +293,5 @@ def test_what_cannot_be_inspected(inspect: Any, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("text")
     inspect(tmp_path / "text", code=2)
     inspect(tmp_path / "none", code=2)
-    inspect("s3://bucket/weights", code=2)
+    inspect("hdfs://bucket/weights", code=2)
     inspect(RESNET, "--diff", "gs://bucket/weights", code=2)

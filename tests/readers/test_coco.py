@@ -555,13 +555,6 @@ def test_boxes_are_those_of_the_raster_as_it_is_stored(tmp_path: Path) -> None:
     assert caught.value.hint.startswith("leave exif out; if the boxes are those of the turned images, write")
 
 
-def test_a_bucket_is_no_folder_here(tmp_path: Path) -> None:
-    path, folder = written(tmp_path, document_of())
-    for paths in ((path, "s3://bucket/train2017"), ("gs://bucket/instances.json", folder)):
-        with pytest.raises(DataError, match=r"not on this machine(.*\n)*.*mount"):
-            Coco(*paths)
-
-
 @pytest.mark.parametrize("name", ["masks", "keypoints", "crowd", "empty_images"])
 def test_switches_are_true_or_false(name: str) -> None:
     with pytest.raises(InputError, match=f"{name} is of the wrong type"):

@@ -68,9 +68,10 @@ def test_images_are_decoded_as_is_said(photos: Path) -> None:
         (["photos", "phtos"], r"phtos cannot be read\.\n.*phtos: No such file(.*\n)*.*did you mean photos"),
         (["empty"], r"There are no images\.\n.*no image in empty"),
         ([], r"There are no images\.\n.*no path"),
-        (["s3://bucket/photos"], "s3://bucket/photos is not on this machine"),
+        (["memory://photos", "photos"], "memory://photos cannot be read"),
+        (["hdfs://bucket/photos"], "hdfs://bucket/photos is in no store that is known"),
     ],
-    ids=["missing", "empty", "none", "remote"],
+    ids=["missing", "empty", "none", "no such folder of a store", "unknown store"],
 )
 def test_what_holds_no_images(photos: Path, paths: list[str], what: str) -> None:
     (photos.parent / "empty").mkdir()

@@ -314,9 +314,9 @@ def test_a_damaged_file_of_records_is_said_to_be_damaged(tmp_path: Path) -> None
         open_source(path)
 
 
-def test_a_bucket_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="s3://bucket/train is not on this machine"):
-        open_source("s3://bucket/train")
+def test_what_no_store_has_is_refused() -> None:
+    with pytest.raises(DataError, match="hdfs://bucket/train is in no store that is known"):
+        open_source("hdfs://bucket/train")
 
 
 # Whether it is there --------------------------------------------------------------------------------------------------

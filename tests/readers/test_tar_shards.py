@@ -111,11 +111,6 @@ def test_ranges_and_patterns_name_the_shards(tmp_path: Path) -> None:
         TarShards(f"{tmp_path}/train-{{000010..000012}}.tar")
 
 
-def test_shards_elsewhere_are_refused_with_what_to_mount() -> None:
-    with pytest.raises(DataError, match=r"s3://bucket/\{0\.\.3\}\.tar is not on this machine[\s\S]*mount the bucket"):
-        TarShards("s3://bucket/{0..3}.tar")
-
-
 def test_a_sample_without_a_field_is_named(path: Path) -> None:
     more = shard_of(path.with_name("b.tar"), {"x/1.jpg": b"", "x/1.txt": b"", "1.cls": b"1"})
     reader = TarShards([path, more], {"label": "cls", "image": "png;jpg"})

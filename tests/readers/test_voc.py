@@ -356,11 +356,6 @@ def test_an_image_of_another_size_is_named_when_read(tmp_path: Path) -> None:
         Voc(root).read_batch(np.array([0]))
 
 
-def test_a_bucket_is_no_folder_here() -> None:
-    with pytest.raises(DataError, match=r"s3://.*\n.*\n.*\n.*mount"):
-        Voc("s3://bucket/VOC2012")
-
-
 def test_difficult_is_a_switch(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="difficult is of the wrong type"):
         Voc(single(tmp_path), difficult=1)  # type: ignore[arg-type]

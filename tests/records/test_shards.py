@@ -138,13 +138,12 @@ def test_a_folder_is_no_file(tmp_path: Path) -> None:
     ],
 )
 def test_an_address_is_refused_with_what_to_mount(address: str | Path, scheme: str, hint: str) -> None:
-    for refuse in (find_shards, check_local):
-        with pytest.raises(DataError) as caught:
-            refuse(address)
-        assert caught.value.what == f"{address} is not on this machine."
-        assert caught.value.given == f"an address that begins with {scheme}:"
-        assert caught.value.expected == "a path in the file system"
-        assert caught.value.hint == f"{hint} and give the path of the folder"
+    with pytest.raises(DataError) as caught:
+        check_local(address)
+    assert caught.value.what == f"{address} is not on this machine."
+    assert caught.value.given == f"an address that begins with {scheme}:"
+    assert caught.value.expected == "a path in the file system"
+    assert caught.value.hint == f"{hint} and give the path of the folder"
 
 
 UNUSABLE = {

@@ -1,0 +1,156 @@
+"""The law of the stream over an object store: the same bits as from local files, for any loader processes and resume.
+
+The store is real, S3's as moto plays it, and its proxy fails again and again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from object_server import Fault, FaultyProxy
+from test_stream_files import BATCH_SIZE, NUM_IMAGES, folder, jpeg, records, stream, tar
+
+import lockstep as ls
+from lockstep.data.loader import Loader
+from lockstep.images.decode import EncodedImage
+from lockstep.ragged import Ragged
+from lockstep.readers.image_folder import ImageList
+from lockstep.readers.reader import Reader
+from lockstep.storage import retries
+from lockstep.storage.remote_path import RemotePath
+
+NUM_BATCHES = 3
+FAULTS = [
+    Fault("status", 3, status=500, after=2),
+    Fault("short", 3, after=5),
+    Fault("cut", 3, after=9),
+    Fault("status", 2, status=429, after=12),
+]
+AUGMENT = [ls.augmentations.DistortedCrop(8, resize="random"), ls.augmentations.HorizontalFlip()]
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(retries, "_FIRST_WAIT_SECONDS", 0.0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    torch.set_num_threads(1)
+
+
+def coco(path: Path) -> Reader:
+    images, annotations = [], []
+    (path / "images").mkdir()
+    for number in range(NUM_IMAGES):
+        (path / "images" / f"{number}.jpg").write_bytes(jpeg(number))
+        height, width = 9 + number % 4, 8 + number % 5
+        images.append({"id": number, "file_name": f"{number}.jpg", "height": height, "width": width})
+        annotations += [
+            {"id": 10 * number + each, "image_id": number, "category_id": 1 + each, "bbox": [1, 1, 3 + each, 4]}
+            for each in range(number % 3)
+        ]
+    categories = [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}]
+    document = {"images": images, "annotations": annotations, "categories": categories}
+    (path / "annotations.json").write_text(json.dumps(document))
+    return ls.data.open_source(path / "annotations.json")
+
+
+def voc(path: Path) -> Reader:
+    (path / "Annotations").mkdir()
+    (path / "JPEGImages").mkdir()
+    (path / "ImageSets" / "Main").mkdir(parents=True)
+    for number in range(NUM_IMAGES):
+        (path / "JPEGImages" / f"{number}.jpg").write_bytes(jpeg(number))
+        size = f"<size><width>{8 + number % 5}</width><height>{9 + number % 4}</height></size>"
+        box = "<bndbox><xmin>1</xmin><ymin>2</ymin><xmax>5</xmax><ymax>7</ymax></bndbox>"
+        (path / "Annotations" / f"{number}.xml").write_text(
+            f"<annotation><filename>{number}.jpg</filename>{size}<object><name>cat</name>{box}</object></annotation>"
+        )
+    (path / "ImageSets" / "Main" / "train.txt").write_text("\n".join(map(str, range(NUM_IMAGES))))
+    return ls.data.open_source(path)
+
+
+def images(path: Path) -> Reader:
+    folder(path)
+    return ImageList(path)
+
+
+STREAMS: dict[str, tuple[Callable[[Path], Reader], Callable[[str], Reader]]] = {
+    "folder": (folder, ls.data.open_source),
+    "records": (records, lambda url: ls.data.open_source(f"{url}/train-*")),
+    "tar": (tar, lambda url: ls.data.TarShards(f"{url}/a.tar", {"image": "jpg", "label": "cls"})),
+}
+READERS = STREAMS | {
+    "coco": (coco, lambda url: ls.data.open_source(f"{url}/annotations.json:{url}/images")),
+    "coco, images beside": (coco, lambda url: ls.data.open_source(f"{url}/annotations.json", everything=True)),
+    "voc": (voc, ls.data.open_source),
+    "list": (images, ImageList),
+    "records in braces": (records, lambda url: ls.data.open_source(f"{url}/train-{{00000..00001}}-of-00002")),
+    "folder of records": (records, ls.data.open_source),
+}
+
+
+@dataclass(frozen=True)
+class Both:
+    """The same data on this machine and in the store, whose requests so far are those of opening it."""
+
+    local: Reader
+    stored: Reader
+
+
+@pytest.fixture
+def both(request: pytest.FixtureRequest, bucket: RemotePath, object_store: FaultyProxy, tmp_path: Path) -> Both:
+    make, opened = READERS[request.param]
+    data = tmp_path / "data"
+    data.mkdir()
+    local = make(data)
+    for file in data.rglob("*"):
+        if file.is_file():
+            (bucket / file.relative_to(data).as_posix()).upload(file)
+    object_store.reset()
+    return Both(local, opened(str(bucket)))
+
+
+def contents(value: Any) -> Any:
+    """What is in a field, without the path that it comes from."""
+    if isinstance(value, list):
+        return [each.data if isinstance(each, EncodedImage) else contents(each) for each in value]
+    if isinstance(value, Ragged):
+        return [each.tolist() for each in (value.values, value.lengths)]
+    return value.tolist() if isinstance(value, torch.Tensor) else value
+
+
+@pytest.mark.parametrize("both", READERS, indirect=True)
+def test_batches_are_those_of_local_files_in_one_wave(both: Both, object_store: FaultyProxy) -> None:
+    assert object_store.num_requests(r"\d\.(jpg|xml)|train-0", "HEAD") == 0, "no file is asked for its size"
+    assert len(both.stored) == len(both.local) == NUM_IMAGES
+    if hasattr(both.local, "fingerprint"):
+        told = {name: value for name, value in both.local.fingerprint().items() if not name.startswith("options of")}
+        assert told.items() <= both.stored.fingerprint().items()  # type: ignore[attr-defined]
+    indices = np.array([3, 12, 0, 7])
+    assert [both.stored.example_id(index) for index in indices] == [both.local.example_id(i) for i in indices]
+    object_store.requests.clear()
+    there, here = both.stored.read_batch(indices), both.local.read_batch(indices)
+    assert {name: contents(value) for name, value in there.items()} == {n: contents(v) for n, v in here.items()}
+    assert len(object_store.requests) <= len(indices)
+    assert {method for method, _, _ in object_store.requests} == {"GET"}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("both", STREAMS, indirect=True)
+def test_the_stream_is_that_of_local_files(both: Both, object_store: FaultyProxy) -> None:
+    def loader(reader: Reader, num_processes: int) -> Loader:
+        return Loader(reader, batch_size=BATCH_SIZE, seed=11, augment=AUGMENT, num_processes=num_processes)
+
+    whole = stream(loader(both.local, 0), 1, NUM_BATCHES)
+    object_store.faults = [*FAULTS]
+    for step, num_processes in enumerate((0, 1, 2)):
+        resumed = loader(both.stored, num_processes)
+        resumed.load_state({**resumed.state(), "position": step * BATCH_SIZE})
+        assert stream(resumed, 1 + step, NUM_BATCHES - step) == whole[step * BATCH_SIZE :]
+    assert all(fault.num_met > fault.after for fault in object_store.faults)
