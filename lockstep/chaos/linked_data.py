@@ -10,6 +10,7 @@ from lockstep.readers.mnist import mnist_folder
 from lockstep.recipes.data import MnistData
 from lockstep.recipes.recipe import Recipe
 from lockstep.records.shards import expand_braces, find_shards
+from lockstep.storage.remote_path import is_url
 
 _MOST_FILES, _MOST_BYTES = 100, 1 << 24
 """The most files that are damaged at a time, and the most bytes of each copy."""
@@ -62,7 +63,7 @@ def linked(recipe: Recipe, folder: Path) -> tuple[Recipe, LinkedData | None]:
     data = recipe.data
     data.prepare()
     path = str(mnist_folder(data.folder, data.cache)) if isinstance(data, MnistData) else data.path_of(data.split)
-    if path is None or ".json" in path:
+    if path is None or ".json" in path or is_url(path):
         return recipe, None
     found = LinkedData(path, folder / "data")
     there = data.at(data.split, found.path)

@@ -123,7 +123,9 @@ def convert_coco(
     return _convert_examples(reader, reader.classes, label_map, output, base, num_shards, options, settings)
 
 
-def _voc_readers(folders: Sequence[AnyPath], split: str | None, difficult: bool, label_map: LabelMap | None) -> list[Voc]:
+def _voc_readers(
+    folders: Sequence[AnyPath], split: str | None, difficult: bool, label_map: LabelMap | None
+) -> list[Voc]:
     """Make a reader of each folder; a class has the same label in all of them."""
     readers = [Voc(folder, split, difficult=difficult, label_map=label_map) for folder in folders]
     if all(reader.classes == readers[0].classes for reader in readers):

@@ -38,7 +38,7 @@ from lockstep.readers.voc import Voc, folder_of_year
 from lockstep.records.example import Values, parse_example
 from lockstep.records.index_cache import Cache
 from lockstep.records.open_files import content_of
-from lockstep.records.shards import data_path, expand_braces, find_shards
+from lockstep.records.shards import absence_of, data_path, expand_braces, find_shards
 from lockstep.records.tfrecord import read_all
 from lockstep.storage.remote_path import AnyPath, RemotePath
 
@@ -192,7 +192,7 @@ def _one_set(folder: AnyPath, names: Sequence[str]) -> list[AnyPath]:
 
 def _open_files(files: Sequence[AnyPath], given: str, options: _Options) -> Reader:
     if missing := next((file for file in files if not file.is_file()), None):
-        raise unknown_data(given, f"no file {missing}", hint_for_path(missing))
+        raise unknown_data(given, absence_of(missing), hint_for_path(missing))
     everything, truth, decoding, cache = options
     if TAR.search(files[0].name):
         return TarShards(files, decoding=decoding, cache=cache)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from lockstep.errors import DataError
 from lockstep.listing import hint_for_path, shorten
-from lockstep.records.shards import data_path, expand_braces, find_shards
-from lockstep.storage.remote_path import AnyPath, RemotePath, is_url
+from lockstep.records.shards import absence_of, data_path, expand_braces, find_shards
+from lockstep.storage.remote_path import AnyPath, is_url
 
 KNOWN = (
     "a folder with a folder of images for each class; TFRecord files or tar shards, their folder or a pattern; "
@@ -37,16 +37,10 @@ def check_there(path: str | Path, expected: str = KNOWN) -> None:
     if missing := [found for found in files if not found.exists()]:
         raise DataError(
             f"There is no data at {path}.",
-            given=_absence_of(missing[0]),
+            given=absence_of(missing[0]),
             expected=expected,
             hint=hint_for_path(file) if len(files) == 1 else "check the path",
         )
-
-
-def _absence_of(path: AnyPath) -> str:
-    """Say that nothing is at a path; in a store, whether there is the bucket."""
-    bucket = path.bucket if isinstance(path, RemotePath) else None
-    return f"no file {path}" if bucket is None or bucket.exists() else f"no bucket {bucket}"
 
 
 def is_folder(path: str | AnyPath) -> bool:

@@ -179,7 +179,7 @@ def _matching_in_store(path: RemotePath) -> list[AnyPath]:
     if not files:
         raise DataError(
             f"No file is named like {path}",
-            given=_held(path.parent) if path.parent == above else f"the folder {above}",
+            given=_held(above),
             expected="one file or more",
             hint="check the pattern",
         )
@@ -196,9 +196,15 @@ def _is_folder(path: AnyPath) -> DataError:
     )
 
 
+def absence_of(path: AnyPath, what: str = "file") -> str:
+    """Say that nothing is at a path: no such file or folder, or in a store no such bucket."""
+    bucket = path.bucket if isinstance(path, RemotePath) else None
+    return f"no {what} {path}" if bucket is None or bucket.exists() else f"no bucket {bucket}"
+
+
 def _held(folder: AnyPath) -> str:
     if not folder.is_dir():
-        return f"there is no folder {folder}"
+        return f"there is {absence_of(folder, 'folder')}"
     return f"a folder that holds {shorten(sorted(path.name for path in folder.iterdir())) or 'nothing'}"
 
 
