@@ -19,10 +19,12 @@ from test_stream_files import BATCH_SIZE, NUM_IMAGES, folder, jpeg, records, str
 
 import lockstep as ls
 from lockstep.data.loader import Loader
+from lockstep.errors import DataError, StoreError
 from lockstep.images.decode import EncodedImage
 from lockstep.ragged import Ragged
 from lockstep.readers.image_folder import ImageList
 from lockstep.readers.reader import Reader
+from lockstep.records import record_index, tar_members
 from lockstep.storage import retries
 from lockstep.storage.remote_path import RemotePath
 
@@ -154,3 +156,38 @@ def test_the_stream_is_that_of_local_files(both: Both, object_store: FaultyProxy
         resumed.load_state({**resumed.state(), "position": step * BATCH_SIZE})
         assert stream(resumed, 1 + step, NUM_BATCHES - step) == whole[step * BATCH_SIZE :]
     assert all(fault.num_met > fault.after for fault in object_store.faults)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("both", ["folder"], indirect=True)
+@pytest.mark.parametrize("num_processes", [0, 1])
+def test_no_example_is_blamed_for_a_store_that_fails(both: Both, object_store: FaultyProxy, num_processes: int) -> None:
+    loader = Loader(both.stored, batch_size=4, seed=1, num_processes=num_processes, bad_examples="skip")
+    object_store.faults = [Fault("status", 10_000, status=500)]
+    with pytest.raises(StoreError, match=r"\.jpg, bytes 0 to \d+ cannot be read"):
+        next(iter(loader.batches(range(1), 1)))
+
+
+@pytest.mark.parametrize("both", ["folder", "records", "tar"], indirect=True)
+def test_an_object_that_changes_while_it_is_read_is_named(both: Both, bucket: RemotePath) -> None:
+    indices = np.arange(len(both.stored))
+    both.stored.read_batch(indices)
+    for name in bucket.walk_files():
+        (bucket / name).write_bytes((bucket / name).read_bytes() + b"more")
+    with pytest.raises(DataError, match=rf"{bucket}/.* has changed since it was listed"):
+        both.stored.read_batch(indices)
+
+
+@pytest.mark.parametrize("both", ["records", "tar"], indirect=True)
+def test_an_index_is_built_from_large_ranges_and_kept(
+    both: Both, bucket: RemotePath, object_store: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (record_index, tar_members):
+        monkeypatch.setattr(module, "_WORTH_KEEPING_BYTES", 0)
+    opened = READERS["records" if isinstance(both.stored, ls.data.ImageRecords) else "tar"][1]
+    opened(str(bucket))
+    object_store.requests.clear()
+    again = opened(str(bucket))
+    assert again.fingerprint() == both.stored.fingerprint()  # type: ignore[attr-defined]
+    plain = r"/train-00000|/a\.tar"  # a compressed file is read whole
+    assert object_store.num_requests(plain) <= 1, "no more than the first record, to see what it is"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import uuid
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from lockstep.readers.label_map import (
     read_labels,
     write_label_map,
 )
+from lockstep.storage.remote_path import RemotePath
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "label_maps"
 
@@ -22,6 +24,16 @@ def written(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "labels.pbtxt"
     path.write_text(text)
     return path
+
+
+def test_files_of_labels_in_a_store_are_read() -> None:
+    folder = RemotePath(f"memory://{uuid.uuid4().hex}")
+    (folder / "labels.txt").write_bytes(b"cat\ndog\n")
+    (folder / "map.pbtxt").write_bytes(b'item { id: 1 name: "cat" }')
+    assert read_labels(f"{folder}/labels.txt") == ("cat", "dog")
+    assert read_label_map(f"{folder}/map.pbtxt").ids == {"cat": 1}
+    with pytest.raises(DataError, match=f"{folder}/none cannot be read"):
+        read_label_map(f"{folder}/none")
 
 
 def refusal_of(path: Path) -> DataError:

@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import shutil
 import threading
+import uuid
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -16,6 +17,7 @@ import torch
 from lockstep.errors import DataError, InputError
 from lockstep.images.normalisation import scale_image
 from lockstep.readers.mnist import FILES, SPLITS, ensure_files, load_idx, mnist_folder, mnist_reader
+from lockstep.storage.remote_path import RemotePath
 
 ORIGINALS = Path(__file__).parents[2] / "data" / "mnist"
 TEST_IMAGES, TEST_LABELS = FILES[2], FILES[3]
@@ -130,6 +132,17 @@ def test_a_missing_file_is_fetched_from_the_first_mirror_that_has_it(originals: 
     assert ensure_files(originals, mirrors=mirrors) == [originals / file.name for file in FILES]
     assert path.read_bytes() == (ORIGINALS / TEST_LABELS.name).read_bytes()
     assert len(list(originals.iterdir())) == 4
+
+
+def test_originals_in_a_store_are_read_and_never_fetched(originals: Path) -> None:
+    folder = RemotePath(f"memory://{uuid.uuid4().hex}")
+    for file in FILES[1:]:
+        (folder / file.name).upload(originals / file.name)
+    stored = mnist_folder(str(folder))
+    paths = ensure_files(stored, FILES[2:])
+    assert (load_idx(paths[1]) == load_idx(originals / FILES[3].name)).all()
+    with pytest.raises(DataError, match=rf"{FILES[0].name} of MNIST is not in {folder}[\s\S]*no mirrors"):
+        ensure_files(stored)
 
 
 def test_without_a_mirror_the_error_says_where_to_put_the_files(originals: Path, mirror: tuple[str, Path]) -> None:

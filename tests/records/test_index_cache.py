@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import errno
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from lockstep.errors import DataError
-from lockstep.records.index_cache import cache_folder, load_index, save_index
+from lockstep.records import index_cache
+from lockstep.records.index_cache import cache_folder, load_index, local_copies, local_copy, save_index
 from lockstep.records.open_files import Version
+from lockstep.storage.remote_path import DataPath
 
 KIND, VERSION = b"TESTKIND", Version(10, 20)
 
@@ -102,3 +105,41 @@ def test_a_user_without_a_home_has_no_cache(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(Path, "home", homeless)
     save_index(tmp_path / "data", KIND, VERSION, b"content")
     assert load_index(tmp_path / "data", KIND, VERSION, bytes) is None
+
+
+# Copies of objects ----------------------------------------------------------------------------------------------------
+
+
+def stored(**contents: bytes) -> list[DataPath]:
+    folder = DataPath(f"memory://{uuid.uuid4().hex}")
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    return [folder / name for name in contents]
+
+
+def test_an_object_is_copied_once_for_each_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (path,) = stored(weights=b"first")
+    copy = local_copy(path)
+    assert copy.read_bytes() == b"first"
+    assert copy.name == "weights"
+    assert tmp_path / "cache" in copy.parents
+    monkeypatch.setattr(index_cache, "read_ranges", lambda _: pytest.fail("it is copied already"))
+    assert local_copy(path) == copy
+    monkeypatch.undo()
+    path.write_bytes(b"second")
+    assert local_copy(path, tmp_path / "other").read_bytes() == b"second"
+    assert local_copy(tmp_path / "here") == tmp_path / "here"
+
+
+def test_objects_that_belong_together_are_in_one_folder(tmp_path: Path) -> None:
+    copies = local_copies(stored(a=b"1", b=b"2"), tmp_path)
+    assert {copy.name: copy.read_bytes() for copy in copies} == {"a": b"1", "b": b"2"}
+    assert len({copy.parent for copy in copies}) == 1
+
+
+def test_a_cache_without_room_for_a_copy_says_so(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file")
+    (path,) = stored(a=b"12345")
+    with pytest.raises(DataError, match=rf"{path} cannot be copied into the cache") as caught:
+        local_copy(path)
+    assert caught.value.expected == f"5 bytes free in {tmp_path}/cache/lockstep/copies"

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from object_server import Fault, FaultyProxy
 
-from lockstep.errors import DataError, InputError
+from lockstep.errors import DataError, InputError, StoreRefusedError
 from lockstep.records.shards import check_local, expand_braces, find_shards
+from lockstep.storage.remote_path import AnyPath, DataPath, RemotePath
 
 
 def touch(folder: Path, *names: str) -> None:
@@ -16,7 +19,7 @@ def touch(folder: Path, *names: str) -> None:
         (folder / name).touch()
 
 
-def named(paths: list[Path]) -> list[str]:
+def named(paths: Sequence[AnyPath]) -> list[str]:
     return [path.name for path in paths]
 
 
@@ -214,3 +217,55 @@ def test_ranges_that_fall_or_are_too_long_are_refused(path: str, given_: str) ->
     assert caught.value.given == given_
     assert caught.value.expected == "ranges that rise, for at most 1000000 paths"
     assert "{000000..000999}" in caught.value.hint
+
+
+# In an object store ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stored() -> DataPath:
+    folder = DataPath(f"memory://{uuid.uuid4().hex}/data")
+    for name in (*SHARDS, ".hidden-train", "other.tfrecord", "below/a.tfrecord"):
+        (folder / name).write_bytes(name.encode())
+    return folder
+
+
+def test_files_of_a_store_are_found_by_pattern_and_range(stored: DataPath) -> None:
+    assert named(find_shards(f"{stored}/train-*")) == SHARDS
+    assert named(find_shards(f"{stored}/*train*")) == SHARDS
+    assert named(find_shards(f"{stored}/**/*.tfrecord")) == ["a.tfrecord", "other.tfrecord"]
+    assert named(find_shards([f"{stored}/train-0000[12]-of-*", stored / "other.tfrecord"])) == [
+        *SHARDS[1:3],
+        "other.tfrecord",
+    ]
+    assert named(find_shards(expand_braces(f"{stored}/train-{{00003..00005}}-of-00012"))) == SHARDS[3:6]
+    assert find_shards(f"{stored}/train-*")[3].stat().st_size == len(SHARDS[3])
+
+
+def test_what_is_not_whole_in_a_store_is_refused(stored: DataPath) -> None:
+    (stored / SHARDS[4]).unlink()
+    for wanted, what in {
+        f"{stored}/train-*": f"Shards are missing in {stored}: {SHARDS[4]}",
+        f"{stored}": f"{stored} is a folder.",
+        f"{stored}/val-*": f"No file is named like {stored}/val-*",
+    }.items():
+        with pytest.raises(DataError) as caught:
+            find_shards(wanted)
+        assert caught.value.what == what
+    with pytest.raises(DataError, match=rf"Files are missing in {stored}") as caught:
+        find_shards(expand_braces(f"{stored}/train-{{00003..00005}}-of-00012"))
+    assert caught.value.given == f"no {SHARDS[4]}"
+
+
+def test_a_bucket_that_is_not_there_is_named(object_store: FaultyProxy) -> None:
+    with pytest.raises(DataError) as caught:
+        find_shards("s3://no-such-bucket/train-*")
+    assert caught.value.given == "there is no bucket s3://no-such-bucket"
+
+
+def test_a_bucket_without_rights_is_named(bucket: RemotePath, object_store: FaultyProxy) -> None:
+    object_store.faults = [Fault("status", 100, method="", status=403)]
+    with pytest.raises(StoreRefusedError) as caught:
+        find_shards(f"{bucket}/train-*")
+    assert caught.value.what == f"{bucket} may not be read."
+    assert caught.value.exit_code == 2

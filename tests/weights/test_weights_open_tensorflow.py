@@ -3,15 +3,18 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import uuid
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from tf_files import entry, write_bundle
 
-from lockstep.errors import CheckpointError
+from lockstep.errors import CheckpointError, NotFoundError
 from lockstep.readers.mnist import SPLITS, load_idx
-from lockstep.weights.open import latest_checkpoint, open_tensorflow
+from lockstep.storage.remote_path import RemotePath
+from lockstep.weights.open import latest_checkpoint, open_tensorflow, open_weights_file
 from lockstep.weights.source import WeightSource
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "tf_ckpt"
@@ -248,3 +251,19 @@ def test_another_file_is_no_checkpoint() -> None:
     with pytest.raises(CheckpointError) as caught:
         open_tensorflow(FOLDER / "golden.json")
     assert caught.value.what.endswith("golden.json is damaged or cut short, or is no table of TensorFlow's.")
+
+
+@pytest.mark.parametrize("named", ["", "/model.ckpt", "/model.ckpt.index"])
+def test_a_checkpoint_in_a_store_is_copied_with_all_its_files(
+    named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = RemotePath(f"memory://{uuid.uuid4().hex}/weights")
+    write_bundle(tmp_path / "model.ckpt", {b"w": entry(1, [1], data=b"abcd")}, b"abcd")
+    (tmp_path / "checkpoint").write_text('model_checkpoint_path: "/elsewhere/model.ckpt"')
+    for file in [*tmp_path.glob("model.ckpt*"), tmp_path / "checkpoint"]:
+        (folder / file.name).upload(file)
+    source = open_weights_file(f"{folder}{named}")
+    assert source.read("w").numpy().tobytes() == b"abcd"
+    with pytest.raises(NotFoundError, match=f"There are no weights called {folder}/other"):
+        open_weights_file(f"{folder}/other")
