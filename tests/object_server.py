@@ -24,7 +24,7 @@ MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
 """Packages without which there is no store; they are in the extra [dev]."""
 ACCESS_KEY = "of-no-account"
 _HOST = "127.0.0.1"
-_PIECE_BYTES = 1 << 16
+_PIECE_BYTES = 1 << 17
 _CODES = {400: "ExpiredToken", 403: "AccessDenied", 429: "TooManyRequests", 500: "InternalError", 503: "SlowDown"}
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length", "server", "date", "expect", "host"}
 
@@ -154,6 +154,19 @@ class FaultyProxy(ThreadingHTTPServer):
 
     # What the handlers ask --------------------------------------------------------------------------------------------
 
+    def answer(self, store: HTTPConnection, method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
+        """Ask the store, by a connection of one client's; another store may answer by itself."""
+        for is_last in (False, True):
+            try:
+                store.request(method, path, body, headers)
+                answer = store.getresponse()
+                return Answer(answer.status, answer.getheaders(), answer.read())
+            except (OSError, HTTPException):  # the store may have ended a connection that was idle
+                store.close()
+                if is_last:
+                    raise
+        raise AssertionError
+
     def fault_of(self, method: str, path: str) -> Fault | None:
         with self.lock:
             for fault in self.faults:
@@ -221,7 +234,8 @@ class _Handler(BaseHTTPRequestHandler):
         if fault and fault.kind == "status":
             answer = Answer(fault.status, [], _error_body(fault.code or _CODES[fault.status]))
         else:
-            answer = self._asked(body)
+            headers = {name: value for name, value in self.headers.items() if name.lower() not in _HOP_BY_HOP}
+            answer = self.server.answer(self.store, self.command, self.path, headers, body)
         time.sleep(self.server.delay_seconds)
         self._send(fault.applied(answer) if fault else answer, cut=fault is not None and fault.kind == "cut")
 
@@ -240,19 +254,6 @@ class _Handler(BaseHTTPRequestHandler):
         while self.rfile.readline().strip():
             pass
         return b"".join(pieces)
-
-    def _asked(self, body: bytes) -> Answer:
-        headers = {name: value for name, value in self.headers.items() if name.lower() not in _HOP_BY_HOP}
-        for is_last in (False, True):
-            try:
-                self.store.request(self.command, self.path, body, headers)
-                answer = self.store.getresponse()
-                return Answer(answer.status, answer.getheaders(), answer.read())
-            except (OSError, HTTPException):  # the store may have ended a connection that was idle
-                self.store.close()
-                if is_last:
-                    raise
-        raise AssertionError
 
     def _send(self, answer: Answer, *, cut: bool) -> None:
         status, headers, body = answer

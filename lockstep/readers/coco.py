@@ -27,6 +27,7 @@ from lockstep.readers.object_table import (
     warn_of_objects,
 )
 from lockstep.readers.reader import Int64s
+from lockstep.records.index_cache import Cache
 from lockstep.records.shards import data_path
 from lockstep.storage.remote_path import AnyPath
 
@@ -73,6 +74,7 @@ class Coco(AnnotatedImages):
         crowd: keep the objects that are crowds.
         empty_images: keep the images without objects.
         truth: also give what detections are scored against.
+        cache: where what is read of an object store is kept; by default in the user's cache.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class Coco(AnnotatedImages):
         crowd: bool = True,
         empty_images: bool = True,
         truth: bool = False,
+        cache: Cache = None,
     ) -> None:
         switches = {"masks": masks, "keypoints": keypoints, "crowd": crowd, "empty_images": empty_images}
         for name, value in {**switches, "zero_based": zero_based, "truth": truth}.items():
@@ -105,7 +108,7 @@ class Coco(AnnotatedImages):
         kept = np.flatnonzero(has_area & (crowd | ~read.is_crowd))
         used = np.arange(len(read.sizes)) if empty_images else np.unique(read.images[kept])
         self._ids = read.image_ids[used]
-        files = ImageFiles(folder, [read.file_names[index] for index in used], read.sizes[used], decoding)
+        files = ImageFiles(folder, [read.file_names[index] for index in used], read.sizes[used], decoding, cache)
         self._outlines = read.outlines
         spans: dict[str, Column] = {} if read.outlines is None else {_SPANS: read.outlines.spans}
         super().__init__(files, _table(columns | spans, kept, read.images, used), tuple(columns), classes)

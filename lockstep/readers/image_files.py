@@ -16,6 +16,7 @@ from lockstep.errors import DataError, InputError
 from lockstep.images.decode import Decoding, EncodedImage
 from lockstep.listing import shorten
 from lockstep.readers.reader import Int64s
+from lockstep.records.index_cache import Cache, ranges_through
 from lockstep.records.open_files import Place, Version, read_stored
 from lockstep.storage.remote_path import AnyPath, DataPath, ObjectStat, RemotePath
 from lockstep.tracing import now_reading
@@ -34,15 +35,18 @@ class ImageFiles:
         names: their paths within it.
         sizes: height and width that the annotations give them, (files, 2).
         decoding: how they are decoded when they are asked for; they are not turned, as their annotations are not.
+        cache: where what is read of an object store is kept; by default in the user's cache.
     """
 
-    def __init__(self, folder: AnyPath, names: Sequence[str], sizes: Int64s, decoding: Decoding) -> None:
+    def __init__(
+        self, folder: AnyPath, names: Sequence[str], sizes: Int64s, decoding: Decoding, cache: Cache = None
+    ) -> None:
         check_not_turned(decoding)
         _check_within(folder, names)
         stats = _check_present(folder, names)
         self.sizes = sizes
         """Height and width of each, (files, 2)."""
-        self.names = FileNames(folder, names, stats)
+        self.names = FileNames(folder, names, stats, cache)
         self._decoding = decoding
         self.decoder = load_decoder(decoding)
 
@@ -74,12 +78,22 @@ class FileNames:
         folder: where they are.
         names: their paths within it.
         stats: size and version of each, as an object store has listed them; None for files of this machine.
+        cache: where what is read of an object store is kept; by default in the user's cache.
     """
 
-    def __init__(self, folder: str | AnyPath, names: Iterable[str], stats: Sequence[ObjectStat] | None = None) -> None:
+    def __init__(
+        self,
+        folder: str | AnyPath,
+        names: Iterable[str],
+        stats: Sequence[ObjectStat] | None = None,
+        cache: Cache = None,
+    ) -> None:
         encoded = [os.fsencode(name) for name in names]
         self._folder = str(folder)
         self._stats = None if stats is None else np.array(stats, np.int64).reshape(-1, 2)
+        self._ranges = ranges_through(cache)
+        if self._stats is not None:
+            self._ranges.expect(int(self._stats[:, 0].sum()))
         self._names = b"".join(encoded)
         self._ends = np.cumsum([0, *map(len, encoded)])
 
@@ -104,7 +118,7 @@ class FileNames:
         wanted = [self._place(index, *self._stats[index].tolist()) for index in indices]
         if wanted:
             now_reading(str(wanted[0].path))
-        for place, data in zip(wanted, read_stored(wanted), strict=True):
+        for place, data in zip(wanted, read_stored(self._ranges, wanted), strict=True):
             yield EncodedImage(data, str(place.path), decoding)
 
     def _place(self, index: int, size_bytes: int, stamp: int) -> Place:

@@ -20,6 +20,7 @@ from lockstep.readers.image_files import FileNames, load_decoder
 from lockstep.readers.label_map import BACKGROUND, read_labels
 from lockstep.readers.paths import ENDINGS
 from lockstep.readers.reader import Cost, Int64s
+from lockstep.records.index_cache import Cache
 from lockstep.records.shards import data_path, list_of_paths
 from lockstep.screen import log
 from lockstep.storage.remote_path import AnyPath, DataPath, Entry, ObjectStat, RemotePath
@@ -42,6 +43,7 @@ class ImageFolder:
         labels: a file with one label a line, the name of a folder; other folders are not read.
         background: add a class 0 without images, as in the ImageNet of TensorFlow's reference models.
         decoding: how images are decoded when they are asked for.
+        cache: where what is read of an object store is kept; by default in the user's cache.
     """
 
     cost: Cost = "decode"
@@ -53,6 +55,7 @@ class ImageFolder:
         *,
         background: bool = False,
         decoding: Decoding = AS_STORED,
+        cache: Cache = None,
     ) -> None:
         folder = data_path(path)
         self._decoding = decoding
@@ -61,7 +64,7 @@ class ImageFolder:
         self.classes = (BACKGROUND, *files) if background else tuple(files)
         """The name of each class, by its label."""
         self._labels = np.repeat(np.arange(len(files)) + background, [len(names) for names in files.values()])
-        self._names = FileNames(folder, (name for names in files.values() for name in names), stats)
+        self._names = FileNames(folder, (name for names in files.values() for name in names), stats, cache)
 
     def __len__(self) -> int:
         return len(self._labels)

@@ -82,7 +82,8 @@ def open_source(
             keypoints, additional channels, and boxes and texts of images that have one class.
         truth: of images with objects, also give what detections are scored against, in the fields "truth_...".
         decoding: how images are decoded when they are asked for; the records of MNIST hold pixels.
-        cache: the folder where indices of records and of tar shards are kept; by default in the user's cache.
+        cache: the folder where indices of records and of tar shards, and what is read of object stores, are kept; by
+            default in the user's cache.
     """
     options = _Options(everything, truth, decoding, cache)
     if of_coco := _annotations_and_images(path):
@@ -121,7 +122,8 @@ def open_detection(
         num_multiclass_scores: read the scores that records have for each object, so many.
         truth: also give what detections are scored against, in the fields "truth_...".
         decoding: how images are decoded when they are asked for.
-        cache: the folder where indices of records are kept; by default in the user's cache.
+        cache: the folder where indices of records, and what is read of object stores, are kept; by default in the
+            user's cache.
     """
     if of_coco := _annotations_and_images(path):
         return Coco(
@@ -132,12 +134,13 @@ def open_detection(
             zero_based=zero_based,
             decoding=decoding,
             truth=truth,
+            cache=cache,
         )
     folder = data_path(path)
     if folder.is_dir() and (year or annotations_among(entries_of(folder))):
         has_lists = (folder_of_year(folder, year) / "ImageSets" / "Main").is_dir()
         named = split if has_lists else None
-        return Voc(folder, named, year=year, label_map=label_map, decoding=decoding, truth=truth)
+        return Voc(folder, named, year=year, label_map=label_map, decoding=decoding, truth=truth, cache=cache)
     if folder.is_dir() and (shards := shards_among(entries_of(folder))):
         files = _one_set(folder, shards)
     else:
@@ -172,9 +175,10 @@ def _open_folder(folder: AnyPath, options: _Options) -> Reader:
         if files := sorted(annotations.glob("*.json"), key=lambda file: ("captions" in file.name, file)):
             raise unknown_data(str(folder), held(entries), f"name one of its files of annotations: {files[0]}")
         has_lists = (folder / "ImageSets" / "Main" / "train.txt").is_file()
-        return Voc(folder, "train" if has_lists else None, decoding=options.decoding, truth=options.truth)
+        _, truth, decoding, cache = options
+        return Voc(folder, "train" if has_lists else None, decoding=decoding, truth=truth, cache=cache)
     classes_among(folder, entries)
-    return ImageFolder(folder, decoding=options.decoding)
+    return ImageFolder(folder, decoding=options.decoding, cache=options.cache)
 
 
 def _one_set(folder: AnyPath, names: Sequence[str]) -> list[AnyPath]:
@@ -211,8 +215,9 @@ def _open_files(files: Sequence[AnyPath], given: str, options: _Options) -> Read
 
 def _coco(annotations: AnyPath, images: AnyPath, options: _Options) -> Reader:
     """Open a file of annotations, with masks and keypoints if all objects have them."""
-    opened = partial(Coco, annotations, images, decoding=options.decoding, truth=options.truth)
-    if options.everything:
+    everything, truth, decoding, cache = options
+    opened = partial(Coco, annotations, images, decoding=decoding, truth=truth, cache=cache)
+    if everything:
         has_masks, has_keypoints = _words_in(annotations, b'"segmentation"', b'"keypoints"')
         choices = [(has_masks, has_keypoints), (has_masks, False), (False, has_keypoints)]
         for masks, keypoints in dict.fromkeys(each for each in choices if any(each)):

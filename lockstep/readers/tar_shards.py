@@ -20,7 +20,7 @@ from lockstep.readers.fingerprint import Fingerprint, checksum, named_parts, tel
 from lockstep.readers.image_files import load_decoder
 from lockstep.readers.paths import ENDINGS
 from lockstep.readers.reader import NO_DECODER, Cost, Int64s
-from lockstep.records.index_cache import Cache
+from lockstep.records.index_cache import Cache, ranges_through
 from lockstep.records.open_files import OpenFiles, Place, read_stored
 from lockstep.records.shards import expand_braces, find_shards, list_of_paths
 from lockstep.records.tar_members import BLOCK_BYTES, header_crc, key_and_ending, readable_name, tar_index_of
@@ -75,8 +75,10 @@ class TarShards:
     ) -> None:
         chosen = None if fields is None else _chosen_fields(fields)
         files = find_shards([expanded for path in list_of_paths(paths) for expanded in expand_braces(path)])
+        self._ranges = ranges_through(cache)
         with ThreadPoolExecutor(_THREADS) as pool:
-            self._shards = list(pool.map(partial(_Shard, OpenFiles(), cache), files))
+            self._shards = list(pool.map(partial(_Shard, OpenFiles(ranges=self._ranges), cache), files))
+        self._ranges.expect(sum(shard.stored_bytes for shard in self._shards))
         self._starts = [0, *accumulate(map(len, self._shards))]
         self._decoding = decoding
         self._fields = chosen or (_default_fields(self._sample(0)) if len(self) else ())
@@ -90,7 +92,9 @@ class TarShards:
         """Return the fields of these samples, images not decoded."""
         samples = [self._sample(index) for index in indices.tolist()]
         members = [(sample.shard, sample.member_of(field)) for field in self._fields for sample in samples]
-        stored = iter(read_stored([place for shard, member in members for place in shard.stored_places(member)]))
+        stored = iter(
+            read_stored(self._ranges, [place for shard, member in members for place in shard.stored_places(member)])
+        )
         return {field.name: self._column(field, samples, stored) for field in self._fields}
 
     def example_id(self, index: int) -> str:
@@ -161,6 +165,11 @@ class _Shard:
         index = self.index
         numbers = (index.offsets, index.sizes, index.header_crcs, index.starts)
         return f"{len(self)} samples, {index.version.size_bytes} bytes, {checksum(*numbers, index.names)}"
+
+    @property
+    def stored_bytes(self) -> int:
+        """The size of an archive in an object store; 0 for one of this machine."""
+        return self.index.version.size_bytes if isinstance(self.path, RemotePath) else 0
 
     def sample(self, number: int) -> _Sample:
         """Return a sample by its number; its members are not read."""

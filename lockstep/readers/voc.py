@@ -32,6 +32,7 @@ from lockstep.readers.object_table import (
 )
 from lockstep.readers.paths import ENDINGS, is_folder
 from lockstep.readers.reader import Int64s
+from lockstep.records.index_cache import Cache
 from lockstep.records.open_files import content_of, fetched
 from lockstep.records.shards import data_path
 from lockstep.screen import log
@@ -81,6 +82,7 @@ class Voc(AnnotatedImages):
             folder, whichever split is read, are numbered from 1 on in alphabetical order.
         decoding: how images are decoded when they are asked for.
         truth: also give what detections are scored against.
+        cache: where what is read of an object store is kept; by default in the user's cache.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class Voc(AnnotatedImages):
         label_map: LabelMap | None = None,
         decoding: Decoding = AS_STORED,
         truth: bool = False,
+        cache: Cache = None,
     ) -> None:
         check_value("difficult", difficult, bool)
         check_value("truth", truth, bool)
@@ -107,7 +110,7 @@ class Voc(AnnotatedImages):
         names = [each.file_name for each in annotations]
         sizes = np.array([(each.height, each.width) for each in annotations], np.int64)
         images = _existing(folder, _IMAGES)
-        files = ImageFiles(images, names, sizes, decoding)
+        files = ImageFiles(images, names, sizes, decoding, cache)
         if split is None:
             _warn_of_others(images, names)
         objects, self._truth, self._views = _tables(annotations, label_map, difficult, truth, str(folder))

@@ -35,10 +35,12 @@ if TYPE_CHECKING:
     from lockstep.augmentations.mixing import MixDraws
     from lockstep.readers.label_map import LabelMap
     from lockstep.readers.reader import Reader
+    from lockstep.records.index_cache import LimitedCache
 
 SPLITS = ("train", "validation", "test")
 
 Split = Literal["train", "validation", "test"]
+Gigabytes = Annotated[float, Range(ge=0, lt=10**6)]
 _ZERO_BASED = -1  # subtracted from labels that count from 0
 _NAMES_IN_VOC = {"train": "train", "validation": "val", "test": "test"}
 
@@ -147,6 +149,8 @@ class PathData:
     test: str | None
     function: Function | None
     split: Split
+    cache: str | None
+    cache_gb: float | None
 
     known: ClassVar[str]
     """What a path may lead to, for errors."""
@@ -172,6 +176,13 @@ class PathData:
         """Check that a split has a path, and that it leads somewhere; a function says itself what there is."""
         if self.function is None:
             check_there(self.path(split), self.known)
+
+    @property
+    def limited_cache(self) -> LimitedCache:
+        """The cache, for readers."""
+        from lockstep.records.index_cache import LimitedCache
+
+        return LimitedCache(self.cache, self.cache_gb)
 
     def path_of(self, split: str) -> str | None:
         """Return the path of a split, if it has one."""
@@ -237,7 +248,11 @@ class ImageData(PathData, Checked):
     split: Split = "train"
     """The examples to train on."""
     cache: str | None = None
-    """The folder where indices of records and of tar shards are kept, never beside them; None: the user's cache."""
+    """The folder where indices of records and of tar shards, and what is read of object stores, are kept, never beside
+    them; None: the user's cache."""
+    cache_gb: Gigabytes | None = None
+    """What is kept there of object stores at most, in 10**9 bytes, by all runs of this host together; 0: nothing; None:
+    20, and at most half of what is free. It is read from the network once, and then again when it is damaged."""
 
     size_field: ClassVar[str] = "data.image_size"
     """The field of a recipe that says the size of the images, for errors."""
@@ -257,7 +272,10 @@ class ImageData(PathData, Checked):
         from lockstep.readers.open import open_source
 
         source = open_source(
-            self.path(split), everything=to_train and self.crops_by_boxes, decoding=self.decoding, cache=self.cache
+            self.path(split),
+            everything=to_train and self.crops_by_boxes,
+            decoding=self.decoding,
+            cache=self.limited_cache,
         )
         return self.labelled(source, num_classes, to_train=to_train)
 
@@ -363,7 +381,10 @@ class DetectionData(PathData, Checked):
     split: Split = "train"
     """The examples to train on."""
     cache: str | None = None
-    """The folder where indices of records are kept, never beside them; None: the user's cache."""
+    """The folder where indices of records, and what is read of object stores, are kept, never beside them; None: the
+    user's cache."""
+    cache_gb: Gigabytes | None = None
+    """What is kept there of object stores at most, as of `ImageData`."""
 
     known: ClassVar[str] = (
         "sharded records; a folder of PASCAL VOC; or a file of COCO's annotations.json, with :FOLDER after it "
@@ -441,7 +462,7 @@ class DetectionData(PathData, Checked):
             num_multiclass_scores=num_classes if self.use_multiclass_scores and to_train else 0,
             truth=not to_train,
             decoding=self.decoding,
-            cache=self.cache,
+            cache=self.limited_cache,
         )
         is_numbered = isinstance(source, Coco) and self.labels_offset == _ZERO_BASED  # from 1 on, by its reader
         data = replace(self, labels_offset=0) if is_numbered else self

@@ -451,6 +451,7 @@ _HARMLESS = (
     "checkpoints",
     "data.folder",
     "data.cache",
+    "data.cache_gb",
     "watch",
     "verify",
     "hooks",

@@ -1,6 +1,7 @@
 """The cache: what can be made again from data files, kept so that it is made once, and never beside the data.
 
 It is the folder that a reader's `cache` names, by default the user's: $XDG_CACHE_HOME/lockstep, or ~/.cache/lockstep.
+What is read of objects in a store again and again is in `remote-blocks`, see `lockstep.storage.block_cache`.
 Whole files of an object store are copied into `copies/KEY`, the key made of their addresses and etags.
 The index of a file of records or of a tar archive is `record-index/KEY` in it, the key made of the file's whole path.
 It holds for one size and one time of change of the file, to the nanosecond, or one etag. Several processes may write it
@@ -23,7 +24,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import google_crc32c
 
@@ -32,12 +33,24 @@ from lockstep.listing import shorten
 from lockstep.records.open_files import Version
 from lockstep.records.shards import check_local
 from lockstep.screen import log
+from lockstep.storage.cached_ranges import CachedRanges
 from lockstep.storage.ranges import Range, read_ranges
 from lockstep.storage.remote_path import AnyPath, RemotePath
 
 Index = TypeVar("Index")
-Cache = str | Path | None
-"""The folder of the cache; None: the user's."""
+
+
+class LimitedCache(NamedTuple):
+    """A cache of which it is said how much of objects in a store it keeps."""
+
+    folder: str | Path | None
+    """None: the user's."""
+    gb: float | None
+    """In 10**9 bytes; 0: nothing; None: 20, and at most half of what is free."""
+
+
+Cache = str | Path | LimitedCache | None
+"""The folder of the cache, or what is said of it; None: the user's."""
 
 _HEAD = struct.Struct("<8sqq")
 _COPIED_BYTES = 1 << 26
@@ -49,6 +62,8 @@ _told: dict[Path | None, OSError] = {}
 
 def cache_folder(cache: Cache = None) -> Path | None:
     """Return the folder of the cache; None where none is given and the user has no home."""
+    if isinstance(cache, LimitedCache):
+        cache = cache.folder
     if cache is not None:
         check_local(cache)
         return Path(cache)
@@ -57,6 +72,11 @@ def cache_folder(cache: Cache = None) -> Path | None:
         # A relative path is invalid, by the specification of base directories.
         return (given if given.is_absolute() else Path.home() / ".cache") / "lockstep"
     return None
+
+
+def ranges_through(cache: Cache = None) -> CachedRanges:
+    """Return what reads objects of a store through the blocks of a cache."""
+    return CachedRanges(cache_folder(cache), cache.gb if isinstance(cache, LimitedCache) else None)
 
 
 def local_copy(path: AnyPath, cache: Cache = None) -> Path:

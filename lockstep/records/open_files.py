@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
 from lockstep.errors import DataError
+from lockstep.storage.cached_ranges import CachedRanges
 from lockstep.storage.ranges import Range, RemoteFile, read_ranges
 from lockstep.storage.remote_path import AnyPath, ObjectStat, RemotePath
 
@@ -47,23 +48,25 @@ class OpenFiles:
 
     Args:
         most: files that are open at a time, for each process.
+        ranges: reads those of a store; by default nothing of them is kept.
     """
 
-    def __init__(self, most: int = _MOST_OPEN) -> None:
+    def __init__(self, most: int = _MOST_OPEN, ranges: CachedRanges | None = None) -> None:
         self._most = most
+        self.ranges = ranges or CachedRanges(None)
         self._open = lru_cache(most)(_OpenFile)
 
     def read(self, path: AnyPath, version: Version, size: int, offset: int) -> bytes:
         """Read a file from an offset on, fewer bytes at its end; refused if the file is of another version."""
         if isinstance(path, RemotePath):
-            return read_stored([Place(path, version, size, offset)])[0]
+            return read_stored(self.ranges, [Place(path, version, size, offset)])[0]
         opened = self._open(path, version)  # as long as it is held here, no other thread's reading closes it
         data = read_at(opened.file, size, offset)
         check_unchanged(opened.file, path, version)  # each time, and last: it may be written in place
         return data
 
-    def __reduce__(self) -> tuple[type[OpenFiles], tuple[int]]:
-        return OpenFiles, (self._most,)
+    def __reduce__(self) -> tuple[type[OpenFiles], tuple[int, CachedRanges]]:
+        return OpenFiles, (self._most, self.ranges)
 
 
 class _OpenFile:
@@ -89,18 +92,21 @@ def fetched(paths: Sequence[AnyPath]) -> Iterator[bytes | None]:
         yield from (next(contents) if isinstance(path, RemotePath) else None for path in some)
 
 
-def read_stored(places: Sequence[Place]) -> list[bytes]:
+def read_stored(ranges: CachedRanges, places: Sequence[Place]) -> list[bytes]:
     """Read parts of objects of a store, all at once; fewer bytes at their ends."""
-    return read_ranges(
-        [Range(cast("RemotePath", path), ObjectStat(*version), offset, size) for path, version, size, offset in places]
-    )
+    return ranges.read([stored_range(place) for place in places])
 
 
-def open_file(path: AnyPath, buffering: int = 0) -> BinaryIO:
-    """Open a file for reading, as bytes; a DataError if the system refuses."""
+def stored_range(place: Place) -> Range:
+    """Return the range of an object that a place in a store is."""
+    return Range(cast("RemotePath", place.path), ObjectStat(*place.version), place.offset, place.size)
+
+
+def open_file(path: AnyPath, buffering: int = 0, ranges: CachedRanges | None = None) -> BinaryIO:
+    """Open a file for reading, as bytes; a DataError if the system refuses. `ranges` reads one of a store."""
     try:
         if isinstance(path, RemotePath):
-            return cast("BinaryIO", RemoteFile(path))
+            return cast("BinaryIO", RemoteFile(path, ranges and ranges.read))
         return path.open("rb", buffering=buffering)
     except OSError as error:
         raise DataError(

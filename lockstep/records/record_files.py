@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lockstep.records.index_cache import Cache
-from lockstep.records.open_files import OpenFiles, Place, check_unchanged, open_file, read_stored
+from lockstep.errors import DataError
+from lockstep.records.index_cache import Cache, ranges_through
+from lockstep.records.open_files import OpenFiles, Place, check_unchanged, open_file, read_stored, stored_range
 from lockstep.records.record_index import MEMORY_LIMIT_BYTES, index_of, too_large
 from lockstep.records.shards import find_shards
 from lockstep.records.tfrecord import (
@@ -58,7 +59,7 @@ class RecordFile:
         self.path = path
         self.index = index_of(path, memory_limit_bytes, cache)
         self._source = RecordSource(path, self.index.compression)
-        self._open_files = open_files or OpenFiles()
+        self._open_files = open_files or OpenFiles(ranges=ranges_through(cache))
         self._memory: mmap | None = None
 
     def __len__(self) -> int:
@@ -93,7 +94,13 @@ class RecordFile:
     def named(self, record: int, data: bytes, verify: bool) -> tuple[bytes, str]:
         """Return what `read_named` does, from what was read at the record's place."""
         start = int(self.index.offsets[record]) - HEAD_BYTES
-        return payload_of(data, verify, self._source, record, start), self._source.describe(record, start)
+        try:
+            payload = payload_of(data, verify, self._source, record, start)
+        except DataError:  # it may have been damaged on its way here, and been kept so
+            place = self.place(record)
+            self._open_files.ranges.forget(stored_range(place))
+            payload = payload_of(self._open_files.read(*place), verify, self._source, record, start)
+        return payload, self._source.describe(record, start)
 
     def describe(self, record: int) -> str:
         """Name a record by its number, file and byte: the subject of a sentence, for errors."""
@@ -167,13 +174,16 @@ class RecordFiles:
         cache: Cache = None,
     ) -> None:
         self.verify = verify
-        open_file = partial(RecordFile, memory_limit_bytes=memory_limit_bytes, open_files=OpenFiles(), cache=cache)
+        self._ranges = ranges_through(cache)
+        open_files = OpenFiles(ranges=self._ranges)
+        open_file = partial(RecordFile, memory_limit_bytes=memory_limit_bytes, open_files=open_files, cache=cache)
         with ThreadPoolExecutor(_THREADS) as pool:
             self.files = list(pool.map(open_file, find_shards(paths)))
             compressed = [file for file in self.files if file.index.compression]
             _check_memory(compressed, memory_limit_bytes)
             for _ in pool.map(lambda file: file.memory, compressed):
                 pass
+        self._ranges.expect(sum(file.index.version.size_bytes for file in self.files if file.is_stored))
         self.starts = [0, *accumulate(map(len, self.files))]
         """Index of the first record of each file, and at the end the number of all records."""
 
@@ -194,7 +204,7 @@ class RecordFiles:
         located = [self.locate(index) for index in indices]
         if report and located:
             report(f"{located[0][0].path.name}:{located[0][1]}")
-        stored = iter(read_stored([file.place(record) for file, record in located if file.is_stored]))
+        stored = iter(read_stored(self._ranges, [file.place(record) for file, record in located if file.is_stored]))
         for file, record in located:
             if report:
                 report(f"{file.path.name}:{record}")

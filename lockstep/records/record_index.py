@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lockstep.errors import DataError
-from lockstep.records.index_cache import Cache, load_index, save_index
+from lockstep.records.index_cache import Cache, load_index, ranges_through, save_index
 from lockstep.records.open_files import Version, open_file, read_at, version_of
 from lockstep.records.tfrecord import (
     FRAME_BYTES,
@@ -71,7 +71,7 @@ class RecordIndex(NamedTuple):
 
 def index_of(path: AnyPath, limit_bytes: int, cache: Cache = None) -> RecordIndex:
     """Load the index of a file from the cache if it still holds; else build it, and keep it if that is worth it."""
-    with open_file(path) as file:
+    with open_file(path, ranges=ranges_through(cache)) as file:
         version = version_of(file)
         index = load_index(path, _KIND, version, partial(_decoded, version), cache)
         # Files packed alike have one size and, copied with their times, one time of change; but not one etag.
@@ -80,15 +80,15 @@ def index_of(path: AnyPath, limit_bytes: int, cache: Cache = None) -> RecordInde
         if index.compression and index.size_bytes > limit_bytes:
             raise too_large(str(path), f"{index.size_bytes} bytes", f"at most {limit_bytes} bytes")
         return index
-    index = build_index(path, limit_bytes)
+    index = build_index(path, limit_bytes, cache)
     if index.compression or index.version.size_bytes >= _WORTH_KEEPING_BYTES:
         _keep(index, path, cache)
     return index
 
 
-def build_index(path: AnyPath, limit_bytes: int = MEMORY_LIMIT_BYTES) -> RecordIndex:
+def build_index(path: AnyPath, limit_bytes: int = MEMORY_LIMIT_BYTES, cache: Cache = None) -> RecordIndex:
     """Find all records by reading their headers; of a compressed file all of it, unless it expands beyond the limit."""
-    with open_file(path) as file:
+    with open_file(path, ranges=ranges_through(cache)) as file:
         version = version_of(file)
         compression = compression_of(file.read(HEAD_BYTES), RecordSource(path))
         ending = _ending(file, version)

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from lockstep.errors import DataError
 from lockstep.listing import shorten
-from lockstep.records.index_cache import Cache, load_index, save_index
+from lockstep.records.index_cache import Cache, load_index, ranges_through, save_index
 from lockstep.records.open_files import Version, open_file, read_at, version_of
 from lockstep.screen import log, one_line
 from lockstep.storage.remote_path import AnyPath, RemotePath
@@ -333,12 +333,12 @@ def tar_index_of(path: AnyPath, cache: Cache = None) -> TarIndex:
 
     Members that belong to no sample are named in the log.
     """
-    with open_file(path) as file:
+    with open_file(path, ranges=ranges_through(cache)) as file:
         version = version_of(file)
         index = load_index(path, _KIND, version, partial(_decoded, version), cache)
         is_same = index is not None and (isinstance(path, RemotePath) or _has_these_ends(file, index))
     if index is None or not is_same:
-        index = build_tar_index(path)
+        index = build_tar_index(path, cache)
         if version.size_bytes >= _WORTH_KEEPING_BYTES:
             save_index(path, _KIND, index.version, _encoded(index), cache)
     if names := index.not_read.split(b"\0")[:-1]:
@@ -347,7 +347,7 @@ def tar_index_of(path: AnyPath, cache: Cache = None) -> TarIndex:
     return index
 
 
-def build_tar_index(path: AnyPath) -> TarIndex:
+def build_tar_index(path: AnyPath, cache: Cache = None) -> TarIndex:
     """Find all samples, by reading the headers; two members of one key and ending are an error.
 
     Files without an ending, or with a dot first, belong to no sample, as in WebDataset; nor do folders and devices.
@@ -357,7 +357,7 @@ def build_tar_index(path: AnyPath) -> TarIndex:
     not_read: list[bytes] = []
     key: bytes | None = None
     endings: set[bytes] = set()
-    with open_file(path) as file:
+    with open_file(path, ranges=ranges_through(cache)) as file:
         version = version_of(file)
         for member in members_of(file, path, version.size_bytes):
             own_key, ending = key_and_ending(member.name)

@@ -1,10 +1,10 @@
 """A cache on the disk of a host for what is read of objects in a store: of a bounded size, for all its processes.
 
-It is two files in the folder of the cache, made once and never grown. `remote-blocks` holds blocks of 32 KiB:
+It is two files in the folder of the cache, made once and never grown. `remote-blocks` holds blocks of 64 KiB:
 
 4096 bytes   "LSBLOCK1", the number of sets, CRC-32C of both
 ...          the sets, each of 32 entries: tag of the block's key (0: none), CRC-32C of the content, time of last use
-...          a place for the content of each entry; the file is sparse
+...          64 KiB for the content of each entry; the file is sparse
 
 As in the cache of a processor, the key of a block names the two sets that may hold it, and the least recently used of
 their blocks makes room. So a look-up is two short reads at known places, whether there are ten blocks or ten million,
@@ -23,6 +23,7 @@ import os
 import shutil
 import struct
 import time
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import lru_cache
@@ -39,8 +40,8 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-BLOCK_BYTES = 1 << 15
-"""A block: what is checked and kept as one. Smaller ones take more look-ups, larger ones more bytes for one record."""
+BLOCK_BYTES = 1 << 16
+"""What is checked and kept as one. Smaller blocks take more look-ups, larger ones more bytes for one record."""
 MOST_GB = 20.0
 """Of a cache whose size nobody has given, in 10**9 bytes; half of what is free on its disk, where that is less."""
 _MAGIC = b"LSBLOCK1"
@@ -78,7 +79,7 @@ def object_id(url: str, size_bytes: int, version: int) -> bytes:
 
 
 class BlockCache:
-    """Blocks on the disk. It may be forked and pickled, and used by several threads and processes at once.
+    """Blocks on the disk. It may be forked, and used by several threads and processes at once.
 
     Args:
         folder: of the cache; it is made if it is missing.
@@ -94,17 +95,15 @@ class BlockCache:
         self._place, self._locks = folder / "remote-blocks", folder / "remote-blocks.lock"
         with self._locked([(0, 1)]):  # those that begin together
             self._descriptor, self._num_sets = self._opened(size_bytes)
+        weakref.finalize(self, os.close, self._descriptor)
         self._contents_start = _HEAD_BYTES + self._num_sets * _SET_BYTES
         self.may_write = True
         """Whether blocks are kept: not from the moment on at which the disk is full."""
 
-    def __reduce__(self) -> tuple[type[BlockCache], tuple[Path]]:
-        return BlockCache, (self._place.parent,)
-
     @property
-    def size_bytes(self) -> int:
-        """What the blocks of a full cache take, in bytes."""
-        return self._num_sets * _WAYS * BLOCK_BYTES
+    def fitting_bytes(self) -> int:
+        """What it keeps for certain: of nine tenths of its size every block finds room in one of its sets."""
+        return self._num_sets * _WAYS * BLOCK_BYTES * 9 // 10
 
     def get(self, key: BlockKey, size: int) -> bytes | None:
         """Return a block's content if it is there, has `size` bytes, and they have the checksum of its entry."""

@@ -9,7 +9,7 @@ import asyncio
 import io
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -87,13 +87,15 @@ class RemoteFile(io.RawIOBase):
 
     Args:
         path: of the object.
+        read: reads ranges of it.
 
     Raises:
         FileNotFoundError: there is none.
     """
 
-    def __init__(self, path: RemotePath) -> None:
+    def __init__(self, path: RemotePath, read: Callable[[Sequence[Range]], list[bytes]] | None = None) -> None:
         self.path, self.version = path, path.stat()
+        self._read_ranges = read or read_ranges
         self._place = 0
         self._window, self._window_start = b"", 0
         self._ahead_bytes = _FIRST_AHEAD_BYTES
@@ -138,7 +140,7 @@ class RemoteFile(io.RawIOBase):
         more = self._ahead_bytes * _MORE_AHEAD if goes_on else _FIRST_AHEAD_BYTES
         self._ahead_bytes = min(_MOST_AHEAD_BYTES, more)
         wanted = max(size - len(kept), self._ahead_bytes)
-        (data,) = read_ranges([Range(self.path, self.version, offset + len(kept), wanted)])
+        (data,) = self._read_ranges([Range(self.path, self.version, offset + len(kept), wanted)])
         self._window, self._window_start = kept + data, offset
 
 

@@ -300,6 +300,7 @@ photos_with_objects = st.builds(
     function=st.none() | functions,
     split=splits,
     cache=paths,
+    cache_gb=st.none() | st.floats(0, 1000),
 )
 digits = st.builds(
     MnistData,

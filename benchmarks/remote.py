@@ -1,0 +1,273 @@
+"""Shards in an object store beside the same shards on the disk: what the link gives in the first epoch, and after it.
+
+    python benchmarks/remote.py
+
+A server of our own, with the proxy of the tests, answers 50 ms late and sends 1 Gb/s at most, over all connections.
+Two loader processes read records of 110 kB in shuffled order, in an order of blocks, and decode and crop them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from hashlib import md5
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import numpy as np
+import simplejpeg
+from measuring import Line, record
+
+import lockstep as ls
+from lockstep.data.order import Order
+from lockstep.records import serialize_example, write_records
+from lockstep.records.record_files import RecordFiles
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+from object_server import Answer, FaultyProxy
+
+BUCKET, NUM_SHARDS, BATCH_SIZE, NUM_PROCESSES = "bucket", 16, 64, 2
+DELAY_SECONDS, BYTES_PER_SECOND = 0.05, 125e6
+AIM_IN_THE_FIRST, AIM_AFTER = 0.9, 0.95
+CACHE = "benchmark-cache"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--megabytes", type=int, default=1000)
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--quick", action="store_true", help="little data: does it run?")
+    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.serve:
+        serve(arguments.serve)
+        return
+    lines = []
+    with tempfile.TemporaryDirectory(prefix="lockstep-remote-") as name:
+        folder = Path(name)
+        size_bytes = prepare(folder / BUCKET, 50 if arguments.quick else arguments.megabytes)
+        with served(folder) as store:
+            for what, decodes, order in CASES:
+                line = compared(folder, store, what, decodes, order, size_bytes, arguments.epochs)
+                show(line)
+                lines.append(line)
+    if not arguments.quick:
+        record(__file__, lines)
+
+
+# Data ---------------------------------------------------------------------------------------------------------------
+
+
+def prepare(folder: Path, megabytes: int) -> int:
+    """Write shards of JPEGs of about 110 kB; returns their size in bytes."""
+    draw = np.random.default_rng(0)
+    coarse = draw.integers(0, 256, (8, 48, 64, 3))
+    images = [np.kron(each, np.ones((8, 8, 1))) + draw.normal(0, 22, (384, 512, 3)) for each in coarse]
+    jpegs = [simplejpeg.encode_jpeg(image.clip(0, 255).astype(np.uint8), quality=88) for image in images]
+    num_images = megabytes * 1_000_000 // (sum(map(len, jpegs)) // len(jpegs))
+    folder.mkdir()
+    for shard in range(NUM_SHARDS):
+        write_records(
+            folder / f"train-{shard:05}-of-{NUM_SHARDS:05}",
+            (
+                serialize_example({"image/encoded": [jpegs[number % 8]], "image/class/label": np.array([1])})
+                for number in range(shard, num_images, NUM_SHARDS)
+            ),
+        )
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+class Payloads:
+    """The records as they are: what reading costs without decoding."""
+
+    cost = "decode"
+
+    def __init__(self, paths: str, cache: Any) -> None:
+        self._records = RecordFiles(paths, cache=cache)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def read_batch(self, indices: np.ndarray) -> dict[str, Any]:
+        return {"size": [len(data) for data, _ in self._records.read_each(indices.tolist())]}
+
+    def example_id(self, index: int) -> str:
+        return self._records.example_id(index)
+
+
+IN_BLOCKS = ls.data.BlockShuffled(32, window_blocks=16)
+CASES: list[tuple[str, bool, Order | str]] = [
+    ("records, shuffled", False, "shuffled"),
+    ("records, in blocks", False, IN_BLOCKS),
+    ("images, shuffled", True, "shuffled"),
+    ("images, in blocks", True, IN_BLOCKS),
+]
+
+
+def loader_of(paths: str, cache: Any, decodes: bool, order: Order | str) -> ls.data.Loader:
+    if decodes:
+        reader: Any = ls.data.ImageRecords(paths, ls.data.ImageNetSchema(), cache=cache)
+    else:
+        reader = Payloads(paths, cache)
+    augment = [ls.augmentations.RandomResizedCrop(224), ls.augmentations.HorizontalFlip()] if decodes else None
+    return ls.data.Loader(reader, batch_size=BATCH_SIZE, order=order, augment=augment, num_processes=NUM_PROCESSES)
+
+
+def epochs(paths: str, cache: Any, decodes: bool, order: Order | str, count: int) -> Iterator[tuple[int, float]]:
+    """Yield the images of each epoch, and the seconds that it took; the first one with what comes before it."""
+    began = time.perf_counter()
+    loader = loader_of(paths, cache, decodes, order)
+    batches = loader.batches(range(1), 1)
+    per_epoch = loader.epoch_size // BATCH_SIZE
+    for _ in range(count):
+        for _ in range(per_epoch):
+            next(batches)
+        now = time.perf_counter()
+        yield per_epoch * BATCH_SIZE, now - began
+        began = now
+
+
+def compared(
+    folder: Path, store: Store, what: str, decodes: bool, order: Order | str, size_bytes: int, count: int
+) -> Line:
+    cache = folder / what.replace(" ", "-").replace(",", "")
+    measure = partial(epochs, decodes=decodes, order=order, count=count)
+    local = [images / seconds for images, seconds in measure(f"{folder / BUCKET}/train-*", folder / "local")][1:]
+    store.ask("reset")
+    remote = []
+    for images, seconds in measure(f"s3://{BUCKET}/train-*", cache):
+        remote.append(images / seconds)
+        if len(remote) == 1:
+            first_seconds, told_first = seconds, store.ask("stats")
+    told = store.ask("stats")
+    later = sorted(remote[1:])
+    return {
+        "comparison": what,
+        "local_per_second": sorted(local)[len(local) // 2],
+        "first_per_second": remote[0],
+        "later_per_second": later[len(later) // 2],
+        "later_of_local": later[len(later) // 2] / sorted(local)[len(local) // 2],
+        "first_of_link": size_bytes / first_seconds / BYTES_PER_SECOND,
+        "times_read": told_first["num_bytes"] / size_bytes,
+        "later_times_read": (told["num_bytes"] - told_first["num_bytes"]) / size_bytes,
+        "requests": told["num_requests"],
+        "most_open": told["most_open"],
+        "most_memory_mb": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e3,
+        "load": os.getloadavg()[0],
+    }
+
+
+def show(line: Line) -> None:
+    print(
+        "{comparison:20} local {local_per_second:6.0f}/s\n"
+        "    first epoch {first_per_second:6.0f}/s = {first_of_link:.2f} of the link (aim {aim_in_the_first}), "
+        "later {later_per_second:6.0f}/s = {later_of_local:.2f} of local (aim {aim_after})\n"
+        "    read {times_read:.2f} times, then {later_times_read:.2f}; {requests} requests, {most_open} connections, "
+        "{most_memory_mb:.0f} MB a process at most; load {load:.1f}".format(
+            **line, aim_in_the_first=AIM_IN_THE_FIRST, aim_after=AIM_AFTER
+        ),
+        flush=True,
+    )
+
+
+# The store ------------------------------------------------------------------------------------------------------------
+
+
+class FolderStore(FaultyProxy):
+    """Answers what s3fs asks to read the files of a folder, whose folders are buckets: moto's server is too slow."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        super().__init__(store_port=0)
+
+    def answer(self, store: HTTPConnection, method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
+        url = urlsplit(path)
+        query = parse_qs(url.query)
+        if url.path == "/-/stats":
+            told = {"num_bytes": self.num_bytes, "num_requests": len(self.requests), "most_open": self.most_open}
+            return Answer(200, [], json.dumps(told).encode())
+        if url.path == "/-/reset":
+            self.reset()
+            self.delay_seconds, self.bytes_per_second = DELAY_SECONDS, BYTES_PER_SECOND
+            return Answer(200, [], b"{}")
+        place = self.folder / unquote(url.path).strip("/")
+        if "list-type" in query:
+            return Answer(200, [("Content-Type", "application/xml")], self._listing(place, query))
+        if not place.is_file():
+            return Answer(404, [], b"<Error><Code>NoSuchKey</Code></Error>")
+        size = place.stat().st_size
+        told_of = [("ETag", etag_of(place)), ("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")]
+        if method == "HEAD":
+            return Answer(200, [*told_of, ("Content-Length", str(size))], b"")
+        first, _, last = next((v for k, v in headers.items() if k.lower() == "range"), "bytes=0-")[6:].partition("-")
+        start, stop = int(first), min(int(last or size), size - 1) + 1
+        with place.open("rb") as file:
+            content = os.pread(file.fileno(), stop - start, start)
+        return Answer(206, [*told_of, ("Content-Range", f"bytes {start}-{stop - 1}/{size}")], content)
+
+    def _listing(self, bucket: Path, query: dict[str, list[str]]) -> bytes:
+        prefix = query.get("prefix", [""])[0]
+        found = [path for path in sorted(bucket.iterdir()) if path.name.startswith(prefix)]
+        contents = "".join(
+            f"<Contents><Key>{path.name}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified>"
+            f"<ETag>{etag_of(path).replace(chr(34), '&quot;')}</ETag><Size>{path.stat().st_size}</Size></Contents>"
+            for path in found
+        )
+        return (
+            f'<?xml version="1.0"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Name>{bucket.name}'
+            f"</Name><Prefix>{prefix}</Prefix><KeyCount>{len(found)}</KeyCount><IsTruncated>false</IsTruncated>"
+            f"{contents}</ListBucketResult>"
+        ).encode()
+
+
+def etag_of(path: Path) -> str:
+    return f'"{md5(f"{path.name} {path.stat().st_size}".encode()).hexdigest()}"'
+
+
+def serve(folder: Path) -> None:
+    with FolderStore(folder) as store:
+        print(json.dumps(store.environment), flush=True)
+        sys.stdin.read()
+
+
+class Store:
+    """The server in its process, as this one asks it."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    def ask(self, what: str) -> dict[str, Any]:
+        connection = HTTPConnection("127.0.0.1", self._port, timeout=60)
+        connection.request("GET", f"/-/{what}")
+        told: dict[str, Any] = json.loads(connection.getresponse().read())
+        connection.close()
+        return told
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[Store]:
+    """Serve a folder by another process, and let s3:// mean it."""
+    command = [sys.executable, __file__, "--serve", str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout
+        environment = json.loads(server.stdout.readline())
+        os.environ |= environment
+        try:
+            yield Store(urlsplit(environment["AWS_ENDPOINT_URL"]).port or 0)
+        finally:
+            server.kill()
+
+
+if __name__ == "__main__":
+    main()

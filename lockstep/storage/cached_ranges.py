@@ -1,0 +1,174 @@
+"""Ranges of objects, read through the cache of blocks: what is missing is fetched by large requests, all at once.
+
+With a cache that all of the data fits into, what is near is fetched along, for it is needed before the epoch ends.
+Where it does not fit, this is done only in places that have been read of lately: with `BlockShuffled` the neighbours
+are needed soon, and with `Shuffled` they would be dropped before.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from lockstep.screen import log
+from lockstep.storage.block_cache import BLOCK_BYTES, BlockCache, BlockKey, block_key, object_id, open_block_cache
+from lockstep.storage.ranges import Range, read_ranges
+from lockstep.storage.remote_path import ObjectStat, RemotePath
+
+_STRETCH = (1 << 20) // BLOCK_BYTES
+"""Neighbours that are fetched together."""
+_MOST_REMEMBERED = 1 << 14
+
+
+class _Object(NamedTuple):
+    """One version of an object."""
+
+    path: RemotePath
+    version: ObjectStat
+    id: bytes
+
+    def key(self, number: int) -> BlockKey:
+        """Return the key of a block by its number."""
+        return block_key(self.id, number)
+
+    def range_of(self, numbers: range) -> Range:
+        """Return the bytes of blocks: all have `BLOCK_BYTES` but for the last one of the object."""
+        start = numbers.start * BLOCK_BYTES
+        stop = min(numbers.stop * BLOCK_BYTES, self.version.st_size)
+        return Range(self.path, self.version, start, stop - start)
+
+
+Blocks = dict[tuple[_Object, int], bytes]
+
+
+class CachedRanges:
+    """Reads ranges of objects as `read_ranges` does, each block once for as long as it is in the cache.
+
+    It may be forked and pickled, and used by several threads. The cache is opened, or made, by the first read.
+
+    Args:
+        folder: of the cache; None: nothing is kept.
+        cache_gb: its size in 10**9 bytes, see `open_block_cache`.
+    """
+
+    def __init__(self, folder: Path | None, cache_gb: float | None = None) -> None:
+        self._folder, self._cache_gb = folder, cache_gb
+        self._total_bytes = 0
+        self._lately: OrderedDict[tuple[bytes, int], None] = OrderedDict()
+
+    def expect(self, num_bytes: int) -> None:
+        """Expect that objects of this size, together, are read each epoch; where they do not fit it is told."""
+        self._total_bytes += num_bytes
+        if (cache := self._cache) and self._total_bytes > cache.fitting_bytes:
+            log.info(
+                "The data of %.1f GB does not fit into the cache, which keeps %.1f GB: each epoch reads it from the "
+                "network again. Raise data.cache_gb; or have neighbours read together by "
+                "feed.order.kind=block_shuffled and feed.order.block_size=32, which is another order of the examples",
+                *(self._total_bytes / 1e9, cache.fitting_bytes / 1e9),
+                chief_only=True,
+            )
+
+    @property
+    def _cache(self) -> BlockCache | None:
+        return open_block_cache(self._folder, self._cache_gb)
+
+    def read(self, wanted: Sequence[Range]) -> list[bytes]:
+        """Read ranges, all at once, and return them in the order of `wanted`; the errors are those of `read_ranges`."""
+        if not wanted or (cache := self._cache) is None:
+            return read_ranges(wanted)
+        parts = [(_object_of(each), _blocks_of(each)) for each in wanted]
+        blocks: Blocks = {}
+        missing: dict[_Object, set[int]] = {}
+        for of, numbers in parts:
+            for number in numbers:
+                if (of, number) in blocks:
+                    continue
+                if (data := _kept(cache, of, number)) is not None:
+                    blocks[of, number] = data
+                else:
+                    missing.setdefault(of, set()).add(number)
+        if missing:
+            blocks |= self._fetched(cache, missing)
+        return [_joined(each, of, numbers, blocks) for each, (of, numbers) in zip(wanted, parts, strict=True)]
+
+    def forget(self, wanted: Range) -> None:
+        """Drop a range from the cache: what it holds has turned out to be damaged before it came there."""
+        if cache := self._cache:
+            for number in _blocks_of(wanted):
+                cache.forget(_object_of(wanted).key(number))
+
+    def _fetched(self, cache: BlockCache, missing: Mapping[_Object, set[int]]) -> Blocks:
+        """Fetch blocks and what is near them, keep all, and return those that were missing."""
+        spans = [(of, span) for of, numbers in missing.items() for span in self._spans(cache, of, numbers)]
+        blocks: Blocks = {}
+        with cache.claimed((of.id, span) for of, span in spans):
+            runs = []
+            for of, span in spans:
+                lacking = []
+                for number in span:
+                    if number not in missing[of]:
+                        is_there = cache.has(of.key(number))
+                    elif is_there := (data := _kept(cache, of, number)) is not None:
+                        blocks[of, number] = data  # somebody else has fetched it meanwhile
+                    if not is_there:
+                        lacking.append(number)
+                runs += [(of, run) for run in _runs(lacking)]
+            for (of, run), data in zip(runs, read_ranges([of.range_of(run) for of, run in runs]), strict=True):
+                for number in run:
+                    at = (number - run.start) * BLOCK_BYTES
+                    block = data[at : at + BLOCK_BYTES]
+                    cache.put(of.key(number), block)
+                    if number in missing[of]:
+                        blocks[of, number] = block
+        return blocks
+
+    def _spans(self, cache: BlockCache, of: _Object, numbers: set[int]) -> list[range]:
+        """Choose what is fetched for missing blocks of an object: the stretches that they are in, or they alone."""
+        num_blocks = -(-of.version.st_size // BLOCK_BYTES)
+        chosen = {*numbers}
+        for start in {number - number % _STRETCH for number in numbers}:
+            if self._reads_ahead(cache, of, start):
+                chosen |= {*range(start, min(start + _STRETCH, num_blocks))}
+        return _runs(sorted(chosen))
+
+    def _reads_ahead(self, cache: BlockCache, of: _Object, start: int) -> bool:
+        """Tell whether a stretch is fetched as a whole, and remember that it has been read of."""
+        if not cache.may_write:
+            return False
+        if self._total_bytes <= cache.fitting_bytes or (of.id, start) in self._lately:
+            return True
+        self._lately[of.id, start] = None
+        if len(self._lately) > _MOST_REMEMBERED:
+            self._lately.popitem(last=False)
+        return False
+
+
+def _object_of(wanted: Range) -> _Object:
+    return _Object(wanted.path, wanted.version, object_id(str(wanted.path), *wanted.version))
+
+
+def _blocks_of(wanted: Range) -> range:
+    stop = min(wanted.offset + wanted.size, wanted.version.st_size)
+    return range(wanted.offset // BLOCK_BYTES, -(-stop // BLOCK_BYTES)) if stop > wanted.offset else range(0)
+
+
+def _kept(cache: BlockCache, of: _Object, number: int) -> bytes | None:
+    return cache.get(of.key(number), min(BLOCK_BYTES, of.version.st_size - number * BLOCK_BYTES))
+
+
+def _runs(numbers: Sequence[int]) -> list[range]:
+    """Put numbers that follow one another together."""
+    runs: list[range] = []
+    for number in numbers:
+        if runs and runs[-1].stop == number:
+            runs[-1] = range(runs[-1].start, number + 1)
+        else:
+            runs.append(range(number, number + 1))
+    return runs
+
+
+def _joined(wanted: Range, of: _Object, numbers: range, blocks: Blocks) -> bytes:
+    start = wanted.offset - numbers.start * BLOCK_BYTES
+    return b"".join([blocks[of, number] for number in numbers])[start : start + wanted.size]
