@@ -40,7 +40,8 @@ class _Object(NamedTuple):
         return Range(self.path, self.version, start, stop - start)
 
 
-Blocks = dict[tuple[_Object, int], bytes]
+Blocks = dict[int, bytes | None]
+"""Blocks of an object by their numbers, in order; None for one that is not there."""
 
 
 class CachedRanges:
@@ -78,20 +79,23 @@ class CachedRanges:
         """Read ranges, all at once, and return them in the order of `wanted`; the errors are those of `read_ranges`."""
         if not wanted or (cache := self._cache) is None:
             return read_ranges(wanted)
-        parts = [(_object_of(each), _blocks_of(each)) for each in wanted]
-        blocks: Blocks = {}
+        found: list[bytes] = []
+        lacking: list[tuple[int, _Object, Blocks]] = []
         missing: dict[_Object, set[int]] = {}
-        for of, numbers in parts:
-            for number in numbers:
-                if (of, number) in blocks:
-                    continue
-                if (data := _kept(cache, of, number)) is not None:
-                    blocks[of, number] = data
-                else:
-                    missing.setdefault(of, set()).add(number)
+        for place, each in enumerate(wanted):
+            of = _object_of(each)
+            blocks = {number: _kept(cache, of, number) for number in _blocks_of(each)}
+            if absent := {number for number, block in blocks.items() if block is None}:
+                lacking.append((place, of, blocks))
+                missing.setdefault(of, set()).update(absent)
+            # At once: the memory of its blocks serves for the next ones.
+            found.append(b"" if absent else _joined(each, blocks))
         if missing:
-            blocks |= self._fetched(cache, missing)
-        return [_joined(each, of, numbers, blocks) for each, (of, numbers) in zip(wanted, parts, strict=True)]
+            fetched = self._fetched(cache, missing)
+            for place, of, blocks in lacking:
+                new = {number: fetched[of, number] for number, block in blocks.items() if block is None}
+                found[place] = _joined(wanted[place], blocks | new)
+        return found
 
     def forget(self, wanted: Range) -> None:
         """Drop a range from the cache: what it holds has turned out to be damaged before it came there."""
@@ -99,10 +103,10 @@ class CachedRanges:
             for number in _blocks_of(wanted):
                 cache.forget(_object_of(wanted).key(number))
 
-    def _fetched(self, cache: BlockCache, missing: Mapping[_Object, set[int]]) -> Blocks:
+    def _fetched(self, cache: BlockCache, missing: Mapping[_Object, set[int]]) -> dict[tuple[_Object, int], bytes]:
         """Fetch blocks and what is near them, keep all, and return those that were missing."""
         spans = [(of, span) for of, numbers in missing.items() for span in self._spans(cache, of, numbers)]
-        blocks: Blocks = {}
+        blocks: dict[tuple[_Object, int], bytes] = {}
         with cache.claimed((of.id, span) for of, span in spans):
             runs = []
             for of, span in spans:
@@ -169,6 +173,12 @@ def _runs(numbers: Sequence[int]) -> list[range]:
     return runs
 
 
-def _joined(wanted: Range, of: _Object, numbers: range, blocks: Blocks) -> bytes:
-    start = wanted.offset - numbers.start * BLOCK_BYTES
-    return b"".join([blocks[of, number] for number in numbers])[start : start + wanted.size]
+def _joined(wanted: Range, blocks: Blocks) -> bytes:
+    """Put a range together from its blocks, which are all there, in their order."""
+    start = wanted.offset % BLOCK_BYTES
+    parts = [memoryview(block) for block in blocks.values() if block is not None]
+    if parts:
+        size = min(wanted.size, wanted.version.st_size - wanted.offset)
+        parts[-1] = parts[-1][: start + size - (len(parts) - 1) * BLOCK_BYTES]
+        parts[0] = parts[0][start:]
+    return b"".join(parts)
