@@ -106,7 +106,7 @@ def open_file(path: AnyPath, buffering: int = 0, ranges: CachedRanges | None = N
     """Open a file for reading, as bytes; a DataError if the system refuses. `ranges` reads one of a store."""
     try:
         if isinstance(path, RemotePath):
-            return cast("BinaryIO", RemoteFile(path, ranges and ranges.read))
+            return cast("BinaryIO", RemoteFile(path, ranges.read if ranges else None))
         return path.open("rb", buffering=buffering)
     except OSError as error:
         raise DataError(

@@ -93,8 +93,8 @@ class CachedRanges:
         if missing:
             fetched = self._fetched(cache, missing)
             for place, of, blocks in lacking:
-                new = {number: fetched[of, number] for number, block in blocks.items() if block is None}
-                found[place] = _joined(wanted[place], blocks | new)
+                blocks.update({number: fetched[of, number] for number, block in blocks.items() if block is None})
+                found[place] = _joined(wanted[place], blocks)
         return found
 
     def forget(self, wanted: Range) -> None:

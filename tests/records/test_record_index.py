@@ -43,9 +43,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The files whose records were counted, instead of their index read."""
     paths = []
 
-    def counting(path: Path, limit_bytes: int) -> Any:
+    def counting(path: Path, *arguments: Any) -> Any:
         paths.append(path)
-        return build_index(path, limit_bytes)
+        return build_index(path, *arguments)
 
     monkeypatch.setattr(record_index, "build_index", counting)
     return paths
