@@ -62,7 +62,7 @@ class CachedRanges:
     def expect(self, num_bytes: int) -> None:
         """Expect that objects of this size, together, are read each epoch; where they do not fit it is told."""
         self._total_bytes += num_bytes
-        if (cache := self._cache) and self._total_bytes > cache.fitting_bytes:
+        if num_bytes and (cache := self._cache) and self._total_bytes > cache.fitting_bytes:
             log.info(
                 "The data of %.1f GB does not fit into the cache, which keeps %.1f GB: each epoch reads it from the "
                 "network again. Raise data.cache_gb; or have neighbours read together by "

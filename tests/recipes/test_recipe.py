@@ -201,6 +201,12 @@ def test_one_path_for_another_is_harmless(split: str) -> None:
     assert not is_harmless(found)
 
 
+@pytest.mark.parametrize("setting", ["data.cache=elsewhere", "data.cache_gb=3"])
+def test_another_cache_is_harmless(setting: str) -> None:
+    (found,) = recipe_changes(SAVED, with_settings(SAVED, [setting]))
+    assert is_harmless(found)
+
+
 def test_mnist_may_lie_in_another_folder() -> None:
     mnist = find("mnist")
     for moved in ("data.folder=there", "data.cache=elsewhere"):

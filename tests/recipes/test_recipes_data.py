@@ -19,6 +19,7 @@ from lockstep.recipes.data import ImageData, MnistData
 from lockstep.recipes.preprocessing import Inception, Preprocessing, ResizedCrop, Vgg
 from lockstep.recipes.shipped import find
 from lockstep.recipes.toml import with_settings
+from lockstep.storage.remote_path import RemotePath
 
 
 def said_by(call: Any, *given: Any) -> str:
@@ -44,6 +45,20 @@ def test_a_path_that_nobody_told_says_how_to_build_the_data(split: Any) -> None:
         + HOW_TO_TELL.format(split)
     )
     assert "told where its validation images are" in said_by(ImageData(train="x").reader, "validation", 3)
+
+
+def test_what_is_read_of_a_store_is_kept_within_a_bound(bucket: RemotePath, tmp_path: Path) -> None:
+    image_shards(tmp_path / "shards", "train", [0, 1, 2])
+    for file in (tmp_path / "shards").iterdir():
+        (bucket / file.name).upload(file)
+    for cache_gb in (0.0, 0.02):
+        data = ImageData(train=f"{bucket}/train-*", cache=str(tmp_path / "kept"), cache_gb=cache_gb)
+        data.reader("train", 3).read_batch(np.arange(2))
+        kept = tmp_path / "kept" / "remote-blocks"
+        assert kept.exists() == (cache_gb > 0)
+    assert kept.stat().st_size <= 20_000_000
+    with pytest.raises(RecipeError, match="cache_gb"):
+        with_settings(find("flowers"), ["data.cache_gb=-1"])
 
 
 @pytest.mark.parametrize("split", ["train", "validation", "test"])

@@ -5,6 +5,7 @@ import logging
 import multiprocessing
 import os
 import pickle
+import random
 import re
 import resource
 import shutil
@@ -19,20 +20,24 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from object_server import Fault, FaultyProxy
 from worker_processes import HANG_SECONDS
 
 from lockstep.errors import DataError, InputError
 from lockstep.records import record_files
 from lockstep.records.example import parse_example, parse_sequence_example
+from lockstep.records.index_cache import LimitedCache
 from lockstep.records.record_files import RecordFile, RecordFiles
 from lockstep.records.record_index import build_index
 from lockstep.records.tfrecord import Compression, deflating, frame, masked_crc32c, read_all, write_records
+from lockstep.storage.remote_path import RemotePath
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "tfrecord"
 WRITTEN_BY_TENSORFLOW = sorted(FIXTURES.glob("*.tfrecord"))
 MORE_FILES = sorted(Path(folder).rglob("*")) if (folder := os.environ.get("LOCKSTEP_MORE_TFRECORDS")) else []
 PAYLOADS = [b"first", b"", b"the third one"]
 PENGUIN = ["species", "body_mass_g", "culmen_depth_mm", "culmen_length_mm", "flipper_length_mm"]
+STORED = [random.Random(number).randbytes(1_000_000) for number in range(3)]
 COMPRESSIONS: list[Compression | None] = [None, "gzip", "zlib"]
 
 
@@ -46,6 +51,32 @@ def path(tmp_path: Path) -> Path:
     path = tmp_path / "some.tfrecord"
     write_records(path, PAYLOADS)
     return path
+
+
+@pytest.fixture
+def stored(bucket: RemotePath, tmp_path: Path) -> str:
+    write_records(tmp_path / "a.tfrecord", STORED)
+    (bucket / "a.tfrecord").upload(tmp_path / "a.tfrecord")
+    return str(bucket / "a.tfrecord")
+
+
+@pytest.mark.parametrize("cache_gb", [0.01, 0], ids=["cached", "not kept"])
+def test_a_record_that_was_damaged_on_its_way_is_fetched_again(
+    stored: str, object_store: FaultyProxy, cache_gb: float
+) -> None:
+    cache = LimitedCache(None, cache_gb)
+    object_store.faults = [Fault("flip", 1 if cache_gb else 2, path="tfrecord")]
+    files = RecordFiles(stored, cache=cache)
+    assert [data for data, _ in files.read_each([0, 1, 2])] == STORED
+    assert object_store.faults[0].num_met > object_store.faults[0].times
+    assert [data for data, _ in RecordFiles(stored, cache=cache).read_each([1])] == STORED[1:2]
+
+
+def test_a_record_that_is_damaged_in_the_store_is_named(bucket: RemotePath, path: Path) -> None:
+    damaged = path.read_bytes().replace(b"third", b"fifth")
+    (bucket / "a.tfrecord").write_bytes(damaged)
+    with pytest.raises(DataError, match=r"Record 2 of s3://.*a\.tfrecord"):
+        [*RecordFiles(str(bucket / "a.tfrecord")).read_each([0, 1, 2])]
 
 
 def payloads(path: Path) -> list[bytes]:
