@@ -17,7 +17,7 @@ from lockstep.images.decode import Decoding, EncodedImage
 from lockstep.listing import shorten
 from lockstep.readers.reader import Int64s
 from lockstep.records.index_cache import Cache, ranges_through
-from lockstep.records.open_files import Place, Version, read_stored
+from lockstep.records.open_files import FilePart, Version, read_stored
 from lockstep.storage.remote_path import AnyPath, DataPath, ObjectStat, RemotePath
 from lockstep.tracing import now_reading
 
@@ -121,11 +121,11 @@ class FileNames:
         for place, data in zip(wanted, read_stored(self._ranges, wanted), strict=True):
             yield EncodedImage(data, str(place.path), decoding)
 
-    def _place(self, index: int, size_bytes: int, stamp: int) -> Place:
+    def _place(self, index: int, size_bytes: int, stamp: int) -> FilePart:
         path = self.path(index)
         if size_bytes > _MOST_BYTES:
             raise _unreadable(path, f"one of more than {_MOST_BYTES} bytes")
-        return Place(DataPath(path), Version(size_bytes, stamp), size_bytes, 0)
+        return FilePart(DataPath(path), Version(size_bytes, stamp), size_bytes, 0)
 
     def blocks(self, bounds: Int64s) -> list[tuple[bytes, Int64s, Int64s]]:
         """Make the blocks to checksum for groups of files that follow one another, without reading the files.

@@ -21,7 +21,7 @@ from lockstep.readers.image_files import load_decoder
 from lockstep.readers.paths import ENDINGS
 from lockstep.readers.reader import NO_DECODER, Cost, Int64s
 from lockstep.records.index_cache import Cache, ranges_through
-from lockstep.records.open_files import OpenFiles, Place, read_stored
+from lockstep.records.open_files import FilePart, OpenFiles, read_stored
 from lockstep.records.shards import expand_braces, find_shards, list_of_paths
 from lockstep.records.tar_members import BLOCK_BYTES, header_crc, key_and_ending, readable_name, tar_index_of
 from lockstep.storage.remote_path import AnyPath, RemotePath
@@ -178,14 +178,14 @@ class _Shard:
         endings = [readable_name(ending) for _, ending in parts]
         return _Sample(self, readable_name(parts[0][0]), dict(zip(endings, members, strict=True)))
 
-    def stored_places(self, member: int) -> tuple[Place, ...]:
+    def stored_places(self, member: int) -> tuple[FilePart, ...]:
         """Return where the header and the content of a member are, in an archive of an object store; else nothing."""
         return self._places(member) if isinstance(self.path, RemotePath) else ()
 
-    def _places(self, member: int) -> tuple[Place, Place]:
+    def _places(self, member: int) -> tuple[FilePart, FilePart]:
         version, offset = self.index.version, int(self.index.offsets[member])
-        header = Place(self.path, version, BLOCK_BYTES, offset - BLOCK_BYTES)
-        return header, Place(self.path, version, int(self.index.sizes[member]), offset)
+        header = FilePart(self.path, version, BLOCK_BYTES, offset - BLOCK_BYTES)
+        return header, FilePart(self.path, version, int(self.index.sizes[member]), offset)
 
     def read(self, member: int, stored: Iterator[bytes]) -> bytes:
         """Read the content of a member; `stored` gives what was read of its stored places."""

@@ -34,7 +34,7 @@ from lockstep.records.open_files import Version
 from lockstep.records.shards import check_local
 from lockstep.screen import log
 from lockstep.storage.cached_ranges import CachedRanges
-from lockstep.storage.ranges import Range, read_ranges
+from lockstep.storage.ranges import ObjectRange, fetch_ranges
 from lockstep.storage.remote_path import AnyPath, RemotePath
 
 Index = TypeVar("Index")
@@ -46,7 +46,7 @@ class LimitedCache(NamedTuple):
     folder: str | Path | None
     """None: the user's."""
     gb: float | None
-    """In 10**9 bytes; 0: nothing; None: 20, and at most half of what is free."""
+    """Its size in 10**9 bytes; 0: nothing; None: 20, and at most half of what is free."""
 
 
 Cache = str | Path | LimitedCache | None
@@ -123,7 +123,7 @@ def _download(path: RemotePath, file: Path) -> None:
     stat = path.stat()
     with file.open("wb") as written:
         for start in range(0, stat.st_size, _COPIED_BYTES):
-            written.writelines(read_ranges([Range(path, stat, start, _COPIED_BYTES)]))
+            written.writelines(fetch_ranges([ObjectRange(path, stat, start, _COPIED_BYTES)]))
 
 
 def load_index(

@@ -15,7 +15,7 @@ from typing import BinaryIO, NamedTuple, cast
 
 from lockstep.errors import DataError
 from lockstep.storage.cached_ranges import CachedRanges
-from lockstep.storage.ranges import Range, RemoteFile, read_ranges
+from lockstep.storage.ranges import ObjectRange, RemoteFile, fetch_ranges
 from lockstep.storage.remote_path import AnyPath, ObjectStat, RemotePath
 
 _MOST_OPEN = 128
@@ -29,10 +29,10 @@ class Version(NamedTuple):
 
     size_bytes: int
     mtime_ns: int
-    """Of an object in a store, the number of its etag."""
+    """The time of its last change; the number of its etag, if it is an object of a store."""
 
 
-class Place(NamedTuple):
+class FilePart(NamedTuple):
     """A part of a file, of one version of it."""
 
     path: AnyPath
@@ -59,7 +59,7 @@ class OpenFiles:
     def read(self, path: AnyPath, version: Version, size: int, offset: int) -> bytes:
         """Read a file from an offset on, fewer bytes at its end; refused if the file is of another version."""
         if isinstance(path, RemotePath):
-            return read_stored(self.ranges, [Place(path, version, size, offset)])[0]
+            return read_stored(self.ranges, [FilePart(path, version, size, offset)])[0]
         opened = self._open(path, version)  # as long as it is held here, no other thread's reading closes it
         data = read_at(opened.file, size, offset)
         check_unchanged(opened.file, path, version)  # each time, and last: it may be written in place
@@ -88,18 +88,18 @@ def fetched(paths: Sequence[AnyPath]) -> Iterator[bytes | None]:
     for first in range(0, len(paths), _MOST_FETCHED):
         some = paths[first : first + _MOST_FETCHED]
         stats = {path: path.stat() for path in some if isinstance(path, RemotePath)}
-        contents = iter(read_ranges([Range(path, stat, 0, stat.st_size) for path, stat in stats.items()]))
+        contents = iter(fetch_ranges([ObjectRange(path, stat, 0, stat.st_size) for path, stat in stats.items()]))
         yield from (next(contents) if isinstance(path, RemotePath) else None for path in some)
 
 
-def read_stored(ranges: CachedRanges, places: Sequence[Place]) -> list[bytes]:
+def read_stored(ranges: CachedRanges, places: Sequence[FilePart]) -> list[bytes]:
     """Read parts of objects of a store, all at once; fewer bytes at their ends."""
     return ranges.read([stored_range(place) for place in places])
 
 
-def stored_range(place: Place) -> Range:
+def stored_range(place: FilePart) -> ObjectRange:
     """Return the range of an object that a place in a store is."""
-    return Range(cast("RemotePath", place.path), ObjectStat(*place.version), place.offset, place.size)
+    return ObjectRange(cast("RemotePath", place.path), ObjectStat(*place.version), place.offset, place.size)
 
 
 def open_file(path: AnyPath, buffering: int = 0, ranges: CachedRanges | None = None) -> BinaryIO:

@@ -16,7 +16,7 @@ import torch
 
 from lockstep.errors import DataError
 from lockstep.records.index_cache import Cache, ranges_through
-from lockstep.records.open_files import OpenFiles, Place, check_unchanged, open_file, read_stored, stored_range
+from lockstep.records.open_files import FilePart, OpenFiles, check_unchanged, open_file, read_stored, stored_range
 from lockstep.records.record_index import MEMORY_LIMIT_BYTES, index_of, too_large
 from lockstep.records.shards import find_shards
 from lockstep.records.tfrecord import (
@@ -85,11 +85,11 @@ class RecordFile:
         """Whether records are read from an object store."""
         return isinstance(self.path, RemotePath) and not self.index.compression
 
-    def place(self, record: int) -> Place:
+    def place(self, record: int) -> FilePart:
         """Return where the payload of a record with its checksum is, in a plain file."""
         index = self.index
         size = int(index.lengths[record]) + TAIL_BYTES
-        return Place(self.path, index.version, size, int(index.offsets[record]))
+        return FilePart(self.path, index.version, size, int(index.offsets[record]))
 
     def named(self, record: int, data: bytes, verify: bool) -> tuple[bytes, str]:
         """Return what `read_named` does, from what was read at the record's place."""

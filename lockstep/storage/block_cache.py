@@ -43,7 +43,7 @@ except ImportError:  # Windows
 BLOCK_BYTES = 1 << 16
 """What is checked and kept as one. Smaller blocks take more look-ups, larger ones more bytes for one record."""
 MOST_GB = 20.0
-"""Of a cache whose size nobody has given, in 10**9 bytes; half of what is free on its disk, where that is less."""
+"""Size of a cache where nobody has given one, in 10**9 bytes; half of what is free on its disk, where that is less."""
 _MAGIC = b"LSBLOCK1"
 _HEAD = struct.Struct("<8sQI")
 _HEAD_BYTES = 4096

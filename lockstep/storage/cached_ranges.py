@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from lockstep.screen import log
 from lockstep.storage.block_cache import BLOCK_BYTES, BlockCache, BlockKey, block_key, object_id, open_block_cache
-from lockstep.storage.ranges import Range, read_ranges
+from lockstep.storage.ranges import ObjectRange, fetch_ranges
 from lockstep.storage.remote_path import ObjectStat, RemotePath
 
 _STRETCH = (1 << 20) // BLOCK_BYTES
@@ -33,11 +33,11 @@ class _Object(NamedTuple):
         """Return the key of a block by its number."""
         return block_key(self.id, number)
 
-    def range_of(self, numbers: range) -> Range:
+    def range_of(self, numbers: range) -> ObjectRange:
         """Return the bytes of blocks: all have `BLOCK_BYTES` but for the last one of the object."""
         start = numbers.start * BLOCK_BYTES
         stop = min(numbers.stop * BLOCK_BYTES, self.version.st_size)
-        return Range(self.path, self.version, start, stop - start)
+        return ObjectRange(self.path, self.version, start, stop - start)
 
 
 Blocks = dict[int, bytes | None]
@@ -45,7 +45,7 @@ Blocks = dict[int, bytes | None]
 
 
 class CachedRanges:
-    """Reads ranges of objects as `read_ranges` does, each block once for as long as it is in the cache.
+    """Reads ranges of objects as `fetch_ranges` does, each block once for as long as it is in the cache.
 
     It may be forked and pickled, and used by several threads. The cache is opened, or made, by the first read.
 
@@ -75,10 +75,10 @@ class CachedRanges:
     def _cache(self) -> BlockCache | None:
         return open_block_cache(self._folder, self._cache_gb)
 
-    def read(self, wanted: Sequence[Range]) -> list[bytes]:
-        """Read ranges, all at once, and return them in the order of `wanted`; the errors are those of `read_ranges`."""
+    def read(self, wanted: Sequence[ObjectRange]) -> list[bytes]:
+        """Read ranges, all at once, and return them in the order of `wanted`; errors are those of `fetch_ranges`."""
         if not wanted or (cache := self._cache) is None:
-            return read_ranges(wanted)
+            return fetch_ranges(wanted)
         found: list[bytes] = []
         lacking: list[tuple[int, _Object, Blocks]] = []
         missing: dict[_Object, set[int]] = {}
@@ -97,7 +97,7 @@ class CachedRanges:
                 found[place] = _joined(wanted[place], blocks)
         return found
 
-    def forget(self, wanted: Range) -> None:
+    def forget(self, wanted: ObjectRange) -> None:
         """Drop a range from the cache: what it holds has turned out to be damaged before it came there."""
         if cache := self._cache:
             for number in _blocks_of(wanted):
@@ -119,7 +119,7 @@ class CachedRanges:
                     if not is_there:
                         lacking.append(number)
                 runs += [(of, run) for run in _runs(lacking)]
-            for (of, run), data in zip(runs, read_ranges([of.range_of(run) for of, run in runs]), strict=True):
+            for (of, run), data in zip(runs, fetch_ranges([of.range_of(run) for of, run in runs]), strict=True):
                 for number in run:
                     at = (number - run.start) * BLOCK_BYTES
                     block = data[at : at + BLOCK_BYTES]
@@ -149,11 +149,11 @@ class CachedRanges:
         return False
 
 
-def _object_of(wanted: Range) -> _Object:
+def _object_of(wanted: ObjectRange) -> _Object:
     return _Object(wanted.path, wanted.version, object_id(str(wanted.path), *wanted.version))
 
 
-def _blocks_of(wanted: Range) -> range:
+def _blocks_of(wanted: ObjectRange) -> range:
     stop = min(wanted.offset + wanted.size, wanted.version.st_size)
     return range(wanted.offset // BLOCK_BYTES, -(-stop // BLOCK_BYTES)) if stop > wanted.offset else range(0)
 
@@ -173,7 +173,7 @@ def _runs(numbers: Sequence[int]) -> list[range]:
     return runs
 
 
-def _joined(wanted: Range, blocks: Blocks) -> bytes:
+def _joined(wanted: ObjectRange, blocks: Blocks) -> bytes:
     """Put a range together from its blocks, which are all there, in their order."""
     start = wanted.offset % BLOCK_BYTES
     parts = [memoryview(block) for block in blocks.values() if block is not None]

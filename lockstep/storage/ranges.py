@@ -1,6 +1,6 @@
 """Ranges of objects: those near each other in one request, many requests at once, each of the version that was listed.
 
-All that is read of data files in object stores is read by `read_ranges`.
+All that is read of data files in object stores is read by `fetch_ranges`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FIRST_AHEAD_BYTES, _MOST_AHEAD_BYTES = 1 << 16, 1 << 24
 _MORE_AHEAD = 4
 
 
-class Range(NamedTuple):
+class ObjectRange(NamedTuple):
     """A part of an object that is wanted; fewer bytes where it reaches beyond the end."""
 
     path: RemotePath
@@ -67,7 +67,7 @@ class _FailedError(Exception):
         self.piece, self.error = piece, error
 
 
-def read_ranges(wanted: Sequence[Range]) -> list[bytes]:
+def fetch_ranges(wanted: Sequence[ObjectRange]) -> list[bytes]:
     """Read ranges of objects, all at once, and return them in the order of `wanted`.
 
     Raises:
@@ -93,9 +93,9 @@ class RemoteFile(io.RawIOBase):
         FileNotFoundError: there is none.
     """
 
-    def __init__(self, path: RemotePath, read: Callable[[Sequence[Range]], list[bytes]] | None = None) -> None:
+    def __init__(self, path: RemotePath, read: Callable[[Sequence[ObjectRange]], list[bytes]] | None = None) -> None:
         self.path, self.version = path, path.stat()
-        self._read_ranges = read or read_ranges
+        self._read_ranges = read or fetch_ranges
         self._place = 0
         self._window, self._window_start = b"", 0
         self._ahead_bytes = _FIRST_AHEAD_BYTES
@@ -140,11 +140,11 @@ class RemoteFile(io.RawIOBase):
         more = self._ahead_bytes * _MORE_AHEAD if goes_on else _FIRST_AHEAD_BYTES
         self._ahead_bytes = min(_MOST_AHEAD_BYTES, more)
         wanted = max(size - len(kept), self._ahead_bytes)
-        (data,) = self._read_ranges([Range(self.path, self.version, offset + len(kept), wanted)])
+        (data,) = self._read_ranges([ObjectRange(self.path, self.version, offset + len(kept), wanted)])
         self._window, self._window_start = kept + data, offset
 
 
-def _pieces(wanted: Sequence[Range]) -> dict[tuple[RemotePath, ObjectStat], list[_Piece]]:
+def _pieces(wanted: Sequence[ObjectRange]) -> dict[tuple[RemotePath, ObjectStat], list[_Piece]]:
     """Plan the requests for each object: ranges that are near each other are merged, and large ones cut."""
     spans: dict[tuple[RemotePath, ObjectStat], list[tuple[int, int]]] = defaultdict(list)
     for path, version, offset, size in wanted:
@@ -174,7 +174,7 @@ def _merged(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
         yield first, last
 
 
-def _joined(wanted: Range, pieces: Sequence[_Piece], contents: dict[_Piece, bytes]) -> bytes:
+def _joined(wanted: ObjectRange, pieces: Sequence[_Piece], contents: dict[_Piece, bytes]) -> bytes:
     """Put a range together from the pieces that it lies in."""
     start, stop = wanted.offset, min(wanted.offset + wanted.size, wanted.version.st_size)
     parts = []

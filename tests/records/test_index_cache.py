@@ -123,7 +123,7 @@ def test_an_object_is_copied_once_for_each_version(tmp_path: Path, monkeypatch: 
     assert copy.read_bytes() == b"first"
     assert copy.name == "weights"
     assert tmp_path / "cache" in copy.parents
-    monkeypatch.setattr(index_cache, "read_ranges", lambda _: pytest.fail("it is copied already"))
+    monkeypatch.setattr(index_cache, "fetch_ranges", lambda _: pytest.fail("it is copied already"))
     assert local_copy(path) == copy
     monkeypatch.undo()
     path.write_bytes(b"second")

@@ -18,7 +18,7 @@ from lockstep.errors import DataError
 from lockstep.storage import retries
 from lockstep.storage.block_cache import BLOCK_BYTES, BlockCache, open_block_cache
 from lockstep.storage.cached_ranges import CachedRanges
-from lockstep.storage.ranges import Range
+from lockstep.storage.ranges import ObjectRange
 from lockstep.storage.remote_path import RemotePath
 
 MB = 1 << 20
@@ -51,20 +51,22 @@ def through(cache: BlockCache, total_bytes: int = len(CONTENT)) -> CachedRanges:
     return ranges
 
 
-def parts_of(file: RemotePath, seed: int, count: int = 12) -> list[Range]:
+def parts_of(file: RemotePath, seed: int, count: int = 12) -> list[ObjectRange]:
     """Some ranges, from none to two blocks, and one beyond the end."""
     draw, version = random.Random(seed), file.stat()
     starts = [draw.randrange(len(CONTENT)) for _ in range(count)]
-    parts = [Range(file, version, start, draw.choice([0, 1, 5000, BLOCK_BYTES, 2 * BLOCK_BYTES])) for start in starts]
-    return [*parts, Range(file, version, len(CONTENT) - 10, 20)]
+    parts = [
+        ObjectRange(file, version, start, draw.choice([0, 1, 5000, BLOCK_BYTES, 2 * BLOCK_BYTES])) for start in starts
+    ]
+    return [*parts, ObjectRange(file, version, len(CONTENT) - 10, 20)]
 
 
-def check(ranges: CachedRanges, parts: Sequence[Range]) -> None:
+def check(ranges: CachedRanges, parts: Sequence[ObjectRange]) -> None:
     assert ranges.read(parts) == [CONTENT[part.offset : part.offset + part.size] for part in parts]
 
 
-def whole(file: RemotePath) -> Range:
-    return Range(file, file.stat(), 0, len(CONTENT))
+def whole(file: RemotePath) -> ObjectRange:
+    return ObjectRange(file, file.stat(), 0, len(CONTENT))
 
 
 @pytest.mark.parametrize("total_bytes", [len(CONTENT), 10**12], ids=["fits", "does not fit"])
@@ -98,7 +100,7 @@ def test_what_does_not_fit_is_read_ahead_where_it_is_read_again(
     [line] = caplog.messages
     assert line.startswith("The data of 1000.0 GB does not fit into the cache, which keeps 0.1 GB")
     for number, expected in ((0, 1), (3, 16), (5, 16), (15, 16)):
-        check(ranges, [Range(file, file.stat(), number * BLOCK_BYTES, 100)])
+        check(ranges, [ObjectRange(file, file.stat(), number * BLOCK_BYTES, 100)])
         assert object_store.num_bytes == expected * BLOCK_BYTES
 
 
@@ -117,7 +119,7 @@ READER = """
 import sys
 from pathlib import Path
 from lockstep.storage.cached_ranges import CachedRanges
-from lockstep.storage.ranges import Range
+from lockstep.storage.ranges import ObjectRange
 from lockstep.storage.remote_path import RemotePath
 file = RemotePath(sys.argv[1])
 version = file.stat()
@@ -125,7 +127,7 @@ ranges = CachedRanges(Path(sys.argv[2]))
 print("ready", flush=True)
 sys.stdin.readline()
 while True:
-    [data] = ranges.read([Range(file, version, 0, version.st_size)])
+    [data] = ranges.read([ObjectRange(file, version, 0, version.st_size)])
     assert data == Path(sys.argv[3]).read_bytes()
     print("read", flush=True)
     sys.stdin.readline() or sys.exit()
@@ -233,7 +235,7 @@ def test_damage_from_the_network_is_forgotten(file: RemotePath, cache: BlockCach
     object_store.faults = [Fault("flip", path="train")]
     ranges = through(cache)
     version = file.stat()
-    part = Range(file, version, 0, MB)
+    part = ObjectRange(file, version, 0, MB)
     assert ranges.read([part]) != [CONTENT[:MB]]
     assert ranges.read([part]) != [CONTENT[:MB]]
     ranges.forget(part)
@@ -266,7 +268,7 @@ def test_a_full_disk_is_read_past(
 
     monkeypatch.setattr(os, "pwrite", no_room)
     ranges = through(cache)
-    check(ranges, [Range(file, file.stat(), MB, 100)])
+    check(ranges, [ObjectRange(file, file.stat(), MB, 100)])
     before = object_store.num_bytes
-    check(ranges, [Range(file, file.stat(), 2 * MB, 100)])
+    check(ranges, [ObjectRange(file, file.stat(), 2 * MB, 100)])
     assert object_store.num_bytes - before == BLOCK_BYTES  # nothing more, for it could not be kept

@@ -13,7 +13,7 @@ from object_server import Fault, FaultyProxy
 
 from lockstep.errors import DataError, StoreError, StoreRefusedError
 from lockstep.storage import ranges, retries
-from lockstep.storage.ranges import Range, RemoteFile, read_ranges
+from lockstep.storage.ranges import ObjectRange, RemoteFile, fetch_ranges
 from lockstep.storage.remote_path import DataPath, RemotePath
 
 CONTENT = random.Random(0).randbytes(1 << 20)
@@ -31,21 +31,21 @@ def file(bucket: RemotePath) -> DataPath:
     return path.looked_up()
 
 
-def parts(file: DataPath, *places: tuple[int, int]) -> list[Range]:
-    return [Range(file, file.stat(), offset, size) for offset, size in places]
+def parts(file: DataPath, *places: tuple[int, int]) -> list[ObjectRange]:
+    return [ObjectRange(file, file.stat(), offset, size) for offset, size in places]
 
 
 def test_ranges_near_each_other_are_one_request(file: DataPath, object_store: FaultyProxy) -> None:
     places = [(1 << 19, 100), (0, 10), (50_000, 1000), (20, 5), (0, 10), (len(CONTENT) - 3, 10), (5, 0)]
     object_store.requests.clear()
-    assert read_ranges(parts(file, *places)) == [CONTENT[offset : offset + size] for offset, size in places]
+    assert fetch_ranges(parts(file, *places)) == [CONTENT[offset : offset + size] for offset, size in places]
     asked = sorted(told for _, _, told in object_store.requests)
     assert asked == ["bytes=0-50999", "bytes=1048573-1048575", "bytes=524288-524387"]
 
 
 def test_large_ranges_are_cut(file: DataPath, object_store: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranges, "_LARGEST_REQUEST_BYTES", 300_000)
-    assert read_ranges(parts(file, (7, 1 << 21), (400_000, 9))) == [CONTENT[7:], CONTENT[400_000:400_009]]
+    assert fetch_ranges(parts(file, (7, 1 << 21), (400_000, 9))) == [CONTENT[7:], CONTENT[400_000:400_009]]
     assert object_store.num_requests("x.bin") == 4
 
 
@@ -55,11 +55,11 @@ def test_connections_are_bounded(
     for number in range(40):
         (bucket / f"{number}").write_bytes(bytes([number]) * 10)
     files = [DataPath(f"{bucket}/{number}") for number in range(40)]
-    wanted = [Range(file, file.stat(), 2, 3) for file in files]
+    wanted = [ObjectRange(file, file.stat(), 2, 3) for file in files]
     object_store.reset()
     open_before = object_store.num_open
     monkeypatch.setattr(ranges, "MOST_CONNECTIONS", 4)
-    found = read_ranges(wanted)
+    found = fetch_ranges(wanted)
     assert found == [bytes([number]) * 3 for number in range(40)]
     assert object_store.most_open <= open_before + 4
 
@@ -80,7 +80,7 @@ def test_what_fails_is_asked_for_again(
     fault.num_met = 0
     object_store.faults = [fault]
     with caplog.at_level("INFO"):
-        assert read_ranges(parts(file, (16, 32), (600_000, 5))) == [CONTENT[16:48], CONTENT[600_000:600_005]]
+        assert fetch_ranges(parts(file, (16, 32), (600_000, 5))) == [CONTENT[16:48], CONTENT[600_000:600_005]]
     assert object_store.num_requests("x.bin") == 2 + fault.times
     # A connection that ends without an answer is tried again by the library for HTTP itself.
     assert fault.kind == "drop" or f"{file}, bytes " in caplog.text
@@ -89,7 +89,7 @@ def test_what_fails_is_asked_for_again(
 def test_in_the_end_file_and_offset_are_named(file: DataPath, object_store: FaultyProxy) -> None:
     object_store.faults = [Fault("status", 100, status=500)]
     with pytest.raises(StoreError) as caught:
-        read_ranges(parts(file, (16, 32)))
+        fetch_ranges(parts(file, (16, 32)))
     assert caught.value.what == f"{file}, bytes 16 to 48 cannot be read."
     assert caught.value.exit_code == 1
     assert object_store.num_requests("x.bin") == retries.NUM_TRIES
@@ -98,7 +98,7 @@ def test_in_the_end_file_and_offset_are_named(file: DataPath, object_store: Faul
 def test_no_rights_are_told_at_once(file: DataPath, object_store: FaultyProxy) -> None:
     object_store.faults = [Fault("status", 100, status=403)]
     with pytest.raises(StoreRefusedError, match=r"may not be read[\s\S]*FSSPEC_S3_ANON"):
-        read_ranges(parts(file, (16, 32)))
+        fetch_ranges(parts(file, (16, 32)))
     assert object_store.num_requests("x.bin") == 1
 
 
@@ -112,7 +112,7 @@ def test_an_object_that_has_changed_is_named(file: DataPath, object_store: Fault
     else:
         file.unlink()
     with pytest.raises(DataError, match=r"x\.bin has changed since it was listed"):
-        read_ranges(wanted)
+        fetch_ranges(wanted)
     assert object_store.num_requests("x.bin") == 1
 
 
@@ -137,7 +137,7 @@ def test_new_credentials_are_waited_for(
     ranges.forget_credentials()
     monkeypatch.setattr(retries.time, "sleep", renew)
     object_store.faults = [Fault("status", 3, status=400)]
-    assert read_ranges(parts(file, (16, 32))) == [CONTENT[16:48]]
+    assert fetch_ranges(parts(file, (16, 32))) == [CONTENT[16:48]]
     assert waits == [5, 5, 5]
     assert caplog.text.count("the credentials have expired") == 1
     monkeypatch.setattr(retries, "_CREDENTIALS_WAIT_SECONDS", 10.0)
@@ -145,7 +145,7 @@ def test_new_credentials_are_waited_for(
     with pytest.raises(
         StoreError, match=r"credentials have expired[\s\S]*aws sso login[\s\S]*last checkpoint"
     ) as caught:
-        read_ranges(parts(file, (16, 32)))
+        fetch_ranges(parts(file, (16, 32)))
     assert waits[3:] == [5, 5]
     assert "secret" not in caplog.text + str(caught.value)
 
@@ -179,10 +179,10 @@ def test_forked_processes_read_after_the_parent_has(file: DataPath, object_store
     wanted = parts(file, (16, 32))
 
     def read(pipe: Connection) -> None:
-        pipe.send(read_ranges(wanted)[0])
+        pipe.send(fetch_ranges(wanted)[0])
 
     for _ in range(2):
-        assert read_ranges(wanted) == [CONTENT[16:48]]
+        assert fetch_ranges(wanted) == [CONTENT[16:48]]
         ours, theirs = get_context("fork").Pipe()
         process = get_context("fork").Process(target=read, args=(theirs,))
         process.start()
@@ -195,7 +195,7 @@ def test_a_store_that_tells_no_version_with_its_answer(bucket: RemotePath) -> No
     file = DataPath("memory://versions/x")
     file.write_bytes(b"0123456789")
     wanted = parts(file, (2, 3), (8, 9))
-    assert read_ranges(wanted) == [b"234", b"89"]
+    assert fetch_ranges(wanted) == [b"234", b"89"]
     file.write_bytes(b"9876543210")
     with pytest.raises(DataError, match="memory://versions/x has changed"):
-        read_ranges(wanted)
+        fetch_ranges(wanted)
