@@ -4,7 +4,7 @@
 
 A server of our own, with the proxy of the tests, answers 50 ms late and sends 1 Gb/s at most, over all connections.
 Two loader processes read records of 110 kB, shuffled and in blocks, as they are, or decoded and cropped. The index of
-the shards, for which all of them are read, is made before; then an epoch is read with an empty cache, and others after it.
+the shards, for which all of them are read, is made before; then come an epoch with an empty cache, and others.
 """
 
 from __future__ import annotations
