@@ -76,7 +76,7 @@ class Lease:
         self.owner = owner
         self.taken_from = taken_from
         """The owner before, if it died without giving the folder up."""
-        self._renewed, self._is_gone = time.time(), False
+        self._renewed, self._is_gone, self._is_failing = time.time(), False, False
         self._released = threading.Event()
         threading.Thread(target=self._keep, name="lockstep-lease", daemon=True).start()
 
@@ -123,9 +123,11 @@ class Lease:
         except FileNotFoundError:
             self._is_gone = True
         except Exception as error:
-            log.warning("%s cannot be renewed: %s", self.path, _told(error))
+            if not self._is_failing:
+                log.warning("%s cannot be renewed: %s", self.path, _told(error))
+            self._is_failing = True
         else:
-            self._renewed = time.time()
+            self._renewed, self._is_failing = time.time(), False
 
     def _lost(self, by: _Entry | None) -> WorkdirError:
         return (WorkdirError if by else WorkdirLostError)(
