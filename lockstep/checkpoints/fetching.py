@@ -125,15 +125,29 @@ def reached(bucket: RemotePath) -> Iterator[None]:
 
 
 def _check_is_free(bucket: RemotePath, found: OnBucket) -> None:
-    """Refuse a folder of a bucket that holds something else than a run, or the beginning of one."""
+    """Refuse a folder without a checkpoint that is whole if it holds something else, or what is left of a run.
+
+    Before its first checkpoint nothing else of a run is there.
+    """
     others = [name for name in found.listing if not (name.startswith(".lease-") or name.startswith(f"{CHECKPOINTS}/"))]
-    if others and not steps_of(found.listing):
+    if others and (steps := steps_of(found.listing)):
+        raise _all_damaged(bucket, f"no checkpoint of step {', '.join(map(str, steps))} is whole")
+    if others:
         raise WorkdirError(
             f"{bucket} holds something that is not a run.",
             given=f"{len(others)} objects, {others[0]!r} among them",
             expected="a folder without objects, or one of a run",
             hint="name another folder; nothing in this one was touched",
         )
+
+
+def _all_damaged(bucket: RemotePath, given: str) -> CheckpointError:
+    return CheckpointError(
+        f"Every checkpoint in {bucket} is damaged.",
+        given=given,
+        expected="at least one that is as it was uploaded",
+        hint="put one back from a copy, or name another --workdir to start afresh",
+    )
 
 
 @contextlib.contextmanager
@@ -219,12 +233,7 @@ class _Filling:
                 log.warning("%s Given: %s; expected: %s. It is left out.", damage.what, damage.given, damage.expected)
                 damages.append(f"{damage.what} ({damage.given})")
         if self.contents and len(damages) == len(self.latest.checkpoints):
-            raise CheckpointError(
-                f"Every checkpoint in {self.bucket} is damaged.",
-                given="; ".join(damages),
-                expected="at least one that is as it was uploaded",
-                hint="put one back from a copy, or name another --workdir to start afresh",
-            )
+            raise _all_damaged(self.bucket, "; ".join(damages))
 
     def _fetch_checkpoint(self, manifest: Manifest, folder: Path) -> None:
         """Download the files of a checkpoint, or take them from the folder that there is, and verify them."""

@@ -165,9 +165,12 @@ def test_a_broken_checkpoint_is_told_and_never_chosen(
     assert "It is left out." in caplog.text
 
 
-def test_where_all_are_broken_nothing_begins_afresh(machines: Machines, place: RemotePath) -> None:
+@pytest.mark.parametrize("has_latest", [True, False])
+def test_where_all_are_broken_nothing_begins_afresh(machines: Machines, place: RemotePath, has_latest: bool) -> None:
     for step in (1, 2):
         (place / "checkpoints" / f"step-0000000{step}" / "values.json").unlink()
+    if not has_latest:
+        (place / LATEST).unlink()
     machines.use("second")
     with pytest.raises(CheckpointError, match="Every checkpoint in memory://") as caught:
         fetch_run(place)
