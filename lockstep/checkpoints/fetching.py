@@ -23,13 +23,13 @@ from lockstep.checkpoints.manifest import MANIFEST, DamagedError, FileEntry, Man
 from lockstep.checkpoints.mirror import (
     CHECKPOINTS,
     LATEST,
+    KnownBucket,
     Latest,
     OnBucket,
-    Origin,
     broken,
     link_or_copy,
     step_name,
-    steps_of,
+    steps_listed,
 )
 from lockstep.checkpoints.retention import PINNED
 from lockstep.checkpoints.store import Store
@@ -85,14 +85,14 @@ def fetch_run(url: str | RemotePath, *, contents: bool = True) -> Path:
     """
     bucket, home = RemotePath(str(url)), local_folder(url)
     with reached(bucket), _locked(home):
-        origin = Origin.read(home)
+        origin = KnownBucket.read(home)
         if origin and origin.is_held:
             return home
         found = OnBucket.look(bucket)
         if found.latest is None:
             _check_is_free(bucket, found)
             if origin is None:
-                Origin(str(bucket)).write(home)
+                KnownBucket(str(bucket)).write(home)
             return home
         is_current = origin is not None and bool(Store(home / CHECKPOINTS).steps())
         if contents and origin and is_current and found.latest.token in (*origin.tokens, ""):
@@ -130,7 +130,7 @@ def _check_is_free(bucket: RemotePath, found: OnBucket) -> None:
     Before its first checkpoint nothing else of a run is there.
     """
     others = [name for name in found.listing if not (name.startswith(".lease-") or name.startswith(f"{CHECKPOINTS}/"))]
-    if others and (steps := steps_of(found.listing)):
+    if others and (steps := steps_listed(found.listing)):
         raise _all_damaged(bucket, f"no checkpoint of step {', '.join(map(str, steps))} is whole")
     if others:
         raise WorkdirError(
@@ -180,7 +180,7 @@ class _Filling:
             self._check_room()
             self._fetch_files(staging)
             self._fetch_checkpoints(staging)
-            Origin(str(self.bucket), (self.latest.token,)).write(staging)
+            KnownBucket(str(self.bucket), (self.latest.token,)).write(staging)
             self._take_place(staging)
         finally:
             shutil.rmtree(staging, ignore_errors=True)

@@ -55,7 +55,7 @@ class Latest:
     """The content of `latest.json`: what there is on the bucket."""
 
     step: int
-    """Of the newest checkpoint."""
+    """That of the newest checkpoint."""
     checkpoints: tuple[int, ...]
     """The steps of all that are kept, ascending."""
     token: str = ""
@@ -104,7 +104,7 @@ class OnBucket:
                 return cls(listing, Latest.decode((bucket / LATEST).read_bytes()))
             except (ValueError, RecursionError) as error:
                 log.warning("%s is damaged (%s): the checkpoints are looked through", bucket / LATEST, error)
-        steps = [step for step in steps_of(listing) if _is_whole(bucket, step, listing)]
+        steps = [step for step in steps_listed(listing) if _is_whole(bucket, step, listing)]
         return cls(listing, Latest(steps[-1], tuple(steps)) if steps else None)
 
     def manifest(self, bucket: RemotePath, step: int) -> Manifest:
@@ -145,24 +145,24 @@ def step_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def steps_of(listing: dict[str, ObjectStat]) -> list[int]:
+def steps_listed(listing: dict[str, ObjectStat]) -> list[int]:
     """The steps of which there are objects, ascending."""
     folders = {parts[1] for name in listing if len(parts := name.split("/")) == 3 and parts[0] == CHECKPOINTS}
     return sorted(int(match[1]) for name in folders if (match := STEP_NAME.fullmatch(name)))
 
 
 @dataclass(frozen=True)
-class Origin:
+class KnownBucket:
     """What a folder of this machine knows of the bucket that it mirrors."""
 
     url: str
     tokens: tuple[str, ...] = ()
-    """Of the states of the bucket that the folder goes on from."""
+    """Names of the states of the bucket that the folder goes on from."""
     owner: Owner | None = None
     """The process that uploads."""
 
     @classmethod
-    def read(cls, folder: Path) -> Origin | None:
+    def read(cls, folder: Path) -> KnownBucket | None:
         """Read what a folder knows; None where it is no mirror."""
         try:
             body = json.loads((folder / MARKER).read_bytes())
@@ -185,7 +185,7 @@ class Origin:
 
 def shown_path(folder: Path) -> str:
     """What a folder is called in messages: by its URL where it is the mirror of one."""
-    origin = Origin.read(folder)
+    origin = KnownBucket.read(folder)
     return origin.url if origin else str(folder)
 
 
@@ -195,7 +195,7 @@ _mirrors: dict[Path, Mirror] = {}
 def mirror_of(folder: Path) -> Mirror | None:
     """The mirror of a folder, one in a process; None where the folder is none."""
     place = folder.absolute()
-    if place not in _mirrors and (origin := Origin.read(place)):
+    if place not in _mirrors and (origin := KnownBucket.read(place)):
         _mirrors[place] = Mirror(place, RemotePath(origin.url))
     return _mirrors.get(place)
 
@@ -303,7 +303,7 @@ class Mirror:
 
     def _knows(self, latest: Latest) -> bool:
         """Whether the folder goes on from a state of the bucket."""
-        origin = Origin.read(self.folder)
+        origin = KnownBucket.read(self.folder)
         return not latest.token or (origin is not None and latest.token in origin.tokens)
 
     def _work(self) -> None:
@@ -379,7 +379,7 @@ class Mirror:
                     expected="one start of a run at a time",
                     hint="let the other one go on; or start again, and what is there is taken up",
                 )
-            self._latest, self._there, self._sent, self._files = found.latest, {*steps_of(found.listing)}, sent, {}
+            self._latest, self._there, self._sent, self._files = found.latest, {*steps_listed(found.listing)}, sent, {}
             if _RESULT in found.listing:
                 self._files[_RESULT] = -1, -1
         return self._sent
@@ -437,7 +437,7 @@ class Mirror:
             return
         self.check()
         # Known before it is there: the answer may be lost, or this process killed.
-        origin = Origin.read(self.folder)
+        origin = KnownBucket.read(self.folder)
         self._note(tokens=(*(origin.tokens if origin else ()), latest.token))
         (self.bucket / LATEST).write_bytes(latest.encode())
         self._note(tokens=(latest.token,))
@@ -471,7 +471,7 @@ class Mirror:
                     self._sent.pop(step, None)
 
     def _note(self, **changes: Any) -> None:
-        before = Origin.read(self.folder) or Origin(str(self.bucket))
+        before = KnownBucket.read(self.folder) or KnownBucket(str(self.bucket))
         replace(before, **changes).write(self.folder)
 
 

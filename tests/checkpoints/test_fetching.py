@@ -16,7 +16,7 @@ from checkpoint_helpers import write
 from lockstep.checkpoints import fetching
 from lockstep.checkpoints.fetching import fetch_run, local_folder
 from lockstep.checkpoints.manifest import hash_of_json
-from lockstep.checkpoints.mirror import LATEST, Origin
+from lockstep.checkpoints.mirror import LATEST, KnownBucket
 from lockstep.checkpoints.store import Store
 from lockstep.errors import CheckpointError, DataError, WorkdirError
 from lockstep.storage.remote_path import RemotePath
@@ -104,7 +104,7 @@ def test_records_alone(machines: Machines, place: RemotePath) -> None:
     assert not list(folder.rglob("*.safetensors"))
     assert (folder / "recipe.toml").exists()
     assert (folder / ".lease-000001").exists()
-    origin = Origin.read(folder)
+    origin = KnownBucket.read(folder)
     assert origin
     assert origin.url == str(place)
 

@@ -13,7 +13,16 @@ from checkpoint_helpers import sections_of, write
 
 from lockstep.checkpoints.fetching import fetch_run
 from lockstep.checkpoints.manifest import Manifest
-from lockstep.checkpoints.mirror import LATEST, Latest, MirroredStore, OnBucket, Origin, mirror_of, shown_path, store_in
+from lockstep.checkpoints.mirror import (
+    LATEST,
+    KnownBucket,
+    Latest,
+    MirroredStore,
+    OnBucket,
+    mirror_of,
+    shown_path,
+    store_in,
+)
 from lockstep.checkpoints.retention import Retention
 from lockstep.checkpoints.store import Store
 from lockstep.errors import LockstepError, WorkdirError
@@ -244,7 +253,7 @@ def test_whoever_holds_a_folder_is_written_down(machines: Machines, place: Remot
     mirror = mirror_of(folder)
     assert mirror
     mirror.hold()
-    held = Origin.read(folder)
+    held = KnownBucket.read(folder)
     assert held
     assert held.is_held
     machines.use("second")
