@@ -55,7 +55,7 @@ class Latest:
     """The content of `latest.json`: what there is on the bucket."""
 
     step: int
-    """That of the newest checkpoint."""
+    """The newest checkpoint."""
     checkpoints: tuple[int, ...]
     """The steps of all that are kept, ascending."""
     token: str = ""
@@ -233,11 +233,11 @@ class Mirror:
     def __init__(self, folder: Path, bucket: RemotePath) -> None:
         self.folder, self.bucket = folder, bucket
         self.check: Callable[[], None] = lambda: None
-        """Is called before `latest.json` is switched; raises a LockstepError where another process has the run."""
+        """Is called before `latest.json` is switched; raises a WorkdirError where another process has the run."""
         self._lock, self._uploading = threading.Lock(), threading.Lock()
         self._thread: threading.Thread | None = None
         self._is_asked, self._is_failing = False, False
-        self._lost: LockstepError | None = None
+        self._lost: WorkdirError | None = None
         self._newest, self._retention = -1, Retention()
         self._latest: Latest | None = None
         self._sent: dict[int, Manifest] | None = None
@@ -273,12 +273,12 @@ class Mirror:
         self.raise_if_lost()
         try:
             self._upload()
-        except LockstepError:
+        except WorkdirError:
             raise
         except Exception as error:
             raise UploadError(
                 f"The run is not on the bucket as it is here: {self.bucket}.",
-                given=f"{type(error).__name__}: {error}",
+                given=_told(error),
                 expected="a bucket that can be reached, with credentials that are valid and may write",
                 hint=f"the run is whole in {self.folder}: the same command on this machine goes on from there, and "
                 "uploads it",
@@ -315,7 +315,7 @@ class Mirror:
                 self._is_asked = False
             try:
                 self._upload()
-            except LockstepError as error:
+            except WorkdirError as error:
                 self._lost = error
                 return
             except Exception as error:
@@ -335,12 +335,11 @@ class Mirror:
                 else "see that the bucket can be reached"
             )
             log.error(
-                "the checkpoint of step %d is not uploaded to %s: %s: %s; the run goes on, and the next checkpoint is "
+                "the checkpoint of step %d is not uploaded to %s: %s; the run goes on, and the next checkpoint is "
                 "another try: %s",
                 self._newest,
                 self.bucket,
-                type(error).__name__,
-                error,
+                _told(error),
                 what,
             )
 
@@ -473,6 +472,10 @@ class Mirror:
     def _note(self, **changes: Any) -> None:
         before = KnownBucket.read(self.folder) or KnownBucket(str(self.bucket))
         replace(before, **changes).write(self.folder)
+
+
+def _told(error: Exception) -> str:
+    return f"{error.what} {error.given}" if isinstance(error, LockstepError) else f"{type(error).__name__}: {error}"
 
 
 def link_or_copy(file: Path, target: Path) -> None:
