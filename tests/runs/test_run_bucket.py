@@ -22,7 +22,8 @@ import lockstep as ls
 from lockstep.checkpoints.fetching import fetch_run, local_folder
 from lockstep.checkpoints.mirror import LATEST, Latest, Mirror, UploadError
 from lockstep.checkpoints.retention import Retention
-from lockstep.errors import WorkdirError
+from lockstep.errors import InputError, WorkdirError
+from lockstep.runs.run import _check_shared
 from lockstep.runs.workdir import Workdir
 from lockstep.storage import retries
 from lockstep.storage.remote_path import RemotePath
@@ -162,6 +163,12 @@ def test_two_machines_do_not_train_one_run(machines: Machines) -> None:
     train(str(place), 3, hooks=[another])
     assert errors[0].what == f"The run in {place} is going on already."
     assert f"held by process {os.getpid()} on host" in errors[0].given
+
+
+def test_several_hosts_have_no_folder_that_all_see(machines: Machines, tmp_path: Path) -> None:
+    _check_shared(tmp_path)
+    with pytest.raises(InputError, match="needs a workdir that all of them see"):
+        _check_shared(fetch_run(new_place()))
 
 
 # A store of real code -------------------------------------------------------------------------------------------------
