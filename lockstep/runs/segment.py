@@ -158,8 +158,7 @@ class Segment:
             if self._files:
                 self._files.saver.wait()
             if self._files and reason:
-                with self._worker.pulse.during(self._state.step, "save"):
-                    self._files.workdir.settle()
+                self._files.workdir.settle()
             if reason:
                 self._mark("stop" if reason == "stopped" else "end", reason=reason)
             elif self._recipe.watch.on_failure == "continue":
