@@ -43,8 +43,8 @@ class Decoding(Checked):
 
     decoder: Annotated[str, OneOf(DECODERS)] = "auto"
     """The library for JPEGs: "turbojpeg", "simplejpeg", "torchcodec", "pillow", or "auto" for the first of these that
-    can be loaded. All give the same pixels. TurboJPEG decodes little more than the region asked for, and does not see
-    damage beyond it; the others decode the whole image."""
+    can be loaded. All give the same pixels. TurboJPEG decodes little more than the region asked for, simplejpeg no rows
+    far below it: they do not see damage there. The others decode the whole image."""
     exif: bool = False
     """Turn images as their EXIF orientation asks for. Boxes are most often those of the raster as it is stored."""
     max_pixels: PositiveInt = 100_000_000
