@@ -222,7 +222,7 @@ class TorchDataset(ItemReader):
 
     Tensors, arrays and numbers are stacked, if all items have the same shape and dtype; values of anything else become
     a list. What an item draws from the random generators of the process is seeded by its position in the stream; an
-    item that draws from Python's or numpy's may be read twice.
+    first batch of which an item draws from Python's or numpy's is read twice.
 
     Args:
         dataset: with a length, and items by index.
