@@ -3,7 +3,8 @@
     python benchmarks/remote.py
 
 A server of our own, with the proxy of the tests, answers 50 ms late and sends 1 Gb/s at most, over all connections.
-Two loader processes read records of 110 kB in shuffled order, in an order of blocks, and decode and crop them.
+Two loader processes read records of 110 kB, shuffled and in blocks, as they are, or decoded and cropped. The index of
+the shards, for which all of them are read, is made before; then come an epoch with an empty cache, and others.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -22,44 +22,52 @@ from functools import partial
 from hashlib import md5
 from http.client import HTTPConnection
 from pathlib import Path
+from resource import RUSAGE_CHILDREN, getrusage
+from statistics import median
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import numpy as np
 import simplejpeg
-from measuring import Line, record
+from measuring import ALLOCATOR, Line, record
 
 import lockstep as ls
 from lockstep.data.order import Order
 from lockstep.records import serialize_example, write_records
+from lockstep.records.index_cache import LimitedCache
 from lockstep.records.record_files import RecordFiles
+from lockstep.storage.remote_path import any_path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from object_server import Answer, FaultyProxy
 
 BUCKET, NUM_SHARDS, BATCH_SIZE, NUM_PROCESSES = "bucket", 16, 64, 2
-DELAY_SECONDS, BYTES_PER_SECOND = 0.05, 125e6
+DELAY_SECONDS, CACHE_GB = 0.05, 4.0
 AIM_IN_THE_FIRST, AIM_AFTER = 0.9, 0.95
-CACHE = "benchmark-cache"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--megabytes", type=int, default=1000)
     parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--link", type=float, default=125.0, metavar="MB/S", help="1 Gb/s is 125")
     parser.add_argument("--quick", action="store_true", help="little data: does it run?")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:
         serve(arguments.serve)
         return
+    if not ALLOCATOR.items() <= os.environ.items():  # read when the process begins
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **ALLOCATOR})
     lines = []
     with tempfile.TemporaryDirectory(prefix="lockstep-remote-") as name:
         folder = Path(name)
         size_bytes = prepare(folder / BUCKET, 50 if arguments.quick else arguments.megabytes)
         with served(folder) as store:
             for what, decodes, order in CASES:
-                line = compared(folder, store, what, decodes, order, size_bytes, arguments.epochs)
+                store.ask(f"reset?{arguments.link * 1e6}")
+                line = compared(folder, store, what, decodes, order, arguments.epochs)
+                line |= shares(line, size_bytes, arguments.link * 1e6)
                 show(line)
                 lines.append(line)
     if not arguments.quick:
@@ -124,57 +132,72 @@ def loader_of(paths: str, cache: Any, decodes: bool, order: Order | str) -> ls.d
     return ls.data.Loader(reader, batch_size=BATCH_SIZE, order=order, augment=augment, num_processes=NUM_PROCESSES)
 
 
-def epochs(paths: str, cache: Any, decodes: bool, order: Order | str, count: int) -> Iterator[tuple[int, float]]:
-    """Yield the images of each epoch, and the seconds that it took; the first one with what comes before it."""
-    began = time.perf_counter()
+def epochs(paths: str, cache: Any, decodes: bool, order: Order | str, count: int) -> Iterator[float]:
+    """Yield the images in a second of each epoch."""
     loader = loader_of(paths, cache, decodes, order)
     batches = loader.batches(range(1), 1)
     per_epoch = loader.epoch_size // BATCH_SIZE
     for _ in range(count):
+        began = time.perf_counter()
         for _ in range(per_epoch):
             next(batches)
-        now = time.perf_counter()
-        yield per_epoch * BATCH_SIZE, now - began
-        began = now
+        yield per_epoch * BATCH_SIZE / (time.perf_counter() - began)
 
 
-def compared(
-    folder: Path, store: Store, what: str, decodes: bool, order: Order | str, size_bytes: int, count: int
-) -> Line:
-    cache = folder / what.replace(" ", "-").replace(",", "")
-    measure = partial(epochs, decodes=decodes, order=order, count=count)
-    local = [images / seconds for images, seconds in measure(f"{folder / BUCKET}/train-*", folder / "local")][1:]
-    store.ask("reset")
-    remote = []
-    for images, seconds in measure(f"s3://{BUCKET}/train-*", cache):
-        remote.append(images / seconds)
-        if len(remote) == 1:
-            first_seconds, told_first = seconds, store.ask("stats")
-    told = store.ask("stats")
-    later = sorted(remote[1:])
+def compared(folder: Path, store: Store, what: str, decodes: bool, order: Order | str, count: int) -> Line:
+    """Measure one case; the index of a shard is kept where its blocks are not."""
+    name = what.replace(" ", "-").replace(",", "")
+    remote = f"s3://{BUCKET}/train-*"
+    assert [*any_path(f"s3://{BUCKET}").iterdir()]  # what reaches the store has been imported
+    began = time.perf_counter()
+    num_images = len(loader_of(remote, LimitedCache(folder / name, 0), decodes, order).reader)
+    index_seconds = time.perf_counter() - began
+    measure = partial(epochs, decodes=decodes, order=order)
+    before, stats = store.ask("stats"), []
+    of_store = measure(remote, LimitedCache(folder / name, CACHE_GB), count=count)
+    of_disk = measure(f"{folder / BUCKET}/train-*", folder / "local", count=count)
+    first, _ = next(of_store), next(of_disk)
+    stats.append(store.ask("stats"))
+    later = [*zip(of_store, of_disk, strict=True)]  # in turn, for others are at work on the machine, too
+    stats.append(store.ask("stats"))
     return {
         "comparison": what,
-        "local_per_second": sorted(local)[len(local) // 2],
-        "first_per_second": remote[0],
-        "later_per_second": later[len(later) // 2],
-        "later_of_local": later[len(later) // 2] / sorted(local)[len(local) // 2],
-        "first_of_link": size_bytes / first_seconds / BYTES_PER_SECOND,
-        "times_read": told_first["num_bytes"] / size_bytes,
-        "later_times_read": (told["num_bytes"] - told_first["num_bytes"]) / size_bytes,
-        "requests": told["num_requests"],
-        "most_open": told["most_open"],
-        "most_memory_mb": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e3,
+        "images": num_images,
+        "index_seconds": index_seconds,
+        "first_per_second": first,
+        "later_per_second": median(ours for ours, _ in later),
+        "local_per_second": median(theirs for _, theirs in later),
+        "later_of_local": median(ours / theirs for ours, theirs in later),
+        "first_bytes": stats[0]["num_bytes"] - before["num_bytes"],
+        "later_bytes": stats[1]["num_bytes"] - stats[0]["num_bytes"],
+        "first_requests": stats[0]["num_requests"] - before["num_requests"],
+        "most_open": stats[1]["most_open"],
+        "most_memory_mb": getrusage(RUSAGE_CHILDREN).ru_maxrss / 1e3,
         "load": os.getloadavg()[0],
+    }
+
+
+def shares(line: Line, size_bytes: int, link: float) -> Line:
+    """What of the link was used, and of what the link and the decoder of this machine would give together."""
+    of_link = link / (size_bytes / line["images"])
+    return {
+        "link_bytes_per_second": link,
+        "index_of_link": size_bytes / line["index_seconds"] / link,
+        "first_of_link": line["first_per_second"] / of_link,
+        "first_of_possible": line["first_per_second"] / min(of_link, line["local_per_second"]),
+        "times_read": line["first_bytes"] / size_bytes,
+        "later_times_read": line["later_bytes"] / size_bytes,
     }
 
 
 def show(line: Line) -> None:
     print(
-        "{comparison:20} local {local_per_second:6.0f}/s\n"
-        "    first epoch {first_per_second:6.0f}/s = {first_of_link:.2f} of the link (aim {aim_in_the_first}), "
-        "later {later_per_second:6.0f}/s = {later_of_local:.2f} of local (aim {aim_after})\n"
-        "    read {times_read:.2f} times, then {later_times_read:.2f}; {requests} requests, {most_open} connections, "
-        "{most_memory_mb:.0f} MB a process at most; load {load:.1f}".format(
+        "{comparison:18} local {local_per_second:6.0f}/s, link {link_bytes_per_second:.3g} B/s\n"
+        "    index {index_of_link:.2f} of the link; first epoch {first_per_second:6.0f}/s = {first_of_link:.2f} of it, "
+        "{first_of_possible:.2f} of link and disk (aim {aim_in_the_first})\n"
+        "    later {later_per_second:6.0f}/s = {later_of_local:.2f} of local (aim {aim_after})\n"
+        "    read {times_read:.2f} times, then {later_times_read:.2f}; {first_requests} requests, "
+        "{most_open} connections, {most_memory_mb:.0f} MB a process at most; load {load:.1f}".format(
             **line, aim_in_the_first=AIM_IN_THE_FIRST, aim_after=AIM_AFTER
         ),
         flush=True,
@@ -199,7 +222,7 @@ class FolderStore(FaultyProxy):
             return Answer(200, [], json.dumps(told).encode())
         if url.path == "/-/reset":
             self.reset()
-            self.delay_seconds, self.bytes_per_second = DELAY_SECONDS, BYTES_PER_SECOND
+            self.delay_seconds, self.bytes_per_second = DELAY_SECONDS, float(url.query)
             return Answer(200, [], b"{}")
         place = self.folder / unquote(url.path).strip("/")
         if "list-type" in query:
@@ -248,6 +271,7 @@ class Store:
         self._port = port
 
     def ask(self, what: str) -> dict[str, Any]:
+        """Ask for its counts ("stats"), or have it count anew, with a link of so many bytes a second ("reset?1e6")."""
         connection = HTTPConnection("127.0.0.1", self._port, timeout=60)
         connection.request("GET", f"/-/{what}")
         told: dict[str, Any] = json.loads(connection.getresponse().read())

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import numpy as np
 import torch
 
 from lockstep.checks import Checked, Hint, NonNegativeInt, PositiveInt, Probability
@@ -110,10 +109,11 @@ def turned_rows(
     stays_tensor = isinstance(batch[field], torch.Tensor) and not (
         turn.exchange and len(set(batch[field].shape[2:])) > 1
     )
-    turned: Any = batch[field].clone() if stays_tensor else [*images]
+    turned: Any = torch.empty_like(batch[field]) if stays_tensor else [*images]
     # Row by row: to gather and scatter them at once takes several times as long.
-    for row in np.flatnonzero(rows).tolist():
-        turned[row] = turned_image(images[row], turn)
+    for row, (image, is_turned) in enumerate(zip(images, rows.tolist(), strict=True)):
+        if stays_tensor or is_turned:
+            turned[row] = turned_image(image, turn) if is_turned else image
     return {**move_objects(batch, moves, keypoint_order=keypoint_order), field: turned}
 
 

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from lockstep.cores import usable_cores
 from lockstep.durable import open_at_once, sync_and_close
 from lockstep.errors import CheckpointError
+from lockstep.storage.remote_path import AnyPath
 
 Content = TypeVar("Content")
 
@@ -26,7 +27,7 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 VALUES = "values.json"
 SUFFIX = ".safetensors"
-_MAX_BYTES = 1 << 20
+MAX_MANIFEST_BYTES = 1 << 20
 _MOST_HASHED_AT_ONCE, _MOST_BYTES_AT_ONCE = 4, 1 << 30
 """Files that are hashed while others are read, and their bytes: they are in memory beside what was decoded of them."""
 _FILE_NAME = re.compile(rf"{re.escape(VALUES)}|[A-Za-z0-9_][A-Za-z0-9_.-]*{re.escape(SUFFIX)}")
@@ -192,8 +193,12 @@ class Manifest:
     @classmethod
     def read(cls, folder: Path) -> Manifest:
         """Read the manifest of a checkpoint."""
-        path = folder / MANIFEST
-        body = _read_object(path)
+        return cls.decode(read_bytes(folder / MANIFEST, MAX_MANIFEST_BYTES + 1), folder / MANIFEST)
+
+    @classmethod
+    def decode(cls, data: bytes, path: AnyPath) -> Manifest:
+        """Return the manifest that was encoded; `path` is its file, for messages."""
+        body = _as_object(data, path)
         given, expected = body.pop("sha256", None), hash_of_json(body)
         if given != expected:
             raise damaged(path, f"sha256 {expected}", f"sha256 {given}, as it says itself")
@@ -218,7 +223,7 @@ class Manifest:
         return manifest
 
 
-def damaged(path: Path, given: object, expected: object) -> DamagedError:
+def damaged(path: AnyPath, given: object, expected: object) -> DamagedError:
     """The error for a file that is not what was written."""
     return DamagedError(
         f"{path} is damaged.",
@@ -242,10 +247,9 @@ def read_bytes(path: Path, size_bytes: int) -> bytes:
         raise unreadable(path, error) from error
 
 
-def _read_object(path: Path) -> dict[str, Any]:
-    data = read_bytes(path, _MAX_BYTES + 1)
-    if len(data) > _MAX_BYTES:
-        raise damaged(path, f"more than {_MAX_BYTES:,} bytes", f"at most {_MAX_BYTES:,} bytes")
+def _as_object(data: bytes, path: AnyPath) -> dict[str, Any]:
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise damaged(path, f"more than {MAX_MANIFEST_BYTES:,} bytes", f"at most {MAX_MANIFEST_BYTES:,} bytes")
     try:
         body = json.loads(data)
     except (ValueError, RecursionError) as error:

@@ -251,9 +251,21 @@ def _as_text(what: str, loader: Loader, measured: Measured, advice: Advice) -> I
     if measured.loader.queue_fill is not None:
         yield f"of what may be read ahead {100 * measured.loader.queue_fill:.0f} % was there when a batch was taken"
     yield "all but the first line with warm caches: the same examples again and again"
+    yield from _cores(measured)
     yield ""
     yield advice.verdict
     yield from (f"- {change}" for change in advice.changes)
+
+
+def _cores(measured: Measured) -> Iterator[str]:
+    """Say how many cores devices of some speeds need, and the one that was measured."""
+    from lockstep.cli.input_benchmark import DEVICE_RATES, cores_for
+
+    if cores_for(measured, 1) is None:
+        return
+    step = [] if measured.step is None else [measured.step.examples_per_second]
+    needed = (f"{format_rate(rate)} examples/s {cores_for(measured, rate)}" for rate in (*DEVICE_RATES, *step))
+    yield f"cores that the input of a device needs: of {', of '.join(needed)}{' (this step)' if step else ''}"
 
 
 def _paces(rows: Mapping[str, Timing]) -> Iterator[str]:
@@ -290,7 +302,7 @@ def _sweep_as_text(what: str, sweep: Sweep) -> Iterator[str]:
 
 
 def _as_json(what: str, loader: Loader, measured: Measured, advice: Advice) -> dict[str, Any]:
-    from lockstep.cli.input_benchmark import Timing
+    from lockstep.cli.input_benchmark import DEVICE_RATES, Timing, cores_for
 
     paces = {name: pace for name, pace in vars(measured).items() if isinstance(pace, Timing)}
     others = {name: value for name, value in vars(measured).items() if name not in paces}
@@ -299,6 +311,7 @@ def _as_json(what: str, loader: Loader, measured: Measured, advice: Advice) -> d
         "num_examples": len(loader.reader),
         "batch_size": loader.batch_size,
         **others,
+        "cores_for": {str(rate): cores_for(measured, rate) for rate in DEVICE_RATES},
         **{name: {**vars(pace), "examples_per_second": pace.examples_per_second} for name, pace in paces.items()},
         **asdict(advice),
     }

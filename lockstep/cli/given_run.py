@@ -11,9 +11,10 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from lockstep.checkpoints.mirror import shown_path
 from lockstep.checkpoints.store import Store
 from lockstep.checks import NonNegativeFloat, PositiveInt, check_together, check_value
-from lockstep.cli.shared import check_target, given_seat
+from lockstep.cli.shared import check_target, given_seat, run_folder
 from lockstep.cores import NumThreads
 from lockstep.errors import InputError, RecipeError, WorkdirError
 from lockstep.listing import closest_path, hint_for_path, what_is_there
@@ -22,9 +23,9 @@ from lockstep.recipes.data import SPLITS
 from lockstep.recipes.recipe import Recipe, recipe_changes
 from lockstep.recipes.shipped import find, names
 from lockstep.recipes.toml import with_settings
-from lockstep.records.shards import check_local
 from lockstep.runs.inputs import check_inputs
 from lockstep.runs.workdir import HISTORY, RECIPE, REMARKS, Workdir, located, with_code_of_run
+from lockstep.storage.remote_path import is_url
 from lockstep.types import End, Epochs, Hours, Steps
 
 if TYPE_CHECKING:
@@ -53,11 +54,15 @@ def chosen_run(arguments: argparse.Namespace) -> ChosenRun:
 
     A command with a flag `--follow` waits for checkpoints with it, of which there may be none yet.
     """
-    from lockstep.training.run_weights import run_at_step
+    from lockstep.training.run_weights import run_at_step, without_step
 
-    check_local(arguments.run)
-    path, step = run_at_step(arguments.run)
     follow = getattr(arguments, "follow", False)
+    if is_url(arguments.run):
+        _check_not_followed(arguments.run, follow)
+        url, step = without_step(arguments.run)
+        path = run_folder(url)
+    else:
+        path, step = run_at_step(str(run_folder(arguments.run)))
     if step is not None and (arguments.best or follow or arguments.step is not None):
         raise InputError(
             "The checkpoint is chosen twice.",
@@ -80,8 +85,25 @@ def chosen_run(arguments: argparse.Namespace) -> ChosenRun:
     return ChosenRun(path, recipe, step, weights)
 
 
+def _check_not_followed(url: str, follow: bool) -> None:
+    if follow:
+        raise InputError(
+            "A run on a bucket is not followed.",
+            given=f"{url} --follow",
+            expected="the folder of a run on this machine, or no --follow",
+            hint="score the newest checkpoint each time: leave --follow out",
+        )
+
+
 def no_run_in(path: Path) -> WorkdirError:
     """Return the error for a folder that holds no run, which names one that may be meant."""
+    if is_url(shown := shown_path(path)):
+        return WorkdirError(
+            f"There is no run in {shown}.",
+            given="no checkpoint that is whole",
+            expected="the folder of a run on a bucket",
+            hint=f"check the URL, or train first: lockstep train mnist --workdir {shown}",
+        )
     runs = sorted(found.parent for found in path.glob(f"*/{RECIPE}"))
     meant = runs[0] if runs else None if path.exists() else closest_path(path)
     return WorkdirError(
@@ -188,14 +210,15 @@ def given_recipe(arguments: argparse.Namespace) -> Recipe:
 
 def _named(word: str) -> tuple[Recipe, Path | None]:
     """Return the recipe that a word names, and the folder where it is the one of a run."""
-    check_local(word)
-    folder = Path(word)
-    if word in names() or word.endswith(".toml") or not (os.sep in word or folder.exists()):
+    folder = run_folder(word)
+    if not is_url(word) and (word in names() or word.endswith(".toml") or not (os.sep in word or folder.exists())):
         return find(word), None
     if Workdir(folder).holds_run:
         recipe = Workdir(folder).recipe()
         assert recipe is not None, "it is there"
         return recipe, folder
+    if is_url(word):
+        raise no_run_in(folder)
     run = next((above for above in folder.parents if (above / RECIPE).is_file()), None)
     raise RecipeError(
         f"{word} is neither a recipe nor the folder of a run.",
@@ -243,11 +266,9 @@ def _end(arguments: argparse.Namespace) -> End | None:
 def _workdir(arguments: argparse.Namespace, name: str, folder: Path | None) -> Path | None:
     """Return the workdir, which a run that is named by its folder has already."""
     wanted = arguments.workdir
-    if wanted is not None:
-        check_local(wanted)
     if folder is None:
-        return None if wanted == "none" else Path(wanted or Path("runs") / name)
-    if wanted is None or Path(wanted).absolute() == folder.absolute():
+        return None if wanted == "none" else run_folder(wanted or str(Path("runs") / name))
+    if wanted is None or run_folder(wanted).absolute() == folder.absolute():
         return folder
     raise WorkdirError(
         f"A run that is named by its folder goes on in it: {folder}.",

@@ -276,6 +276,19 @@ def advise(measured: Measured) -> Advice:
     return Advice(limit, _verdict(measured, limit), (*changes, *notes))
 
 
+DEVICE_RATES = (1_000, 2_500, 5_000, 10_000)
+"""Examples that accelerators take in a second: from a large model on an old one to a small model on a new one."""
+
+
+def cores_for(measured: Measured, rate: float) -> int | None:
+    """Compute how many cores a device that takes `rate` examples a second needs for its input, on a machine like this.
+
+    None where nothing is decoded: the examples lie in memory.
+    """
+    of_a_core = measured.alone.examples_per_cpu_second
+    return None if measured.in_memory or not of_a_core else math.ceil(_EVEN * rate / of_a_core)
+
+
 def _limit(measured: Measured) -> Limit:
     if measured.step is None:
         return _slowest(measured)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from lockstep.checks import Range, check_value
-from lockstep.cli.shared import Command, check_target
+from lockstep.cli.shared import Command, check_target, run_folder
 from lockstep.durable import atomic_write
 from lockstep.errors import InputError, LockstepError
 from lockstep.screen import write_json, write_lines
@@ -36,11 +36,12 @@ def _add_arguments(report: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
-    paths = [*dict.fromkeys(map(Path, arguments.runs))]
+    paths = [run_folder(run, contents=False) for run in dict.fromkeys(arguments.runs)]
     target = arguments.to or _USUAL
     if not arguments.json:
         _check_place(target, paths, is_named=arguments.to is not None, overwrite=arguments.force)
     check_value("examples", arguments.examples, Annotated[int | None, Range(ge=1, le=_MOST_EXAMPLES)])
+    from lockstep.checkpoints.mirror import shown_path
     from lockstep.report.facts import recipe_differences
     from lockstep.report.page import report_json, report_page, run_report
     from lockstep.runs.record import RunRecord, format_time
@@ -54,7 +55,7 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
         return 0
     with atomic_write(target, failure=InputError) as file:
         file.write(report_page(runs, differing, format_time(time.time())))
-    write_lines([f"{target}: {', '.join(map(str, paths))}; open it in a browser"])
+    write_lines([f"{target}: {', '.join(map(shown_path, paths))}; open it in a browser"])
     return 0
 
 
@@ -86,8 +87,10 @@ def _is_report(path: Path) -> bool:
 
 def _names(runs: Sequence[Path]) -> list[str]:
     """Call runs by their folders, or where these have the same name, by their paths."""
-    names = [run.resolve().name for run in runs]
-    return names if len({*names}) == len(names) else list(map(str, runs))
+    from lockstep.checkpoints.mirror import shown_path
+
+    names = [Path(shown_path(run)).resolve().name for run in runs]
+    return names if len({*names}) == len(names) else list(map(shown_path, runs))
 
 
 def _examples(record: RunRecord, count: int) -> list[ReportPicture]:

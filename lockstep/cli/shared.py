@@ -18,8 +18,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lockstep.checks import PositiveInt, check_value
 from lockstep.cores import usable_cores
 from lockstep.errors import InputError, LockstepError
+from lockstep.records.shards import check_local
 from lockstep.screen import log_new_name, show_log
+from lockstep.storage.remote_path import is_url
 from lockstep.workers.environment import SHORT_WAITS, WAITS_ALONE
+from lockstep.workers.store_server import LAUNCHED
 
 if TYPE_CHECKING:
     from lockstep.launcher.rendezvous import Seat
@@ -192,6 +195,19 @@ def _may_resolve(name: str) -> bool:
     with suppress(UnicodeError):
         return bool(name.encode("idna"))
     return False
+
+
+def run_folder(text: str, *, contents: bool = True) -> Path:
+    """Return the folder of a run that the user names, which one on a bucket is brought to; `contents` as `fetch_run`.
+
+    Workers find what the process that has launched them has brought here.
+    """
+    if is_url(text):
+        from lockstep.checkpoints.fetching import fetch_run, local_folder
+
+        return local_folder(text) if LAUNCHED in os.environ else fetch_run(text, contents=contents)
+    check_local(text)
+    return Path(text)
 
 
 def check_target(path: Path, endings: Collection[str], what: str, *, overwrite: bool, flag: str = "--to") -> None:

@@ -10,10 +10,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep.cli.shared import Command
+from lockstep.cli.shared import Command, run_folder
 from lockstep.errors import InputError, WorkdirError
 from lockstep.listing import did_you_mean
 from lockstep.screen import one_line, write_json, write_lines
@@ -62,13 +61,14 @@ class RunStatus:
 
 def status_of(record: RunRecord) -> RunStatus:
     """Put together what a run is doing from its record."""
+    from lockstep.checkpoints.mirror import shown_path
     from lockstep.runs.record import as_number, seconds_since
 
     timing, attempt, score = record.last_timing, record.last_attempt, record.main_score
     is_running, seen = record.state == "running", record.seen_unix_seconds
     workers = [event["workers"] for event in record.history if isinstance(event.get("workers"), int)]
     return RunStatus(
-        run=str(record.path),
+        run=shown_path(record.path),
         recipe=record.recipe.name if record.recipe else None,
         state=record.state,
         step=record.step,
@@ -88,6 +88,7 @@ def status_of(record: RunRecord) -> RunStatus:
 
 def _notes(record: RunRecord) -> Iterator[str]:
     """Say what is wrong with a run."""
+    from lockstep.checkpoints.mirror import shown_path
     from lockstep.reporting.console import format_duration
     from lockstep.runs.record import as_unix_seconds, format_time, seconds_since
 
@@ -97,7 +98,7 @@ def _notes(record: RunRecord) -> Iterator[str]:
     if record.state == "failed":
         yield f"failed: {record.error or 'no reason is written down'}"
     if record.state in ("killed", "failed", "stopped"):
-        yield f"to go on: lockstep train {shlex.quote(str(record.path))}"
+        yield f"to go on: lockstep train {shlex.quote(shown_path(record.path))}"
     timing = as_unix_seconds(record.last_timing.time) if record.last_timing else None
     if record.state == "running" and timing is not None and seconds_since(timing) > _SECONDS_WITHOUT_STEP:
         yield f"{_NO_STEP}{format_duration(seconds_since(timing))}: an evaluation, a save or a wait"
@@ -211,7 +212,7 @@ def _looked(paths: Sequence[str]) -> list[tuple[RunStatus, RunRecord | None]]:
     """
     from lockstep.runs.record import RunRecord, find_runs
 
-    named = list(map(Path, paths))
+    named = [run_folder(path, contents=False) for path in paths]
     runs = dict.fromkeys(run for path in named for run in find_runs(path))
     found, problems = list[tuple[RunStatus, RunRecord | None]](), list[WorkdirError]()
     for run in runs:

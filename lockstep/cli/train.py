@@ -13,7 +13,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from lockstep.checks import Hint, Range, check_value
@@ -25,6 +24,7 @@ from lockstep.cli.shared import (
     add_host_arguments,
     add_machine_arguments,
     given_seat,
+    run_folder,
 )
 from lockstep.errors import LockstepError
 
@@ -167,7 +167,7 @@ def _read(arguments: argparse.Namespace, at_end: list[tuple[str, str]]) -> Given
     from lockstep.runs.workdir import is_own_run
     from lockstep.screen import log
 
-    run, named = given_run(arguments), Path(arguments.recipe)
+    run, named = given_run(arguments), run_folder(arguments.recipe)
     is_trusted = arguments.allow_code or arguments.recipe in SHIPPED_RECIPES or not named.is_dir()
     if run.recipe.watch.on_end and not (is_trusted or is_own_run(named)):
         log.warning("watch.on_end is left out: others may have written to %s; --allow-code runs it", named)

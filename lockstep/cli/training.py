@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lockstep.checkpoints.mirror import shown_path
 from lockstep.checks import check_together
 from lockstep.cli.given_run import GivenRun, check_without_torch, given_run
 from lockstep.cli.scoring import log_scores
@@ -130,7 +131,8 @@ def train_in_worker(arguments: argparse.Namespace) -> int:
         if worker.is_chief:
             _log_result(result)
             if path:
-                log.info("its checkpoints and records are in %s; to score it again: lockstep evaluate %s", path, path)
+                shown = shown_path(path)
+                log.info("its checkpoints and records are in %s; to score it again: lockstep evaluate %s", shown, shown)
             if path and recipe.watch.summaries.amount:
                 log.info("to see its curves: tensorboard --logdir %s", path / "summaries")
     return 0

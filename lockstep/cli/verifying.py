@@ -13,12 +13,11 @@ from typing import Annotated, Any
 
 from lockstep.checks import Range, check_value
 from lockstep.cli.given_run import no_run_in
-from lockstep.cli.shared import check_target, choose_num_workers, join_workers, worker_exit_code
+from lockstep.cli.shared import check_target, choose_num_workers, join_workers, run_folder, worker_exit_code
 from lockstep.cores import NumThreads
 from lockstep.durable import atomic_write
 from lockstep.errors import InputError, VerificationError
 from lockstep.recipes.recipe import Recipe
-from lockstep.records.shards import check_local
 from lockstep.reporting.chain import CHAIN
 from lockstep.reporting.console import show_progress
 from lockstep.runs.certificate import certificate_of, differences_from, read_certificate, steps_of
@@ -32,7 +31,7 @@ from lockstep.workers.rank import Worker
 def plan_verifying(arguments: argparse.Namespace) -> dict[str, Any]:
     """Decide how many workers to start, and refuse what can be refused before."""
     show_log()
-    path = Path(arguments.run)
+    path = run_folder(arguments.run)
     asked = _asked(arguments, path)
     found = walk(path)
     if arguments.no_replay or found.problems:
@@ -50,7 +49,6 @@ def plan_verifying(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _asked(arguments: argparse.Namespace, path: Path) -> tuple[int, int] | None:
     """Check the flags; returns the first and last update that they name."""
-    check_local(arguments.run)
     check_value("--threads", arguments.threads, NumThreads | None)
     check_value("--tolerance", arguments.tolerance, Annotated[float, Range(ge=0, finite=True)] | None)
     if not any((path / name).is_file() for name in (RECIPE, CHAIN)):
@@ -97,7 +95,7 @@ def verify_in_worker(arguments: argparse.Namespace) -> int:
     Raises:
         VerificationError: something differs.
     """
-    path = Path(arguments.run)
+    path = run_folder(arguments.run)
     asked = _asked(arguments, path)
     known = walk(path)
     told: WindowLines | None = None

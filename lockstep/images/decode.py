@@ -8,8 +8,6 @@ format, is Pillow's.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -45,8 +43,8 @@ class Decoding(Checked):
 
     decoder: Annotated[str, OneOf(DECODERS)] = "auto"
     """The library for JPEGs: "turbojpeg", "simplejpeg", "torchcodec", "pillow", or "auto" for the first of these that
-    can be loaded. All give the same pixels. TurboJPEG decodes little more than the region asked for, and does not see
-    damage beyond it; the others decode the whole image."""
+    can be loaded. All give the same pixels. TurboJPEG decodes little more than the region asked for, simplejpeg no rows
+    far below it: they do not see damage there. The others decode the whole image."""
     exif: bool = False
     """Turn images as their EXIF orientation asks for. Boxes are most often those of the raster as it is stored."""
     max_pixels: PositiveInt = 100_000_000
@@ -86,7 +84,11 @@ class Decoding(Checked):
                 region does not become smaller than this: faster, but other pixels than those of a full decode and a
                 resize. The region's edges move outwards to the next pixel.
         """
-        header = self._header(data, source)
+        return self._decoded(data, source, self._header(data, source), region, at_least)
+
+    def _decoded(
+        self, data: bytes, source: str, header: _Header, region: Region | None, at_least: tuple[int, int] | None
+    ) -> Tensor:
         part = top, left, height, width = _within(region, header.size, source)
         factor = _factor(height, width, at_least) if isinstance(header.opened, JpegHeader) else 1
         with _naming(source):
@@ -99,8 +101,10 @@ class Decoding(Checked):
     @property
     def _library(self) -> JpegDecoder | None:
         """The library for plain JPEGs; None for Pillow."""
-        loaded = (load() for name, load in LIBRARIES.items() if self.decoder in ("auto", name))
-        return next((library for library in loaded if not library.problem), None)
+        for name, load in LIBRARIES.items():
+            if self.decoder in ("auto", name) and not load().problem:
+                return load()
+        return None
 
     def _header(self, data: bytes, source: str) -> _Header:
         """Read the header, and refuse one that announces too many pixels."""
@@ -155,16 +159,18 @@ class EncodedImage:
     """The part of the file's image; None for all of it."""
     turn: Turn = AS_IT_IS
     """How the part is turned."""
+    # What is known once the header is read: the image is frozen, and what it shows stays the same.
     _sides: tuple[int, int] | None = field(default=None, init=False, repr=False, compare=False)
+    _jpeg_header: _Header | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def size(self) -> tuple[int, int]:
         """Width and height in pixels, by the header alone, which is read once."""
         if self._sides is not None:
             return self._sides
-        width, height = (self.part.width, self.part.height) if self.part else self.decoding.size(self.data, self.source)
+        width, height = (self.part.width, self.part.height) if self.part else self._header.size
         size = self.turn.sides(width, height)
-        object.__setattr__(self, "_sides", size)  # the image is frozen, and what it shows stays the same
+        object.__setattr__(self, "_sides", size)
         return size
 
     def decode(self, region: Region | None = None, at_least: tuple[int, int] | None = None) -> Tensor:
@@ -176,7 +182,7 @@ class EncodedImage:
         if at_least and self.turn.exchange:
             at_least = at_least[1], at_least[0]
         with timed("decode"):
-            return self.turn(self.decoding.decode(self.data, self.source, stored, at_least))
+            return self.turn(self.decoding._decoded(self.data, self.source, self._header, stored, at_least))
 
     def cropped(self, region: Region) -> EncodedImage:
         """Take a part alone; it has to lie within the image."""
@@ -185,6 +191,14 @@ class EncodedImage:
     def turned(self, by: Turn) -> EncodedImage:
         """Turn it, once more if it is turned already."""
         return replace(self, turn=self.turn.then(by))
+
+    @property
+    def _header(self) -> _Header:
+        if (header := self._jpeg_header) is None:
+            header = self.decoding._header(self.data, self.source)
+            if isinstance(header.opened, JpegHeader):  # what Pillow has opened is used up by decoding it
+                object.__setattr__(self, "_jpeg_header", header)
+        return header
 
     def _stored(self, region: Region) -> Region:
         """Return a region of this image as one of the file's."""
@@ -220,11 +234,10 @@ class _Header(NamedTuple):
 def _read_header(data: bytes, exif: bool) -> _Header:
     if data.startswith(jpeg.START):
         header = jpeg.read_jpeg_header(data)
-        content = data[slice(*header.exif[0])] if exif and header.exif else b""
-        return _Header(header.size, jpeg.orientation_of(content), header)
+        orientation = jpeg.orientation_of(data[slice(*header.exif[0])]) if exif and header.exif else 1
+        return _Header(header.size, orientation, header)
     image = pillow.open_image(data)
-    content = image.info.get("exif", b"") if exif else b""
-    return _Header(image.size, jpeg.orientation_of(content), image)
+    return _Header(image.size, jpeg.orientation_of(image.info.get("exif", b"")) if exif else 1, image)
 
 
 def _within(region: Region | None, size: tuple[int, int], source: str) -> Region:
@@ -252,18 +265,23 @@ def _factor(height: int, width: int, at_least: tuple[int, int] | None) -> int:
     return next(allowed, 1)
 
 
-@contextmanager
-def _naming(source: str) -> Iterator[None]:
+class _naming:  # noqa: N801 - used like a function, as `timed` is; a generator would cost three times as much
     """Name the image in the error of a library that reads it: damaged data raises anything."""
-    try:
-        yield
-    except MemoryError:
-        raise
-    except Exception as error:
+
+    __slots__ = ("_source",)
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if not isinstance(error, Exception) or isinstance(error, MemoryError):
+            return
         # Of other errors the message alone may not say enough.
         reason = str(error) if type(error) in (ValueError, OSError) else f"{type(error).__name__}: {error}"
         raise DataError(
-            f"{source} cannot be decoded.",
+            f"{self._source} cannot be decoded.",
             given=reason,
             expected=f"a whole image, in {pillow.FORMATS}",
             hint="copy, repair or convert the file, or leave it out of the data",

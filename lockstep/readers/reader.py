@@ -18,7 +18,7 @@ from lockstep.description import dtype_and_shape
 from lockstep.errors import DataError, InputError, LockstepError
 from lockstep.ragged import Ragged, tensors_of
 from lockstep.readers.fingerprint import Fingerprint, fingerprint_of, fingerprint_of_dataset, fingerprint_of_tensors
-from lockstep.tracing import now_reading
+from lockstep.tracing import now_reading, reading_listener
 
 Int64s = npt.NDArray[np.int64]
 Cost = Literal["memory", "decode"]
@@ -196,8 +196,10 @@ class ItemReader:
     """Base of readers that read item by item, and collate the items to a batch."""
 
     cost: Cost = "decode"
-    draws_beyond_torch = False
-    """Whether an item has drawn from Python's or numpy's generator; noted by the loader, which seeds them then."""
+    draws_from_numpy = False
+    """Whether an item has drawn from numpy's generator; noted by the loader, which seeds it for each item then."""
+    draws_from_python = False
+    """The same of Python's."""
 
     def __init__(self, collation: Collation) -> None:
         self.collation = collation
@@ -220,7 +222,7 @@ class TorchDataset(ItemReader):
 
     Tensors, arrays and numbers are stacked, if all items have the same shape and dtype; values of anything else become
     a list. What an item draws from the random generators of the process is seeded by its position in the stream; an
-    item that draws from Python's or numpy's may be read twice.
+    first batch of which an item draws from Python's or numpy's is read twice.
 
     Args:
         dataset: with a length, and items by index.
@@ -250,7 +252,8 @@ class TorchDataset(ItemReader):
 
     def item(self, index: int) -> Any:
         """Return the dataset's item; an error names one that fails."""
-        now_reading(str(index))
+        if (report := reading_listener()) is not None:
+            report(str(index))
         try:
             return self._dataset[index]
         except LockstepError:
@@ -313,15 +316,8 @@ class Collation:
     def batch_of(self, items: Sequence[Any], indices: Int64s, ragged: Collection[str] = ()) -> dict[str, Any]:
         """Collate items to fields: tensors with the batch first, lists of its length, or `Ragged` where so named."""
         numbers = indices.tolist()
-        rows = [
-            item if type(item) is dict else self._fields(item, number)
-            for item, number in zip(items, numbers, strict=True)
-        ]
-        names = rows[0].keys()
-        for row, number in zip(rows, numbers, strict=True):
-            if row.keys() != names:
-                raise self.unusable(number, f"the fields {_names(row)}", f"{_names(rows[0])}, as in item {numbers[0]}")
-        return {name: self._column(name, [row[name] for row in rows], numbers, name in ragged) for name in names}
+        columns = self._columns(items, numbers)
+        return {name: self._column(name, values, numbers, name in ragged) for name, values in columns.items()}
 
     def failed(self, number: int, error: Exception) -> DataError:
         """Make the error for an item that raised one."""
@@ -335,6 +331,20 @@ class Collation:
             expected=expected,
             hint=f"fix {self.method}, or leave the item out",
         )
+
+    def _columns(self, items: Sequence[Any], numbers: Sequence[int]) -> dict[str, Sequence[Any]]:
+        """Return the values of all items by field."""
+        if all(type(item) is tuple and len(item) == len(self.fields) for item in items):
+            return dict(zip(self.fields, zip(*items, strict=True), strict=True))
+        rows = [
+            item if type(item) is dict else self._fields(item, number)
+            for item, number in zip(items, numbers, strict=True)
+        ]
+        names = rows[0].keys()
+        for row, number in zip(rows, numbers, strict=True):
+            if row.keys() != names:
+                raise self.unusable(number, f"the fields {_names(row)}", f"{_names(rows[0])}, as in item {numbers[0]}")
+        return {name: [row[name] for row in rows] for name in names}
 
     def _fields(self, item: Any, number: int) -> Mapping[str, Any]:
         is_row = isinstance(item, (tuple, list))
@@ -375,13 +385,16 @@ def _stacked(values: Sequence[Any]) -> Tensor | None:
     """Stack values of one kind at once; None for those that differ, which are then looked at one by one."""
     first, kind = values[0], type(values[0])
     with suppress(TypeError, ValueError, RuntimeError, OverflowError):
+        if any(type(value) is not kind for value in values):
+            return None
         if kind in _NUMBERS:
-            return torch.tensor(values) if all(type(value) is kind for value in values) else None
-        if kind is Tensor or (kind is np.ndarray and first.dtype.kind in _NUMBER_KINDS and first.dtype.isnative):
+            # Of many ints numpy makes an array in a third of the time.
+            return torch.from_numpy(np.array(values, np.int64)) if kind is int else torch.tensor(values)
+        if kind is Tensor and all(value.dtype is first.dtype for value in values):
+            return torch.stack(list(values))  # an error for other shapes
+        if kind is np.ndarray and first.dtype.kind in _NUMBER_KINDS and first.dtype.isnative:
             dtype, shape = first.dtype, first.shape
-            if all(type(value) is kind and value.dtype == dtype and value.shape == shape for value in values):
-                if kind is Tensor:
-                    return torch.stack(list(values))
+            if all(value.dtype == dtype and value.shape == shape for value in values):
                 rows = np.empty((len(values), *shape), dtype)  # else the rows keep their order of axes in memory
                 return torch.from_numpy(np.stack(values, out=rows))
     return None

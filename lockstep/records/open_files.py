@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
@@ -149,6 +149,13 @@ def read_at(file: BinaryIO, size: int, offset: int) -> bytes:
             break
         data += more
     return data
+
+
+def reader_at(file: BinaryIO) -> Callable[[int, int], bytes]:
+    """Return what reads so many bytes from an offset on, few enough for one call, of an unbuffered file."""
+    if isinstance(file, RemoteFile) or not hasattr(os, "pread"):
+        return partial(read_at, file)
+    return partial(os.pread, file.fileno())
 
 
 def _read_once(file: BinaryIO, size: int, offset: int) -> bytes:

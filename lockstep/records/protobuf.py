@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator
+from contextlib import suppress
 from functools import lru_cache
 
 from lockstep.errors import DataError
@@ -84,19 +85,18 @@ def _add_entries(
             length, start = data[place + 1], place + 2
             if length >= 128 and data[place] == FIRST:
                 length, start = read_varint(data, place + 1, end)
-            value, stop = start + 2 + data[start + 1], start + length
-            starts_well = data[place] == data[start] == FIRST and data[start + 1] < 128 and data[value] == SECOND
-            if starts_well and value + 1 < stop <= end:
-                length, first = data[value + 1], value + 2
+            value, stop = start + 3 + data[start + 1], start + length
+            name = _known_name(bytes(data[start:value]))
+            if name is not None and data[place] == FIRST and value < stop <= end:
+                length, first = data[value], value + 1
                 if length >= 128:
-                    length, first = read_varint(data, value + 1, stop)
+                    length, first = read_varint(data, value, stop)
                 if first + length == stop:
-                    name = _name_of(bytes(data[start + 2 : value]))
                     if names is None or name in names:
                         entries[name] = [(first, stop)]
                     place = stop
                     continue
-        except (IndexError, UnicodeDecodeError):
+        except IndexError:
             pass
         found, start, stop = next(message_fields(data, place, end))
         if found == FIRST:
@@ -106,7 +106,13 @@ def _add_entries(
         place = stop
 
 
-_name_of = lru_cache(_MOST_NAMES)(bytes.decode)  # the same few names come again in every example
+@lru_cache(_MOST_NAMES)  # the same few names come again in every example
+def _known_name(head: bytes) -> str | None:
+    """Return the name in the head of an entry, up to the tag of its value; None if that is not all there is in it."""
+    if head[0] == FIRST and head[1] < 128 and head[-1] == SECOND and len(head) == head[1] + 3:
+        with suppress(UnicodeDecodeError):
+            return head[2:-1].decode()
+    return None
 
 
 def _map_entry(data: Buffer, start: int, stop: int) -> tuple[str, list[Span]]:
@@ -118,7 +124,7 @@ def _map_entry(data: Buffer, start: int, stop: int) -> tuple[str, list[Span]]:
         elif tag == SECOND:
             spans.append((first, end))
     try:
-        return _name_of(name), spans
+        return name.decode(), spans
     except UnicodeDecodeError:
         raise MalformedError(f"the name {name!r}, which is not UTF-8,", start) from None
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from lockstep.errors import DataError
 from lockstep.records.index_cache import Cache, load_index, ranges_through, save_index
-from lockstep.records.open_files import Version, open_file, read_at, version_of
+from lockstep.records.open_files import Version, open_file, read_at, reader_at, version_of
 from lockstep.records.tfrecord import (
     FRAME_BYTES,
     HEAD_BYTES,
@@ -147,7 +147,8 @@ def _heads(file: BinaryIO, size: int) -> Iterator[bytes]:
 
     Lengths are not verified: after a wrong one heads are read from anywhere in the file.
     """
-    block, heads, start = bytes(TAIL_BYTES) + read_at(file, _BLOCK_BYTES, 0), [], 0  # the block begins at start - 4
+    read = reader_at(file)
+    block, heads, start = bytes(TAIL_BYTES) + read(_BLOCK_BYTES, 0), [], 0  # the block begins at start - 4
     while len(block) >= _WIDE_HEAD_BYTES:
         offset, last = 0, len(block) - _WIDE_HEAD_BYTES
         while offset <= last:
@@ -155,13 +156,20 @@ def _heads(file: BinaryIO, size: int) -> Iterator[bytes]:
             (length,) = _LENGTH.unpack_from(block, offset + TAIL_BYTES)
             offset += FRAME_BYTES + length
         start += offset
+        # Long records follow long ones: their heads are read by themselves, and with nothing else to do for each.
+        while length > _LONG_RECORD_BYTES and start < size and len(heads) < _HEADS_AT_ONCE:
+            block = read(_WIDE_HEAD_BYTES, start - TAIL_BYTES)
+            if len(block) < _WIDE_HEAD_BYTES:
+                break
+            heads.append(block)
+            (length,) = _LENGTH.unpack_from(block, TAIL_BYTES)
+            start += FRAME_BYTES + length
         if start >= size:
             break
         if len(heads) >= _HEADS_AT_ONCE:
             yield b"".join(heads)
             heads = []
-        block_bytes = HEAD_BYTES if length > _LONG_RECORD_BYTES else _BLOCK_BYTES
-        block = read_at(file, TAIL_BYTES + block_bytes, start - TAIL_BYTES)
+        block = read(TAIL_BYTES + _BLOCK_BYTES, start - TAIL_BYTES)
     if heads:
         yield b"".join(heads)
 

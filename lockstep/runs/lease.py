@@ -11,6 +11,10 @@ highest never, not even when the lease is given up.
 An owner on this system is looked up among its processes. Any other is alive as long as it renews the time of its file.
 That time is compared with the time of a file created for the purpose: both come from the file server's clock, so the
 clocks of the hosts do not matter.
+
+On a bucket the files are objects, which a conditional write creates, and the owner writes its own anew to renew it.
+Where a store has no conditional writes, and of two that start at once both may take the folder, the one whose object
+was overwritten sees that when it looks again, before it uploads anything.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ from lockstep.durable import atomic_write, open_at_once
 from lockstep.errors import WorkdirError, WorkdirLostError
 from lockstep.owner import Owner, this_process
 from lockstep.screen import log
+from lockstep.storage.remote_path import AnyPath, RemotePath
 
 RENEW_SECONDS = 10.0
 EXPIRY_SECONDS = 60.0
@@ -63,15 +68,15 @@ class Holder(NamedTuple):
 class Lease:
     """The hold of this process on a folder; `take` makes it, and a thread renews it until it is released.
 
-    Methods raise OSError where the system refuses.
+    Methods raise OSError where the system refuses; on a bucket whatever the store raises.
     """
 
-    def __init__(self, path: Path, owner: Owner, taken_from: Owner | None) -> None:
+    def __init__(self, path: AnyPath, owner: Owner, taken_from: Owner | None) -> None:
         self.path = path
         self.owner = owner
         self.taken_from = taken_from
         """The owner before, if it died without giving the folder up."""
-        self._renewed, self._is_gone = time.time(), False
+        self._renewed, self._is_gone, self._is_failing = time.time(), False, False
         self._released = threading.Event()
         threading.Thread(target=self._keep, name="lockstep-lease", daemon=True).start()
 
@@ -98,10 +103,9 @@ class Lease:
         try:
             mine = _read(self.path)
             if mine and mine.owner == self.owner:
-                with atomic_write(self.path) as file:
-                    file.write(replace(self.owner, released=True).encode())
-        except OSError as error:
-            log.info("%s cannot be released (%s); it is void without this process", self.path, error.strerror)
+                _write(self.path, replace(self.owner, released=True))
+        except Exception as error:  # of a store: any
+            log.info("%s cannot be released (%s); it is void without this process", self.path, _told(error))
 
     def _keep(self) -> None:
         while not self._released.wait(RENEW_SECONDS):
@@ -109,13 +113,21 @@ class Lease:
 
     def _renew(self) -> None:
         try:
-            os.utime(self.path)  # the time of the server, not of this host
+            if isinstance(self.path, RemotePath):
+                mine = _read(self.path)
+                if mine is None or mine.owner != self.owner:  # to write it would take it back
+                    raise FileNotFoundError
+                _write(self.path, self.owner)
+            else:
+                os.utime(self.path)  # the time of the server, not of this host
         except FileNotFoundError:
             self._is_gone = True
-        except OSError as error:
-            log.warning("%s cannot be renewed: %s", self.path, error.strerror)
+        except Exception as error:
+            if not self._is_failing:
+                log.warning("%s cannot be renewed: %s", self.path, _told(error))
+            self._is_failing = True
         else:
-            self._renewed = time.time()
+            self._renewed, self._is_failing = time.time(), False
 
     def _lost(self, by: _Entry | None) -> WorkdirError:
         return (WorkdirError if by else WorkdirLostError)(
@@ -126,8 +138,8 @@ class Lease:
         )
 
 
-def take(folder: Path, *, known_dead: Owner | None = None) -> Lease:
-    """Take the lease of an existing folder.
+def take(folder: AnyPath, *, known_dead: Owner | None = None) -> Lease:
+    """Take the lease of an existing folder, or of one on a bucket.
 
     Args:
         folder: which may be held by a dead process, or have been given up.
@@ -150,7 +162,7 @@ def take(folder: Path, *, known_dead: Owner | None = None) -> Lease:
             if _newest(folder) == mine:
                 _sweep(folder, mine)
                 return Lease(mine, owner, dead)
-            mine.unlink(missing_ok=True)
+            _delete(mine)
 
 
 def find_holder(folder: Path) -> Holder | None:
@@ -164,15 +176,20 @@ def find_holder(folder: Path) -> Holder | None:
     return Holder(seen.owner, seen.renewed, not seen.owner.released and (state == "alive" or is_renewed))
 
 
-def check_free(folder: Path) -> None:
-    """Refuse a folder that another process holds, as `take` does, and take nothing."""
+def check_free(folder: AnyPath) -> None:
+    """Refuse a folder that another process holds, as `take` does, and take nothing.
+
+    On a bucket an object is written and deleted, which a process that holds it has to be able to.
+    """
+    if isinstance(folder, RemotePath):
+        _server_seconds(folder)
     last = _newest(folder)
     seen = _read(last) if last else None
     if seen and not seen.owner.released:
         _check_dead(seen, folder)
 
 
-def _check_dead(seen: _Entry, folder: Path) -> None:
+def _check_dead(seen: _Entry, folder: AnyPath) -> None:
     """Raise WorkdirError unless the owner is dead."""
     state, silent_seconds = seen.owner.state(), 0.0
     if state == "unseen":
@@ -192,8 +209,11 @@ def _check_dead(seen: _Entry, folder: Path) -> None:
     )
 
 
-def _create(path: Path, owner: Owner) -> bool:
+def _create(path: AnyPath, owner: Owner) -> bool:
     """Create a lease file; returns whether this process, and no other, has created it."""
+    if isinstance(path, RemotePath):
+        # A request of which the answer was lost is made again, and finds its own object.
+        return path.write_new(owner.encode()) or ((seen := _read(path)) is not None and seen.owner == owner)
     try:
         file = path.open("xb", buffering=0)
     except FileExistsError:
@@ -208,8 +228,36 @@ def _create(path: Path, owner: Owner) -> bool:
     return True
 
 
-def _read(path: Path) -> _Entry | None:
+def _write(path: AnyPath, owner: Owner) -> None:
+    if isinstance(path, RemotePath):
+        path.write_bytes(owner.encode())
+        return
+    with atomic_write(path) as file:
+        file.write(owner.encode())
+
+
+def _delete(path: AnyPath) -> None:
+    """Delete a file, if it is there."""
+    if isinstance(path, RemotePath):
+        path.unlink()
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _told(error: Exception) -> str:
+    return str(getattr(error, "strerror", None) or error)
+
+
+def _read(path: AnyPath) -> _Entry | None:
     """Read a lease: None where there is no such file; one that cannot be read belongs to an unknown owner."""
+    if isinstance(path, RemotePath):
+        try:
+            renewed = path.changed_unix_seconds()
+            return _Entry(Owner.decode(path.read_range(_MAX_BYTES, 0)), renewed)
+        except FileNotFoundError:
+            return None
+        except ValueError:
+            return _Entry(_UNKNOWN, renewed)
     for _ in range(_NUM_READS):
         try:
             with open(path, "rb", opener=open_at_once) as file:  # `open` asks the server; `stat` may answer from memory
@@ -224,19 +272,33 @@ def _read(path: Path) -> _Entry | None:
     return _Entry(_UNKNOWN, renewed)
 
 
-def _newest(folder: Path) -> Path | None:
+def _newest(folder: AnyPath) -> AnyPath | None:
     """Return the lease with the highest number."""
-    return max((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), key=_number, default=None)
+    return max((path for path in _inside(folder) if _NAME.fullmatch(path.name)), key=_number, default=None)
 
 
-def _number(path: Path | None) -> int:
+def _inside(folder: AnyPath) -> list[AnyPath]:
+    if not isinstance(folder, RemotePath):
+        return list(folder.iterdir())
+    folder.invalidate()
+    with suppress(FileNotFoundError):
+        return list(folder.iterdir())
+    return []
+
+
+def _number(path: AnyPath | None) -> int:
     match = _NAME.fullmatch(path.name) if path else None
     return int(match[1]) if match else 0
 
 
-def _server_seconds(folder: Path) -> float:
+def _server_seconds(folder: AnyPath) -> float:
     """Return the time now, on the clock of the file server."""
     probe = folder / f"{_CLOCK}{uuid.uuid4().hex}"
+    if isinstance(probe, RemotePath):
+        probe.write_bytes(b"a moment")
+        now = probe.changed_unix_seconds()
+        probe.unlink()
+        return now
     try:
         with probe.open("xb") as file:
             return os.fstat(file.fileno()).st_mtime
@@ -244,9 +306,10 @@ def _server_seconds(folder: Path) -> float:
         probe.unlink(missing_ok=True)
 
 
-def _sweep(folder: Path, newest: Path) -> None:
+def _sweep(folder: AnyPath, newest: AnyPath) -> None:
     """Delete leases with lower numbers, and the clock files of processes that were killed."""
-    for path in list(folder.iterdir()):
-        if 0 < _number(path) < _number(newest) or path.name.startswith(_CLOCK):
+    for path in _inside(folder):
+        is_clock = isinstance(path, Path) and path.name.startswith(_CLOCK)  # the process that reads it may be at it
+        if 0 < _number(path) < _number(newest) or is_clock:
             with suppress(OSError):
                 path.unlink()

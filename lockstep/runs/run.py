@@ -11,9 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lockstep.checkpoints.fetching import fetch_run
+from lockstep.checkpoints.mirror import mirror_of, shown_path
 from lockstep.checks import check_type
 from lockstep.description import described
-from lockstep.errors import LockstepError, PeerLostError
+from lockstep.errors import InputError, LockstepError, PeerLostError
 from lockstep.evaluation.evaluate import Evaluation
 from lockstep.loggers.logger import Logger, LoggerKind
 from lockstep.metrics.metric import NO_METRICS, Metric, check_metrics
@@ -29,6 +31,7 @@ from lockstep.runs.validation import SPLIT, score_split
 from lockstep.runs.workdir import Best, Reason, Result, Workdir, located
 from lockstep.screen import log
 from lockstep.served.exchanges import is_served, num_computing
+from lockstep.storage.remote_path import is_url
 from lockstep.training.memory import snapshot_of_lack
 from lockstep.training.regrouping import NUM_REPORTS, Memory, agree_anew, recall
 from lockstep.training.rollback import check_may_roll_back, go_back, last_checkpoint
@@ -84,7 +87,7 @@ def run(
 
     Args:
         recipe: `find("mnist")`, or a changed one: `dataclasses.replace(recipe, batch_size=64)`.
-        workdir: the run's folder; None writes nothing.
+        workdir: the run's folder, also one on a bucket: "s3://bucket/runs/mnist"; None writes nothing.
         model: a class or function that makes the network, in place of the recipe's: `model=Net`, or with arguments
             `model=functools.partial(Net, width=32)`. Its weights are drawn from the recipe's seed.
         task: an object with the methods `losses(model, batch)` and, as far as it has them, `score(model, batch)`,
@@ -125,7 +128,7 @@ def run(
     hint = 'write ls.run(ls.recipes.find("mnist"), "runs/mnist")'
     check_type("recipe", recipe, Recipe, expected="a Recipe", hint=hint)
     worker = join(recipe.device, workers_per_device=recipe.workers_per_device, chief_serves=is_served(recipe.exchange))
-    path = None if workdir is None else Path(workdir)
+    path = fetch_run(str(workdir)) if is_url(workdir) else None if workdir is None else Path(workdir)
     recipe = recipe.with_parts(
         model=model, task=task, losses=losses, score=score, reader=reader, optimizer=optimizer, hooks=hooks
     )
@@ -144,6 +147,17 @@ def run(
             metrics=metrics,
             loggers=loggers,
         ).run()
+
+
+def _check_shared(path: Path) -> None:
+    """Refuse a bucket as the workdir of several hosts: each would have a folder of its own, and only one uploads."""
+    if mirror_of(path):
+        raise InputError(
+            "A run on several hosts needs a workdir that all of them see.",
+            given=f"{shown_path(path)}, of which each host has a folder of its own",
+            expected="a folder on a file system that all hosts mount, or one host",
+            hint="give such a folder, and copy it to the bucket now and then; or mount the bucket",
+        )
 
 
 class Run:
@@ -181,6 +195,8 @@ class Run:
         if recipe.watch.on_failure == "continue" and worker.num_workers > 1:
             generations_of(worker)
         workdir = Workdir(path) if path else None
+        if path and worker.num_local_workers < worker.num_workers:
+            _check_shared(path)
         changed = workdir.check(recipe, accept_changes=accept_changes) if workdir else []
         worker.group.agree("the recipe", described(recipe))
         worker.pulse.hang_seconds = recipe.watch.hang_seconds
@@ -260,6 +276,7 @@ class Run:
             self._files.workdir.write_result(result)
         if self._files and self._worker.is_chief:
             self._files.end_loggers(result)
+            self._files.workdir.settle()
         if self._survives:
             self._worker.group.barrier("the run has ended")  # with a worker that has left nobody could make up for it
         return result

@@ -157,6 +157,8 @@ class Segment:
             self._save()
             if self._files:
                 self._files.saver.wait()
+            if self._files and reason:
+                self._files.workdir.settle()
             if reason:
                 self._mark("stop" if reason == "stopped" else "end", reason=reason)
             elif self._recipe.watch.on_failure == "continue":

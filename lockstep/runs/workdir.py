@@ -20,6 +20,7 @@ quarantine.jsonl      examples that could not be read
 loggers/              what each live logger has been given
 warm_start.json       where the run started from weights in a file: which tensors were loaded
 .lease-*              the process that holds the folder
+.mirror.json          the folder on a bucket that this one is the mirror of
 """
 
 from __future__ import annotations
@@ -32,14 +33,16 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 
+from lockstep.checkpoints.fetching import reached
 from lockstep.checkpoints.manifest import Manifest
+from lockstep.checkpoints.mirror import MARKER, Mirror, mirror_of, store_in
 from lockstep.checkpoints.store import Store
 from lockstep.durable import atomic_write
 from lockstep.errors import WorkdirError, WorkdirLostError
@@ -76,6 +79,7 @@ class Workdir:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lease: Lease | None = None
+        self._mirror: Mirror | None = None
 
     @property
     def holds_run(self) -> bool:
@@ -106,7 +110,7 @@ class Workdir:
 
     def store(self, recipe: Recipe) -> Store:
         """Return the checkpoints of the run."""
-        return Store(self.path / "checkpoints", recipe.checkpoints.retention)
+        return store_in(self.path, recipe.checkpoints.retention)
 
     def check(self, recipe: Recipe, *, accept_changes: bool) -> list[str]:
         """Compare a recipe with the one in the folder; returns the changes, a line each."""
@@ -123,10 +127,13 @@ class Workdir:
         return [str(change) for change in changes]
 
     def check_free(self) -> None:
-        """Refuse a folder in which the run is going on already; nothing is taken."""
+        """Refuse a folder in which the run goes on already, and a bucket that cannot be written; nothing is taken."""
         if self.path.is_dir():
             with self._accessed():
                 check_free(self.path)
+        if mirror := mirror_of(self.path):
+            with reached(mirror.bucket):
+                check_free(mirror.bucket)
 
     def write_recipe(self, recipe: Recipe) -> None:
         """Save the recipe as it runs now."""
@@ -181,10 +188,30 @@ class Workdir:
             self.path.mkdir(parents=True, exist_ok=True)
             lease = self._lease = take(self.path, known_dead=known_dead)
         try:
-            yield
+            with self._bucket_held(known_dead):
+                yield
         finally:
             self._lease = None
             lease.release()
+
+    @contextmanager
+    def _bucket_held(self, known_dead: Owner | None) -> Iterator[None]:
+        """Hold the folder on the bucket, too, where this one is its mirror, and upload the rest at the end."""
+        with ExitStack() as stack:
+            if mirror := mirror_of(self.path):
+                with reached(mirror.bucket):
+                    lease = take(mirror.bucket, known_dead=known_dead)
+                    stack.callback(lease.release)
+                    stack.callback(mirror.close)
+                    mirror.check = lease.check
+                    mirror.hold()
+                self._mirror = mirror
+            yield
+
+    def settle(self) -> None:
+        """Wait until all of the folder is on the bucket, where this process holds the mirror of one."""
+        if self._mirror:
+            self._mirror.settle()
 
     @property
     def owner(self) -> Owner | None:
@@ -210,6 +237,8 @@ class Workdir:
                     self._lease.check()
                 else:
                     self._lease.check_if_stale()
+            if self._mirror:
+                self._mirror.raise_if_lost()
 
     def note(self, event: str, **facts: Any) -> str:
         """Add a line to the run's history; returns it."""
@@ -356,7 +385,11 @@ def _facts(line: bytes, path: Path, number: int) -> dict[str, Any]:
 
 
 def _is_partial(path: Path) -> bool:
-    return path.name.startswith(".lease-") or (path.name.startswith(".") and path.name.endswith(".partial"))
+    return (
+        path.name.startswith(".lease-")
+        or path.name == MARKER
+        or (path.name.startswith(".") and path.name.endswith(".partial"))
+    )
 
 
 @dataclass(frozen=True)
@@ -419,8 +452,11 @@ def with_code_of_run(recipe: Recipe, path: Path, *, allow_code: bool, named_in: 
 
 
 def is_own_run(path: Path, named_in: str = RECIPE) -> bool:
-    """Whether nobody but this user can have written what the recipe in a folder has this user's processes call."""
-    return all(map(_is_own, (path, path / named_in)))
+    """Whether nobody but this user can have written what the recipe in a folder has this user's processes call.
+
+    What comes from a bucket may be everybody's who can write there.
+    """
+    return not (path / MARKER).exists() and all(map(_is_own, (path, path / named_in)))
 
 
 def _is_own(path: Path) -> bool:

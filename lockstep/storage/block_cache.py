@@ -24,8 +24,8 @@ import shutil
 import struct
 import time
 import weakref
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
@@ -93,7 +93,7 @@ class BlockCache:
     def __init__(self, folder: Path, size_bytes: int | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._place, self._locks = folder / "remote-blocks", folder / "remote-blocks.lock"
-        with self._locked([(0, 1)]):  # those that begin together
+        with self._locked([(0, 1)], waits=True):  # those that begin together
             self._descriptor, self._num_sets = self._opened(size_bytes)
         weakref.finalize(self, os.close, self._descriptor)
         self._contents_start = _HEAD_BYTES + self._num_sets * _SET_BYTES
@@ -112,7 +112,7 @@ class BlockCache:
             if (way := _way_of(key.tag, entries)) is None:
                 continue
             _, check, stamp = _ENTRY.unpack_from(entries, way * _ENTRY.size)
-            data = os.pread(self._descriptor, size, self._content(start, way))
+            data = self._read(size, self._content(start, way))
             if len(data) == size and google_crc32c.extend(key.seed, data) == check:
                 if (now := int(time.time())) >= stamp + _SECONDS_BETWEEN_STAMPS:
                     self._write(_ENTRY.pack(key.tag, check, now), start + way * _ENTRY.size)
@@ -138,19 +138,24 @@ class BlockCache:
             if (way := _way_of(key.tag, entries)) is not None:
                 self._write(bytes(_ENTRY.size), start + way * _ENTRY.size)
 
-    def claimed(self, spans: Iterable[tuple[bytes, range]]) -> AbstractContextManager[None]:
-        """Let nobody else fetch these blocks meanwhile: wait until others that do so are done, or have taken long.
+    @contextmanager
+    def claimed(self, spans: Sequence[tuple[bytes, range]], *, waits: bool) -> Iterator[list[bool]]:
+        """Let nobody else fetch some blocks meanwhile; tells of each span whether others left it to us.
 
-        A span is the numbers of neighbours in the object with an id. Who has claimed some must not claim more.
+        A span is the numbers of neighbours in the object with an id. With `waits` all are ours, after those who fetch
+        them are done, or have taken long. Who has claimed some must not claim more.
         """
-        return self._locked((1 + (_number_of(of) << 32) + numbers.start, len(numbers)) for of, numbers in spans)
+        places = [(1 + (_number_of(of) << 32) + numbers.start, len(numbers)) for of, numbers in spans]
+        with self._locked(places, waits=waits) as taken:
+            yield [place in taken for place in places]
 
     # Entries ----------------------------------------------------------------------------------------------------------
 
     def _entries(self, number: int) -> tuple[int, bytes]:
         """Return where a set starts in the file, and its entries."""
         start = _HEAD_BYTES + number % self._num_sets * _SET_BYTES
-        return start, os.pread(self._descriptor, _SET_BYTES, start)
+        entries = self._read(_SET_BYTES, start)
+        return start, entries if len(entries) == _SET_BYTES else bytes(_SET_BYTES)
 
     def _content(self, start: int, way: int) -> int:
         """Return where the content of an entry starts."""
@@ -167,6 +172,12 @@ class BlockCache:
             oldest = min(stamps)
             choices.append((-stamps.count(0), oldest, start, stamps.index(oldest)))
         return min(choices)[2:]
+
+    def _read(self, size: int, offset: int) -> bytes:
+        try:
+            return os.pread(self._descriptor, size, offset)
+        except OSError:  # a bad place of the disk holds nothing
+            return b""
 
     def _write(self, data: bytes, offset: int) -> None:
         if not self.may_write:
@@ -223,18 +234,24 @@ class BlockCache:
         return descriptor
 
     @contextmanager
-    def _locked(self, spans: Iterable[tuple[int, int]]) -> Iterator[None]:
-        """Lock ranges of the second file; where the system has no such locks, blocks are fetched more than once."""
-        if not hasattr(fcntl, "F_OFD_SETLK"):
-            yield
-            return
-        descriptor = os.open(self._locks, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    def _locked(self, places: Iterable[tuple[int, int]], *, waits: bool) -> Iterator[set[tuple[int, int]]]:
+        """Lock ranges of the second file; where that cannot be done, blocks are fetched more than once."""
         try:
-            end = time.monotonic() + _LONGEST_WAIT_SECONDS
-            for start, count in sorted(spans):  # in one order, so that no two wait for each other
-                while not _lock(descriptor, fcntl.F_WRLCK, start, count) and time.monotonic() < end:
+            if not hasattr(fcntl, "F_OFD_SETLK"):
+                raise OSError("this system has no locks of an open file")
+            descriptor = os.open(self._locks, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError:  # the folder may have been deleted meanwhile, too
+            yield {*places}
+            return
+        try:
+            end = time.monotonic() + _LONGEST_WAIT_SECONDS * waits
+            taken = set()
+            for place in sorted(places):  # in one order, so that no two wait for each other
+                while not (is_ours := _lock(descriptor, fcntl.F_WRLCK, *place)) and time.monotonic() < end:
                     time.sleep(_POLL_SECONDS)
-            yield
+                if is_ours or waits:
+                    taken.add(place)
+            yield taken
         finally:
             _lock(descriptor, fcntl.F_UNLCK, 0, 0)  # all; a process that was forked meanwhile has it open, too
             os.close(descriptor)

@@ -104,28 +104,16 @@ class CachedRanges:
                 cache.forget(_object_of(wanted).key(number))
 
     def _fetched(self, cache: BlockCache, missing: Mapping[_Object, set[int]]) -> dict[tuple[_Object, int], bytes]:
-        """Fetch blocks and what is near them, keep all, and return those that were missing."""
+        """Fetch blocks and what is near them, keep all, and return those that were missing.
+
+        First come those that nobody else fetches now; then the others, once they are there.
+        """
         spans = [(of, span) for of, numbers in missing.items() for span in self._spans(cache, of, numbers)]
         blocks: dict[tuple[_Object, int], bytes] = {}
-        with cache.claimed((of.id, span) for of, span in spans):
-            runs = []
-            for of, span in spans:
-                lacking = []
-                for number in span:
-                    if number not in missing[of]:
-                        is_there = cache.has(of.key(number))
-                    elif is_there := (data := _kept(cache, of, number)) is not None:
-                        blocks[of, number] = data  # somebody else has fetched it meanwhile
-                    if not is_there:
-                        lacking.append(number)
-                runs += [(of, run) for run in _runs(lacking)]
-            for (of, run), data in zip(runs, fetch_ranges([of.range_of(run) for of, run in runs]), strict=True):
-                for number in run:
-                    at = (number - run.start) * BLOCK_BYTES
-                    block = data[at : at + BLOCK_BYTES]
-                    cache.put(of.key(number), block)
-                    if number in missing[of]:
-                        blocks[of, number] = block
+        for waits in (False, True):
+            with cache.claimed([(of.id, span) for of, span in spans], waits=waits) as ours:
+                blocks |= _fill(cache, [span for span, is_ours in zip(spans, ours, strict=True) if is_ours], missing)
+            spans = [span for span, is_ours in zip(spans, ours, strict=True) if not is_ours]
         return blocks
 
     def _spans(self, cache: BlockCache, of: _Object, numbers: set[int]) -> list[range]:
@@ -160,6 +148,32 @@ def _blocks_of(wanted: ObjectRange) -> range:
 
 def _kept(cache: BlockCache, of: _Object, number: int) -> bytes | None:
     return cache.get(of.key(number), min(BLOCK_BYTES, of.version.st_size - number * BLOCK_BYTES))
+
+
+def _fill(
+    cache: BlockCache, spans: Sequence[tuple[_Object, range]], missing: Mapping[_Object, set[int]]
+) -> dict[tuple[_Object, int], bytes]:
+    """Fetch what spans lack, and keep it; return the blocks in them that were missing, whoever has fetched them."""
+    blocks: dict[tuple[_Object, int], bytes] = {}
+    runs = []
+    for of, span in spans:
+        lacking = []
+        for number in span:
+            if number not in missing[of]:
+                is_there = cache.has(of.key(number))
+            elif is_there := (data := _kept(cache, of, number)) is not None:
+                blocks[of, number] = data
+            if not is_there:
+                lacking.append(number)
+        runs += [(of, run) for run in _runs(lacking)]
+    for (of, run), data in zip(runs, fetch_ranges([of.range_of(run) for of, run in runs]), strict=True):
+        for number in run:
+            at = (number - run.start) * BLOCK_BYTES
+            block = data[at : at + BLOCK_BYTES]
+            cache.put(of.key(number), block)
+            if number in missing[of]:
+                blocks[of, number] = block
+    return blocks
 
 
 def _runs(numbers: Sequence[int]) -> list[range]:

@@ -6,6 +6,7 @@ huggingface_hub. Credentials come from where the provider's own tools look for t
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import re
@@ -299,6 +300,19 @@ class RemotePath:
         """Write an object; it is there as a whole or not at all."""
         self._call(lambda fs: fs.pipe_file(self._path, data))
 
+    def write_new(self, data: bytes) -> bool:
+        """Write an object unless there is one of that name; returns whether this call, and no other, has written it.
+
+        Only as far as the store has conditional writes: S3, Google Cloud and Azure have.
+        """
+        return self._call(lambda fs: _created(fs, self._path, data))
+
+    def changed_unix_seconds(self) -> float:
+        """Return when the object was last written, by the clock of the store; FileNotFoundError if there is none."""
+        self.invalidate()
+        changed: datetime = self._call(lambda fs: fs.modified(self._path))
+        return changed.timestamp()
+
     def upload(self, file: Path) -> None:
         """Write an object with the content of a file of this machine."""
         self._call(lambda fs: fs.put_file(os.fspath(file), self._path))
@@ -382,6 +396,19 @@ def forget_credentials() -> None:
 
 def _entry_of(info: dict[str, Any]) -> Entry:
     return Entry(info["type"] == "directory", stat_of(info))
+
+
+def _created(fs: Any, path: str, data: bytes) -> bool:
+    try:
+        fs.pipe_file(path, data, mode="create")
+    except FileExistsError:
+        return False
+    except OSError as error:
+        # What some stores answer in place of that.
+        if error.errno != errno.EINVAL or "precondition" not in str(error).lower():
+            raise
+        return False
+    return True
 
 
 def stat_of(info: dict[str, Any]) -> ObjectStat:

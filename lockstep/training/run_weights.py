@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from lockstep.checkpoints.fetching import fetch_run
 from lockstep.checkpoints.manifest import MANIFEST, SUFFIX, FileEntry, Manifest
 from lockstep.checkpoints.store import Store
 from lockstep.errors import CheckpointError, NotFoundError
@@ -137,13 +138,23 @@ def open_weights(path: str | Path, *, slots: bool = False, newest: int | None = 
     return open_weights_file(path)
 
 
+def without_step(text: str) -> tuple[str, int | None]:
+    """Split "RUN@STEP"; the step is None where there is none."""
+    at = _RUN_AT_STEP.fullmatch(text)
+    return (at[1], int(at[2])) if at else (text, None)
+
+
 def run_at_step(text: str) -> tuple[Path, int | None]:
     """A run's workdir and a step of it, from "WORKDIR@STEP"; without a step, or where a folder is called so, None.
 
-    The workdir may be given by the folder "checkpoints" in it, and with the step by the folder of a checkpoint.
+    The workdir may be given by the folder "checkpoints" in it, and with the step by the folder of a checkpoint. One on
+    a bucket is brought to this machine.
     """
-    at = None if Path(text).exists() else _RUN_AT_STEP.fullmatch(text)
-    folder, step = (Path(at[1]), int(at[2])) if at else (Path(text), None)
+    if is_url(text):
+        url, step = without_step(text)
+        return fetch_run(url), step
+    named, step = (text, None) if Path(text).exists() else without_step(text)
+    folder = Path(named)
     place = folder.absolute()
     if step is None and place.parent.name == CHECKPOINTS:
         store = Store(place.parent)

@@ -12,11 +12,14 @@ from torch import Tensor
 
 from lockstep.checkpoints.background import BackgroundWriter, wait_for_writers
 from lockstep.checkpoints.encoding import FROZEN
+from lockstep.checkpoints.fetching import fetch_run
+from lockstep.checkpoints.mirror import MirroredStore, store_in
 from lockstep.checkpoints.store import BeforeWrite, Checkpoint, Store
 from lockstep.checks import Count, FiniteFloat, PositiveFloat, check_all, check_type, check_value
 from lockstep.data.loader import Loader, check_stream
 from lockstep.errors import CheckpointError, InputError, NotFoundError
 from lockstep.screen import log
+from lockstep.storage.remote_path import is_url
 from lockstep.training.preflight import check_data, compare_trained_with
 from lockstep.training.saved_state import (
     EXTRA,
@@ -41,24 +44,29 @@ def save(
 ) -> None:
     """Write a checkpoint of the run as it is now; only the chief writes, and the others go on.
 
-    Returns once it is on the disk. A `Saver` writes while the run goes on.
+    Returns once it is on the disk, or on the bucket. A `Saver` writes while the run goes on.
 
     Args:
         states: one state, or several by name.
         loader: its position is saved, not what it has read ahead.
-        workdir: the run's folder (checkpoints go to its `checkpoints/`), or a store with other rules of retention.
+        workdir: the run's folder (checkpoints go to its `checkpoints/`), also one on a bucket ("s3://bucket/runs/mine"),
+            all of which is uploaded then; or a store with other rules of retention.
         scores: of the weights as they are now, by name ("validation/top1"), for a retention that keeps the best.
 
     Raises:
         CheckpointError: it cannot be written, or the state is not finite: trained parameters, averages and slots have
-            to be, and nothing may hold NaN, whatever `nonfinite` says. Older checkpoints are as they were.
+            to be, and nothing may hold NaN, whatever `nonfinite` says. Older checkpoints are as they were. An
+            UploadError where it is on the disk of this machine, and not on the bucket.
     """
     worker = join()
     if worker.is_chief:
         wait_for_writers()
         step, tensors, values = snapshot(states, loader)
         with worker.pulse.during(step, "save"):
-            store_of(workdir).write(step, tensors, values, scores)
+            store = store_of(workdir)
+            store.write(step, tensors, values, scores)
+            if is_url(workdir) and isinstance(store, MirroredStore):
+                store.mirror.settle()
 
 
 class Saver:
@@ -68,14 +76,18 @@ class Saver:
     whatever means, is not in it. On an accelerator the copy is a clone there, for which nobody waits, as long as its
     memory has room for one. Where a checkpoint cannot be written, a later step or `save` raises the error. At most one
     is in flight: the next `save` waits for it. After `wait`, or at the end of a `with` statement, the last one is on
-    the disk.
+    the disk; of a folder on a bucket, to which another thread uploads it, there. An upload that fails in between is
+    told, and the next checkpoint is another try.
 
     Args:
-        workdir: the run's folder (checkpoints go to its `checkpoints/`), or a store with other rules of retention.
+        workdir: the run's folder (checkpoints go to its `checkpoints/`), also one on a bucket; or a store with other
+            rules of retention.
     """
 
     def __init__(self, workdir: str | Path | Store) -> None:
-        self._writer = BackgroundWriter(store_of(workdir), before_change)
+        store = store_of(workdir)
+        self._writer = BackgroundWriter(store, before_change)
+        self._mirror = store.mirror if is_url(workdir) and isinstance(store, MirroredStore) else None
 
     def save(
         self,
@@ -100,8 +112,10 @@ class Saver:
         self._writer.begin(step, tensors, values, scores, before_write=before_write)
 
     def wait(self) -> None:
-        """Wait until the last checkpoint is on the disk."""
+        """Wait until the last checkpoint is on the disk, or on the bucket."""
         self._writer.wait()
+        if self._mirror and join().is_chief:
+            self._mirror.settle()
 
     def __enter__(self) -> Saver:
         return self
@@ -161,8 +175,10 @@ def dotted(name: str, part: str) -> str:
 
 
 def store_of(workdir: str | Path | Store) -> Store:
-    """The store itself, or that of a run's folder."""
-    return workdir if isinstance(workdir, Store) else Store(Path(workdir) / "checkpoints")
+    """The store itself, or that of a run's folder; one on a bucket is brought to this machine first."""
+    if isinstance(workdir, Store):
+        return workdir
+    return store_in(fetch_run(str(workdir)) if is_url(workdir) else Path(workdir))
 
 
 def resume(

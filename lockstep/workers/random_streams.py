@@ -50,9 +50,12 @@ class RandomStreams:
         # The high half: from the low one numpy would draw the same words as torch does on the CPU.
         np.random.seed(key >> 32)
 
-    def state(self) -> tuple[object, ...] | None:
-        """Return the state of numpy's and Python's streams, set aside; None if it cannot be read. It costs 1 us."""
-        numpy, python = self._numpy.state(), self._python.state()
+    def marks(self) -> tuple[object, object] | None:
+        """Return marks of numpy's and Python's streams, set aside, each another one once numbers are drawn from it.
+
+        A mark is a word of the state with what counts the words used. None if they cannot be read.
+        """
+        numpy, python = self._numpy.mark(), self._python.mark()
         return None if numpy is None or python is None else (numpy, python)
 
     def put_back(self) -> None:
@@ -68,7 +71,7 @@ class _NumpyStream:
 
     def __init__(self) -> None:
         self._other = np.random.MT19937(0)
-        self._other_memory = _memory(self._other.ctypes.state_address)
+        self._other_words = _memory(self._other.ctypes.state_address).cast("I")
         self._callers: Any = None
         self._memory: memoryview | None = None
         self._second_normal: float | None = None
@@ -83,9 +86,10 @@ class _NumpyStream:
         self._second_normal = self._kept_normal()
         _numpy.set_bit_generator(self._other)
 
-    def state(self) -> bytes | None:
-        """Return the state of the other generator; None where they draw from neither."""
-        return bytes(self._other_memory) if _numpy.get_bit_generator() is self._other else None
+    def mark(self) -> tuple[int, int] | None:
+        """Return the first word and the counter of the other generator; None where they draw from another one."""
+        words = self._other_words
+        return (words[0], words[_NUM_WORDS]) if _numpy.get_bit_generator() is self._other else None
 
     def put_back(self) -> None:
         """Let them draw from the caller's again."""
@@ -113,6 +117,7 @@ class _PythonStream:
 
     def __init__(self) -> None:
         self._memory = _memory_of_python()
+        self._words = self._memory and self._memory.cast("I")
         self._kept: Any = None
         self._second_normal: float | None = None
 
@@ -123,9 +128,10 @@ class _PythonStream:
         else:
             self._kept, self._second_normal = bytes(self._memory), _python().gauss_next
 
-    def state(self) -> tuple[bytes, float | None] | None:
-        """Return its state; None where it is not laid out as it is known to be."""
-        return None if self._memory is None else (bytes(self._memory), _python().gauss_next)
+    def mark(self) -> tuple[int, int, float | None] | None:
+        """Return its counter, its last word and a number kept; None where it is not laid out as it is known to be."""
+        words = self._words
+        return None if words is None else (words[0], words[_NUM_WORDS], _python().gauss_next)
 
     def put_back(self) -> None:
         """Restore its state."""

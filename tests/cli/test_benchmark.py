@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,9 +49,14 @@ def test_a_folder_of_images(images: Path, capsys: pytest.CaptureFixture[str]) ->
     assert len({line.index("%") for line in lines[6:8]}) == 1, "numbers stand below one another"
     assert "% was there when a batch was taken" in lines[8]
     assert "warm caches" in lines[9]
-    assert lines[11].startswith("The input gives ")
-    assert all(line.startswith("- ") for line in lines[12:])
-    assert len(lines) > 12
+    assert re.fullmatch(
+        "cores that the input of a device needs: of 1000 examples/s [1-9][0-9]*, of 2500 examples/s [1-9][0-9]*, "
+        "of 5000 examples/s [1-9][0-9]*, of 10000 examples/s [1-9][0-9]*",
+        lines[10],
+    )
+    assert lines[12].startswith("The input gives ")
+    assert all(line.startswith("- ") for line in lines[13:])
+    assert len(lines) > 13
     told = [line for line in log.splitlines() if line.startswith("measuring ")]
     assert told[0] == "measuring reading, for the first time"
     assert told[-1] == "measuring the loader as it runs in training"
@@ -63,6 +69,8 @@ def test_json_of_threads_and_a_preset(images: Path, capsys: pytest.CaptureFixtur
     assert (found["what"], found["num_examples"], found["batch_size"]) == (str(images), 6, 2)
     assert (found["num_readers"], found["threads"], found["step"]) == (2, True, None)
     assert found["limit"] in ("read", "decode", "augment", "handing over")
+    cores = [found["cores_for"][rate] for rate in ("1000", "2500", "5000", "10000")]
+    assert 1 <= cores[0] <= cores[1] <= cores[2] <= cores[3]
     loader = found["loader"]
     assert loader["examples_per_second"] == pytest.approx(loader["num_examples"] / loader["seconds"])
     assert {*loader["stage_seconds"]} == {"read", "decode", "augment"}
@@ -104,6 +112,7 @@ def test_a_recipe_is_measured_with_its_step(capsys: pytest.CaptureFixture[str]) 
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "mnist: 55000 examples, batches of 16, not augmented"
     assert lines[1].endswith(" cores, the trainer's own process reads from memory")
+    assert not any(line.startswith("cores that") for line in lines)
     assert any(line.startswith("the training step alone ") for line in lines)
     assert any(line.startswith("The input gives ") and "examples/s, the step takes " in line for line in lines)
 

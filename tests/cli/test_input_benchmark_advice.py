@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.cli.input_benchmark import Measured, Timing, advise
+from lockstep.cli.input_benchmark import Measured, Timing, advise, cores_for
 
 MOSTLY_DECODING = {"read": 1.0, "decode": 81.0, "augment": 14.0, "collate": 4.0}
 
@@ -34,6 +34,16 @@ def measured(loader: float = 1900, step: float | None = None, **changes: Any) ->
 
 def of_stages(queue_fill: float | None = 0.1, **seconds: float) -> Timing:
     return pace(1900, stage_seconds=seconds, queue_fill=queue_fill)
+
+
+@pytest.mark.parametrize(("rate", "cores"), [(100, 1), (1000, 1), (2000, 2), (10_000, 9)])
+def test_a_device_needs_as_many_cores_as_give_a_tenth_more_than_it_takes(rate: float, cores: int) -> None:
+    alone = pace(1000, cpu_seconds=0.8)  # another process had a fifth of the core
+    assert cores_for(measured(alone=alone), rate) == cores
+
+
+def test_what_lies_in_memory_needs_no_cores_of_its_own() -> None:
+    assert cores_for(measured(alone=pace(1000, cpu_seconds=1.0), in_memory=True), 1000) is None
 
 
 def test_a_slow_step_is_the_limit_and_fewer_processes_are_enough() -> None:

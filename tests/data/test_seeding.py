@@ -65,10 +65,12 @@ def test_only_what_draws_beyond_torch_is_read_again() -> None:
     def counted(draw: Callable[[], Any]) -> Callable[[], Any]:
         return lambda: calls.append(0) or draw()
 
-    for draw, expected in ((DRAWS["torch"], 12), (DRAWS["numpy"], 13)):
-        calls.clear()
-        seeded_items(TorchDataset(Drawing(counted(draw), 1)), ROWS, 3)
-        assert len(calls) == expected
+    for draw, expected in ((DRAWS["torch"], 12), (DRAWS["numpy"], 24), (DRAWS["python"], 24), (DRAWS["all"], 24)):
+        reader = TorchDataset(Drawing(counted(draw), 1))
+        for number_of_reads in (expected, 12):
+            calls.clear()
+            seeded_items(reader, ROWS, 3)
+            assert len(calls) == number_of_reads, "what a reader draws from is known after the first rows"
 
 
 @pytest.mark.parametrize("draw", [random.random, np.random.random])

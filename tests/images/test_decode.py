@@ -506,10 +506,20 @@ def test_wrong_choices_are_refused(arguments: dict[str, Any], what: str) -> None
 
 def test_the_header_is_read_once_for_the_size_of_an_image_and_of_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
-    monkeypatch.setattr(Decoding, "size", lambda _, data, source: read.append(source) or (24, 16))
-    image = EncodedImage(b"", "a.png")
+    header = Decoding._header
+    monkeypatch.setattr(Decoding, "_header", lambda *given: read.append(given[2]) or header(*given))
+    image = EncodedImage(png_header(24, 16), "a.png")
     assert [image.size, image.size, image.cropped(Region(1, 2, 3, 4)).size] == [(24, 16), (24, 16), (4, 3)]
     assert image.turned(QUARTER_TURN).size == (16, 24)
     assert image.cropped(Region(1, 2, 3, 4)).turned(QUARTER_TURN).size == (3, 4)
     assert read == ["a.png"] * 2, "once more by the image that is turned whole"
-    assert image == EncodedImage(b"", "a.png"), "what is known of it makes it no other image"
+    assert image == EncodedImage(png_header(24, 16), "a.png"), "what is known of it makes it no other image"
+
+
+def test_the_header_of_a_jpeg_is_read_once_for_its_size_and_its_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    header = Decoding._header
+    monkeypatch.setattr(Decoding, "_header", lambda *given: read.append(given[2]) or header(*given))
+    image = EncodedImage(SMALL_JPEG, "a.jpg")
+    assert image.size == image.decode().shape[:0:-1] == image.decode().shape[:0:-1]
+    assert read == ["a.jpg"]

@@ -27,6 +27,8 @@ from lockstep.images.jpeg import (
     is_plain,
     orientation_of,
     read_jpeg_header,
+    rows_needed,
+    with_rows,
     without_exif,
 )
 from lockstep.images.moves import Region
@@ -278,15 +280,41 @@ def test_a_damaged_image_is_judged_alike(kind: str, data: st.DataObject) -> None
     assert_judged_alike(damaged(data, a_jpeg(40, 24, **KINDS[kind])), "simplejpeg")
 
 
-@needs_turbojpeg
+@pytest.mark.parametrize("kind", ["4:4:4", "4:2:0", "grey", "4:4:0"])
+def test_simplejpeg_decodes_no_row_far_below_a_part(kind: str) -> None:
+    content = a_jpeg(40, 120, **KINDS[kind])
+    header = read_jpeg_header(content)
+    last = header.stop + (len(content) - header.stop) * 3 // 4
+    spoilt = content[:last] + bytes([0x55]) * (len(content) - 2 - last) + content[-2:]
+    above, across = Region(7, 3, 50, 30), Region(30, 3, 90, 30)
+    decode = jpeg.simplejpeg().decode
+    pixels = decode(spoilt, header, above)
+    assert pixels is not None
+    assert torch.equal(pixels, PILLOW.decode(content, "x", above))
+    assert decode(spoilt, header, across) is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_as_many_rows_are_needed_as_are_coded_together(kind: str) -> None:
+    content = a_jpeg(40, 120, **KINDS[kind])
+    coded = {"4:2:0": 16, "poor": 16, "4:4:0": 16}.get(kind, 8)
+    if kind in ("restarts", "progressive", "progressive 4:4:4"):
+        coded = 120
+    header = read_jpeg_header(content)
+    rows = [rows_needed(content, header, Region(5, 0, bottom - 5, 40)) for bottom in (14, 15, 30, 31, 119)]
+    assert rows == [min(120, -(-(bottom + 2) // coded) * coded) for bottom in (14, 15, 30, 31, 119)]
+    assert read_jpeg_header(bytes(with_rows(content, header, 48))).size == (40, 48)
+
+
+@pytest.mark.parametrize("library", [pytest.param("turbojpeg", marks=needs_turbojpeg), "simplejpeg"])
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=50, deadline=None)
 @given(st.data())
-def test_a_part_of_a_damaged_image_is_refused_or_of_its_size(kind: str, data: st.DataObject) -> None:
+def test_a_part_of_a_damaged_image_is_refused_or_of_its_size(kind: str, library: str, data: st.DataObject) -> None:
     content = damaged(data, a_jpeg(60, 40, **KINDS[kind]))
     part = a_part(data, 60, 40)
     try:
-        pixels = Decoding("turbojpeg", max_pixels=1_000_000).decode(content, "x", part)
+        pixels = Decoding(library, max_pixels=1_000_000).decode(content, "x", part)
     except (DataError, InputError):  # The second where the damage makes the image smaller than the part.
         return
     assert tuple(pixels.shape) == (3, part.height, part.width)

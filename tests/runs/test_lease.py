@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bucket_runs import new_place
 from worker_processes import HANG_SECONDS
 
 from lockstep.errors import WorkdirError
 from lockstep.owner import Owner, start_ticks, this_process
 from lockstep.runs import lease as leases
 from lockstep.runs.lease import EXPIRY_SECONDS, RENEW_SECONDS, Lease, take
+from lockstep.storage.remote_path import RemotePath
 
 ELSEWHERE = Owner("node7", 41, "5", "another boot", 1_780_000_000, "abc")
 FORK = multiprocessing.get_context("fork")
@@ -446,4 +448,80 @@ def test_what_a_start_left_that_was_killed_at_the_clock_is_swept(tmp_path: Path)
     (tmp_path / ".lease-notes").touch()
     lease = take(tmp_path)
     assert names(tmp_path) == [".lease-000001", ".lease-notes"]
+    lease.release()
+
+
+# On a bucket ----------------------------------------------------------------------------------------------------------
+
+
+def leave_on(place: RemotePath, number: int, owner: Owner) -> RemotePath:
+    path = place / f".lease-{number:06d}"
+    path.write_bytes(owner.encode())
+    return path
+
+
+def test_the_folder_on_a_bucket_is_held_by_one(bucket: RemotePath) -> None:
+    """By conditional writes of a store of real code."""
+    place = bucket / "runs" / "mine"
+    lease = take(place)
+    assert lease.path == place / ".lease-000001"
+    lease.check()
+    with pytest.raises(WorkdirError, match="is going on already"):
+        take(place)
+    with pytest.raises(WorkdirError, match="is going on already"):
+        leases.check_free(place)
+    assert not leases._create(place / ".lease-000001", this_process())
+    lease.release()
+    leases.check_free(place)
+    second = take(place)
+    assert second.path == place / ".lease-000002"
+    assert [path.name for path in place.iterdir()] == [".lease-000002"]
+    with pytest.raises(WorkdirError, match="no longer this start's"):
+        lease.check()
+    second.release()
+
+
+def test_a_dead_process_holds_no_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = new_place()
+    path = leave_on(place, 3, ELSEWHERE)
+    with pytest.raises(WorkdirError) as caught:
+        take(place)
+    assert "it renewed its lease 0 s ago" in caught.value.given
+    monkeypatch.setattr(leases, "EXPIRY_SECONDS", 0.0)
+    lease = take(place)
+    assert (lease.path, lease.taken_from) == (place / ".lease-000004", ELSEWHERE)
+    assert not path.exists()
+    lease.release()
+    assert Owner.decode(lease.path.read_bytes()).released
+
+
+def test_what_is_renewed_is_never_that_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a store has no conditional writes, the later of two that create one lease has it."""
+    place = new_place()
+    lease = take(place)
+    before = lease.path.changed_unix_seconds()
+    lease._renew()
+    assert lease.path.changed_unix_seconds() > before
+    leave_on(place, 1, ELSEWHERE)
+    lease._renew()
+    assert Owner.decode(lease.path.read_bytes()) == ELSEWHERE
+    with pytest.raises(WorkdirError, match="no longer this start's"):
+        lease.check_if_stale()
+    lease.release()
+    assert Owner.decode(lease.path.read_bytes()) == ELSEWHERE
+
+
+def test_a_bucket_that_is_out_of_reach_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    lease = take(new_place())
+
+    def fail(_: RemotePath) -> float:
+        raise OSError("no route to host")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RemotePath, "changed_unix_seconds", fail)
+        lease._renew()
+        lease._renew()
+    assert caplog.messages == [f"{lease.path} cannot be renewed: no route to host"]
     lease.release()

@@ -128,12 +128,15 @@ def test_who_fetches_blocks_is_waited_for(cache: BlockCache) -> None:
     order: list[str] = []
 
     def claim_and_say() -> None:
-        with cache.claimed([(OBJECT, range(0, 2)), (OBJECT, range(7, 9))]):
+        with cache.claimed([(OBJECT, range(0, 2)), (OBJECT, range(7, 9))], waits=True) as ours:
             order.append("second")
+            assert ours == [True, True]
 
-    with cache.claimed([(OBJECT, range(4, 8))]):
-        with cache.claimed([(OBJECT, range(8, 9)), (object_id("s3://bucket/b", 1, 1), range(4, 8))]):
-            pass  # others are free
+    with cache.claimed([(OBJECT, range(4, 8))], waits=False) as ours:
+        assert ours == [True]
+        other = object_id("s3://bucket/b", 1, 1)
+        with cache.claimed([(OBJECT, range(6, 9)), (OBJECT, range(8, 9)), (other, range(4, 8))], waits=False) as free:
+            assert free == [False, True, True]
         waiting = threading.Thread(target=claim_and_say)
         waiting.start()
         waiting.join(0.05)
@@ -144,8 +147,8 @@ def test_who_fetches_blocks_is_waited_for(cache: BlockCache) -> None:
 
 def test_who_takes_too_long_is_waited_for_no_longer(cache: BlockCache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(block_cache, "_LONGEST_WAIT_SECONDS", 0.01)
-    with cache.claimed([(OBJECT, range(1))]), cache.claimed([(OBJECT, range(1))]):
-        pass
+    with cache.claimed([(OBJECT, range(1))], waits=True), cache.claimed([(OBJECT, range(1))], waits=True) as ours:
+        assert ours == [True]
 
 
 def test_another_size_is_another_cache(tmp_path: Path, cache: BlockCache) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -49,6 +50,10 @@ def through(cache: BlockCache, total_bytes: int = len(CONTENT)) -> CachedRanges:
     ranges = CachedRanges(cache._place.parent, SIZE_GB)
     ranges.expect(total_bytes)
     return ranges
+
+
+def refused(*_: object) -> bytes:
+    raise OSError(5, "Input/output error")
 
 
 def parts_of(file: RemotePath, seed: int, count: int = 12) -> list[ObjectRange]:
@@ -253,6 +258,22 @@ def test_an_object_that_changed_is_refused(file: RemotePath, cache: BlockCache) 
     assert ranges.read([whole(file)]) == [CONTENT[::-1]]
 
 
+@pytest.mark.parametrize("loss", ["deleted", "cut short", "a bad disk"])
+def test_a_cache_that_is_lost_in_mid_run_is_read_past(
+    file: RemotePath, cache: BlockCache, loss: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranges, part = through(cache), whole(file)
+    check(ranges, [part])
+    if loss == "deleted":
+        shutil.rmtree(cache._place.parent)
+    elif loss == "cut short":
+        os.truncate(cache._place, 5000)
+    else:
+        monkeypatch.setattr(os, "pread", refused)
+    check(ranges, [part])
+    check(ranges, parts_of(file, 0))
+
+
 def test_no_cache_is_made_before_it_is_needed(tmp_path: Path) -> None:
     ranges = pickle.loads(pickle.dumps(CachedRanges(tmp_path)))
     ranges.expect(0)  # of data on this machine
@@ -263,10 +284,7 @@ def test_no_cache_is_made_before_it_is_needed(tmp_path: Path) -> None:
 def test_a_full_disk_is_read_past(
     file: RemotePath, cache: BlockCache, object_store: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_room(*_: object) -> int:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "pwrite", no_room)
+    monkeypatch.setattr(os, "pwrite", refused)
     ranges = through(cache)
     check(ranges, [ObjectRange(file, file.stat(), MB, 100)])
     before = object_store.num_bytes

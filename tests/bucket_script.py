@@ -1,0 +1,53 @@
+"""A small run on a bucket: its batch norm, dropout and average tell whether all of its state comes back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import lockstep as ls
+from lockstep.recipes.recipe import Recipe
+from lockstep.types import Interval
+
+STEPS, SAVE_EVERY = 12, 3
+
+
+def stripes(split: str) -> ls.data.Reader | None:
+    """Grey images with a bright upper or lower half."""
+    if split == "validation":
+        return None
+    labels = torch.arange(40 if split == "train" else 12) % 2
+    images = torch.zeros(len(labels), 1, 28, 28, dtype=torch.uint8)
+    images[labels == 0, :, :14] = 200
+    images[labels == 1, :, 14:] = 200
+    return ls.data.Arrays({"image": images, "label": labels})
+
+
+def tiny() -> nn.Module:
+    return nn.Sequential(
+        nn.MaxPool2d(4), nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Dropout(0.3), nn.Linear(100, 2)
+    )
+
+
+def small_recipe(steps: int = STEPS) -> Recipe:
+    recipe = ls.recipes.find("mnist")
+    return replace(
+        recipe,
+        name="small",
+        data=ls.recipes.ImageData(image_size=28, preprocessing=ls.recipes.preprocessing.Lenet()),
+        optimizer=ls.optim.SGD(0.01, momentum=0.9),
+        batch_size=8,
+        num_towers=2,
+        num_threads=1,
+        end=ls.Steps(steps),
+        checkpoints=replace(recipe.checkpoints, every=Interval(SAVE_EVERY)),
+        device="cpu",
+    )
+
+
+def train(workdir: str | Path, steps: int = STEPS, **options: Any) -> Any:
+    return ls.run(small_recipe(steps), workdir, **{"model": tiny, "reader": stripes, **options})

@@ -1,0 +1,265 @@
+"""A run that is fetched from a bucket: whole or not at all, nothing broken, nothing that leads elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from bucket_runs import Machines, files, mirrored, new_place, objects
+from checkpoint_helpers import write
+
+from lockstep.checkpoints import fetching
+from lockstep.checkpoints.fetching import fetch_run, local_folder
+from lockstep.checkpoints.manifest import hash_of_json
+from lockstep.checkpoints.mirror import LATEST, KnownBucket
+from lockstep.checkpoints.store import Store
+from lockstep.errors import CheckpointError, DataError, WorkdirError
+from lockstep.storage.remote_path import RemotePath
+
+
+@pytest.fixture
+def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machines:
+    found = Machines(tmp_path, monkeypatch)
+    found.use("first")
+    return found
+
+
+@pytest.fixture
+def place(machines: Machines) -> RemotePath:
+    """A run with checkpoints of two steps, uploaded by the first machine."""
+    found = new_place()
+    train(found, 1, 2)
+    return found
+
+
+def train(place: RemotePath, *steps: int) -> Path:
+    folder = fetch_run(place)
+    (folder / "recipe.toml").write_text("batch_size = 8\n")
+    store = mirrored(folder)
+    for step in steps:
+        write(store, step)
+        store.mirror.settle()
+    return folder
+
+
+def steps(folder: Path) -> list[int]:
+    return Store(folder / "checkpoints").steps()
+
+
+def test_an_empty_machine_gets_all_of_it(machines: Machines, place: RemotePath) -> None:
+    first = local_folder(place)
+    machines.use("second")
+    folder = fetch_run(place)
+    assert folder != first
+    assert files(folder) == files(first)
+    assert sorted(path.name for path in folder.parent.iterdir()) == [f".{folder.name}.lock", folder.name]
+    assert local_folder(str(place)) == folder != local_folder(f"{place}2")
+
+
+def test_a_folder_that_is_as_new_stays(machines: Machines, place: RemotePath) -> None:
+    folder = local_folder(place)
+    (folder / "notes").write_text("of this machine")
+    write(Store(folder / "checkpoints"), 3)  # killed before it was uploaded
+    assert fetch_run(place) == folder
+    assert (folder / "notes").exists()
+    assert steps(folder) == [1, 2, 3]
+
+
+def test_an_older_folder_is_filled(machines: Machines, place: RemotePath) -> None:
+    folder = local_folder(place)
+    (folder / "evaluations.jsonl").write_text("scored here\n")
+    machines.use("second")
+    train(place, 3)
+    machines.use("first")
+    assert steps(fetch_run(place)) == [1, 2, 3]
+    assert (folder / "evaluations.jsonl").read_text() == "scored here\n"
+    assert sorted(path.name for path in folder.parent.iterdir()) == [f".{folder.name}.lock", folder.name]
+
+
+def test_checkpoints_that_nobody_else_has_are_set_aside(
+    machines: Machines, place: RemotePath, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = local_folder(place)
+    write(Store(folder / "checkpoints"), 9)
+    machines.use("second")
+    train(place, 3)
+    machines.use("first")
+    assert steps(fetch_run(place)) == [1, 2, 3]
+    (aside,) = folder.parent.glob("*.before-*")
+    assert steps(aside) == [1, 2, 9]
+    assert f"taken further elsewhere, to step 3; the copy here, with step 9, is kept as {aside}" in caplog.text
+
+
+def test_records_alone(machines: Machines, place: RemotePath) -> None:
+    machines.use("second")
+    (place / ".lease-000001").write_bytes(b"{}")
+    folder = fetch_run(place, contents=False)
+    assert not local_folder(place).exists()
+    assert steps(folder) == [1, 2]
+    assert not list(folder.rglob("*.safetensors"))
+    assert (folder / "recipe.toml").exists()
+    assert (folder / ".lease-000001").exists()
+    origin = KnownBucket.read(folder)
+    assert origin
+    assert origin.url == str(place)
+
+
+# What is broken -------------------------------------------------------------------------------------------------------
+
+
+def flip(data: bytes) -> bytes:
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
+def another_hash(data: bytes) -> bytes:
+    """A manifest that was made by hand, whole in itself."""
+    body = json.loads(data)
+    del body["sha256"]
+    body["files"][0]["sha256"] = "0" * 64
+    return json.dumps(body | {"sha256": hash_of_json(body)}).encode()
+
+
+def leads_elsewhere(data: bytes) -> bytes:
+    body = json.loads(data)
+    del body["sha256"]
+    body["files"][0]["name"] = "../../../stolen.safetensors"
+    return json.dumps(body | {"sha256": hash_of_json(body)}).encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "told"),
+    [
+        ("parameters.safetensors", flip, "sha256"),
+        ("parameters.safetensors", lambda data: data[:-1], "bytes, as the manifest says"),
+        ("parameters.safetensors", lambda data: data + b"x", "bytes, as the manifest says"),
+        ("parameters.safetensors", None, "no such object"),
+        ("manifest.json", lambda data: data.replace(b'"step": 2', b'"step": 1'), "as it says itself"),
+        ("manifest.json", another_hash, "sha256"),
+        ("manifest.json", leads_elsewhere, "stolen"),
+        ("manifest.json", lambda data: data + b" " * (1 << 20), "a manifest of at most"),
+        ("manifest.json", None, "no such object"),
+    ],
+)
+def test_a_broken_checkpoint_is_told_and_never_chosen(
+    machines: Machines,
+    place: RemotePath,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    change: Callable[[bytes], bytes] | None,
+    told: str,
+) -> None:
+    file = place / "checkpoints" / "step-00000002" / name
+    if change:
+        file.write_bytes(change(file.read_bytes()))
+    else:
+        file.unlink()
+    machines.use("second")
+    assert steps(fetch_run(place)) == [1]
+    assert "step-00000002" in caplog.text
+    assert told in caplog.text
+    assert "It is left out." in caplog.text
+
+
+@pytest.mark.parametrize("has_latest", [True, False])
+def test_where_all_are_broken_nothing_begins_afresh(machines: Machines, place: RemotePath, has_latest: bool) -> None:
+    for step in (1, 2):
+        (place / "checkpoints" / f"step-0000000{step}" / "values.json").unlink()
+    if not has_latest:
+        (place / LATEST).unlink()
+    machines.use("second")
+    with pytest.raises(CheckpointError, match="Every checkpoint in memory://") as caught:
+        fetch_run(place)
+    assert caught.value.exit_code == 1
+    assert not local_folder(place).exists()
+
+
+def test_without_latest_what_is_whole_counts(machines: Machines, place: RemotePath) -> None:
+    (place / LATEST).unlink()
+    (place / "checkpoints" / "step-00000002" / "values.json").unlink()
+    machines.use("second")
+    assert steps(fetch_run(place)) == [1]
+
+
+def test_a_first_upload_that_was_cut_off_is_no_run(machines: Machines) -> None:
+    place = new_place()
+    (place / "checkpoints" / "step-00000000" / "values.json").write_bytes(b"{}")
+    folder = fetch_run(place)
+    assert steps(folder) == []
+    train(place, 1)
+    assert "checkpoints/step-00000000/values.json" not in objects(place)
+
+
+# What is refused ------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_of_something_else_is_refused(machines: Machines) -> None:
+    place = new_place()
+    (place / "photo.jpg").write_bytes(b"x")
+    with pytest.raises(WorkdirError, match="holds something that is not a run") as caught:
+        fetch_run(place)
+    assert "1 objects, 'photo.jpg' among them" in str(caught.value)
+
+
+def test_names_that_lead_elsewhere_are_left_out(
+    machines: Machines, place: RemotePath, caplog: pytest.LogCaptureFixture
+) -> None:
+    listing = RemotePath.walk_files(place)
+    bad = ["../outside", "a/../../outside", ".mirror.json", "a\\b", "x" * 300, ".hidden/x"]
+    with pytest.MonkeyPatch.context() as patch:
+        some = next(iter(listing.values()))
+        patch.setattr(RemotePath, "walk_files", lambda _: listing | dict.fromkeys(bad, some))
+        machines.use("second")
+        folder = fetch_run(place)
+    assert {*files(folder)} == {name for name in listing if name != LATEST}
+    for name in bad:
+        assert repr(f"{place}/{name}") in caplog.text
+
+
+def test_no_room_is_told_before_anything_is_downloaded(
+    machines: Machines, place: RemotePath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machines.use("second")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=100))
+    with pytest.raises(WorkdirError, match="does not fit on this machine") as caught:
+        fetch_run(place)
+    assert "100 free" in str(caught.value)
+    assert not local_folder(place).exists()
+
+
+def test_a_download_that_fails_leaves_what_was_there(
+    machines: Machines, place: RemotePath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machines.use("second")
+    train(place, 3)
+    machines.use("first")
+    before = files(local_folder(place))
+
+    def fail(*_: object) -> None:
+        raise PermissionError("no rights")
+
+    monkeypatch.setattr(RemotePath, "download", fail)
+    with pytest.raises(WorkdirError, match="cannot be used") as caught:
+        fetch_run(place)
+    assert "no rights" in str(caught.value)
+    assert "credentials" in caught.value.hint
+    assert files(local_folder(place)) == before
+
+
+@pytest.mark.parametrize("url", ["memory://bucket", "memory://"])
+def test_a_whole_bucket_is_no_workdir(url: str) -> None:
+    with pytest.raises((WorkdirError, DataError)):
+        fetch_run(url)
+
+
+def test_what_a_killed_process_has_left_goes(machines: Machines, place: RemotePath) -> None:
+    machines.use("second")
+    folder = local_folder(place)
+    (folder.parent / f".{folder.name}.abc.partial").mkdir(parents=True)
+    fetch_run(place)
+    assert sorted(os.listdir(folder.parent)) == [f".{folder.name}.lock", folder.name]  # noqa: PTH208
+    assert fetching.fcntl is not None

@@ -1,0 +1,226 @@
+"""Runs whose workdir is on a bucket: on an empty machine they go on from what was uploaded, to the same bytes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from bucket_runs import Machines, copied, new_place, objects, on_each_write
+from bucket_script import STEPS, train
+from object_server import Fault, FaultyProxy
+from worker_processes import HANG_SECONDS
+
+import lockstep as ls
+from lockstep.checkpoints.fetching import fetch_run, local_folder
+from lockstep.checkpoints.mirror import LATEST, Latest, Mirror, UploadError
+from lockstep.checkpoints.retention import Retention
+from lockstep.errors import InputError, WorkdirError
+from lockstep.runs.run import _check_shared
+from lockstep.runs.workdir import Workdir
+from lockstep.storage import retries
+from lockstep.storage.remote_path import RemotePath
+from lockstep.workers.rank import leave
+
+SCRIPT = "import sys, bucket_script; bucket_script.train(sys.argv[1])"
+CHANGING = (
+    "manifest.json",
+    "timings.jsonl",
+    "history.jsonl",
+    "result.json",
+    "summaries",
+    "latest.json",
+    "chain.jsonl",
+    "data.json",
+)
+"""What holds times, or tells of starts and of the folder where they were made."""
+
+
+@pytest.fixture
+def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machines:
+    found = Machines(tmp_path, monkeypatch)
+    found.use("first")
+    monkeypatch.setattr(retries, "_FIRST_WAIT_SECONDS", 0.0)
+    return found
+
+
+def learned(place: RemotePath) -> dict[str, bytes]:
+    """Every byte that a run has learned or said, at its end."""
+    names = {name: data for name, data in objects(place).items() if "saves.jsonl" not in name}
+    return {name: data for name, data in names.items() if not any(part in CHANGING for part in name.split("/"))}
+
+
+def scores(place: RemotePath) -> object:
+    return json.loads((place / "result.json").read_bytes())["evaluations"]
+
+
+@pytest.fixture(scope="module")
+def moments(tmp_path_factory: pytest.TempPathFactory) -> list[RemotePath]:
+    """What the bucket of an undisturbed run held after each request that has changed it; its end is the last one."""
+    leave()
+    with pytest.MonkeyPatch.context() as patch:
+        Machines(tmp_path_factory.mktemp("machines"), patch).use("undisturbed")
+        place, found = new_place(), list[RemotePath]()
+        on_each_write(patch, lambda: found.append(copied(place)))
+        begin = Mirror.begin
+
+        def begin_and_settle(self: Mirror, step: int, retention: Retention) -> None:
+            """As if uploads were faster than steps: each checkpoint is sent."""
+            begin(self, step, retention)
+            self.settle()
+
+        patch.setattr(Mirror, "begin", begin_and_settle)
+        assert train(str(place)).reason == "end"
+    return [*found, place]
+
+
+def resumes_from(moment: RemotePath, moments: list[RemotePath], machines: Machines, name: str) -> None:
+    machines.use(name)
+    leave()
+    train(str(moment))
+    assert learned(moment) == learned(moments[-1])
+    assert scores(moment) == scores(moments[-1])
+
+
+def test_killed_at_random_moments(moments: list[RemotePath], machines: Machines) -> None:
+    """The law: whatever a machine that was lost had uploaded, an empty one ends with the same bytes."""
+    steps = [Latest.decode((each / LATEST).read_bytes()).step if (each / LATEST).exists() else -1 for each in moments]
+    assert {*steps} >= {-1, 3, STEPS}
+    choose = random.Random(3)
+    for step in (-1, 6):
+        place = choose.choice([place for place, each in zip(moments, steps, strict=True) if each == step])
+        resumes_from(copied(place), moments, machines, f"after-{step}")
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment(moments: list[RemotePath], machines: Machines) -> None:
+    for number, moment in enumerate(moments):
+        resumes_from(copied(moment), moments, machines, f"machine-{number}")
+
+
+def test_the_run_is_on_the_bucket_and_another_machine_takes_it_further(
+    machines: Machines, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    place = new_place()
+    train(str(place), 4)
+    machines.use("second")
+    leave()
+    assert train(str(place), 6).step == 6
+    assert "resumed at step 4, position 32" in caplog.text
+    events = [json.loads(line)["event"] for line in (place / "history.jsonl").read_bytes().splitlines()]
+    assert events == ["start", "end", "resume", "end"]
+    assert Latest.decode((place / LATEST).read_bytes()).step == 6
+
+
+def test_a_failing_upload_does_not_end_the_run_but_its_end(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    place, reached = new_place(), list[int]()
+    is_down = [False]
+
+    def fail() -> None:
+        if is_down[0]:
+            raise OSError("no route to host")
+
+    def cut(report: ls.StepReport) -> None:
+        is_down[0] = report.step >= 4
+        reached.append(report.step)
+
+    with monkeypatch.context() as patched:
+        on_each_write(patched, fail)
+        with pytest.raises(UploadError, match="The run is not on the bucket as it is here") as caught:
+            train(str(place), hooks=[cut])
+    assert reached == [*range(1, STEPS + 1)]
+    assert caught.value.exit_code == 1
+    assert str(local_folder(place)) in caught.value.hint
+    assert "the next checkpoint is another try: see that the bucket can be reached" in caplog.text
+    (place / ".lease-000001").unlink()  # which could not be released; another process would see this one dead
+    leave()
+    assert train(str(place)).step == STEPS  # here the run is whole
+    assert Latest.decode((place / LATEST).read_bytes()).step == STEPS
+
+
+def test_two_machines_do_not_train_one_run(machines: Machines) -> None:
+    place = new_place()
+    errors = list[WorkdirError]()
+
+    def another(report: ls.StepReport) -> None:
+        if report.step == 2:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("XDG_CACHE_HOME", str(local_folder(place).parent / "elsewhere"))
+                with pytest.raises(WorkdirError) as caught:
+                    Workdir(fetch_run(place)).check_free()
+                errors.append(caught.value)
+
+    train(str(place), 3, hooks=[another])
+    assert errors[0].what == f"The run in {place} is going on already."
+    assert f"held by process {os.getpid()} on host" in errors[0].given
+
+
+def test_several_hosts_have_no_folder_that_all_see(machines: Machines, tmp_path: Path) -> None:
+    _check_shared(tmp_path)
+    with pytest.raises(InputError, match="needs a workdir that all of them see"):
+        _check_shared(fetch_run(new_place()))
+
+
+# A store of real code -------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_a_workdir_is_told_before_the_first_step(
+    machines: Machines, bucket: RemotePath, object_store: FaultyProxy
+) -> None:
+    with pytest.raises(WorkdirError, match="cannot be used") as caught:
+        train("s3://there-is-no-such-bucket/runs/x")
+    assert caught.value.exit_code == 2
+    assert "make the bucket, or name another" in caught.value.hint
+    object_store.faults = [Fault("status", 100, method="PUT", status=403)]
+    leave()
+    with pytest.raises(WorkdirError, match="cannot be used") as caught:
+        train(f"{bucket}/runs/x")
+    assert "credentials that may read and write" in caught.value.hint
+    assert not [*bucket.walk_files()]
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.parametrize("seed", range(20))
+def test_processes_killed_and_gone_on_with_on_empty_machines(
+    moments: list[RemotePath], machines: Machines, bucket: RemotePath, tmp_path: Path, seed: int
+) -> None:
+    """Kill a run at random moments after a save, three times, and go on each time on a machine that has nothing."""
+    place, choose, kills = bucket / "runs" / "x", random.Random(seed), 3
+    for number in range(kills + 1):
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+        environment["XDG_CACHE_HOME"] = str(tmp_path / f"machine-{number}")
+        log = tmp_path / f"log-{number}"
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-c", SCRIPT, str(place)], env=environment, stdout=file, stderr=file
+            )
+        if number == kills:
+            assert process.wait(HANG_SECONDS) == 0, log.read_text()
+            break
+        before = step_of(place)
+        while process.poll() is None and step_of(place) == before:
+            time.sleep(0.01)
+        time.sleep(choose.uniform(0, 0.1))
+        process.send_signal(signal.SIGKILL)
+        process.wait(HANG_SECONDS)
+    # A machine that is lost may have uploaded the newest of several checkpoints alone.
+    found, last = learned(place), f"checkpoints/step-{STEPS:08d}/"
+    assert {name for name in found if name.startswith(last)}
+    assert found == {name: data for name, data in learned(moments[-1]).items() if name in found}
+    assert scores(place) == scores(moments[-1])
+
+
+def step_of(place: RemotePath) -> int:
+    place.invalidate()
+    return Latest.decode((place / LATEST).read_bytes()).step if (place / LATEST).exists() else -1
