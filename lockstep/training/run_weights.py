@@ -123,7 +123,7 @@ def open_weights(path: str | Path, *, slots: bool = False, newest: int | None = 
     Raises:
         CheckpointError: there are no weights that are known, or they are damaged.
     """
-    path = weights_in_store(DataPath(str(path))) if is_url(path) else Path(path)
+    path = Path(_brought_here(str(path)))
     if (path / MANIFEST).is_file():
         return RunWeights(path, slots=slots)
     if store := store_of_run(path):
@@ -136,6 +136,16 @@ def open_weights(path: str | Path, *, slots: bool = False, newest: int | None = 
     if (path / CHECKPOINTS).is_dir():
         raise unknown(path, "a run without a checkpoint")
     return open_weights_file(path)
+
+
+def _brought_here(path: str) -> str:
+    """Bring weights of an object store to this machine, a run with all its checkpoints; other paths stay."""
+    if not is_url(path):
+        return path
+    url, step = without_step(path)
+    if not (DataPath(url) / CHECKPOINTS).is_dir():
+        return str(weights_in_store(DataPath(path)))
+    return f"{fetch_run(url)}" + (f"@{step}" if step is not None else "")
 
 
 def without_step(text: str) -> tuple[str, int | None]:

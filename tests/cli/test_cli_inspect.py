@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from lockstep.checkpoints.store import Store
 from lockstep.cli.main import main
 from lockstep.records.example import serialize_example, serialize_sequence_example
 from lockstep.records.tfrecord import write_records
+from lockstep.storage.remote_path import RemotePath
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 RESNET = FIXTURES / "weights" / "resnet20-12fca82f.th"
@@ -295,3 +297,16 @@ def test_what_cannot_be_inspected(inspect: Any, tmp_path: Path) -> None:
     inspect(tmp_path / "none", code=2)
     inspect("hdfs://bucket/weights", code=2)
     inspect(RESNET, "--diff", "gs://bucket/weights", code=2)
+
+
+def test_what_is_in_an_object_store_is_inspected(
+    inspect: Any, read: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    bucket = RemotePath(f"memory://{uuid.uuid4().hex}")
+    (bucket / "train-0").upload(records(tmp_path / "train-0"))
+    (bucket / "weights" / "resnet.th").upload(RESNET)
+    assert read(f"{bucket}/train-*")["files"][0]["num_records"] == read(tmp_path / "train-0")["files"][0]["num_records"]
+    assert read(bucket)["files"][0]["path"] == f"{bucket}/train-0"
+    assert read(f"{bucket}/weights/resnet.th")["tensors"] == read(RESNET)["tensors"]
+    inspect(f"{bucket}/weights/none.th", code=2)

@@ -6,6 +6,7 @@ import base64
 import json
 import re
 import shutil
+import uuid
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -29,6 +30,7 @@ from lockstep.recipes.preprocessing import ResizedCrop
 from lockstep.recipes.shipped import find
 from lockstep.recipes.toml import to_toml
 from lockstep.runs.showing import examples
+from lockstep.storage.remote_path import RemotePath
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 INSTANCES = f"{FIXTURES / 'coco' / 'instances.json'}:{FIXTURES / 'coco' / 'images'}"
@@ -447,3 +449,15 @@ def test_all_that_is_known_of_an_example_is_shown(tmp_path: Path) -> None:
     assert {"boxes", "masks", "keypoints"} <= fields.keys()
     run(f"{coco / 'person_keypoints.json'}:{coco / 'images'}", "--to", tmp_path / "page.html", "--positions", "0:1")
     assert len(articles(tmp_path / "page.html")) == 1
+
+
+def test_images_of_an_object_store_are_shown(folder: Path, tmp_path: Path) -> None:
+    bucket = RemotePath(f"memory://{uuid.uuid4().hex}")
+    for file in folder.rglob("*.png"):
+        (bucket / file.relative_to(folder).as_posix()).upload(file)
+    run(folder, "--to", tmp_path / "local.html", "--order", "sequential")
+    run(bucket, "--to", tmp_path / "stored.html", "--order", "sequential")
+    assert [images_in(page) for page in articles(tmp_path / "stored.html")] == [
+        images_in(page) for page in articles(tmp_path / "local.html")
+    ]
+    run(f"{bucket}/none-*", "--to", tmp_path / "none.html", code=2)

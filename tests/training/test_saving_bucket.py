@@ -54,6 +54,8 @@ def test_a_save_is_on_the_bucket_when_it_returns_and_another_machine_resumes(mac
     assert torch.equal(again.parameters["weight"], state.parameters["weight"])
     assert run_at_step(f"{place}@2") == (run_at_step(str(place))[0], 2)
     assert open_weights(run_at_step(str(place))[0]).tensors.keys() == {"weight", "bias"}
+    for named in (str(place), f"{place}@2"):
+        assert open_weights(named).tensors.keys() == {"weight", "bias"}
 
 
 def test_a_saver_ends_with_all_of_it_on_the_bucket(machines: Machines) -> None:
