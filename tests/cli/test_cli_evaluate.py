@@ -407,6 +407,7 @@ def follow(workdir: Path, *words: str) -> list[str]:
 SCORED = r"average weights of step (\d+), from "
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_one_process_trains_and_another_follows_to_the_end(start: Start, tmp_path: Path) -> None:
     workdir, result = tmp_path / "run", tmp_path / "result.json"

@@ -71,7 +71,7 @@ def net(request: pytest.FixtureRequest) -> DetectionModel:
     return DETECTORS[request.param].build(0).train()
 
 
-@pytest.mark.parametrize("objects", [OBJECTS, [[], []]], ids=["objects", "none"])
+@pytest.mark.parametrize("objects", [OBJECTS, pytest.param([[], []], marks=pytest.mark.slow)], ids=["objects", "none"])
 def test_detectors_of_one_stage_never_wait(net: DetectionModel, objects: list[list[list[float]]]) -> None:
     assert of_one_step(net, objects).waits == []
 
@@ -87,7 +87,7 @@ def two_stages(request: pytest.FixtureRequest) -> DetectionModel:
     return calm(net).train()
 
 
-@pytest.mark.parametrize("objects", [OBJECTS, [[], []]], ids=["objects", "none"])
+@pytest.mark.parametrize("objects", [OBJECTS, pytest.param([[], []], marks=pytest.mark.slow)], ids=["objects", "none"])
 def test_detectors_of_two_stages_wait_once_a_tower(
     two_stages: DetectionModel, objects: list[list[list[float]]]
 ) -> None:
@@ -95,7 +95,7 @@ def test_detectors_of_two_stages_wait_once_a_tower(
     assert len(calls.waits) == 1, calls.waits
 
 
-@pytest.mark.parametrize("rounds", [1, 32])
+@pytest.mark.parametrize("rounds", [1, pytest.param(32, marks=pytest.mark.slow)])
 def test_detectors_of_two_stages_learn_the_same_where_the_host_waits(
     two_stages: DetectionModel, rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.process
 SCRIPT, STEPS = "two_networks.py", 20
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_ends_with_the_bytes_of_one_that_was_not(examples: Any, tmp_path: Path) -> None:
     undisturbed, stopped = tmp_path / "undisturbed", tmp_path / "stopped"
     said = examples.run(SCRIPT, examples.alone, undisturbed, "--steps", str(STEPS))

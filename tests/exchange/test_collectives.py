@@ -411,8 +411,15 @@ def lose_a_worker(number: int, kind: str) -> tuple[str, str]:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("kind", ["all_reduce", "messages"])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (signal.SIGKILL, "all_reduce"),
+        (signal.SIGSTOP, "messages"),
+        pytest.param(signal.SIGKILL, "messages", marks=pytest.mark.slow),
+        pytest.param(signal.SIGSTOP, "all_reduce", marks=pytest.mark.slow),
+    ],
+)
 def test_all_workers_name_the_one_that_is_gone(
     number: signal.Signals, kind: str, run_workers: Callable[..., list[Any]]
 ) -> None:

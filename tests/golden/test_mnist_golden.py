@@ -42,7 +42,10 @@ def train(run: GoldenRun, net: nn.Module, batches: list[tuple[Tensor, Tensor]]) 
     return np.array(losses), first
 
 
-@pytest.mark.parametrize("name", ["two_towers_float64", "two_towers_float32", "two_towers_lrn_float32"])
+@pytest.mark.parametrize(
+    "name",
+    ["two_towers_float64", pytest.param("two_towers_float32", marks=pytest.mark.slow), "two_towers_lrn_float32"],
+)
 def test_two_towers_give_tensorflows_numbers(name: str) -> None:
     run = golden_run(name)
     net = reference_net(run)

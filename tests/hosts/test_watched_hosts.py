@@ -47,6 +47,7 @@ def given(command: Command) -> str:
     return next(line for line in command.lines if "  given:" in line).partition("given:")[2].strip()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("deed", "code", "why", "last"),
     [

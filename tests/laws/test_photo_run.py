@@ -58,7 +58,11 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=[[], TODAY, BY_TORCH], ids=["inception", "today", "by_torch"])
+@pytest.fixture(
+    scope="module",
+    params=[[], TODAY, pytest.param(BY_TORCH, marks=pytest.mark.slow)],
+    ids=["inception", "today", "by_torch"],
+)
 def changed(request: pytest.FixtureRequest) -> list[str]:
     """Settings that differ from those of Inception's trainer."""
     settings: list[str] = request.param

@@ -131,6 +131,7 @@ def test_a_detector_killed_at_random_moments(tmp_path: Path, seed: int) -> None:
     assert contents(workdir) == contents(whole)
 
 
+@pytest.mark.slow
 def test_killed_where_each_attempt_is_read_late(tmp_path: Path) -> None:
     whole, workdir = tmp_path / "whole", tmp_path / "run"
     finish(whole, 3, STEPS, "accelerator")
@@ -139,6 +140,7 @@ def test_killed_where_each_attempt_is_read_late(tmp_path: Path) -> None:
     assert contents(workdir) == contents(whole)
 
 
+@pytest.mark.slow
 def test_killed_where_the_sum_is_exact_over_gloo(undisturbed: dict[str, bytes], tmp_path: Path) -> None:
     """The bytes are those of shared memory, but for the name of the transport."""
     workdir = tmp_path / "run"
@@ -160,6 +162,7 @@ def kill_some(workdir: Path, seed: int, *kind: str, num_kills: int = KILLS) -> N
         wait_until_gone(workdir)
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_of_saves(undisturbed: dict[str, bytes], tmp_path: Path) -> None:
     choose, workdir = random.Random(3), tmp_path / "run"
     checkpoints = workdir / "checkpoints"

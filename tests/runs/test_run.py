@@ -261,7 +261,12 @@ def on_two_workers(own: Recipe, counts: dict[str, list[int]]) -> str:
 @pytest.mark.parametrize(
     ("differing", "what", "said"),
     [
-        ({"train": [8, 16]}, "the numbers of examples", "to train on: 16 instead of 8"),
+        pytest.param(
+            {"train": [8, 16]},
+            "the numbers of examples",
+            "to train on: 16 instead of 8",
+            marks=pytest.mark.slow,
+        ),
         (
             {"validation": [4, 0]},
             "the numbers of examples",

@@ -216,7 +216,7 @@ def on_workers(workdir: Path, parts: dict[str, Any]) -> None:
 
 
 @pytest.mark.process
-@odd_networks
+@pytest.mark.parametrize("parts", [pytest.param({}, marks=pytest.mark.slow), SPARSE], ids=["dense", "sparse"])
 def test_two_workers_have_the_bytes_of_one(
     tmp_path: Path, run_workers: Callable[..., list[Any]], parts: dict[str, Any]
 ) -> None:
@@ -226,6 +226,7 @@ def test_two_workers_have_the_bytes_of_one(
     assert learned(tmp_path / "two") == learned(tmp_path / "one")
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_backup_workers_have_the_bytes_of_one(tmp_path: Path, run_workers: Callable[..., list[Any]]) -> None:
     torch.set_num_threads(1)
@@ -323,20 +324,20 @@ def test_a_recipe_takes_no_network_itself() -> None:
 
 @pytest.mark.process
 def test_a_recipe_of_own_parts_by_the_commands(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "mine.toml", "--dry-run"]) == 0
+    assert main(["train", "mine.toml", "--dry-run", "--workers", "1"]) == 0
     assert not Path("runs").exists()
     assert main(["train", "mine.toml", "--workers", "2"]) == 0
     ls.run(recipe(model=partial(Net, width=6), reader=partial(reader, scale=1.0)), home / "script")
     leave()
     assert learned(home / "runs/mine") == learned(home / "script")
-    assert main(["evaluate", "runs/mine", "--to", "scores.json"]) == 0
+    assert main(["evaluate", "runs/mine", "--to", "scores.json", "--workers", "1"]) == 0
     assert json.loads(Path("scores.json").read_text())["split"] == "test"
     assert main(["export", "runs/mine", "--to", "net.safetensors"]) == 0
     capsys.readouterr()
     assert main(["export", "runs/mine", "--to", "net.pt2"]) == 2
     assert "Nothing says what of a batch the network is called with." in capsys.readouterr().err
-    assert main(["train", "runs/mine", "--steps", "7"]) == 0
-    assert main(["train", "mine.toml", "--rehearse"]) == 0
+    assert main(["train", "runs/mine", "--steps", "7", "--workers", "1"]) == 0
+    assert main(["train", "mine.toml", "--rehearse", "--workers", "1"]) == 0
     assert sorted(path.name for path in Path("runs").iterdir()) == ["mine"]
 
 

@@ -277,7 +277,9 @@ def waits_among_workers(has_unused: bool) -> tuple[int, int]:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("has_unused", [False, True], ids=["all are used", "some have no gradient"])
+@pytest.mark.parametrize(
+    "has_unused", [pytest.param(False, marks=pytest.mark.slow), True], ids=["all are used", "some have no gradient"]
+)
 def test_a_step_over_collectives_waits_for_nothing(has_unused: bool, run_workers: Callable[..., list[Any]]) -> None:
     assert run_workers(waits_among_workers, 2, has_unused) == [(0, 0), (0, 0)]
 
