@@ -102,6 +102,7 @@ def test_workers_share_the_cores_but_for_exact_runs(tmp_path: Path) -> None:
     assert "lockstep run --threads 1, or torch.set_num_threads(1) before the first step" in log
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_an_exact_run_keeps_the_threads_that_are_named(tmp_path: Path) -> None:
     said, log = run_with_threads(tmp_path, "--workers", "1", "--threads", "3")
@@ -109,6 +110,7 @@ def test_an_exact_run_keeps_the_threads_that_are_named(tmp_path: Path) -> None:
     assert "exact: the bits depend on the 3 threads of each worker, and a resume with others is refused" in log
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_the_threads_of_the_environment_hold(tmp_path: Path) -> None:
     said, log = run_with_threads(tmp_path, "--workers", "1", OMP_NUM_THREADS="1")

@@ -190,8 +190,8 @@ ls.train(state, lambda m, b: {"loss": m(b["x"]).mean()}, loader, until=ls.Steps(
     ("who", "num_workers"),
     [
         ("threads", 0),
-        ("processes", 2),
         pytest.param("processes", 0, marks=pytest.mark.slow),
+        pytest.param("processes", 2, marks=pytest.mark.slow),
         pytest.param("threads", 2, marks=pytest.mark.slow),
     ],
 )

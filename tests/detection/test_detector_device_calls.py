@@ -76,7 +76,13 @@ def test_detectors_of_one_stage_never_wait(net: DetectionModel, objects: list[li
     assert of_one_step(net, objects).waits == []
 
 
-@pytest.fixture(scope="module", params=["boxes", "masks", "imported", "imported masks"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "boxes",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("masks", "imported", "imported masks")),
+    ],
+)
 def two_stages(request: pytest.FixtureRequest) -> DetectionModel:
     torch.set_num_threads(1)
     if not request.param.startswith("imported"):

@@ -53,6 +53,7 @@ def test_weights_of_something_else_are_refused_in_words(examples: Any, flowers: 
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_seed_is_trained_and_scored(examples: Any, flowers: Path) -> None:
     ended = run(examples, "--data", flowers, "--weights", WEIGHTS, "--seeds", "1", "--workdir", flowers / "runs")
     assert ended.returncode == 0, ended.stderr

@@ -60,6 +60,7 @@ def test_stopped_and_resumed_alone_it_ends_as_on_two_workers(
     assert examples.checkpoint(tmp_path, STEPS) == examples.checkpoint(workdir, STEPS)
 
 
+@pytest.mark.slow
 def test_the_same_command_again_does_no_step(examples: Any, two_workers: tuple[list[str], Path]) -> None:
     said, workdir = two_workers
     before = examples.checkpoint(workdir, STEPS)

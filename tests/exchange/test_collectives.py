@@ -466,7 +466,8 @@ for report in ls.train_steps(state, losses, loader, exchange=ls.AllReduce("gloo"
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("fails", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("fails", [True, False])
 def test_scripts_of_a_bare_launcher_end_in_peace_or_with_the_words_of_the_one_that_failed(
     fails: bool, tmp_path: Path
 ) -> None:

@@ -57,6 +57,7 @@ def test_two_towers_give_tensorflows_numbers(name: str) -> None:
     check_weights(run, net)
 
 
+@pytest.mark.slow
 def test_one_tower_with_clipped_gradients_gives_slims_numbers() -> None:
     run = golden_run("slim_float64")
     net = reference_net(run)

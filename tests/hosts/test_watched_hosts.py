@@ -75,6 +75,7 @@ def test_what_becomes_of_a_worker_is_told_on_the_other_host(
     assert hosts.leftovers() == []
 
 
+@pytest.mark.slow
 def test_a_cut_link_is_noticed_on_both_sides(make_hosts: Callable[[int], Hosts]) -> None:
     hosts = make_hosts(2)
     chief, other = started(hosts)

@@ -130,7 +130,7 @@ def test_synchronised_batch_norm_makes_the_update_of_one_batch() -> None:
     ("task", "model"),
     [
         pytest.param(ONE_SIZE, None, marks=pytest.mark.slow),
-        (OWN_SIZES, None),
+        pytest.param(OWN_SIZES, None, marks=pytest.mark.slow),
         (ONE_SIZE, Sampling),
         pytest.param(LARGER, small_ssd, marks=pytest.mark.slow),
     ],

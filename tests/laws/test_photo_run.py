@@ -89,7 +89,16 @@ def test_metrics_jsonl_has_every_loss_and_score(undisturbed: dict[str, bytes]) -
     assert [line["step"] for line in lines if "top2" in str(line)] == [2, 4]
 
 
+on_one_kind = pytest.mark.parametrize(
+    "changed",
+    [TODAY, *(pytest.param(settings, marks=pytest.mark.slow) for settings in ([], BY_TORCH))],
+    indirect=True,
+    ids=["today", "inception", "by_torch"],
+)
+
+
 @pytest.mark.process
+@on_one_kind
 def test_two_workers_learn_the_same_bytes(
     undisturbed: dict[str, bytes],
     photos: Path,
@@ -102,6 +111,7 @@ def test_two_workers_learn_the_same_bytes(
     assert first.evaluation.means == second.evaluation.means
 
 
+@on_one_kind
 def test_a_resumed_run_learns_the_same_bytes(
     undisturbed: dict[str, bytes], photos: Path, changed: list[str], tmp_path: Path
 ) -> None:

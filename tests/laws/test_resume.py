@@ -113,10 +113,12 @@ def wait_until_gone(workdir: Path) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("seed", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 75))])
-def test_killed_at_random_moments(undisturbed: dict[str, bytes], tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "num_kills"), [(1, 1), *(pytest.param(n, KILLS, marks=pytest.mark.slow) for n in range(1, 75))]
+)
+def test_killed_at_random_moments(undisturbed: dict[str, bytes], tmp_path: Path, seed: int, num_kills: int) -> None:
     workdir = tmp_path / "run"
-    kill_some(workdir, seed)
+    kill_some(workdir, seed, num_kills=num_kills)
     finish(workdir, 3)
     assert contents(workdir) == undisturbed
 
@@ -185,6 +187,7 @@ def test_killed_in_the_middle_of_saves(undisturbed: dict[str, bytes], tmp_path: 
     assert contents(workdir) == undisturbed
 
 
+@pytest.mark.slow
 def test_resumed_on_other_numbers_of_workers(undisturbed: dict[str, bytes], tmp_path: Path) -> None:
     workdir = tmp_path / "run"
     for num_workers, steps in ((2, 13), (1, 30), (3, STEPS)):

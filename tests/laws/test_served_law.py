@@ -142,7 +142,12 @@ def count_examples(exchange: Any) -> tuple[list[float], list[float], Arrivals | 
 
 
 @pytest.mark.parametrize(
-    "exchange", [ls.Backups(), pytest.param(ls.Asynchronous(), marks=pytest.mark.slow), ls.Asynchronous(staleness=1)]
+    "exchange",
+    [
+        ls.Backups(),
+        pytest.param(ls.Asynchronous(), marks=pytest.mark.slow),
+        pytest.param(ls.Asynchronous(staleness=1), marks=pytest.mark.slow),
+    ],
 )
 def test_each_example_counts_once_an_epoch_beside_a_straggler(
     run_workers: Callable[..., list[Any]], exchange: Any

@@ -17,7 +17,7 @@ from lockstep.optim.optimizers import FTRL, Adadelta
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("each_device")]
 
-NUM_TOWERS, STEPS = 4, 5
+NUM_TOWERS, STEPS = 4, 4
 
 OPTIMIZERS: Mapping[str, Any] = {
     "sgd": ls.optim.SGD(0.1),

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 import lockstep as ls
 from lockstep.cli.main import main
+from lockstep.cli.train import train_as_worker
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.toml import from_toml, to_toml
 from lockstep.runs.trained import trained_model
@@ -322,22 +323,30 @@ def test_a_recipe_takes_no_network_itself() -> None:
 # The command line -----------------------------------------------------------------------------------------------------
 
 
+def test_a_recipe_that_names_own_parts_has_the_bytes_of_a_script(home: Path) -> None:
+    assert train_as_worker(["train", "mine.toml"]) == 0
+    leave()
+    ls.run(recipe(model=partial(Net, width=6), reader=partial(reader, scale=1.0)), home / "script")
+    assert learned(home / "runs/mine") == learned(home / "script")
+
+
+@pytest.mark.slow
 @pytest.mark.process
 def test_a_recipe_of_own_parts_by_the_commands(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "mine.toml", "--dry-run", "--workers", "1"]) == 0
+    assert main(["train", "mine.toml", "--dry-run"]) == 0
     assert not Path("runs").exists()
     assert main(["train", "mine.toml", "--workers", "2"]) == 0
     ls.run(recipe(model=partial(Net, width=6), reader=partial(reader, scale=1.0)), home / "script")
     leave()
     assert learned(home / "runs/mine") == learned(home / "script")
-    assert main(["evaluate", "runs/mine", "--to", "scores.json", "--workers", "1"]) == 0
+    assert main(["evaluate", "runs/mine", "--to", "scores.json"]) == 0
     assert json.loads(Path("scores.json").read_text())["split"] == "test"
     assert main(["export", "runs/mine", "--to", "net.safetensors"]) == 0
     capsys.readouterr()
     assert main(["export", "runs/mine", "--to", "net.pt2"]) == 2
     assert "Nothing says what of a batch the network is called with." in capsys.readouterr().err
-    assert main(["train", "runs/mine", "--steps", "7", "--workers", "1"]) == 0
-    assert main(["train", "mine.toml", "--rehearse", "--workers", "1"]) == 0
+    assert main(["train", "runs/mine", "--steps", "7"]) == 0
+    assert main(["train", "mine.toml", "--rehearse"]) == 0
     assert sorted(path.name for path in Path("runs").iterdir()) == ["mine"]
 
 
