@@ -150,6 +150,7 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_is_used(copy: Path, her
     assert steps_in(copy) == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_said_once_whoever_reads(copy: Path) -> None:
     (copy / "checkpoints/step-00000006/values.json").write_bytes(b"")
     said = run("evaluate", str(copy), "--workers", "2")
@@ -272,6 +273,7 @@ def test_a_killed_worker_ends_the_run_at_once_and_is_named(start: Start, tmp_pat
     assert not any(Path(f"/proc/{pid}").exists() for pid in [*children, *workers])
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_by_itself_when_a_worker_was_killed(start: Start, tmp_path: Path) -> None:
     started = start(tmp_path / "run", "--towers", "2", "--workers", "2")
     _, workers = started.processes()
@@ -363,13 +365,14 @@ def test_wrong_input_has_exit_code_2_and_starts_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_a_workdir_nothing_is_written(tmp_path: Path) -> None:
+def test_without_a_workdir_nothing_is_written(tmp_path: Path, here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     off = [
         word for name in ("checkpoints.every", "watch.summaries", "watch.metrics") for word in ("--set", f"{name}=0")
     ]
-    words = ["train", "mnist", "--workdir", "none", *SMALL, *off, "--workers", "1", "--steps", "2"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path)}
-    said = run(*words, "--set", f"data.folder={ROOT / 'data/mnist'}", cwd=tmp_path, env=environment)
+    words = ["train", "mnist", "--workdir", "none", *SMALL, *off, "--steps", "2"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    said = here(*words, "--set", f"data.folder={ROOT / 'data/mnist'}")
     assert re.search(r"^test accuracy .* of 500\)\Z", said.rstrip(), re.MULTILINE)
     assert list(tmp_path.iterdir()) == []
 

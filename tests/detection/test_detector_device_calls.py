@@ -116,6 +116,7 @@ def test_detectors_of_two_stages_learn_the_same_where_the_host_waits(
     assert all(map(torch.equal, found, expected))
 
 
+@pytest.mark.slow
 def test_a_miner_among_regions_waits_once_more_and_chooses_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
     net = published("faster_rcnn_resnet101_fgvc").build(0)

@@ -35,6 +35,7 @@ def test_a_run_that_was_stopped_ends_with_the_bytes_of_one_that_was_not(examples
     assert len(set(samples[15:])) > 100, "the generator draws one grey"
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_it_after_a_whole_step_with_both_networks_saved(examples: Any, tmp_path: Path) -> None:
     with examples.start(SCRIPT, examples.on_two_workers, tmp_path) as process:
         first = next(line for line in process.stdout if line.startswith("step"))

@@ -80,7 +80,12 @@ def test_channels_last_gives_the_same_first_step() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"learning_rate": 0.1 + 1e-7}, {"momentum": 0.9 - 1e-6}, {"clip_norm": 0.1}], ids=str
+    "change",
+    [
+        {"learning_rate": 0.1 + 1e-7},
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ({"momentum": 0.9 - 1e-6}, {"clip_norm": 0.1})),
+    ],
+    ids=str,
 )
 def test_other_settings_give_other_numbers(change: dict[str, float]) -> None:
     run = golden_run("two_towers_float64")
