@@ -124,14 +124,17 @@ def make_loader(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 
 
 @pytest.mark.process
-def test_resumed_at_every_step_by_any_crew(make_loader: Callable[..., Loader]) -> None:
+@pytest.mark.parametrize("by_each", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["one", "each"])
+def test_resumed_at_every_step_by_any_crew(make_loader: Callable[..., Loader], by_each: bool) -> None:
+    """At every step by a crew of its own, or by each of them."""
     whole = stream(make_loader(num_processes=0), 1, NUM_BATCHES)
     assert len(set(whole)) == len(whole), "each place of the stream has draws of its own"
     crews = [{"num_processes": 0}, {"num_processes": 1}, {"num_processes": 3}, {"num_threads": 2}]
     for step in range(NUM_BATCHES):
-        for num_workers, crew in enumerate(crews[step:] + crews[:step], start=1):
-            resumed = make_loader(**crew)
+        for place in range(len(crews)) if by_each else [step]:
+            resumed = make_loader(**crews[place])
             resumed.load_state({**resumed.state(), "position": step * BATCH_SIZE})
+            num_workers = (step + place) % len(crews) + 1
             assert stream(resumed, num_workers, NUM_BATCHES - step) == whole[step * BATCH_SIZE :]
 
 
