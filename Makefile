@@ -5,7 +5,7 @@ SETUP := $(VENV)/.installed
 TORCH_OLDEST := 2.11.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-detection test test-quick test-gpu test-gpu-trial test-oldest check bench clean
+.PHONY: help setup demo demo-detection test test-slow test-quick test-gpu test-gpu-trial test-oldest check bench clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -21,8 +21,11 @@ demo: $(SETUP) ## train the reference MNIST net on two towers, with progress on 
 demo-detection: $(SETUP) ## train a small detector of blood cells on two towers
 	$(BIN)/lockstep train bccd --workdir runs/bccd
 
-test: $(SETUP) ## run the tests, one more at once than there are cores: many wait for processes
+test: $(SETUP) ## run the quick half of the laws, one test more at once than there are cores: many wait for processes
 	$(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --maxprocesses 8 --dist loadfile
+
+test-slow: $(SETUP) ## run the slow half of the laws: before a release, and after changes to what it covers
+	$(BIN)/python -m pytest -m slow -n $$(($$(nproc) + 1)) --maxprocesses 8 --dist loadfile
 
 test-quick: $(SETUP) ## run the tests that start no process and train for no seconds
 	$(BIN)/python -m pytest -m "not slow and not process" -n auto --maxprocesses 8 --dist loadfile

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import lockstep as ls
 from lockstep.checkpoints.store import Store
@@ -28,7 +29,7 @@ def saved(folder: Path, given: Recipe, *steps: int) -> ls.TrainState:
     return state
 
 
-def recipe_of_photos(num_classes: int = 3, **data: str) -> Recipe:
+def recipe_of_photos(num_classes: int = 3, **data: Any) -> Recipe:
     """A small net for photos of 32 pixels."""
     return Recipe(
         name="few",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -26,7 +27,6 @@ LAYER_OF = {package: layer for layer, packages in LAYERS.items() for package in 
 ALLOWED = {("evaluation", "training")}
 # The two doors: they name everything, and are imported by nobody (but for the version).
 DOORS = {"__init__.py", "__main__.py"}
-MODULES = sorted(PACKAGE.rglob("*.py"))
 MAX_MODULE_LINES, MAX_FUNCTION_LINES = 600, 45
 TESTS = Path(__file__).parent
 # Tests of several modules at once, by what they are about.
@@ -50,6 +50,12 @@ TOPICS = {
 }
 
 
+@cache
+def trees() -> dict[Path, ast.Module]:
+    """Of all modules: parsed when a test asks for them, once."""
+    return {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
+
+
 def package_of(path: Path) -> str:
     parts = path.relative_to(PACKAGE).parts
     return parts[0] if len(parts) > 1 else ""
@@ -62,13 +68,13 @@ def imported_packages(tree: ast.Module) -> set[str]:
     return {parts[1] if (PACKAGE / parts[1]).is_dir() else "" for parts in inside}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
-def test_imports_point_down(path: Path) -> None:
-    here = package_of(path)
-    if not here and path.name in DOORS:
-        return
-    for other in imported_packages(ast.parse(path.read_text())) - {here}:
-        assert LAYER_OF[other] < LAYER_OF[here] or (here, other) in ALLOWED, f"{path} imports lockstep.{other}"
+def test_imports_point_down() -> None:
+    for path, tree in trees().items():
+        here = package_of(path)
+        if not here and path.name in DOORS:
+            continue
+        for other in imported_packages(tree) - {here}:
+            assert LAYER_OF[other] < LAYER_OF[here] or (here, other) in ALLOWED, f"{path} imports lockstep.{other}"
 
 
 def module_name(path: Path) -> str:
@@ -88,15 +94,15 @@ def imported_modules(tree: ast.Module, modules: set[str]) -> set[str]:
 
 def test_no_modules_import_each_other() -> None:
     """The one exception are the doors, whose names are imported when they are asked for."""
-    names = {module_name(path) for path in MODULES}
-    graph = {module_name(path): imported_modules(ast.parse(path.read_text()), names) for path in MODULES}
+    names = {module_name(path) for path in trees()}
+    graph = {module_name(path): imported_modules(tree, names) for path, tree in trees().items()}
     inside = {name: imported for name, imported in graph.items() if name != "lockstep"}
     assert [name for name, imported in inside.items() if "lockstep" in imported] == [], "they import the front door"
     assert len([*TopologicalSorter(inside).static_order()]) == len(inside)  # raises CycleError, which names the circle
 
 
 def fields_of_state() -> set[str]:
-    tree = ast.parse((PACKAGE / "training" / "state.py").read_text())
+    tree = trees()[PACKAGE / "training" / "state.py"]
     [state] = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "TrainState"]
     named = {node.id for node in ast.walk(state) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     return named | {target.attr for target in changed_attributes(state) if ast.unparse(target.value) == "self"}
@@ -111,10 +117,9 @@ def test_only_the_state_changes_its_fields() -> None:
     """Two of them are settings, which scripts may change, too; what others call `state` has other fields."""
     fields = fields_of_state() - {"compare_steps", "replay_steps"}
     assert {"step", "is_settled", "trained_with", "num_skipped", "loss_scale", "smoothed"} <= fields
-    for path in MODULES:
+    for path, tree in trees().items():
         if path.relative_to(PACKAGE).as_posix() == "training/state.py":
             continue
-        tree = ast.parse(path.read_text())
         changed = [ast.unparse(each) for each in changed_attributes(tree) if each.attr in fields]
         assert [name for name in changed if name.split(".")[-2].endswith("state")] == [], path
 
@@ -144,26 +149,28 @@ def test_no_two_test_files_have_one_name() -> None:
 
 
 def test_two_levels_never_three() -> None:
-    assert all(len(path.relative_to(PACKAGE).parts) <= 2 for path in MODULES)
+    assert all(len(path.relative_to(PACKAGE).parts) <= 2 for path in trees())
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
-def test_modules_and_functions_are_small(path: Path) -> None:
-    text = path.read_text()
-    assert text.count("\n") <= MAX_MODULE_LINES
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef):
-            body = node.body[1:] if ast.get_docstring(node) is not None else node.body
-            lines = (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
-            assert lines <= MAX_FUNCTION_LINES, f"{node.name} has {lines} lines"
+def num_lines(function: ast.FunctionDef) -> int:
+    body = function.body[1:] if ast.get_docstring(function) is not None else function.body
+    return (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
-def test_only_one_module_names_an_accelerator(path: Path) -> None:
-    allowed = {"workers/devices.py", "optim/rules.py"}
-    if path.relative_to(PACKAGE).as_posix() not in allowed:
-        strings = [n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)]
-        assert "cuda" not in strings
+def test_modules_and_functions_are_small() -> None:
+    for path, tree in trees().items():
+        assert path.read_text().count("\n") <= MAX_MODULE_LINES, path
+        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+        assert [each.name for each in functions if num_lines(each) > MAX_FUNCTION_LINES] == [], path
+
+
+def test_only_one_module_names_an_accelerator() -> None:
+    naming = {
+        path.relative_to(PACKAGE).as_posix()
+        for path, tree in trees().items()
+        if any(isinstance(node, ast.Constant) and node.value == "cuda" for node in ast.walk(tree))
+    }
+    assert naming <= {"workers/devices.py", "optim/rules.py"}
 
 
 def loads_weights_only(call: ast.Call) -> bool:
@@ -173,9 +180,9 @@ def loads_weights_only(call: ast.Call) -> bool:
     return isinstance(only, ast.Constant) and only.value is True and {"pickle_module", None}.isdisjoint(given)
 
 
-def calls_that_run_code(source: str, *, may_load_weights: bool = False) -> set[str]:
+def calls_that_run_code(tree: ast.Module, *, may_load_weights: bool = False) -> set[str]:
     forbidden = {"eval", "exec", "pickle.load", "pickle.loads", "pickle.Unpickler", "torch.load", "os.system"}
-    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     calls = [call for call in calls if not call.args or not all(isinstance(each, ast.Constant) for each in call.args)]
     return forbidden & {
         name
@@ -185,9 +192,9 @@ def calls_that_run_code(source: str, *, may_load_weights: bool = False) -> set[s
 
 
 def test_nothing_read_from_a_file_can_run_code() -> None:
-    for path in MODULES:
+    for path, tree in trees().items():
         may_load_weights = path.relative_to(PACKAGE).as_posix() == "weights/torch_file.py"
-        assert not calls_that_run_code(path.read_text(), may_load_weights=may_load_weights), path
+        assert not calls_that_run_code(tree, may_load_weights=may_load_weights), path
 
 
 @pytest.mark.parametrize(
@@ -204,5 +211,5 @@ def test_nothing_read_from_a_file_can_run_code() -> None:
     ],
 )
 def test_torch_loads_weights_alone(call: str, is_allowed: bool) -> None:
-    assert bool(calls_that_run_code(call, may_load_weights=True)) != is_allowed
-    assert calls_that_run_code(call)
+    assert bool(calls_that_run_code(ast.parse(call), may_load_weights=True)) != is_allowed
+    assert calls_that_run_code(ast.parse(call))

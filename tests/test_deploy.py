@@ -68,6 +68,7 @@ def wait_for_file(path: Path, job: subprocess.Popen[str]) -> str:
     return path.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.process
 @pytest.mark.parametrize(("num_nodes", "to"), [pytest.param("1", 1, marks=pytest.mark.slow), ("2", 1)])
 def test_a_signal_to_one_task_has_the_whole_job_saved_and_requeued(

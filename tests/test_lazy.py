@@ -102,7 +102,15 @@ def test_a_library_that_is_loaded_or_missing_is_left_as_it_is(library: ModuleTyp
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("first", ["torch.distributed", "torch.optim", "torch._C", "numpy.linalg"])
+@pytest.mark.parametrize(
+    "first",
+    [
+        "torch.distributed",
+        pytest.param("torch.optim", marks=pytest.mark.slow),
+        "torch._C",
+        pytest.param("numpy.linalg", marks=pytest.mark.slow),
+    ],
+)
 def test_any_submodule_may_be_imported_first(first: str) -> None:
     code = f"""
 import sys

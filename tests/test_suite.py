@@ -80,6 +80,7 @@ def test_that_hangs():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_a_test_that_hangs_and_hears_no_exception_is_named_and_ended(tmp_path: Path) -> None:
     (tmp_path / "test_hanging.py").write_text(HANGING_TEST)

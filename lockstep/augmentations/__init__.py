@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from lockstep.augmentations.mixing import MixDraws as MixDraws
     from lockstep.augmentations.mixing import MixUp as MixUp
     from lockstep.augmentations.mixing import Mosaic as Mosaic
+    from lockstep.augmentations.on_device import OnDevice as OnDevice
     from lockstep.augmentations.pixels import RandomBlackPatches as RandomBlackPatches
     from lockstep.augmentations.pixels import RandomErasing as RandomErasing
     from lockstep.augmentations.pixels import RandomPixelValueScale as RandomPixelValueScale

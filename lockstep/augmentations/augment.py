@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, TypeGuard
 
 import numpy as np
 
@@ -101,6 +101,35 @@ class Deferred(Checked, ABC):
 
         Where the batch has no numbers, as in an evaluation, nothing is changed but the type.
         """
+
+
+class FinishedOnDevice(Augment, Protocol):
+    """An augmentation that leaves a part of its work for the device of the batch, before anything else sees this.
+
+    A `Loader` calls `on_device` beside the computation of the batch before.
+    """
+
+    def on_device(self, batch: dict[str, Any], here: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the finished batch.
+
+        Args:
+            batch: what the augmentations have made, its tensors on the device; nothing may wait for these.
+            here: the same, as it was before it was copied.
+        """
+        ...
+
+
+def finished(augmentations: Sequence[Augment], batch: dict[str, Any], here: Mapping[str, Any]) -> dict[str, Any]:
+    """Do what augmentations have left for the device of a batch; see `FinishedOnDevice`."""
+    for augment in augmentations:
+        if is_finished_on_device(augment):
+            batch = augment.on_device(batch, here)
+    return batch
+
+
+def is_finished_on_device(augment: Augment) -> TypeGuard[FinishedOnDevice]:
+    """Whether an augmentation leaves a part of its work for the device."""
+    return hasattr(augment, "on_device")
 
 
 def num_partners(augment: Augment) -> int:

@@ -8,6 +8,7 @@ images: what lies outside of an image is black. `Decode` takes all of each image
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeAlias
@@ -37,8 +38,61 @@ _TORCHVISION_ATTEMPTS = 10
 _FIRST_ATTEMPTS = 8
 
 
+class ResizedPart(NamedTuple):
+    """How one image becomes a square: a part of it is resized, and of that a part is taken."""
+
+    region: Region
+    """The part, in pixels of the image."""
+    height: int
+    """Height of the part once it is resized."""
+    width: int
+    top: int
+    """First row of the square there."""
+    left: int
+    method: str
+    """One of `METHODS`."""
+
+    def of(self, image: Image, size: int) -> Tensor:
+        """Decode and resize the part, and take the square of this height and width."""
+        rows, columns = slice(self.top, self.top + size), slice(self.left, self.left + size)
+        return resized(decoded(image, self.region), self.height, self.width, self.method, rows, columns)
+
+
+class ResizingCrop(Checked, ABC):
+    """Base of the crops that resize: `parts` says what becomes of each image, and it is made where images are read."""
+
+    size: int
+    field: str
+
+    @abstractmethod
+    def parts(self, batch: Fields, draws: Draws) -> list[ResizedPart]:
+        """Draw the part of each image."""
+
+    def without_used(self, batch: Fields) -> Fields:
+        """Return the batch without fields that the crop alone has use for."""
+        return batch
+
+    def __call__(self, batch: Fields, draws: Draws) -> Fields:
+        """Return the batch with its images decoded, cropped and resized; the objects go with them."""
+        images = images_of(batch, self.field, self, colour=True)
+        parts = self.parts(batch, draws)
+        pixels = torch.empty(len(images), 3, self.size, self.size, dtype=torch.uint8)
+        for row, image, part in zip(pixels, images, parts, strict=True):
+            row.copy_(part.of(image, self.size))
+        moves = (
+            move(sides, part.region, to=(self.size, self.size), half_pixel_centers=part.method == ANTIALIASED)
+            for sides, part in zip(sides_of(images).tolist(), parts, strict=True)
+        )
+        return {**move_objects(self.without_used(batch), moves), self.field: pixels}
+
+    def _whole_parts(self, regions: Sequence[Region], methods: str | Sequence[str]) -> list[ResizedPart]:
+        """Return parts that are resized to squares, by one method or one each."""
+        how = [methods] * len(regions) if isinstance(methods, str) else methods
+        return [ResizedPart(part, self.size, self.size, 0, 0, by) for part, by in zip(regions, how, strict=True)]
+
+
 @dataclass(frozen=True)
-class DistortedCrop(Checked):
+class DistortedCrop(ResizingCrop):
     """The random crop of the Inception systems, drawn by TensorFlow's `sample_distorted_bounding_box`.
 
     Those systems resize by "bilinear" in their fast mode, else by "random".
@@ -62,10 +116,13 @@ class DistortedCrop(Checked):
     "random": one of these four for each image."""
     field: str = "image"
 
-    def __call__(self, batch: Fields, draws: Draws) -> Fields:
-        """Return the batch with its images decoded, cropped and resized."""
-        rest = {name: value for name, value in batch.items() if name != self.boxes_field}
-        return _resized(rest, self.field, self.windows(batch, draws).regions(), self.size, self._methods(draws), self)
+    def parts(self, batch: Fields, draws: Draws) -> list[ResizedPart]:
+        """Draw the part of each image, and how it is resized."""
+        return self._whole_parts(self.windows(batch, draws).regions(), self._methods(draws))
+
+    def without_used(self, batch: Fields) -> Fields:
+        """Return the batch without the boxes, which are not those of the crop."""
+        return {name: value for name, value in batch.items() if name != self.boxes_field}
 
     def windows(self, batch: Fields, draws: Draws) -> Windows:
         """Draw the part of each image that is taken."""
@@ -96,7 +153,7 @@ class DistortedCrop(Checked):
 
 
 @dataclass(frozen=True)
-class RandomResizedCrop(Checked):
+class RandomResizedCrop(ResizingCrop):
     """A random crop by the law of torchvision's transform of this name."""
 
     size: PositiveInt
@@ -109,10 +166,9 @@ class RandomResizedCrop(Checked):
     """"antialiased"; or "bilinear", "nearest", "bicubic" or "area" as TensorFlow 1 computes them, which alias."""
     field: str = "image"
 
-    def __call__(self, batch: Fields, draws: Draws) -> Fields:
-        """Return the batch with its images decoded, cropped and resized."""
-        regions = self.windows(batch, draws).regions()
-        return _resized(batch, self.field, regions, self.size, self.resize, self)
+    def parts(self, batch: Fields, draws: Draws) -> list[ResizedPart]:
+        """Draw the part of each image."""
+        return self._whole_parts(self.windows(batch, draws).regions(), self.resize)
 
     def windows(self, batch: Fields, draws: Draws) -> Windows:
         """Draw the part of each image that is taken."""
@@ -122,7 +178,7 @@ class RandomResizedCrop(Checked):
 
 
 @dataclass(frozen=True)
-class CentralCrop(Checked):
+class CentralCrop(ResizingCrop):
     """The middle of each image: how the Inception systems evaluate."""
 
     size: PositiveInt
@@ -133,15 +189,14 @@ class CentralCrop(Checked):
     """"antialiased"; or "bilinear", "nearest", "bicubic" or "area" as TensorFlow 1 computes them, which alias."""
     field: str = "image"
 
-    def __call__(self, batch: Fields, draws: Draws) -> Fields:
-        """Return the batch with its images decoded, cropped and resized; nothing is drawn."""
+    def parts(self, batch: Fields, draws: Draws) -> list[ResizedPart]:
+        """Return the middle of each image; nothing is drawn."""
         sides = sides_of(images_of(batch, self.field, self, colour=True)).tolist()
-        regions = [central_region(height, width, self.fraction) for height, width in sides]
-        return _resized(batch, self.field, regions, self.size, self.resize, self)
+        return self._whole_parts([central_region(rows, columns, self.fraction) for rows, columns in sides], self.resize)
 
 
 @dataclass(frozen=True)
-class Resize(Checked):
+class Resize(ResizingCrop):
     """All of each image."""
 
     size: PositiveInt
@@ -150,9 +205,10 @@ class Resize(Checked):
     """"antialiased"; or "bilinear", "nearest", "bicubic" or "area" as TensorFlow 1 computes them, which alias."""
     field: str = "image"
 
-    def __call__(self, batch: Fields, draws: Draws) -> Fields:
-        """Return the batch with its images decoded and resized; nothing is drawn."""
-        return _resized(batch, self.field, None, self.size, self.resize, self)
+    def parts(self, batch: Fields, draws: Draws) -> list[ResizedPart]:
+        """Return all of each image; nothing is drawn."""
+        sides = sides_of(images_of(batch, self.field, self, colour=True)).tolist()
+        return self._whole_parts([Region(0, 0, *each) for each in sides], self.resize)
 
 
 class Windows(NamedTuple):
@@ -331,23 +387,6 @@ def objects_in_pixels(boxes: Ragged, images: Sequence[Image], height: Int64s, wi
     return Objects(owner, *(shares * sides.astype(np.float32)).astype(np.int64).T)
 
 
-def _resized(
-    batch: Fields, field: str, regions: Sequence[Region] | None, size: int, methods: str | Sequence[str], crop: object
-) -> Fields:
-    """Decode, crop and resize images to uint8 of shape (batch, 3, size, size); the objects go with them."""
-    images = images_of(batch, field, crop, colour=True)
-    pixels = torch.empty(len(images), 3, size, size, dtype=torch.uint8)
-    parts = [None] * len(images) if regions is None else regions
-    how = [methods] * len(images) if isinstance(methods, str) else methods
-    for row, image, region, method in zip(pixels, images, parts, how, strict=True):
-        row.copy_(resized(decoded(image, region), size, size, method))
-    moves = (
-        move(sides, region, to=(size, size), half_pixel_centers=method == ANTIALIASED)
-        for sides, region, method in zip(sides_of(images).tolist(), parts, how, strict=True)
-    )
-    return {**move_objects(batch, moves), field: pixels}
-
-
 @dataclass(frozen=True)
 class Decode:
     """All of each image at its own size: for models that take images of several sizes, as detectors do.
@@ -410,7 +449,7 @@ class RandomCrop(Checked):
 
 
 @dataclass(frozen=True)
-class ShortSideCrop(Checked):
+class ShortSideCrop(ResizingCrop):
     """Each image resized to a short side of so many pixels, and a part of it: how VGG networks see images."""
 
     size: PositiveInt
@@ -432,21 +471,32 @@ class ShortSideCrop(Checked):
                 hint="give short_side=(least, most), neither below the size of the result",
             )
 
-    def __call__(self, batch: Fields, draws: Draws) -> Fields:
-        """Return the batch with its images decoded, resized and cropped."""
+    def parts(self, batch: Fields, draws: Draws) -> list[ResizedPart]:
+        """Draw the side of each image, and the place of the part."""
         images = images_of(batch, self.field, self)
         column = f"ShortSideCrop {self.field}"
         short = draws.integers(f"{column} side", self.short_side[0], self.short_side[1] + 1)
-        sides = scaled_sides(sides_of(images), short)
+        before = sides_of(images)
+        sides = scaled_sides(before, short)
         self._check_pixels(images, sides, short)
         room = sides - self.size
         corners = room // 2 if self.place == "middle" else drawn_corners(draws, column, room)
-        places = np.concatenate([sides, corners], axis=1).tolist()
-        crops = [self._crop(image, *place) for image, place in zip(images, places, strict=True)]
+        rows = zip(before.tolist(), sides.tolist(), corners.tolist(), strict=True)
+        return [
+            ResizedPart(Region(0, 0, *all_of_it), height, width, top, left, self.resize)
+            for all_of_it, (height, width), (top, left) in rows
+        ]
+
+    def __call__(self, batch: Fields, draws: Draws) -> Fields:
+        """Return the batch with its images decoded, resized and cropped."""
+        images = images_of(batch, self.field, self)
+        parts = self.parts(batch, draws)
+        crops = [part.of(image, self.size) for image, part in zip(images, parts, strict=True)]
         resizes = (
-            move(before, to=after, half_pixel_centers=self.resize == ANTIALIASED)
-            for before, after in zip(sides_of(images).tolist(), sides.tolist(), strict=True)
+            move(part.region[2:], to=(part.height, part.width), half_pixel_centers=self.resize == ANTIALIASED)
+            for part in parts
         )
+        sides, corners = (np.array([part[i : i + 2] for part in parts], np.int64).reshape(-1, 2) for i in (1, 3))
         moved = move_objects(move_objects(batch, resizes), _window_moves(sides, corners, self.size))
         return {**moved, self.field: _stacked(crops, batch, self)}
 
@@ -462,10 +512,6 @@ class ShortSideCrop(Checked):
                     expected=f"at most {most} pixels once it is resized",
                     hint="leave it out of the data, or use Resize or RandomResizedCrop",
                 )
-
-    def _crop(self, image: Image, height: int, width: int, top: int, left: int) -> Tensor:
-        rows, columns = slice(top, top + self.size), slice(left, left + self.size)
-        return resized(decoded(image), height, width, self.resize, rows, columns)
 
 
 def scaled_sides(sides: Int64s, short: Int64s) -> Int64s:

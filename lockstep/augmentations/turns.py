@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 
@@ -17,8 +18,25 @@ from lockstep.ragged import Ragged
 from lockstep.randomness import Draws
 
 
+class RandomTurn(Checked, ABC):
+    """Base of augmentations that turn some of the images."""
+
+    turn: ClassVar[Turn]
+    """How they are turned."""
+    p: float
+
+    def rows(self, draws: Draws) -> Bools:
+        """Draw which images are turned: shape (batch,)."""
+        chosen: Bools = draws.uniform(f"{type(self).__name__} {getattr(self, 'field', 'image')}") < self.p
+        return chosen
+
+    @abstractmethod
+    def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
+        """Return the batch with these images turned."""
+
+
 @dataclass(frozen=True)
-class HorizontalFlip(Checked):
+class HorizontalFlip(RandomTurn):
     """Exchange left and right of some of the images, and of the objects on them.
 
     The field holds images of shape (batch, channels, height, width) and any dtype, or a list of images.
@@ -31,14 +49,15 @@ class HorizontalFlip(Checked):
     """For each keypoint of an object the one that is in its place on the mirrored image: a left eye is a right one
     there. Needed where there are keypoints."""
 
+    turn: ClassVar[Turn] = MIRRORED
+
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch with some of its images flipped; the images given stay as they are."""
-        flipped = draws.uniform(f"HorizontalFlip {self.field}") < self.p
-        return turned_rows(batch, self.field, MIRRORED, flipped, self, self.keypoint_flip_permutation)
+        return turned_rows(batch, self.field, self.turn, self.rows(draws), self, self.keypoint_flip_permutation)
 
 
 @dataclass(frozen=True)
-class RandomVerticalFlip(Checked):
+class RandomVerticalFlip(RandomTurn):
     """Exchange top and bottom of some of the images: random_vertical_flip."""
 
     p: Probability = 0.5
@@ -47,14 +66,15 @@ class RandomVerticalFlip(Checked):
     """For each keypoint of an object the one that is in its place on the flipped image. Needed where there are
     keypoints."""
 
+    turn: ClassVar[Turn] = UPSIDE_DOWN
+
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch with some of its images flipped; those not decoded yet are flipped when they are."""
-        flipped = draws.uniform("RandomVerticalFlip image") < self.p
-        return turned_rows(batch, "image", UPSIDE_DOWN, flipped, self, self.keypoint_flip_permutation)
+        return turned_rows(batch, "image", self.turn, self.rows(draws), self, self.keypoint_flip_permutation)
 
 
 @dataclass(frozen=True)
-class RandomRotation90(Checked):
+class RandomRotation90(RandomTurn):
     """Turn some of the images counter-clockwise, by 90 degrees: random_rotation90.
 
     Images of one size, in one tensor, become a list of images unless they are square.
@@ -63,10 +83,11 @@ class RandomRotation90(Checked):
     p: Probability = 0.5
     """The probability that an image is turned."""
 
+    turn: ClassVar[Turn] = QUARTER_TURN
+
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch with some of its images turned; those not decoded yet are turned when they are."""
-        turned = draws.uniform("RandomRotation90 image") < self.p
-        return turned_rows(batch, "image", QUARTER_TURN, turned, self)
+        return turned_rows(batch, "image", self.turn, self.rows(draws), self)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import select
 import sys
 from collections.abc import Sequence
 from typing import NoReturn, TextIO
@@ -121,9 +122,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
     try:
-        code = _run(list(sys.argv[1:] if argv is None else argv))
-        if sys.stdout:
-            sys.stdout.flush()
+        try:
+            code = _run(list(sys.argv[1:] if argv is None else argv))
+        except SystemExit:  # of argparse, after its help
+            _flush_output()
+            raise
+        _flush_output()
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -134,13 +138,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
+def _flush_output() -> None:
+    if sys.stdout:
+        sys.stdout.flush()
+
+
 def _has_lost_reader(stream: TextIO) -> bool:
     """Whether nobody reads any more what is written to a stream, as of a command before `| head`."""
     try:
-        stream.flush()
-    except BrokenPipeError:
-        return True
-    return False
+        watched = select.poll()
+        watched.register(stream, 0)  # that a pipe has no other end is told without being asked for
+        return bool(watched.poll(0))
+    except (OSError, ValueError):  # it is none of the system's
+        return False
 
 
 def _run(argv: list[str]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -137,6 +137,7 @@ def _pipeline_of_recipe(recipe: Recipe) -> Pipeline:
         return Pipeline(data.training(), data.inputs)
     if isinstance(data, PythonData):
         return Pipeline((*data.training(),))
+    data = replace(data, preprocess_on="host")  # the same pixels, step by step
     boxes = (_BOXES,) if data.crops_by_boxes else ()  # as the run reads them
     return Pipeline((*data.training(),), data.inputs, (_IMAGE, *boxes))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 import time
 from collections import Counter
@@ -88,27 +87,14 @@ def status_of(record: RunRecord) -> RunStatus:
 
 def _notes(record: RunRecord) -> Iterator[str]:
     """Say what is wrong with a run."""
-    from lockstep.checkpoints.mirror import shown_path
     from lockstep.reporting.console import format_duration
-    from lockstep.runs.record import as_unix_seconds, format_time, seconds_since
+    from lockstep.runs.record import as_unix_seconds, seconds_since
 
-    seen = record.seen_unix_seconds
-    if record.state == "killed" and seen is not None:
-        yield f"killed, or its host was lost: nothing is heard of it since {format_time(seen)}"
-    if record.state == "failed":
-        yield f"failed: {record.error or 'no reason is written down'}"
-    if record.state in ("killed", "failed", "stopped"):
-        yield f"to go on: lockstep train {shlex.quote(shown_path(record.path))}"
+    yield from record.attention()
     timing = as_unix_seconds(record.last_timing.time) if record.last_timing else None
     if record.state == "running" and timing is not None and seconds_since(timing) > _SECONDS_WITHOUT_STEP:
         yield f"{_NO_STEP}{format_duration(seconds_since(timing))}: an evaluation, a save or a wait"
     yield from record.remarks[-_MAX_REMARKS:]
-    if count := len(record.refused):
-        yield f"{count} {'batch that was' if count == 1 else 'batches that were'} not finite: refused/"
-    if count := len(record.bad_examples):
-        yield f"{count} {'example' if count == 1 else 'examples'} could not be read: quarantine.jsonl"
-    if count := sum(event["event"] == "continue" for event in record.history):
-        yield f"workers were lost {'once' if count == 1 else f'{count} times'}, and the others went on"
 
 
 COLUMNS = ("run", "state", "step", "left", "loss", "score", "examples/s", "workers", "waits", "saved")

@@ -12,7 +12,7 @@ it. Pinned memory is kept by torch until the copies from it are made.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from functools import cache
@@ -21,19 +21,25 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lockstep.data.batch_reader import ReadRows
+from lockstep.data.batch_reader import Fields, ReadRows
 from lockstep.data.shared_memory import map_leaves
 from lockstep.ragged import Ragged
 from lockstep.spans import span
-from lockstep.tracing import TimedResult
+from lockstep.tracing import TimedResult, measure_stages, sum_seconds, timed
+
+Finish = Callable[[Fields, Fields], Fields]
+"""Does what is left to do to the fields of a batch on their device, given these and the same as they were before."""
 
 
 def copied_ahead(
-    source: Generator[TimedResult[ReadRows], None, None], device: torch.device
+    source: Generator[TimedResult[ReadRows], None, None],
+    device: torch.device,
+    finish: Finish = lambda fields, here: fields,
 ) -> Generator[TimedResult[ReadRows], None, None]:
     """Yield what a source yields, with its tensors on a device, for the stream that is current there at that time.
 
-    The device holds one batch more than is used. Closing the generator closes the source and ends the thread.
+    The device holds one batch more than is used, and computes what is left to `finish` beside what it computes of the
+    batch before. Closing the generator closes the source and ends the thread.
     """
     with closing(source), ExitStack() as stack:
         thread: ThreadPoolExecutor | None = None
@@ -45,12 +51,25 @@ def copied_ahead(
                 read = next(source, None)
                 if read is None:
                     return
-                copy = _start_copy(read, device)
+                copy = _start_copy(read, device, finish)
             ahead = None
             if copy.rows.next_is_ready():
                 thread = thread or stack.enter_context(_copying_thread(device))
-                ahead = thread.submit(_start_copy, next(source), device)
+                ahead = thread.submit(_start_copy, next(source), device, finish)
             yield copy.arrived(device)
+
+
+def finished_here(
+    source: Generator[TimedResult[ReadRows], None, None], finish: Finish
+) -> Generator[TimedResult[ReadRows], None, None]:
+    """Yield what a source yields, finished where it is; closes the source at the end."""
+    with closing(source):
+        for rows in source:
+            fields = rows.result.fields
+            with measure_stages() as seconds, timed("augment"):
+                fields = finish(fields, fields)
+            result = rows.result._replace(fields=fields)
+            yield rows._replace(result=result, seconds=sum_seconds(rows.seconds, seconds))
 
 
 class _Copy(NamedTuple):
@@ -71,19 +90,19 @@ class _Copy(NamedTuple):
         return self.rows
 
 
-def _start_copy(rows: TimedResult[ReadRows], device: torch.device) -> _Copy:
-    """Start copying the fields to the device; counts the seconds that this takes the host."""
+def _start_copy(rows: TimedResult[ReadRows], device: torch.device, finish: Finish) -> _Copy:
+    """Start copying the fields to the device, and finishing them; counts the seconds that this takes the host."""
     started = time.perf_counter()
     stream = _copy_stream(device)
     tensors: list[Tensor | Ragged] = []
 
     def copied(value: Tensor | Ragged) -> Tensor | Ragged:
-        tensors.append(value.pin_memory().to(device, non_blocking=True))
-        return tensors[-1]
+        return value.pin_memory().to(device, non_blocking=True)
 
     # Not `with stream:`, which keeps in the stream what to go back to: it is entered by several threads.
     with span("copy to the device"), torch.get_device_module(device).stream(stream):
-        fields = map_leaves(rows.result.fields, (Tensor, Ragged), copied)
+        fields = finish(map_leaves(rows.result.fields, (Tensor, Ragged), copied), rows.result.fields)
+    map_leaves(fields, (Tensor, Ragged), tensors.append)
     event = stream.record_event()
     seconds = {**rows.seconds, "copy": time.perf_counter() - started}
     return _Copy(rows._replace(result=ReadRows(fields, rows.result.bad), seconds=seconds), tensors, event)

@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from lockstep.augmentations.augment import Augment
+from lockstep.augmentations.augment import Augment, finished, is_finished_on_device
 from lockstep.checks import (
     Count,
     Hint,
@@ -29,7 +29,7 @@ from lockstep.checks import (
 )
 from lockstep.data.bad_examples import POLICIES, ChooseRows, DropBad, Policy, Quarantine, ReplaceBad
 from lockstep.data.batch_reader import BadRow, BatchReader, ReadRows, SkipBad
-from lockstep.data.device_copies import copied_ahead
+from lockstep.data.device_copies import copied_ahead, finished_here
 from lockstep.data.loader_processes import read_in_processes
 from lockstep.data.loader_threads import read_in_threads
 from lockstep.data.order import Int64s, Order, order_of
@@ -237,7 +237,8 @@ class Loader:
         positions = self._starts()
         if stop is not None:
             positions = takewhile(lambda position: not stop(position), positions)
-        delivered = _delivered(source, positions, device, partial(self._training_batch, towers))
+        there = self._on_device(source, device)
+        delivered = _delivered(there, positions, partial(self._training_batch, towers))
         return self._while_current(delivered)
 
     def slices(self, size: int, num_towers: int) -> Slices:
@@ -285,7 +286,7 @@ class Loader:
         starts = range(rank * micro_batch, end, num_workers * micro_batch)
         read = self._batch_reader(EvaluationRows(micro_batch, size), DropBad(size))
         source = self._read_ahead(read, map(BatchRequest, starts), num_workers)
-        return _delivered(source, starts, device, partial(self._evaluation_batch, micro_batch))
+        return _delivered(self._on_device(source, device), starts, partial(self._evaluation_batch, micro_batch))
 
     def example_ids(self, position: int, count: int, bad: Sequence[BadExample] = ()) -> list[str]:
         """Name the `count` examples from `position` of the stream on; for those in `bad`, what was read instead."""
@@ -384,27 +385,29 @@ class Loader:
         read_ahead = read_in_threads if pool.num_threads else read_in_processes
         return read_ahead(read, requests, size, pool.prefetch, read.names, StallTimeout(pool.timeout_seconds))
 
+    def _on_device(
+        self, source: Generator[TimedResult[ReadRows], None, None], device: torch.device
+    ) -> Generator[TimedResult[ReadRows], None, None]:
+        """Bring what is read to the device, and do there what augmentations have left for it."""
+        finish = partial(finished, self.augment)
+        if device.type != "cpu":
+            return copied_ahead(source, device, finish)
+        return finished_here(source, finish) if any(map(is_finished_on_device, self.augment)) else source
+
 
 def _delivered(
     source: Generator[TimedResult[ReadRows], None, None],
     positions: Iterable[int],
-    device: torch.device,
     batch_of: Callable[[ReadRows, int, dict[str, Any]], AnyBatch],
 ) -> Generator[AnyBatch, None, None]:
-    """Yield a batch on the device for each position; closes the source at the end."""
-    with closing(_on_device(source, device)) as results:
+    """Yield a batch for each position; closes the source at the end."""
+    with closing(source) as results:
         for position in positions:
             started = time.perf_counter()
             rows, seconds, queue_fill, _ = next(results)
             wait_seconds = time.perf_counter() - started
             times = {"wait_seconds": wait_seconds, "stage_seconds": seconds, "queue_fill": queue_fill}
             yield batch_of(rows, position, times)
-
-
-def _on_device(
-    source: Generator[TimedResult[ReadRows], None, None], device: torch.device
-) -> Generator[TimedResult[ReadRows], None, None]:
-    return source if device.type == "cpu" else copied_ahead(source, device)
 
 
 class Slices:
@@ -493,7 +496,7 @@ class SliceReader:
         self._requested: deque[int] = deque()
         """Slices whose rows the source is about to give, in this order."""
         source = slices.loader._read_ahead(slices._read, self._requests(), workers_on_host)
-        self._source = _on_device(source, device)
+        self._source = slices.loader._on_device(source, device)
 
     def read(self, start: int) -> Batch:
         """Return the batch of a slice: at once if it was read ahead."""
@@ -514,7 +517,7 @@ class SliceReader:
                 self._next()
         if self._requested and start not in self._requested:
             rows = run_timed(self._slices._read, BatchRequest(start))
-            with closing(_on_device((each for each in [rows]), self._device)) as source:
+            with closing(self._slices.loader._on_device((each for each in [rows]), self._device)) as source:
                 return next(source)
         while True:
             found, rows = self._next()

@@ -19,7 +19,7 @@ ANTIALIASED = "antialiased"
 
 _ALL = slice(None)
 
-# For lengths from and to, corners aligned or not: the places to read, and their weights, both of shape (taps, to).
+# The places to read, and their weights.
 _Taps: TypeAlias = "tuple[Tensor, Tensor]"
 
 
@@ -69,9 +69,9 @@ def resampled(
     """Resize images of shape (..., channels, any, any) to floats, by one of `LEGACY_METHODS`; bicubic overshoots."""
     lines = values.movedim(-3, -1).contiguous()  # whole pixels stand together: they are read several times as fast
     channels = values.shape[-3]
-    place, weight = (taps[:, rows] for taps in _TAPS[method](values.shape[-2], height, align_corners))
+    place, weight = (taps[:, rows] for taps in _taps_of_line(method, values.shape[-2], height, align_corners))
     lines = _weighed(lines.flatten(-2), -2, place, weight[..., None])
-    place, weight = (taps[:, columns] for taps in _TAPS[method](values.shape[-1], width, align_corners))
+    place, weight = (taps[:, columns] for taps in _taps_of_line(method, values.shape[-1], width, align_corners))
     place = (place[..., None] * channels + torch.arange(channels)).flatten(1)
     lines = _weighed(lines, -1, place, weight.repeat_interleave(channels, 1))
     return lines.view(*lines.shape[:-1], -1, channels).movedim(-1, -3)
@@ -85,52 +85,69 @@ def _weighed(values: Tensor, axis: int, places: Tensor, weights: Tensor) -> Tens
     return total
 
 
-def _sampled(length: int, to: int, align_corners: bool) -> _Taps:
-    """Return for each pixel of the result the pixel to read from, and how far beyond it to read, in pixels."""
-    # In 32 bits, as TensorFlow: in 64 some samples fall on the other side of a pixel's edge.
-    at = torch.arange(to, dtype=torch.float32) * _scale(length, to, align_corners)
-    low = at.floor()
-    return low.long(), at - low
+def taps_of(
+    method: str, at: Tensor, scale: Tensor, length: Tensor | int, most: int, *, align_corners: bool = False
+) -> _Taps:
+    """Return which pixels of a line some pixels of the result are made of, and their weights.
+
+    Args:
+        method: one of `LEGACY_METHODS`.
+        at: pixels of the result, float32 of shape (..., to).
+        scale: from / to, in 32 bits, as TensorFlow: in 64 some samples fall on the other side of a pixel's edge.
+        length: of the line, in pixels.
+        most: how many pixels of the line a pixel of the result touches, at most.
+        align_corners: sample the corners of the line for those of the result.
+
+    Returns:
+        places, int64, and weights, float32, both of shape (taps, ..., to).
+    """
+    return _TAPS[method](at, scale, length, most, align_corners)
 
 
-def _scale(length: int, to: int, align_corners: bool) -> Tensor:
+def _taps_of_line(method: str, length: int, to: int, align_corners: bool) -> _Taps:
     between = int(align_corners and to > 1)
-    return torch.tensor(length - between, dtype=torch.float32) / (to - between)
+    scale = torch.tensor(length - between, dtype=torch.float32) / (to - between)
+    at = torch.arange(to, dtype=torch.float32)
+    return taps_of(method, at, scale, length, -(-length // to) + 1, align_corners=align_corners)
 
 
-def _bilinear(length: int, to: int, align_corners: bool) -> _Taps:
-    low, beyond = _sampled(length, to, align_corners)
+def _bilinear(at: Tensor, scale: Tensor, length: Tensor | int, most: int, align_corners: bool) -> _Taps:
+    low, beyond = _sampled(at, scale)
     return torch.stack([low, low + 1]).clamp_(max=length - 1), torch.stack([1 - beyond, beyond])
 
 
-def _nearest(length: int, to: int, align_corners: bool) -> _Taps:
-    low, beyond = _sampled(length, to, align_corners)
+def _nearest(at: Tensor, scale: Tensor, length: Tensor | int, most: int, align_corners: bool) -> _Taps:
+    low, beyond = _sampled(at, scale)
     low = low + (beyond >= 0.5) if align_corners else low
     return low[None].clamp(max=length - 1), torch.ones_like(beyond)[None]
 
 
-def _bicubic(length: int, to: int, align_corners: bool) -> _Taps:
-    low, beyond = _sampled(length, to, align_corners)
-    places = low + torch.arange(-1, 3)[:, None]
+def _bicubic(at: Tensor, scale: Tensor, length: Tensor | int, most: int, align_corners: bool) -> _Taps:
+    low, beyond = _sampled(at, scale)
+    places = torch.stack([low + tap for tap in range(-1, 3)])
     near = (beyond * 1024).round() / 1024
     distances = torch.stack([1 + near, near, 1 - near, 2 - near])
     inner = (1.25 * distances - 2.25) * distances**2 + 1
     outer = ((-0.75 * distances + 3.75) * distances - 6) * distances + 3
-    return places.clamp_(0, length - 1), torch.where(distances <= 1, inner, outer)
+    return places.clamp_(min=0).clamp_(max=length - 1), torch.where(distances <= 1, inner, outer)
 
 
-def _area(length: int, to: int, align_corners: bool) -> _Taps:
+def _area(at: Tensor, scale: Tensor, length: Tensor | int, most: int, align_corners: bool) -> _Taps:
     """Weigh each pixel of the image by the share of a pixel of the result that it covers."""
-    scale = _scale(length, to, align_corners)
-    edges = torch.arange(to + 1, dtype=torch.float32) * scale
-    start, end = edges[:-1], edges[1:]
-    most = int((end.ceil() - start.floor()).max())
-    places = start.floor() + torch.arange(most)[:, None]
+    start, end = at * scale, (at + 1) * scale
+    places = torch.stack([start.floor() + tap for tap in range(most)])
     covered = (torch.minimum(places + 1, end) - torch.maximum(places, start)).clamp_(min=0)
     return places.long().clamp_(max=length - 1), covered / scale
 
 
-_TAPS: dict[str, Callable[[int, int, bool], _Taps]] = {
+def _sampled(at: Tensor, scale: Tensor) -> _Taps:
+    """Return for each pixel of the result the pixel to read from, and how far beyond it to read, in pixels."""
+    sampled = at * scale
+    low = sampled.floor()
+    return low.long(), sampled - low
+
+
+_TAPS: dict[str, Callable[[Tensor, Tensor, Tensor | int, int, bool], _Taps]] = {
     "bilinear": _bilinear,
     "nearest": _nearest,
     "bicubic": _bicubic,

@@ -15,6 +15,7 @@ from lockstep.augmentations.augment import Augment
 from lockstep.augmentations.boxes import ScaleBoxesToPixelCoordinates
 from lockstep.augmentations.colours import ColourOption
 from lockstep.augmentations.lists import DeferredColours, deferred
+from lockstep.augmentations.on_device import OnDevice
 from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioResizer
 from lockstep.augmentations.slim_presets import Preset
 from lockstep.augmentations.turns import RandomShift
@@ -253,6 +254,9 @@ class ImageData(PathData, Checked):
     cache_gb: Gigabytes | None = None
     """What is kept there of object stores at most, in 10**9 bytes, by all runs of this host together; 0: nothing; None:
     20, and at most half of what is free. It is read from the network once, and then again when it is damaged."""
+    preprocess_on: Literal["host", "device"] = "host"
+    """Where the crops are resized and flipped: "host", by the processes that read, or "device", for a whole batch at
+    once beside the step before, to the same pixels. Colours and normalisation are always computed on the device."""
 
     size_field: ClassVar[str] = "data.image_size"
     """The field of a recipe that says the size of the images, for errors."""
@@ -264,7 +268,7 @@ class ImageData(PathData, Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.preprocessing.preset(self.image_size)
+        self._made_preset()
         self.check_paths()
 
     def reader(self, split: str, num_classes: int, *, to_train: bool = False) -> Reader:
@@ -319,7 +323,13 @@ class ImageData(PathData, Checked):
 
     @cached_property
     def _preset(self) -> Preset:
-        return self.preprocessing.preset(self.image_size)
+        return self._made_preset()
+
+    def _made_preset(self) -> Preset:
+        preset = self.preprocessing.preset(self.image_size)
+        if self.preprocess_on == "host":
+            return preset
+        return replace(preset, train=(OnDevice.of(preset.train),), evaluate=(OnDevice.of(preset.evaluate),))
 
 
 @dataclass(frozen=True)

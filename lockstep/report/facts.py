@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -324,26 +323,12 @@ def _notes(event: Mapping[str, Any], following: Mapping[str, Any]) -> Iterator[s
 
 def _attention(record: RunRecord, overview: Overview, course: CourseFacts) -> Iterator[str]:
     """Say what of a run is out of the ordinary."""
-    last = course.segments[-1] if course.segments else None
-    if record.state == "failed":
-        yield last.notes[-1] if last and last.notes else "It has failed, and no reason is written down."
-    if record.state == "killed":
-        yield f"It was killed, or its host was lost; it was last heard of at {overview.seen}."
-    if record.state in ("failed", "killed", "stopped"):
-        yield f"It goes on with: lockstep train {shlex.quote(str(record.path))}"
-    dropped = sum(each for each in part(course.arrivals, "dropped").values() if isinstance(each, int))
-    for count, text in (
-        (course.count("resume"), "It was started again {}."),
-        (course.count("continue"), "Workers were lost {}, and the others went on."),
-        (course.count("rollback"), "It went back to a checkpoint {}, since an attempt was not finite."),
-        (course.num_refused, "An attempt was not finite {}, and changed nothing."),
-        (len(course.bad_examples), "An example could not be read, {}; others stood in."),
-        (dropped, "A gradient came too late {}, and was dropped; its examples were handed out again."),
-    ):
-        if count:
-            yield text.format("once" if count == 1 else f"{count:,} times")
+    yield from record.attention(course.num_refused)
+    if dropped := sum(each for each in part(course.arrivals, "dropped").values() if isinstance(each, int)):
+        times = "once" if dropped == 1 else f"{dropped:,} times"
+        yield f"a gradient came too late {times}, and was dropped; its examples were handed out again"
     if overview.wait_share is not None and overview.wait_share > _MOST_WAITING:
-        yield f"It waited for data {overview.wait_share:.0%} of the time: lockstep benchmark input says what limits it."
+        yield f"it waited for data {overview.wait_share:.0%} of the time: lockstep benchmark input says what limits it"
     yield from record.remarks
     yield from record.problems
 

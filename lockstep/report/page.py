@@ -71,7 +71,8 @@ def run_report(record: RunRecord, name: str, examples: Sequence[ReportPicture] =
     refused: list[int] = []
     points = points_of(_noting_refused(record.metrics(), refused))
     problems: list[str] = []
-    shown = summarised(record.path, problems)
+    summaries = record.folders("summaries") + record.folders("summaries-evaluation/*")
+    shown = summarised([record.path / name for name in summaries], problems)
     matrix, mistakes = confusion(record.path, problems), worst_mistakes(record.path, problems)
     record.problems.extend(problems)
     facts = facts_of_run(record, name, len(refused))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,11 +79,11 @@ class Confusion:
                     yield self.classes[right], self.classes[predicted], count
 
 
-def summarised(path: Path, problems: list[str]) -> Summarised:
-    """Read the summaries of the run in a folder; what cannot be read is said in `problems`."""
+def summarised(folders: Sequence[Path], problems: list[str]) -> Summarised:
+    """Read the summaries in some folders of a run; what cannot be read is said in `problems`."""
     newest: dict[str, dict[str, tuple[int, bytes]]] = {"input": {}, "image-": {}}
     speeds: dict[str, Points] = {title: {} for title in _SPEED_TAGS.values()}
-    files = [file for folder in _folders(path) for file in event_paths(folder) if not file.is_symlink()]
+    files = [file for folder in folders for file in event_paths(folder) if not file.is_symlink()]
     try:
         for event in (event for file in files for event in read_events(file)):
             for value in event.summary.value:
@@ -103,13 +103,6 @@ def summarised(path: Path, problems: list[str]) -> Summarised:
         [encoded(data, f"{tag}, step {step}") for tag, (step, data) in images.items()] for images in newest.values()
     )
     return Summarised(tuple(filter(None, inputs)), tuple(filter(None, detections)), speeds)
-
-
-def _folders(path: Path) -> list[Path]:
-    try:
-        return [path / "summaries", *sorted((path / "summaries-evaluation").glob("*"))]
-    except OSError:
-        return []
 
 
 def encoded(data: bytes, caption: str) -> ReportPicture | None:

@@ -23,7 +23,7 @@ from lockstep.recipes.toml import from_toml, load
 from lockstep.reporting.chain import CHAIN, GROUND, ChainLine, read_chain
 from lockstep.reporting.jsonl import read_lines
 from lockstep.runs.lease import find_holder
-from lockstep.runs.record import as_unix_seconds
+from lockstep.runs.record import as_unix_seconds, links_within
 from lockstep.runs.workdir import CHOICES, HISTORY, METRICS, RECIPE, RESULT, Workdir
 from lockstep.training.choices import Choices, differences
 from lockstep.training.replicas import digests_of
@@ -79,7 +79,8 @@ def examine(path: Path, progress: ProgressFunction) -> Examination:
     """Check all files of a run against its chain; `progress` is told of the checkpoints that are done.
 
     Raises:
-        WorkdirError: there is no chain, or nothing in it: an older version has made the run, or it has yet to begin.
+        WorkdirError: there is no chain, or nothing in it: an older version has made the run, or it has yet to begin;
+            or a link in the folder leads to another one.
     """
     # The chain has each line first, and the history each event: so they fit while the run goes on, too.
     manifests, metrics = _read_manifests(Store(path / "checkpoints")), _read_metrics(path / METRICS)
@@ -100,6 +101,13 @@ def walk(folder: Path) -> Examination:
         WorkdirError: as in `examine`.
     """
     found, path = Examination(folder), folder / CHAIN
+    if links := links_within(folder):
+        raise WorkdirError(
+            f"The run in {folder} has links to folders elsewhere, which are not followed.",
+            given=", ".join(links),
+            expected="a run whose files all lie in its folder",
+            hint="put the folders in the places of the links, or verify a copy that has them",
+        )
     if not path.is_file():
         raise WorkdirError(
             f"The run in {found.path} has no chain, so it cannot be verified.",

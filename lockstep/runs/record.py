@@ -10,15 +10,19 @@ import errno
 import json
 import math
 import os
+import shlex
 import stat
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cached_property
 from itertools import starmap
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, TypeAlias
 
+from lockstep.checkpoints.mirror import shown_path
 from lockstep.errors import LockstepError, WorkdirError
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.toml import from_toml
@@ -190,8 +194,7 @@ class RunRecord:
     @cached_property
     def refused(self) -> list[dict[str, Any]]:
         """The autopsies of attempts that were not finite, each with "step", "position", "reasons", "culprits"."""
-        reports = sorted(self.path.glob("refused/position-*/report.json"))
-        found = [self._json(str(path.relative_to(self.path))) for path in reports]
+        found = [self._json(f"{name}/report.json") for name in self.folders("refused/position-*")]
         return [facts for facts in found if _is_step(facts)]
 
     @cached_property
@@ -199,8 +202,10 @@ class RunRecord:
         """The steps of the checkpoints that are there, ascending."""
         from lockstep.checkpoints.store import Store
 
+        own = {self.path / name for name in self.folders("checkpoints/*")}
+        store = Store(self.path / "checkpoints")
         try:
-            return Store(self.path / "checkpoints").steps()
+            return [step for step in store.steps() if store.path(step) in own]
         except LockstepError as error:
             self._note(error.what)
             return []
@@ -247,6 +252,31 @@ class RunRecord:
         """What the history says of devices and data, and of slow workers."""
         return [str(event.get("said")) for event in self.history if event["event"] in REMARKS]
 
+    def attention(self, num_refused: int = 0) -> Iterator[str]:
+        """Yield what of the run is out of the ordinary, a sentence each, for `lockstep status` and reports alike.
+
+        Args:
+            num_refused: lines of its metrics that tell of an attempt that was not finite, where they were counted; its
+                autopsies count anyway.
+        """
+        seen = self.seen_unix_seconds
+        if self.state == "failed":
+            yield f"failed: {self.error or 'no reason is written down'}"
+        if self.state == "killed" and seen is not None:
+            yield f"killed, or its host was lost: nothing is heard of it since {format_time(seen)}"
+        if self.state in ("failed", "killed", "stopped"):
+            yield f"to go on: lockstep train {shlex.quote(shown_path(self.path))}"
+        events = Counter(event["event"] for event in self.history)
+        for count, text in (
+            (events["resume"], "it was started again {}"),
+            (events["continue"], "workers were lost {}, and the others went on"),
+            (events["rollback"], "it went back to a checkpoint {}, since an attempt was not finite"),
+            (max(num_refused, len(self.refused)), "an attempt was not finite {}, and changed nothing: refused/"),
+            (len(self.bad_examples), "an example could not be read, {}; others stood in: quarantine.jsonl"),
+        ):
+            if count:
+                yield text.format("once" if count == 1 else f"{count:,} times")
+
     @property
     def step(self) -> int:
         """Completed updates, as far as is known."""
@@ -263,6 +293,18 @@ class RunRecord:
         if self.holder and not self.holder.owner.released:
             known.append(self.holder.renewed_unix_seconds)
         return max(known, default=None)
+
+    def folders(self, pattern: str) -> list[str]:
+        """Folders of the run that match a pattern such as `refused/*`, sorted; links are noted and left out."""
+        found = sorted(path.relative_to(self.path) for path in self.path.glob(pattern) if path.is_dir())
+        return [str(path) for path in found if self._links.isdisjoint(map(str, (path, *path.parents)))]
+
+    @cached_property
+    def _links(self) -> frozenset[str]:
+        links = links_within(self.path)
+        for link in links:
+            self._note(f"{link} is a link to a folder, and left out")
+        return frozenset(links)
 
     def _note(self, problem: str) -> None:
         if len(self.problems) < _MAX_PROBLEMS and problem not in self.problems:
@@ -335,6 +377,19 @@ def find_runs(folder: Path) -> list[Path]:
         if RECIPE in files or len(here.parts) - depth >= _MAX_DEPTH:
             names.clear()
         names[:] = [name for name in names if not name.startswith(".")]
+    return sorted(found)
+
+
+def links_within(folder: Path) -> list[str]:
+    """Find what in a run's folder is a link to a whole folder, two levels deep, by name: it may lead anywhere."""
+    found, names = list[str](), [""]
+    for name in names:
+        with suppress(OSError):  # what cannot be listed is not read either
+            for entry in filter(os.DirEntry.is_dir, os.scandir(folder / name)):
+                if entry.is_symlink():
+                    found.append(f"{name}{entry.name}")
+                elif not name:
+                    names.append(f"{entry.name}/")
     return sorted(found)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
@@ -122,11 +122,26 @@ def _nonfinite_rows(value: Any) -> list[int]:
     """The rows of a field that are not finite: of a tensor with the batch first, of a list, or of a Ragged."""
     if isinstance(value, Ragged):
         return sorted({*value.owner[_nonfinite_rows(value.values)].tolist()})
-    if not isinstance(value, Tensor):
-        return [row for row, item in enumerate(value) if not all(_are_finite(item))]
-    nonfinite = ~value.isfinite()
-    rows: list[int] = (nonfinite.flatten(1).any(1) if nonfinite.ndim > 1 else nonfinite).nonzero()[:, 0].tolist()
-    return rows
+    if not isinstance(value, Tensor) or value.is_nested:
+        items = value.unbind() if isinstance(value, Tensor) else value
+        return [row for row, item in enumerate(items) if not all(_are_finite(item))]
+    values = _values(value)
+    nonfinite = _nonfinite(values)
+    rows = (nonfinite.flatten(1).any(1) if nonfinite.ndim > 1 else nonfinite).nonzero()[:, 0]
+    return rows.tolist() if values is value else sorted({*value.to_sparse().coalesce().indices()[0, rows].tolist()})
+
+
+def _values(tensor: Tensor) -> Tensor:
+    """The tensor itself, or the values that a sparse one holds."""
+    return tensor if tensor.layout is torch.strided else tensor.to_sparse().coalesce().values()
+
+
+def _nonfinite(values: Tensor) -> Tensor:
+    """Where values are not finite; a dtype that torch cannot look at is taken for finite."""
+    is_float8 = values.is_floating_point() and values.element_size() == 1
+    with suppress(RuntimeError):
+        return ~(values.float() if is_float8 else values).isfinite()
+    return torch.zeros(values.shape, dtype=torch.bool, device=values.device)
 
 
 def _has_rows(value: Any) -> TypeGuard[list[Any] | Tensor | Ragged]:
@@ -135,8 +150,10 @@ def _has_rows(value: Any) -> TypeGuard[list[Any] | Tensor | Ragged]:
 
 def _are_finite(tree: Any) -> list[bool]:
     """For each tensor in a tree of tensors, whether it is finite."""
+    if isinstance(tree, Tensor) and not tree.is_nested:
+        return [not bool(_nonfinite(_values(tree)).any())]
     if isinstance(tree, Tensor):
-        return are_finite([tree])
+        tree = tree.unbind()
     if isinstance(tree, Mapping):
         tree = list(tree.values())
     return [each for item in tree for each in _are_finite(item)] if isinstance(tree, list | tuple) else []

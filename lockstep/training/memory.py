@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import resource
 import sys
 import time
@@ -22,7 +23,8 @@ from lockstep.towers.towers import Towers
 from lockstep.types import Batch
 
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024
-_OF_CPU_ALLOCATOR = "can't allocate memory"
+_OF_ALLOCATORS = re.compile(r"can't allocate memory|CUDA error: out of memory|[A-Z]_(\w+_)?ALLOC(ATION)?_FAILED")
+"""Words of torch's allocator on a CPU, of CUDA itself, and of its libraries: CUBLAS_STATUS_ALLOC_FAILED."""
 _PAUSE_SECONDS = 60.0
 _MOST_EVENTS = 100_000
 """The latest allocations of which a snapshot tells, with their lines."""
@@ -49,7 +51,7 @@ def lack_of_memory_told(batch: str, hint: str) -> Iterator[None]:
 
 def is_lack_of_memory(error: Exception) -> bool:
     """Whether an allocator has raised it; an OutOfMemoryError of torch is a RuntimeError, too."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or _OF_CPU_ALLOCATOR in str(error)
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or bool(_OF_ALLOCATORS.search(str(error)))
 
 
 def note_on_memory(batch: Batch, tower: int, towers: Towers, device: torch.device) -> str:

@@ -79,6 +79,7 @@ def test_survivors_go_on_with_the_same_bits(tmp_path: Path, exchange: list[str])
     assert "continue from memory" in went_on
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_ended_by_sigterm_it_takes_all_along(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "lockstep", "chaos", *SMALL, "--keep", str(tmp_path / "kept")]

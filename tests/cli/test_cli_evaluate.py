@@ -169,6 +169,7 @@ class TestWhatIsSaidAndWritten:
         assert evaluations(workdir) == []
 
 
+@pytest.mark.slow
 def test_each_stage_of_a_run_is_scored(tmp_path: Path) -> None:
     """In the first one other parameters have averages than in the second."""
     shorten = replace(
@@ -407,6 +408,7 @@ def follow(workdir: Path, *words: str) -> list[str]:
 SCORED = r"average weights of step (\d+), from "
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_one_process_trains_and_another_follows_to_the_end(start: Start, tmp_path: Path) -> None:
     workdir, result = tmp_path / "run", tmp_path / "result.json"
@@ -428,6 +430,7 @@ def test_one_process_trains_and_another_follows_to_the_end(start: Start, tmp_pat
     assert steps[-1] == last == json.loads(result.read_text())["step"]
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_following_a_run_waits_on_all_workers_until_a_signal(start: Start, workdir: Path) -> None:
     (workdir / "checkpoints").rename(workdir / "aside")

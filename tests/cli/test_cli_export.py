@@ -64,7 +64,9 @@ def test_the_weights_are_those_that_the_recipe_scores(tmp_path: Path, capsys: py
     assert said == [*steps, "average weights of step 1"]
 
 
-@pytest.mark.parametrize("flags", [[], ["--raw"], ["--average"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "flags", [[], *(pytest.param([flag], marks=pytest.mark.slow) for flag in ("--raw", "--average"))], ids=" ".join
+)
 def test_a_detector_is_the_one_that_predicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str]) -> None:
     given = tiny_recipe(write_coco(tmp_path, 3, (32, 48)))
     saved(tmp_path / "run", replace(given, evaluate=replace(given.evaluate, weights="average")))

@@ -87,9 +87,14 @@ def test_links_out_of_the_folder_show_nothing_of_where_they_lead(tmp_path: Path)
     (tmp_path / "private").write_text("a,secret\nsecret,1\n")
     for name in ("confusion.csv", "warm_start.json", "history.jsonl"):
         (run / name).symlink_to(tmp_path / "private")
+    kept = tmp_path / "elsewhere/position-000000001"
+    kept.mkdir(parents=True)
+    (kept / "report.json").write_text('{"step": 1, "position": 1, "reasons": ["secret"]}')
+    (run / "refused").symlink_to(kept.parent)
     assert main(["report", str(run), "--to", str(page)]) == 0
     assert "secret" not in page.read_text()
     assert "confusion.csv cannot be read: it is a link" in page.read_text()
+    assert "refused is a link to a folder, and left out" in page.read_text()
 
 
 def test_a_page_that_cannot_be_read_is_none_of_ours(

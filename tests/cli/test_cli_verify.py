@@ -424,6 +424,14 @@ def test_a_fork_that_was_killed_before_its_first_update(here: Path, verified: Ve
     assert "note" not in verified()
 
 
+def test_a_link_to_a_folder_is_not_followed(verified: Verify) -> None:
+    Path("run/checkpoints").rename("aside")
+    Path("run/checkpoints").symlink_to(Path("aside").absolute())
+    with pytest.raises(WorkdirError, match="links to folders elsewhere, which are not followed") as raised:
+        verified("--no-replay")
+    assert raised.value.given == "checkpoints"
+
+
 def test_no_workers(verified: Verify) -> None:
     linked_anew(lambda facts: facts.update(workers=0) if "event" in facts else None)
     with pytest.raises(VerificationError, match="which is none of a chain"):

@@ -18,7 +18,9 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from worker_processes import HANG_SECONDS
 
+from lockstep.cli.main import main
 from lockstep.exchange.exchange import AllReduce
+from lockstep.workers.rank import leave
 
 pytestmark = pytest.mark.process
 
@@ -64,6 +66,30 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return workdir, train(workdir, "--towers", "3", "--workers", "3", "--steps", "6")
 
 
+Here = Callable[..., str]
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Here:
+    """Runs a command as its one worker does, in this process, which has torch already; returns what it says."""
+    monkeypatch.chdir(ROOT)
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+
+    def call(*words: str, code: int = 0) -> str:
+        leave()
+        found = main(words)
+        said = "".join(capfd.readouterr())
+        assert found == code, said
+        return said
+
+    return call
+
+
+def train_here(here: Here, workdir: Path, *words: str, code: int = 0) -> str:
+    return here("train", "mnist", "--workdir", str(workdir), "--towers", "3", *SMALL, *words, code=code)
+
+
 @pytest.fixture
 def copy(finished: tuple[Path, str], tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished[0], tmp_path / "run"))
@@ -92,7 +118,8 @@ def test_the_workdir_tells_the_run(finished: tuple[Path, str]) -> None:
     assert events == ["start", "end"]
 
 
-@pytest.mark.parametrize("num_workers", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_workers", [1, 2])
 def test_other_numbers_of_workers_and_a_resume_give_the_same_bytes(
     finished: tuple[Path, str], tmp_path: Path, num_workers: int
 ) -> None:
@@ -106,23 +133,24 @@ def test_other_numbers_of_workers_and_a_resume_give_the_same_bytes(
     assert steps == [1, 2, 3, 4, 5, 6]
 
 
-def test_at_its_end_a_run_does_no_step_and_says_so(copy: Path) -> None:
+def test_at_its_end_a_run_does_no_step_and_says_so(copy: Path, here: Here) -> None:
     before = (copy / "metrics.jsonl").read_bytes()
-    assert "nothing to do: the run is at step 6" in train(copy, "--towers", "3", "--steps", "6", "--workers", "1")
+    assert "nothing to do: the run is at step 6" in train_here(here, copy, "--steps", "6")
     assert (copy / "metrics.jsonl").read_bytes() == before
 
 
-def test_a_damaged_checkpoint_is_said_and_the_one_before_is_used(copy: Path) -> None:
+def test_a_damaged_checkpoint_is_said_and_the_one_before_is_used(copy: Path, here: Here) -> None:
     file = copy / "checkpoints/step-00000006/parameters.safetensors"
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
-    said = train(copy, "--towers", "3", "--workers", "1", "--steps", "6")
+    said = train_here(here, copy, "--steps", "6")
     assert "step-00000006/parameters.safetensors is damaged" in said
     assert "resumed at step 4" in said
     assert steps_in(copy) == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_said_once_whoever_reads(copy: Path) -> None:
     (copy / "checkpoints/step-00000006/values.json").write_bytes(b"")
     said = run("evaluate", str(copy), "--workers", "2")
@@ -130,16 +158,15 @@ def test_a_damaged_checkpoint_is_said_once_whoever_reads(copy: Path) -> None:
     assert "raw weights of step 4" in said
 
 
-def test_changed_choices_are_named_and_refused_in_exact_mode(copy: Path) -> None:
+def test_changed_choices_are_named_and_refused_in_exact_mode(copy: Path, here: Here) -> None:
     path = copy / "choices.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "torch": "1.0"}))
     before = (copy / "recipe.toml").read_bytes()
-    said = train(copy, "--towers", "3", "--workers", "1", "--steps", "7", code=2)
+    said = train_here(here, copy, "--steps", "7", code=2)
     assert "cannot go on with the same bits" in said
     assert "torch was 1.0 and is " in said
     assert (copy / "recipe.toml").read_bytes() == before, "what was refused has changed nothing"
-    words = ["--towers", "3", "--workers", "1", "--steps", "7", "--set", "exchange.exact=false", "--accept-changes"]
-    said = train(copy, *words)
+    said = train_here(here, copy, "--steps", "7", "--set", "exchange.exact=false", "--accept-changes")
     assert "warning: changed since the first start, so the bits may differ: torch was 1.0 and is " in said
     noted = json.loads((copy / "history.jsonl").read_text().splitlines()[-2])["changed"]
     assert "exchange.exact: saved True, given False" in noted
@@ -147,28 +174,24 @@ def test_changed_choices_are_named_and_refused_in_exact_mode(copy: Path) -> None
     assert json.loads(path.read_text())["torch"] == "1.0", "the choices of the first start stay"
 
 
-def test_accepted_changes_are_in_the_history(copy: Path) -> None:
-    words = ["--towers", "3", "--workers", "1", "--steps", "7", "--set", "optimizer.momentum=0.5"]
-    assert "has another recipe" in train(copy, *words, code=2)
-    train(copy, *words, "--accept-changes")
+def test_accepted_changes_are_in_the_history(copy: Path, here: Here) -> None:
+    words = ["--steps", "7", "--set", "optimizer.momentum=0.5"]
+    assert "has another recipe" in train_here(here, copy, *words, code=2)
+    train_here(here, copy, *words, "--accept-changes")
     resumed = [json.loads(line) for line in (copy / "history.jsonl").read_text().splitlines()][-2]
     assert resumed["event"] == "resume"
     assert "optimizer.momentum: saved 0.9, given 0.5" in resumed["changed"]
 
 
-def test_evaluate_gives_the_same_on_every_number_of_workers(finished: tuple[Path, str]) -> None:
-    results = {
-        line
-        for workers in ("1", "4")
-        for line in run("evaluate", str(finished[0]), "--workers", workers).splitlines()
-        if "accuracy" in line
-    }
-    assert len(results) == 1
-    assert results == {next(line for line in finished[1].splitlines() if "test accuracy" in line)}
+@pytest.mark.parametrize("num_workers", ["1", pytest.param("4", marks=pytest.mark.slow)])
+def test_evaluate_gives_the_same_on_every_number_of_workers(finished: tuple[Path, str], num_workers: str) -> None:
+    said = run("evaluate", str(finished[0]), "--workers", num_workers).splitlines()
+    results = [line for line in said if "accuracy" in line]
+    assert results == [next(line for line in finished[1].splitlines() if "test accuracy" in line)]
 
 
-def test_evaluate_takes_average_step_and_split(finished: tuple[Path, str]) -> None:
-    said = run("evaluate", str(finished[0]), "--average", "--step", "4", "--split", "validation", "--workers", "1")
+def test_evaluate_takes_average_step_and_split(finished: tuple[Path, str], here: Here) -> None:
+    said = here("evaluate", str(finished[0]), "--average", "--step", "4", "--split", "validation")
     assert "average weights of step 4" in said
     assert "validation accuracy" in said
     assert "of 500)" in said
@@ -225,7 +248,9 @@ def start() -> Iterator[Start]:
         each.process.wait(HANG_SECONDS)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+)
 def test_a_signal_ends_it_with_a_checkpoint(start: Start, tmp_path: Path, number: int, code: int) -> None:
     started = start(tmp_path / "run", "--towers", "2", "--workers", "2")
     started.process.send_signal(number)
@@ -238,6 +263,7 @@ def test_a_signal_ends_it_with_a_checkpoint(start: Start, tmp_path: Path, number
     assert steps_in(tmp_path / "run") == list(range(1, last + 2))
 
 
+@pytest.mark.slow
 def test_a_killed_worker_ends_the_run_at_once_and_is_named(start: Start, tmp_path: Path) -> None:
     started = start(tmp_path / "run", "--towers", "2", "--workers", "2", "--set", "watch.restarts=0")
     children, workers = started.processes()
@@ -247,6 +273,7 @@ def test_a_killed_worker_ends_the_run_at_once_and_is_named(start: Start, tmp_pat
     assert not any(Path(f"/proc/{pid}").exists() for pid in [*children, *workers])
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_by_itself_when_a_worker_was_killed(start: Start, tmp_path: Path) -> None:
     started = start(tmp_path / "run", "--towers", "2", "--workers", "2")
     _, workers = started.processes()
@@ -260,6 +287,7 @@ def test_a_run_goes_on_by_itself_when_a_worker_was_killed(start: Start, tmp_path
     assert steps == list(range(1, len(steps) + 1))
 
 
+@pytest.mark.slow
 def test_a_worker_of_another_launcher_says_by_its_exit_code_that_it_was_stopped(start: Start, tmp_path: Path) -> None:
     started = start(tmp_path / "run", env={**os.environ, "RANK": "0", "WORLD_SIZE": "1"})
     started.process.send_signal(signal.SIGTERM)
@@ -267,14 +295,15 @@ def test_a_worker_of_another_launcher_says_by_its_exit_code_that_it_was_stopped(
     assert f"stopped at step {steps_in(tmp_path / 'run')[-1]}, and saved" in said
 
 
-def test_a_run_is_started_once_at_a_time(start: Start, tmp_path: Path) -> None:
-    started = start(tmp_path / "run", "--workers", "1")
-    said = train(tmp_path / "run", "--forever", "--workers", "1", code=2)
+def test_a_run_is_started_once_at_a_time(start: Start, here: Here, tmp_path: Path) -> None:
+    started = start(tmp_path / "run", "--towers", "3")
+    said = train_here(here, tmp_path / "run", "--forever", code=2)
     assert "is going on already" in said
     started.process.send_signal(signal.SIGTERM)
     started.end(143)
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_old_checkpoints(copy: Path) -> None:
     def limit() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -301,6 +330,7 @@ def test_torchrun_joins(finished: tuple[Path, str], tmp_path: Path) -> None:
     assert contents(tmp_path / "run", 6) == contents(finished[0], 6)
 
 
+@pytest.mark.slow
 def test_a_rehearsal_leaves_nothing(tmp_path: Path) -> None:
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     said = run(
@@ -322,10 +352,10 @@ def test_a_dry_run_shows_how_a_run_would_go_on_and_leaves_it_as_it_is(copy: Path
     assert {path: path.stat().st_mtime_ns for path in [copy, *copy.rglob("*")]} == before
 
 
-def test_a_printed_recipe_is_a_recipe(tmp_path: Path) -> None:
-    printed = run("train", "mnist", "--set", "batch_size=64", "--print-recipe")
+def test_a_printed_recipe_is_a_recipe(tmp_path: Path, here: Here) -> None:
+    printed = here("train", "mnist", "--set", "batch_size=64", "--print-recipe")
     (tmp_path / "mine.toml").write_text(printed)
-    assert run("train", str(tmp_path / "mine.toml"), "--print-recipe") == printed
+    assert here("train", str(tmp_path / "mine.toml"), "--print-recipe") == printed
     assert "batch_size = 64" in printed
 
 
@@ -335,13 +365,14 @@ def test_wrong_input_has_exit_code_2_and_starts_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_a_workdir_nothing_is_written(tmp_path: Path) -> None:
+def test_without_a_workdir_nothing_is_written(tmp_path: Path, here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     off = [
         word for name in ("checkpoints.every", "watch.summaries", "watch.metrics") for word in ("--set", f"{name}=0")
     ]
-    words = ["train", "mnist", "--workdir", "none", *SMALL, *off, "--workers", "1", "--steps", "2"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path)}
-    said = run(*words, "--set", f"data.folder={ROOT / 'data/mnist'}", cwd=tmp_path, env=environment)
+    words = ["train", "mnist", "--workdir", "none", *SMALL, *off, "--steps", "2"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    said = here(*words, "--set", f"data.folder={ROOT / 'data/mnist'}")
     assert re.search(r"^test accuracy .* of 500\)\Z", said.rstrip(), re.MULTILINE)
     assert list(tmp_path.iterdir()) == []
 

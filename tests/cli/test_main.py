@@ -24,6 +24,17 @@ def test_the_help_of_train_lists_all_shipped_recipes(capsys: pytest.CaptureFixtu
     assert {*SHIPPED_RECIPES} <= {*said}
 
 
+@pytest.mark.parametrize(
+    "words", [["--help"], ["train", "--help"], ["--version"], ["train", "mnist", "--print-recipe"]]
+)
+def test_nobody_who_reads_is_no_error(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with os.fdopen(write_end, "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        assert main(words) == 141
+
+
 @pytest.mark.process
 def test_the_error_that_ends_a_command_is_there_for_who_leaves_the_run() -> None:
     assert main(["train", "mnits"]) == 2

@@ -85,6 +85,7 @@ def test_a_recipe_of_photos_is_trained_resumed_scored_shown_and_measured(
 # What cannot be trained on --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_the_command_says_which_record_has_a_label_past_the_classes(tmp_path: Path) -> None:
     """Found by a worker at its first batch: wrong input all the same, in words and not as a traceback."""

@@ -7,11 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from made_up_costs import COST, make_costs
 
 from lockstep.cli import plan
 from lockstep.cli.main import main, parse
 from lockstep.planning import start
-from lockstep.planning.model import Link, RunCosts, SaveCost, SentBucket, WorkerCost
+from lockstep.planning.model import Link, RunCosts, SentBucket
 from lockstep.planning.start import ProbeRequest
 
 NET = """
@@ -38,22 +39,14 @@ task = { losses = "planned_net:losses" }
 data = { kind = "python", function = "planned_net:reader" }
 optimizer = { kind = "sgd", lr = 1e-3 }
 """
-COST = WorkerCost(1, 64, 0.1, 0.08, 0.2, 0.16, 0.01, 0.01, 0.001, 0.001, 400_000_000, 50_000)
-COSTS = RunCosts(
-    machine="cpu, made up",
-    is_cpu=True,
+COSTS = make_costs(
     num_cores=2,
     per_host=1,
-    num_probed=2,
-    batch_size=128,
     epoch_size=55_000,
-    reads_ahead=False,
-    workers=(COST,),
+    workers=(replace(COST, first_cpu_seconds=0.2, further_cpu_seconds=0.16),),
     buckets=(SentBucket(13_000_000, 0.05),),
-    save=SaveCost(26_000_000, 0.01, 0.5, 0.1),
     shared_memory=None,
     messages=Link(0.0001, 1e-9),
-    backend="gloo",
 )
 
 

@@ -8,13 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from made_up_costs import COST, make_costs
 
 from lockstep.cli import run_limits
 from lockstep.cli.main import main
 from lockstep.cli.run_limits import limits_of, measured_limits
 from lockstep.doctor.check_result import CheckResult
 from lockstep.errors import InputError
-from lockstep.planning.model import Link, RunCosts, SaveCost, SentBucket, WorkerCost, predict_step
+from lockstep.planning.model import Link, RunCosts, predict_step
 from lockstep.planning.start import ProbeRequest
 from lockstep.recipes.parts import Checkpoints
 from lockstep.recipes.recipe import Recipe
@@ -24,23 +25,7 @@ from lockstep.types import Interval
 
 ROOT = Path(__file__).parent.parent.parent
 GB = 10**9
-COST = WorkerCost(1, 64, 0.1, 0.08, 0.1, 0.08, 0.01, 0.01, 0.001, 0.001, 400_000_000, 50_000)
-COSTS = RunCosts(
-    machine="cpu, made up",
-    is_cpu=True,
-    num_cores=4,
-    per_host=2,
-    num_probed=2,
-    batch_size=128,
-    epoch_size=1280,
-    reads_ahead=False,
-    workers=(COST,),
-    buckets=(SentBucket(10_000_000, 0.05),),
-    save=SaveCost(num_bytes=26_000_000, blocked_seconds=0.01, seconds=0.5, cpu_seconds=0.1),
-    shared_memory=Link(0.001, 1e-10),
-    messages=None,
-    backend="gloo",
-)
+COSTS = make_costs()
 RECIPE = find("mnist")
 
 

@@ -25,7 +25,8 @@ from lockstep.convert.sharding import Settings
 from lockstep.images.drawing import COLOURS, GREEN, RED, YELLOW
 from lockstep.readers.open import open_source
 from lockstep.readers.reader import Reader
-from lockstep.recipes.data import DetectionData, MnistData
+from lockstep.recipes.data import DetectionData, ImageData, MnistData
+from lockstep.recipes.preprocessing import ResizedCrop
 from lockstep.recipes.shipped import find
 from lockstep.recipes.toml import to_toml
 from lockstep.runs.showing import examples
@@ -302,6 +303,18 @@ def test_a_recipe_is_shown_as_it_trains(tmp_path: Path) -> None:
     assert [captions(article) for article in articles(page)] == [["original"]] * 2
     run("mnist", "--augment", mine, "--positions", "0:2", "--to", page, "--force")
     assert [captions(article) for article in articles(page)] == [["original", "RandomShift, 28 x 28"]] * 2
+
+
+def test_what_the_device_will_do_is_shown_step_by_step(folder: Path, tmp_path: Path) -> None:
+    page, mine = tmp_path / "page.html", tmp_path / "mine.toml"
+    shown = []
+    for where in ("host", "device"):
+        data = ImageData(str(folder), image_size=28, preprocessing=ResizedCrop(), preprocess_on=where)  # type: ignore[arg-type]
+        mine.write_text(to_toml(replace(find("mnist"), data=data)))
+        run(mine, "--positions", "0:2", "--to", page, "--force")
+        shown.append(articles(page))
+    assert shown[0] == shown[1]
+    assert captions(shown[0][0])[:2] == ["original", "RandomResizedCrop, 28 x 28"]
 
 
 def test_several_draws_of_one_example(folder: Path, tmp_path: Path) -> None:

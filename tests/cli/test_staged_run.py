@@ -60,8 +60,10 @@ def test_its_last_lines_say_how_good_it_is(run: Path, caplog: pytest.LogCaptureF
     ]
 
 
-@pytest.mark.parametrize("step", [0, 1, 2, 3, 4])
-@pytest.mark.parametrize("weights", ["--average", "--raw"])
+@pytest.mark.parametrize(
+    ("step", "weights"),
+    [(0, "--average"), (1, "--raw"), (2, "--average"), (3, "--raw"), (4, "--average"), (4, "--raw")],
+)
 def test_a_checkpoint_of_any_stage_is_scored(trained: Path, tmp_path: Path, step: int, weights: str) -> None:
     file = tmp_path / "scores.json"
     argv = ["evaluate", str(trained), "--step", str(step), weights, "--to", str(file), "--device", "cpu"]

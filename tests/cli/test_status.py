@@ -17,6 +17,8 @@ from lockstep.cli import status
 from lockstep.cli.main import main
 from lockstep.cli.status import RunStatus, status_lines, table
 from lockstep.recipes.shipped import find
+from lockstep.report.facts import facts_of_run
+from lockstep.runs.record import RunRecord
 from lockstep.runs.workdir import Workdir
 
 TIMING = {
@@ -154,10 +156,11 @@ def test_one_is_one_and_a_command_can_be_pasted(tmp_path: Path, capsys: pytest.C
     assert found["workers"] == 1
     assert found["notes"] == [
         f"to go on: lockstep train '{path}'",
-        "1 batch that was not finite: refused/",
-        "1 example could not be read: quarantine.jsonl",
         "workers were lost once, and the others went on",
+        "an attempt was not finite once, and changed nothing: refused/",
+        "an example could not be read, once; others stood in: quarantine.jsonl",
     ]
+    assert tuple(found["notes"]) == facts_of_run(RunRecord(path), "run", 0).attention[:4], "a report says the same"
 
 
 def test_following_ends_with_the_last_run(

@@ -73,6 +73,7 @@ def events(workdir: Path) -> list[str]:
     return [json.loads(line)["event"] for line in path.read_text().splitlines()] if path.exists() else []
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_preempted_at_a_random_moment_a_run_learns_the_same(tmp_path: Path) -> None:
     choose, workdir, undisturbed = random.Random(), tmp_path / "run", tmp_path / "undisturbed"

@@ -150,8 +150,10 @@ convert(items, serialize, Path(sys.argv[1], "killed"), "train", 5, settings=Sett
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("num_processes", ["1", "2"])
-@pytest.mark.parametrize("everybody", [True, False], ids=["all processes", "the first process"])
+@pytest.mark.parametrize(
+    ("everybody", "num_processes"),
+    [(True, "2"), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((True, "1"), (False, "1"), (False, "2")))],
+)
 def test_a_conversion_that_was_killed_goes_on_to_the_same_bytes(
     tmp_path: Path, num_processes: str, everybody: bool
 ) -> None:

@@ -147,6 +147,40 @@ def test_what_comes_with_the_rows_goes_on_and_the_copy_is_a_stage(device: FakeDe
     assert rows.seconds["copy"] > 0
 
 
+def test_what_is_left_to_do_is_done_beside_the_copies(device: FakeDevice) -> None:
+    done: list[tuple[str, int, bool]] = []
+
+    def finish(fields: dict[str, Any], here: dict[str, Any]) -> dict[str, Any]:
+        is_copy = fields["number"].data_ptr() != here["number"].data_ptr()
+        done.append((threading.current_thread().name, int(here["number"]), is_copy))
+        return {"finished": torch.zeros(2)}
+
+    with closing(copied_ahead(Source(3)(), DEVICE, finish)) as batches:  # type: ignore[arg-type]
+        fields = next(batches).result.fields
+        assert [*fields] == ["finished"]
+        assert device.recorded == [(fields["finished"].data_ptr(), device.compute)]
+        next(batches)
+    assert done == [("MainThread", 0, True), (THREAD, 1, True), (THREAD, 2, True)]
+
+
+def test_a_loader_finishes_what_its_augmentations_leave(device: FakeDevice) -> None:
+    class Later:
+        def __call__(self, batch: dict[str, Any], draws: Any) -> dict[str, Any]:
+            return batch
+
+        def on_device(self, batch: dict[str, Any], here: dict[str, Any]) -> dict[str, Any]:
+            return {**batch, "later": here["number"] + 1}
+
+    for place in (torch.device("cpu"), DEVICE):
+        stream = loader(Decoded(), augment=[Later()], num_processes=0)
+        with closing(stream.batches(range(1), 1, place)) as batches:
+            assert next(batches)["later"].tolist() == [1, 2]
+        [batch] = stream.evaluation_batches(10, device=place)
+        assert batch["later"].tolist() == [*range(1, 11)]
+        with closing(stream.slices(1, 2).reader(0, 1, place)) as slices:
+            assert [slices.read(start)["later"].tolist() for start in (0, 3)] == [[1], [4]]
+
+
 def test_an_error_of_the_thread_comes_with_its_batch(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     pin = torch.Tensor.pin_memory
 

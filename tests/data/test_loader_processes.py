@@ -261,7 +261,7 @@ def test_a_signal_to_the_whole_run_is_the_trainers_to_answer(asked: signal.Signa
     assert [batch.position for batch in islice(stream, 6)] == [4, 8, 12, 16, 20, 24]
 
 
-@pytest.mark.parametrize("end", ["killed", "ended"])
+@pytest.mark.parametrize("end", ["killed", pytest.param("ended", marks=pytest.mark.slow)])
 def test_processes_do_not_outlive_the_trainer(end: str) -> None:
     script = (
         "import multiprocessing, sys, test_loader_processes as here\n"

@@ -186,8 +186,15 @@ ls.train(state, lambda m, b: {"loss": m(b["x"]).mean()}, loader, until=ls.Steps(
 """
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("who", ["processes", "threads"])
+@pytest.mark.parametrize(
+    ("who", "num_workers"),
+    [
+        ("threads", 0),
+        pytest.param("processes", 0, marks=pytest.mark.slow),
+        pytest.param("processes", 2, marks=pytest.mark.slow),
+        pytest.param("threads", 2, marks=pytest.mark.slow),
+    ],
+)
 def test_a_script_ends_with_its_hung_reader_named(who: str, num_workers: int, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.replace("NUM", f"num_{who}"))

@@ -71,12 +71,18 @@ def net(request: pytest.FixtureRequest) -> DetectionModel:
     return DETECTORS[request.param].build(0).train()
 
 
-@pytest.mark.parametrize("objects", [OBJECTS, [[], []]], ids=["objects", "none"])
+@pytest.mark.parametrize("objects", [OBJECTS, pytest.param([[], []], marks=pytest.mark.slow)], ids=["objects", "none"])
 def test_detectors_of_one_stage_never_wait(net: DetectionModel, objects: list[list[list[float]]]) -> None:
     assert of_one_step(net, objects).waits == []
 
 
-@pytest.fixture(scope="module", params=["boxes", "masks", "imported", "imported masks"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "boxes",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("masks", "imported", "imported masks")),
+    ],
+)
 def two_stages(request: pytest.FixtureRequest) -> DetectionModel:
     torch.set_num_threads(1)
     if not request.param.startswith("imported"):
@@ -87,7 +93,7 @@ def two_stages(request: pytest.FixtureRequest) -> DetectionModel:
     return calm(net).train()
 
 
-@pytest.mark.parametrize("objects", [OBJECTS, [[], []]], ids=["objects", "none"])
+@pytest.mark.parametrize("objects", [OBJECTS, pytest.param([[], []], marks=pytest.mark.slow)], ids=["objects", "none"])
 def test_detectors_of_two_stages_wait_once_a_tower(
     two_stages: DetectionModel, objects: list[list[list[float]]]
 ) -> None:
@@ -95,7 +101,7 @@ def test_detectors_of_two_stages_wait_once_a_tower(
     assert len(calls.waits) == 1, calls.waits
 
 
-@pytest.mark.parametrize("rounds", [1, 32])
+@pytest.mark.parametrize("rounds", [1, pytest.param(32, marks=pytest.mark.slow)])
 def test_detectors_of_two_stages_learn_the_same_where_the_host_waits(
     two_stages: DetectionModel, rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,6 +116,7 @@ def test_detectors_of_two_stages_learn_the_same_where_the_host_waits(
     assert all(map(torch.equal, found, expected))
 
 
+@pytest.mark.slow
 def test_a_miner_among_regions_waits_once_more_and_chooses_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
     net = published("faster_rcnn_resnet101_fgvc").build(0)

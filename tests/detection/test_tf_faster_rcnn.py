@@ -16,11 +16,11 @@ from lockstep.errors import InputError
 
 CONFIGS = [
     "faster_rcnn_resnet101_atrous_coco",
-    "faster_rcnn_resnet101_fgvc",
-    # As the one before, but for the depth of the backbone and the number of proposals.
+    # As the one before, but for strides, the depth of the backbone and the number of proposals.
+    pytest.param("faster_rcnn_resnet101_fgvc", marks=pytest.mark.slow),
     pytest.param("faster_rcnn_resnet101_voc07", marks=pytest.mark.slow),
     pytest.param("faster_rcnn_resnet50_coco", marks=pytest.mark.slow),
-    "mask_rcnn_resnet101_pets",
+    pytest.param("mask_rcnn_resnet101_pets", marks=pytest.mark.slow),
     "mask_rcnn_resnet50_atrous_coco",
 ]
 BOXES = [[10.0, 20, 60, 90], [30, 30, 50, 60]]

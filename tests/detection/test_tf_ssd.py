@@ -69,7 +69,9 @@ def images() -> torch.Tensor:
     return 255 * torch.rand(2, 3, SIDE, SIDE, generator=Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (number % 3 > 0)) for number, name in enumerate(CONFIGS)]
+)
 def test_a_published_config_predicts_has_losses_and_detects(name: str) -> None:
     torch.set_num_threads(1)
     model = published(name).build(seed=1).train()

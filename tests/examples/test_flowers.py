@@ -36,6 +36,7 @@ def flowers(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_missing_data_is_named(examples: Any, tmp_path: Path) -> None:
     ended = run(examples, "--data", tmp_path, "--weights", WEIGHTS, "--workdir", tmp_path / "runs")
     assert ended.returncode == 1
@@ -43,6 +44,7 @@ def test_missing_data_is_named(examples: Any, tmp_path: Path) -> None:
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.slow
 def test_weights_of_something_else_are_refused_in_words(examples: Any, flowers: Path) -> None:
     weights = WEIGHTS.with_name("resnet20-12fca82f.th")
     ended = run(examples, "--data", flowers, "--weights", weights, "--workdir", flowers / "runs")
@@ -51,6 +53,7 @@ def test_weights_of_something_else_are_refused_in_words(examples: Any, flowers: 
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_seed_is_trained_and_scored(examples: Any, flowers: Path) -> None:
     ended = run(examples, "--data", flowers, "--weights", WEIGHTS, "--seeds", "1", "--workdir", flowers / "runs")
     assert ended.returncode == 0, ended.stderr

@@ -13,6 +13,7 @@ import pytest
 SCRIPT, MOST_LINES = "own_detector.py", 80
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_it_trains_and_is_scored(examples: Any) -> None:
     command = [sys.executable, examples.folder / SCRIPT, "--steps", "2"]

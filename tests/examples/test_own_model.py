@@ -49,6 +49,7 @@ def test_it_learns_and_only_the_chief_speaks(two_workers: tuple[list[str], Path]
     assert accuracy(said) > 80
 
 
+@pytest.mark.slow
 def test_stopped_and_resumed_alone_it_ends_as_on_two_workers(
     examples: Any, tmp_path: Path, two_workers: tuple[list[str], Path]
 ) -> None:
@@ -59,6 +60,7 @@ def test_stopped_and_resumed_alone_it_ends_as_on_two_workers(
     assert examples.checkpoint(tmp_path, STEPS) == examples.checkpoint(workdir, STEPS)
 
 
+@pytest.mark.slow
 def test_the_same_command_again_does_no_step(examples: Any, two_workers: tuple[list[str], Path]) -> None:
     said, workdir = two_workers
     before = examples.checkpoint(workdir, STEPS)
@@ -68,6 +70,7 @@ def test_the_same_command_again_does_no_step(examples: Any, two_workers: tuple[l
     assert examples.checkpoint(workdir, STEPS) == before
 
 
+@pytest.mark.slow
 def test_the_twin_runs_on_two_workers_and_resumes(
     examples: Any, tmp_path: Path, two_workers: tuple[list[str], Path]
 ) -> None:

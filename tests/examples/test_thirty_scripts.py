@@ -52,6 +52,7 @@ def test_other_examples_or_random_numbers_are_noticed(monkeypatch: pytest.Monkey
     assert train_plainly(pair) != pytest.approx(plain, rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_two_workers_have_the_losses_of_one_unless_the_page_says_why_not() -> None:
     command = [sys.executable, "-m", "lockstep", "run", "--workers", "2", thirty_scripts.__file__]

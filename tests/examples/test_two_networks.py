@@ -15,6 +15,7 @@ pytestmark = pytest.mark.process
 SCRIPT, STEPS = "two_networks.py", 20
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_ends_with_the_bytes_of_one_that_was_not(examples: Any, tmp_path: Path) -> None:
     undisturbed, stopped = tmp_path / "undisturbed", tmp_path / "stopped"
     said = examples.run(SCRIPT, examples.alone, undisturbed, "--steps", str(STEPS))
@@ -34,6 +35,7 @@ def test_a_run_that_was_stopped_ends_with_the_bytes_of_one_that_was_not(examples
     assert len(set(samples[15:])) > 100, "the generator draws one grey"
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_it_after_a_whole_step_with_both_networks_saved(examples: Any, tmp_path: Path) -> None:
     with examples.start(SCRIPT, examples.on_two_workers, tmp_path) as process:
         first = next(line for line in process.stdout if line.startswith("step"))

@@ -411,8 +411,15 @@ def lose_a_worker(number: int, kind: str) -> tuple[str, str]:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("kind", ["all_reduce", "messages"])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (signal.SIGKILL, "all_reduce"),
+        (signal.SIGSTOP, "messages"),
+        pytest.param(signal.SIGKILL, "messages", marks=pytest.mark.slow),
+        pytest.param(signal.SIGSTOP, "all_reduce", marks=pytest.mark.slow),
+    ],
+)
 def test_all_workers_name_the_one_that_is_gone(
     number: signal.Signals, kind: str, run_workers: Callable[..., list[Any]]
 ) -> None:
@@ -459,7 +466,8 @@ for report in ls.train_steps(state, losses, loader, exchange=ls.AllReduce("gloo"
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("fails", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("fails", [True, False])
 def test_scripts_of_a_bare_launcher_end_in_peace_or_with_the_words_of_the_one_that_failed(
     fails: bool, tmp_path: Path
 ) -> None:

@@ -42,7 +42,10 @@ def train(run: GoldenRun, net: nn.Module, batches: list[tuple[Tensor, Tensor]]) 
     return np.array(losses), first
 
 
-@pytest.mark.parametrize("name", ["two_towers_float64", "two_towers_float32", "two_towers_lrn_float32"])
+@pytest.mark.parametrize(
+    "name",
+    ["two_towers_float64", pytest.param("two_towers_float32", marks=pytest.mark.slow), "two_towers_lrn_float32"],
+)
 def test_two_towers_give_tensorflows_numbers(name: str) -> None:
     run = golden_run(name)
     net = reference_net(run)
@@ -54,6 +57,7 @@ def test_two_towers_give_tensorflows_numbers(name: str) -> None:
     check_weights(run, net)
 
 
+@pytest.mark.slow
 def test_one_tower_with_clipped_gradients_gives_slims_numbers() -> None:
     run = golden_run("slim_float64")
     net = reference_net(run)
@@ -76,7 +80,12 @@ def test_channels_last_gives_the_same_first_step() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"learning_rate": 0.1 + 1e-7}, {"momentum": 0.9 - 1e-6}, {"clip_norm": 0.1}], ids=str
+    "change",
+    [
+        {"learning_rate": 0.1 + 1e-7},
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ({"momentum": 0.9 - 1e-6}, {"clip_norm": 0.1})),
+    ],
+    ids=str,
 )
 def test_other_settings_give_other_numbers(change: dict[str, float]) -> None:
     run = golden_run("two_towers_float64")

@@ -33,8 +33,9 @@ OURS: dict[str, Detector] = {
     "fasterrcnn_resnet50_fpn": FasterRcnnFpn(NUM_CLASSES),
     "maskrcnn_resnet50_fpn": MaskRcnnFpn(NUM_CLASSES),
 }
-DEAR = dict.fromkeys(("ssd300_vgg16", "maskrcnn_resnet50_fpn"), pytest.mark.slow)
-"""Ten seconds or more; SSDlite is SSD300's net with other layers, Faster R-CNN is Mask R-CNN's without masks."""
+DEAR = dict.fromkeys(("ssd300_vgg16", "fcos_resnet50_fpn", "maskrcnn_resnet50_fpn"), pytest.mark.slow)
+"""Five seconds or more; SSDlite is SSD300's net with other layers, Faster R-CNN is Mask R-CNN's without masks, and its
+pyramid is that of FCOS."""
 LOSSES = {
     "one stage": {
         "localization": "bbox_regression",

@@ -100,6 +100,7 @@ def worker_of(hosts: Hosts, host: int) -> int:
     return max(hosts.processes(host), key=lambda pid: int(Path(f"/proc/{pid}/stat").read_text().split()[21]))
 
 
+@pytest.mark.slow
 def test_a_cut_link_ends_the_run_on_both_sides_of_it(pair: tuple[Hosts, Command, Command]) -> None:
     hosts, chief, other = pair
     hosts.cut(1)

@@ -41,6 +41,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_the_network_is_the_one_that_leads_to_the_others(make_hosts: Callable[[int], Hosts], tmp_path: Path) -> None:
     hosts = make_hosts(2)
     script = tmp_path / "script.py"

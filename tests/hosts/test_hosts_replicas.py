@@ -45,6 +45,7 @@ train()
 """
 
 
+@pytest.mark.slow
 def test_other_files_and_other_weights_are_told_on_both_hosts(
     make_hosts: Callable[[int], Hosts], tmp_path: Path
 ) -> None:

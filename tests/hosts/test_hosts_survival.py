@@ -53,6 +53,7 @@ def wait_until_all_train(folder: Path, num_hosts: int) -> dict[int, int]:
     return {words[0]: words[4] for words in found}
 
 
+@pytest.mark.slow
 def test_the_others_go_on_when_a_host_vanishes(make_hosts: Callable[[int], Hosts], tmp_path: Path) -> None:
     hosts, folder = make_hosts(3), tmp_path / "run"
     commands = start(hosts, 3, folder, replacements=0)
@@ -102,6 +103,7 @@ def contents(workdir: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in [*files, workdir / "metrics.jsonl"]}
 
 
+@pytest.mark.slow
 def test_a_run_in_which_a_host_was_lost_and_came_back_ends_with_the_bytes_of_one_without_losses(
     make_hosts: Callable[[int], Hosts], tmp_path: Path
 ) -> None:

@@ -47,6 +47,7 @@ def given(command: Command) -> str:
     return next(line for line in command.lines if "  given:" in line).partition("given:")[2].strip()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("deed", "code", "why", "last"),
     [
@@ -74,6 +75,7 @@ def test_what_becomes_of_a_worker_is_told_on_the_other_host(
     assert hosts.leftovers() == []
 
 
+@pytest.mark.slow
 def test_a_cut_link_is_noticed_on_both_sides(make_hosts: Callable[[int], Hosts]) -> None:
     hosts = make_hosts(2)
     chief, other = started(hosts)

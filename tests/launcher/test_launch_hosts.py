@@ -165,7 +165,7 @@ def test_a_worker_that_is_killed_ends_all_hosts(start: Start) -> None:
     assert there.end() == (code, shown)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGSTOP])
 def test_a_launcher_that_is_gone_or_stopped_is_missed_by_the_other(start: Start, number: signal.Signals) -> None:
     here, there = start("wait")
     first, second = pid_of(here.read_until("worker 0")), pid_of(there.read_until("worker 2"))
@@ -217,6 +217,7 @@ def test_a_host_that_cannot_take_part_says_why_on_both_screens(start: Start) -> 
     assert shown[1] == "  given:    There is no folder photos."
 
 
+@pytest.mark.slow
 def test_what_the_chiefs_host_refuses_is_said_on_both_screens(start: Start) -> None:
     here, there = start("refuse on host 0")
     code, shown = there.end()

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from corners import on_devices
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -98,6 +99,7 @@ def assert_equal_within_rounding(learned: Learned, expected: Learned, **toleranc
         np.testing.assert_allclose(learned[name], value, err_msg=name, **tolerance)
 
 
+@on_devices([], quick=[("accelerator",)], slow=[("cpu",)])
 def test_synchronised_towers_equal_one_tower_on_the_joined_batch(run_workers: Callable[..., list[Any]]) -> None:
     expected = [whole(), whole(), whole("biased"), whole()]
     for result in [all_synced(), *run_workers(all_synced, 2)]:
@@ -143,6 +145,7 @@ def layouts() -> list[list[Array]]:
     return found
 
 
+@on_devices([], quick=[("cpu",)], slow=[("accelerator",)])
 def test_each_layout_of_rows_over_workers(run_workers: Callable[..., list[Any]]) -> None:
     first, second = run_workers(layouts, 2)
     shapes = [*LAYOUTS, (6, 3, 2, 2), (6, 3)]
@@ -179,6 +182,7 @@ def half_precision() -> dict[str, Any]:
     }
 
 
+@on_devices([], quick=[("accelerator",)], slow=[("cpu",)])
 def test_half_precision_has_statistics_in_float32_and_keeps_its_memory_format(
     run_workers: Callable[..., list[Any]],
 ) -> None:
@@ -209,6 +213,7 @@ def lose_the_other() -> str:
     return str(caught.value)
 
 
+@on_devices([], quick=[("cpu",)], slow=[("accelerator",)])
 def test_a_lost_worker_is_named_as_such(run_workers: Callable[..., list[Any]]) -> None:
     said, gone = run_workers(lose_the_other, 2)
     assert "worker 0 lost worker 1." in said

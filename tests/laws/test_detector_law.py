@@ -128,7 +128,12 @@ def test_synchronised_batch_norm_makes_the_update_of_one_batch() -> None:
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("task", "model"),
-    [(ONE_SIZE, None), (OWN_SIZES, None), (ONE_SIZE, Sampling), (LARGER, small_ssd)],
+    [
+        pytest.param(ONE_SIZE, None, marks=pytest.mark.slow),
+        pytest.param(OWN_SIZES, None, marks=pytest.mark.slow),
+        (ONE_SIZE, Sampling),
+        pytest.param(LARGER, small_ssd, marks=pytest.mark.slow),
+    ],
     ids=["one size", "own", "sampling", "ssd"],
 )
 def test_every_number_of_workers_makes_the_same_bits(

@@ -100,6 +100,7 @@ def test_squeeze_ssd_from_the_weights_of_a_classifier(tmp_path: Path) -> None:
     assert precision_after(30, model, raccoons, weights=SQUEEZENET) > LEARNED
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_ssdlite_from_nothing(tmp_path: Path) -> None:
     """On the images lie 145 blood cells of three kinds."""

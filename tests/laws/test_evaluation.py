@@ -46,7 +46,7 @@ def evaluated(micro_batch: int) -> dict[str, str]:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("micro_batch", [16, 40, 200])
+@pytest.mark.parametrize("micro_batch", [16, pytest.param(40, marks=pytest.mark.slow), 200])
 def test_the_same_bits_for_every_number_of_workers(run_workers: Callable[..., list[Any]], micro_batch: int) -> None:
     alone = evaluated(micro_batch)
     assert alone["one"] == float(SIZE).hex()

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 import lockstep as ls
+from lockstep import tensors
 from lockstep.data.loader import Loader
 from lockstep.tensors import reading_waits
 
@@ -58,8 +59,8 @@ HANDLERS = {"Python's": signal.default_int_handler, "own": stop}
 def digest(state: ls.TrainState, loader: Loader) -> str:
     """Of all that is saved, but for the step and the position themselves."""
     sha256 = hashlib.sha256()
-    for tensors in state.sections().values():
-        for tensor in tensors.values():
+    for section in state.sections().values():
+        for tensor in section.values():
             sha256.update(tensor.numpy().tobytes())
     sha256.update(repr(state.values()).encode())
     return f"{state.step} {loader.position} {sha256.hexdigest()}"
@@ -124,16 +125,19 @@ def trial(loop: Callable[[ls.TrainState, Loader], Iterator[None]], seed: int) ->
             pass
 
 
-def main(num_trials: int) -> None:
-    """Trials of all loops with all handlers; prints what is left after each."""
+def main(num_trials: int, waits: bool) -> None:
+    """Trials of all loops with all handlers, on a device that the host waits for, or not; prints what each leaves."""
     torch.set_num_threads(1)
+    if waits:
+        tensors.READ_AT_ONCE = frozenset()
+    seeds = count()
     expected = undisturbed(STEPS)
     for name, handler in HANDLERS.items():
         signal.signal(signal.SIGINT, handler)
         for kind, loop in LOOPS.items():
             left = []
-            for seed in range(num_trials):
-                left.append(trial(loop, seed))
+            for _ in range(num_trials):
+                left.append(trial(loop, next(seeds)))
                 ls.join().pulse.stop_requested = None
             print(json.dumps([name, kind, [expected.index(d) if d in expected else d for d in left]]), flush=True)
 
@@ -141,7 +145,8 @@ def main(num_trials: int) -> None:
 def check_trials(num_trials: int) -> None:
     from worker_processes import HANG_SECONDS  # not where this file is a script, whose path has no other tests
 
-    command = [sys.executable, __file__, str(num_trials)]
+    waits = reading_waits(torch.device("cpu"))
+    command = [sys.executable, __file__, str(num_trials), *["waits"] * waits]
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS, check=True)
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     assert [answer[:2] for answer in answers] == [[name, kind] for name in HANDLERS for kind in LOOPS]
@@ -154,7 +159,7 @@ def check_trials(num_trials: int) -> None:
 
 @pytest.mark.process
 def test_no_signal_tears_the_state() -> None:
-    check_trials(6)
+    check_trials(2)
 
 
 @pytest.mark.slow
@@ -255,4 +260,4 @@ def test_between_update_and_average_it_waits_for_the_end_of_the_step(
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), waits="waits" in sys.argv)

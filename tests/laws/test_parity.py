@@ -43,12 +43,13 @@ def train(name: str) -> list[float]:
     return reported
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", [pytest.param(RUNS[0], marks=pytest.mark.slow), *RUNS[1:]])
 def test_two_towers_on_one_worker(name: str) -> None:
     reference.check_losses(reference.golden_run(name), train(name))
 
 
 @pytest.mark.process
-def test_two_towers_on_two_workers(run_workers: Callable[..., list[Any]]) -> None:
-    for reported in run_workers(train, 2, RUNS[0]):
-        reference.check_losses(reference.golden_run(RUNS[0]), reported)
+@pytest.mark.parametrize("name", [pytest.param(RUNS[0], marks=pytest.mark.slow), RUNS[1]])
+def test_two_towers_on_two_workers(name: str, run_workers: Callable[..., list[Any]]) -> None:
+    for reported in run_workers(train, 2, name):
+        reference.check_losses(reference.golden_run(name), reported)

@@ -58,7 +58,11 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=[[], TODAY, BY_TORCH], ids=["inception", "today", "by_torch"])
+@pytest.fixture(
+    scope="module",
+    params=[[], TODAY, pytest.param(BY_TORCH, marks=pytest.mark.slow)],
+    ids=["inception", "today", "by_torch"],
+)
 def changed(request: pytest.FixtureRequest) -> list[str]:
     """Settings that differ from those of Inception's trainer."""
     settings: list[str] = request.param
@@ -85,7 +89,16 @@ def test_metrics_jsonl_has_every_loss_and_score(undisturbed: dict[str, bytes]) -
     assert [line["step"] for line in lines if "top2" in str(line)] == [2, 4]
 
 
+on_one_kind = pytest.mark.parametrize(
+    "changed",
+    [TODAY, *(pytest.param(settings, marks=pytest.mark.slow) for settings in ([], BY_TORCH))],
+    indirect=True,
+    ids=["today", "inception", "by_torch"],
+)
+
+
 @pytest.mark.process
+@on_one_kind
 def test_two_workers_learn_the_same_bytes(
     undisturbed: dict[str, bytes],
     photos: Path,
@@ -98,6 +111,7 @@ def test_two_workers_learn_the_same_bytes(
     assert first.evaluation.means == second.evaluation.means
 
 
+@on_one_kind
 def test_a_resumed_run_learns_the_same_bytes(
     undisturbed: dict[str, bytes], photos: Path, changed: list[str], tmp_path: Path
 ) -> None:

@@ -155,13 +155,13 @@ def attempts(policy: str, bad: set[int], end: int = 80, *, told: bool = False) -
 bad_positions = st.sets(st.sampled_from(range(0, 80, 2)), min_size=1, max_size=10)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(bad=bad_positions)
 def test_whatever_batches_are_bad_skipping_them_equals_never_seeing_them(bad: set[int]) -> None:
     assert attempts("skip", bad) == attempts("skip", bad, told=True)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(bad=bad_positions)
 def test_whatever_batches_are_bad_a_stop_leaves_what_was_there_before_the_first(bad: set[int]) -> None:
     first = min(bad)

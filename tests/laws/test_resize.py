@@ -25,7 +25,7 @@ def train_on(workdir: Path, steps: int, exchange: ls.AllReduce) -> str:
     return towers.digest(state, [])
 
 
-@pytest.mark.parametrize("transport", ["gloo", "shared_memory"])
+@pytest.mark.parametrize("transport", [pytest.param("gloo", marks=pytest.mark.slow), "shared_memory"])
 def test_a_run_on_four_then_three_then_eight_workers(
     run_workers: Callable[..., list[Any]], tmp_path: Path, transport: Any
 ) -> None:

@@ -113,10 +113,12 @@ def wait_until_gone(workdir: Path) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("seed", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 75))])
-def test_killed_at_random_moments(undisturbed: dict[str, bytes], tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "num_kills"), [(1, 1), *(pytest.param(n, KILLS, marks=pytest.mark.slow) for n in range(1, 75))]
+)
+def test_killed_at_random_moments(undisturbed: dict[str, bytes], tmp_path: Path, seed: int, num_kills: int) -> None:
     workdir = tmp_path / "run"
-    kill_some(workdir, seed)
+    kill_some(workdir, seed, num_kills=num_kills)
     finish(workdir, 3)
     assert contents(workdir) == undisturbed
 
@@ -131,6 +133,7 @@ def test_a_detector_killed_at_random_moments(tmp_path: Path, seed: int) -> None:
     assert contents(workdir) == contents(whole)
 
 
+@pytest.mark.slow
 def test_killed_where_each_attempt_is_read_late(tmp_path: Path) -> None:
     whole, workdir = tmp_path / "whole", tmp_path / "run"
     finish(whole, 3, STEPS, "accelerator")
@@ -139,6 +142,7 @@ def test_killed_where_each_attempt_is_read_late(tmp_path: Path) -> None:
     assert contents(workdir) == contents(whole)
 
 
+@pytest.mark.slow
 def test_killed_where_the_sum_is_exact_over_gloo(undisturbed: dict[str, bytes], tmp_path: Path) -> None:
     """The bytes are those of shared memory, but for the name of the transport."""
     workdir = tmp_path / "run"
@@ -160,6 +164,7 @@ def kill_some(workdir: Path, seed: int, *kind: str, num_kills: int = KILLS) -> N
         wait_until_gone(workdir)
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_of_saves(undisturbed: dict[str, bytes], tmp_path: Path) -> None:
     choose, workdir = random.Random(3), tmp_path / "run"
     checkpoints = workdir / "checkpoints"
@@ -182,6 +187,7 @@ def test_killed_in_the_middle_of_saves(undisturbed: dict[str, bytes], tmp_path: 
     assert contents(workdir) == undisturbed
 
 
+@pytest.mark.slow
 def test_resumed_on_other_numbers_of_workers(undisturbed: dict[str, bytes], tmp_path: Path) -> None:
     workdir = tmp_path / "run"
     for num_workers, steps in ((2, 13), (1, 30), (3, STEPS)):

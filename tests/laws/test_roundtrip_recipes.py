@@ -262,6 +262,11 @@ photos = st.builds(
     st.builds(Decoding, st.sampled_from(["auto", "pillow"]), st.booleans(), counts),
     st.none() | functions,
     splits,
+) | st.builds(
+    ImageData,
+    paths,
+    preprocessing=st.sampled_from([Inception(), ResizedCrop()]),
+    preprocess_on=st.sampled_from(["host", "device"]),
 )
 methods = st.sampled_from(["bilinear", "nearest", "bicubic", "area", "antialiased"])
 colours = st.tuples(*[st.integers(0, 255)] * 3)

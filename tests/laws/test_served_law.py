@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import staged_run
 import torch
+from corners import on_devices
 from staged_run import BATCH_SIZE as BATCH_SIZE_OF_STAGES
 from staged_run import Disturbance, contents, make_recipe
 from test_detector_law import ONE_SIZE, OWN_SIZES
@@ -38,7 +39,11 @@ def train_all(policies: list[str]) -> list[str]:
 
 
 @pytest.mark.usefixtures("each_device")
-@pytest.mark.parametrize("num_computing", [1, 2, NUM_TOWERS])
+@on_devices(
+    ["num_computing"],
+    quick=[("cpu", 2), ("accelerator", 1)],
+    slow=[("cpu", 1), ("cpu", NUM_TOWERS), ("accelerator", 2), ("accelerator", NUM_TOWERS)],
+)
 def test_where_no_gradient_is_dropped_the_bits_are_those_of_the_exact_all_reduce(
     run_workers: Callable[..., list[Any]], num_computing: int
 ) -> None:
@@ -67,14 +72,14 @@ def train_and_resume(workdir: Path, exchange: Any) -> list[tuple[int, int, str]]
     return found
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("exchange", "num_workers"), [(ls.Backups(), 3), (ls.Asynchronous(), 2)])
 def test_a_run_that_is_resumed_has_the_bits_of_one_that_is_not(
-    run_workers: Callable[..., list[Any]], tmp_path: Path
+    run_workers: Callable[..., list[Any]], tmp_path: Path, exchange: Any, num_workers: int
 ) -> None:
     alone = train_and_resume(tmp_path / "alone", ls.AllReduce(exact=True))
-    for each in run_workers(train_and_resume, 3, tmp_path / "backups", ls.Backups()):
+    for each in run_workers(train_and_resume, num_workers, tmp_path / "served", exchange):
         assert each == alone, "the same on the chief and on the workers that compute"
-    for each in run_workers(train_and_resume, 2, tmp_path / "asynchronous", ls.Asynchronous()):
-        assert each == alone
 
 
 def train_detectors(exchange: Any) -> list[str]:
@@ -83,7 +88,11 @@ def train_detectors(exchange: Any) -> list[str]:
 
 
 @pytest.mark.usefixtures("each_device")
-@pytest.mark.parametrize("num_computing", [2, NUM_TOWERS])
+@on_devices(
+    ["num_computing"],
+    quick=[("accelerator", 2)],
+    slow=[("cpu", 2), ("cpu", NUM_TOWERS), ("accelerator", NUM_TOWERS)],
+)
 def test_a_detector_has_the_bits_of_the_exact_all_reduce(
     run_workers: Callable[..., list[Any]], num_computing: int
 ) -> None:
@@ -131,7 +140,14 @@ def count_examples(exchange: Any) -> tuple[list[float], list[float], Arrivals | 
     return after[0], after[1], report.arrivals, steps
 
 
-@pytest.mark.parametrize("exchange", [ls.Backups(), ls.Asynchronous(), ls.Asynchronous(staleness=1)])
+@pytest.mark.parametrize(
+    "exchange",
+    [
+        ls.Backups(),
+        pytest.param(ls.Asynchronous(), marks=pytest.mark.slow),
+        pytest.param(ls.Asynchronous(staleness=1), marks=pytest.mark.slow),
+    ],
+)
 def test_each_example_counts_once_an_epoch_beside_a_straggler(
     run_workers: Callable[..., list[Any]], exchange: Any
 ) -> None:
@@ -171,6 +187,7 @@ def weigh_examples(exchange: Any) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 def test_each_example_weighs_what_it_does_in_its_batch_beside_stragglers(run_workers: Callable[..., list[Any]]) -> None:
     """Each loss is divided by the count over its batch of the stream, in whatever update and by whomever computed."""
     alone = weigh_examples(ls.AllReduce(exact=True))
@@ -203,7 +220,9 @@ def roll_back(workdir: Path, exchange: Any, bad: list[int], *, is_told: bool = F
     return [loader.state(), reached, weights.numpy().tobytes().hex()]
 
 
-@pytest.mark.parametrize(("exchange", "num_workers"), [(ls.Backups(), 3), (ls.Asynchronous(), 2)])
+@pytest.mark.parametrize(
+    ("exchange", "num_workers"), [pytest.param(ls.Backups(), 3, marks=pytest.mark.slow), (ls.Asynchronous(), 2)]
+)
 def test_a_run_that_goes_back_has_the_bits_of_one_told_to_skip(
     run_workers: Callable[..., list[Any]], tmp_path: Path, exchange: Any, num_workers: int
 ) -> None:
@@ -233,6 +252,7 @@ def go_back_beside_a_straggler(workdir: Path) -> tuple[list[float], list[int]]:
     return state.model.weight.tolist(), loader.skipped  # type: ignore[operator, union-attr]
 
 
+@pytest.mark.slow
 def test_going_back_loses_no_example_of_other_batches_beside_a_straggler(
     run_workers: Callable[..., list[Any]], tmp_path: Path
 ) -> None:
@@ -283,6 +303,7 @@ def go_back_by_recipe(workdir: Path, bad: list[int]) -> None:
     staged_run.start(workdir, given, Disturbance(bad=bad)).run()
 
 
+@pytest.mark.slow
 def test_a_run_by_a_recipe_that_goes_back_has_the_bytes_of_the_exact_all_reduce(
     run_workers: Callable[..., list[Any]], tmp_path: Path
 ) -> None:

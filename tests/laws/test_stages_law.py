@@ -149,8 +149,14 @@ def test_each_stage_is_scored_at_its_size(tmp_path: Path) -> None:
 # Disturbed ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("every", [1, 3])
-@pytest.mark.parametrize("kill_at", POSITIONS)
+@pytest.mark.parametrize(
+    ("kill_at", "every"),
+    [
+        pytest.param(kill_at, every, marks=[pytest.mark.slow] * (every != (1, 3)[number % 2]))
+        for number, kill_at in enumerate(POSITIONS)
+        for every in (1, 3)
+    ],
+)
 def test_a_killed_run_ends_with_the_same_bytes(undisturbed: Path, tmp_path: Path, kill_at: int, every: int) -> None:
     def die(position: int) -> None:
         if position == kill_at:

@@ -18,6 +18,7 @@ from PIL import Image
 from test_stream import rows_of_workers
 
 import lockstep as ls
+from lockstep.augmentations.on_device import OnDevice
 from lockstep.data.each_example import ExampleDraws
 from lockstep.data.loader import Loader
 from lockstep.readers.reader import Reader
@@ -79,6 +80,16 @@ AUGMENT = [
     ls.augmentations.ColourDraws(),
     ls.augmentations.MixDraws(),
 ]
+ON_DEVICE = [
+    OnDevice.of(
+        [
+            ls.augmentations.DistortedCrop(8, resize="random"),
+            ls.augmentations.HorizontalFlip(),
+            ls.augmentations.ColourDraws(),
+            ls.augmentations.MixDraws(),
+        ]
+    )
+]
 
 
 def hashes(batch: dict[str, Any]) -> Iterator[str]:
@@ -96,26 +107,34 @@ def stream(loader: Loader, num_workers: int, num_batches: int) -> list[str]:
     return rows_of_workers(loader, num_batches, [range(*each) for each in pairwise(bounds)], hashes)
 
 
-@pytest.fixture(scope="module", params=[folder, records, tar, several])
+@pytest.fixture(
+    scope="module",
+    params=[(folder, AUGMENT), (records, AUGMENT), (tar, AUGMENT), (several, AUGMENT), (folder, ON_DEVICE)],
+    ids=["folder", "records", "tar", "several", "finished on the device"],
+)
 def make_loader(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Loader]:
     torch.set_num_threads(1)
-    reader = request.param(tmp_path_factory.mktemp("files"))
+    open_files, augment = request.param
+    reader = open_files(tmp_path_factory.mktemp("files"))
 
     def make(**crew: int) -> Loader:
-        return Loader(reader, batch_size=BATCH_SIZE, seed=11, augment=AUGMENT, **crew)
+        return Loader(reader, batch_size=BATCH_SIZE, seed=11, augment=augment, **crew)
 
     return make
 
 
 @pytest.mark.process
-def test_resumed_at_every_step_by_any_crew(make_loader: Callable[..., Loader]) -> None:
+@pytest.mark.parametrize("by_each", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["one", "each"])
+def test_resumed_at_every_step_by_any_crew(make_loader: Callable[..., Loader], by_each: bool) -> None:
+    """At every step by a crew of its own, or by each of them."""
     whole = stream(make_loader(num_processes=0), 1, NUM_BATCHES)
     assert len(set(whole)) == len(whole), "each place of the stream has draws of its own"
     crews = [{"num_processes": 0}, {"num_processes": 1}, {"num_processes": 3}, {"num_threads": 2}]
     for step in range(NUM_BATCHES):
-        for num_workers, crew in enumerate(crews[step:] + crews[:step], start=1):
-            resumed = make_loader(**crew)
+        for place in range(len(crews)) if by_each else [step]:
+            resumed = make_loader(**crews[place])
             resumed.load_state({**resumed.state(), "position": step * BATCH_SIZE})
+            num_workers = (step + place) % len(crews) + 1
             assert stream(resumed, num_workers, NUM_BATCHES - step) == whole[step * BATCH_SIZE :]
 
 

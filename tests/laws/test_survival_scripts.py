@@ -46,6 +46,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return contents
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["for", pytest.param("train", marks=pytest.mark.slow)])
 def test_a_worker_and_the_chief_in_an_evaluation_are_lost(
     undisturbed: dict[str, bytes], tmp_path: Path, form: str

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pytest
 import torch
 from chrome_trace import names_of, read_trace
+from corners import on_devices
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -100,7 +101,11 @@ def test_float32_towers_equal_one_tower_within_rounding() -> None:
         np.testing.assert_allclose(split[name], value, rtol=2e-5, atol=2e-6, err_msg=name)
 
 
-@pytest.mark.parametrize(("num_towers", "splits"), [(3, (2, 3)), (4, (2, 3, 4)), (8, (3,))])
+@on_devices(
+    ["num_towers", "splits"],
+    quick=[("cpu", 3, (2, 3)), ("accelerator", 8, (3,))],
+    slow=[("cpu", 4, (2, 3, 4)), ("cpu", 8, (3,)), ("accelerator", 3, (2, 3)), ("accelerator", 4, (2, 3, 4))],
+)
 def test_shared_memory_gives_the_same_bits_for_every_number_of_workers(
     run_workers: Callable[..., list[Any]], num_towers: int, splits: tuple[int, ...]
 ) -> None:
@@ -120,7 +125,11 @@ def test_a_trace_changes_no_bits(run_workers: Callable[..., list[Any]], tmp_path
     assert all("wait for other workers" in names_of(lanes, "main thread", process) for process in (1, 2))
 
 
-@pytest.mark.parametrize("num_workers", [2, 3, 4, 8])
+@on_devices(
+    ["num_workers"],
+    quick=[("cpu", 3), ("accelerator", 2)],
+    slow=[*(("cpu", number) for number in (2, 4, 8)), *(("accelerator", number) for number in (3, 4, 8))],
+)
 def test_gloo_gives_the_same_bits_where_the_sum_is_exact(
     run_workers: Callable[..., list[Any]], num_workers: int
 ) -> None:
@@ -129,7 +138,11 @@ def test_gloo_gives_the_same_bits_where_the_sum_is_exact(
     assert {each[0] for each in found} == {alone}
 
 
-@pytest.mark.parametrize("policy", ["first", "last", "mean"])
+@on_devices(
+    ["policy"],
+    quick=[("cpu", "mean"), ("accelerator", "first"), ("accelerator", "last")],
+    slow=[("cpu", "first"), ("cpu", "last"), ("accelerator", "mean")],
+)
 def test_batch_norm_statistics_do_not_depend_on_workers(run_workers: Callable[..., list[Any]], policy: str) -> None:
     alone = train_batch_norm(ls.Alone(), policy)
     for result in run_workers(train_batch_norm, 2, ls.AllReduce(), policy):
@@ -156,14 +169,16 @@ def train_overlapped(num_towers: int, exchange: Any) -> tuple[str, dict[str, Arr
     return train_some(num_towers, exchange, coupled=True)
 
 
-@pytest.mark.parametrize("num_towers", [2, 8])
+@on_devices(["num_towers"], quick=[("cpu", 8), ("accelerator", 2)], slow=[("cpu", 2), ("accelerator", 8)])
 def test_two_workers_over_gloo_have_the_bits_of_one(run_workers: Callable[..., list[Any]], num_towers: int) -> None:
     """A sum of two has one value in any order; the gradients are sent as they come."""
     alone, _ = train_some(num_towers, ls.Alone(), coupled=True)
     assert {each[0] for each in run_workers(train_overlapped, 2, num_towers, ls.AllReduce("gloo"))} == {alone}
 
 
-@pytest.mark.parametrize("compression", ["bf16", "fp16"])
+@on_devices(
+    ["compression"], quick=[("cpu", "bf16"), ("accelerator", "fp16")], slow=[("cpu", "fp16"), ("accelerator", "bf16")]
+)
 def test_compressed_gradients_agree_within_their_rounding(
     run_workers: Callable[..., list[Any]], compression: str
 ) -> None:

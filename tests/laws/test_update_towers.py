@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from corners import on_devices
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -16,7 +17,7 @@ from lockstep.optim.optimizers import FTRL, Adadelta
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("each_device")]
 
-NUM_TOWERS, STEPS = 4, 5
+NUM_TOWERS, STEPS = 4, 4
 
 OPTIMIZERS: Mapping[str, Any] = {
     "sgd": ls.optim.SGD(0.1),
@@ -94,8 +95,10 @@ def digests(precision: Any = "fp32") -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize(
-    ("num_workers", "precision"), [pytest.param(2, "fp32", marks=pytest.mark.slow), (3, "fp32"), (2, "fp16")]
+@on_devices(
+    ["num_workers", "precision"],
+    quick=[("cpu", 3, "fp32"), ("accelerator", 2, "fp16")],
+    slow=[("cpu", 2, "fp32"), ("cpu", 2, "fp16"), ("accelerator", 2, "fp32"), ("accelerator", 3, "fp32")],
 )
 def test_every_part_has_the_same_bits_on_any_number_of_workers(
     run_workers: Callable[..., list[Any]], num_workers: int, precision: str

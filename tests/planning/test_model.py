@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from made_up_costs import make_costs
 from torch import nn
 
 from lockstep.errors import InputError
@@ -41,21 +42,15 @@ WORKER = WorkerCost(
     memory_bytes=500 * MB,
     tower_bytes=1 * MB,
 )
-COSTS = RunCosts(
-    machine="cpu, made up",
-    is_cpu=True,
-    num_cores=4,
+COSTS = make_costs(
     per_host=4,
-    num_probed=2,
     batch_size=32,
     epoch_size=320,
-    reads_ahead=False,
     workers=(WORKER,),
     buckets=(SentBucket(8 * MB, 0.050), SentBucket(2 * MB, 0.0)),
     save=SaveCost(num_bytes=20 * MB, blocked_seconds=0.01, seconds=0.5, cpu_seconds=0.1),
     shared_memory=Link(0.001, 1e-9),
     messages=Link(0.001, 1e-8, 0.0001, 1e-9),
-    backend="gloo",
 )
 
 

@@ -12,11 +12,12 @@ import torch
 from tiny_images import image_folder, image_shards
 
 from lockstep.augmentations.crops import DistortedCrop
+from lockstep.data.loader import Loader
 from lockstep.errors import DataError, InputError, RecipeError
 from lockstep.randomness import Draws
 from lockstep.readers.reader import decoder_of
 from lockstep.recipes.data import ImageData, MnistData
-from lockstep.recipes.preprocessing import Inception, Preprocessing, ResizedCrop, Vgg
+from lockstep.recipes.preprocessing import Cifarnet, Inception, Lenet, Preprocessing, ResizedCrop, Vgg
 from lockstep.recipes.shipped import find
 from lockstep.recipes.toml import with_settings
 from lockstep.storage.remote_path import RemotePath
@@ -194,6 +195,39 @@ def test_the_network_sees_images_of_that_size(tmp_path: Path, preprocessing: Pre
         assert (inputs.shape, inputs.dtype) == ((3, 3, 20, 20), torch.float32)
         assert inputs.isfinite().all()
     assert data.blank(2).shape == (2, 3, 20, 20)
+
+
+@pytest.mark.parametrize("preprocessing", [Inception(), Inception(fast=True), Vgg((32, 40)), ResizedCrop(jitter=0.4)])
+def test_the_network_sees_the_same_images_wherever_they_are_resized(
+    tmp_path: Path, preprocessing: Preprocessing
+) -> None:
+    data = ImageData(train=str(image_folder(tmp_path / "a", count=2)), image_size=20, preprocessing=preprocessing)
+    on_device = replace(data, preprocess_on="device")
+    for name in ("training", "evaluation"):
+        found = [
+            loaded(Loader(each.reader("train", 3), batch_size=6, augment=getattr(each, name)(), num_processes=0), each)
+            for each in (data, on_device)
+        ]
+        torch.testing.assert_close(*found, rtol=0, atol=0.05)
+
+
+def loaded(loader: Loader, data: ImageData) -> torch.Tensor:
+    return data.inputs(next(loader.batches(range(1), 1)))
+
+
+@pytest.mark.parametrize(
+    ("preprocessing", "names"),
+    [
+        (Cifarnet(), "RandomCrop"),
+        (Lenet(), "CropOrPad"),
+        (ResizedCrop(policy="rand_augment", erasing=0.1), "RandAugment, RandomErasing"),
+    ],
+)
+def test_what_the_device_cannot_do_is_refused_with_the_recipe(preprocessing: Preprocessing, names: str) -> None:
+    with pytest.raises(InputError, match=f"^{names} cannot be left for the device"):
+        ImageData(preprocessing=preprocessing, preprocess_on="device")
+    with pytest.raises(InputError, match="preprocess_on cannot be 'gpu'"):
+        ImageData(preprocess_on="gpu")  # type: ignore[arg-type]
 
 
 def test_another_size_is_another_preset() -> None:

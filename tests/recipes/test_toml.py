@@ -285,14 +285,15 @@ def every_field() -> Iterator[tuple[type, str]]:
                 waiting += [*field_type(hint).classes.values(), *field_type(field_type(hint).item).classes.values()]
 
 
-@pytest.mark.parametrize(("cls", "name"), list(every_field()))
-def test_every_field_can_be_written(cls: type, name: str) -> None:
-    takes = field_type(field_hints(cls)[name])
-    assert name != "kind"
-    assert str(takes), "its type is none that a recipe can hold"
-    if NoneType in takes.scalars:
-        (default,) = [field.default for field in fields(cls) if field.name == name]
-        assert default is None, "None is left out in TOML, so leaving the field out has to mean None"
+def test_every_field_can_be_written() -> None:
+    for cls, name in every_field():
+        takes = field_type(field_hints(cls)[name])
+        assert name != "kind", cls
+        assert str(takes), f"the type of {cls.__name__}.{name} is none that a recipe can hold"
+        if NoneType in takes.scalars:
+            (default,) = [field.default for field in fields(cls) if field.name == name]
+            why = "None is left out in TOML, so leaving the field out has to mean None"
+            assert default is None, f"{cls.__name__}.{name}: {why}"
 
 
 def test_the_walk_over_all_fields_reaches_the_innermost() -> None:

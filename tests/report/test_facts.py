@@ -42,8 +42,8 @@ def test_what_happened_is_told_by_segments(tmp_path: Path) -> None:
     assert found.overview.seconds == 1020
     assert found.attention[:3] == (
         "failed: out of memory",
-        f"It goes on with: lockstep train {tmp_path / 'run'}",
-        "It was started again once.",
+        f"to go on: lockstep train {tmp_path / 'run'}",
+        "it was started again once",
     )
 
 
@@ -55,14 +55,14 @@ def test_a_segment_that_was_rolled_back_tells_how_far_it_had_come(tmp_path: Path
 
 def test_the_command_to_go_on_can_be_pasted(tmp_path: Path) -> None:
     found = facts(tmp_path / "a run", history=[event("start", 0, 0), event("stop", 60, 9)])
-    assert f"It goes on with: lockstep train '{tmp_path / 'a run'}'" in found.attention
+    assert f"to go on: lockstep train '{tmp_path / 'a run'}'" in found.attention
 
 
 def test_a_run_that_was_killed_says_since_when(tmp_path: Path) -> None:
     found = facts(tmp_path / "run", history=[event("start", 0, 0)], timings=[timing_line(30, 2)])
     (segment,) = found.course.segments
     assert (segment.last_step, segment.seconds, segment.ended) == (30, 120.0, "killed")
-    assert found.attention[0].startswith("It was killed, or its host was lost; it was last heard of at 2026-11-2")
+    assert found.attention[0].startswith("killed, or its host was lost: nothing is heard of it since 2026-11-2")
 
 
 def test_a_run_of_an_older_version_has_what_it_has(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_the_pace_is_that_of_all_timings(tmp_path: Path) -> None:
     timings = [timing_line(10, 1), timing_line(20, 2, seconds=30.0, wait_seconds=19.0)]
     found = facts(tmp_path / "run", timings=timings, history=[event("start", 0, 0), event("end", 20, 3)])
     assert (found.overview.examples_per_second, found.overview.wait_share) == (64.0, 0.5)
-    assert "It waited for data 50% of the time: lockstep benchmark input says what limits it." in found.attention
+    assert "it waited for data 50% of the time: lockstep benchmark input says what limits it" in found.attention
 
 
 def test_trouble_is_counted_and_kept_with_its_autopsy(tmp_path: Path) -> None:
@@ -93,9 +93,9 @@ def test_trouble_is_counted_and_kept_with_its_autopsy(tmp_path: Path) -> None:
     assert (found.course.num_refused, found.course.refused[0]["culprits"]) == (1, ["tower 1"])
     assert found.course.by_worker == [("worker 1", 9, 0), ("worker 2", 0, 4)]
     assert found.attention == (
-        "An attempt was not finite once, and changed nothing.",
-        "An example could not be read, once; others stood in.",
-        "A gradient came too late 4 times, and was dropped; its examples were handed out again.",
+        "an attempt was not finite once, and changed nothing: refused/",
+        "an example could not be read, once; others stood in: quarantine.jsonl",
+        "a gradient came too late 4 times, and was dropped; its examples were handed out again",
     )
 
 

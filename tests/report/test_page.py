@@ -105,7 +105,7 @@ def test_the_charts_are_json_in_which_what_is_not_finite_is_null(tmp_path: Path)
     assert charts[0]["marks"] == [{"step": 2, "name": "resume"}]
     assert charts[-2]["curves"][0]["values"] == [128.0]
     assert charts[-2]["from_zero"]
-    assert "An attempt was not finite once, and changed nothing." in page.text
+    assert "an attempt was not finite once, and changed nothing: refused/" in page.text
     assert "4 values are not finite: a gap." in page.text  # of the loss, and of its smoothed value
 
 

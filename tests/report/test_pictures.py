@@ -31,7 +31,7 @@ def test_of_summaries_the_newest_images_are_taken(tmp_path: Path) -> None:
     of_evaluation = EventFile(tmp_path / "summaries-evaluation/test-raw")
     of_evaluation.write(image_summary({"image-0": np.zeros((3, 4, 6), np.uint8)}), 9)
     of_evaluation.close()
-    shown = summarised(tmp_path, problems := [])
+    shown = summarised([tmp_path / "summaries", tmp_path / "summaries-evaluation/test-raw"], problems := [])
     assert [picture.caption for picture in shown.inputs] == ["input/0, step 9", "input/1, step 9"]
     assert [picture.caption for picture in shown.detections] == ["image-0, step 9"]
     assert shown.speeds == {SPEED: {SPEED.lower(): {1: 101.0, 9: 109.0}}, WAITING: {WAITING.lower(): {1: 0.5, 9: 0.5}}}
@@ -48,11 +48,11 @@ def test_a_torn_file_of_summaries_is_read_as_far_as_it_goes(tmp_path: Path) -> N
     file.close()
     (path,) = (tmp_path / "summaries").iterdir()
     path.write_bytes(path.read_bytes()[:-3])
-    assert summarised(tmp_path, []).speeds[SPEED] == {SPEED.lower(): {1: 1.0}}
+    assert summarised([tmp_path / "summaries"], []).speeds[SPEED] == {SPEED.lower(): {1: 1.0}}
 
 
 def test_a_run_without_summaries_has_left_no_pictures(tmp_path: Path) -> None:
-    shown = summarised(tmp_path, [])
+    shown = summarised([tmp_path / "summaries"], [])
     assert (shown.inputs, shown.detections, any(shown.speeds.values())) == ((), (), False)
 
 

@@ -186,6 +186,22 @@ def test_pipes_and_links_are_not_opened(workdir: Workdir, tmp_path: Path, monkey
         RunRecord(workdir.path)
 
 
+def test_links_to_folders_are_not_followed(workdir: Workdir, tmp_path: Path) -> None:
+    kept = tmp_path / "elsewhere/position-000000001"
+    kept.mkdir(parents=True)
+    (kept / "report.json").write_text('{"step": 1}')
+    (workdir.path / "refused").symlink_to(kept.parent)
+    for name in ("step-00000001", "step-00000002"):
+        (tmp_path / name).mkdir()
+    checkpoints = workdir.path / "checkpoints"
+    (checkpoints / "step-00000003").mkdir(parents=True)
+    (checkpoints / "step-00000002").symlink_to(tmp_path / "step-00000002")
+    record = RunRecord(workdir.path)
+    assert (record.refused, record.checkpoints) == ([], [3])
+    told = [f"{name} is a link to a folder, and left out" for name in ("checkpoints/step-00000002", "refused")]
+    assert record.problems == told
+
+
 def test_scores_that_are_not_finite_are_never_the_best(workdir: Workdir) -> None:
     lines = [
         {"step": step, "evaluation": "validation", "scores": {"top1": value, "loss": 2.0}}

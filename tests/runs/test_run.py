@@ -88,6 +88,7 @@ ls.run(
 """
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_how_long_the_recipe_of_a_script_lets_its_workers_stand_still(tmp_path: Path) -> None:
     (tmp_path / "stuck.py").write_text(STUCK)
@@ -111,6 +112,7 @@ def contents(workdir: Path) -> dict[str, Any]:
     return found | {path.name: path.read_bytes() for path in newest.iterdir() if path.name != "manifest.json"}
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_a_script_alone_is_a_script_resumed_on_two_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -261,7 +263,12 @@ def on_two_workers(own: Recipe, counts: dict[str, list[int]]) -> str:
 @pytest.mark.parametrize(
     ("differing", "what", "said"),
     [
-        ({"train": [8, 16]}, "the numbers of examples", "to train on: 16 instead of 8"),
+        pytest.param(
+            {"train": [8, 16]},
+            "the numbers of examples",
+            "to train on: 16 instead of 8",
+            marks=pytest.mark.slow,
+        ),
         (
             {"validation": [4, 0]},
             "the numbers of examples",
@@ -344,6 +351,7 @@ def told_with_a_slow_reader(own: Recipe) -> list[str]:
     return [line for line in lines if "slowest" in line]
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_the_worker_that_the_other_one_has_waited_for_is_told_at_the_end(
     own: Recipe, run_workers: Callable[..., list[Any]]

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 import lockstep as ls
 from lockstep.cli.main import main
+from lockstep.cli.train import train_as_worker
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.toml import from_toml, to_toml
 from lockstep.runs.trained import trained_model
@@ -216,7 +217,7 @@ def on_workers(workdir: Path, parts: dict[str, Any]) -> None:
 
 
 @pytest.mark.process
-@odd_networks
+@pytest.mark.parametrize("parts", [pytest.param({}, marks=pytest.mark.slow), SPARSE], ids=["dense", "sparse"])
 def test_two_workers_have_the_bytes_of_one(
     tmp_path: Path, run_workers: Callable[..., list[Any]], parts: dict[str, Any]
 ) -> None:
@@ -226,6 +227,7 @@ def test_two_workers_have_the_bytes_of_one(
     assert learned(tmp_path / "two") == learned(tmp_path / "one")
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_backup_workers_have_the_bytes_of_one(tmp_path: Path, run_workers: Callable[..., list[Any]]) -> None:
     torch.set_num_threads(1)
@@ -321,6 +323,14 @@ def test_a_recipe_takes_no_network_itself() -> None:
 # The command line -----------------------------------------------------------------------------------------------------
 
 
+def test_a_recipe_that_names_own_parts_has_the_bytes_of_a_script(home: Path) -> None:
+    assert train_as_worker(["train", "mine.toml"]) == 0
+    leave()
+    ls.run(recipe(model=partial(Net, width=6), reader=partial(reader, scale=1.0)), home / "script")
+    assert learned(home / "runs/mine") == learned(home / "script")
+
+
+@pytest.mark.slow
 @pytest.mark.process
 def test_a_recipe_of_own_parts_by_the_commands(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "mine.toml", "--dry-run"]) == 0

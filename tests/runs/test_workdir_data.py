@@ -31,7 +31,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-def recipe(steps: int, **data: str) -> Recipe:
+def recipe(steps: int, **data: Any) -> Recipe:
     end, never = ls.Steps(steps), Evaluate(every=Interval(0, "steps"))
     return replace(recipe_of_photos(**data), end=end, num_towers=1, evaluate=never, device="cpu")
 
@@ -104,6 +104,12 @@ def test_names_are_kept_that_later_data_does_not_have(home: Path) -> None:
     ls.run(recipe(1, train="photos"), "run")
     ls.run(recipe(2, train=shards), "run", accept_changes=True, accept_data_change=True)
     assert KnownData.of(Workdir(Path("run"))).class_names == {0: "blue", 1: "green", 2: "red"}
+
+
+def test_where_crops_are_resized_belongs_to_the_recipe(home: Path) -> None:
+    assert ls.run(recipe(1, train="photos", preprocess_on="device"), "run").step == 1
+    with pytest.raises(WorkdirError, match=r"data\.preprocess_on: saved 'device', given 'host'"):
+        ls.run(recipe(2, train="photos"), "run")
 
 
 def test_odd_names_come_back(tmp_path: Path) -> None:

@@ -16,7 +16,14 @@ from torch import Tensor, nn
 
 import lockstep as ls
 from lockstep.errors import InputError
-from lockstep.training.memory import describe_batch, forget_peak, peak_bytes, snapshot_of_lack, usable_bytes
+from lockstep.training.memory import (
+    describe_batch,
+    forget_peak,
+    is_lack_of_memory,
+    peak_bytes,
+    snapshot_of_lack,
+    usable_bytes,
+)
 
 TASK = make_task()
 
@@ -112,6 +119,22 @@ def test_other_errors_are_not_taken_for_it() -> None:
 
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         probe(make_state(), fails)
+
+
+@pytest.mark.parametrize(
+    ("said", "is_lack"),
+    [
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
+        ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", True),
+        ("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED", True),
+        ("cuFFT error: CUFFT_ALLOC_FAILED", True),
+        ("CUDA error: out of memory", True),
+        ("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED", False),
+        ("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`", False),
+    ],
+)
+def test_libraries_say_it_in_their_own_words(said: str, is_lack: bool) -> None:
+    assert is_lack_of_memory(RuntimeError(said)) == is_lack
 
 
 def test_images_of_several_sizes_count_by_their_largest_sides() -> None:

@@ -122,7 +122,7 @@ def test_a_run_whose_workers_drift_apart_ends_on_all_of_them(
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("waits", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_copies_are_compared_at_the_end_too(monkeypatch: pytest.MonkeyPatch, waits: bool) -> None:
     monkeypatch.setattr(tensors, "READ_AT_ONCE", frozenset(() if waits else {"cpu"}))
     for in_step in (11, 12):

@@ -104,6 +104,7 @@ def test_a_run_compiles_once_and_saves_plain_names(
     assert list(sections["average"]) == list(state.parameters)
 
 
+@pytest.mark.slow
 @pytest.mark.process
 @pytest.mark.skipif(shutil.which("c++") is None and shutil.which("g++") is None, reason="there is no C++ compiler")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

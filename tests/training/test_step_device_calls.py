@@ -127,7 +127,13 @@ TOWERS = {
 }
 
 
-@pytest.mark.parametrize("towers", TOWERS.values(), ids=TOWERS)
+@pytest.mark.parametrize(
+    "towers",
+    [
+        pytest.param(each, id=name, marks=[pytest.mark.slow] * ("channels_last" in name))
+        for name, each in TOWERS.items()
+    ],
+)
 def test_a_step_launches_little_beside_its_model(towers: ls.Towers) -> None:
     with accelerator():
         by_hand = of_one_step(steps_by_hand(towers)).num_launches
@@ -224,7 +230,16 @@ ROWS: dict[str, tuple[ls.Towers, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("towers", "options"), ROWS.values(), ids=ROWS)
+COMMON = {
+    *("one tower", "four towers", "fp16", "statistics last", "RMSProp", "global clip", "skip"),
+    *("adaptive clip of towers in fp16", "counts of four towers"),
+}
+
+
+@pytest.mark.parametrize(
+    ("towers", "options"),
+    [pytest.param(*row, id=name, marks=[pytest.mark.slow] * (name not in COMMON)) for name, row in ROWS.items()],
+)
 def test_a_step_is_read_while_the_next_one_is_computed(towers: ls.Towers, options: dict[str, Any]) -> None:
     options = {"optimizer": ls.optim.SGD(0.1, momentum=0.9), "losses": losses, "counts": None, **options}
     function, counted_by = options.pop("losses"), options.pop("counts")
@@ -277,7 +292,9 @@ def waits_among_workers(has_unused: bool) -> tuple[int, int]:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("has_unused", [False, True], ids=["all are used", "some have no gradient"])
+@pytest.mark.parametrize(
+    "has_unused", [pytest.param(False, marks=pytest.mark.slow), True], ids=["all are used", "some have no gradient"]
+)
 def test_a_step_over_collectives_waits_for_nothing(has_unused: bool, run_workers: Callable[..., list[Any]]) -> None:
     assert run_workers(waits_among_workers, 2, has_unused) == [(0, 0), (0, 0)]
 

@@ -314,6 +314,7 @@ def test_the_error_file_of_torchrun_comes_whole_or_not_at_all(tmp_path: Path, mo
     assert os.environ["TORCHELASTIC_ERROR_FILE"] == str(path)
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_workers_of_torchrun_find_each_other_and_again_after_a_restart(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
