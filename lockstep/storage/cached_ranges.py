@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +20,8 @@ from lockstep.storage.remote_path import ObjectStat, RemotePath
 
 _STRETCH = (1 << 20) // BLOCK_BYTES
 """Neighbours that are fetched together."""
+_WAVE, _WAVES_UNDER_WAY = (1 << 23) // BLOCK_BYTES, 3
+"""What is asked for at once; the next ones are on their way while one is written to the disk."""
 _MOST_REMEMBERED = 1 << 14
 
 
@@ -166,14 +169,34 @@ def _fill(
             if not is_there:
                 lacking.append(number)
         runs += [(of, run) for run in _runs(lacking)]
-    for (of, run), data in zip(runs, fetch_ranges([of.range_of(run) for of, run in runs]), strict=True):
-        for number in run:
-            at = (number - run.start) * BLOCK_BYTES
-            block = data[at : at + BLOCK_BYTES]
-            cache.put(of.key(number), block)
-            if number in missing[of]:
-                blocks[of, number] = block
+    waves = _waves(runs)
+    with ThreadPoolExecutor(_WAVES_UNDER_WAY) as pool:
+        for wave, contents in zip(waves, pool.map(_contents_of, waves), strict=True):
+            for (of, run), data in zip(wave, contents, strict=True):
+                for number in run:
+                    at = (number - run.start) * BLOCK_BYTES
+                    block = data[at : at + BLOCK_BYTES]
+                    cache.put(of.key(number), block)
+                    if number in missing[of]:
+                        blocks[of, number] = block
     return blocks
+
+
+def _waves(runs: Sequence[tuple[_Object, range]]) -> list[list[tuple[_Object, range]]]:
+    """Divide what is fetched, so that some is on its way while some is written to the disk."""
+    waves: list[list[tuple[_Object, range]]] = []
+    num_blocks = _WAVE
+    for run in runs:
+        if num_blocks >= _WAVE:
+            waves.append([])
+            num_blocks = 0
+        waves[-1].append(run)
+        num_blocks += len(run[1])
+    return waves
+
+
+def _contents_of(wave: Sequence[tuple[_Object, range]]) -> list[bytes]:
+    return fetch_ranges([of.range_of(run) for of, run in wave])
 
 
 def _runs(numbers: Sequence[int]) -> list[range]:
