@@ -127,12 +127,14 @@ def reached(bucket: RemotePath) -> Iterator[None]:
 def _check_is_free(bucket: RemotePath, found: OnBucket) -> None:
     """Refuse a folder without a checkpoint that is whole if it holds something else, or what is left of a run.
 
-    Before its first checkpoint nothing else of a run is there.
+    Of a first upload that was cut off there is no manifest.
     """
-    others = [name for name in found.listing if not (name.startswith(".lease-") or name.startswith(f"{CHECKPOINTS}/"))]
-    if others and (steps := steps_listed(found.listing)):
+    steps, ours = steps_listed(found.listing), (".lease-", f"{CHECKPOINTS}/")
+    manifests = [step for step in steps if f"{CHECKPOINTS}/{step_name(step)}/{MANIFEST}" in found.listing]
+    if manifests or LATEST in found.listing:
         raise _all_damaged(bucket, f"no checkpoint of step {', '.join(map(str, steps))} is whole")
-    if others:
+    others = [name for name in found.listing if not name.startswith(ours)]
+    if others and not steps:
         raise WorkdirError(
             f"{bucket} holds something that is not a run.",
             given=f"{len(others)} objects, {others[0]!r} among them",

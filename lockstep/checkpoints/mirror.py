@@ -5,7 +5,7 @@ checkpoints/step-00001000/    a checkpoint, as in the folder
 recipe.toml, metrics.jsonl    and all other files as in the folder, but for hidden ones
 .lease-000001                 the process that trains; see `lockstep.runs.lease`
 
-An upload sends the files of the newest checkpoint, then its manifest, then all other files that have changed, then
+An upload sends the files of the newest checkpoint, then all other files that have changed, then its manifest, then
 `latest.json`; only then is deleted what retention keeps no longer. So at any moment there is on the bucket what a run
 that was killed could have left behind: a checkpoint, and files that go on beyond it, which a resume cuts off.
 
@@ -353,8 +353,7 @@ class Mirror:
                 return
             self.check()
             sent = self._learn()
-            self._send_checkpoint(newest, sent)
-            self._send_files()
+            self._send_checkpoint(newest, sent, with_files=True)
             self._switch(newest, sent)
             for step in Store(self.folder / CHECKPOINTS).steps():
                 if step < newest:
@@ -383,22 +382,26 @@ class Mirror:
                 self._files[_RESULT] = -1, -1
         return self._sent
 
-    def _send_checkpoint(self, step: int, sent: dict[int, Manifest]) -> None:
-        """Send what the bucket does not have of a checkpoint; one that retention has just deleted is left out."""
+    def _send_checkpoint(self, step: int, sent: dict[int, Manifest], *, with_files: bool = False) -> None:
+        """Send what the bucket does not have of a checkpoint; one that retention has just deleted is left out.
+
+        All other files go before its manifest: a checkpoint that is whole is not alone.
+        """
         with self._kept_aside(step) as aside:
             manifest, before = Manifest.read(aside) if aside else None, sent.get(step)
-            if aside is None or manifest is None or manifest == before:
-                return
             folder = self.bucket / CHECKPOINTS / step_name(step)
-            self._there.add(step)
-            for entry in manifest.files:
-                if before is None or entry not in before.files:
+            for entry in manifest.files if aside and manifest else ():
+                if aside and (before is None or entry not in before.files):
+                    self._there.add(step)
                     sent.pop(step, None)
                     (folder / entry.name).upload(aside / entry.name)
-            (folder / MANIFEST).write_bytes(manifest.encode())
-            if (aside / PINNED).exists():
-                (folder / PINNED).write_bytes(b"")
-            sent[step] = manifest
+            if with_files:
+                self._send_files()
+            if aside and manifest and manifest != before:
+                (folder / MANIFEST).write_bytes(manifest.encode())
+                if (aside / PINNED).exists():
+                    (folder / PINNED).write_bytes(b"")
+                sent[step] = manifest
 
     @contextmanager
     def _kept_aside(self, step: int) -> Iterator[Path | None]:

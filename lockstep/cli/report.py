@@ -36,7 +36,7 @@ def _add_arguments(report: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
-    paths = [run_folder(run, contents=False) for run in dict.fromkeys(arguments.runs)]
+    paths = [*dict.fromkeys(run_folder(run, contents=False) for run in arguments.runs)]
     target = arguments.to or _USUAL
     if not arguments.json:
         _check_place(target, paths, is_named=arguments.to is not None, overwrite=arguments.force)

@@ -94,9 +94,12 @@ def test_killed_at_random_moments(moments: list[RemotePath], machines: Machines)
     steps = [Latest.decode((each / LATEST).read_bytes()).step if (each / LATEST).exists() else -1 for each in moments]
     assert {*steps} >= {-1, 3, STEPS}
     choose = random.Random(3)
-    for step in (-1, 6):
-        place = choose.choice([place for place, each in zip(moments, steps, strict=True) if each == step])
-        resumes_from(copied(place), moments, machines, f"after-{step}")
+    first = "checkpoints/step-00000000/manifest.json"
+    before = [place for place, step in zip(moments, steps, strict=True) if step == -1]
+    whole = [place for place in before if first in place.walk_files()]  # and `latest.json` not there
+    of_six = [place for place, step in zip(moments, steps, strict=True) if step == 6]
+    for number, place in enumerate([choose.choice(before), *whole[:1], choose.choice(of_six)]):
+        resumes_from(copied(place), moments, machines, f"machine-{number}")
 
 
 @pytest.mark.slow
