@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from object_server import Fault, FaultyProxy
-from test_stream_files import BATCH_SIZE, NUM_IMAGES, folder, jpeg, records, stream, tar
+from test_stream_files import BATCH_SIZE, NUM_IMAGES, folder, jpeg, records, stream, table, tar
 
 import lockstep as ls
 from lockstep.data.loader import Loader
@@ -92,6 +92,7 @@ STREAMS: dict[str, tuple[Callable[[Path], Reader], Callable[[str], Reader]]] = {
     "folder": (folder, ls.data.open_source),
     "records": (records, lambda url: ls.data.open_source(f"{url}/train-*")),
     "tar": (tar, lambda url: ls.data.TarShards(f"{url}/a.tar", {"image": "jpg", "label": "cls"})),
+    "table": (table, lambda url: ls.data.open_source(f"{url}/train-*.parquet")),
 }
 READERS = STREAMS | {
     "coco": (coco, lambda url: ls.data.open_source(f"{url}/annotations.json:{url}/images")),
