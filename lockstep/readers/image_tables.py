@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from typing import Any
 
@@ -42,11 +43,12 @@ from lockstep.records.open_files import OpenFiles
 from lockstep.records.shards import expand_braces, find_shards, list_of_paths
 from lockstep.records.tables import KEPT_BYTES, Kept, TableFile, open_table
 from lockstep.screen import log
-from lockstep.storage.remote_path import AnyPath
+from lockstep.storage.remote_path import AnyPath, RemotePath
 from lockstep.tracing import now_reading
 
 _FLAGS = ("is_crowd", "difficult", "group_of")
 _BIG_READ_BYTES = 64 << 20
+_THREADS = 16
 
 
 class _Images:
@@ -83,6 +85,13 @@ class _Images:
         """Return the name of its file, and the number of its row in that file: "train.parquet:17"."""
         table, row = self._locate(index)
         return f"{self._tables[table].path.name}:{row}"
+
+    def _read_images(self, indices: Int64s) -> list[EncodedImage]:
+        """Read the images of rows: in turn, or if they are in a store several at once, as each waits for it."""
+        if not isinstance(self._tables[0].path, RemotePath):
+            return [self._read_image(index) for index in indices.tolist()]
+        with ThreadPoolExecutor(_THREADS) as pool:
+            return list(pool.map(self._read_image, indices.tolist()))
 
     def _read_image(self, index: int) -> EncodedImage:
         """Read the image of a row, not decoded; a DataError names a row that has none."""
@@ -180,7 +189,7 @@ class ImageTable(_Images):
 
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
         """Return the images of these rows, not decoded, and their labels."""
-        fields: dict[str, Any] = {"image": [self._read_image(index) for index in indices.tolist()]}
+        fields: dict[str, Any] = {"image": self._read_images(indices)}
         if self._labels is not None:
             fields["label"] = torch.from_numpy(self._labels[indices])
         return fields
@@ -262,7 +271,7 @@ class DetectionTable(_Images):
 
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
         """Return the images of these rows, not decoded, and the fields of their objects."""
-        images = [self._read_image(index) for index in indices.tolist()]
+        images = self._read_images(indices)
         columns = self._objects.ragged(self._objects.columns, indices)
         given = columns.pop("boxes_px")
         sizes = torch.tensor([image.size[::-1] for image in images]).view(-1, 2)
