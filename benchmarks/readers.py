@@ -1,10 +1,11 @@
-"""What readers cost beside the decoding: records of images, their index, small items of a torch dataset.
+"""What readers cost beside the decoding: records of images, their index, rows of tables, items of a torch dataset.
 
     python benchmarks/readers.py [--rounds 15] [--quick]
 
 One process, one thread, its time of the processor. Records have the 14 features of inception's ImageNet, and random
 bytes in place of the JPEG. Theirs is, for records, to read the same bytes by hand, compute the checksum and copy the
-image out, without parsing; for an index, to read the same heads by hand; for items, torch's DataLoader without
+image out, without parsing; for an index, to read the same heads by hand; for rows of Parquet and Arrow (extra
+[parquet]) and for files of a folder, a record with the same image and label; for items, torch's DataLoader without
 processes. Ratios of neighbouring rounds count. The result is printed and appended to benchmarks/results/readers.jsonl.
 """
 
@@ -45,9 +46,7 @@ def main() -> None:
     lines = [line for part in PARTS for line in run_part(__file__, part, rounds, threads=1)]
     for line in lines:
         low, high = line["ratio_low"], line["ratio_high"]
-        print(
-            f"{line['comparison']:45} {line['ours_us']:8.2f} us, by hand or torch {line['theirs_us']:8.2f} us; ", end=""
-        )
+        print(f"{line['comparison']:45} {line['ours_us']:8.2f} us, beside it {line['theirs_us']:8.2f} us; ", end="")
         print(f"ratio {line['ratio']:.2f} (rounds {low:.2f} to {high:.2f})")
     if not arguments.quick:
         record(__file__, lines)
@@ -109,6 +108,44 @@ def _measure_index(name: str, path: Path, rounds: int) -> None:
                 os.pread(file.fileno(), 12, offset - 12)
 
     measure(f"an entry of an index, records of {name}", rounds, NUM_RECORDS, lambda: build_index(path), by_hand)
+
+
+def measure_tables(rounds: int) -> None:
+    """Rows of 110 kB in groups of 100, as Hugging Face's datasets write them, and files, in a random order."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    draws = np.random.default_rng(0)
+    images = [draws.bytes(SIZES["110 kB"]) for _ in range(NUM_RECORDS)]
+    labels = [number % 10 for number in range(NUM_RECORDS)]
+    table = pa.table({"image": [{"bytes": image, "path": None} for image in images], "label": labels})
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        features = (
+            {"image/encoded": [i], "image/class/label": np.array([n])} for i, n in zip(images, labels, strict=True)
+        )
+        write_records(folder / "train-00000-of-00001", map(serialize_example, features))
+        for number, image in enumerate(images):
+            path = folder / "images" / str(labels[number]) / f"{number}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(image)
+        readers: dict[str, Any] = {"a file of a folder": ls.data.ImageFolder(folder / "images")}
+        for compression in ("none", "snappy", "zstd"):
+            pq.write_table(table, folder / f"{compression}.parquet", row_group_size=100, compression=compression)
+            readers[f"a row of Parquet, {compression}"] = ls.data.ImageTable(folder / f"{compression}.parquet")
+        with pa.OSFile(str(folder / "a.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
+            stream.write_table(table, max_chunksize=100)
+        readers["a row of Arrow"] = ls.data.ImageTable(folder / "a.arrow")
+        record = ls.data.ImageRecords(folder / "train-00000-of-00001", ls.data.ImageNetSchema())
+        batches = [draws.integers(0, NUM_RECORDS, RECORDS_A_BATCH) for _ in range(NUM_BATCHES)]
+        for what, reader in readers.items():
+            measure(
+                f"{what}, beside a record",
+                rounds,
+                NUM_BATCHES * RECORDS_A_BATCH,
+                lambda reader=reader: [reader.read_batch(indices) for indices in batches],
+                lambda: [record.read_batch(indices) for indices in batches],
+            )
 
 
 def records(size: int) -> Iterator[bytes]:
@@ -176,7 +213,7 @@ def endless(loader: DataLoader[Any]) -> Iterator[Any]:
         yield from loader
 
 
-PARTS = {"records": measure_records, "items": measure_items}
+PARTS = {"records": measure_records, "tables": measure_tables, "items": measure_items}
 
 if __name__ == "__main__":
     main()

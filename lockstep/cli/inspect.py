@@ -1,4 +1,4 @@
-"""`lockstep inspect`: list what is in a checkpoint, a run or files of records, and what is damaged."""
+"""`lockstep inspect`: list what is in a checkpoint, a run, files of records or tables, and what is damaged."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from lockstep.cli.shared import Command
 
 def _add_arguments(inspect: argparse.ArgumentParser) -> None:
     inspect.add_argument(
-        "path", help="weights of any supported system, a run (or run@STEP), a record file, its pattern or folder"
+        "path",
+        help="weights of any supported system, a run (or run@STEP), a record file or table, its pattern or folder",
     )
     inspect.add_argument(
         "--diff", metavar="OTHER", help="compare with these weights; the exit code is 1 if they differ"
@@ -23,8 +24,11 @@ def _add_arguments(inspect: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     from lockstep.cli.inspection import diff_weights, find_record_files, inspect_records, inspect_weights, show_values
+    from lockstep.cli.table_inspection import find_table_files, inspect_tables
     from lockstep.training.run_weights import open_weights
 
+    if tables := find_table_files(arguments.path):
+        return inspect_tables(arguments, tables)
     if files := find_record_files(arguments.path):
         return inspect_records(arguments, files)
     source = open_weights(arguments.path, slots=True)
@@ -35,4 +39,4 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     return inspect_weights(arguments, source)
 
 
-COMMAND = Command("list what is in a checkpoint, a run or a record file", _add_arguments, _run)
+COMMAND = Command("list what is in a checkpoint, a run, a record file or a table", _add_arguments, _run)

@@ -22,6 +22,7 @@ from lockstep.checkpoints.manifest import Manifest
 from lockstep.checkpoints.store import Store
 from lockstep.cli.shared import format_error, format_size
 from lockstep.errors import CheckpointError, DataError, InputError
+from lockstep.readers.split_folders import find_split
 from lockstep.records.example import Values, parse_sequence_example
 from lockstep.records.open_files import open_file
 from lockstep.records.shards import check_local, data_path, find_shards
@@ -341,6 +342,8 @@ class _RecordFile:
 
 def find_record_files(path: str) -> Sequence[AnyPath]:
     """Find the files of records that a path names, as a file, a pattern or a folder; none if it names no records."""
+    if split := find_split(path):
+        return [*split.files]
     whole = data_path(path)
     if whole.is_dir():
         entries: list[AnyPath] = sorted(whole.iterdir())

@@ -19,6 +19,7 @@ from lockstep.errors import DataError, InputError
 from lockstep.images.objects import object_fields
 from lockstep.listing import did_you_mean
 from lockstep.readers.paths import KNOWN
+from lockstep.readers.split_folders import find_split
 from lockstep.recipes.data import DetectionData, MnistData
 from lockstep.recipes.python_parts import PythonData
 from lockstep.recipes.recipe import Recipe
@@ -93,7 +94,7 @@ def check_source(source: str) -> None:
     """Refuse a recipe that cannot be read, and a word that is neither a path nor a recipe; torch is not loaded."""
     if is_recipe(source):
         find(source)
-    elif not _PATTERN.search(source) and not Path(source).exists():
+    elif not _PATTERN.search(source) and not Path(source).exists() and not find_split(source):
         raise InputError(
             f"There is neither a recipe nor data called {source}.",
             given=source,

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from lockstep.readers.detection import DetectionReader as DetectionReader
     from lockstep.readers.image_folder import ImageFolder as ImageFolder
     from lockstep.readers.image_records import ImageRecords as ImageRecords
+    from lockstep.readers.image_tables import DetectionTable as DetectionTable
+    from lockstep.readers.image_tables import ImageTable as ImageTable
     from lockstep.readers.mnist import mnist_reader as mnist_reader
     from lockstep.readers.open import open_source as open_source
     from lockstep.readers.reader import Arrays as Arrays
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from lockstep.readers.records import Records as Records
     from lockstep.readers.schemas import ImageNetSchema as ImageNetSchema
     from lockstep.readers.tar_shards import TarShards as TarShards
+    from lockstep.readers.tfds import TfdsRecords as TfdsRecords
     from lockstep.readers.voc import Voc as Voc
 else:
     __getattr__, __dir__, __all__ = lazy_names(__name__)

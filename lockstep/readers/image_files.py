@@ -42,11 +42,9 @@ class ImageFiles:
         self, folder: AnyPath, names: Sequence[str], sizes: Int64s, decoding: Decoding, cache: Cache = None
     ) -> None:
         check_not_turned(decoding)
-        _check_within(folder, names)
-        stats = _check_present(folder, names)
         self.sizes = sizes
         """Height and width of each, (files, 2)."""
-        self.names = FileNames(folder, names, stats, cache)
+        self.names = present_files(folder, names, cache)
         self._decoding = decoding
         self.decoder = load_decoder(decoding)
 
@@ -151,6 +149,12 @@ class FileNames:
             )
             for first, last in pairwise(bounds.tolist())
         ]
+
+
+def present_files(folder: AnyPath, names: Sequence[str], cache: Cache = None) -> FileNames:
+    """Return files that annotations name, all of which have to be in a folder or below."""
+    _check_within(folder, names)
+    return FileNames(folder, names, _check_present(folder, names), cache)
 
 
 def load_decoder(decoding: Decoding) -> str:

@@ -10,14 +10,15 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from lockstep.errors import DataError
+from lockstep.errors import DataError, InputError
 from lockstep.images.decode import AS_STORED, Decoding
 from lockstep.listing import hint_for_path, shorten
 from lockstep.readers.coco import Coco
 from lockstep.readers.image_folder import ImageFolder
 from lockstep.readers.image_records import ImageRecords, Schema
+from lockstep.readers.image_tables import DetectionTable, ImageTable
 from lockstep.readers.label_map import LabelMap
 from lockstep.readers.mnist import mnist_records
 from lockstep.readers.paths import (
@@ -33,12 +34,16 @@ from lockstep.readers.paths import (
 )
 from lockstep.readers.reader import Reader
 from lockstep.readers.schemas import DetectionSchema, ImageNetSchema
+from lockstep.readers.split_folders import TABLE, find_split
+from lockstep.readers.table_columns import find_label, find_objects
 from lockstep.readers.tar_shards import TarShards
+from lockstep.readers.tfds import TfdsRecords
 from lockstep.readers.voc import Voc, folder_of_year
 from lockstep.records.example import Values, parse_example
-from lockstep.records.index_cache import Cache
-from lockstep.records.open_files import content_of
+from lockstep.records.index_cache import Cache, ranges_through
+from lockstep.records.open_files import OpenFiles, content_of
 from lockstep.records.shards import absence_of, data_path, expand_braces, find_shards
+from lockstep.records.tables import Kept, open_table
 from lockstep.records.tfrecord import read_all
 from lockstep.storage.remote_path import AnyPath, RemotePath
 
@@ -55,6 +60,8 @@ class _Options(NamedTuple):
     truth: bool
     decoding: Decoding
     cache: Cache
+    image: str | None
+    label: str | None
 
 
 def open_source(
@@ -64,6 +71,8 @@ def open_source(
     truth: bool = False,
     decoding: Decoding = AS_STORED,
     cache: Cache = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
 ) -> Reader:
     """Open data with the right reader, found by the names in a folder, and by the first record of a file of records.
 
@@ -71,6 +80,9 @@ def open_source(
     - TFRecord files, a pattern of them, or the folder of one set of shards: `ImageRecords` with an `ImageNetSchema` or
       a `DetectionSchema`, or the records of MNIST
     - tar archives, a pattern or a range of them, or their folder: `TarShards`
+    - Parquet or Arrow files, a pattern of them, or their folder, also one of Hugging Face's datasets, with the split
+      after a slash: `ImageTable`, or `DetectionTable` where images have objects and no class
+    - a version of a data set of TFDS, such as tfds:mnist/3.0.1/train, or its folder: `TfdsRecords`
     - a folder with annotations in XML: `Voc`, its split "train" where it has one, else all of it
     - a file of annotations.json: `Coco`; its images are in the folder named after a colon, else in one beside the file
       or its folder that is named like the split, else in "images" beside the file, beside the file itself, or in
@@ -84,8 +96,16 @@ def open_source(
         decoding: how images are decoded when they are asked for; the records of MNIST hold pixels.
         cache: the folder where indices of records and of tar shards, and what is read of object stores, are kept; by
             default in the user's cache.
+        image_column: of a table, the column of images, where the name and type do not tell.
+        label_column: of a table, the column of labels; likewise.
     """
-    options = _Options(everything, truth, decoding, cache)
+    options = _Options(everything, truth, decoding, cache, image_column, label_column)
+    named = _named_files(path)
+    if isinstance(named, list):
+        return _open_table(named, options)
+    _check_no_columns(path, image_column, label_column)
+    if named:
+        return TfdsRecords(path, truth=truth, decoding=decoding, cache=cache)
     if of_coco := _annotations_and_images(path):
         return _coco(*of_coco, options)
     if (whole := data_path(path)).is_dir():
@@ -106,17 +126,19 @@ def open_detection(
     truth: bool = False,
     decoding: Decoding = AS_STORED,
     cache: Cache = None,
+    image_column: str | None = None,
+    objects_column: str | None = None,
 ) -> Reader:
-    """Open images with objects on them, with the fields that are asked for: `ImageRecords`, `Voc` or `Coco`.
+    """Open images with objects on them, with the fields that are asked for, by one of the readers of `open_source`.
 
-    The boxes of records are not checked: that is for a `DetectionReader`.
+    The boxes of records and tables are not checked: that is for a `DetectionReader`.
 
     Args:
         path: as for `open_source`, but for a folder of VOC as given by `year`.
         split: the list of VOC that is read, if the folder has lists.
         year: of VOC's challenge, if the path is the folder above that of the year.
         label_map: the label of each class by its name.
-        zero_based: COCO's categories count from 0.
+        zero_based: the categories of COCO or of a table count from 0.
         masks: read masks, too.
         num_keypoints: read keypoints, too, so many for each object.
         num_multiclass_scores: read the scores that records have for each object, so many.
@@ -124,7 +146,24 @@ def open_detection(
         decoding: how images are decoded when they are asked for.
         cache: the folder where indices of records, and what is read of object stores, are kept; by default in the
             user's cache.
+        image_column: of a table, the column of images, where the name and type do not tell.
+        objects_column: of a table, the column of objects; likewise.
     """
+    options: dict[str, Any] = {"label_map": label_map, "check_boxes": False, "truth": truth, "decoding": decoding}
+    if (named := _named_files(path)) and (masks or num_keypoints or num_multiclass_scores):
+        raise InputError(
+            f"{path} has boxes and classes of objects alone.",
+            given="masks, keypoints or scores that are asked for",
+            expected="records, or COCO's annotations, for these",
+            hint="leave masks, num_keypoints and use_multiclass_scores out",
+        )
+    if isinstance(named, list):
+        return DetectionTable(
+            named, image=image_column, objects=objects_column, zero_based=zero_based, cache=cache, **options
+        )
+    _check_no_columns(path, image_column, objects_column)
+    if named:
+        return TfdsRecords(path, objects=True, cache=cache, **options)
     if of_coco := _annotations_and_images(path):
         return Coco(
             *of_coco,
@@ -139,8 +178,8 @@ def open_detection(
     folder = data_path(path)
     if folder.is_dir() and (year or annotations_among(entries_of(folder))):
         has_lists = (folder_of_year(folder, year) / "ImageSets" / "Main").is_dir()
-        named = split if has_lists else None
-        return Voc(folder, named, year=year, label_map=label_map, decoding=decoding, truth=truth, cache=cache)
+        listed = split if has_lists else None
+        return Voc(folder, listed, year=year, label_map=label_map, decoding=decoding, truth=truth, cache=cache)
     if folder.is_dir() and (shards := shards_among(entries_of(folder))):
         files = _one_set(folder, shards)
     else:
@@ -175,8 +214,8 @@ def _open_folder(folder: AnyPath, options: _Options) -> Reader:
         if files := sorted(annotations.glob("*.json"), key=lambda file: ("captions" in file.name, file)):
             raise unknown_data(str(folder), held(entries), f"name one of its files of annotations: {files[0]}")
         has_lists = (folder / "ImageSets" / "Main" / "train.txt").is_file()
-        _, truth, decoding, cache = options
-        return Voc(folder, "train" if has_lists else None, decoding=decoding, truth=truth, cache=cache)
+        listed = "train" if has_lists else None
+        return Voc(folder, listed, decoding=options.decoding, truth=options.truth, cache=options.cache)
     classes_among(folder, entries)
     return ImageFolder(folder, decoding=options.decoding, cache=options.cache)
 
@@ -197,7 +236,7 @@ def _one_set(folder: AnyPath, names: Sequence[str]) -> list[AnyPath]:
 def _open_files(files: Sequence[AnyPath], given: str, options: _Options) -> Reader:
     if missing := next((file for file in files if not file.is_file()), None):
         raise unknown_data(given, absence_of(missing), hint_for_path(missing))
-    everything, truth, decoding, cache = options
+    everything, truth, decoding, cache, _, _ = options
     if TAR.search(files[0].name):
         return TarShards(files, decoding=decoding, cache=cache)
     features = _first_features(files, given)
@@ -213,9 +252,35 @@ def _open_files(files: Sequence[AnyPath], given: str, options: _Options) -> Read
     return ImageRecords(files, schema, decoding=decoding, cache=cache)
 
 
+def _named_files(path: str | Path) -> list[AnyPath] | Literal["tfds"] | None:
+    """Return the files of a table at a path, or say that it is a data set of TFDS; None if it is neither."""
+    if split := find_split(path):
+        return [*split.files] if split.kind == "tables" else "tfds"
+    return find_shards(expand_braces(path)) if TABLE.search(str(path)) else None
+
+
+def _open_table(files: Sequence[AnyPath], options: _Options) -> Reader:
+    """Open a table by its columns: of images with a class each, or with objects on them where there is no class."""
+    first, decoding = open_table(files[0], Kept(), OpenFiles(ranges=ranges_through(options.cache))), options.decoding
+    if options.label is None and find_label(first, None) is None and find_objects(first, None):
+        return DetectionTable(files, image=options.image, truth=options.truth, decoding=decoding, cache=options.cache)
+    return ImageTable(files, image=options.image, label=options.label, decoding=decoding, cache=options.cache)
+
+
+def _check_no_columns(path: str | Path, *names: str | None) -> None:
+    """Refuse names of columns for what is no table."""
+    if any(names):
+        raise InputError(
+            f"{path} has no columns to choose from.",
+            given=f"the column {next(filter(None, names))!r}",
+            expected="Parquet or Arrow files, where columns are named",
+            hint="leave image_column, label_column and objects_column out",
+        )
+
+
 def _coco(annotations: AnyPath, images: AnyPath, options: _Options) -> Reader:
     """Open a file of annotations, with masks and keypoints if all objects have them."""
-    everything, truth, decoding, cache = options
+    everything, truth, decoding, cache, _, _ = options
     opened = partial(Coco, annotations, images, decoding=decoding, truth=truth, cache=cache)
     if everything:
         has_masks, has_keypoints = _words_in(annotations, b'"segmentation"', b'"keypoints"')

@@ -9,11 +9,13 @@ from pathlib import Path
 
 from lockstep.errors import DataError
 from lockstep.listing import hint_for_path, shorten
+from lockstep.readers.split_folders import find_split
 from lockstep.records.shards import absence_of, data_path, expand_braces, find_shards
 from lockstep.storage.remote_path import AnyPath, is_url
 
 KNOWN = (
-    "a folder with a folder of images for each class; TFRecord files or tar shards, their folder or a pattern; "
+    "a folder with a folder of images for each class; TFRecord files, tar shards, Parquet or Arrow files, their folder "
+    "or a pattern; a data set that Hugging Face's datasets or TFDS (tfds:NAME/VERSION) keep, with /SPLIT after it; "
     "VOC's folder; or COCO's annotations.json, with :FOLDER after it where its images are not beside it"
 )
 """What `open_source` opens, in words."""
@@ -31,7 +33,7 @@ _SETS = frozenset(("train", "validation", "valid", "val", "test"))
 def check_there(path: str | Path, expected: str = KNOWN) -> None:
     """Refuse a path or a pattern that leads nowhere, without opening the data; `expected` says what it may lead to."""
     file = str(path).partition(".json:")[0] + ".json" if ".json:" in str(path) else str(path)
-    if data_path(file).exists():
+    if data_path(file).exists() or find_split(file):
         return
     files = find_shards(expand_braces(file))
     if missing := [found for found in files if not found.exists()]:
@@ -55,6 +57,8 @@ def class_folders(folder: str | Path) -> tuple[str, ...]:
 
     The folder alone is listed. One without any kind of data that is known is a DataError.
     """
+    if find_split(folder):
+        return ()
     entries = entries_of(data_path(folder))
     is_other = shards_among(entries) or annotations_among(entries)
     return () if is_other else classes_among(data_path(folder), entries)

@@ -228,7 +228,7 @@ class PathData:
 
 @dataclass(frozen=True)
 class ImageData(PathData, Checked):
-    """Images that have one class each: sharded records, tar shards, or a folder of images for each class."""
+    """Images that have one class each: sharded records, tar shards, tables, or a folder of images for each class."""
 
     train: str | None = None
     """Path or pattern of the training examples."""
@@ -257,10 +257,17 @@ class ImageData(PathData, Checked):
     preprocess_on: Literal["host", "device"] = "host"
     """Where the crops are resized and flipped: "host", by the processes that read, or "device", for a whole batch at
     once beside the step before, to the same pixels. Colours and normalisation are always computed on the device."""
+    image_column: str | None = None
+    """The column of images in Parquet or Arrow files; None: it is found by its type and name."""
+    label_column: str | None = None
+    """The column of labels there; None: likewise."""
 
     size_field: ClassVar[str] = "data.image_size"
     """The field of a recipe that says the size of the images, for errors."""
-    known: ClassVar[str] = "sharded records, tar shards, or a folder with a folder of images for each class"
+    known: ClassVar[str] = (
+        "sharded records, tar shards, a folder with a folder of images for each class, Parquet or Arrow files, "
+        "a data set of Hugging Face's or of TFDS (tfds:NAME/VERSION/SPLIT)"
+    )
     how_to_build: ClassVar[str] = (
         "To build shards: `lockstep convert images FOLDER --to shards` of folders of images, "
         "`lockstep convert imagenet --help` of ImageNet's archives"
@@ -280,6 +287,8 @@ class ImageData(PathData, Checked):
             everything=to_train and self.crops_by_boxes,
             decoding=self.decoding,
             cache=self.limited_cache,
+            image_column=self.image_column,
+            label_column=self.label_column,
         )
         return self.labelled(source, num_classes, to_train=to_train)
 
@@ -334,7 +343,7 @@ class ImageData(PathData, Checked):
 
 @dataclass(frozen=True)
 class DetectionData(PathData, Checked):
-    """Images with objects on them: sharded records, a folder of PASCAL VOC, or COCO's annotations and images.
+    """Images with objects on them: sharded records, a folder of PASCAL VOC, tables, or COCO's annotations and images.
 
     Labels are numbered 1 to the model's `num_classes`. Those of the data are taken as they are if none is larger; else,
     as the 80 of COCO's up to 90, they are numbered by their order. With a label map they are the numbers in the map.
@@ -395,10 +404,15 @@ class DetectionData(PathData, Checked):
     user's cache."""
     cache_gb: Gigabytes | None = None
     """What is kept there of object stores at most, as of `ImageData`."""
+    image_column: str | None = None
+    """The column of images in Parquet or Arrow files; None: it is found by its type and name."""
+    objects_column: str | None = None
+    """The column of objects there; None: likewise."""
 
     known: ClassVar[str] = (
-        "sharded records; a folder of PASCAL VOC; or a file of COCO's annotations.json, with :FOLDER after it "
-        "where its images are not beside it"
+        "sharded records; a folder of PASCAL VOC; Parquet or Arrow files; a data set of Hugging Face's or of TFDS "
+        "(tfds:NAME/VERSION/SPLIT); or a file of COCO's annotations.json, with :FOLDER after it where its images are "
+        "not beside it"
     )
     how_to_build: ClassVar[str] = "To build shards: `lockstep convert voc --help`, `lockstep convert coco --help`"
 
@@ -459,7 +473,9 @@ class DetectionData(PathData, Checked):
     def reader(self, split: str, num_classes: int, *, to_train: bool = False) -> Reader:
         """Open the examples of a split; with what they are scored against, unless it is to train on them."""
         from lockstep.readers.coco import Coco
+        from lockstep.readers.image_tables import DetectionTable
         from lockstep.readers.open import open_detection
+        from lockstep.readers.tfds import TfdsRecords
 
         source = open_detection(
             self.path(split),
@@ -473,8 +489,12 @@ class DetectionData(PathData, Checked):
             truth=not to_train,
             decoding=self.decoding,
             cache=self.limited_cache,
+            image_column=self.image_column,
+            objects_column=self.objects_column,
         )
-        is_numbered = isinstance(source, Coco) and self.labels_offset == _ZERO_BASED  # from 1 on, by its reader
+        is_numbered = (
+            isinstance(source, Coco | DetectionTable | TfdsRecords) and self.labels_offset == _ZERO_BASED
+        )  # from 1 on, by its reader
         data = replace(self, labels_offset=0) if is_numbered else self
         return data.labelled(source, num_classes, to_train=to_train)
 

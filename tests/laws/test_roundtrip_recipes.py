@@ -306,6 +306,8 @@ photos_with_objects = st.builds(
     split=splits,
     cache=paths,
     cache_gb=st.none() | st.floats(0, 1000),
+    image_column=paths,
+    objects_column=paths,
 )
 digits = st.builds(
     MnistData,

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 from test_stream import (
@@ -31,6 +33,7 @@ from lockstep.data.loader import Loader
 from lockstep.detection.targets import DetectionTargets
 from lockstep.readers.coco import Coco
 from lockstep.readers.detection import DetectionReader
+from lockstep.readers.image_tables import DetectionTable
 from lockstep.readers.reader import Reader
 from lockstep.readers.voc import Voc
 
@@ -101,7 +104,18 @@ def voc(path: Path) -> Reader:
     return Voc(path, None)
 
 
-@pytest.fixture(scope="module", params=[coco, voc])
+def table(path: Path) -> Reader:
+    rows: dict[str, list[Any]] = {"image": [], "objects": []}
+    for number in range(NUM_IMAGES):
+        write_jpeg(path / f"{number}.jpg", number)
+        rows["image"].append((path / f"{number}.jpg").read_bytes())
+        classes = [CLASSES[place % NUM_CLASSES] for place in range(len(boxes(number)))]
+        rows["objects"].append({"bbox": [[*map(float, box)] for box in boxes(number)], "category": classes})
+    pq.write_table(pa.table(rows), path / "train.parquet", row_group_size=2)
+    return DetectionTable(path / "train.parquet")
+
+
+@pytest.fixture(scope="module", params=[coco, voc, table])
 def make_loader(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> MakeLoader:
     open_reader: Callable[[Path], Reader] = request.param
     reader = DetectionReader(open_reader(tmp_path_factory.mktemp("objects")), NUM_CLASSES)

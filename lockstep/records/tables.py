@@ -1,0 +1,393 @@
+"""Parquet and Arrow IPC files (Feather's, too): tables of which any row can be read by itself, by pyarrow.
+
+A file is groups of rows: Parquet's row groups, which its footer lists, or Arrow's record batches. Small columns, such
+as labels, are read whole. Of a large one, such as that of images, no more is read for a row than is needed: of Parquet
+on this machine the page that the row is in (`parquet_pages`), of other files the column's part of the group. What was
+decoded last is kept, up to a number of bytes. Arrow files are mapped: of one without compression nothing is copied.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import numpy as np
+
+from lockstep.errors import DataError, LockstepError
+from lockstep.records.open_files import OpenFiles, Version, open_file
+from lockstep.records.parquet_pages import ColumnChunk, Pages, Values, chunk_of
+from lockstep.storage.remote_path import AnyPath, RemotePath
+
+KEPT_BYTES = 256 << 20
+"""Bytes of decoded pages and groups that a process keeps for the files of a reader."""
+
+Leaf = tuple[str, ...]
+"""A column, or a field within a column of structs: ("image", "bytes")."""
+
+_LARGEST_COLUMN_BYTES = 8 << 30
+_LARGEST_FOOTER_BYTES = 1 << 30
+_PARQUET, _FEATHER, _ARROW = b"PAR1", b"FEA1", b"ARROW1"
+
+
+def load_pyarrow() -> Any:
+    """Import pyarrow, which reads these files; a DataError says how to install it."""
+    try:
+        import pyarrow
+        import pyarrow.compute
+        import pyarrow.ipc
+        import pyarrow.parquet
+    except ImportError as error:
+        raise DataError(
+            "Parquet and Arrow files cannot be read: a package is missing.",
+            given=str(error),
+            expected="lockstep-train with the extra [parquet]",
+            hint='pip install "lockstep-train[parquet]"',
+        ) from error
+    return pyarrow
+
+
+class Kept:
+    """What was decoded last, up to a number of bytes. Threads share it; forked, a process has its own; pickled, none.
+
+    Args:
+        most_bytes: the one that was asked for last is kept even if it has more.
+    """
+
+    def __init__(self, most_bytes: int = KEPT_BYTES) -> None:
+        self.most_bytes = most_bytes
+        self._kept: dict[Any, tuple[Any, int]] = {}
+        self._size_bytes = 0
+
+    def get(self, key: Any, make: Callable[[], tuple[Any, int]]) -> Any:
+        """Return the value of a key: the one that is kept, or what `make` returns, with its number of bytes."""
+        # No lock, which a process might be forked with: each call is whole, and two threads may make one value twice.
+        found = self._kept.pop(key, None)
+        if found is None:
+            found = make()
+            self._size_bytes = sum(size for _, size in [*self._kept.values()]) + found[1]
+        self._kept[key] = found
+        while self._size_bytes > self.most_bytes and len(self._kept) > 1:
+            oldest = next(iter([*self._kept]))
+            self._size_bytes -= self._kept.pop(oldest, (None, 0))[1]
+        return found[0]
+
+    def __reduce__(self) -> tuple[type[Kept], tuple[int]]:
+        return Kept, (self.most_bytes,)
+
+
+class TableFile:
+    """One file's table. It may be forked, pickled, and read by several threads.
+
+    Args:
+        path: of the file.
+        kept: what was decoded, of all files of a reader.
+        files: reads parts of them.
+    """
+
+    kind: str
+    """What the format is called."""
+
+    def __init__(self, path: AnyPath, kept: Kept, files: OpenFiles) -> None:
+        self.path, self.kept, self._files = path, kept, files
+        with self._naming():
+            status = path.stat()
+            self.version = Version(status.st_size, status.st_mtime_ns)
+            self.schema, lengths = self._look()
+        self.starts: list[int] = [0, *accumulate(lengths)]
+        """The first row of each group, and at the end the number of rows."""
+
+    def __len__(self) -> int:
+        return self.starts[-1]
+
+    @property
+    def summary(self) -> str:
+        """The number of rows, the size, and a checksum of what the file says of its groups."""
+        return f"{len(self)} rows, {self.version.size_bytes} bytes, crc32c {google_crc32c.value(self._layout()):08x}"
+
+    def column(self, leaf: Leaf) -> Any:
+        """Read a column of all rows: a chunked array of pyarrow."""
+        with self._naming():
+            if (size := self._size_of(leaf)) > _LARGEST_COLUMN_BYTES:
+                raise DataError(
+                    f"The column {'.'.join(leaf)} of {self.path} does not fit into memory.",
+                    given=f"{size} bytes",
+                    expected=f"labels, objects or paths, of at most {_LARGEST_COLUMN_BYTES} bytes a file",
+                    hint="name the column that holds them, or write the table to several files",
+                )
+            return self._read(leaf)
+
+    def value(self, leaf: Leaf, row: int) -> bytes | None:
+        """Read one byte string of a column, by the number of its row in the file; None where it is null."""
+        group = bisect_right(self.starts, row) - 1
+        with self._naming(f"row {row}"):
+            return self._value(leaf, group, row - self.starts[group])
+
+    def bytes_read_for(self, leaf: Leaf) -> int:
+        """The most bytes of a column that are read for one row, about."""
+        raise NotImplementedError
+
+    def check_unchanged(self) -> None:
+        """Refuse a file that has changed since it was opened, by its size or its time of change."""
+        status = self.path.stat()
+        if (status.st_size, status.st_mtime_ns) != self.version:
+            raise DataError(
+                f"{self.path} has changed since it was opened.",
+                given=f"{status.st_size} bytes, changed at {status.st_mtime_ns} ns",
+                expected=f"{self.version.size_bytes} bytes, changed at {self.version.mtime_ns} ns",
+                hint="start again, and leave the files alone while they are read",
+            )
+
+    def _look(self) -> tuple[Any, list[int]]:
+        """Return the schema, and the number of rows of each group."""
+        raise NotImplementedError
+
+    def _layout(self) -> bytes:
+        """What tells one file of these rows and this size from another."""
+        raise NotImplementedError
+
+    def _size_of(self, leaf: Leaf) -> int:
+        """The bytes of a column in memory, about."""
+        raise NotImplementedError
+
+    def _read(self, leaf: Leaf) -> Any:
+        raise NotImplementedError
+
+    def _value(self, leaf: Leaf, group: int, row: int) -> bytes | None:
+        raise NotImplementedError
+
+    def _bytes(self, size: int, offset: int) -> bytes:
+        """Read a part of the file, of the version that was opened."""
+        return self._files.read(self.path, self.version, size, offset)
+
+    def _source(self) -> Any:
+        """Open the file for pyarrow, without mapping it: one that is cut short then is an error, and no signal."""
+        pyarrow = load_pyarrow()
+        if isinstance(self.path, RemotePath):
+            return pyarrow.PythonFile(open_file(self.path, ranges=self._files.ranges), "r")
+        return pyarrow.OSFile(str(self.path))
+
+    def _mapped(self) -> Any:
+        """Open the file for pyarrow, mapped if it is on this machine."""
+        return self._source() if isinstance(self.path, RemotePath) else load_pyarrow().memory_map(str(self.path))
+
+    @contextmanager
+    def _naming(self, part: str = "") -> Iterator[None]:
+        """Name the file in the errors of what reads it."""
+        try:
+            yield
+        except (LockstepError, MemoryError):
+            raise
+        except Exception as error:  # damaged data raises anything
+            raise DataError(
+                f"{self.path}{part and ': ' + part} cannot be read.",
+                given=f"{type(error).__name__}: {error}",
+                expected=f"a whole {self.kind} file",
+                hint="copy or write the file again",
+            ) from error
+
+
+class ParquetTable(TableFile):
+    """A Parquet file."""
+
+    kind = "Parquet"
+
+    def _look(self) -> tuple[Any, list[int]]:
+        with self._opened(None) as file:
+            self.metadata = file.metadata
+            columns = range(self.metadata.num_columns)
+            self._places = {self.metadata.schema.column(number).path: number for number in columns}
+            groups = range(self.metadata.num_row_groups)
+            return file.schema_arrow, [self.metadata.row_group(group).num_rows for group in groups]
+
+    def bytes_read_for(self, leaf: Leaf) -> int:
+        """The bytes of the largest row group, unless values are read one by one, as of images by Snappy, too."""
+        groups = range(len(self.starts) - 1)
+        chunks = [self._chunk(leaf, group) for group in groups]
+        if all(chunk and chunk.codec in (None, "snappy") for chunk in chunks):
+            return 0
+        return max((self._group_bytes(leaf, group) for group in groups), default=0)
+
+    def _layout(self) -> bytes:
+        size = self.version.size_bytes
+        length = int.from_bytes(self._bytes(8, size - 8)[:4], "little")
+        return self._bytes(min(length, _LARGEST_FOOTER_BYTES), max(0, size - 8 - length))
+
+    def _size_of(self, leaf: Leaf) -> int:
+        return sum(self._group_bytes(leaf, group) for group in range(len(self.starts) - 1)) + 8 * len(self)
+
+    def _read(self, leaf: Leaf) -> Any:
+        with self._opened(self.metadata) as file:
+            return _part(file.read(columns=[".".join(leaf)], use_threads=False), leaf)
+
+    def _value(self, leaf: Leaf, group: int, row: int) -> bytes | None:
+        found = self.kept.get((self.path, leaf, group), lambda: self._group(leaf, group))
+        if not isinstance(found, Pages):
+            value: bytes | None = found[row].as_py()
+            return value
+        page, number = found.find(row)
+        values: Values = self.kept.get((self.path, leaf, group, page), lambda: _sized(found.values(page)))
+        return values[number]
+
+    def _group(self, leaf: Leaf, group: int) -> tuple[Any, int]:
+        """Find the pages of a column in a row group, or decode it; also return how many bytes that takes."""
+        if chunk := self._chunk(leaf, group):
+            return _sized(Pages(self._bytes, chunk, _decompressed))
+        self.check_unchanged()
+        with self._opened(self.metadata) as file:
+            values = _part(file.read_row_group(group, columns=[".".join(leaf)], use_threads=False), leaf)
+        return values, values.nbytes
+
+    def _chunk(self, leaf: Leaf, group: int) -> ColumnChunk | None:
+        place = self._places[".".join(leaf)]
+        return chunk_of(self.metadata.row_group(group).column(place), self.metadata.schema.column(place))
+
+    def _group_bytes(self, leaf: Leaf, group: int) -> int:
+        """The bytes of a column's part of a row group: of all leaves of a nested one."""
+        name = ".".join(leaf)
+        inside = [place for path, place in self._places.items() if path == name or path.startswith(f"{name}.")]
+        row_group = self.metadata.row_group(group)
+        return sum(row_group.column(place).total_uncompressed_size for place in inside)
+
+    @contextmanager
+    def _opened(self, metadata: Any) -> Iterator[Any]:
+        pyarrow = load_pyarrow()
+        with self._source() as source:
+            yield pyarrow.parquet.ParquetFile(source, metadata=metadata, pre_buffer=False)
+
+
+class ArrowTable(TableFile):
+    """A file of Arrow's IPC format, or a stream of it, as Hugging Face's datasets write it."""
+
+    kind = "Arrow"
+
+    def _look(self) -> tuple[Any, list[int]]:
+        self._is_stream = self._bytes(len(_ARROW), 0) != _ARROW
+        self._batches: list[Any] | None = None
+        if self._is_stream:
+            batches = self._stream()
+            return self._schema, [batch.num_rows for batch in batches]
+        with self._mapped() as source:
+            schema = load_pyarrow().ipc.open_file(source).schema
+        # Of a compressed file the smallest column is decoded to count its rows.
+        smallest = min(range(len(schema)), key=lambda place: _bit_width(schema.field(place).type), default=None)
+        with self._opened(() if smallest is None else (schema.field(smallest).name,)) as file:
+            return schema, [file.get_batch(number).num_rows for number in range(file.num_record_batches)]
+
+    def bytes_read_for(self, leaf: Leaf) -> int:
+        """The bytes of a batch, unless they are mapped as they are."""
+        if self._is_stream or len(self.starts) == 1:
+            return 0
+        size_bytes = self.version.size_bytes // (len(self.starts) - 1)
+        if not isinstance(self.path, Path):
+            return size_bytes
+        ipc = load_pyarrow().ipc
+        with self._mapped() as source:
+            whole = source.read_buffer()
+            first = _part(load_pyarrow().Table.from_batches([ipc.open_file(whole).get_batch(0)]), leaf).chunk(0)
+            content = max(filter(None, first.buffers()), key=lambda buffer: buffer.size)
+            return 0 if whole.address <= content.address < whole.address + whole.size else size_bytes
+
+    def _layout(self) -> bytes:
+        return np.array(self.starts, np.int64).tobytes() + str(self.schema).encode()
+
+    def _size_of(self, leaf: Leaf) -> int:
+        return 0  # mapped, or no more than pyarrow takes from the file
+
+    def _read(self, leaf: Leaf) -> Any:
+        pyarrow = load_pyarrow()
+        if self._is_stream:
+            return _part(pyarrow.Table.from_batches(self._stream(), self._schema), leaf)
+        with self._opened(leaf) as file:
+            return _part(file.read_all(), leaf)
+
+    def _value(self, leaf: Leaf, group: int, row: int) -> bytes | None:
+        if isinstance(self.path, Path):
+            self.check_unchanged()  # each time: what is mapped and has been cut short ends the process
+        values = self.kept.get((self.path, leaf, group), lambda: self._decoded(leaf, group))
+        found: bytes | None = values[row].as_py()
+        return found
+
+    def _decoded(self, leaf: Leaf, group: int) -> tuple[Any, int]:
+        pyarrow = load_pyarrow()
+        if self._is_stream:
+            values = _part(pyarrow.Table.from_batches([self._stream()[group]]), leaf)
+        else:
+            with self._opened(leaf) as file:
+                values = _part(pyarrow.Table.from_batches([file.get_batch(group)]), leaf)
+        return values, values.nbytes
+
+    @contextmanager
+    def _opened(self, leaf: Leaf) -> Iterator[Any]:
+        """Open a file of which one column is decoded."""
+        ipc = load_pyarrow().ipc
+        with self._mapped() as source:
+            places = [ipc.open_file(source).schema.get_field_index(name) for name in leaf[:1]]
+            yield ipc.open_file(source, options=ipc.IpcReadOptions(included_fields=places, use_threads=False))
+
+    def _stream(self) -> list[Any]:
+        """The batches of a stream, which are found by walking it once; they are mapped."""
+        if self._batches is None:
+            if not isinstance(self.path, Path):
+                raise DataError(
+                    f"{self.path} is a stream of Arrow's, which is read where it can be mapped.",
+                    given="a stream in an object store",
+                    expected="a Parquet file, a file of Arrow's IPC format, or a copy on this machine",
+                    hint="copy it; or write it again with to_parquet",
+                )
+            with self._mapped() as source, load_pyarrow().ipc.open_stream(source) as stream:
+                self._schema = stream.schema
+                self._batches = list(stream)
+        return self._batches
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_batches": None}
+
+
+def open_table(path: AnyPath, kept: Kept, files: OpenFiles | None = None) -> TableFile:
+    """Open a file by what it begins with. `files` reads its parts, through a cache if it is in an object store.
+
+    Raises:
+        DataError: it is neither a Parquet nor an Arrow file, or cut short.
+    """
+    files = files or OpenFiles()
+    with open_file(path, ranges=files.ranges) as file:
+        start = file.read(len(_ARROW))
+    if start.startswith(_FEATHER):
+        raise DataError(
+            f"{path} is of the first version of Feather.",
+            given="a file that begins with FEA1",
+            expected="Parquet, Arrow IPC, or the second version of Feather",
+            hint="write it again: pyarrow.feather.write_feather(table, path, compression='uncompressed')",
+        )
+    return (ParquetTable if start.startswith(_PARQUET) else ArrowTable)(path, kept, files)
+
+
+def _sized(values: Any) -> tuple[Any, int]:
+    return values, values.size_bytes
+
+
+def _part(table: Any, leaf: Leaf) -> Any:
+    """Return a column of a table, or a field of a column of structs."""
+    column = table.column(leaf[0])
+    for name in leaf[1:]:
+        column = load_pyarrow().compute.struct_field(column, name)
+    return column
+
+
+def _decompressed(data: bytes, size: int, codec: str) -> bytes:
+    found: bytes = load_pyarrow().decompress(data, decompressed_size=size, codec=codec, asbytes=True)
+    return found
+
+
+def _bit_width(kind: Any) -> int:
+    """The bits of a value; many for one that is not of one size."""
+    try:
+        width: int = kind.bit_width
+    except ValueError:
+        return 1 << 30
+    return width
