@@ -44,6 +44,7 @@ def test_the_loop_of_the_readme_trains_and_saves(tmp_path: Path) -> None:
     assert (tmp_path / "runs/mine/checkpoints/step-00000002").is_dir()
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_the_update_of_the_tour_is_made(tmp_path: Path) -> None:
     update, _ = blocks(TOUR, "python")

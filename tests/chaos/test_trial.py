@@ -114,6 +114,7 @@ def test_a_run_that_was_to_recover_by_itself(disturb: Callable[..., Trial]) -> N
     assert "it said: error: a worker ended with -9" in problem
 
 
+@pytest.mark.slow
 def test_a_run_that_hangs(disturb: Callable[..., Trial]) -> None:
     (problem,) = disturb(mistake="hangs", patience_seconds=5.0).problems
     assert problem == "no new step for 5 s after step 31"

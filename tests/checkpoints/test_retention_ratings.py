@@ -68,6 +68,7 @@ def test_the_older_of_equal_ones_and_a_little_better_one_does_not_matter(tmp_pat
     assert (store.best(), store.steps()) == (6, [6])
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_killed_at_any_moment_of_a_rating_the_checkpoint_is_whole(tmp_path: Path) -> None:
     def prepare(name: str) -> tuple[Store, Callable[[], None]]:

@@ -31,6 +31,7 @@ def write_for_ever(pipe: Connection, folder: Path, first: int) -> None:
         pipe.send(step)
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment(tmp_path: Path) -> None:
     draw = random.Random(0)
     store = Store(tmp_path, Retention(newest=2))

@@ -46,6 +46,7 @@ def start(hosts: Hosts, num_hosts: int, workdir: Path, steps: str, *others: str,
     ]
 
 
+@pytest.mark.slow
 def test_three_hosts_write_the_files_of_one_worker_which_goes_on_from_them(
     make_hosts: Callable[[int], Hosts], tmp_path: Path
 ) -> None:

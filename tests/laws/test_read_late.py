@@ -431,6 +431,7 @@ def changed_on_the_chief_alone() -> tuple[str, int]:
     return "", state.step
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_workers_whose_bodies_change_different_things_are_told(run_workers: Callable[..., list[Any]]) -> None:
     # The other one waits for the chief in its next exchange.
@@ -472,7 +473,12 @@ def train_on_paths(paths: str, *, is_late: bool) -> tuple[list[str], bool]:
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    "paths", [pytest.param("aaaabbbbaacaa", marks=pytest.mark.slow), "aaBBBBaabbcCC", "abcabcabcabcabca"]
+    "paths",
+    [
+        pytest.param("aaaabbbbaacaa", marks=pytest.mark.slow),
+        "aaBBBBaabbcCC",
+        pytest.param("abcabcabcabcabca", marks=pytest.mark.slow),
+    ],
 )
 def test_whichever_parameters_have_no_gradient(paths: str, run_workers: Callable[..., list[Any]]) -> None:
     """Those that no tower of any worker had a gradient for stay as they are, also where that changes in the run."""
