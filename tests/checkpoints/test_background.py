@@ -27,9 +27,9 @@ class Gate:
         self.store = Store(folder)
         self.is_open = threading.Event()
 
-    def write(self, *arguments: Any) -> None:
+    def write(self, *arguments: Any, **more: Any) -> None:
         self.is_open.wait(HANG_SECONDS)
-        self.store.write(*arguments)
+        self.store.write(*arguments, **more)
 
 
 @pytest.fixture

@@ -93,9 +93,9 @@ class Slow(Store):
         super().__init__(folder)
         self.may_write = threading.Event()
 
-    def write(self, *arguments: Any) -> Path:
+    def write(self, *arguments: Any, **more: Any) -> Path:
         self.may_write.wait(HANG_SECONDS)
-        return super().write(*arguments)
+        return super().write(*arguments, **more)
 
 
 def test_steps_are_made_while_a_checkpoint_is_written(tmp_path: Path) -> None:
