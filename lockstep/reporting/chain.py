@@ -197,7 +197,7 @@ def _late_digests(path: Path, size_bytes: int, position: int) -> Iterator[dict[s
         before, link = link, line[-_TAIL_BYTES + len(_MIDDLE) : -len(_END)]
         if line.startswith(b'{"step": ') and b', "digests": ' in line:
             facts, own = _parsed(line)
-            is_late = "digests" in facts and facts["at"] <= position
+            is_late = "digests" in facts and facts.get("at", position + 1) <= position
             if is_late and _link(before.decode(errors="replace"), line[:-_TAIL_BYTES]) == own:
                 yield facts
 
@@ -281,7 +281,7 @@ def _is_ours(facts: dict[str, Any]) -> bool:
     if "digests" in facts:
         sections = facts["digests"]
         return (
-            type(facts.get("at")) is int
+            type(facts.get("at", 0)) is int  # of a run that was made before they came late: where they stand
             and isinstance(sections, dict)
             and all(isinstance(each, dict) for each in sections.values())
         )

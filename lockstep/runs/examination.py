@@ -131,7 +131,7 @@ def walk(folder: Path) -> Examination:
             _check_order(found, line, position)
             num_updates += not facts["refused"]
             position, found.last_step = facts["position"], facts["step"]
-        _keep(found, facts)
+        _keep(found, facts, position)
     if not found.events:
         raise WorkdirError(
             f"The chain of the run in {found.path} has no beginning yet.",
@@ -164,13 +164,13 @@ def _check_order(found: Examination, line: ChainLine, position: int) -> None:
         found.problems.append(f"{CHAIN}, line {line.number} ({_called(facts)}): it is at a place before the last one")
 
 
-def _keep(found: Examination, facts: dict[str, Any]) -> None:
+def _keep(found: Examination, facts: dict[str, Any], position: int) -> None:
     if facts.get("in_metrics") or "evaluation" in facts:  # of an attempt or an evaluation, not both
         found.logged.append({name: value for name, value in facts.items() if name not in _OF_CHAIN_ALONE})
     elif "digests" in facts:
-        found.digests.setdefault(facts["step"], {})[facts["at"]] = facts["digests"]
+        found.digests.setdefault(facts["step"], {})[facts.get("at", position)] = facts["digests"]
         if "values" in facts:
-            found.values[facts["step"], facts["at"]] = str(facts["values"])
+            found.values[facts["step"], facts.get("at", position)] = str(facts["values"])
     elif "event" in facts:
         found.events.append(facts)
         if lacking := GROUND.keys() - facts.keys():

@@ -178,6 +178,11 @@ def test_a_run_that_was_killed_may_lack_the_last_line_of_metrics(verified: Verif
     assert "verdict: bit-identical" in verified()
 
 
+def test_digests_of_a_version_that_did_not_tell_their_place(verified: Verify) -> None:
+    linked_anew(lambda facts: [facts.pop(name, None) for name in ("at", "values")])
+    assert "verdict: bit-identical" in verified()
+
+
 def test_two_checkpoints_are_not_needed(verified: Verify) -> None:
     for step in (0, 4, 8):
         shutil.rmtree(f"run/checkpoints/step-{step:08d}")

@@ -203,7 +203,6 @@ def test_a_line_that_was_touched_does_not_fit(tmp_path: Path, number: int, how: 
         b'{"step": 1, "at": 8, "digests": {"parameters": 3}, "link": "ab"}\n',
         b'{"step": 1, "at": 8, "digests": {}, "evaluation": [], "link": "ab"}\n',
         b'{"step": 1, "at": "8", "digests": {}, "link": "ab"}\n',
-        b'{"step": 1, "digests": {}, "link": "ab"}\n',
         b'{"step": 1, "event": "start", "workers": 0, "link": "ab"}\n',
         b'{"step": 1, "result": 3, "link": "ab"}\n',
         b"[" * 100_000 + b"\n",
