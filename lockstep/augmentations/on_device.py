@@ -52,16 +52,19 @@ class OnDevice:
     @classmethod
     def of(cls, augmentations: Sequence[Augment]) -> OnDevice:
         """Leave all augmentations of a list for the device; an InputError names those that cannot be."""
-        crop, *rest = augmentations
-        turning = [*takewhile(lambda each: isinstance(each, RandomTurn), rest)]
+        crop, rest = next(iter(augmentations), None), augmentations[1:]
+        field = getattr(crop, "field", None)
+        turning = [*takewhile(lambda each: isinstance(each, RandomTurn) and _field_of(each) == field, rest)]
         deferred = rest[len(turning) :]
         wrong = [each for each in deferred if not isinstance(each, Deferred)]
         wrong = [crop, *wrong] if not isinstance(crop, ResizingCrop) else wrong
         if wrong:
+            names = dict.fromkeys(type(each).__name__ for each in wrong if each is not None)
             raise InputError(
-                f"{', '.join(dict.fromkeys(type(each).__name__ for each in wrong))} cannot be left for the device.",
-                given=", ".join(type(each).__name__ for each in augmentations),
-                expected="a crop that resizes, then flips and quarter turns, then what is always computed there",
+                f"{', '.join(names) or 'A list without a crop'} cannot be left for the device.",
+                given=", ".join(type(each).__name__ for each in augmentations) or "no augmentations",
+                expected="a crop that resizes, then flips and quarter turns of the same field, then what is always "
+                "computed there",
                 hint='leave it out, or let the host do it: data.preprocess_on="host"',
             )
         return cls(crop, (*turning,), (*deferred,))  # type: ignore[arg-type]
@@ -101,6 +104,10 @@ class OnDevice:
         for each, drawn in zip(self.turns, draws, strict=True):
             found = np.where(each.rows(drawn), np.stack(Turn(*found).then(each.turn)), found)
         return torch.from_numpy(found.T.astype(np.int64))
+
+
+def _field_of(turn: RandomTurn) -> str:
+    return str(getattr(turn, "field", "image"))
 
 
 def _decoded_parts(images: Sequence[Image], parts: Sequence[ResizedPart], size: int) -> tuple[Ragged, Tensor]:

@@ -116,6 +116,8 @@ def test_a_batch_of_no_images() -> None:
         ([CropOrPad(24)], "CropOrPad"),
         ([Resize(24), RandAugment(), FLIP, RandomErasing()], "RandAugment, HorizontalFlip, RandomErasing"),
         ([Resize(24), JitterDraws(), RandomVerticalFlip()], "RandomVerticalFlip"),
+        ([Resize(24), HorizontalFlip(field="other")], "HorizontalFlip"),
+        ([], "A list without a crop"),
     ],
 )
 def test_what_cannot_be_left_is_named(pipeline: list[Augment], names: str) -> None:

@@ -96,7 +96,7 @@ def test_a_program(run: Path) -> None:
         (["run", "--to", "there.pt2"], "There is a file there.pt2 already."),
         (["run@3", "--to", "model.pt2"], "There is no such checkpoint"),
         (["there.npz", "--to", "model.pt2"], "There is no run in there.npz"),
-        (["s3://bucket/run", "--to", "model.pt2"], "s3://bucket/run"),
+        (["ftp://host/run", "--to", "model.pt2"], "ftp://host/run"),
     ],
     ids=["ending", "folder", "overwriting", "step", "no run", "not local"],
 )

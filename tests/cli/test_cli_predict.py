@@ -123,7 +123,7 @@ def test_names_that_would_move_the_cursor(capsys: pytest.CaptureFixture[str]) ->
         (["run", "photos", "--to", "out", "--top", "0"], 2, "--top is out of range."),
         (["run", "photos", "--to", "out", "--top", "few"], 2, "--top few"),
         (["run", "photos", "--to", "out", "--show", "-1"], 2, "--show is out of range."),
-        (["s3://bucket/run", "photos", "--to", "out"], 2, "is not on this machine"),
+        (["ftp://host/run", "photos", "--to", "out"], 2, "is in no store that is known"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

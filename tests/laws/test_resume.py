@@ -187,7 +187,6 @@ def test_killed_in_the_middle_of_saves(undisturbed: dict[str, bytes], tmp_path: 
     assert contents(workdir) == undisturbed
 
 
-@pytest.mark.slow
 def test_resumed_on_other_numbers_of_workers(undisturbed: dict[str, bytes], tmp_path: Path) -> None:
     workdir = tmp_path / "run"
     for num_workers, steps in ((2, 13), (1, 30), (3, STEPS)):

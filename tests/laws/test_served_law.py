@@ -72,8 +72,9 @@ def train_and_resume(workdir: Path, exchange: Any) -> list[tuple[int, int, str]]
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("exchange", "num_workers"), [(ls.Backups(), 3), (ls.Asynchronous(), 2)])
+@pytest.mark.parametrize(
+    ("exchange", "num_workers"), [pytest.param(ls.Backups(), 3, marks=pytest.mark.slow), (ls.Asynchronous(), 2)]
+)
 def test_a_run_that_is_resumed_has_the_bits_of_one_that_is_not(
     run_workers: Callable[..., list[Any]], tmp_path: Path, exchange: Any, num_workers: int
 ) -> None:
