@@ -115,7 +115,7 @@ def test_fcos_from_nothing(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_faster_rcnn_from_nothing(tmp_path: Path) -> None:
     model = FasterRcnnFpn(1, freeze_batchnorm=False, **FEW_PROPOSALS)
-    assert precision_after(60, model, eight_of("raccoon", tmp_path, side=128)) > LEARNED
+    assert precision_after(90, model, eight_of("raccoon", tmp_path, side=128)) > LEARNED
 
 
 @pytest.mark.slow

@@ -143,10 +143,10 @@ def test_a_kill_between_the_evaluation_and_the_last_checkpoint(
 ) -> None:
     write = Store.write
 
-    def die(store: Store, step: int, *rest: Any) -> Path:
+    def die(store: Store, step: int, *rest: Any, **more: Any) -> Path:
         if step == 8:
             raise KilledError
-        return write(store, step, *rest)
+        return write(store, step, *rest, **more)
 
     with monkeypatch.context() as patched:
         patched.setattr(Store, "write", die)
