@@ -32,9 +32,9 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     steps: list[int] = []
     write = Store.write
 
-    def spy(store: Store, step: int, *rest: object) -> Path:
+    def spy(store: Store, step: int, *rest: object, **more: object) -> Path:
         steps.append(step)
-        return write(store, step, *rest)  # type: ignore[arg-type]
+        return write(store, step, *rest, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Store, "write", spy)
     return steps
