@@ -35,6 +35,7 @@ from lockstep.errors import WorkdirError, WorkdirLostError
 from lockstep.owner import Owner, this_process
 from lockstep.screen import log
 from lockstep.storage.remote_path import AnyPath, RemotePath
+from lockstep.storage.retries import ended_by
 
 RENEW_SECONDS = 10.0
 EXPIRY_SECONDS = 60.0
@@ -78,6 +79,8 @@ class Lease:
         """The owner before, if it died without giving the folder up."""
         self._renewed, self._is_gone, self._is_failing = time.time(), False, False
         self._released = threading.Event()
+        self._writing = threading.Lock()
+        """On a bucket a renewal is a read and a write, between which nobody gives the folder up."""
         threading.Thread(target=self._keep, name="lockstep-lease", daemon=True).start()
 
     def check(self) -> None:
@@ -98,12 +101,13 @@ class Lease:
             self.check()
 
     def release(self) -> None:
-        """Give the folder up, if it is still this process's."""
+        """Give the folder up, if it is still this process's; a store is asked once, for the process is to end."""
         self._released.set()
         try:
-            mine = _read(self.path)
-            if mine and mine.owner == self.owner:
-                _write(self.path, replace(self.owner, released=True))
+            with self._writing, ended_by(self._released):
+                mine = _read(self.path)
+                if mine and mine.owner == self.owner:
+                    _write(self.path, replace(self.owner, released=True))
         except Exception as error:  # of a store: any
             log.info("%s cannot be released (%s); it is void without this process", self.path, _told(error))
 
@@ -114,16 +118,19 @@ class Lease:
     def _renew(self) -> None:
         try:
             if isinstance(self.path, RemotePath):
-                mine = _read(self.path)
-                if mine is None or mine.owner != self.owner:  # to write it would take it back
-                    raise FileNotFoundError
-                _write(self.path, self.owner)
+                with self._writing, ended_by(self._released):
+                    if self._released.is_set():
+                        return
+                    mine = _read(self.path)
+                    if mine is None or mine.owner != self.owner:  # to write it would take it back
+                        raise FileNotFoundError
+                    _write(self.path, self.owner)
             else:
                 os.utime(self.path)  # the time of the server, not of this host
         except FileNotFoundError:
             self._is_gone = True
         except Exception as error:
-            if not self._is_failing:
+            if not self._is_failing and not self._released.is_set():
                 log.warning("%s cannot be renewed: %s", self.path, _told(error))
             self._is_failing = True
         else:

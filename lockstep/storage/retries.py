@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import random
 import re
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TypeVar
 
 from lockstep.errors import LockstepError, StoreError
@@ -37,6 +40,26 @@ _EXPIRED = {
 }
 _QUERY = re.compile(r"(://[^\s?]+)\?\S*")
 _MOST_CHARACTERS = 300
+_end: ContextVar[threading.Event | None] = ContextVar("end", default=None)
+"""Ends the waits of this thread, see `ended_by`."""
+
+
+@contextmanager
+def ended_by(event: threading.Event) -> Iterator[None]:
+    """Have the requests of this thread fail at their first error once an event is set, and their waits end with it."""
+    token = _end.set(event)
+    try:
+        yield
+    finally:
+        _end.reset(token)
+
+
+def _wait(seconds: float, error: Exception) -> None:
+    """Wait before another try; raises the error once there is to be none."""
+    if (end := _end.get()) is None:
+        time.sleep(seconds)
+    elif end.wait(seconds):
+        raise error
 
 
 def with_retries(request: Callable[[], Result], what: str, *, tries: int = NUM_TRIES) -> Result:
@@ -50,6 +73,8 @@ def with_retries(request: Callable[[], Result], what: str, *, tries: int = NUM_T
         try:
             return request()
         except Exception as error:
+            if (end := _end.get()) and end.is_set():
+                raise
             if has_expired(error):
                 waited = _wait_for_credentials(error, what, waited)
                 continue
@@ -58,7 +83,7 @@ def with_retries(request: Callable[[], Result], what: str, *, tries: int = NUM_T
             wait_seconds = random.uniform(0, min(_LONGEST_WAIT_SECONDS, _FIRST_WAIT_SECONDS * 2**number))
             number += 1
             log.info("%s: %s; try %d of %d follows in %.1f s", what, told(error), number, tries, wait_seconds)
-            time.sleep(wait_seconds)
+            _wait(wait_seconds, error)
 
 
 def has_expired(error: BaseException | None) -> bool:
@@ -94,5 +119,5 @@ def _wait_for_credentials(error: Exception, what: str, waited: float) -> float:
             hint="renew them (aws sso login, gcloud auth application-default login, az login), or give a role that is "
             "renewed by itself, and start the same command again: it goes on from its last checkpoint",
         ) from error
-    time.sleep(_CREDENTIALS_POLL_SECONDS)
+    _wait(_CREDENTIALS_POLL_SECONDS, error)
     return waited + _CREDENTIALS_POLL_SECONDS

@@ -9,6 +9,7 @@ import os
 import random
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -24,6 +25,7 @@ from lockstep.errors import WorkdirError
 from lockstep.owner import Owner, start_ticks, this_process
 from lockstep.runs import lease as leases
 from lockstep.runs.lease import EXPIRY_SECONDS, RENEW_SECONDS, Lease, take
+from lockstep.storage import remote_path
 from lockstep.storage.remote_path import RemotePath
 
 ELSEWHERE = Owner("node7", 41, "5", "another boot", 1_780_000_000, "abc")
@@ -525,3 +527,46 @@ def test_a_bucket_that_is_out_of_reach_is_told_once(
         lease._renew()
     assert caplog.messages == [f"{lease.path} cannot be renewed: no route to host"]
     lease.release()
+
+
+def test_a_renewal_under_way_does_not_take_a_release_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    lease = take(new_place())
+    write, is_writing, may_end = RemotePath.write_bytes, threading.Event(), threading.Event()
+
+    def slow(path: RemotePath, data: bytes) -> None:
+        if threading.current_thread() is renewing:
+            is_writing.set()
+            may_end.wait(HANG_SECONDS)
+        write(path, data)
+
+    renewing = threading.Thread(target=lease._renew)
+    monkeypatch.setattr(RemotePath, "write_bytes", slow)
+    renewing.start()
+    assert is_writing.wait(HANG_SECONDS)
+    releasing = threading.Thread(target=lease.release)
+    releasing.start()
+    releasing.join(0.2)  # without the mend it is done now
+    may_end.set()
+    renewing.join(HANG_SECONDS)
+    releasing.join(HANG_SECONDS)
+    assert Owner.decode(lease.path.read_bytes()).released
+    lease._renew()
+    assert Owner.decode(lease.path.read_bytes()).released
+
+
+def test_a_bucket_that_is_away_is_asked_once_for_a_release(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    lease = take(new_place())
+    caplog.set_level(logging.INFO)
+    asked: list[str] = []
+
+    def fail(scheme: str, _: Any) -> None:
+        asked.append(scheme)
+        raise OSError("no route to host")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(remote_path, "_asked", fail)
+        lease.release()
+    assert asked == ["memory"]
+    assert caplog.messages == [f"{lease.path} cannot be released (no route to host); it is void without this process"]

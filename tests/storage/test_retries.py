@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from lockstep.storage import retries
-from lockstep.storage.retries import NUM_TRIES, with_retries
+from lockstep.storage.retries import NUM_TRIES, ended_by, with_retries
 
 
 @pytest.fixture
@@ -46,3 +48,20 @@ def test_what_no_repeat_mends_is_raised_at_once(waits: list[float]) -> None:
     with pytest.raises(PermissionError):
         with_retries(request, "s3://b/x")  # type: ignore[arg-type]
     assert (len(calls), waits) == (1, [])
+
+
+def test_once_it_is_to_end_nothing_is_tried_again(waits: list[float]) -> None:
+    end = threading.Event()
+    calls: list[int] = []
+
+    def request() -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            end.set()
+        raise OSError("503")
+
+    for num_calls in (2, 3):
+        with ended_by(end), pytest.raises(OSError, match="503"):
+            with_retries(request, "s3://b/x")
+        assert len(calls) == num_calls
+    assert waits == []
