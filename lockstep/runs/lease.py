@@ -167,6 +167,8 @@ def take(folder: AnyPath, *, known_dead: Owner | None = None) -> Lease:
         mine = folder / f".lease-{_number(last) + 1:06d}"
         if _create(mine, owner):
             if _newest(folder) == mine:
+                if isinstance(mine, RemotePath) and mine.write_new(owner.encode()):
+                    _tell_of_plain_writes(folder)
                 _sweep(folder, mine)
                 return Lease(mine, owner, dead)
             _delete(mine)
@@ -233,6 +235,14 @@ def _create(path: AnyPath, owner: Owner) -> bool:
             path.unlink(missing_ok=True)
             raise
     return True
+
+
+def _tell_of_plain_writes(folder: AnyPath) -> None:
+    log.warning(
+        "The store of %s, or the package that reaches it, has no conditional writes: it has overwritten a lease. Of two "
+        "starts in the same second the first one may go on until its first upload; start one at a time",
+        folder,
+    )
 
 
 def _write(path: AnyPath, owner: Owner) -> None:

@@ -570,3 +570,14 @@ def test_a_bucket_that_is_away_is_asked_once_for_a_release(
         lease.release()
     assert asked == ["memory"]
     assert caplog.messages == [f"{lease.path} cannot be released (no route to host); it is void without this process"]
+
+
+@pytest.mark.parametrize("overwrites", [False, True])
+def test_a_store_without_conditional_writes_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, overwrites: bool
+) -> None:
+    if overwrites:  # as versions of s3fs do that know no mode="create"
+        monkeypatch.setattr(RemotePath, "write_new", lambda path, data: path.write_bytes(data) or True)
+    place = new_place()
+    take(place).release()
+    assert [str(place) in each and "no conditional writes" in each for each in caplog.messages] == [True] * overwrites

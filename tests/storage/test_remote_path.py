@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import DataError
-from lockstep.storage.remote_path import RemotePath, any_path, is_url
+from lockstep.storage.remote_path import RemotePath, any_path, is_url, stat_of
 
 
 @pytest.fixture
@@ -84,3 +84,9 @@ def test_another_content_has_another_version(bucket: RemotePath) -> None:
     assert file.stat() == before == bucket.walk_files()["x"]
     file.write_bytes(b"other")
     assert file.stat() != before
+
+
+def test_an_etag_with_quotes_and_one_without_are_one_version() -> None:
+    """As adlfs tells them."""
+    assert stat_of({"etag": '"0x8D"', "size": 3}) == stat_of({"etag": "0x8D", "size": 3})
+    assert stat_of({"etag": '"0x8D"', "size": 3}) != stat_of({"etag": "0x8E", "size": 3})
