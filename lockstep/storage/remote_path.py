@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple, Self, TypeAlias, TypeVar
 
 from lockstep.errors import DataError, LockstepError, StoreError, StoreRefusedError
-from lockstep.storage.retries import NUM_TRIES, has_expired, told, with_retries
+from lockstep.storage.retries import NUM_TRIES, has_expired, is_refused, says_forbidden, told, with_retries
 
 Result = TypeVar("Result")
 
@@ -361,7 +361,7 @@ AnyPath: TypeAlias = "Path | RemotePath"
 
 def store_error(what: str, error: Exception) -> StoreError:
     """Make the error for what cannot be read, a file or a part of one."""
-    if isinstance(error, PermissionError) or "Credentials" in type(error).__name__:
+    if is_refused(error) or "Credentials" in type(error).__name__:
         return StoreRefusedError(
             f"{what} may not be read.",
             given=told(error),
@@ -378,12 +378,17 @@ def store_error(what: str, error: Exception) -> StoreError:
 
 
 def _asked(scheme: str, request: Callable[[Any], Result]) -> Result:
-    """Make a request once; where credentials have expired, the next one reads them anew."""
+    """Make a request once; where credentials have expired, the next one reads them anew.
+
+    A refusal is a PermissionError, whatever the store's package makes of it.
+    """
     try:
         return request(filesystem(scheme))
     except Exception as error:
         if has_expired(error):
             forget_credentials()
+        elif says_forbidden(error):
+            raise PermissionError(errno.EACCES, told(error)) from error
         raise
 
 

@@ -25,7 +25,7 @@ NUM_TRIES = 8
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.2, 20.0
 _CREDENTIALS_WAIT_SECONDS, _CREDENTIALS_POLL_SECONDS = 300.0, 5.0
 """Less than a loader's `timeout_seconds`, so that it is this wait that says what is wrong."""
-_FINAL = (LockstepError, FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, NotImplementedError)
+_FINAL = (LockstepError, FileNotFoundError, IsADirectoryError, NotADirectoryError, NotImplementedError)
 _FINAL_KINDS = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "DefaultCredentialsError"}
 """Errors that another try does not mend; of libraries that are not loaded here, by their names."""
 _EXPIRED = {
@@ -36,8 +36,10 @@ _EXPIRED = {
         "TokenRetrievalError",
         "CredentialRetrievalError",
     ),  # botocore's
-    *("RefreshError", "ClientAuthenticationError"),  # Google's and Azure's
+    *("RefreshError",),  # Google's
 }
+_OF_AZURE, _SAYS_EXPIRED = "ClientAuthenticationError", re.compile(r"expire|not valid in the specified time|AADSTS700082")
+"""Azure's error for all that it does not take, a wrong key, too: only its text says what is wrong."""
 _QUERY = re.compile(r"(://[^\s?]+)\?\S*")
 _MOST_CHARACTERS = 300
 _end: ContextVar[threading.Event | None] = ContextVar("end", default=None)
@@ -78,7 +80,7 @@ def with_retries(request: Callable[[], Result], what: str, *, tries: int = NUM_T
             if has_expired(error):
                 waited = _wait_for_credentials(error, what, waited)
                 continue
-            if isinstance(error, _FINAL) or type(error).__name__ in _FINAL_KINDS or number == tries:
+            if is_refused(error) or isinstance(error, _FINAL) or number == tries:
                 raise
             wait_seconds = random.uniform(0, min(_LONGEST_WAIT_SECONDS, _FIRST_WAIT_SECONDS * 2**number))
             number += 1
@@ -91,10 +93,21 @@ def has_expired(error: BaseException | None) -> bool:
     while error is not None:
         response = getattr(error, "response", None)
         code = response.get("Error", {}).get("Code") if isinstance(response, dict) else type(error).__name__
-        if code in _EXPIRED:
+        if code in _EXPIRED or (code == _OF_AZURE and _SAYS_EXPIRED.search(str(error))):
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def is_refused(error: BaseException) -> bool:
+    """Tell whether a store has refused a request for who made it, for its rights or its credentials."""
+    return isinstance(error, PermissionError) or type(error).__name__ in _FINAL_KINDS or says_forbidden(error)
+
+
+def says_forbidden(error: BaseException) -> bool:
+    """Tell whether an error is a refusal that is no PermissionError: gcsfs makes a plain OSError, Azure one of its."""
+    is_of_gcsfs = type(error) is OSError and str(error).startswith("Forbidden:")
+    return is_of_gcsfs or (type(error).__name__ == _OF_AZURE and not has_expired(error))
 
 
 def told(error: BaseException) -> str:

@@ -6,8 +6,10 @@ import threading
 
 import pytest
 
-from lockstep.storage import retries
-from lockstep.storage.retries import NUM_TRIES, ended_by, with_retries
+from lockstep.errors import StoreRefusedError
+from lockstep.storage import remote_path, retries
+from lockstep.storage.remote_path import RemotePath, store_error
+from lockstep.storage.retries import NUM_TRIES, ended_by, has_expired, with_retries
 
 
 @pytest.fixture
@@ -64,4 +66,40 @@ def test_once_it_is_to_end_nothing_is_tried_again(waits: list[float]) -> None:
         with ended_by(end), pytest.raises(OSError, match="503"):
             with_retries(request, "s3://b/x")
         assert len(calls) == num_calls
+    assert waits == []
+
+
+class ClientAuthenticationError(Exception):
+    """As Azure's."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError("Forbidden: https://storage.googleapis.com/b\nx does not have storage.objects.list access"),
+        ClientAuthenticationError("Server failed to authenticate the request. ErrorCode:AuthenticationFailed"),
+        PermissionError("403"),
+    ],
+)
+def test_no_rights_are_no_reason_to_try_again(waits: list[float], error: Exception) -> None:
+    calls, request = failing(99, error)
+    with pytest.raises(type(error)):
+        with_retries(request, "gs://b/x")  # type: ignore[arg-type]
+    assert (len(calls), waits) == (1, [])
+    assert isinstance(store_error("gs://b/x", error), StoreRefusedError)
+
+
+def test_azure_says_by_its_text_alone_that_credentials_have_expired() -> None:
+    assert has_expired(ClientAuthenticationError("Signature not valid in the specified time frame: Expiry [...]"))
+    assert has_expired(ClientAuthenticationError("AADSTS700082: The refresh token has expired due to inactivity"))
+    assert not has_expired(ClientAuthenticationError("Make sure the value of Authorization header is formed correctly"))
+
+
+def test_a_refusal_of_gcsfs_is_a_permission_error(waits: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*_: object) -> None:
+        raise OSError("Forbidden: no access")
+
+    monkeypatch.setattr(remote_path, "filesystem", forbidden)
+    with pytest.raises(PermissionError, match="no access"):
+        RemotePath("memory://b/x").read_bytes()
     assert waits == []
