@@ -6,6 +6,7 @@ All that is read of data files in object stores is read by `fetch_ranges`.
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 from bisect import bisect_right
 from collections import defaultdict
@@ -18,6 +19,7 @@ from lockstep.errors import DataError, LockstepError, StoreRefusedError
 from lockstep.storage.remote_path import (
     EXTRAS,
     MOST_CONNECTIONS,
+    DataPath,
     ObjectStat,
     RemotePath,
     filesystem,
@@ -217,8 +219,21 @@ def _refuse(piece: _Piece, error: BaseException) -> None:
         raise error
     if isinstance(error, FileNotFoundError):
         raise _changed(piece, "no such object") from error
+    if _is_beyond_the_end(error):
+        try:
+            _check_version(piece, DataPath(str(piece.path)).stat())
+        except FileNotFoundError:
+            raise _changed(piece, "no such object") from error
     if isinstance(refused := store_error(str(piece), error), StoreRefusedError):
         raise refused from error
+
+
+def _is_beyond_the_end(error: BaseException) -> bool:
+    """Tell whether an object has no such bytes (416): most likely it is a shorter one by now."""
+    code = getattr(error, "status", None) or getattr(error, "code", None) or getattr(error, "status_code", None)
+    response = getattr(error, "response", None)
+    name = response.get("Error", {}).get("Code") if isinstance(response, dict) else None
+    return code in (416, "416") or name == "InvalidRange" or getattr(error, "errno", None) == errno.EINVAL
 
 
 def _answers(fs: Any, pieces: Sequence[_Piece]) -> Sequence[bytes | BaseException]:

@@ -102,13 +102,15 @@ def test_no_rights_are_told_at_once(file: DataPath, object_store: FaultyProxy) -
     assert object_store.num_requests("x.bin") == 1
 
 
-@pytest.mark.parametrize("change", ["etag", "content", "gone"])
+@pytest.mark.parametrize("change", ["etag", "content", "gone", "shorter"])
 def test_an_object_that_has_changed_is_named(file: DataPath, object_store: FaultyProxy, change: str) -> None:
     wanted = parts(file, (16, 32))
     if change == "etag":
         object_store.faults = [Fault("etag")]
     elif change == "content":
         file.write_bytes(CONTENT[::-1])
+    elif change == "shorter":
+        file.write_bytes(b"short")
     else:
         file.unlink()
     with pytest.raises(DataError, match=r"x\.bin has changed since it was listed"):
