@@ -95,7 +95,11 @@ def local_copies(paths: Sequence[RemotePath], cache: Cache = None) -> list[Path]
     stats = [path.stat() for path in paths]
     told = "\n".join(f"{path} {stat}" for path, stat in zip(paths, stats, strict=True))
     folder = (kept or Path(tempfile.gettempdir())) / "copies" / hashlib.sha256(told.encode()).hexdigest()[:32]
-    if not folder.is_dir():
+    copies = [folder / path.name for path in paths]
+    is_there = folder.is_dir()
+    if not all(_has_size(copy, stat.st_size) for copy, stat in zip(copies, stats, strict=True)):
+        if is_there:
+            shutil.rmtree(folder, ignore_errors=True)  # what a power cut has left
         num_bytes = sum(stat.st_size for stat in stats)
         log.info(
             "Copying %s into %s, once: %.1f MB", shorten([str(path) for path in paths], 1), folder, num_bytes / 1e6
@@ -116,7 +120,14 @@ def local_copies(paths: Sequence[RemotePath], cache: Cache = None) -> list[Path]
             ) from error
         finally:
             shutil.rmtree(partial, ignore_errors=True)
-    return [folder / path.name for path in paths]
+    return copies
+
+
+def _has_size(file: Path, size: int) -> bool:
+    try:
+        return file.stat().st_size == size
+    except OSError:
+        return False
 
 
 def _download(path: RemotePath, file: Path) -> None:
@@ -124,6 +135,8 @@ def _download(path: RemotePath, file: Path) -> None:
     with file.open("wb") as written:
         for start in range(0, stat.st_size, _COPIED_BYTES):
             written.writelines(fetch_ranges([ObjectRange(path, stat, start, _COPIED_BYTES)]))
+        written.flush()
+        os.fsync(written.fileno())  # before the folder gets its name
 
 
 def load_index(

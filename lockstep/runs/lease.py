@@ -239,8 +239,8 @@ def _create(path: AnyPath, owner: Owner) -> bool:
 
 def _tell_of_plain_writes(folder: AnyPath) -> None:
     log.warning(
-        "The store of %s, or the package that reaches it, has no conditional writes: it has overwritten a lease. Of two "
-        "starts in the same second the first one may go on until its first upload; start one at a time",
+        "The store of %s, or the package that reaches it, has no conditional writes: it has overwritten a lease. Of "
+        "two starts in the same second the first one may go on until its first upload; start one at a time",
         folder,
     )
 

@@ -84,7 +84,7 @@ class BlockCache:
     Args:
         folder: of the cache; it is made if it is missing.
         size_bytes: the size of a new cache; None: of one that is there its own, else a share of the free disk. One of
-            another size that is there is replaced.
+            another size that is there is replaced, unless somebody has it open.
 
     Raises:
         OSError: the folder cannot be written.
@@ -95,7 +95,8 @@ class BlockCache:
         self._place, self._locks = folder / "remote-blocks", folder / "remote-blocks.lock"
         with self._locked([(0, 1)], waits=True):  # those that begin together
             self._descriptor, self._num_sets = self._opened(size_bytes)
-        weakref.finalize(self, os.close, self._descriptor)
+            _flock(self._descriptor, is_alone=False)
+        self._finalize = weakref.finalize(self, os.close, self._descriptor)
         self._contents_start = _HEAD_BYTES + self._num_sets * _SET_BYTES
         self.may_write = True
         """Whether blocks are kept: not from the moment on at which the disk is full."""
@@ -192,7 +193,10 @@ class BlockCache:
     # The files --------------------------------------------------------------------------------------------------------
 
     def _opened(self, size_bytes: int | None) -> tuple[int, int]:
-        """Open the file, made anew if it is missing, damaged or of another size; return it and its number of sets."""
+        """Open the file, or make it anew, if it is missing or damaged, or of another size and nobody has it open.
+
+        Returns it and its number of sets.
+        """
         found = self._found()
         if size_bytes is None:
             size_bytes = min(int(MOST_GB * 1e9), shutil.disk_usage(self._place.parent).free // 2)
@@ -200,6 +204,9 @@ class BlockCache:
                 return found
         num_sets = max(1, size_bytes // (_SET_BYTES + _WAYS * BLOCK_BYTES))
         if found and found[1] == num_sets:
+            return found
+        if found and not _flock(found[0], is_alone=True):
+            log.info("%s keeps its size while another run has it open: that run has another data.cache_gb", self._place)
             return found
         if found:
             os.close(found[0])
@@ -295,6 +302,18 @@ def _way_of(tag: bytes, entries: bytes) -> int | None:
 def _number_of(object_id: bytes) -> int:
     """Return a number of 30 bits for an object: two that have the same one only wait for each other."""
     return int.from_bytes(object_id[:4], "little") >> 2
+
+
+def _flock(descriptor: int, *, is_alone: bool) -> bool:
+    """Mark an open file as in use; tells whether it could be done, which `is_alone` is if nobody else uses it."""
+    try:
+        if fcntl is not None:
+            fcntl.flock(descriptor, (fcntl.LOCK_EX if is_alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True
 
 
 def _lock(descriptor: int, kind: int, start: int, count: int) -> bool:

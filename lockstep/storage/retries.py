@@ -36,9 +36,10 @@ _EXPIRED = {
         "TokenRetrievalError",
         "CredentialRetrievalError",
     ),  # botocore's
-    *("RefreshError",),  # Google's
+    "RefreshError",  # Google's
 }
-_OF_AZURE, _SAYS_EXPIRED = "ClientAuthenticationError", re.compile(r"expire|not valid in the specified time|AADSTS700082")
+_OF_AZURE = "ClientAuthenticationError"
+_SAYS_EXPIRED = re.compile(r"expire|not valid in the specified time")
 """Azure's error for all that it does not take, a wrong key, too: only its text says what is wrong."""
 _QUERY = re.compile(r"(://[^\s?]+)\?\S*")
 _MOST_CHARACTERS = 300

@@ -143,3 +143,12 @@ def test_a_cache_without_room_for_a_copy_says_so(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=rf"{path} cannot be copied into the cache") as caught:
         local_copy(path)
     assert caught.value.expected == f"5 bytes free in {tmp_path}/cache/lockstep/copies"
+
+
+def test_a_copy_that_was_cut_short_is_made_again() -> None:
+    (path,) = stored(x=b"content")
+    for left in (b"cont", b""):
+        local_copy(path).write_bytes(left)
+        assert local_copy(path).read_bytes() == b"content"
+    local_copy(path).unlink()
+    assert local_copy(path).read_bytes() == b"content"

@@ -152,11 +152,15 @@ def test_who_takes_too_long_is_waited_for_no_longer(cache: BlockCache, monkeypat
 
 
 def test_another_size_is_another_cache(tmp_path: Path, cache: BlockCache) -> None:
-    cache.put(block_key(OBJECT, 0), b"x")
+    key, before = block_key(OBJECT, 0), cache.fitting_bytes
+    cache.put(key, b"x")
+    beside = BlockCache(tmp_path, SMALL)
+    assert beside.fitting_bytes == before, "while it is in use it is kept"
+    assert beside.get(key, 1) == b"x"
+    cache._finalize(), beside._finalize()
     other = BlockCache(tmp_path, SMALL)
-    assert other.fitting_bytes < cache.fitting_bytes
-    assert not other.has(block_key(OBJECT, 0))
-    assert cache.get(block_key(OBJECT, 0), 1) == b"x"  # who has it open reads on
+    assert other.fitting_bytes < before
+    assert not other.has(key)
     assert BlockCache(tmp_path).fitting_bytes == other.fitting_bytes
 
 
