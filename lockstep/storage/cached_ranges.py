@@ -7,9 +7,10 @@ are needed soon, and with `Shuffled` they would be dropped before.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,6 +44,8 @@ class _Object(NamedTuple):
         return ObjectRange(self.path, self.version, start, stop - start)
 
 
+Wave = list[tuple[_Object, range]]
+"""Runs of blocks that are asked for at once."""
 Blocks = dict[int, bytes | None]
 """Blocks of an object by their numbers, in order; None for one that is not there."""
 
@@ -169,22 +172,31 @@ def _fill(
             if not is_there:
                 lacking.append(number)
         runs += [(of, run) for run in _runs(lacking)]
-    waves = _waves(runs)
-    with ThreadPoolExecutor(_WAVES_UNDER_WAY) as pool:
-        for wave, contents in zip(waves, pool.map(_contents_of, waves), strict=True):
-            for (of, run), data in zip(wave, contents, strict=True):
-                for number in run:
-                    at = (number - run.start) * BLOCK_BYTES
-                    block = data[at : at + BLOCK_BYTES]
-                    cache.put(of.key(number), block)
-                    if number in missing[of]:
-                        blocks[of, number] = block
+    for (of, run), data in _in_turn(_waves(runs)):
+        for number in run:
+            at = (number - run.start) * BLOCK_BYTES
+            block = data[at : at + BLOCK_BYTES]
+            cache.put(of.key(number), block)
+            if number in missing[of]:
+                blocks[of, number] = block
     return blocks
 
 
-def _waves(runs: Sequence[tuple[_Object, range]]) -> list[list[tuple[_Object, range]]]:
+def _in_turn(waves: Sequence[Wave]) -> Iterator[tuple[tuple[_Object, range], bytes]]:
+    """Fetch waves in their order, `_WAVES_UNDER_WAY` at once: what is taken makes room for the next one."""
+    left = iter(waves)
+    with ThreadPoolExecutor(_WAVES_UNDER_WAY) as pool:
+        under_way = deque((wave, pool.submit(_contents_of, wave)) for wave in islice(left, _WAVES_UNDER_WAY))
+        while under_way:
+            wave, contents = under_way.popleft()
+            yield from zip(wave, contents.result(), strict=True)
+            del contents
+            under_way.extend((wave, pool.submit(_contents_of, wave)) for wave in islice(left, 1))
+
+
+def _waves(runs: Sequence[tuple[_Object, range]]) -> list[Wave]:
     """Divide what is fetched, so that some is on its way while some is written to the disk."""
-    waves: list[list[tuple[_Object, range]]] = []
+    waves: list[Wave] = []
     num_blocks = _WAVE
     for run in runs:
         if num_blocks >= _WAVE:

@@ -8,10 +8,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import io
+import os
+import threading
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -36,6 +39,8 @@ _REQUEST_SECONDS = 300.0
 """For a whole request; one without a byte fails much earlier."""
 _FIRST_AHEAD_BYTES, _MOST_AHEAD_BYTES = 1 << 16, 1 << 24
 _MORE_AHEAD = 4
+_free_in: dict[int, threading.Semaphore] = {}
+"""What counts the free connections to stores whose file system blocks, by the process."""
 
 
 class ObjectRange(NamedTuple):
@@ -247,8 +252,14 @@ def _answers(fs: Any, pieces: Sequence[_Piece]) -> Sequence[bytes | BaseExceptio
     return answers
 
 
+@lru_cache(4)
+def _free_on(loop: asyncio.AbstractEventLoop, count: int) -> asyncio.Semaphore:
+    """Return what counts the free connections of all reads on a loop, which a process has one of."""
+    return asyncio.Semaphore(count)
+
+
 async def _gathered(fs: Any, pieces: Sequence[_Piece]) -> Sequence[bytes | BaseException]:
-    free = asyncio.Semaphore(MOST_CONNECTIONS)
+    free = _free_on(asyncio.get_running_loop(), MOST_CONNECTIONS)
     read = _of_s3 if EXTRAS.get(pieces[0].path.scheme) == "s3" else _of_another
 
     async def answer(piece: _Piece) -> bytes:
@@ -283,8 +294,9 @@ async def _of_another(fs: Any, piece: _Piece) -> bytes:
 def _answer(fs: Any, piece: _Piece) -> bytes | BaseException:
     """Read a piece by a file system that blocks."""
     try:
-        data: bytes = fs.cat_file(piece.path.key, start=piece.start, end=piece.stop)
-        _check_version(piece, stat_of(fs.info(piece.path.key)))
+        with _free_in.setdefault(os.getpid(), threading.Semaphore(MOST_CONNECTIONS)):
+            data: bytes = fs.cat_file(piece.path.key, start=piece.start, end=piece.stop)
+            _check_version(piece, stat_of(fs.info(piece.path.key)))
         _check_size(piece, len(data))
         return data
     except Exception as error:

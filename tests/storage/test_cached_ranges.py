@@ -16,11 +16,11 @@ import pytest
 from object_server import Fault, FaultyProxy
 
 from lockstep.errors import DataError
-from lockstep.storage import retries
+from lockstep.storage import cached_ranges, retries
 from lockstep.storage.block_cache import BLOCK_BYTES, BlockCache, open_block_cache
 from lockstep.storage.cached_ranges import CachedRanges
 from lockstep.storage.ranges import ObjectRange
-from lockstep.storage.remote_path import RemotePath
+from lockstep.storage.remote_path import ObjectStat, RemotePath
 
 MB = 1 << 20
 CONTENT = random.Random(0).randbytes(3 * MB + 12_345)
@@ -290,3 +290,14 @@ def test_a_full_disk_is_read_past(
     before = object_store.num_bytes
     check(ranges, [ObjectRange(file, file.stat(), 2 * MB, 100)])
     assert object_store.num_bytes - before == BLOCK_BYTES  # nothing more, for it could not be kept
+
+
+def test_no_more_is_fetched_than_is_soon_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+    monkeypatch.setattr(cached_ranges, "_contents_of", lambda wave: started.append(1) or [b"x"] * len(wave))
+    of = cached_ranges._Object(RemotePath("memory://b/x"), ObjectStat(1 << 30, 1), bytes(16))
+    taken = cached_ranges._in_turn([[(of, range(number, number + 1))] for number in range(20)])
+    for number in range(1, 21):
+        assert next(taken)[1] == b"x"
+        assert len(started) <= number + 2
+    assert len(started) == 20
