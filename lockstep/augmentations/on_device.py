@@ -53,13 +53,13 @@ class OnDevice:
     def of(cls, augmentations: Sequence[Augment]) -> OnDevice:
         """Leave all augmentations of a list for the device; an InputError names those that cannot be."""
         crop, rest = next(iter(augmentations), None), augmentations[1:]
-        field = getattr(crop, "field", None)
+        field = crop.field if isinstance(crop, ResizingCrop) else "image"
         turning = [*takewhile(lambda each: isinstance(each, RandomTurn) and _field_of(each) == field, rest)]
         deferred = rest[len(turning) :]
         wrong = [each for each in deferred if not isinstance(each, Deferred)]
-        wrong = [crop, *wrong] if not isinstance(crop, ResizingCrop) else wrong
-        if wrong:
-            names = dict.fromkeys(type(each).__name__ for each in wrong if each is not None)
+        if wrong or not isinstance(crop, ResizingCrop):
+            wrong = [*([crop] if crop and not isinstance(crop, ResizingCrop) else []), *wrong]
+            names = dict.fromkeys(type(each).__name__ for each in wrong)
             raise InputError(
                 f"{', '.join(names) or 'A list without a crop'} cannot be left for the device.",
                 given=", ".join(type(each).__name__ for each in augmentations) or "no augmentations",
