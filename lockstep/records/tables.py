@@ -8,8 +8,11 @@ decoded last is kept, up to a number of bytes. Arrow files are mapped: of one wi
 
 from __future__ import annotations
 
+import os
+import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
@@ -60,24 +63,65 @@ class Kept:
 
     def __init__(self, most_bytes: int = KEPT_BYTES) -> None:
         self.most_bytes = most_bytes
-        self._kept: dict[Any, tuple[Any, int]] = {}
-        self._size_bytes = 0
+        self._by_process: dict[int, _KeptHere] = {}
 
     def get(self, key: Any, make: Callable[[], tuple[Any, int]]) -> Any:
-        """Return the value of a key: the one that is kept, or what `make` returns, with its number of bytes."""
-        # No lock, which a process might be forked with: each call is whole, and two threads may make one value twice.
-        found = self._kept.pop(key, None)
-        if found is None:
-            found = make()
-            self._size_bytes = sum(size for _, size in [*self._kept.values()]) + found[1]
-        self._kept[key] = found
-        while self._size_bytes > self.most_bytes and len(self._kept) > 1:
-            oldest = next(iter([*self._kept]))
-            self._size_bytes -= self._kept.pop(oldest, (None, 0))[1]
-        return found[0]
+        """Return the value of a key: the one that is kept, or what `make` returns, with its number of bytes.
+
+        Threads that ask for a key while it is being made wait for it, and it is made once.
+        """
+        here = self._here()
+        with here.lock:
+            if (kept := here.values.pop(key, None)) is not None:
+                here.values[key] = kept
+                return kept[0]
+            if (made := here.being_made.get(key)) is None:
+                here.being_made[key] = Future()
+        if made is not None:
+            return made.result()
+        try:
+            value, size = make()
+        except BaseException as error:
+            with here.lock:
+                here.being_made.pop(key).set_exception(error)
+            raise
+        with here.lock:
+            here.values[key] = (value, size)
+            here.size_bytes += size
+            while here.size_bytes > self.most_bytes and len(here.values) > 1:
+                here.size_bytes -= here.values.pop(next(iter(here.values)))[1]
+            here.being_made.pop(key).set_result(value)
+        return value
+
+    def sizes(self) -> list[tuple[Any, int]]:
+        """List the values that are kept, with their numbers of bytes; the one that was asked for last comes last."""
+        here = self._here()
+        with here.lock:
+            return [*here.values.values()]
+
+    def _here(self) -> _KeptHere:
+        """What this process keeps: one that was forked begins anew, as a lock may have been held, and a key made."""
+        pid = os.getpid()
+        if (here := self._by_process.get(pid)) is None:
+            here = self._by_process.setdefault(pid, _KeptHere())
+            for other in [*self._by_process]:
+                if other != pid:
+                    self._by_process.pop(other, None)
+        return here
 
     def __reduce__(self) -> tuple[type[Kept], tuple[int]]:
         return Kept, (self.most_bytes,)
+
+
+class _KeptHere:
+    """What one process keeps."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        """Held while these are looked at, and not while a value is made."""
+        self.values: dict[Any, tuple[Any, int]] = {}
+        self.being_made: dict[Any, Future[Any]] = {}
+        self.size_bytes = 0
 
 
 class TableFile:

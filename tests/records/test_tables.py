@@ -7,7 +7,9 @@ import multiprocessing
 import pickle
 import sys
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +50,7 @@ def all_of(table: TableFile, leaf: tuple[str, ...] = LEAF) -> list[bytes | None]
 
 
 def paged(table: TableFile) -> bool:
-    return any(isinstance(value, Pages) for value, _ in table.kept._kept.values())
+    return any(isinstance(value, Pages) for value, _ in table.kept.sizes())
 
 
 @pytest.mark.parametrize("compression", ["none", "snappy", "zstd", "gzip", "lz4"])
@@ -124,7 +126,7 @@ def test_of_a_large_page_no_more_is_read_than_a_row(tmp_path: Path, compression:
     assert [table.value(("a",), row) for row in (20, 7)] == [rows[20], rows[7]]
     assert 300_000 <= sum(asked) <= 300_000 + most * (2 << 16)
     assert table.bytes_read_for(("a",)) == 0
-    assert sum(size for _, size in table.kept._kept.values()) < 2000, "places are kept, not what is there"
+    assert sum(size for _, size in table.kept.sizes()) < 2000, "places are kept, not what is there"
 
 
 def test_what_is_kept_has_a_bound() -> None:
@@ -140,8 +142,53 @@ def test_what_is_kept_has_a_bound() -> None:
     assert made == ["a", "b", "c"]
     assert get("b", 50) == "b"
     assert get("large", 1000) == "large"
-    assert [*kept._kept] == ["large"]
-    assert pickle.loads(pickle.dumps(kept))._kept == {}
+    assert kept.sizes() == [("large", 1000)]
+    assert pickle.loads(pickle.dumps(kept)).sizes() == []
+
+
+def test_threads_that_ask_for_one_key_wait_for_it_and_it_is_made_once() -> None:
+    kept, go = Kept(100), threading.Event()
+    made: list[bool] = []
+
+    def make() -> tuple[Any, int]:
+        made.append(go.wait(60))
+        return "value", 60
+
+    def fail() -> tuple[Any, int]:
+        raise DataError("failed", given="", expected="", hint="")
+
+    with pytest.raises(DataError, match="failed"):
+        kept.get("key", fail)
+    with ThreadPoolExecutor(4) as pool:
+        found = [pool.submit(kept.get, "key", make) for _ in range(4)]
+        time.sleep(0.1)  # all have asked; one that has not will find it made
+        go.set()
+    assert [future.result() for future in found] == ["value"] * 4
+    assert made == [True]
+    assert kept.sizes() == [("value", 60)]
+
+
+@pytest.mark.process
+def test_forked_while_a_key_is_made() -> None:
+    kept, started, go = Kept(100), threading.Event(), threading.Event()
+    kept.get("other", lambda: ("other", 10))
+    thread = threading.Thread(target=lambda: kept.get("key", lambda: (started.set() or go.wait(60), 10)))
+    thread.start()
+    try:
+        assert started.wait(20)
+        context = multiprocessing.get_context("fork")
+        found = context.SimpleQueue()
+        child = context.Process(target=lambda: found.put([kept.get("key", lambda: ("of the child", 10)), kept.sizes()]))
+        child.start()
+        child.join(20)
+        assert child.exitcode == 0
+        assert found.get() == ["of the child", [("of the child", 10)]]
+    finally:
+        go.set()
+        thread.join()
+        if child.is_alive():
+            child.kill()
+    assert [value for value, _ in kept.sizes()] == ["other", True]
 
 
 @pytest.mark.parametrize(
