@@ -32,6 +32,9 @@ KEPT_BYTES = 256 << 20
 Leaf = tuple[str, ...]
 """A column, or a field within a column of structs: ("image", "bytes")."""
 
+_BATCH_BYTES = 1000
+"""What a batch takes of which nothing is copied, about."""
+
 _LARGEST_COLUMN_BYTES = 8 << 30
 _LARGEST_FOOTER_BYTES = 1 << 30
 _PARQUET, _FEATHER, _ARROW = b"PAR1", b"FEA1", b"ARROW1"
@@ -311,11 +314,13 @@ class ArrowTable(TableFile):
 
     def _look(self) -> tuple[Any, list[int]]:
         self._is_stream = self._bytes(len(_ARROW), 0) != _ARROW
+        self._map: Any = None
+        self._mapped_leaves: dict[Leaf, bool] = {}
         self._batches: list[Any] | None = None
         if self._is_stream:
             batches = self._stream()
             return self._schema, [batch.num_rows for batch in batches]
-        with self._mapped() as source:
+        with self._content() as source:
             schema = load_pyarrow().ipc.open_file(source).schema
         # Of a compressed file the smallest column is decoded to count its rows.
         smallest = min(range(len(schema)), key=lambda place: _bit_width(schema.field(place).type), default=None)
@@ -329,12 +334,7 @@ class ArrowTable(TableFile):
         size_bytes = self.version.size_bytes // (len(self.starts) - 1)
         if not isinstance(self.path, Path):
             return size_bytes
-        ipc = load_pyarrow().ipc
-        with self._mapped() as source:
-            whole = source.read_buffer()
-            first = _part(load_pyarrow().Table.from_batches([ipc.open_file(whole).get_batch(0)]), leaf).chunk(0)
-            content = max(filter(None, first.buffers()), key=lambda buffer: buffer.size)
-            return 0 if whole.address <= content.address < whole.address + whole.size else size_bytes
+        return 0 if self._is_mapped(leaf) else size_bytes
 
     def _layout(self) -> bytes:
         return np.array(self.starts, np.int64).tobytes() + str(self.schema).encode()
@@ -357,21 +357,52 @@ class ArrowTable(TableFile):
         return found
 
     def _decoded(self, leaf: Leaf, group: int) -> tuple[Any, int]:
+        values = self._batch(leaf, group)
+        return values, _BATCH_BYTES + self._copied_bytes(values)
+
+    def _batch(self, leaf: Leaf, group: int) -> Any:
         pyarrow = load_pyarrow()
         if self._is_stream:
-            values = _part(pyarrow.Table.from_batches([self._stream()[group]]), leaf)
-        else:
-            with self._opened(leaf) as file:
-                values = _part(pyarrow.Table.from_batches([file.get_batch(group)]), leaf)
-        return values, values.nbytes
+            return _part(pyarrow.Table.from_batches([self._stream()[group]]), leaf)
+        with self._opened(() if self._is_mapped(leaf) else leaf) as file:  # pyarrow copies a column that it is asked for
+            return _part(pyarrow.Table.from_batches([file.get_batch(group)]), leaf)
+
+    def _is_mapped(self, leaf: Leaf) -> bool:
+        """Whether a column's values are parts of the map as they are: of a file on this machine, not compressed."""
+        if isinstance(self.path, RemotePath):
+            return False
+        if leaf not in self._mapped_leaves:
+            with self._opened(()) as file:
+                first = _part(load_pyarrow().Table.from_batches([file.get_batch(0)]), leaf)
+            self._mapped_leaves[leaf] = 2 * self._copied_bytes(first) <= first.nbytes
+        return self._mapped_leaves[leaf]
+
+    def _copied_bytes(self, values: Any) -> int:
+        """The bytes of a column that are in memory by themselves: what is mapped as it is takes none."""
+        if self._is_stream:
+            return 0  # all of its batches are held
+        arrays = [part for chunk in values.chunks for part in (chunk, getattr(chunk, "dictionary", None)) if part]
+        buffers = [buffer for array in arrays for buffer in array.buffers() if buffer]
+        start, stop = (self._map.address, self._map.address + self._map.size) if self._map else (0, 0)
+        return sum(buffer.size for buffer in buffers if not start <= buffer.address < stop)
 
     @contextmanager
     def _opened(self, leaf: Leaf) -> Iterator[Any]:
         """Open a file of which one column is decoded."""
         ipc = load_pyarrow().ipc
-        with self._mapped() as source:
+        with self._content() as source:
             places = [ipc.open_file(source).schema.get_field_index(name) for name in leaf[:1]]
             yield ipc.open_file(source, options=ipc.IpcReadOptions(included_fields=places, use_threads=False))
+
+    def _content(self) -> Any:
+        """Open the file for pyarrow; one of this machine is mapped once a process, and its parts are parts of that."""
+        if isinstance(self.path, RemotePath):
+            return self._source()
+        self.check_unchanged()  # what is mapped and has been cut short ends the process
+        if self._map is None:
+            with self._mapped() as source:
+                self._map = source.read_buffer()
+        return load_pyarrow().BufferReader(self._map)
 
     def _stream(self) -> list[Any]:
         """The batches of a stream, which are found by walking it once; they are mapped."""
@@ -389,7 +420,7 @@ class ArrowTable(TableFile):
         return self._batches
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_batches": None}
+        return {**self.__dict__, "_batches": None, "_map": None}
 
 
 def open_table(path: AnyPath, kept: Kept, files: OpenFiles | None = None) -> TableFile:

@@ -92,6 +92,20 @@ def test_files_of_arrow(tmp_path: Path, compression: str) -> None:
     assert table.column(("label",)).to_pylist() == [*range(24)]
 
 
+@pytest.mark.parametrize("compression", ["uncompressed", "lz4"])
+def test_what_is_mapped_takes_nothing_of_what_may_be_kept(tmp_path: Path, compression: str) -> None:
+    rows = values()
+    feather.write_feather(table_of(rows), tmp_path / "a.feather", compression=compression, chunksize=2)
+    table: Any = open_table(tmp_path / "a.feather", Kept(100_000))
+    opened, read = [], table._opened
+    table._opened = lambda leaf: opened.append(leaf) or read(leaf)
+    assert [all_of(table) for _ in range(3)] == [expected(rows)] * 3
+    assert (len(opened) == 13) == (compression == "uncompressed")
+    assert all_of(pickle.loads(pickle.dumps(open_table(tmp_path / "a.feather", Kept())))) == expected(rows)
+    size = sum(size for _, size in table.kept.sizes())
+    assert size < 15_000 if compression == "uncompressed" else size > 50_000
+
+
 def stream(path: Path, table: pa.Table) -> Path:
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
         writer.write_table(table, max_chunksize=10)
