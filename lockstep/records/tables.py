@@ -36,6 +36,7 @@ _BATCH_BYTES = 1000
 """What a batch takes of which nothing is copied, about."""
 
 _LARGEST_COLUMN_BYTES = 8 << 30
+_LARGEST_GROUP_BYTES = 4 << 30
 _LARGEST_FOOTER_BYTES = 1 << 30
 _PARQUET, _FEATHER, _ARROW = b"PAR1", b"FEA1", b"ARROW1"
 
@@ -159,13 +160,6 @@ class TableFile:
     def column(self, leaf: Leaf) -> Any:
         """Read a column of all rows: a chunked array of pyarrow."""
         with self._naming():
-            if (size := self._size_of(leaf)) > _LARGEST_COLUMN_BYTES:
-                raise DataError(
-                    f"The column {'.'.join(leaf)} of {self.path} does not fit into memory.",
-                    given=f"{size} bytes",
-                    expected=f"labels, objects or paths, of at most {_LARGEST_COLUMN_BYTES} bytes a file",
-                    hint="name the column that holds them, or write the table to several files",
-                )
             return self._read(leaf)
 
     def value(self, leaf: Leaf, row: int) -> bytes | None:
@@ -197,9 +191,15 @@ class TableFile:
         """What tells one file of these rows and this size from another."""
         raise NotImplementedError
 
-    def _size_of(self, leaf: Leaf) -> int:
-        """The bytes of a column in memory, about."""
-        raise NotImplementedError
+    def _check_column(self, leaf: Leaf, size: int) -> None:
+        """Refuse a column of which more bytes are to be in memory than fit."""
+        if size > _LARGEST_COLUMN_BYTES:
+            raise DataError(
+                f"The column {'.'.join(leaf)} of {self.path} does not fit into memory.",
+                given=f"{size} bytes or more",
+                expected=f"labels, objects or paths, of at most {_LARGEST_COLUMN_BYTES} bytes a file",
+                hint="name the column that holds them, or write the table to several files",
+            )
 
     def _read(self, leaf: Leaf) -> Any:
         raise NotImplementedError
@@ -264,10 +264,9 @@ class ParquetTable(TableFile):
         length = int.from_bytes(self._bytes(8, size - 8)[:4], "little")
         return self._bytes(min(length, _LARGEST_FOOTER_BYTES), max(0, size - 8 - length))
 
-    def _size_of(self, leaf: Leaf) -> int:
-        return sum(self._group_bytes(leaf, group) for group in range(len(self.starts) - 1)) + 8 * len(self)
-
     def _read(self, leaf: Leaf) -> Any:
+        size = sum(self._group_bytes(leaf, group) for group in range(len(self.starts) - 1)) + 8 * len(self)
+        self._check_column(leaf, size)
         with self._opened(self.metadata) as file:
             return _part(file.read(columns=[".".join(leaf)], use_threads=False), leaf)
 
@@ -284,6 +283,13 @@ class ParquetTable(TableFile):
         """Find the pages of a column in a row group, or decode it; also return how many bytes that takes."""
         if chunk := self._chunk(leaf, group):
             return _sized(Pages(self._bytes, chunk, _decompressed))
+        if (size := self._group_bytes(leaf, group)) > _LARGEST_GROUP_BYTES:
+            raise DataError(
+                f"A row group of {self.path} does not fit into memory.",
+                given=f"{size} bytes of the column {'.'.join(leaf)}, decoded as a whole",
+                expected=f"at most {_LARGEST_GROUP_BYTES} bytes a row group",
+                hint="write it again with smaller groups: pyarrow.parquet.write_table(table, path, row_group_size=100)",
+            )
         self.check_unchanged()
         with self._opened(self.metadata) as file:
             values = _part(file.read_row_group(group, columns=[".".join(leaf)], use_threads=False), leaf)
@@ -337,17 +343,19 @@ class ArrowTable(TableFile):
         return 0 if self._is_mapped(leaf) else size_bytes
 
     def _layout(self) -> bytes:
-        return np.array(self.starts, np.int64).tobytes() + str(self.schema).encode()
-
-    def _size_of(self, leaf: Leaf) -> int:
-        return 0  # mapped, or no more than pyarrow takes from the file
+        fields = [(field.name, str(field.type), field.nullable, _sorted(field.metadata)) for field in self.schema]
+        return np.array(self.starts, np.int64).tobytes() + repr((fields, _sorted(self.schema.metadata))).encode()
 
     def _read(self, leaf: Leaf) -> Any:
         pyarrow = load_pyarrow()
         if self._is_stream:
             return _part(pyarrow.Table.from_batches(self._stream(), self._schema), leaf)
+        batches, size = [], 0
         with self._opened(leaf) as file:
-            return _part(file.read_all(), leaf)
+            for number in range(file.num_record_batches):
+                batches.append(file.get_batch(number))
+                self._check_column(leaf, size := size + batches[-1].nbytes)
+            return _part(pyarrow.Table.from_batches(batches, pyarrow.schema([self.schema.field(leaf[0])])), leaf)
 
     def _value(self, leaf: Leaf, group: int, row: int) -> bytes | None:
         if isinstance(self.path, Path):
@@ -364,7 +372,9 @@ class ArrowTable(TableFile):
         pyarrow = load_pyarrow()
         if self._is_stream:
             return _part(pyarrow.Table.from_batches([self._stream()[group]]), leaf)
-        with self._opened(() if self._is_mapped(leaf) else leaf) as file:  # pyarrow copies a column that it is asked for
+        with self._opened(
+            () if self._is_mapped(leaf) else leaf
+        ) as file:  # pyarrow copies a column that it is asked for
             return _part(pyarrow.Table.from_batches([file.get_batch(group)]), leaf)
 
     def _is_mapped(self, leaf: Leaf) -> bool:
@@ -457,6 +467,10 @@ def _part(table: Any, leaf: Leaf) -> Any:
 def _decompressed(data: bytes, size: int, codec: str) -> bytes:
     found: bytes = load_pyarrow().decompress(data, decompressed_size=size, codec=codec, asbytes=True)
     return found
+
+
+def _sorted(metadata: dict[bytes, bytes] | None) -> list[tuple[bytes, bytes]]:
+    return sorted((metadata or {}).items())
 
 
 def _bit_width(kind: Any) -> int:

@@ -317,10 +317,39 @@ def test_summaries_tell_files_apart(tmp_path: Path) -> None:
     assert len(found) == 2
 
 
+def test_summaries_of_arrow_tell_schemas_apart_by_what_is_in_them(tmp_path: Path) -> None:
+    rows, long = table_of(values()), b"x" * 500
+    tables_of = (
+        rows.replace_schema_metadata({b"a": long + b"1", b"b": b"2"}),
+        rows.replace_schema_metadata({b"b": b"2", b"a": long + b"1"}),
+        rows.replace_schema_metadata({b"a": long + b"3", b"b": b"2"}),
+        rows,
+        rows.cast(pa.schema([*list(rows.schema)[:2], pa.field("label", pa.int64(), nullable=False)])),
+    )
+    found = []
+    for number, table in enumerate(tables_of):
+        feather.write_feather(table, tmp_path / f"{number}.feather", chunksize=10)
+        found.append(open_table(tmp_path / f"{number}.feather", Kept())._layout())
+    assert found[0] == found[1]
+    assert len(set(found)) == 4
+
+
+def test_groups_that_do_not_fit_into_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pq.write_table(table_of(values()), tmp_path / "a.parquet", compression="lz4", row_group_size=10)
+    monkeypatch.setattr(tables, "_LARGEST_GROUP_BYTES", 1000)
+    with pytest.raises(DataError, match=r"A row group of .* does not fit into memory(.|\n)*row_group_size=100"):
+        open_table(tmp_path / "a.parquet", Kept()).value(LEAF, 3)
+
+
 def test_columns_that_do_not_fit_into_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pq.write_table(table_of(values()), tmp_path / "a.parquet")
     monkeypatch.setattr(tables, "_LARGEST_COLUMN_BYTES", 1000)
     table = open_table(tmp_path / "a.parquet", Kept())
+    assert len(table.column(("label",))) == 24
+    with pytest.raises(DataError, match=r"The column plain of .* does not fit into memory"):
+        table.column(("plain",))
+    feather.write_feather(table_of(values()), tmp_path / "a.feather", compression="zstd", chunksize=10)
+    table = open_table(tmp_path / "a.feather", Kept())
     assert len(table.column(("label",))) == 24
     with pytest.raises(DataError, match=r"The column plain of .* does not fit into memory"):
         table.column(("plain",))
