@@ -23,7 +23,7 @@ import numpy as np
 
 from lockstep.errors import DataError, LockstepError
 from lockstep.records.open_files import OpenFiles, Version, open_file
-from lockstep.records.parquet_pages import ColumnChunk, Pages, Values, chunk_of
+from lockstep.records.parquet_pages import ColumnChunk, DamagedPageError, PageError, Pages, Values, chunk_of
 from lockstep.storage.remote_path import AnyPath, RemotePath
 
 KEPT_BYTES = 256 << 20
@@ -271,18 +271,23 @@ class ParquetTable(TableFile):
             return _part(file.read(columns=[".".join(leaf)], use_threads=False), leaf)
 
     def _value(self, leaf: Leaf, group: int, row: int) -> bytes | None:
-        found = self.kept.get((self.path, leaf, group), lambda: self._group(leaf, group))
-        if not isinstance(found, Pages):
-            value: bytes | None = found[row].as_py()
-            return value
-        page, number = found.find(row)
-        values: Values = self.kept.get((self.path, leaf, group, page), lambda: _sized(found.values(page)))
-        return values[number]
+        pages: Pages | None = self.kept.get((self.path, leaf, group), lambda: self._pages(leaf, group))
+        if pages is not None:
+            page, number = pages.find(row)
+            values: Values | None = self.kept.get((self.path, leaf, group, page), lambda: _or_none(pages.values, page))
+            if values is not None:
+                return values[number]
+        whole = self.kept.get((self.path, leaf, group, "whole"), lambda: self._group(leaf, group))
+        value: bytes | None = whole[row].as_py()
+        return value
+
+    def _pages(self, leaf: Leaf, group: int) -> tuple[Any, int]:
+        """Find the pages of a column in a row group, and how many bytes that takes; None if it is left to pyarrow."""
+        chunk = self._chunk(leaf, group)
+        return (None, 0) if chunk is None else _or_none(Pages, self._bytes, chunk, _decompressed)
 
     def _group(self, leaf: Leaf, group: int) -> tuple[Any, int]:
-        """Find the pages of a column in a row group, or decode it; also return how many bytes that takes."""
-        if chunk := self._chunk(leaf, group):
-            return _sized(Pages(self._bytes, chunk, _decompressed))
+        """Decode a column in a row group by pyarrow, and tell how many bytes that takes."""
         if (size := self._group_bytes(leaf, group)) > _LARGEST_GROUP_BYTES:
             raise DataError(
                 f"A row group of {self.path} does not fit into memory.",
@@ -293,6 +298,8 @@ class ParquetTable(TableFile):
         self.check_unchanged()
         with self._opened(self.metadata) as file:
             values = _part(file.read_row_group(group, columns=[".".join(leaf)], use_threads=False), leaf)
+        if len(values) != (count := self.metadata.row_group(group).num_rows):
+            raise DamagedPageError(f"pages with {len(values)} values, in place of {count}")
         return values, values.nbytes
 
     def _chunk(self, leaf: Leaf, group: int) -> ColumnChunk | None:
@@ -310,7 +317,9 @@ class ParquetTable(TableFile):
     def _opened(self, metadata: Any) -> Iterator[Any]:
         pyarrow = load_pyarrow()
         with self._source() as source:
-            yield pyarrow.parquet.ParquetFile(source, metadata=metadata, pre_buffer=False)
+            yield pyarrow.parquet.ParquetFile(
+                source, metadata=metadata, pre_buffer=False, page_checksum_verification=True
+            )
 
 
 class ArrowTable(TableFile):
@@ -452,7 +461,14 @@ def open_table(path: AnyPath, kept: Kept, files: OpenFiles | None = None) -> Tab
     return (ParquetTable if start.startswith(_PARQUET) else ArrowTable)(path, kept, files)
 
 
-def _sized(values: Any) -> tuple[Any, int]:
+def _or_none(make: Callable[..., Any], *given: Any) -> tuple[Any, int]:
+    """Make what is kept, and its number of bytes; None if pages are not as we know them, which pyarrow may know."""
+    try:
+        values = make(*given)
+    except DamagedPageError:
+        raise
+    except PageError:
+        return None, 0
     return values, values.size_bytes
 
 

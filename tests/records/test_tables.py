@@ -21,7 +21,7 @@ import pytest
 
 from lockstep.errors import DataError
 from lockstep.records import tables
-from lockstep.records.parquet_pages import Pages
+from lockstep.records.parquet_pages import PageError, Pages
 from lockstep.records.tables import Kept, TableFile, open_table
 from lockstep.storage.remote_path import RemotePath
 
@@ -73,6 +73,24 @@ def test_any_way_of_writing_parquet_gives_the_rows_that_were_written(tmp_path: P
         assert all_of(table, ("plain",)) == rows
         assert paged(table) == (compression != "lz4")
         assert table.column(("label",)).to_pylist() == [*range(24)]
+
+
+@pytest.mark.parametrize("refused", ["__init__", "values"])
+def test_pages_that_we_do_not_know_are_left_to_pyarrow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    rows = values()
+    pq.write_table(table_of(rows), tmp_path / "a.parquet", row_group_size=10)
+    asked = []
+
+    def refuse(*given: Any) -> None:
+        asked.append(given)
+        raise PageError("unknown")
+
+    monkeypatch.setattr(Pages, refused, refuse)
+    table = open_table(tmp_path / "a.parquet", Kept())
+    assert [all_of(table) for _ in range(2)] == [expected(rows)] * 2
+    assert len(asked) == 3, "each is tried once"
 
 
 def test_small_values_by_a_dictionary_of_many(tmp_path: Path) -> None:
