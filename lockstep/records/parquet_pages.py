@@ -37,6 +37,10 @@ class PageError(ValueError):
     """Raised for a page that is not as the format has it."""
 
 
+class DamagedPageError(PageError):
+    """Raised for a page that is not as it was written: cut short, or with another checksum."""
+
+
 class ColumnChunk(NamedTuple):
     """One column of one row group, as the footer has it."""
 
@@ -161,9 +165,9 @@ class Pages:
         """Read a page, decompressed."""
         whole = self._read(page.stored_bytes, page.start)
         if len(whole) < page.stored_bytes:
-            raise PageError(f"a page of {page.stored_bytes} bytes, of which {len(whole)} are there")
+            raise DamagedPageError(f"a page of {page.stored_bytes} bytes, of which {len(whole)} are there")
         if page.crc is not None and zlib.crc32(whole) != page.crc & 0xFFFFFFFF:
-            raise PageError("a page with another checksum than was written with it")
+            raise DamagedPageError("a page with another checksum than was written with it")
         repeats, defines = page.level_bytes
         head, stored = whole[: repeats + defines], whole[repeats + defines :]
         body = stored

@@ -8,8 +8,11 @@ decoded last is kept, up to a number of bytes. Arrow files are mapped: of one wi
 
 from __future__ import annotations
 
+import os
+import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
@@ -20,7 +23,7 @@ import numpy as np
 
 from lockstep.errors import DataError, LockstepError
 from lockstep.records.open_files import OpenFiles, Version, open_file
-from lockstep.records.parquet_pages import ColumnChunk, Pages, Values, chunk_of
+from lockstep.records.parquet_pages import ColumnChunk, DamagedPageError, PageError, Pages, Values, chunk_of
 from lockstep.storage.remote_path import AnyPath, RemotePath
 
 KEPT_BYTES = 256 << 20
@@ -29,7 +32,11 @@ KEPT_BYTES = 256 << 20
 Leaf = tuple[str, ...]
 """A column, or a field within a column of structs: ("image", "bytes")."""
 
+_BATCH_BYTES = 1000
+"""What a batch takes of which nothing is copied, about."""
+
 _LARGEST_COLUMN_BYTES = 8 << 30
+_LARGEST_GROUP_BYTES = 4 << 30
 _LARGEST_FOOTER_BYTES = 1 << 30
 _PARQUET, _FEATHER, _ARROW = b"PAR1", b"FEA1", b"ARROW1"
 
@@ -60,24 +67,65 @@ class Kept:
 
     def __init__(self, most_bytes: int = KEPT_BYTES) -> None:
         self.most_bytes = most_bytes
-        self._kept: dict[Any, tuple[Any, int]] = {}
-        self._size_bytes = 0
+        self._by_process: dict[int, _KeptHere] = {}
 
     def get(self, key: Any, make: Callable[[], tuple[Any, int]]) -> Any:
-        """Return the value of a key: the one that is kept, or what `make` returns, with its number of bytes."""
-        # No lock, which a process might be forked with: each call is whole, and two threads may make one value twice.
-        found = self._kept.pop(key, None)
-        if found is None:
-            found = make()
-            self._size_bytes = sum(size for _, size in [*self._kept.values()]) + found[1]
-        self._kept[key] = found
-        while self._size_bytes > self.most_bytes and len(self._kept) > 1:
-            oldest = next(iter([*self._kept]))
-            self._size_bytes -= self._kept.pop(oldest, (None, 0))[1]
-        return found[0]
+        """Return the value of a key: the one that is kept, or what `make` returns, with its number of bytes.
+
+        Threads that ask for a key while it is being made wait for it, and it is made once.
+        """
+        here = self._here()
+        with here.lock:
+            if (kept := here.values.pop(key, None)) is not None:
+                here.values[key] = kept
+                return kept[0]
+            if (made := here.being_made.get(key)) is None:
+                here.being_made[key] = Future()
+        if made is not None:
+            return made.result()
+        try:
+            value, size = make()
+        except BaseException as error:
+            with here.lock:
+                here.being_made.pop(key).set_exception(error)
+            raise
+        with here.lock:
+            here.values[key] = (value, size)
+            here.size_bytes += size
+            while here.size_bytes > self.most_bytes and len(here.values) > 1:
+                here.size_bytes -= here.values.pop(next(iter(here.values)))[1]
+            here.being_made.pop(key).set_result(value)
+        return value
+
+    def sizes(self) -> list[tuple[Any, int]]:
+        """List the values that are kept, with their numbers of bytes; the one that was asked for last comes last."""
+        here = self._here()
+        with here.lock:
+            return [*here.values.values()]
+
+    def _here(self) -> _KeptHere:
+        """What this process keeps: one that was forked begins anew, as a lock may have been held, and a key made."""
+        pid = os.getpid()
+        if (here := self._by_process.get(pid)) is None:
+            here = self._by_process.setdefault(pid, _KeptHere())
+            for other in [*self._by_process]:
+                if other != pid:
+                    self._by_process.pop(other, None)
+        return here
 
     def __reduce__(self) -> tuple[type[Kept], tuple[int]]:
         return Kept, (self.most_bytes,)
+
+
+class _KeptHere:
+    """What one process keeps."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        """Held while these are looked at, and not while a value is made."""
+        self.values: dict[Any, tuple[Any, int]] = {}
+        self.being_made: dict[Any, Future[Any]] = {}
+        self.size_bytes = 0
 
 
 class TableFile:
@@ -112,13 +160,6 @@ class TableFile:
     def column(self, leaf: Leaf) -> Any:
         """Read a column of all rows: a chunked array of pyarrow."""
         with self._naming():
-            if (size := self._size_of(leaf)) > _LARGEST_COLUMN_BYTES:
-                raise DataError(
-                    f"The column {'.'.join(leaf)} of {self.path} does not fit into memory.",
-                    given=f"{size} bytes",
-                    expected=f"labels, objects or paths, of at most {_LARGEST_COLUMN_BYTES} bytes a file",
-                    hint="name the column that holds them, or write the table to several files",
-                )
             return self._read(leaf)
 
     def value(self, leaf: Leaf, row: int) -> bytes | None:
@@ -150,9 +191,15 @@ class TableFile:
         """What tells one file of these rows and this size from another."""
         raise NotImplementedError
 
-    def _size_of(self, leaf: Leaf) -> int:
-        """The bytes of a column in memory, about."""
-        raise NotImplementedError
+    def _check_column(self, leaf: Leaf, size: int) -> None:
+        """Refuse a column of which more bytes are to be in memory than fit."""
+        if size > _LARGEST_COLUMN_BYTES:
+            raise DataError(
+                f"The column {'.'.join(leaf)} of {self.path} does not fit into memory.",
+                given=f"{size} bytes or more",
+                expected=f"labels, objects or paths, of at most {_LARGEST_COLUMN_BYTES} bytes a file",
+                hint="name the column that holds them, or write the table to several files",
+            )
 
     def _read(self, leaf: Leaf) -> Any:
         raise NotImplementedError
@@ -217,29 +264,42 @@ class ParquetTable(TableFile):
         length = int.from_bytes(self._bytes(8, size - 8)[:4], "little")
         return self._bytes(min(length, _LARGEST_FOOTER_BYTES), max(0, size - 8 - length))
 
-    def _size_of(self, leaf: Leaf) -> int:
-        return sum(self._group_bytes(leaf, group) for group in range(len(self.starts) - 1)) + 8 * len(self)
-
     def _read(self, leaf: Leaf) -> Any:
+        size = sum(self._group_bytes(leaf, group) for group in range(len(self.starts) - 1)) + 8 * len(self)
+        self._check_column(leaf, size)
         with self._opened(self.metadata) as file:
             return _part(file.read(columns=[".".join(leaf)], use_threads=False), leaf)
 
     def _value(self, leaf: Leaf, group: int, row: int) -> bytes | None:
-        found = self.kept.get((self.path, leaf, group), lambda: self._group(leaf, group))
-        if not isinstance(found, Pages):
-            value: bytes | None = found[row].as_py()
-            return value
-        page, number = found.find(row)
-        values: Values = self.kept.get((self.path, leaf, group, page), lambda: _sized(found.values(page)))
-        return values[number]
+        pages: Pages | None = self.kept.get((self.path, leaf, group), lambda: self._pages(leaf, group))
+        if pages is not None:
+            page, number = pages.find(row)
+            values: Values | None = self.kept.get((self.path, leaf, group, page), lambda: _or_none(pages.values, page))
+            if values is not None:
+                return values[number]
+        whole = self.kept.get((self.path, leaf, group, "whole"), lambda: self._group(leaf, group))
+        value: bytes | None = whole[row].as_py()
+        return value
+
+    def _pages(self, leaf: Leaf, group: int) -> tuple[Any, int]:
+        """Find the pages of a column in a row group, and how many bytes that takes; None if it is left to pyarrow."""
+        chunk = self._chunk(leaf, group)
+        return (None, 0) if chunk is None else _or_none(Pages, self._bytes, chunk, _decompressed)
 
     def _group(self, leaf: Leaf, group: int) -> tuple[Any, int]:
-        """Find the pages of a column in a row group, or decode it; also return how many bytes that takes."""
-        if chunk := self._chunk(leaf, group):
-            return _sized(Pages(self._bytes, chunk, _decompressed))
+        """Decode a column in a row group by pyarrow, and tell how many bytes that takes."""
+        if (size := self._group_bytes(leaf, group)) > _LARGEST_GROUP_BYTES:
+            raise DataError(
+                f"A row group of {self.path} does not fit into memory.",
+                given=f"{size} bytes of the column {'.'.join(leaf)}, decoded as a whole",
+                expected=f"at most {_LARGEST_GROUP_BYTES} bytes a row group",
+                hint="write it again with smaller groups: pyarrow.parquet.write_table(table, path, row_group_size=100)",
+            )
         self.check_unchanged()
         with self._opened(self.metadata) as file:
             values = _part(file.read_row_group(group, columns=[".".join(leaf)], use_threads=False), leaf)
+        if len(values) != (count := self.metadata.row_group(group).num_rows):
+            raise DamagedPageError(f"pages with {len(values)} values, in place of {count}")
         return values, values.nbytes
 
     def _chunk(self, leaf: Leaf, group: int) -> ColumnChunk | None:
@@ -257,7 +317,9 @@ class ParquetTable(TableFile):
     def _opened(self, metadata: Any) -> Iterator[Any]:
         pyarrow = load_pyarrow()
         with self._source() as source:
-            yield pyarrow.parquet.ParquetFile(source, metadata=metadata, pre_buffer=False)
+            yield pyarrow.parquet.ParquetFile(
+                source, metadata=metadata, pre_buffer=False, page_checksum_verification=True
+            )
 
 
 class ArrowTable(TableFile):
@@ -267,11 +329,13 @@ class ArrowTable(TableFile):
 
     def _look(self) -> tuple[Any, list[int]]:
         self._is_stream = self._bytes(len(_ARROW), 0) != _ARROW
+        self._map: Any = None
+        self._mapped_leaves: dict[Leaf, bool] = {}
         self._batches: list[Any] | None = None
         if self._is_stream:
             batches = self._stream()
             return self._schema, [batch.num_rows for batch in batches]
-        with self._mapped() as source:
+        with self._content() as source:
             schema = load_pyarrow().ipc.open_file(source).schema
         # Of a compressed file the smallest column is decoded to count its rows.
         smallest = min(range(len(schema)), key=lambda place: _bit_width(schema.field(place).type), default=None)
@@ -285,25 +349,22 @@ class ArrowTable(TableFile):
         size_bytes = self.version.size_bytes // (len(self.starts) - 1)
         if not isinstance(self.path, Path):
             return size_bytes
-        ipc = load_pyarrow().ipc
-        with self._mapped() as source:
-            whole = source.read_buffer()
-            first = _part(load_pyarrow().Table.from_batches([ipc.open_file(whole).get_batch(0)]), leaf).chunk(0)
-            content = max(filter(None, first.buffers()), key=lambda buffer: buffer.size)
-            return 0 if whole.address <= content.address < whole.address + whole.size else size_bytes
+        return 0 if self._is_mapped(leaf) else size_bytes
 
     def _layout(self) -> bytes:
-        return np.array(self.starts, np.int64).tobytes() + str(self.schema).encode()
-
-    def _size_of(self, leaf: Leaf) -> int:
-        return 0  # mapped, or no more than pyarrow takes from the file
+        fields = [(field.name, str(field.type), field.nullable, _sorted(field.metadata)) for field in self.schema]
+        return np.array(self.starts, np.int64).tobytes() + repr((fields, _sorted(self.schema.metadata))).encode()
 
     def _read(self, leaf: Leaf) -> Any:
         pyarrow = load_pyarrow()
         if self._is_stream:
             return _part(pyarrow.Table.from_batches(self._stream(), self._schema), leaf)
+        batches, size = [], 0
         with self._opened(leaf) as file:
-            return _part(file.read_all(), leaf)
+            for number in range(file.num_record_batches):
+                batches.append(file.get_batch(number))
+                self._check_column(leaf, size := size + batches[-1].nbytes)
+            return _part(pyarrow.Table.from_batches(batches, pyarrow.schema([self.schema.field(leaf[0])])), leaf)
 
     def _value(self, leaf: Leaf, group: int, row: int) -> bytes | None:
         if isinstance(self.path, Path):
@@ -313,21 +374,54 @@ class ArrowTable(TableFile):
         return found
 
     def _decoded(self, leaf: Leaf, group: int) -> tuple[Any, int]:
+        values = self._batch(leaf, group)
+        return values, _BATCH_BYTES + self._copied_bytes(values)
+
+    def _batch(self, leaf: Leaf, group: int) -> Any:
         pyarrow = load_pyarrow()
         if self._is_stream:
-            values = _part(pyarrow.Table.from_batches([self._stream()[group]]), leaf)
-        else:
-            with self._opened(leaf) as file:
-                values = _part(pyarrow.Table.from_batches([file.get_batch(group)]), leaf)
-        return values, values.nbytes
+            return _part(pyarrow.Table.from_batches([self._stream()[group]]), leaf)
+        with self._opened(
+            () if self._is_mapped(leaf) else leaf
+        ) as file:  # pyarrow copies a column that it is asked for
+            return _part(pyarrow.Table.from_batches([file.get_batch(group)]), leaf)
+
+    def _is_mapped(self, leaf: Leaf) -> bool:
+        """Whether a column's values are parts of the map as they are: of a file on this machine, not compressed."""
+        if isinstance(self.path, RemotePath):
+            return False
+        if leaf not in self._mapped_leaves:
+            with self._opened(()) as file:
+                first = _part(load_pyarrow().Table.from_batches([file.get_batch(0)]), leaf)
+            self._mapped_leaves[leaf] = 2 * self._copied_bytes(first) <= first.nbytes
+        return self._mapped_leaves[leaf]
+
+    def _copied_bytes(self, values: Any) -> int:
+        """The bytes of a column that are in memory by themselves: what is mapped as it is takes none."""
+        if self._is_stream:
+            return 0  # all of its batches are held
+        arrays = [part for chunk in values.chunks for part in (chunk, getattr(chunk, "dictionary", None)) if part]
+        buffers = [buffer for array in arrays for buffer in array.buffers() if buffer]
+        start, stop = (self._map.address, self._map.address + self._map.size) if self._map else (0, 0)
+        return sum(buffer.size for buffer in buffers if not start <= buffer.address < stop)
 
     @contextmanager
     def _opened(self, leaf: Leaf) -> Iterator[Any]:
         """Open a file of which one column is decoded."""
         ipc = load_pyarrow().ipc
-        with self._mapped() as source:
+        with self._content() as source:
             places = [ipc.open_file(source).schema.get_field_index(name) for name in leaf[:1]]
             yield ipc.open_file(source, options=ipc.IpcReadOptions(included_fields=places, use_threads=False))
+
+    def _content(self) -> Any:
+        """Open the file for pyarrow; one of this machine is mapped once a process, and its parts are parts of that."""
+        if isinstance(self.path, RemotePath):
+            return self._source()
+        self.check_unchanged()  # what is mapped and has been cut short ends the process
+        if self._map is None:
+            with self._mapped() as source:
+                self._map = source.read_buffer()
+        return load_pyarrow().BufferReader(self._map)
 
     def _stream(self) -> list[Any]:
         """The batches of a stream, which are found by walking it once; they are mapped."""
@@ -345,7 +439,7 @@ class ArrowTable(TableFile):
         return self._batches
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_batches": None}
+        return {**self.__dict__, "_batches": None, "_map": None}
 
 
 def open_table(path: AnyPath, kept: Kept, files: OpenFiles | None = None) -> TableFile:
@@ -367,7 +461,14 @@ def open_table(path: AnyPath, kept: Kept, files: OpenFiles | None = None) -> Tab
     return (ParquetTable if start.startswith(_PARQUET) else ArrowTable)(path, kept, files)
 
 
-def _sized(values: Any) -> tuple[Any, int]:
+def _or_none(make: Callable[..., Any], *given: Any) -> tuple[Any, int]:
+    """Make what is kept, and its number of bytes; None if pages are not as we know them, which pyarrow may know."""
+    try:
+        values = make(*given)
+    except DamagedPageError:
+        raise
+    except PageError:
+        return None, 0
     return values, values.size_bytes
 
 
@@ -382,6 +483,10 @@ def _part(table: Any, leaf: Leaf) -> Any:
 def _decompressed(data: bytes, size: int, codec: str) -> bytes:
     found: bytes = load_pyarrow().decompress(data, decompressed_size=size, codec=codec, asbytes=True)
     return found
+
+
+def _sorted(metadata: dict[bytes, bytes] | None) -> list[tuple[bytes, bytes]]:
+    return sorted((metadata or {}).items())
 
 
 def _bit_width(kind: Any) -> int:

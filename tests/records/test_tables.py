@@ -7,7 +7,9 @@ import multiprocessing
 import pickle
 import sys
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ import pytest
 
 from lockstep.errors import DataError
 from lockstep.records import tables
-from lockstep.records.parquet_pages import Pages
+from lockstep.records.parquet_pages import PageError, Pages
 from lockstep.records.tables import Kept, TableFile, open_table
 from lockstep.storage.remote_path import RemotePath
 
@@ -48,7 +50,7 @@ def all_of(table: TableFile, leaf: tuple[str, ...] = LEAF) -> list[bytes | None]
 
 
 def paged(table: TableFile) -> bool:
-    return any(isinstance(value, Pages) for value, _ in table.kept._kept.values())
+    return any(isinstance(value, Pages) for value, _ in table.kept.sizes())
 
 
 @pytest.mark.parametrize("compression", ["none", "snappy", "zstd", "gzip", "lz4"])
@@ -73,6 +75,24 @@ def test_any_way_of_writing_parquet_gives_the_rows_that_were_written(tmp_path: P
         assert table.column(("label",)).to_pylist() == [*range(24)]
 
 
+@pytest.mark.parametrize("refused", ["__init__", "values"])
+def test_pages_that_we_do_not_know_are_left_to_pyarrow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    rows = values()
+    pq.write_table(table_of(rows), tmp_path / "a.parquet", row_group_size=10)
+    asked = []
+
+    def refuse(*given: Any) -> None:
+        asked.append(given)
+        raise PageError("unknown")
+
+    monkeypatch.setattr(Pages, refused, refuse)
+    table = open_table(tmp_path / "a.parquet", Kept())
+    assert [all_of(table) for _ in range(2)] == [expected(rows)] * 2
+    assert len(asked) == 3, "each is tried once"
+
+
 def test_small_values_by_a_dictionary_of_many(tmp_path: Path) -> None:
     rows: list[bytes | None] = [None if n % 3 == 0 else f"{n % 300}".encode() for n in range(2000)]
     pq.write_table(pa.table({"a": rows}), tmp_path / "a.parquet")
@@ -88,6 +108,20 @@ def test_files_of_arrow(tmp_path: Path, compression: str) -> None:
     assert (table.starts, all_of(table)) == ([0, 10, 20, 24], expected(rows))
     assert bool(table.bytes_read_for(LEAF)) == (compression != "uncompressed")
     assert table.column(("label",)).to_pylist() == [*range(24)]
+
+
+@pytest.mark.parametrize("compression", ["uncompressed", "lz4"])
+def test_what_is_mapped_takes_nothing_of_what_may_be_kept(tmp_path: Path, compression: str) -> None:
+    rows = values()
+    feather.write_feather(table_of(rows), tmp_path / "a.feather", compression=compression, chunksize=2)
+    table: Any = open_table(tmp_path / "a.feather", Kept(100_000))
+    opened, read = [], table._opened
+    table._opened = lambda leaf: opened.append(leaf) or read(leaf)
+    assert [all_of(table) for _ in range(3)] == [expected(rows)] * 3
+    assert (len(opened) == 13) == (compression == "uncompressed")
+    assert all_of(pickle.loads(pickle.dumps(open_table(tmp_path / "a.feather", Kept())))) == expected(rows)
+    size = sum(size for _, size in table.kept.sizes())
+    assert size < 15_000 if compression == "uncompressed" else size > 50_000
 
 
 def stream(path: Path, table: pa.Table) -> Path:
@@ -124,7 +158,7 @@ def test_of_a_large_page_no_more_is_read_than_a_row(tmp_path: Path, compression:
     assert [table.value(("a",), row) for row in (20, 7)] == [rows[20], rows[7]]
     assert 300_000 <= sum(asked) <= 300_000 + most * (2 << 16)
     assert table.bytes_read_for(("a",)) == 0
-    assert sum(size for _, size in table.kept._kept.values()) < 2000, "places are kept, not what is there"
+    assert sum(size for _, size in table.kept.sizes()) < 2000, "places are kept, not what is there"
 
 
 def test_what_is_kept_has_a_bound() -> None:
@@ -140,8 +174,53 @@ def test_what_is_kept_has_a_bound() -> None:
     assert made == ["a", "b", "c"]
     assert get("b", 50) == "b"
     assert get("large", 1000) == "large"
-    assert [*kept._kept] == ["large"]
-    assert pickle.loads(pickle.dumps(kept))._kept == {}
+    assert kept.sizes() == [("large", 1000)]
+    assert pickle.loads(pickle.dumps(kept)).sizes() == []
+
+
+def test_threads_that_ask_for_one_key_wait_for_it_and_it_is_made_once() -> None:
+    kept, go = Kept(100), threading.Event()
+    made: list[bool] = []
+
+    def make() -> tuple[Any, int]:
+        made.append(go.wait(60))
+        return "value", 60
+
+    def fail() -> tuple[Any, int]:
+        raise DataError("failed", given="", expected="", hint="")
+
+    with pytest.raises(DataError, match="failed"):
+        kept.get("key", fail)
+    with ThreadPoolExecutor(4) as pool:
+        found = [pool.submit(kept.get, "key", make) for _ in range(4)]
+        time.sleep(0.1)  # all have asked; one that has not will find it made
+        go.set()
+    assert [future.result() for future in found] == ["value"] * 4
+    assert made == [True]
+    assert kept.sizes() == [("value", 60)]
+
+
+@pytest.mark.process
+def test_forked_while_a_key_is_made() -> None:
+    kept, started, go = Kept(100), threading.Event(), threading.Event()
+    kept.get("other", lambda: ("other", 10))
+    thread = threading.Thread(target=lambda: kept.get("key", lambda: (started.set() or go.wait(60), 10)))
+    thread.start()
+    try:
+        assert started.wait(20)
+        context = multiprocessing.get_context("fork")
+        found = context.SimpleQueue()
+        child = context.Process(target=lambda: found.put([kept.get("key", lambda: ("of the child", 10)), kept.sizes()]))
+        child.start()
+        child.join(20)
+        assert child.exitcode == 0
+        assert found.get() == ["of the child", [("of the child", 10)]]
+    finally:
+        go.set()
+        thread.join()
+        if child.is_alive():
+            child.kill()
+    assert [value for value, _ in kept.sizes()] == ["other", True]
 
 
 @pytest.mark.parametrize(
@@ -256,10 +335,39 @@ def test_summaries_tell_files_apart(tmp_path: Path) -> None:
     assert len(found) == 2
 
 
+def test_summaries_of_arrow_tell_schemas_apart_by_what_is_in_them(tmp_path: Path) -> None:
+    rows, long = table_of(values()), b"x" * 500
+    tables_of = (
+        rows.replace_schema_metadata({b"a": long + b"1", b"b": b"2"}),
+        rows.replace_schema_metadata({b"b": b"2", b"a": long + b"1"}),
+        rows.replace_schema_metadata({b"a": long + b"3", b"b": b"2"}),
+        rows,
+        rows.cast(pa.schema([*list(rows.schema)[:2], pa.field("label", pa.int64(), nullable=False)])),
+    )
+    found = []
+    for number, table in enumerate(tables_of):
+        feather.write_feather(table, tmp_path / f"{number}.feather", chunksize=10)
+        found.append(open_table(tmp_path / f"{number}.feather", Kept())._layout())
+    assert found[0] == found[1]
+    assert len(set(found)) == 4
+
+
+def test_groups_that_do_not_fit_into_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pq.write_table(table_of(values()), tmp_path / "a.parquet", compression="lz4", row_group_size=10)
+    monkeypatch.setattr(tables, "_LARGEST_GROUP_BYTES", 1000)
+    with pytest.raises(DataError, match=r"A row group of .* does not fit into memory(.|\n)*row_group_size=100"):
+        open_table(tmp_path / "a.parquet", Kept()).value(LEAF, 3)
+
+
 def test_columns_that_do_not_fit_into_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pq.write_table(table_of(values()), tmp_path / "a.parquet")
     monkeypatch.setattr(tables, "_LARGEST_COLUMN_BYTES", 1000)
     table = open_table(tmp_path / "a.parquet", Kept())
+    assert len(table.column(("label",))) == 24
+    with pytest.raises(DataError, match=r"The column plain of .* does not fit into memory"):
+        table.column(("plain",))
+    feather.write_feather(table_of(values()), tmp_path / "a.feather", compression="zstd", chunksize=10)
+    table = open_table(tmp_path / "a.feather", Kept())
     assert len(table.column(("label",))) == 24
     with pytest.raises(DataError, match=r"The column plain of .* does not fit into memory"):
         table.column(("plain",))
