@@ -24,6 +24,12 @@ TFDS = "tfds:"
 """What the name of a data set of TFDS begins with."""
 TABLE = re.compile(r"\.(parquet|arrow|feather)$")
 """Endings of the names of tables."""
+RECORDS = re.compile(r"-\d+-of-\d+|\.(tfrecord|record)s?(\.|-|$)")
+"""What is in the names of files of records."""
+TAR = re.compile(r"\.tar$")
+"""The ending of tar archives."""
+ENDINGS = (".jpg", ".jpeg", ".jpe", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm")
+"""Endings of the names of image files."""
 
 FEATURES = "features.json"
 _INFO, _STATE, _DICT = "dataset_info.json", "state.json", "dataset_dict.json"
@@ -108,7 +114,7 @@ def _splits_of(folder: Path) -> Mapping[str, NamedSplit] | None:
         names = _names(folder / _DICT, read_json(folder / _DICT), "splits")
         return {name: _saved(folder / name, name) for name in names}
     found: dict[str, list[Path]] = {}
-    for file in _tables_in(folder) or _tables_in(folder / "data"):
+    for file in _loose_tables(folder):
         shard = _SHARD_OF_TABLE.match(file.name) or _NAMED_SPLIT.match(file.name)
         found.setdefault(shard[1] if shard else "", []).append(file)
     return {name: NamedSplit("tables", folder, name, tuple(files)) for name, files in found.items()} or None
@@ -184,6 +190,32 @@ def _tables_in(folder: Path) -> list[Path]:
         return sorted(entry for entry in folder.iterdir() if TABLE.search(entry.name) and entry.name[0] != ".")
     except OSError:
         return []
+
+
+def _loose_tables(folder: Path) -> list[Path]:
+    """Return the tables in a folder, or in "data" within; none where the folder is another kind of data beside them."""
+    for place in (folder, folder / "data"):
+        if tables := _tables_in(place):
+            return [] if _is_other_data(folder) or _is_other_data(place) else tables
+    return []
+
+
+def _is_other_data(folder: Path) -> bool:
+    """Whether a folder holds shards, annotations, or images in each of its folders, as those of classes."""
+    try:
+        shown = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+    except OSError:
+        return False
+    others = [entry.name for entry in shown if not TABLE.search(entry.name)]
+    if any(RECORDS.search(name) or TAR.search(name) or name.lower() == "annotations" for name in others):
+        return True
+    folders = [entry for entry in shown if _is_folder(entry)]
+    return bool(folders) and all(map(_has_images, folders))
+
+
+def _has_images(folder: Path) -> bool:
+    names = (name for _, _, names in os.walk(folder) for name in names)
+    return any(name.lower().endswith(ENDINGS) and not name.startswith(".") for name in names)
 
 
 def _names(path: Path, content: Any, key: str) -> Sequence[str]:

@@ -57,6 +57,20 @@ def test_what_is_none_of_them_is_left_to_others(tmp_path: Path) -> None:
     assert find_split(tmp_path / "cat" / "dog") is None
 
 
+@pytest.mark.parametrize("place", ["", "data/"])
+def test_a_table_in_a_folder_of_other_data_does_not_hide_it(tmp_path: Path, place: str) -> None:
+    for name in ("cat/0.png", "data/deep/1.png", f"{place}metadata.parquet"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert class_folders(tmp_path) == ("cat", "data")
+    (tmp_path / "data" / "deep" / "1.png").unlink()
+    assert names(tmp_path) == ["metadata.parquet"], "not all folders are those of classes"
+    for name in ("a.tar", "a.tfrecord", "Annotations"):
+        (tmp_path / name).touch()
+        assert find_split(tmp_path) is None
+        (tmp_path / name).unlink()
+
+
 @pytest.mark.parametrize(
     ("path", "told"),
     [
