@@ -14,6 +14,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -34,7 +35,8 @@ ENDINGS = (".jpg", ".jpeg", ".jpe", ".png", ".webp", ".gif", ".bmp", ".tif", ".t
 FEATURES = "features.json"
 _INFO, _STATE, _DICT = "dataset_info.json", "state.json", "dataset_dict.json"
 _LARGEST_JSON_BYTES = 1 << 26
-_SHARD_OF_TABLE = re.compile(r"(.+?)-\d+-of-\d+")
+_MOST_NAMED = 5
+_SHARD_OF_TABLE = re.compile(r"(.+?)-(\d{1,7})-of-(\d{1,7})")
 _NAMED_SPLIT = re.compile(r"(train|test|validation|valid|val|dev)(?=[-_.])")
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
 _NAME = re.compile(r"[\w][\w.+-]*")
@@ -76,9 +78,9 @@ def find_split(path: str | Path) -> NamedSplit | None:
             raise _no_data_set(str(path), folder)
         return None
     if split is None and len(splits) == 1:
-        return next(iter(splits.values()))
+        return _whole(next(iter(splits.values())))
     if split is not None and split in splits:
-        return splits[split]
+        return _whole(splits[split])
     if split is not None and not is_named and not any((folder / name).exists() for name in (FEATURES, _DICT)):
         return None
     raise DataError(
@@ -87,6 +89,28 @@ def find_split(path: str | Path) -> NamedSplit | None:
         expected=f"one of {', '.join(splits)}",
         hint=f"name one: {str(path).removesuffix(f'/{split}')}/{next(iter(splits))}",
     )
+
+
+def _whole(split: NamedSplit) -> NamedSplit:
+    """Refuse a split of tables some of whose shards are missing by their names, which may end in a hash."""
+    shards = [found for file in split.files if (found := _SHARD_OF_TABLE.match(file.name))]
+    if split.kind == "tfds" or not shards:
+        return split
+    counts = sorted({int(shard[3]) for shard in shards})
+    there = {int(shard[2]) for shard in shards}
+    missing = list(islice((number for number in range(counts[0]) if number not in there), _MOST_NAMED))
+    if len(counts) > 1 or missing:
+        of = " and ".join(f"-of-{count:05d}" for count in counts)
+        raise DataError(
+            f"Files are missing in {split.files[0].parent}."
+            if len(counts) == 1
+            else f"There are two sets of shards in {split.files[0].parent}.",
+            given=f"files that are named {of}"
+            + (f", and none with the number {', '.join(f'{number:05d}' for number in missing)}" if missing else ""),
+            expected=f"all {counts[0]}" if len(counts) == 1 else "one set: the other may hold the same examples",
+            hint="copy the missing ones, or name files by a pattern",
+        )
+    return split
 
 
 def read_json(path: Path) -> Any:

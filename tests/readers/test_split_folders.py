@@ -57,6 +57,19 @@ def test_what_is_none_of_them_is_left_to_others(tmp_path: Path) -> None:
     assert find_split(tmp_path / "cat" / "dog") is None
 
 
+def test_a_missing_shard_is_told(tmp_path: Path) -> None:
+    for name in ("test-00000-of-00001-3f.parquet", "train-00000-of-00003-ab.parquet", "train-00002-of-00003-cd.parquet"):
+        (tmp_path / name).touch()
+    assert names(tmp_path / "test") == ["test-00000-of-00001-3f.parquet"]
+    with pytest.raises(DataError, match=r"Files are missing(.|\n)*none with the number 00001(.|\n)*all 3"):
+        find_split(tmp_path / "train")
+    (tmp_path / "train-00001-of-00003-ef.parquet").touch()
+    assert len(names(tmp_path / "train")) == 3
+    (tmp_path / "train-00001-of-00002.parquet").touch()
+    with pytest.raises(DataError, match=r"two sets of shards(.|\n)*-of-00002 and -of-00003"):
+        find_split(tmp_path / "train")
+
+
 @pytest.mark.parametrize("place", ["", "data/"])
 def test_a_table_in_a_folder_of_other_data_does_not_hide_it(tmp_path: Path, place: str) -> None:
     for name in ("cat/0.png", "data/deep/1.png", f"{place}metadata.parquet"):
