@@ -92,9 +92,12 @@ def find_split(path: str | Path) -> NamedSplit | None:
 
 
 def _whole(split: NamedSplit) -> NamedSplit:
-    """Refuse a split of tables some of whose shards are missing by their names, which may end in a hash."""
+    """Refuse a split with files missing, of tables by the names of the others, which may end in a hash."""
+    if split.kind == "tfds":
+        _there(split.folder, [file.name for file in split.files], _INFO)
+        return split
     shards = [found for file in split.files if (found := _SHARD_OF_TABLE.match(file.name))]
-    if split.kind == "tfds" or not shards:
+    if not shards:
         return split
     counts = sorted({int(shard[3]) for shard in shards})
     there = {int(shard[2]) for shard in shards}
@@ -150,7 +153,7 @@ def _saved(folder: Path, name: str) -> NamedSplit:
     entries = state.get("_data_files") if isinstance(state, dict) else None
     of_files = entries if isinstance(entries, list) else []
     names = [entry.get("filename") if isinstance(entry, dict) else None for entry in of_files]
-    return NamedSplit("tables", folder, name, _there(folder, _checked(folder / _STATE, names, "_data_files")))
+    return NamedSplit("tables", folder, name, _there(folder, _checked(folder / _STATE, names, "_data_files"), _STATE))
 
 
 def _splits_of_tfds(folder: Path) -> dict[str, NamedSplit]:
@@ -256,13 +259,13 @@ def _checked(path: Path, names: Sequence[Any], key: str) -> Sequence[str]:
     return names
 
 
-def _there(folder: Path, names: Iterable[str]) -> tuple[Path, ...]:
+def _there(folder: Path, names: Iterable[str], named_in: str) -> tuple[Path, ...]:
     files = tuple(folder / name for name in names)
     if missing := [file.name for file in files if not file.is_file()]:
         raise DataError(
             f"Files are missing in {folder}.",
             given=f"no {shorten(missing)}",
-            expected=f"all {len(files)} that its {_STATE} names",
+            expected=f"all {len(files)} that its {named_in} names",
             hint="copy the folder again",
         )
     return files

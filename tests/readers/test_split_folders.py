@@ -58,7 +58,11 @@ def test_what_is_none_of_them_is_left_to_others(tmp_path: Path) -> None:
 
 
 def test_a_missing_shard_is_told(tmp_path: Path) -> None:
-    for name in ("test-00000-of-00001-3f.parquet", "train-00000-of-00003-ab.parquet", "train-00002-of-00003-cd.parquet"):
+    for name in (
+        "test-00000-of-00001-3f.parquet",
+        "train-00000-of-00003-ab.parquet",
+        "train-00002-of-00003-cd.parquet",
+    ):
         (tmp_path / name).touch()
     assert names(tmp_path / "test") == ["test-00000-of-00001-3f.parquet"]
     with pytest.raises(DataError, match=r"Files are missing(.|\n)*none with the number 00001(.|\n)*all 3"):
@@ -68,6 +72,13 @@ def test_a_missing_shard_is_told(tmp_path: Path) -> None:
     (tmp_path / "train-00001-of-00002.parquet").touch()
     with pytest.raises(DataError, match=r"two sets of shards(.|\n)*-of-00002 and -of-00003"):
         find_split(tmp_path / "train")
+
+
+def test_a_missing_file_of_tfds_is_told(tables: Path) -> None:
+    (tables / "tfds" / "shapes" / "1.2.0" / names("tfds:shapes/1.2.0/train")[0]).unlink()
+    assert names("tfds:shapes/1.2.0/test")
+    with pytest.raises(DataError, match=r"Files are missing in (.|\n)*no shapes-train(.|\n)*its dataset_info\.json"):
+        find_split("tfds:shapes/1.2.0/train")
 
 
 @pytest.mark.parametrize("place", ["", "data/"])
