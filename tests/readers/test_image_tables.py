@@ -198,6 +198,25 @@ def test_one_huge_group_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "row_group_size=100" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("names", "label", "told"),
+    [
+        (None, 1, "b.parquet are not those of the other files(.|\n)*the label 1, and no names"),
+        (["cat", "dog"], 2, "b.parquet are not (.|\n)*the label 2, of 2 names"),
+        (["cat", "dog"], -2, "b.parquet are not (.|\n)*the label -2, of 2 names"),
+    ],
+)
+def test_files_with_other_names_of_labels_are_refused(
+    tmp_path: Path, names: Sequence[str] | None, label: int, told: str
+) -> None:
+    written(tmp_path / "a.parquet", {"image": images(1), "label": [0]}, {"label": ["dog"]})
+    path = written(tmp_path / "b.parquet", {"image": images(1), "label": [label]}, names and {"label": names})
+    with pytest.raises(DataError, match=told):
+        ImageTable([tmp_path / "a.parquet", path])
+    written(path, {"image": images(1), "label": pa.array([None], "int64")})
+    assert read(ImageTable([tmp_path / "a.parquet", path]), 0, 1)["label"].tolist() == [0, -1]
+
+
 def objects(path: Path, *, listed: bool = False, categories: Sequence[Any] = ([2], [], [1, 2]), **more: Any) -> Path:
     if listed:
         of_rows: Any = [
