@@ -217,6 +217,17 @@ def test_files_with_other_names_of_labels_are_refused(
     assert read(ImageTable([tmp_path / "a.parquet", path]), 0, 1)["label"].tolist() == [0, -1]
 
 
+def test_values_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.parquet", {"image": images(1), "label": pa.array([2**63], "uint64")})
+    with pytest.raises(DataError, match=r"The column 'label' of .* cannot be used(.|\n)*uint64(.|\n)*int64"):
+        ImageTable(path)
+    for field in ({"iscrowd": ["so"]}, {"area": ["big"]}, {"bbox": [["1", "2", "3", "x"]]}):
+        rows = [{"bbox": [[1.0, 2.0, 3.0, 1.0]], "category": [1], **field}]
+        path = written(tmp_path / "b.parquet", {"image": images(1), "objects": rows})
+        with pytest.raises(DataError, match="The column 'objects' of .* cannot be used"):
+            DetectionTable(path)
+
+
 def objects(path: Path, *, listed: bool = False, categories: Sequence[Any] = ([2], [], [1, 2]), **more: Any) -> Path:
     if listed:
         of_rows: Any = [
