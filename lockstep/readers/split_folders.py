@@ -38,6 +38,7 @@ _LARGEST_JSON_BYTES = 1 << 26
 _MOST_NAMED = 5
 _SHARD_OF_TABLE = re.compile(r"(.+?)-(\d{1,7})-of-(\d{1,7})")
 _NAMED_SPLIT = re.compile(r"(train|test|validation|valid|val|dev)(?=[-_.])")
+_HELD_OUT = re.compile(r"test|validation|valid|val|dev", re.IGNORECASE)
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
 _NAME = re.compile(r"[\w][\w.+-]*")
 _TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
@@ -77,18 +78,25 @@ def find_split(path: str | Path) -> NamedSplit | None:
         if is_named:
             raise _no_data_set(str(path), folder)
         return None
-    if split is None and len(splits) == 1:
+    if split is None and len(splits) == 1 and not _HELD_OUT.fullmatch(next(iter(splits))):
         return _whole(next(iter(splits.values())))
     if split is not None and split in splits:
         return _whole(splits[split])
     if split is not None and not is_named and not any((folder / name).exists() for name in (FEATURES, _DICT)):
         return None
     raise DataError(
-        f"{path} names none of the splits." if split else f"{path} has several splits.",
-        given=split or f"the splits {', '.join(splits)}",
+        f"{path} names none of the splits."
+        if split
+        else f"{path} has {'several splits' if len(splits) > 1 else 'no split to train on'}.",
+        given=split or f"the split{'s' * (len(splits) > 1)} {', '.join(splits)}",
         expected=f"one of {', '.join(splits)}",
-        hint=f"name one: {str(path).removesuffix(f'/{split}')}/{next(iter(splits))}",
+        hint=f"name one: {_without_split(path, split)}/{next(iter(splits))}",
     )
+
+
+def _without_split(path: str | Path, split: str | None) -> str:
+    """Return a path without the split at its end."""
+    return (str(path).rstrip("/").removesuffix(f"/{split}") if split else str(path)).rstrip("/")
 
 
 def _whole(split: NamedSplit) -> NamedSplit:

@@ -57,6 +57,14 @@ def test_what_is_none_of_them_is_left_to_others(tmp_path: Path) -> None:
     assert find_split(tmp_path / "cat" / "dog") is None
 
 
+@pytest.mark.parametrize("split", ["test", "validation"])
+def test_examples_held_out_are_not_taken_without_their_name(tmp_path: Path, split: str) -> None:
+    (tmp_path / f"{split}-00000-of-00001.parquet").touch()
+    assert names(tmp_path / split)
+    with pytest.raises(DataError, match=f"has no split to train on(.|\n)*the split {split}(.|\n)*{tmp_path}/{split}"):
+        find_split(f"{tmp_path}/")
+
+
 def test_a_missing_shard_is_told(tmp_path: Path) -> None:
     for name in (
         "test-00000-of-00001-3f.parquet",
