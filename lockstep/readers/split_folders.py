@@ -72,7 +72,7 @@ def find_split(path: str | Path) -> NamedSplit | None:
     if is_named and folder == _data_dir():
         raise _no_data_set(str(path), place)
     splits = _splits_of(folder) if _is_folder(folder) else None
-    if splits is None and _is_folder(folder) and (version := _only_version(folder, str(path))):
+    if splits is None and _is_folder(folder) and (version := _only_version(folder, str(path), split)):
         splits = _splits_of(version)
     if not splits:
         if is_named:
@@ -197,22 +197,26 @@ def _splits_of_tfds(folder: Path) -> dict[str, NamedSplit]:
     return found
 
 
-def _only_version(folder: Path, path: str) -> Path | None:
+def _only_version(folder: Path, path: str, split: str | None) -> Path | None:
     """Return the one version in a folder of TFDS, below the one configuration; None if it is no such folder."""
     inside = sorted(entry for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
-    versions = [entry for entry in inside if _VERSION.fullmatch(entry.name) and (entry / FEATURES).is_file()]
-    if not versions and path.startswith(TFDS):
-        versions = [entry for entry in inside if any((below / FEATURES).is_file() for below in entry.iterdir())]
-        if len(versions) == 1:
-            return _only_version(versions[0], path)
-    if len(versions) > 1:
+    found = [entry for entry in inside if _VERSION.fullmatch(entry.name) and (entry / FEATURES).is_file()]
+    what, why = "versions", ": the newest is not taken by itself, as a run is to stay with its data"
+    found.sort(key=lambda entry: [*map(int, entry.name.split("."))])
+    if not found and path.startswith(TFDS):
+        found = [entry for entry in inside if any((below / FEATURES).is_file() for below in entry.iterdir())]
+        what, why = "configurations", ""
+        if len(found) == 1:
+            return _only_version(found[0], path, split)
+    if len(found) > 1:
+        after = f"/{split}" if split and not _VERSION.fullmatch(split) else ""
         raise DataError(
-            f"There are several versions of {path}.",
-            given=f"{', '.join(entry.name for entry in versions)} in {folder}",
-            expected="one of them: the newest is not taken by itself, as a run is to stay with its data",
-            hint=f"name one: {path}/{versions[-1].name}",
+            f"There are several {what} of {path}.",
+            given=f"{', '.join(entry.name for entry in found)} in {folder}",
+            expected=f"one of them{why}",
+            hint=f"name one: {_without_split(path, split)}/{found[-1].name}{after}",
         )
-    return versions[0] if versions else None
+    return found[0] if found else None
 
 
 def _data_dir() -> Path:

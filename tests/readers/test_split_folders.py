@@ -121,16 +121,24 @@ def test_what_is_not_there_is_told(tables: Path, path: str, told: str) -> None:
 
 def test_of_two_versions_none_is_taken_by_itself(tables: Path) -> None:
     shutil.copytree(tables / "tfds" / "shapes" / "1.2.0", tables / "tfds" / "shapes" / "1.10.0")
-    told = r"several versions of (.|\n)*1\.10\.0, 1\.2\.0 in (.|\n)*name one: {}/"
+    told = r"several versions of (.|\n)*1\.2\.0, 1\.10\.0 in (.|\n)*name one: {}/1\.10\.0"
     for path in ("tfds:shapes", str(tables / "tfds" / "shapes")):
         with pytest.raises(DataError, match=told.format(path)):
             find_split(path)
+    with pytest.raises(DataError, match=r"several versions of (.|\n)*name one: tfds:shapes/1\.10\.0/train"):
+        find_split("tfds:shapes/train")
     assert names("tfds:shapes/1.2.0/train")
     (tables / "tfds" / "shapes" / "1.10.0").rename(tables / "other")
     (tables / "tfds" / "shapes" / "1.2.0").rename(tables / "1.2.0")
     (tables / "tfds" / "shapes" / "config").mkdir()
     (tables / "1.2.0").rename(tables / "tfds" / "shapes" / "config" / "1.2.0")
     assert names("tfds:shapes/train") == names("tfds:shapes/config/1.2.0/train")
+    shutil.copytree(tables / "tfds" / "shapes" / "config", tables / "tfds" / "shapes" / "other")
+    with pytest.raises(
+        DataError, match=r"several configurations of (.|\n)*config, other(.|\n)*tfds:shapes/other/train"
+    ):
+        find_split("tfds:shapes/train")
+    assert names("tfds:shapes/other/train")
 
 
 @pytest.mark.parametrize(
