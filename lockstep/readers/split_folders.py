@@ -82,7 +82,7 @@ def find_split(path: str | Path) -> NamedSplit | None:
         return _whole(next(iter(splits.values())))
     if split is not None and split in splits:
         return _whole(splits[split])
-    if split is not None and not is_named and not any((folder / name).exists() for name in (FEATURES, _DICT)):
+    if split is not None and not is_named and not _may_be_split(folder, split, splits):
         return None
     raise DataError(
         f"{path} names none of the splits."
@@ -92,6 +92,13 @@ def find_split(path: str | Path) -> NamedSplit | None:
         expected=f"one of {', '.join(splits)}",
         hint=f"name one: {_without_split(path, split)}/{next(iter(splits))}",
     )
+
+
+def _may_be_split(folder: Path, name: str, splits: Iterable[str]) -> bool:
+    """Whether a name that is none of the splits is likely to be meant as one, not as that of a file."""
+    if any((folder / file).exists() for file in (FEATURES, _DICT)):
+        return True
+    return any(splits) and "." not in name and not any(file.name.startswith(name) for file in folder.iterdir())
 
 
 def _without_split(path: str | Path, split: str | None) -> str:
