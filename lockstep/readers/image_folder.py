@@ -18,8 +18,8 @@ from lockstep.listing import hint_for_path, shorten
 from lockstep.readers.fingerprint import Fingerprint, checksum, named_parts, tells_options
 from lockstep.readers.image_files import FileNames, load_decoder
 from lockstep.readers.label_map import BACKGROUND, read_labels
-from lockstep.readers.paths import ENDINGS
 from lockstep.readers.reader import Cost, Int64s
+from lockstep.readers.split_folders import ENDINGS
 from lockstep.records.index_cache import Cache
 from lockstep.records.shards import data_path, list_of_paths
 from lockstep.screen import log

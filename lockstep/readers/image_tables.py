@@ -185,7 +185,7 @@ class ImageTable(_Images):
         if name is not None:
             for table in others:
                 check_column(table, first, name)
-            self._labels, self.classes = _joined([read_labels_of(table, name) for table in self._tables])
+            self._labels, self.classes = _joined([read_labels_of(table, name) for table in self._tables], self._tables)
 
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
         """Return the images of these rows, not decoded, and their labels."""
@@ -262,7 +262,7 @@ class DetectionTable(_Images):
         for table in others:
             check_column(table, first, name)
         read = [read_objects(table, name) for table in self._tables]
-        numbers, names = _joined([each.classes for each in read])
+        numbers, names = _joined([each.classes for each in read], self._tables)
         labels, self.classes = _labels(numbers, names, label_map, zero_based, str(first.path))
         """The name of each class by its label."""
         self._check_boxes, self._truth = check_boxes, truth
@@ -329,17 +329,25 @@ class DetectionTable(_Images):
         )
 
 
-def _joined(parts: Sequence[Coded]) -> tuple[Int64s, tuple[str, ...]]:
+def _joined(parts: Sequence[Coded], tables: Sequence[TableFile]) -> tuple[Int64s, tuple[str, ...]]:
     """Join the labels of several files; those with names are numbered by the names of all of them."""
     if all(part.names is None for part in parts):
         return np.concatenate([part.numbers for part in parts]), ()
     lists = [part.names or () for part in parts]
     if len({*lists}) == 1:
         return np.concatenate([part.numbers for part in parts]), lists[0]
+    for table, part, each in zip(tables, parts, lists, strict=True):
+        if bad := [*np.unique(part.numbers[(part.numbers < NO_LABEL) | (part.numbers >= len(each))])]:
+            raise DataError(
+                f"The labels of {table.path} are not those of the other files.",
+                given=f"the label {bad[0]}, " + (f"of {len(each)} names" if part.names else "and no names of classes"),
+                expected="in each file a name for each label, or in none",
+                hint="write all files with the same ClassLabel, or name files of one table",
+            )
     names = tuple(sorted({name for each in lists for name in each}))
     places = {name: number for number, name in enumerate(names)}
-    tables = [np.array([*(places[name] for name in each), NO_LABEL]) for each in lists]
-    return np.concatenate([table[part.numbers] for table, part in zip(tables, parts, strict=True)]), names
+    numbers = [np.array([*(places[name] for name in each), NO_LABEL]) for each in lists]
+    return np.concatenate([table[part.numbers] for table, part in zip(numbers, parts, strict=True)]), names
 
 
 def _labels(

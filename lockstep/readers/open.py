@@ -22,9 +22,6 @@ from lockstep.readers.image_tables import DetectionTable, ImageTable
 from lockstep.readers.label_map import LabelMap
 from lockstep.readers.mnist import mnist_records
 from lockstep.readers.paths import (
-    ENDINGS,
-    RECORDS,
-    TAR,
     annotations_among,
     classes_among,
     entries_of,
@@ -34,7 +31,7 @@ from lockstep.readers.paths import (
 )
 from lockstep.readers.reader import Reader
 from lockstep.readers.schemas import DetectionSchema, ImageNetSchema
-from lockstep.readers.split_folders import TABLE, find_split
+from lockstep.readers.split_folders import ENDINGS, RECORDS, TABLE, TAR, find_split
 from lockstep.readers.table_columns import find_label, find_objects
 from lockstep.readers.tar_shards import TarShards
 from lockstep.readers.tfds import TfdsRecords

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.errors import DataError
 from lockstep.listing import hint_for_path, shorten
-from lockstep.readers.split_folders import find_split
+from lockstep.readers.split_folders import ENDINGS, RECORDS, TAR, find_split
 from lockstep.records.shards import absence_of, data_path, expand_braces, find_shards
 from lockstep.storage.remote_path import AnyPath, is_url
 
@@ -19,12 +18,6 @@ KNOWN = (
     "VOC's folder; or COCO's annotations.json, with :FOLDER after it where its images are not beside it"
 )
 """What `open_source` opens, in words."""
-
-ENDINGS = (".jpg", ".jpeg", ".jpe", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm")
-"""Endings of the names of image files."""
-
-RECORDS = re.compile(r"-\d+-of-\d+|\.(tfrecord|record)s?(\.|-|$)")
-TAR = re.compile(r"\.tar$")
 
 _SETS = frozenset(("train", "validation", "valid", "val", "test"))
 """Names of folders of sets, which hold the folders of classes."""

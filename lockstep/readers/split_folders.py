@@ -14,6 +14,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -24,12 +25,20 @@ TFDS = "tfds:"
 """What the name of a data set of TFDS begins with."""
 TABLE = re.compile(r"\.(parquet|arrow|feather)$")
 """Endings of the names of tables."""
+RECORDS = re.compile(r"-\d+-of-\d+|\.(tfrecord|record)s?(\.|-|$)")
+"""What is in the names of files of records."""
+TAR = re.compile(r"\.tar$")
+"""The ending of tar archives."""
+ENDINGS = (".jpg", ".jpeg", ".jpe", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm")
+"""Endings of the names of image files."""
 
 FEATURES = "features.json"
 _INFO, _STATE, _DICT = "dataset_info.json", "state.json", "dataset_dict.json"
 _LARGEST_JSON_BYTES = 1 << 26
-_SHARD_OF_TABLE = re.compile(r"(.+?)-\d+-of-\d+")
+_MOST_NAMED = 5
+_SHARD_OF_TABLE = re.compile(r"(.+?)-(\d{1,7})-of-(\d{1,7})")
 _NAMED_SPLIT = re.compile(r"(train|test|validation|valid|val|dev)(?=[-_.])")
+_HELD_OUT = re.compile(r"test|validation|valid|val|dev", re.IGNORECASE)
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
 _NAME = re.compile(r"[\w][\w.+-]*")
 _TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
@@ -63,24 +72,63 @@ def find_split(path: str | Path) -> NamedSplit | None:
     if is_named and folder == _data_dir():
         raise _no_data_set(str(path), place)
     splits = _splits_of(folder) if _is_folder(folder) else None
-    if splits is None and _is_folder(folder) and (version := _only_version(folder, str(path))):
+    if splits is None and _is_folder(folder) and (version := _only_version(folder, str(path), split)):
         splits = _splits_of(version)
     if not splits:
         if is_named:
             raise _no_data_set(str(path), folder)
         return None
-    if split is None and len(splits) == 1:
-        return next(iter(splits.values()))
+    if split is None and len(splits) == 1 and not _HELD_OUT.fullmatch(next(iter(splits))):
+        return _whole(next(iter(splits.values())))
     if split is not None and split in splits:
-        return splits[split]
-    if split is not None and not is_named and not any((folder / name).exists() for name in (FEATURES, _DICT)):
+        return _whole(splits[split])
+    if split is not None and not is_named and not _may_be_split(folder, split, splits):
         return None
     raise DataError(
-        f"{path} names none of the splits." if split else f"{path} has several splits.",
-        given=split or f"the splits {', '.join(splits)}",
+        f"{path} names none of the splits."
+        if split
+        else f"{path} has {'several splits' if len(splits) > 1 else 'no split to train on'}.",
+        given=split or f"the split{'s' * (len(splits) > 1)} {', '.join(splits)}",
         expected=f"one of {', '.join(splits)}",
-        hint=f"name one: {str(path).removesuffix(f'/{split}')}/{next(iter(splits))}",
+        hint=f"name one: {_without_split(path, split)}/{next(iter(splits))}",
     )
+
+
+def _may_be_split(folder: Path, name: str, splits: Iterable[str]) -> bool:
+    """Whether a name that is none of the splits is likely to be meant as one, not as that of a file."""
+    if any((folder / file).exists() for file in (FEATURES, _DICT)):
+        return True
+    return any(splits) and "." not in name and not any(file.name.startswith(name) for file in folder.iterdir())
+
+
+def _without_split(path: str | Path, split: str | None) -> str:
+    """Return a path without the split at its end."""
+    return (str(path).rstrip("/").removesuffix(f"/{split}") if split else str(path)).rstrip("/")
+
+
+def _whole(split: NamedSplit) -> NamedSplit:
+    """Refuse a split with files missing, of tables by the names of the others, which may end in a hash."""
+    if split.kind == "tfds":
+        _there(split.folder, [file.name for file in split.files], _INFO)
+        return split
+    shards = [found for file in split.files if (found := _SHARD_OF_TABLE.match(file.name))]
+    if not shards:
+        return split
+    counts = sorted({int(shard[3]) for shard in shards})
+    there = {int(shard[2]) for shard in shards}
+    missing = list(islice((number for number in range(counts[0]) if number not in there), _MOST_NAMED))
+    if len(counts) > 1 or missing:
+        of = " and ".join(f"-of-{count:05d}" for count in counts)
+        raise DataError(
+            f"Files are missing in {split.files[0].parent}."
+            if len(counts) == 1
+            else f"There are two sets of shards in {split.files[0].parent}.",
+            given=f"files that are named {of}"
+            + (f", and none with the number {', '.join(f'{number:05d}' for number in missing)}" if missing else ""),
+            expected=f"all {counts[0]}" if len(counts) == 1 else "one set: the other may hold the same examples",
+            hint="copy the missing ones, or name files by a pattern",
+        )
+    return split
 
 
 def read_json(path: Path) -> Any:
@@ -108,7 +156,7 @@ def _splits_of(folder: Path) -> Mapping[str, NamedSplit] | None:
         names = _names(folder / _DICT, read_json(folder / _DICT), "splits")
         return {name: _saved(folder / name, name) for name in names}
     found: dict[str, list[Path]] = {}
-    for file in _tables_in(folder) or _tables_in(folder / "data"):
+    for file in _loose_tables(folder):
         shard = _SHARD_OF_TABLE.match(file.name) or _NAMED_SPLIT.match(file.name)
         found.setdefault(shard[1] if shard else "", []).append(file)
     return {name: NamedSplit("tables", folder, name, tuple(files)) for name, files in found.items()} or None
@@ -120,7 +168,7 @@ def _saved(folder: Path, name: str) -> NamedSplit:
     entries = state.get("_data_files") if isinstance(state, dict) else None
     of_files = entries if isinstance(entries, list) else []
     names = [entry.get("filename") if isinstance(entry, dict) else None for entry in of_files]
-    return NamedSplit("tables", folder, name, _there(folder, _checked(folder / _STATE, names, "_data_files")))
+    return NamedSplit("tables", folder, name, _there(folder, _checked(folder / _STATE, names, "_data_files"), _STATE))
 
 
 def _splits_of_tfds(folder: Path) -> dict[str, NamedSplit]:
@@ -156,22 +204,26 @@ def _splits_of_tfds(folder: Path) -> dict[str, NamedSplit]:
     return found
 
 
-def _only_version(folder: Path, path: str) -> Path | None:
+def _only_version(folder: Path, path: str, split: str | None) -> Path | None:
     """Return the one version in a folder of TFDS, below the one configuration; None if it is no such folder."""
     inside = sorted(entry for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
-    versions = [entry for entry in inside if _VERSION.fullmatch(entry.name) and (entry / FEATURES).is_file()]
-    if not versions and path.startswith(TFDS):
-        versions = [entry for entry in inside if any((below / FEATURES).is_file() for below in entry.iterdir())]
-        if len(versions) == 1:
-            return _only_version(versions[0], path)
-    if len(versions) > 1:
+    found = [entry for entry in inside if _VERSION.fullmatch(entry.name) and (entry / FEATURES).is_file()]
+    what, why = "versions", ": the newest is not taken by itself, as a run is to stay with its data"
+    found.sort(key=lambda entry: [*map(int, entry.name.split("."))])
+    if not found and path.startswith(TFDS):
+        found = [entry for entry in inside if any((below / FEATURES).is_file() for below in entry.iterdir())]
+        what, why = "configurations", ""
+        if len(found) == 1:
+            return _only_version(found[0], path, split)
+    if len(found) > 1:
+        after = f"/{split}" if split and not _VERSION.fullmatch(split) else ""
         raise DataError(
-            f"There are several versions of {path}.",
-            given=f"{', '.join(entry.name for entry in versions)} in {folder}",
-            expected="one of them: the newest is not taken by itself, as a run is to stay with its data",
-            hint=f"name one: {path}/{versions[-1].name}",
+            f"There are several {what} of {path}.",
+            given=f"{', '.join(entry.name for entry in found)} in {folder}",
+            expected=f"one of them{why}",
+            hint=f"name one: {_without_split(path, split)}/{found[-1].name}{after}",
         )
-    return versions[0] if versions else None
+    return found[0] if found else None
 
 
 def _data_dir() -> Path:
@@ -184,6 +236,32 @@ def _tables_in(folder: Path) -> list[Path]:
         return sorted(entry for entry in folder.iterdir() if TABLE.search(entry.name) and entry.name[0] != ".")
     except OSError:
         return []
+
+
+def _loose_tables(folder: Path) -> list[Path]:
+    """Return the tables in a folder, or in "data" within; none where the folder is another kind of data beside them."""
+    for place in (folder, folder / "data"):
+        if tables := _tables_in(place):
+            return [] if _is_other_data(folder) or _is_other_data(place) else tables
+    return []
+
+
+def _is_other_data(folder: Path) -> bool:
+    """Whether a folder holds shards, annotations, or images in each of its folders, as those of classes."""
+    try:
+        shown = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+    except OSError:
+        return False
+    others = [entry.name for entry in shown if not TABLE.search(entry.name)]
+    if any(RECORDS.search(name) or TAR.search(name) or name.lower() == "annotations" for name in others):
+        return True
+    folders = [entry for entry in shown if _is_folder(entry)]
+    return bool(folders) and all(map(_has_images, folders))
+
+
+def _has_images(folder: Path) -> bool:
+    names = (name for _, _, names in os.walk(folder) for name in names)
+    return any(name.lower().endswith(ENDINGS) and not name.startswith(".") for name in names)
 
 
 def _names(path: Path, content: Any, key: str) -> Sequence[str]:
@@ -200,13 +278,13 @@ def _checked(path: Path, names: Sequence[Any], key: str) -> Sequence[str]:
     return names
 
 
-def _there(folder: Path, names: Iterable[str]) -> tuple[Path, ...]:
+def _there(folder: Path, names: Iterable[str], named_in: str) -> tuple[Path, ...]:
     files = tuple(folder / name for name in names)
     if missing := [file.name for file in files if not file.is_file()]:
         raise DataError(
             f"Files are missing in {folder}.",
             given=f"no {shorten(missing)}",
-            expected=f"all {len(files)} that its {_STATE} names",
+            expected=f"all {len(files)} that its {named_in} names",
             hint="copy the folder again",
         )
     return files

@@ -190,8 +190,8 @@ def read_objects(table: TableFile, name: str) -> TableObjects:
         counts,
         _boxes(table, boxes[0], counts, name),
         coded if names is None or coded.names is not None else Coded(coded.numbers, names),
-        None if areas is None else compute.fill_null(areas[0].cast("float64"), np.nan).to_numpy(),
-        None if crowds is None else compute.fill_null(crowds[0].cast("bool"), False).to_numpy(),
+        None if areas is None else compute.fill_null(_cast(table, areas[0], "float64", name), np.nan).to_numpy(),
+        None if crowds is None else compute.fill_null(_cast(table, crowds[0], "bool", name), False).to_numpy(),
     )
 
 
@@ -204,7 +204,7 @@ def _boxes(table: TableFile, column: Any, counts: Int64s, name: str) -> Float64s
     if (wrong := lengths != 4).any():
         number = int(wrong.argmax())
         raise _bad_row(table, int(owners[number]), name, f"a box of {lengths[number]} numbers", expected)
-    flat = compute.fill_null(compute.list_flatten(column).cast("float64"), np.nan)
+    flat = compute.fill_null(_cast(table, compute.list_flatten(column), "float64", name), np.nan)
     boxes: Float64s = flat.to_numpy().reshape(-1, 4)
     if (wrong := ~np.isfinite(boxes).all(1) | (boxes[:, 2:] < 0).any(1)).any():
         number = int(wrong.argmax())
@@ -224,7 +224,7 @@ def _coded(table: TableFile, column: Any, name: str) -> Coded:
     if not _is_text(types, column.type):
         if not (types.is_integer(column.type) or types.is_boolean(column.type)):
             raise _unusable(table, name, f"labels of {column.type}", "whole numbers, or names of classes")
-        return Coded(compute.fill_null(column.cast("int64"), NO_LABEL).to_numpy(), None)
+        return Coded(compute.fill_null(_cast(table, column, "int64", name), NO_LABEL).to_numpy(), None)
     encoded = column.dictionary_encode().unify_dictionaries()
     given = encoded.chunk(0).dictionary.to_pylist() if encoded.num_chunks else []
     names = tuple(sorted(given))
@@ -232,6 +232,14 @@ def _coded(table: TableFile, column: Any, name: str) -> Coded:
     numbers = np.array([*(places[each] for each in given), NO_LABEL], np.int64)
     parts = [compute.fill_null(chunk.indices.cast("int64"), len(given)).to_numpy() for chunk in encoded.chunks]
     return Coded(numbers[np.concatenate([np.empty(0, np.int64), *parts])], names)
+
+
+def _cast(table: TableFile, column: Any, kind: str, name: str) -> Any:
+    """Convert values of a column; those that have no such value are refused."""
+    try:
+        return column.cast(kind)
+    except load_pyarrow().ArrowException as error:
+        raise _unusable(table, name, f"values of {column.type}: {error}", f"values of {kind}") from error
 
 
 def _image_column(field: Any) -> FoundImages | None:

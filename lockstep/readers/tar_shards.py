@@ -18,8 +18,8 @@ from lockstep.errors import DataError, InputError
 from lockstep.images.decode import AS_STORED, Decoding, EncodedImage
 from lockstep.readers.fingerprint import Fingerprint, checksum, named_parts, tells_options
 from lockstep.readers.image_files import load_decoder
-from lockstep.readers.paths import ENDINGS
 from lockstep.readers.reader import NO_DECODER, Cost, Int64s
+from lockstep.readers.split_folders import ENDINGS
 from lockstep.records.index_cache import Cache, ranges_through
 from lockstep.records.open_files import FilePart, OpenFiles, read_stored
 from lockstep.records.shards import expand_braces, find_shards, list_of_paths

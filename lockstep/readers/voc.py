@@ -30,8 +30,9 @@ from lockstep.readers.object_table import (
     shares_of_boxes,
     warn_of_objects,
 )
-from lockstep.readers.paths import ENDINGS, is_folder
+from lockstep.readers.paths import is_folder
 from lockstep.readers.reader import Int64s
+from lockstep.readers.split_folders import ENDINGS
 from lockstep.records.index_cache import Cache
 from lockstep.records.open_files import content_of, fetched
 from lockstep.records.shards import data_path

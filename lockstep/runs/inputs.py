@@ -112,7 +112,8 @@ def check_same_classes(split: str, scored: Mapping[int, str], trained: Mapping[i
                 given=f"label {label} is {name!r}; {ours} to train on",
                 expected=f"the same label for each class in both: {shorten(list(trained.values()))}",
                 hint="have a folder with at least one image for each class in both; of objects, set data.label_map to "
-                "a label map with all classes, or repair the ids of the categories",
+                "a label map with all classes, or repair the ids of the categories; in tables, make labels that are "
+                'text a ClassLabel of all classes in each split: cast_column("label", ClassLabel(names=[...]))',
             )
 
 

@@ -29,6 +29,7 @@ from lockstep.readers.label_map import Label, LabelMap
 from lockstep.readers.open import open_detection, open_source
 from lockstep.readers.reader import Reader
 from lockstep.recipes.data import DetectionData, ImageData
+from lockstep.runs.inputs import check_same_classes
 
 WIDTH, HEIGHT = 10, 8
 BOXES = [[[1.0, 2.0, 4.0, 3.0]], [], [[0.0, 0.0, 10.0, 8.0], [2.5, 1.0, 3.0, 5.0]]]
@@ -196,6 +197,47 @@ def test_one_huge_group_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert shades(read(open_source(path), 17)) == [17]
     assert "is read slowly in a random order" in caplog.text
     assert "row_group_size=100" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("names", "label", "told"),
+    [
+        (None, 1, "b.parquet are not those of the other files(.|\n)*the label 1, and no names"),
+        (["cat", "dog"], 2, "b.parquet are not (.|\n)*the label 2, of 2 names"),
+        (["cat", "dog"], -2, "b.parquet are not (.|\n)*the label -2, of 2 names"),
+    ],
+)
+def test_files_with_other_names_of_labels_are_refused(
+    tmp_path: Path, names: Sequence[str] | None, label: int, told: str
+) -> None:
+    written(tmp_path / "a.parquet", {"image": images(1), "label": [0]}, {"label": ["dog"]})
+    path = written(tmp_path / "b.parquet", {"image": images(1), "label": [label]}, names and {"label": names})
+    with pytest.raises(DataError, match=told):
+        ImageTable([tmp_path / "a.parquet", path])
+    written(path, {"image": images(1), "label": pa.array([None], "int64")})
+    assert read(ImageTable([tmp_path / "a.parquet", path]), 0, 1)["label"].tolist() == [0, -1]
+
+
+def test_names_without_a_class_of_the_training_split_are_refused_with_a_hint(tmp_path: Path) -> None:
+    all_names, some = ["blue", "green", "red"], ["blue", "red"]
+    train = written(tmp_path / "train.parquet", {"image": images(3), "label": all_names})
+    held_out = written(tmp_path / "val.parquet", {"image": images(2), "label": some})
+    trained, scored = (dict(enumerate(ImageTable(path).classes)) for path in (train, held_out))
+    with pytest.raises(DataError, match=r"have other labels(.|\n)*in tables, (.|\n)*ClassLabel\(names="):
+        check_same_classes("validation", scored, trained)
+    written(held_out, {"image": images(2), "label": [0, 2]}, {"label": all_names})
+    check_same_classes("validation", dict(enumerate(ImageTable(held_out).classes)), trained)
+
+
+def test_values_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.parquet", {"image": images(1), "label": pa.array([2**63], "uint64")})
+    with pytest.raises(DataError, match=r"The column 'label' of .* cannot be used(.|\n)*uint64(.|\n)*int64"):
+        ImageTable(path)
+    for field in ({"iscrowd": ["so"]}, {"area": ["big"]}, {"bbox": [["1", "2", "3", "x"]]}):
+        rows = [{"bbox": [[1.0, 2.0, 3.0, 1.0]], "category": [1], **field}]
+        path = written(tmp_path / "b.parquet", {"image": images(1), "objects": rows})
+        with pytest.raises(DataError, match=r"The column 'objects' of .* cannot be used"):
+            DetectionTable(path)
 
 
 def objects(path: Path, *, listed: bool = False, categories: Sequence[Any] = ([2], [], [1, 2]), **more: Any) -> Path:
