@@ -202,9 +202,10 @@ class RecordFiles:
         """
         report = reading_listener()
         located = [self.locate(index) for index in indices]
-        if report and located:
+        places = [file.place(record) for file, record in located if file.is_stored]
+        if report and places:  # what is waited for here is told as the first one
             report(f"{located[0][0].path.name}:{located[0][1]}")
-        stored = iter(read_stored(self._ranges, [file.place(record) for file, record in located if file.is_stored]))
+        stored = iter(read_stored(self._ranges, places))
         for file, record in located:
             if report:
                 report(f"{file.path.name}:{record}")
