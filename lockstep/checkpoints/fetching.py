@@ -95,7 +95,7 @@ def fetch_run(url: str | RemotePath, *, contents: bool = True) -> Path:
                 KnownBucket(str(bucket)).write(home)
             return home
         is_current = origin is not None and bool(Store(home / CHECKPOINTS).steps())
-        if contents and origin and is_current and found.latest.token in (*origin.tokens, ""):
+        if contents and origin and is_current and found.latest.token in origin.tokens:
             return home
         target = home if contents else home.with_name(f"{home.name}.records")
         _Filling(bucket, found, found.latest, target, contents).fill()

@@ -16,6 +16,7 @@ the bucket has one that the folder does not know, another machine has gone on, a
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -59,7 +60,7 @@ class Latest:
     checkpoints: tuple[int, ...]
     """The steps of all that are kept, ascending."""
     token: str = ""
-    """Names this state; empty where it was found out without the file."""
+    """Names this state; where it was found out without the file, `name_of` the newest manifest."""
 
     def encode(self) -> bytes:
         """The bytes of the file."""
@@ -104,8 +105,9 @@ class OnBucket:
                 return cls(listing, Latest.decode((bucket / LATEST).read_bytes()))
             except (ValueError, RecursionError) as error:
                 log.warning("%s is damaged (%s): the checkpoints are looked through", bucket / LATEST, error)
-        steps = [step for step in steps_listed(listing) if _is_whole(bucket, step, listing)]
-        return cls(listing, Latest(steps[-1], tuple(steps)) if steps else None)
+        manifests = [each for step in steps_listed(listing) if (each := _whole_manifest(bucket, step, listing))]
+        steps = tuple(each.step for each in manifests)
+        return cls(listing, Latest(steps[-1], steps, name_of(manifests[-1])) if steps else None)
 
     def manifest(self, bucket: RemotePath, step: int) -> Manifest:
         """Read the manifest of a checkpoint, and compare with it the sizes of the files; raises DamagedError."""
@@ -125,13 +127,17 @@ class OnBucket:
         return manifest
 
 
-def _is_whole(bucket: RemotePath, step: int, listing: dict[str, ObjectStat]) -> bool:
+def _whole_manifest(bucket: RemotePath, step: int, listing: dict[str, ObjectStat]) -> Manifest | None:
     try:
-        OnBucket(listing, None).manifest(bucket, step)
+        return OnBucket(listing, None).manifest(bucket, step)
     except DamagedError as damage:
         log.warning("%s It is left out: %s", damage.what, damage.given)
-        return False
-    return True
+        return None
+
+
+def name_of(manifest: Manifest) -> str:
+    """The token of a bucket without a `latest.json` that can be read, whose newest checkpoint has this manifest."""
+    return hashlib.sha256(manifest.encode()).hexdigest()[:32]
 
 
 def broken(path: RemotePath, given: object, expected: object) -> DamagedError:
@@ -304,7 +310,7 @@ class Mirror:
     def _knows(self, latest: Latest) -> bool:
         """Whether the folder goes on from a state of the bucket."""
         origin = KnownBucket.read(self.folder)
-        return not latest.token or (origin is not None and latest.token in origin.tokens)
+        return origin is not None and latest.token in origin.tokens
 
     def _work(self) -> None:
         while True:
@@ -398,6 +404,7 @@ class Mirror:
             if with_files:
                 self._send_files()
             if aside and manifest and manifest != before:
+                self._note_tokens(name_of(manifest))
                 (folder / MANIFEST).write_bytes(manifest.encode())
                 if (aside / PINNED).exists():
                     (folder / PINNED).write_bytes(b"")
@@ -439,10 +446,9 @@ class Mirror:
             return
         self.check()
         # Known before it is there: the answer may be lost, or this process killed.
-        origin = KnownBucket.read(self.folder)
-        self._note(tokens=(*(origin.tokens if origin else ()), latest.token))
+        self._note_tokens(latest.token)
         (self.bucket / LATEST).write_bytes(latest.encode())
-        self._note(tokens=(latest.token,))
+        self._note(tokens=(latest.token, *(name_of(sent[step]) for step in latest.checkpoints)))
         self._latest = latest
 
     def _kept(self, newest: int, sent: dict[int, Manifest]) -> tuple[int, ...]:
@@ -471,6 +477,10 @@ class Mirror:
                 self._there.discard(step)
                 if self._sent:
                     self._sent.pop(step, None)
+
+    def _note_tokens(self, *more: str) -> None:
+        origin = KnownBucket.read(self.folder)
+        self._note(tokens=(*(origin.tokens if origin else ()), *more))
 
     def _note(self, **changes: Any) -> None:
         before = KnownBucket.read(self.folder) or KnownBucket(str(self.bucket))

@@ -263,3 +263,20 @@ def test_what_a_killed_process_has_left_goes(machines: Machines, place: RemotePa
     fetch_run(place)
     assert sorted(os.listdir(folder.parent)) == [f".{folder.name}.lock", folder.name]  # noqa: PTH208
     assert fetching.fcntl is not None
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_an_older_folder_does_not_go_on_where_latest_is_broken(
+    machines: Machines, place: RemotePath, is_deleted: bool
+) -> None:
+    machines.use("second")
+    newer = train(place, 3, 4)
+    if is_deleted:
+        (place / LATEST).unlink()
+    else:
+        (place / LATEST).write_bytes(b"{")
+    assert fetch_run(place) == newer
+    write(Store(newer / "checkpoints"), 5)
+    assert steps(fetch_run(place)) == [1, 2, 3, 4, 5]  # what the folder goes on from is there
+    machines.use("first")
+    assert steps(fetch_run(place)) == [1, 2, 3, 4]

@@ -20,6 +20,7 @@ from lockstep.checkpoints.mirror import (
     MirroredStore,
     OnBucket,
     mirror_of,
+    name_of,
     shown_path,
     store_in,
 )
@@ -299,5 +300,6 @@ def test_what_is_no_latest_is_told_and_the_listing_counts(
     train(place, 1, 2)
     (place / LATEST).write_bytes(change((place / LATEST).read_bytes()))
     found = OnBucket.look(place)
-    assert found.latest == Latest(2, (1, 2))
+    newest = found.manifest(place, 2)
+    assert found.latest == Latest(2, (1, 2), name_of(newest))
     assert f"{place}/{LATEST} is damaged" in caplog.text
