@@ -45,9 +45,9 @@ def on_each_write(monkeypatch: pytest.MonkeyPatch, called: Callable[[], None]) -
     for name in WRITES:
         right = getattr(RemotePath, name)
 
-        def write(self: RemotePath, *arguments: Any, right: Any = right) -> Any:
+        def write(self: RemotePath, *arguments: Any, right: Any = right, **options: Any) -> Any:
             called()
-            return right(self, *arguments)
+            return right(self, *arguments, **options)
 
         monkeypatch.setattr(RemotePath, name, write)
 

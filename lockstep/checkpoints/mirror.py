@@ -238,8 +238,13 @@ class Mirror:
 
     def __init__(self, folder: Path, bucket: RemotePath) -> None:
         self.folder, self.bucket = folder, bucket
-        self.check: Callable[[], None] = lambda: None
-        """Is called before `latest.json` is switched; raises a WorkdirError where another process has the run."""
+        self.check: Callable[[], None] = self.check_latest
+        """Is called before objects of checkpoints are written; raises a WorkdirError where another process has the run.
+
+        While a lease is held it is that of the lease.
+        """
+        self.is_fetched = False
+        """Whether a script of this process has brought the folder up to date, and goes on in it."""
         self._lock, self._uploading = threading.Lock(), threading.Lock()
         self._thread: threading.Thread | None = None
         self._is_asked, self._is_failing = False, False
@@ -303,9 +308,27 @@ class Mirror:
 
     def hold(self) -> None:
         """Note that this process works in the folder; raises WorkdirError if the bucket has gone on without it."""
-        self._lost, self._sent = None, None
+        self.forget()
         self._note(owner=this_process())
         self._learn()
+
+    def forget(self) -> None:
+        """Look anew at the bucket before the next upload, as where the folder has been fetched again."""
+        self._lost, self._sent = None, None
+
+    def check_latest(self) -> None:
+        """Check, without a lease, that `latest.json` is none of another process; raises WorkdirError."""
+        with suppress(FileNotFoundError, ValueError, RecursionError):
+            self._check_known(Latest.decode((self.bucket / LATEST).read_bytes()))
+
+    def _check_known(self, latest: Latest) -> None:
+        if not self._knows(latest):
+            raise WorkdirError(
+                f"The run in {self.bucket} has been taken further by another process than this start's.",
+                given=f"step {latest.step}, which was not uploaded from {self.folder}",
+                expected="one start of a run at a time",
+                hint="let the other one go on; or start again, and what is there is taken up",
+            )
 
     def _knows(self, latest: Latest) -> bool:
         """Whether the folder goes on from a state of the bucket."""
@@ -322,7 +345,8 @@ class Mirror:
             try:
                 self._upload()
             except WorkdirError as error:
-                self._lost = error
+                with self._lock:
+                    self._lost, self._thread, self._is_asked = error, None, False
                 return
             except Exception as error:
                 self._tell(error)
@@ -376,13 +400,8 @@ class Mirror:
             for step in found.latest.checkpoints if found.latest else ():
                 with suppress(DamagedError):
                     sent[step] = found.manifest(self.bucket, step)
-            if found.latest and not self._knows(found.latest):
-                raise WorkdirError(
-                    f"The run in {self.bucket} has been taken further by another process than this start's.",
-                    given=f"step {found.latest.step}, which was not uploaded from {self.folder}",
-                    expected="one start of a run at a time",
-                    hint="let the other one go on; or start again, and what is there is taken up",
-                )
+            if found.latest:
+                self._check_known(found.latest)
             self._latest, self._there, self._sent, self._files = found.latest, {*steps_listed(found.listing)}, sent, {}
             if _RESULT in found.listing:
                 self._files[_RESULT] = -1, -1
@@ -398,12 +417,14 @@ class Mirror:
             folder = self.bucket / CHECKPOINTS / step_name(step)
             for entry in manifest.files if aside and manifest else ():
                 if aside and (before is None or entry not in before.files):
+                    self.check()
                     self._there.add(step)
                     sent.pop(step, None)
                     (folder / entry.name).upload(aside / entry.name)
             if with_files:
                 self._send_files()
             if aside and manifest and manifest != before:
+                self.check()
                 self._note_tokens(name_of(manifest))
                 (folder / MANIFEST).write_bytes(manifest.encode())
                 if (aside / PINNED).exists():
@@ -447,7 +468,7 @@ class Mirror:
         self.check()
         # Known before it is there: the answer may be lost, or this process killed.
         self._note_tokens(latest.token)
-        (self.bucket / LATEST).write_bytes(latest.encode())
+        (self.bucket / LATEST).write_bytes(latest.encode(), before_repeat=self.check)
         self._note(tokens=(latest.token, *(name_of(sent[step]) for step in latest.checkpoints)))
         self._latest = latest
 
@@ -468,8 +489,11 @@ class Mirror:
     def _delete_surplus(self, newest: int) -> None:
         """Delete the checkpoints before the newest that `latest.json` does not name, the manifest of each first."""
         kept = self._latest.checkpoints if self._latest and self._latest.step == newest else None
-        for step in sorted(self._there) if kept is not None else ():
-            if step < newest and kept is not None and step not in kept and not self._is_pinned(step):
+        surplus = {step for step in self._there if step < newest and step not in kept} if kept is not None else set()
+        if surplus:
+            self.check()
+        for step in sorted(surplus):
+            if not self._is_pinned(step):
                 folder = self.bucket / CHECKPOINTS / step_name(step)
                 folder.invalidate()
                 for name in sorted(folder.walk_files(), key=lambda name: name != MANIFEST):

@@ -202,6 +202,7 @@ class Workdir:
                 with reached(mirror.bucket):
                     lease = take(mirror.bucket, known_dead=known_dead)
                     stack.callback(lease.release)
+                    stack.callback(setattr, mirror, "check", mirror.check_latest)
                     stack.callback(mirror.close)
                     mirror.check = lease.check
                     mirror.hold()

@@ -296,9 +296,9 @@ class RemotePath:
             raise io.UnsupportedOperation(f"{self}: mode {mode!r}")
         return io.BytesIO(self.read_bytes())
 
-    def write_bytes(self, data: bytes) -> None:
-        """Write an object; it is there as a whole or not at all."""
-        self._call(lambda fs: fs.pipe_file(self._path, data))
+    def write_bytes(self, data: bytes, *, before_repeat: Callable[[], None] | None = None) -> None:
+        """Write an object; it is there as a whole or not at all. `before_repeat` is as in `with_retries`."""
+        self._call(lambda fs: fs.pipe_file(self._path, data), before_repeat)
 
     def write_new(self, data: bytes) -> bool:
         """Write an object unless there is one of that name; returns whether this call, and no other, has written it.
@@ -332,9 +332,9 @@ class RemotePath:
         """Forget what was listed: another process may have written here."""
         self._call(lambda fs: fs.invalidate_cache())
 
-    def _call(self, request: Callable[[Any], Result]) -> Result:
+    def _call(self, request: Callable[[Any], Result], before_repeat: Callable[[], None] | None = None) -> Result:
         """Make a request of the store, again and again where it may help."""
-        return with_retries(lambda: _asked(self._scheme, request), str(self))
+        return with_retries(lambda: _asked(self._scheme, request), str(self), before_repeat=before_repeat)
 
 
 class DataPath(RemotePath):
@@ -347,9 +347,9 @@ class DataPath(RemotePath):
 
     __slots__ = ()
 
-    def _call(self, request: Callable[[Any], Result]) -> Result:
+    def _call(self, request: Callable[[Any], Result], before_repeat: Callable[[], None] | None = None) -> Result:
         try:
-            return super()._call(request)
+            return super()._call(request, before_repeat)
         except (LockstepError, FileNotFoundError):
             raise
         except Exception as error:

@@ -65,14 +65,24 @@ def _wait(seconds: float, error: Exception) -> None:
         raise error
 
 
-def with_retries(request: Callable[[], Result], what: str, *, tries: int = NUM_TRIES) -> Result:
+def with_retries(
+    request: Callable[[], Result],
+    what: str,
+    *,
+    tries: int = NUM_TRIES,
+    before_repeat: Callable[[], None] | None = None,
+) -> Result:
     """Make a request until it succeeds, or has failed so often that the error is raised; `what` names it in the log.
+
+    What `before_repeat` raises, when it is called after a wait, is raised at once.
 
     Raises:
         StoreError: the credentials have expired, and no new ones have come.
     """
     number, waited = 1, 0.0
     while True:
+        if before_repeat and (number > 1 or waited):
+            before_repeat()
         try:
             return request()
         except Exception as error:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from lockstep.checkpoints.background import BackgroundWriter, wait_for_writers
 from lockstep.checkpoints.encoding import FROZEN
-from lockstep.checkpoints.fetching import fetch_run
-from lockstep.checkpoints.mirror import MirroredStore, store_in
+from lockstep.checkpoints.fetching import fetch_run, local_folder
+from lockstep.checkpoints.mirror import MirroredStore, mirror_of, store_in
 from lockstep.checkpoints.store import BeforeWrite, Checkpoint, Store
 from lockstep.checks import Count, FiniteFloat, PositiveFloat, check_all, check_type, check_value
 from lockstep.data.loader import Loader, check_stream
@@ -57,6 +57,8 @@ def save(
         CheckpointError: it cannot be written, or the state is not finite: trained parameters, averages and slots have
             to be, and nothing may hold NaN, whatever `nonfinite` says. Older checkpoints are as they were. An
             UploadError where it is on the disk of this machine, and not on the bucket.
+        WorkdirError: another process has taken the run on the bucket further; or the bucket cannot be reached for the
+            first time in this process, by this call or by `resume`.
     """
     worker = join()
     if worker.is_chief:
@@ -174,11 +176,23 @@ def dotted(name: str, part: str) -> str:
     return f"{name}.{part}" if name else part
 
 
-def store_of(workdir: str | Path | Store) -> Store:
-    """The store itself, or that of a run's folder; one on a bucket is brought to this machine first."""
+def store_of(workdir: str | Path | Store, *, anew: bool = False) -> Store:
+    """The store itself, or that of a run's folder.
+
+    One on a bucket is brought to this machine first, once in a process: in the midst of a run another's state is not
+    put under its hands. With `anew` it is brought up to date.
+    """
     if isinstance(workdir, Store):
         return workdir
-    return store_in(fetch_run(str(workdir)) if is_url(workdir) else Path(workdir))
+    if not is_url(workdir):
+        return store_in(Path(workdir))
+    mirror = mirror_of(local_folder(str(workdir)))
+    if anew or mirror is None or not mirror.is_fetched:
+        mirror = mirror_of(fetch_run(str(workdir)))
+        if mirror and mirror.check == mirror.check_latest:  # and no run of this process works there
+            mirror.is_fetched = True
+            mirror.forget()
+    return store_in(local_folder(str(workdir)))
 
 
 def resume(
@@ -236,7 +250,7 @@ def read_checkpoint(
     """The same checkpoint on all workers, as `Store.read` finds it; None where there is none."""
     wait_for_writers()
     worker = join()
-    found = store_of(workdir).read(step, check_values, before=before) if worker.is_chief else None
+    found = store_of(workdir, anew=True).read(step, check_values, before=before) if worker.is_chief else None
     if worker.num_workers == 1:
         return found
     newest = worker.group.broadcast(found.step if found else None)

@@ -6,10 +6,12 @@ import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from bucket_runs import Machines, files, mirrored, new_place, objects, on_each_write
 from checkpoint_helpers import sections_of, write
+from fsspec.implementations.memory import MemoryFileSystem
 
 from lockstep.checkpoints.fetching import fetch_run
 from lockstep.checkpoints.manifest import Manifest
@@ -27,6 +29,7 @@ from lockstep.checkpoints.mirror import (
 from lockstep.checkpoints.retention import Retention
 from lockstep.checkpoints.store import Store
 from lockstep.errors import DataError, LockstepError, WorkdirError
+from lockstep.storage import retries
 from lockstep.storage.remote_path import RemotePath
 
 
@@ -258,6 +261,45 @@ def test_a_lost_lease_switches_nothing(machines: Machines, place: RemotePath) ->
     store.mirror.check = lost
     write(store, 2)
     with pytest.raises(WorkdirError, match="taken over"):
+        store.mirror.settle()
+    assert objects(place) == before
+
+
+def test_a_try_after_the_run_is_taken_over_writes_no_latest(
+    machines: Machines, place: RemotePath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = mirrored(train(place, 1))
+    before, right, failed = (place / LATEST).read_bytes(), MemoryFileSystem.pipe_file, list[str]()
+
+    def fail_once(self: MemoryFileSystem, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
+        if path.endswith(LATEST) and not failed:
+            failed.append(path)
+            raise OSError("timeout")
+        right(self, path, value, mode, **options)
+
+    def check() -> None:
+        if failed:
+            raise WorkdirError("taken over", given="", expected="", hint="")
+
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", fail_once)
+    monkeypatch.setattr(retries, "_FIRST_WAIT_SECONDS", 0.0)
+    store.mirror.check = check
+    write(store, 2)
+    with pytest.raises(WorkdirError, match="taken over"):
+        store.mirror.settle()
+    assert failed
+    assert (place / LATEST).read_bytes() == before
+
+
+def test_without_a_lease_what_another_machine_has_made_is_not_overwritten(
+    machines: Machines, place: RemotePath
+) -> None:
+    store = mirrored(train(place, 1))
+    machines.use("second")
+    train(place, 2)
+    before = objects(place)
+    write(store, 2, 3)
+    with pytest.raises(WorkdirError, match="has been taken further by another process"):
         store.mirror.settle()
     assert objects(place) == before
 

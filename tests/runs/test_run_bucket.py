@@ -13,8 +13,9 @@ import time
 from pathlib import Path
 
 import pytest
-from bucket_runs import Machines, copied, new_place, objects, on_each_write
+from bucket_runs import Machines, copied, mirrored, new_place, objects, on_each_write
 from bucket_script import STEPS, train
+from checkpoint_helpers import write
 from object_server import Fault, FaultyProxy
 from worker_processes import HANG_SECONDS
 
@@ -166,6 +167,30 @@ def test_two_machines_do_not_train_one_run(machines: Machines) -> None:
     train(str(place), 3, hooks=[another])
     assert errors[0].what == f"The run in {place} is going on already."
     assert f"held by process {os.getpid()} on host" in errors[0].given
+
+
+def test_after_a_run_that_was_lost_the_same_process_goes_on(machines: Machines) -> None:
+    place = new_place()
+    workdir = Workdir(fetch_run(place))
+
+    def lost() -> None:
+        raise WorkdirError("taken over", given="", expected="", hint="")
+
+    with workdir.held():
+        store = mirrored(workdir.path)
+        store.mirror.check = lost
+        write(store, 1)
+        with pytest.raises(WorkdirError, match="taken over"):
+            workdir.settle()
+    for step in (2, 3):
+        with workdir.held():
+            write(store, step)
+            assert store.mirror._thread
+            store.mirror._thread.join()
+            assert Latest.decode((place / LATEST).read_bytes()).step == step
+    write(store, 4)  # by a script, after the lease is given up
+    store.mirror.settle()
+    assert Latest.decode((place / LATEST).read_bytes()).step == 4
 
 
 def test_several_hosts_have_no_folder_that_all_see(machines: Machines, tmp_path: Path) -> None:

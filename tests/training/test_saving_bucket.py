@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,11 @@ from bucket_runs import Machines, new_place, objects, on_each_write
 from torch import nn
 
 import lockstep as ls
+from lockstep.checkpoints import mirror
+from lockstep.checkpoints.fetching import local_folder
 from lockstep.checkpoints.mirror import LATEST, Latest, UploadError
+from lockstep.checkpoints.store import Store
+from lockstep.errors import WorkdirError
 from lockstep.storage.remote_path import RemotePath
 from lockstep.training.run_weights import open_weights, run_at_step
 
@@ -69,6 +74,45 @@ def test_a_saver_ends_with_all_of_it_on_the_bucket(machines: Machines) -> None:
     saver.save(state, loader)
     saver.wait()
     assert steps_on(place) == (1, 2, 3, 4)
+
+
+def test_a_save_with_the_bucket_away_is_on_the_disk(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, (state, loader) = new_place(), script()
+    ls.resume(state, loader, str(place))
+
+    def away(self: RemotePath, *arguments: Any) -> None:
+        raise OSError("no route to host")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RemotePath, "_call", away)
+        with pytest.raises(UploadError, match="not on the bucket as it is here"):
+            ls.save(state, loader, str(place))
+        assert Store(local_folder(place) / "checkpoints").steps() == [0]
+    train(state, loader, 1)
+    ls.save(state, loader, str(place))
+    assert steps_on(place) == (0, 1)
+
+
+def test_of_two_machines_that_save_the_one_that_is_behind_ends(machines: Machines) -> None:
+    place, (state, loader) = new_place(), script()
+    ls.save(state, loader, str(place))
+    first = {**mirror._mirrors}
+    machines.use("second")
+    again, its_loader = script()
+    ls.resume(again, its_loader, str(place))
+    train(again, its_loader, 2)
+    ls.save(again, its_loader, str(place))
+    machines.use("first")
+    mirror._mirrors.update(first)  # the process that is there still
+    train(state, loader, 3)
+    for _ in range(2):
+        with pytest.raises(WorkdirError, match="has been taken further by another process"):
+            ls.save(state, loader, str(place))
+    assert steps_on(place) == (0, 2)
+    assert ls.resume(state, loader, str(place)) == 2
+    train(state, loader, 3)
+    ls.save(state, loader, str(place))
+    assert steps_on(place) == (0, 2, 3)
 
 
 def test_an_upload_that_fails_is_an_error_of_the_save(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
