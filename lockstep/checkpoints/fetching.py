@@ -16,12 +16,13 @@ import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lockstep.checkpoints.manifest import MANIFEST, DamagedError, FileEntry, Manifest
 from lockstep.checkpoints.mirror import (
     CHECKPOINTS,
+    KEPT_HERE,
     LATEST,
     KnownBucket,
     Latest,
@@ -38,6 +39,7 @@ from lockstep.errors import CheckpointError, LockstepError, WorkdirError
 from lockstep.records.index_cache import cache_folder
 from lockstep.screen import log
 from lockstep.storage.remote_path import RemotePath
+from lockstep.storage.retries import told
 
 try:
     import fcntl
@@ -45,10 +47,9 @@ except ImportError:  # elsewhere than on Linux and macOS one process at a time i
     fcntl = None  # type: ignore[assignment]
 
 _NUM_AT_ONCE = 4
+_NUM_LOOKS = 5
 _LEASE = re.compile(r"\.lease-\d{6,}")
 _LONGEST_NAME = 255
-_KEPT_HERE = ("evaluations.jsonl", "summaries-evaluation")
-"""What `lockstep evaluate` writes, also where another machine trains."""
 
 
 def local_folder(url: str | RemotePath) -> Path:
@@ -91,6 +92,10 @@ def fetch_run(url: str | RemotePath, *, contents: bool = True) -> Path:
         found = OnBucket.look(bucket)
         if found.latest is None:
             _check_is_free(bucket, found)
+            if contents and origin and origin.tokens and all(name.startswith(".lease-") for name in found.listing):
+                aside = _set_aside(home)
+                log.warning("%s has been deleted on the bucket; the copy here is kept as %s", bucket, aside)
+                origin = None
             if origin is None:
                 KnownBucket(str(bucket)).write(home)
             return home
@@ -118,7 +123,7 @@ def reached(bucket: RemotePath) -> Iterator[None]:
             hint = "make the bucket, or name another"
         raise WorkdirError(
             f"{bucket} cannot be used.",
-            given=f"{type(error).__name__}: {error}",
+            given=f"{type(error).__name__}: {told(error)}",
             expected="a folder on a bucket that this user may read and write",
             hint="make space, or set XDG_CACHE_HOME to a folder that can be written" if is_here else hint,
         ) from error
@@ -179,13 +184,26 @@ class _Filling:
         staging = self.target.with_name(f".{self.target.name}.{uuid.uuid4().hex}.partial")
         (staging / CHECKPOINTS).mkdir(parents=True)
         try:
-            self._check_room()
-            self._fetch_files(staging)
-            self._fetch_checkpoints(staging)
-            KnownBucket(str(self.bucket), (self.latest.token,)).write(staging)
-            self._take_place(staging)
+            self._fetch(staging)._take_place(staging)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
+
+    def _fetch(self, staging: Path) -> _Filling:
+        """Download it, and look again where something is gone, as a run that goes on deletes; returns what it was."""
+        filling = self
+        for looks_left in reversed(range(_NUM_LOOKS)):
+            try:
+                filling._check_room()
+                filling._fetch_files(staging)
+                filling._fetch_checkpoints(staging)
+                KnownBucket(str(self.bucket), (filling.latest.token,)).write(staging)
+                return filling
+            except FileNotFoundError:
+                found = OnBucket.look(self.bucket)
+                if not looks_left or found.latest is None:
+                    raise
+                filling = replace(self, found=found, latest=found.latest)
+        raise AssertionError("the last look returns or raises")
 
     def _check_room(self) -> None:
         names = [name for name in self.found.listing if self.contents or not name.startswith(f"{CHECKPOINTS}/")]
@@ -202,8 +220,15 @@ class _Filling:
 
     def _fetch_files(self, staging: Path) -> None:
         """Download all files but those of checkpoints; names that would lead elsewhere are left out."""
+        for left in staging.iterdir():  # of an earlier look
+            if left.is_dir() and left.name != CHECKPOINTS:
+                shutil.rmtree(left)
+            elif left.is_file():
+                left.unlink()
         names = [name for name in self.found.listing if not name.startswith(f"{CHECKPOINTS}/") and name != LATEST]
         for name in names:
+            if name.split("/")[0] in KEPT_HERE:
+                continue
             if _is_name(name):
                 file = staging / name
                 file.parent.mkdir(parents=True, exist_ok=True)
@@ -220,12 +245,16 @@ class _Filling:
     def _fetch_checkpoints(self, staging: Path) -> None:
         """Download the checkpoints that are whole, and tell those that are not."""
         damages = []
+        named = {*map(step_name, self.latest.checkpoints)}
+        for left in (staging / CHECKPOINTS).iterdir():  # of an earlier look
+            if left.name not in named or not (left / MANIFEST).exists():
+                shutil.rmtree(left)
         for step in reversed(self.latest.checkpoints):
             folder = staging / CHECKPOINTS / step_name(step)
             try:
                 manifest = self.found.manifest(self.bucket, step)
-                folder.mkdir()
-                if self.contents:
+                folder.mkdir(exist_ok=True)
+                if self.contents and not _holds(folder, manifest):
                     self._fetch_checkpoint(manifest, folder)
                 (folder / MANIFEST).write_bytes(manifest.encode())
                 if f"{CHECKPOINTS}/{folder.name}/{PINNED}" in self.found.listing:
@@ -253,20 +282,26 @@ class _Filling:
             (there / entry.name).download(folder / entry.name)
             _verify(entry, folder, there)
 
-        with ThreadPoolExecutor(_NUM_AT_ONCE) as threads:
+        threads = ThreadPoolExecutor(_NUM_AT_ONCE)
+        try:
             list(threads.map(fetch, manifest.files))
+        except Exception:
+            threads.shutdown(cancel_futures=True)
+            raise
+        finally:  # Ctrl-C waits for nobody
+            threads.shutdown(wait=False, cancel_futures=True)
 
     def _take_place(self, staging: Path) -> None:
         """Give what was downloaded the name of the folder; a folder with checkpoints that nobody else has is kept."""
         if self.target.exists():
-            for name in _KEPT_HERE:
-                if (self.target / name).exists() and not (staging / name).exists():
+            for name in KEPT_HERE:
+                if (self.target / name).exists():
                     (self.target / name).rename(staging / name)
             before = self.target.with_name(f".{self.target.name}.{uuid.uuid4().hex}.partial")
             steps = Store(self.target / CHECKPOINTS).steps() if self.contents else []
             unsent = [step for step in steps if step > self.latest.step]
             if unsent:
-                before = self.target.with_name(f"{self.target.name}.before-{time.strftime('%Y%m%dT%H%M%S')}")
+                before = _set_aside(self.target)
                 log.warning(
                     "%s has been taken further elsewhere, to step %d; the copy here, with step %d, is kept as %s",
                     self.bucket,
@@ -274,7 +309,8 @@ class _Filling:
                     unsent[-1],
                     before,
                 )
-            self.target.rename(before)
+            else:
+                self.target.rename(before)
             staging.rename(self.target)
             if not unsent:
                 shutil.rmtree(before, ignore_errors=True)
@@ -283,12 +319,26 @@ class _Filling:
         sync_folder(self.target.parent)
 
 
+def _set_aside(home: Path) -> Path:
+    """Give a folder another name, with the time in it, and return that."""
+    aside = home.with_name(f"{home.name}.before-{time.strftime('%Y%m%dT%H%M%S')}")
+    while aside.exists():
+        aside = aside.with_name(f"{aside.name}-{uuid.uuid4().hex[:4]}")
+    home.rename(aside)
+    return aside
+
+
 def _verify(entry: FileEntry, folder: Path, there: RemotePath) -> None:
     with (folder / entry.name).open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
         os.fsync(file.fileno())
     if found != entry.sha256:
         raise broken(there / entry.name, f"sha256 {found}", f"sha256 {entry.sha256}, as the manifest says")
+
+
+def _holds(folder: Path, manifest: Manifest) -> bool:
+    """Whether a checkpoint that was verified is there, with the same manifest."""
+    return (folder / MANIFEST).exists() and Manifest.read(folder) == manifest
 
 
 def _is_name(name: str) -> bool:

@@ -37,10 +37,13 @@ from lockstep.errors import CheckpointError, LockstepError, WorkdirError
 from lockstep.owner import Owner, this_process
 from lockstep.screen import log
 from lockstep.storage.remote_path import ObjectStat, RemotePath
+from lockstep.storage.retries import told
 
 LATEST, MARKER, CHECKPOINTS = "latest.json", ".mirror.json", "checkpoints"
 STEP_NAME = re.compile(r"step-(\d{8,18})")
 _ASIDE = ".upload.partial"
+KEPT_HERE = ("evaluations.jsonl", "summaries-evaluation")
+"""What `lockstep evaluate` writes, also where another machine trains; it is not uploaded."""
 _RESULT = "result.json"
 """The one file of a run that a new start takes away."""
 _FORMAT, _MOST_BYTES, _MOST_CHECKPOINTS = 1, 1 << 20, 10_000
@@ -248,6 +251,8 @@ class Mirror:
         self._lock, self._uploading = threading.Lock(), threading.Lock()
         self._thread: threading.Thread | None = None
         self._is_asked, self._is_failing = False, False
+        self._is_unsettled = False
+        """Whether `settle` has failed in this process, which has told it, and has waited long enough."""
         self._lost: WorkdirError | None = None
         self._newest, self._retention = -1, Retention()
         self._latest: Latest | None = None
@@ -255,6 +260,8 @@ class Mirror:
         """The checkpoints that are whole on the bucket; None before it was looked at."""
         self._there: set[int] = set()
         """The steps of which the bucket has objects."""
+        self._pinned: set[int] = set()
+        """The checkpoints that are known to be pinned there."""
         self._files: dict[str, tuple[int, int]] = {}
         """Sizes and times of change of the files that were sent."""
 
@@ -287,6 +294,7 @@ class Mirror:
         except WorkdirError:
             raise
         except Exception as error:
+            self._is_unsettled = True
             raise UploadError(
                 f"The run is not on the bucket as it is here: {self.bucket}.",
                 given=_told(error),
@@ -294,12 +302,12 @@ class Mirror:
                 hint=f"the run is whole in {self.folder}: the same command on this machine goes on from there, and "
                 "uploads it",
             ) from error
-        self._is_failing = False
+        self._is_failing = self._is_unsettled = False
 
     def close(self) -> None:
         """Upload what can be uploaded when a run ends with an error, and give the folder free."""
         try:
-            if self._newest >= 0 and not self._lost:
+            if self._newest >= 0 and not self._lost and not self._is_unsettled:
                 self.settle()
         except LockstepError as error:
             log.error("%s Given: %s; %s", error.what, error.given, error.hint)
@@ -308,6 +316,7 @@ class Mirror:
 
     def hold(self) -> None:
         """Note that this process works in the folder; raises WorkdirError if the bucket has gone on without it."""
+        self._is_unsettled = False
         self.forget()
         self._note(owner=this_process())
         self._learn()
@@ -402,6 +411,8 @@ class Mirror:
                     sent[step] = found.manifest(self.bucket, step)
             if found.latest:
                 self._check_known(found.latest)
+            listed = {step: f"{CHECKPOINTS}/{step_name(step)}/{PINNED}" for step in sent}
+            self._pinned = {step for step, name in listed.items() if name in found.listing}
             self._latest, self._there, self._sent, self._files = found.latest, {*steps_listed(found.listing)}, sent, {}
             if _RESULT in found.listing:
                 self._files[_RESULT] = -1, -1
@@ -427,9 +438,10 @@ class Mirror:
                 self.check()
                 self._note_tokens(name_of(manifest))
                 (folder / MANIFEST).write_bytes(manifest.encode())
-                if (aside / PINNED).exists():
-                    (folder / PINNED).write_bytes(b"")
                 sent[step] = manifest
+            if aside and step not in self._pinned and (aside / PINNED).exists():
+                (folder / PINNED).write_bytes(b"")
+                self._pinned.add(step)
 
     @contextmanager
     def _kept_aside(self, step: int) -> Iterator[Path | None]:
@@ -512,7 +524,7 @@ class Mirror:
 
 
 def _told(error: Exception) -> str:
-    return f"{error.what} {error.given}" if isinstance(error, LockstepError) else f"{type(error).__name__}: {error}"
+    return told(error) if isinstance(error, LockstepError) else f"{type(error).__name__}: {told(error)}"
 
 
 def link_or_copy(file: Path, target: Path) -> None:
@@ -532,6 +544,8 @@ def _files_in(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
         folders[:] = [each for each in sorted(folders) if not each.startswith(".") and here / each != Path(CHECKPOINTS)]
         for name in sorted(names):
             path = Path(root) / name
+            if (here / name).parts[0] in KEPT_HERE:
+                continue
             if not name.startswith(".") and path.is_file() and not path.is_symlink() and name != LATEST:
                 with suppress(FileNotFoundError):
                     yield (here / name).as_posix(), path.stat()

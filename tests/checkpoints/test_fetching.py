@@ -14,9 +14,10 @@ from bucket_runs import Machines, files, mirrored, new_place, objects
 from checkpoint_helpers import write
 
 from lockstep.checkpoints import fetching
-from lockstep.checkpoints.fetching import fetch_run, local_folder
+from lockstep.checkpoints.fetching import fetch_run, local_folder, reached
 from lockstep.checkpoints.manifest import hash_of_json
-from lockstep.checkpoints.mirror import LATEST, KnownBucket
+from lockstep.checkpoints.mirror import LATEST, KnownBucket, Latest, MirroredStore, store_in
+from lockstep.checkpoints.retention import Retention
 from lockstep.checkpoints.store import Store
 from lockstep.errors import CheckpointError, DataError, WorkdirError
 from lockstep.storage.remote_path import RemotePath
@@ -107,6 +108,68 @@ def test_records_alone(machines: Machines, place: RemotePath) -> None:
     origin = KnownBucket.read(folder)
     assert origin
     assert origin.url == str(place)
+
+
+def test_a_run_that_goes_on_deletes_what_is_being_fetched(
+    machines: Machines, place: RemotePath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, right, step = store_in(local_folder(place), Retention(newest=2)), RemotePath.download, [2]
+    assert isinstance(store, MirroredStore)
+
+    def download(self: RemotePath, file: Path) -> None:
+        if self.name == "parameters.safetensors" and step[0] < 4:
+            step[0] += 1
+            write(store, step[0])
+            store.mirror.settle()
+        right(self, file)
+
+    machines.use("second")
+    monkeypatch.setattr(fetching, "_NUM_AT_ONCE", 1)
+    monkeypatch.setattr(RemotePath, "download", download)
+    folder = fetch_run(place)
+    assert steps(folder) == [3, 4]
+    origin = KnownBucket.read(folder)
+    assert origin
+    assert origin.tokens == (Latest.decode((place / LATEST).read_bytes()).token,)
+    assert {name: data for name, data in objects(place).items() if name != LATEST} == files(folder)
+
+
+def test_a_run_that_its_user_deletes_is_not_gone_on_with(
+    machines: Machines, place: RemotePath, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = local_folder(place)
+    for name in place.walk_files():
+        (place / name).unlink()
+    (place / ".lease-000002").write_bytes(b"{}")
+    fetch_run(place, contents=False)
+    assert steps(folder) == [1, 2]
+    assert fetch_run(place) == folder
+    assert steps(folder) == []
+    (aside,) = folder.parent.glob("*.before-*")
+    assert steps(aside) == [1, 2]
+    assert f"{place} has been deleted on the bucket; the copy here is kept as {aside}" in caplog.text
+    assert steps(train(place, 1)) == [1]
+
+
+def test_lines_of_evaluate_stay_on_each_machine(machines: Machines, place: RemotePath) -> None:
+    (local_folder(place) / "evaluations.jsonl").write_text("of the first\n")
+    train(place, 3)
+    machines.use("second")
+    folder = fetch_run(place)
+    assert not (folder / "evaluations.jsonl").exists()
+    (folder / "evaluations.jsonl").write_text("of the second\n")
+    (place / "evaluations.jsonl").write_bytes(b"of somebody\n")
+    machines.use("first")
+    assert (train(place, 4) / "evaluations.jsonl").read_text() == "of the first\n"
+    machines.use("second")
+    assert fetch_run(place) == folder
+    assert (folder / "evaluations.jsonl").read_text() == "of the second\n"
+
+
+def test_signed_queries_are_not_told(place: RemotePath) -> None:
+    with pytest.raises(WorkdirError) as caught, reached(place):
+        raise OSError("GET https://host/key?sig=secret failed")
+    assert caught.value.given == "OSError: GET https://host/key failed"
 
 
 # What is broken -------------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from lockstep.checkpoints.mirror import (
     Latest,
     MirroredStore,
     OnBucket,
+    UploadError,
     mirror_of,
     name_of,
     shown_path,
@@ -206,6 +207,34 @@ def test_retention_of_the_folder_is_that_of_the_bucket(machines: Machines, place
     folder = train(place, 6, retention=retention)
     assert Store(folder / "checkpoints").steps() == [1, 5, 6]
     assert Latest.decode((place / LATEST).read_bytes()).checkpoints == (1, 5, 6)
+
+
+def test_a_pin_that_comes_later_is_sent(machines: Machines, place: RemotePath) -> None:
+    retention = Retention(newest=2)
+    folder = train(place, 1, 2, retention=retention)
+    (folder / "checkpoints" / "step-00000001" / "pinned").touch()
+    train(place, 3, retention=retention)
+    machines.use("second")
+    assert Store(train(place, 4, 5, retention=retention) / "checkpoints").steps() == [1, 4, 5]
+
+
+def test_a_settle_that_has_failed_is_not_made_again_at_the_end(
+    machines: Machines, place: RemotePath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirror, tries = mirrored(train(place, 1)).mirror, list[int]()
+    write(Store(mirror.folder / "checkpoints"), 2)
+
+    def fail() -> None:
+        tries.append(1)
+        raise OSError("the link is down")
+
+    monkeypatch.setattr(mirror, "_newest", 2)
+    with monkeypatch.context() as patched:
+        on_each_write(patched, fail)
+        with pytest.raises(UploadError):
+            mirror.settle()
+        mirror.close()
+    assert len(tries) == 1
 
 
 def test_a_checkpoint_that_somebody_deletes_here_stays_there(machines: Machines, place: RemotePath) -> None:
