@@ -63,7 +63,7 @@ class Latest:
     checkpoints: tuple[int, ...]
     """The steps of all that are kept, ascending."""
     token: str = ""
-    """Names this state; where it was found out without the file, `name_of` the newest manifest."""
+    """Names this state; where it was found out without the file, `token_of` the newest manifest."""
 
     def encode(self) -> bytes:
         """The bytes of the file."""
@@ -110,7 +110,7 @@ class OnBucket:
                 log.warning("%s is damaged (%s): the checkpoints are looked through", bucket / LATEST, error)
         manifests = [each for step in steps_listed(listing) if (each := _whole_manifest(bucket, step, listing))]
         steps = tuple(each.step for each in manifests)
-        return cls(listing, Latest(steps[-1], steps, name_of(manifests[-1])) if steps else None)
+        return cls(listing, Latest(steps[-1], steps, token_of(manifests[-1])) if steps else None)
 
     def manifest(self, bucket: RemotePath, step: int) -> Manifest:
         """Read the manifest of a checkpoint, and compare with it the sizes of the files; raises DamagedError."""
@@ -138,7 +138,7 @@ def _whole_manifest(bucket: RemotePath, step: int, listing: dict[str, ObjectStat
         return None
 
 
-def name_of(manifest: Manifest) -> str:
+def token_of(manifest: Manifest) -> str:
     """The token of a bucket without a `latest.json` that can be read, whose newest checkpoint has this manifest."""
     return hashlib.sha256(manifest.encode()).hexdigest()[:32]
 
@@ -436,7 +436,7 @@ class Mirror:
                 self._send_files()
             if aside and manifest and manifest != before:
                 self.check()
-                self._note_tokens(name_of(manifest))
+                self._note_tokens(token_of(manifest))
                 (folder / MANIFEST).write_bytes(manifest.encode())
                 sent[step] = manifest
             if aside and step not in self._pinned and (aside / PINNED).exists():
@@ -481,7 +481,7 @@ class Mirror:
         # Known before it is there: the answer may be lost, or this process killed.
         self._note_tokens(latest.token)
         (self.bucket / LATEST).write_bytes(latest.encode(), before_repeat=self.check)
-        self._note(tokens=(latest.token, *(name_of(sent[step]) for step in latest.checkpoints)))
+        self._note(tokens=(latest.token, *(token_of(sent[step]) for step in latest.checkpoints)))
         self._latest = latest
 
     def _kept(self, newest: int, sent: dict[int, Manifest]) -> tuple[int, ...]:

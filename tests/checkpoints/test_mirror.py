@@ -23,9 +23,9 @@ from lockstep.checkpoints.mirror import (
     OnBucket,
     UploadError,
     mirror_of,
-    name_of,
     shown_path,
     store_in,
+    token_of,
 )
 from lockstep.checkpoints.retention import Retention
 from lockstep.checkpoints.store import Store
@@ -372,5 +372,5 @@ def test_what_is_no_latest_is_told_and_the_listing_counts(
     (place / LATEST).write_bytes(change((place / LATEST).read_bytes()))
     found = OnBucket.look(place)
     newest = found.manifest(place, 2)
-    assert found.latest == Latest(2, (1, 2), name_of(newest))
+    assert found.latest == Latest(2, (1, 2), token_of(newest))
     assert f"{place}/{LATEST} is damaged" in caplog.text
