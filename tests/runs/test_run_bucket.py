@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from bucket_runs import Machines, copied, mirrored, new_place, objects, on_each_write
 from bucket_script import STEPS, train
-from checkpoint_helpers import write
 from object_server import Fault, FaultyProxy
 from worker_processes import HANG_SECONDS
 
@@ -176,19 +176,22 @@ def test_after_a_run_that_was_lost_the_same_process_goes_on(machines: Machines) 
     def lost() -> None:
         raise WorkdirError("taken over", given="", expected="", hint="")
 
+    def write(step: int) -> None:
+        store.write(step, {"parameters": {"w": torch.full((4,), float(step))}}, {"step": step})
+
     with workdir.held():
         store = mirrored(workdir.path)
         store.mirror.check = lost
-        write(store, 1)
+        write(1)
         with pytest.raises(WorkdirError, match="taken over"):
             workdir.settle()
     for step in (2, 3):
         with workdir.held():
-            write(store, step)
+            write(step)
             assert store.mirror._thread
             store.mirror._thread.join()
             assert Latest.decode((place / LATEST).read_bytes()).step == step
-    write(store, 4)  # by a script, after the lease is given up
+    write(4)  # by a script, after the lease is given up
     store.mirror.settle()
     assert Latest.decode((place / LATEST).read_bytes()).step == 4
 
