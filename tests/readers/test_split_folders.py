@@ -109,7 +109,7 @@ def test_a_table_in_a_folder_of_other_data_does_not_hide_it(tmp_path: Path, plac
         ("{}/saved", r"saved has several splits(.|\n)*train, test(.|\n)*name one: .*/saved/train"),
         ("{}/hub", r"hub has several splits"),
         ("{}/saved/val", r"names none of the splits(.|\n)*val(.|\n)*one of train, test"),
-        ("{}/hub/trian", r"names none of the splits(.|\n)*trian(.|\n)*one of test, train"),
+        ("{}/hub/traim", r"names none of the splits(.|\n)*traim(.|\n)*one of test, train"),
         ("tfds:shapes/1.2.0/dev", r"names none of the splits(.|\n)*name one: tfds:shapes/1\.2\.0/train"),
         ("tfds:none/1.0.0", r"There is no data set tfds:none/1\.0\.0(.|\n)*TFDS_DATA_DIR"),
         ("tfds:shapes/1.0.0", r"names none of the splits"),
@@ -180,7 +180,7 @@ def test_recipes_and_commands_find_them(tables: Path) -> None:
     assert found_from(tables, "saved/train") == f"{tables}/saved/train"
     with pytest.raises(DataError, match="There is no data set"):
         check_there("tfds:nothing")
-    assert find_split(tables / "hub" / "trian.toml") is None
+    assert find_split(tables / "hub" / "traim.toml") is None
     with pytest.raises(DataError, match="names none of the splits"):
         check_source(f"{tables}/hub/dev")
     with pytest.raises(InputError, match="neither a recipe nor data"):
