@@ -41,6 +41,11 @@ class Page:
         self.command("Emulation.setDeviceMetricsOverride", **metrics)
         self.prefer(scheme)
         self.browser.get(target.as_uri())
+        self.wait_until_drawn()  # before its first frame the browser drops what is pressed
+
+    def wait_until_drawn(self) -> None:
+        wait = "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(done));"
+        self.browser.execute_async_script(wait)
 
     def command(self, name: str, **arguments: Any) -> Any:
         return self.browser.execute_cdp_cmd(name, arguments)
@@ -63,8 +68,7 @@ class Page:
     @property
     def reading(self) -> str:
         """What is said at the top of the first chart, once the browser has drawn."""
-        wait = "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(done));"
-        self.browser.execute_async_script(wait)
+        self.wait_until_drawn()
         said: str = self.run("return document.querySelector('.reading').textContent")
         return said
 
