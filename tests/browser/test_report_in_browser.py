@@ -41,7 +41,6 @@ class Page:
         self.command("Emulation.setDeviceMetricsOverride", **metrics)
         self.prefer(scheme)
         self.browser.get(target.as_uri())
-        self.wait_until_drawn()  # before its first frame the browser drops what is pressed
 
     def wait_until_drawn(self) -> None:
         wait = "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(done));"
@@ -57,6 +56,7 @@ class Page:
         return self.browser.execute_script(script, *arguments)
 
     def press(self, *keys: str) -> None:
+        self.wait_until_drawn()  # before its first frame the browser drops what is pressed
         for key in keys:
             text = {"text": key} if len(key) == 1 else {}
             self.command("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
