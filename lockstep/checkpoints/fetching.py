@@ -29,11 +29,10 @@ from lockstep.checkpoints.mirror import (
     OnBucket,
     broken,
     link_or_copy,
-    step_name,
     steps_listed,
 )
 from lockstep.checkpoints.retention import PINNED
-from lockstep.checkpoints.store import Store
+from lockstep.checkpoints.store import Store, step_name
 from lockstep.durable import atomic_write, sync_folder
 from lockstep.errors import CheckpointError, LockstepError, WorkdirError
 from lockstep.records.index_cache import cache_folder

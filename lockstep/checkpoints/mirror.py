@@ -31,7 +31,7 @@ from typing import Any
 
 from lockstep.checkpoints.manifest import MANIFEST, MAX_MANIFEST_BYTES, DamagedError, Manifest
 from lockstep.checkpoints.retention import PINNED, Retention
-from lockstep.checkpoints.store import BeforeWrite, Store
+from lockstep.checkpoints.store import BeforeWrite, Store, step_name
 from lockstep.durable import atomic_write
 from lockstep.errors import CheckpointError, LockstepError, WorkdirError
 from lockstep.owner import Owner, this_process
@@ -147,11 +147,6 @@ def broken(path: RemotePath, given: object, expected: object) -> DamagedError:
     """The error for an object of a checkpoint that is not what was uploaded."""
     hint = "delete this checkpoint on the bucket; the one before it is used"
     return DamagedError(f"{path} is damaged.", given=given, expected=expected, hint=hint)
-
-
-def step_name(step: int) -> str:
-    """The name of the folder of a checkpoint."""
-    return f"step-{step:08d}"
 
 
 def steps_listed(listing: dict[str, ObjectStat]) -> list[int]:

@@ -89,7 +89,7 @@ class Store:
 
     def path(self, step: int) -> Path:
         """Where the checkpoint of a step is, or would be."""
-        return self.folder / f"step-{step:08d}"
+        return self.folder / step_name(step)
 
     def steps(self) -> list[int]:
         """The steps that have checkpoints, ascending; a checkpoint may turn out to be damaged."""
@@ -361,6 +361,11 @@ def _sha256(members: Mapping[str, Tensor]) -> str:
     for part in encode_tensors(members):
         sha256.update(part)
     return sha256.hexdigest()
+
+
+def step_name(step: int) -> str:
+    """The name of the folder of a checkpoint."""
+    return f"step-{step:08d}"
 
 
 def unfinished_path(final: Path, kind: Literal["new", "old"]) -> Path:

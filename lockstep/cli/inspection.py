@@ -20,8 +20,8 @@ import torch
 
 from lockstep.checkpoints.manifest import Manifest
 from lockstep.checkpoints.store import Store
-from lockstep.cli.shared import format_error, format_size
-from lockstep.errors import CheckpointError, DataError, InputError
+from lockstep.cli.shared import check_no_flag_of_weights, format_error, format_size
+from lockstep.errors import CheckpointError, DataError
 from lockstep.readers.split_folders import find_split
 from lockstep.records.example import Values, parse_sequence_example
 from lockstep.records.open_files import open_file
@@ -355,14 +355,7 @@ def find_record_files(path: str) -> Sequence[AnyPath]:
 
 def inspect_records(arguments: argparse.Namespace, files: Sequence[AnyPath]) -> int:
     """Write the report on these files; returns the exit code, 1 if something is damaged."""
-    for flag in ("diff", "values"):
-        if getattr(arguments, flag) is not None:
-            raise InputError(
-                f"--{flag} is for weights.",
-                given=f"{arguments.path}, which has records",
-                expected="a checkpoint, or a run",
-                hint=f"leave --{flag} out; lockstep show shows the examples of records",
-            )
+    check_no_flag_of_weights(arguments, "which has records", "records")
     scanned = [_scan(file) for file in files]
     found = [file for file, _ in scanned]
     first = next((payload for _, payload in scanned if payload is not None), None)

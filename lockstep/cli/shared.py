@@ -262,6 +262,18 @@ def check_output_folder(path: Path, *, overwrite: bool | None, flag: str = "--to
         )
 
 
+def check_no_flag_of_weights(arguments: argparse.Namespace, holds: str, examples: str) -> None:
+    """Refuse the flags of `lockstep inspect` that are for weights, beside a path that `holds` something else."""
+    for flag in ("diff", "values"):
+        if getattr(arguments, flag) is not None:
+            raise InputError(
+                f"--{flag} is for weights.",
+                given=f"{arguments.path}, {holds}",
+                expected="a checkpoint, or a run",
+                hint=f"leave --{flag} out; lockstep show shows the examples of {examples}",
+            )
+
+
 def format_size(num_bytes: int) -> str:
     """Format a number of bytes: "812 bytes", "12.3 MB"."""
     power = min((len(str(num_bytes)) - 1) // 3, len(_UNITS) - 1)

@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from lockstep.cli.shared import format_error, format_size
-from lockstep.errors import DataError, InputError, LockstepError
+from lockstep.cli.shared import check_no_flag_of_weights, format_error, format_size
+from lockstep.errors import DataError, LockstepError
 from lockstep.readers.split_folders import TABLE, find_split
 from lockstep.readers.table_columns import find_image, find_label, find_objects
 from lockstep.records.shards import expand_braces, find_shards
@@ -36,14 +36,7 @@ def find_table_files(path: str) -> list[AnyPath]:
 
 def inspect_tables(arguments: argparse.Namespace, files: Sequence[AnyPath]) -> int:
     """Write the report on these files; returns the exit code, 1 if something is damaged."""
-    for flag in ("diff", "values"):
-        if getattr(arguments, flag) is not None:
-            raise InputError(
-                f"--{flag} is for weights.",
-                given=f"{arguments.path}, which is a table",
-                expected="a checkpoint, or a run",
-                hint=f"leave --{flag} out; lockstep show shows the examples of tables",
-            )
+    check_no_flag_of_weights(arguments, "which is a table", "tables")
     found: list[_InspectedTable] = []
     columns: dict[str, str] = {}
     for file in files:

@@ -11,7 +11,7 @@ from typing import Any
 
 from lockstep.checkpoints.manifest import VALUES, Manifest
 from lockstep.checkpoints.retention import Retention
-from lockstep.checkpoints.store import Store
+from lockstep.checkpoints.store import Store, step_name
 from lockstep.description import Change, changes, described, shown_description
 from lockstep.errors import LockstepError
 from lockstep.recipes.code import functions_of
@@ -186,7 +186,7 @@ def facts_of_run(record: RunRecord, name: str, num_refused: int) -> RunFacts:
         name: what the report calls it.
         num_refused: lines of its metrics that tell of an attempt that was not finite.
     """
-    values = _json_of(record.path / "checkpoints" / f"step-{max(record.checkpoints, default=0):08d}" / VALUES)
+    values = _json_of(record.path / "checkpoints" / step_name(max(record.checkpoints, default=0)) / VALUES)
     course = _course(record, num_refused)
     scores = _scores(record)
     overview = _overview(record, course, values)
