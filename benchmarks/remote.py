@@ -1,16 +1,18 @@
 """Shards in an object store beside the same shards on the disk: what the link gives in the first epoch, and after it.
 
-    python benchmarks/remote.py
+    python benchmarks/remote.py [--minutes 10]
 
 A server of our own, with the proxy of the tests, answers 50 ms late and sends 1 Gb/s at most, over all connections.
 Two loader processes read records of 110 kB, shuffled and in blocks, as they are, or decoded and cropped. The index of
 the shards, for which all of them are read, is made before; then come an epoch with an empty cache, and others.
+With --minutes, records are read for so long through a cache of a third of the data: what grows?
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -51,6 +53,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=1000)
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--link", type=float, default=125.0, metavar="MB/S", help="1 Gb/s is 125")
+    parser.add_argument("--minutes", type=int, help="read for so long in place of comparing")
     parser.add_argument("--quick", action="store_true", help="little data: does it run?")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -64,7 +67,9 @@ def main() -> None:
         folder = Path(name)
         size_bytes = prepare(folder / BUCKET, 50 if arguments.quick else arguments.megabytes)
         with served(folder) as store:
-            for what, decodes, order in CASES:
+            if arguments.minutes:
+                lines += minutes_of(folder, store, size_bytes / 3e9, arguments.link * 1e6, arguments.minutes)
+            for what, decodes, order in [] if arguments.minutes else CASES:
                 store.ask(f"reset?{arguments.link * 1e6}")
                 line = compared(folder, store, what, decodes, order, arguments.epochs)
                 line |= shares(line, size_bytes, arguments.link * 1e6)
@@ -175,6 +180,35 @@ def compared(folder: Path, store: Store, what: str, decodes: bool, order: Order 
         "most_memory_mb": getrusage(RUSAGE_CHILDREN).ru_maxrss / 1e3,
         "load": os.getloadavg()[0],
     }
+
+
+def minutes_of(folder: Path, store: Store, cache_gb: float, link: float, count: int) -> Iterator[Line]:
+    """Read records for minutes, and yield what each of them took."""
+    paths, name = f"s3://{BUCKET}/train-*", folder / "minutes"
+    len(loader_of(paths, LimitedCache(name, 0), False, "shuffled").reader)  # makes the index
+    batches = loader_of(paths, LimitedCache(name, cache_gb), False, "shuffled").batches(range(1), 1)
+    for minute in range(1, count + 1):
+        store.ask(f"reset?{link}")
+        began, read = time.perf_counter(), 0
+        while time.perf_counter() - began < 60:
+            next(batches)
+            read += BATCH_SIZE
+        told = store.ask("stats")
+        memory = max(private_bytes(each.pid) for each in multiprocessing.active_children() if each.pid)
+        line = {"comparison": f"minute {minute}", "records": read, "private_mb": memory / 1e6, **told}
+        print(
+            "{comparison:9} {records:6} records, {num_bytes:.3g} bytes by {num_requests} requests; at most {most_open} "
+            "connections at once; {private_mb:.0f} MB of its own has a process".format(**line),
+            flush=True,
+        )
+        yield line
+    batches.close()
+
+
+def private_bytes(pid: int) -> int:
+    """Tell the memory of a process that no other one shares and no file is behind."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("RssAnon:"))
 
 
 def shares(line: Line, size_bytes: int, link: float) -> Line:

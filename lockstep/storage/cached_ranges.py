@@ -23,7 +23,8 @@ _STRETCH = (1 << 20) // BLOCK_BYTES
 """Neighbours that are fetched together."""
 _WAVE, _WAVES_UNDER_WAY = (1 << 23) // BLOCK_BYTES, 3
 """What is asked for at once; the next ones are on their way while one is written to the disk."""
-_MOST_REMEMBERED = 1 << 14
+_REMEMBERED_PART, _MOST_REMEMBERED = 4, 1 << 14
+"""Stretches that have been read of lately are those of the last quarter of what the cache keeps, and not more."""
 
 
 class _Object(NamedTuple):
@@ -138,7 +139,8 @@ class CachedRanges:
         if self._total_bytes <= cache.fitting_bytes or (of.id, start) in self._lately:
             return True
         self._lately[of.id, start] = None
-        if len(self._lately) > _MOST_REMEMBERED:
+        most = cache.fitting_bytes // (_REMEMBERED_PART * _STRETCH * BLOCK_BYTES)
+        if len(self._lately) > min(most, _MOST_REMEMBERED):
             self._lately.popitem(last=False)
         return False
 

@@ -109,6 +109,15 @@ def test_what_does_not_fit_is_read_ahead_where_it_is_read_again(
         assert object_store.num_bytes == expected * BLOCK_BYTES
 
 
+def test_what_was_read_long_ago_is_not_read_ahead(file: RemotePath, tmp_path: Path, object_store: FaultyProxy) -> None:
+    """Its neighbours would be dropped before they are needed, and the object would be fetched many times over."""
+    ranges = CachedRanges(tmp_path, 0.012)  # of 10 MB kept, two are "lately"
+    ranges.expect(10**12)
+    for number, expected in ((0, 1), (16, 2), (32, 3), (3, 4), (33, 19)):
+        check(ranges, [ObjectRange(file, file.stat(), number * BLOCK_BYTES, 100)])
+        assert object_store.num_bytes == expected * BLOCK_BYTES
+
+
 def test_threads_fetch_a_block_once(file: RemotePath, cache: BlockCache, object_store: FaultyProxy) -> None:
     object_store.delay_seconds = 0.05
     ranges = through(cache)
