@@ -40,14 +40,18 @@ def mirrored(folder: Path) -> MirroredStore:
     return store
 
 
-def on_each_write(monkeypatch: pytest.MonkeyPatch, called: Callable[[], None]) -> None:
-    """Call a function before each request that changes the store; it may raise."""
+def on_each_write(monkeypatch: pytest.MonkeyPatch, called: Callable[[], None], *, after: bool = False) -> None:
+    """Call a function before each request that changes the store, when it may raise, or after it."""
     for name in WRITES:
         right = getattr(RemotePath, name)
 
         def write(self: RemotePath, *arguments: Any, right: Any = right, **options: Any) -> Any:
-            called()
-            return right(self, *arguments, **options)
+            if not after:
+                called()
+            done = right(self, *arguments, **options)
+            if after:
+                called()
+            return done
 
         monkeypatch.setattr(RemotePath, name, write)
 

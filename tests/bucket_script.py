@@ -49,5 +49,24 @@ def small_recipe(steps: int = STEPS) -> Recipe:
     )
 
 
+class FromImages(nn.Module):
+    """The same network for images of a folder, which have three channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = tiny()
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.inner(image.mean(1, keepdim=True))
+        return logits
+
+
+def train_stored(data: str, workdir: str | Path, steps: int = STEPS) -> Any:
+    """Train on a folder of images in a store, each of which is asked for each time it is read."""
+    recipe = small_recipe(steps)
+    read = replace(recipe.data, train=data, cache_gb=0.0)
+    return ls.run(replace(recipe, data=read, feed=replace(recipe.feed, num_processes=0)), workdir, model=FromImages)
+
+
 def train(workdir: str | Path, steps: int = STEPS, **options: Any) -> Any:
     return ls.run(small_recipe(steps), workdir, **{"model": tiny, "reader": stripes, **options})

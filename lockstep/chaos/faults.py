@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.chaos.command import TrainCommand, send
+from lockstep.run_files import CHECKPOINTS
 
 Inject = Callable[[TrainCommand, random.Random], str]
 """Does it, and says in a few words what was done."""
@@ -118,7 +119,7 @@ def _damage_data(command: TrainCommand, rng: random.Random) -> str:
 
 
 def _checkpoints(command: TrainCommand) -> list[Path]:
-    return sorted((command.workdir / "checkpoints").glob("step-*"))
+    return sorted((command.workdir / CHECKPOINTS).glob("step-*"))
 
 
 FAULTS: Mapping[str, Fault] = {

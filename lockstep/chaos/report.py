@@ -12,9 +12,8 @@ from typing import Any
 
 from lockstep.chaos.command import json_lines
 from lockstep.chaos.trial import Injected, Trial
+from lockstep.run_files import CHECKPOINTS, METRICS
 from lockstep.version import __version__
-
-_METRICS = "metrics.jsonl"
 
 
 def run_differences(undisturbed: Path, disturbed: Path, *, bits: bool) -> list[str]:
@@ -37,7 +36,7 @@ def run_differences(undisturbed: Path, disturbed: Path, *, bits: bool) -> list[s
 
 def _results(workdir: Path) -> dict[str, Any]:
     """Return how far a run has come, by its last line, and how many attempts it has written down."""
-    attempts = [line for line in json_lines(workdir / _METRICS) if "position" in line]
+    attempts = [line for line in json_lines(workdir / METRICS) if "position" in line]
     last = attempts[-1] if attempts else {}
     positions = [line["position"] for line in attempts]
     return {
@@ -45,15 +44,15 @@ def _results(workdir: Path) -> dict[str, Any]:
         "examples": last.get("position", 0),
         "attempts in metrics.jsonl": len(set(positions)),
         "attempts that stand there twice": len(positions) - len(set(positions)),
-        "last checkpoint": max((path.name for path in (workdir / "checkpoints").glob("step-*")), default="none"),
+        "last checkpoint": max((path.name for path in (workdir / CHECKPOINTS).glob("step-*")), default="none"),
     }
 
 
 def _digests(workdir: Path) -> dict[str, str]:
     """Return digests of the files with what a run has learned; the manifest holds a time, and is left out."""
-    newest = max((workdir / "checkpoints").glob("step-*"))
+    newest = max((workdir / CHECKPOINTS).glob("step-*"))
     found = {path.name: path.read_bytes() for path in newest.iterdir() if path.name != "manifest.json"}
-    found[_METRICS] = _without_arrivals(workdir / _METRICS)
+    found[METRICS] = _without_arrivals(workdir / METRICS)
     return {name: sha256(content).hexdigest() for name, content in found.items()}
 
 

@@ -1,8 +1,9 @@
 """A run that is on a bucket, in a folder of this machine: filled where the bucket has what the folder does not.
 
-The folder is among the user's cached files, at a place that follows from the URL. What is new is downloaded beside it,
-verified by the sizes and hashes of the manifests, and then takes its name: a kill at any moment leaves the folder as it
-was, or whole.
+The folder is among the user's cached files, at a place that follows from the URL. What has changed is downloaded beside
+it, verified by the sizes and hashes of the manifests, and then put into it: new checkpoints first, then each file in
+the place of the one before, and what is gone last. So other processes may read in the folder meanwhile, as in that of a
+run that goes on. A kill leaves it as it was, or so that the next fetch goes on from there.
 """
 
 from __future__ import annotations
@@ -10,44 +11,33 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 from lockstep.checkpoints.manifest import MANIFEST, DamagedError, FileEntry, Manifest
-from lockstep.checkpoints.mirror import (
-    CHECKPOINTS,
-    KEPT_HERE,
-    LATEST,
-    KnownBucket,
-    Latest,
-    OnBucket,
-    broken,
-    link_or_copy,
-    steps_listed,
-)
+from lockstep.checkpoints.mirror import KnownBucket, Latest, OnBucket, broken, files_in, link_or_copy, steps_listed
 from lockstep.checkpoints.retention import PINNED
-from lockstep.checkpoints.store import Store, step_name
-from lockstep.durable import atomic_write, sync_folder
+from lockstep.checkpoints.store import Store
+from lockstep.durable import atomic_write, make_folder, sync_folder
 from lockstep.errors import CheckpointError, LockstepError, WorkdirError
 from lockstep.records.index_cache import cache_folder
+from lockstep.run_files import CHECKPOINTS, KEPT_HERE, LATEST, LEASE, LEASE_NAME, step_name
 from lockstep.screen import log
-from lockstep.storage.remote_path import RemotePath
-from lockstep.storage.retries import told
+from lockstep.storage.remote_path import ObjectStat, RemotePath
+from lockstep.storage.retries import at_once, told
 
 try:
     import fcntl
 except ImportError:  # elsewhere than on Linux and macOS one process at a time is the user's part
     fcntl = None  # type: ignore[assignment]
 
-_NUM_AT_ONCE = 4
 _NUM_LOOKS = 5
-_LEASE = re.compile(r"\.lease-\d{6,}")
+_MOST_LEASE_BYTES = 1 << 12
 _LONGEST_NAME = 255
 
 
@@ -91,8 +81,8 @@ def fetch_run(url: str | RemotePath, *, contents: bool = True) -> Path:
         found = OnBucket.look(bucket)
         if found.latest is None:
             _check_is_free(bucket, found)
-            if contents and origin and origin.tokens and all(name.startswith(".lease-") for name in found.listing):
-                aside = _set_aside(home)
+            if contents and origin and origin.tokens and all(name.startswith(LEASE) for name in found.listing):
+                aside = home.rename(_free_name(home))
                 log.warning("%s has been deleted on the bucket; the copy here is kept as %s", bucket, aside)
                 origin = None
             if origin is None:
@@ -102,7 +92,8 @@ def fetch_run(url: str | RemotePath, *, contents: bool = True) -> Path:
         if contents and origin and is_current and found.latest.token in origin.tokens:
             return home
         target = home if contents else home.with_name(f"{home.name}.records")
-        _Filling(bucket, found, found.latest, target, contents).fill()
+        known = KnownBucket.read(target) or KnownBucket(str(bucket))
+        _Filling(bucket, found, found.latest, target, contents, known).fill()
         return target
 
 
@@ -133,7 +124,7 @@ def _check_is_free(bucket: RemotePath, found: OnBucket) -> None:
 
     Of a first upload that was cut off there is no manifest.
     """
-    steps, ours = steps_listed(found.listing), (".lease-", f"{CHECKPOINTS}/")
+    steps, ours = steps_listed(found.listing), (LEASE, f"{CHECKPOINTS}/")
     manifests = [step for step in steps if f"{CHECKPOINTS}/{step_name(step)}/{MANIFEST}" in found.listing]
     if manifests or LATEST in found.listing:
         raise _all_damaged(bucket, f"no checkpoint of step {', '.join(map(str, steps))} is whole")
@@ -175,27 +166,30 @@ class _Filling:
     latest: Latest
     target: Path
     contents: bool
+    known: KnownBucket
+    """What the target knows."""
+    staged: dict[str, ObjectStat] = field(default_factory=dict)
+    """The objects that lie beside the target, whole."""
+    whole: dict[int, Manifest] = field(default_factory=dict)
+    """The checkpoints that the target is to have."""
 
     def fill(self) -> None:
-        """Download what the target lacks beside it, and let that take its name."""
+        """Download what the target lacks beside it, and put that into it."""
         for left in self.target.parent.glob(f".{self.target.name}.*.partial"):  # of processes that were killed
             shutil.rmtree(left, ignore_errors=True)
         staging = self.target.with_name(f".{self.target.name}.{uuid.uuid4().hex}.partial")
         (staging / CHECKPOINTS).mkdir(parents=True)
         try:
-            self._fetch(staging)._take_place(staging)
+            self._fetched(staging)._put_in_place(staging)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
 
-    def _fetch(self, staging: Path) -> _Filling:
+    def _fetched(self, staging: Path) -> _Filling:
         """Download it, and look again where something is gone, as a run that goes on deletes; returns what it was."""
         filling = self
         for looks_left in reversed(range(_NUM_LOOKS)):
             try:
-                filling._check_room()
-                filling._fetch_files(staging)
-                filling._fetch_checkpoints(staging)
-                KnownBucket(str(self.bucket), (filling.latest.token,)).write(staging)
+                filling._fetch(staging)
                 return filling
             except FileNotFoundError:
                 found = OnBucket.look(self.bucket)
@@ -204,8 +198,89 @@ class _Filling:
                 filling = replace(self, found=found, latest=found.latest)
         raise AssertionError("the last look returns or raises")
 
-    def _check_room(self) -> None:
-        names = [name for name in self.found.listing if self.contents or not name.startswith(f"{CHECKPOINTS}/")]
+    def _fetch(self, staging: Path) -> None:
+        damages = self._read_manifests()
+        files = [name for name in self._names() if not self._is_here(name) and not self._is_staged(name)]
+        lacking = [each for each in self.whole.values() if not self._has(self.target, each)]
+        lacking = [each for each in lacking if not self._has(staging, each)]
+        parts = [f"{_folder_of(each)}/{entry.name}" for each in lacking for entry in each.files if self.contents]
+        self._check_room([*files, *parts])
+
+        def fetch(name: str) -> None:
+            self._fetch_file(name, staging / name)
+
+        at_once(fetch, files)
+        for manifest in lacking:
+            try:
+                self._fetch_checkpoint(manifest, staging / _folder_of(manifest))
+            except DamagedError as damage:
+                del self.whole[manifest.step]
+                damages.append(damage)
+        for damage in damages:
+            _tell_left_out(f"{damage.what} Given: {damage.given}; expected: {damage.expected}.")
+        if self.contents and not self.whole:
+            raise _all_damaged(self.bucket, "; ".join(f"{damage.what} ({damage.given})" for damage in damages))
+
+    def _names(self) -> list[str]:
+        """The names of all files but those of checkpoints; those that would lead elsewhere are left out."""
+        found = []
+        for name in self.found.listing:
+            if name.split("/")[0] in (CHECKPOINTS, LATEST, *KEPT_HERE) or name.startswith(LEASE):
+                continue
+            if _is_name(name):
+                found.append(name)
+            else:
+                _tell_left_out(f"{f'{self.bucket}/{name}'!r} is no name of a file of a run.")
+        leases = [] if self.contents else sorted(filter(LEASE_NAME.fullmatch, self.found.listing))
+        return found + leases[-1:]
+
+    def _is_here(self, name: str) -> bool:
+        """Whether the target has an object as it is now; of a lease the time of change counts, which is not listed."""
+        facts = None if name.startswith(LEASE) else self._facts(name)
+        return facts is not None and self.known.files.get(name) == facts
+
+    def _is_staged(self, name: str) -> bool:
+        return self.staged.get(name) == self.found.listing[name]
+
+    def _facts(self, name: str) -> list[int] | None:
+        """What is kept of an object that was downloaded; None where its file here is not what was listed."""
+        there = self.found.listing[name]
+        with contextlib.suppress(OSError):
+            here = (self.target / name).stat()
+            if here.st_size == there.st_size:
+                return [*there, here.st_size, here.st_mtime_ns]
+        return None
+
+    def _read_manifests(self) -> list[DamagedError]:
+        """Read the manifests of the checkpoints that are to be there, the newest first; returns what is damaged."""
+
+        def read(step: int) -> Manifest | DamagedError:
+            name = f"{CHECKPOINTS}/{step_name(step)}"
+            try:
+                is_here = f"{name}/{MANIFEST}" in self.found.listing and self._is_here(f"{name}/{MANIFEST}")
+                known = Manifest.read(self.target / name) if is_here else None
+                return self.found.manifest(self.bucket, step, known)
+            except DamagedError as damage:
+                return damage
+
+        self.whole.clear()
+        found = at_once(read, reversed(self.latest.checkpoints))
+        self.whole.update({each.step: each for each in found if isinstance(each, Manifest)})
+        return [each for each in found if isinstance(each, DamagedError)]
+
+    def _has(self, folder: Path, manifest: Manifest) -> bool:
+        """Whether a checkpoint is in a folder of this machine, its files of the right sizes; readers verify hashes."""
+        here = folder / _folder_of(manifest)
+        try:
+            if Manifest.read(here).files != manifest.files:
+                return False
+            for entry in manifest.files if self.contents else ():
+                entry.check_size(here)
+        except CheckpointError:
+            return False
+        return True
+
+    def _check_room(self, names: Sequence[str]) -> None:
         needed, free = sum(self.found.listing[name].st_size for name in names), shutil.disk_usage(self.target.parent)
         if needed > free.free:
             raise WorkdirError(
@@ -214,116 +289,105 @@ class _Filling:
                 expected="room for all of the run",
                 hint="make space, or set XDG_CACHE_HOME to a folder on a larger disk",
             )
-        if self.contents:
+        if self.contents and names:
             log.info("downloading %d files, %.1f MB, of %s to %s", len(names), needed / 1e6, self.bucket, self.target)
 
-    def _fetch_files(self, staging: Path) -> None:
-        """Download all files but those of checkpoints; names that would lead elsewhere are left out."""
-        for left in staging.iterdir():  # of an earlier look
-            if left.is_dir() and left.name != CHECKPOINTS:
-                shutil.rmtree(left)
-            elif left.is_file():
-                left.unlink()
-        names = [name for name in self.found.listing if not name.startswith(f"{CHECKPOINTS}/") and name != LATEST]
-        for name in names:
-            if name.split("/")[0] in KEPT_HERE:
-                continue
-            if _is_name(name):
-                file = staging / name
-                file.parent.mkdir(parents=True, exist_ok=True)
-                (self.bucket / name).download(file)
-            elif not name.startswith(".lease-"):
-                log.warning("left out of the copy: %r is no name of a file of a run", f"{self.bucket}/{name}")
-        if not self.contents and (leases := sorted(filter(_LEASE.fullmatch, self.found.listing))):
-            object_ = self.bucket / leases[-1]
-            with atomic_write(staging / leases[-1]) as copy:
-                copy.write(object_.read_range(1 << 12, 0))
+    def _fetch_file(self, name: str, file: Path) -> None:
+        object_ = self.bucket / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if name.startswith(LEASE):
+            file.write_bytes(object_.read_range(_MOST_LEASE_BYTES, 0))
             changed = object_.changed_unix_seconds()
-            os.utime(staging / leases[-1], (changed, changed))
-
-    def _fetch_checkpoints(self, staging: Path) -> None:
-        """Download the checkpoints that are whole, and tell those that are not."""
-        damages = []
-        named = {*map(step_name, self.latest.checkpoints)}
-        for left in (staging / CHECKPOINTS).iterdir():  # of an earlier look
-            if left.name not in named or not (left / MANIFEST).exists():
-                shutil.rmtree(left)
-        for step in reversed(self.latest.checkpoints):
-            folder = staging / CHECKPOINTS / step_name(step)
-            try:
-                manifest = self.found.manifest(self.bucket, step)
-                folder.mkdir(exist_ok=True)
-                if self.contents and not _holds(folder, manifest):
-                    self._fetch_checkpoint(manifest, folder)
-                (folder / MANIFEST).write_bytes(manifest.encode())
-                if f"{CHECKPOINTS}/{folder.name}/{PINNED}" in self.found.listing:
-                    (folder / PINNED).touch()
-            except DamagedError as damage:
-                shutil.rmtree(folder, ignore_errors=True)
-                log.warning("%s Given: %s; expected: %s. It is left out.", damage.what, damage.given, damage.expected)
-                damages.append(f"{damage.what} ({damage.given})")
-        if self.contents and len(damages) == len(self.latest.checkpoints):
-            raise _all_damaged(self.bucket, "; ".join(damages))
+            os.utime(file, (changed, changed))
+        else:
+            object_.download(file)
+        self.staged[name] = self.found.listing[name]
 
     def _fetch_checkpoint(self, manifest: Manifest, folder: Path) -> None:
-        """Download the files of a checkpoint, or take them from the folder that there is, and verify them."""
-        here, there = self.target / CHECKPOINTS / folder.name, self.bucket / CHECKPOINTS / folder.name
-        with contextlib.suppress(OSError, CheckpointError):
-            if Manifest.read(here).files == manifest.files:
-                for entry in manifest.files:
-                    link_or_copy(here / entry.name, folder / entry.name)
-                    _verify(entry, folder, there)
-                return
-        shutil.rmtree(folder)
+        """Download the files of a checkpoint, and verify them."""
+        shutil.rmtree(folder, ignore_errors=True)  # half of it, of an earlier look
         folder.mkdir()
+        there = self.bucket / CHECKPOINTS / folder.name
 
         def fetch(entry: FileEntry) -> None:
             (there / entry.name).download(folder / entry.name)
             _verify(entry, folder, there)
 
-        threads = ThreadPoolExecutor(_NUM_AT_ONCE)
-        try:
-            list(threads.map(fetch, manifest.files))
-        except Exception:
-            threads.shutdown(cancel_futures=True)
-            raise
-        finally:  # Ctrl-C waits for nobody
-            threads.shutdown(wait=False, cancel_futures=True)
+        at_once(fetch, manifest.files if self.contents else ())
+        (folder / MANIFEST).write_bytes(manifest.encode())
 
-    def _take_place(self, staging: Path) -> None:
-        """Give what was downloaded the name of the folder; a folder with checkpoints that nobody else has is kept."""
-        if self.target.exists():
-            for name in KEPT_HERE:
-                if (self.target / name).exists():
-                    (self.target / name).rename(staging / name)
-            before = self.target.with_name(f".{self.target.name}.{uuid.uuid4().hex}.partial")
-            steps = Store(self.target / CHECKPOINTS).steps() if self.contents else []
-            unsent = [step for step in steps if step > self.latest.step]
-            if unsent:
-                before = _set_aside(self.target)
-                log.warning(
-                    "%s has been taken further elsewhere, to step %d; the copy here, with step %d, is kept as %s",
-                    self.bucket,
-                    self.latest.step,
-                    unsent[-1],
-                    before,
-                )
-            else:
-                self.target.rename(before)
-            staging.rename(self.target)
-            if not unsent:
-                shutil.rmtree(before, ignore_errors=True)
+    def _put_in_place(self, staging: Path) -> None:
+        """Put what was downloaded into the target, name by name: who reads there meanwhile reads on.
+
+        What is no longer there goes once all else has come. The state of the bucket is written down last, so that the
+        next fetch makes good what a kill cuts off here.
+        """
+        store = Store(self.target / CHECKPOINTS)
+        unsent = [step for step in store.steps() if step > self.latest.step] if self.contents else []
+        if unsent:
+            self._keep_aside(unsent[-1])
+        make_folder(store.folder)
+        for manifest in self.whole.values():
+            self._put_checkpoint(store, manifest, staging / CHECKPOINTS)
+        names = self._names()
+        for name in filter(self._is_staged, names):
+            (self.target / name).parent.mkdir(parents=True, exist_ok=True)
+            (staging / name).replace(self.target / name)
+        leases = [path.name for path in self.target.glob(f"{LEASE}*")] if not self.contents else []
+        for name in {*leases, *(name for name, _ in files_in(self.target))} - {*names}:
+            (self.target / name).unlink(missing_ok=True)
+        for step in {*store.steps()} - {*self.whole}:
+            store.discard(step)
+        sync_folder(self.target)
+        names += [f"{_folder_of(manifest)}/{MANIFEST}" for manifest in self.whole.values()]
+        files = {name: facts for name in names if (facts := self._facts(name))}
+        KnownBucket(str(self.bucket), (self.latest.token,), files=files).write(self.target)
+
+    def _put_checkpoint(self, store: Store, manifest: Manifest, staged: Path) -> None:
+        """Put a checkpoint in place; where it is there, its scores, which may have come later; and its pin."""
+        folder = store.path(manifest.step)
+        if not self._has(self.target, manifest):
+            if folder.exists():
+                store.discard(manifest.step)
+            (staged / folder.name).rename(folder)
+        if Manifest.read(folder) != manifest:
+            with atomic_write(folder / MANIFEST) as file:
+                file.write(manifest.encode())
+        if f"{_folder_of(manifest)}/{PINNED}" in self.found.listing:
+            (folder / PINNED).touch()
         else:
-            staging.rename(self.target)
-        sync_folder(self.target.parent)
+            (folder / PINNED).unlink(missing_ok=True)
+
+    def _keep_aside(self, newest: int) -> None:
+        """Copy a folder with checkpoints that nobody else has."""
+
+        def copy(source: str, target: str) -> None:
+            is_of_checkpoint = Path(source).parent.parent.name == CHECKPOINTS  # whose files never change
+            (link_or_copy if is_of_checkpoint else shutil.copy2)(Path(source), Path(target))
+
+        aside = _free_name(self.target)
+        shutil.copytree(self.target, aside, copy_function=copy)
+        log.warning(
+            "%s has been taken further elsewhere, to step %d; the copy here, with step %d, is kept as %s",
+            *(self.bucket, self.latest.step, newest, aside),
+        )
 
 
-def _set_aside(home: Path) -> Path:
-    """Give a folder another name, with the time in it, and return that."""
+def _folder_of(manifest: Manifest) -> str:
+    return f"{CHECKPOINTS}/{step_name(manifest.step)}"
+
+
+@cache
+def _tell_left_out(what: str) -> None:
+    """Say so once, though a run that is followed is looked at again and again."""
+    log.warning("%s It is left out.", what)
+
+
+def _free_name(home: Path) -> Path:
+    """A name for a folder that is kept, with the time in it."""
     aside = home.with_name(f"{home.name}.before-{time.strftime('%Y%m%dT%H%M%S')}")
     while aside.exists():
         aside = aside.with_name(f"{aside.name}-{uuid.uuid4().hex[:4]}")
-    home.rename(aside)
     return aside
 
 
@@ -333,11 +397,6 @@ def _verify(entry: FileEntry, folder: Path, there: RemotePath) -> None:
         os.fsync(file.fileno())
     if found != entry.sha256:
         raise broken(there / entry.name, f"sha256 {found}", f"sha256 {entry.sha256}, as the manifest says")
-
-
-def _holds(folder: Path, manifest: Manifest) -> bool:
-    """Whether a checkpoint that was verified is there, with the same manifest."""
-    return (folder / MANIFEST).exists() and Manifest.read(folder) == manifest
 
 
 def _is_name(name: str) -> bool:

@@ -22,30 +22,29 @@ import os
 import re
 import shutil
 import threading
+import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from lockstep.checkpoints.manifest import MANIFEST, MAX_MANIFEST_BYTES, DamagedError, Manifest
 from lockstep.checkpoints.retention import PINNED, Retention
-from lockstep.checkpoints.store import BeforeWrite, Store, step_name
+from lockstep.checkpoints.store import BeforeWrite, Store
 from lockstep.durable import atomic_write
 from lockstep.errors import CheckpointError, LockstepError, WorkdirError
 from lockstep.owner import Owner, this_process
+from lockstep.run_files import CHECKPOINTS, KEPT_HERE, LATEST, MARKER, RESULT, named_step, step_name
 from lockstep.screen import log
 from lockstep.storage.remote_path import ObjectStat, RemotePath
-from lockstep.storage.retries import told
+from lockstep.storage.retries import ended_by, told
+from lockstep.workers.rank import join
 
-LATEST, MARKER, CHECKPOINTS = "latest.json", ".mirror.json", "checkpoints"
-STEP_NAME = re.compile(r"step-(\d{8,18})")
 _ASIDE = ".upload.partial"
-KEPT_HERE = ("evaluations.jsonl", "summaries-evaluation")
-"""What `lockstep evaluate` writes, also where another machine trains; it is not uploaded."""
-_RESULT = "result.json"
-"""The one file of a run that a new start takes away."""
+_STOP_SECONDS, _LOOK_SECONDS = 5.0, 0.1
+"""So long a run that stops goes on to try; what is being sent is sent. And how often it looks whether it is to stop."""
 _FORMAT, _MOST_BYTES, _MOST_CHECKPOINTS = 1, 1 << 20, 10_000
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 
@@ -103,23 +102,28 @@ class OnBucket:
             listing = {}
         if (there := listing.get(LATEST)) is not None:
             try:
-                if there.st_size > _MOST_BYTES:
+                if not 0 < there.st_size <= _MOST_BYTES:
                     raise ValueError(f"{there.st_size:,} bytes")
-                return cls(listing, Latest.decode((bucket / LATEST).read_bytes()))
+                return cls(listing, Latest.decode((bucket / LATEST).read_range(_MOST_BYTES, 0)))
             except (ValueError, RecursionError) as error:
                 log.warning("%s is damaged (%s): the checkpoints are looked through", bucket / LATEST, error)
         manifests = [each for step in steps_listed(listing) if (each := _whole_manifest(bucket, step, listing))]
         steps = tuple(each.step for each in manifests)
         return cls(listing, Latest(steps[-1], steps, token_of(manifests[-1])) if steps else None)
 
-    def manifest(self, bucket: RemotePath, step: int) -> Manifest:
-        """Read the manifest of a checkpoint, and compare with it the sizes of the files; raises DamagedError."""
+    def manifest(self, bucket: RemotePath, step: int, known: Manifest | None = None) -> Manifest:
+        """Read the manifest of a checkpoint, unless it is `known`, and compare with it the sizes of the files.
+
+        Raises:
+            DamagedError: it is none, or a file is missing or of another size.
+        """
         folder, name = bucket / CHECKPOINTS / step_name(step), f"{CHECKPOINTS}/{step_name(step)}"
         found = self.listing.get(f"{name}/{MANIFEST}")
-        if found is None or found.st_size > MAX_MANIFEST_BYTES:
+        if found is None or not 0 < found.st_size <= MAX_MANIFEST_BYTES:
             given = "no such object" if found is None else f"{found.st_size:,} bytes"
             raise broken(folder / MANIFEST, given, f"a manifest of at most {MAX_MANIFEST_BYTES:,} bytes")
-        manifest = Manifest.decode((folder / MANIFEST).read_bytes(), folder / MANIFEST)
+        path = folder / MANIFEST
+        manifest = known or Manifest.decode(path.read_range(MAX_MANIFEST_BYTES + 1, 0), path)
         if manifest.step != step:
             raise broken(folder / MANIFEST, f"step {manifest.step}", f"step {step}")
         for entry in manifest.files:
@@ -152,7 +156,7 @@ def broken(path: RemotePath, given: object, expected: object) -> DamagedError:
 def steps_listed(listing: dict[str, ObjectStat]) -> list[int]:
     """The steps of which there are objects, ascending."""
     folders = {parts[1] for name in listing if len(parts := name.split("/")) == 3 and parts[0] == CHECKPOINTS}
-    return sorted(int(match[1]) for name in folders if (match := STEP_NAME.fullmatch(name)))
+    return sorted(step for name in folders if (step := named_step(name)) is not None)
 
 
 @dataclass(frozen=True)
@@ -164,6 +168,8 @@ class KnownBucket:
     """Names of the states of the bucket that the folder goes on from."""
     owner: Owner | None = None
     """The process that uploads."""
+    files: Mapping[str, list[int]] = field(default_factory=dict)
+    """What was downloaded, by name: size and version of the object, then size and time of change of the file here."""
 
     @classmethod
     def read(cls, folder: Path) -> KnownBucket | None:
@@ -171,13 +177,15 @@ class KnownBucket:
         try:
             body = json.loads((folder / MARKER).read_bytes())
             owner = Owner.decode(body["owner"].encode()) if body["owner"] else None
-            return cls(str(body["url"]), tuple(map(str, body["tokens"])), owner)
+            files = {name: [*map(int, facts)] for name, facts in body.get("files", {}).items()}
+            return cls(str(body["url"]), tuple(map(str, body["tokens"])), owner, files)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
     def write(self, folder: Path) -> None:
         """Write it into the folder."""
-        body = {"url": self.url, "tokens": self.tokens, "owner": self.owner.encode().decode() if self.owner else None}
+        owner = self.owner.encode().decode() if self.owner else None
+        body = {"url": self.url, "tokens": self.tokens, "owner": owner, "files": self.files}
         with atomic_write(folder / MARKER, parents=True) as file:
             file.write(json.dumps(body).encode())
 
@@ -191,6 +199,31 @@ def shown_path(folder: Path) -> str:
     """What a folder is called in messages: by its URL where it is the mirror of one."""
     origin = KnownBucket.read(folder)
     return origin.url if origin else str(folder)
+
+
+class _StopRequest(threading.Event):
+    """Is set `_STOP_SECONDS` after the run was asked to stop, by whatever signal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: float | None = None
+
+    def is_set(self) -> bool:
+        """Whether requests that fail are to be made again no more."""
+        if self._seen is None and join().pulse.stop_requested:
+            self.set()
+        return self._seen is not None and time.monotonic() - self._seen >= _STOP_SECONDS
+
+    def set(self) -> None:
+        """Note that the run stops: the seconds count from here."""
+        self._seen = self._seen or time.monotonic()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for it, for so many seconds; returns whether it is set."""
+        until = time.monotonic() + (timeout or 0.0)
+        while not self.is_set() and (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, _LOOK_SECONDS))
+        return self.is_set()
 
 
 _mirrors: dict[Path, Mirror] = {}
@@ -237,7 +270,7 @@ class Mirror:
     def __init__(self, folder: Path, bucket: RemotePath) -> None:
         self.folder, self.bucket = folder, bucket
         self.check: Callable[[], None] = self.check_latest
-        """Is called before objects of checkpoints are written; raises a WorkdirError where another process has the run.
+        """Is called before each object is written or deleted; raises a WorkdirError where another process has the run.
 
         While a lease is held it is that of the lease.
         """
@@ -248,6 +281,7 @@ class Mirror:
         self._is_asked, self._is_failing = False, False
         self._is_unsettled = False
         """Whether `settle` has failed in this process, which has told it, and has waited long enough."""
+        self._stop = _StopRequest()
         self._lost: WorkdirError | None = None
         self._newest, self._retention = -1, Retention()
         self._latest: Latest | None = None
@@ -265,6 +299,7 @@ class Mirror:
         with self._lock:
             self._newest, self._retention, self._is_asked = step, retention, True
             if self._thread is None:
+                self._stop = _StopRequest()
                 self._thread = threading.Thread(target=self._work, name="upload", daemon=True)
                 self._thread.start()
 
@@ -273,31 +308,46 @@ class Mirror:
         if self._lost:
             raise self._lost
 
-    def settle(self) -> None:
+    def settle(self, *, stops: bool = False) -> None:
         """Wait until all of the folder is on the bucket.
+
+        Once the run was asked to stop, before or meanwhile, what fails is tried again for `_STOP_SECONDS` alone. Where
+        it `stops`, an upload that fails is told, and no error.
 
         Raises:
             UploadError: it cannot be uploaded.
             WorkdirError: another process has taken the run over.
         """
+        if stops:
+            self._stop.set()
         if thread := self._thread:
             log.info("waiting for the upload to %s", self.bucket)
             thread.join()
         self.raise_if_lost()
+        if stops and self._is_unsettled:
+            return
         try:
-            self._upload()
+            with ended_by(self._stop):
+                self._upload()
         except WorkdirError:
             raise
         except Exception as error:
             self._is_unsettled = True
-            raise UploadError(
-                f"The run is not on the bucket as it is here: {self.bucket}.",
-                given=_told(error),
-                expected="a bucket that can be reached, with credentials that are valid and may write",
-                hint=f"the run is whole in {self.folder}: the same command on this machine goes on from there, and "
-                "uploads it",
-            ) from error
-        self._is_failing = self._is_unsettled = False
+            failure = self._not_settled(error)
+            if not stops:
+                raise failure from error
+            log.warning("%s Given: %s; %s", failure.what, failure.given, failure.hint)
+        else:
+            self._is_failing = self._is_unsettled = False
+
+    def _not_settled(self, error: Exception) -> UploadError:
+        return UploadError(
+            f"The run is not on the bucket as it is here: {self.bucket}.",
+            given=_told(error),
+            expected="a bucket that can be reached, with credentials that are valid and may write",
+            hint=f"the run is whole in {self.folder}, up to step {self._newest}: the same command on this machine goes "
+            "on from there, and uploads it",
+        )
 
     def close(self) -> None:
         """Upload what can be uploaded when a run ends with an error, and give the folder free."""
@@ -347,7 +397,8 @@ class Mirror:
                     return
                 self._is_asked = False
             try:
-                self._upload()
+                with ended_by(self._stop):
+                    self._upload()
             except WorkdirError as error:
                 with self._lock:
                     self._lost, self._thread, self._is_asked = error, None, False
@@ -409,8 +460,8 @@ class Mirror:
             listed = {step: f"{CHECKPOINTS}/{step_name(step)}/{PINNED}" for step in sent}
             self._pinned = {step for step, name in listed.items() if name in found.listing}
             self._latest, self._there, self._sent, self._files = found.latest, {*steps_listed(found.listing)}, sent, {}
-            if _RESULT in found.listing:
-                self._files[_RESULT] = -1, -1
+            if RESULT in found.listing:  # the one file of a run that a new start takes away
+                self._files[RESULT] = -1, -1
         return self._sent
 
     def _send_checkpoint(self, step: int, sent: dict[int, Manifest], *, with_files: bool = False) -> None:
@@ -435,6 +486,7 @@ class Mirror:
                 (folder / MANIFEST).write_bytes(manifest.encode())
                 sent[step] = manifest
             if aside and step not in self._pinned and (aside / PINNED).exists():
+                self.check()
                 (folder / PINNED).write_bytes(b"")
                 self._pinned.add(step)
 
@@ -457,13 +509,15 @@ class Mirror:
 
     def _send_files(self) -> None:
         """Send the files that have changed, and delete those that are no longer there."""
-        there = {name: (stat.st_size, stat.st_mtime_ns) for name, stat in _files_in(self.folder)}
+        there = {name: (stat.st_size, stat.st_mtime_ns) for name, stat in files_in(self.folder)}
         for name, version in there.items():
             if self._files.get(name) != version and (self.folder / name).exists():
+                self.check()
                 (self.bucket / name).upload(self.folder / name)
                 self._files[name] = version
         for name in [*self._files]:
             if name not in there:
+                self.check()
                 (self.bucket / name).unlink()
                 del self._files[name]
 
@@ -497,13 +551,12 @@ class Mirror:
         """Delete the checkpoints before the newest that `latest.json` does not name, the manifest of each first."""
         kept = self._latest.checkpoints if self._latest and self._latest.step == newest else None
         surplus = {step for step in self._there if step < newest and step not in kept} if kept is not None else set()
-        if surplus:
-            self.check()
         for step in sorted(surplus):
             if not self._is_pinned(step):
                 folder = self.bucket / CHECKPOINTS / step_name(step)
                 folder.invalidate()
                 for name in sorted(folder.walk_files(), key=lambda name: name != MANIFEST):
+                    self.check()
                     (folder / name).unlink()
                 self._there.discard(step)
                 if self._sent:
@@ -532,7 +585,7 @@ def link_or_copy(file: Path, target: Path) -> None:
         shutil.copyfile(file, target)
 
 
-def _files_in(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
+def files_in(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
     """Yield the files of a run but for its checkpoints, by their names within the folder, hidden ones left out."""
     for root, folders, names in os.walk(folder):
         here = Path(root).relative_to(folder)

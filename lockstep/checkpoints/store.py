@@ -40,18 +40,18 @@ from lockstep.durable import make_folder, sync_folder
 from lockstep.errors import CheckpointError, InputError, NotFoundError
 from lockstep.listing import shorten
 from lockstep.owner import host_name, start_ticks
+from lockstep.run_files import STEP_NAME, named_step, step_name
 from lockstep.screen import log
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_NAME = re.compile(r"step-(\d{8,})")
 _USUAL = Retention()
 _writing = threading.Lock()
 ABANDONED_SECONDS = 3600.0
 """An unfinished folder of another host, whose processes cannot be seen, is abandoned if untouched for so long."""
 
-_UNFINISHED = re.compile(r"\.step-\d{8,}\.(?:new|old)\.(?P<host>[^.]+)\.(?P<pid>\d+)\.(?P<started>\d+)")
+_UNFINISHED = re.compile(rf"\.{STEP_NAME.pattern}\.(?:new|old)\.(?P<host>[^.]+)\.(?P<pid>\d+)\.(?P<started>\d+)")
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _START_AFRESH = "move the folder away to start the run afresh"
 
@@ -94,7 +94,7 @@ class Store:
     def steps(self) -> list[int]:
         """The steps that have checkpoints, ascending; a checkpoint may turn out to be damaged."""
         try:
-            matches = [_NAME.fullmatch(path.name) for path in self.folder.iterdir() if path.is_dir()]
+            found = [named_step(path.name) for path in self.folder.iterdir() if path.is_dir()]
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -104,7 +104,7 @@ class Store:
                 expected="a folder that can be read",
                 hint="give the workdir of a run, and let this user read it",
             ) from error
-        return sorted(int(match[1]) for match in matches if match)
+        return sorted(step for step in found if step is not None)
 
     def newest(self) -> int | None:
         """The last step that has a checkpoint, or None; it may turn out to be damaged."""
@@ -302,13 +302,13 @@ class Store:
                 (temporary / PINNED).touch()
             sync_folder(temporary)
             if final.exists():
-                self._set_aside(draft.step)
+                self.discard(draft.step)
             temporary.rename(final)
         except BaseException:
             delete(temporary)
             raise
 
-    def _set_aside(self, step: int) -> None:
+    def discard(self, step: int) -> None:
         """Rename a checkpoint, then delete it: a kill cannot leave half of it under its name."""
         aside = unfinished_path(self.path(step), "old")
         self.path(step).rename(aside)
@@ -318,7 +318,7 @@ class Store:
         there = self._ratings(step for step in self.steps() if step <= written)
         for step in self.retention.surplus(there.saved_seconds, there.best_scores, there.pinned):
             try:
-                self._set_aside(step)
+                self.discard(step)
             except OSError as error:
                 log.warning("the old checkpoint %s cannot be deleted: %s", self.path(step), error.strerror)
 
@@ -361,11 +361,6 @@ def _sha256(members: Mapping[str, Tensor]) -> str:
     for part in encode_tensors(members):
         sha256.update(part)
     return sha256.hexdigest()
-
-
-def step_name(step: int) -> str:
-    """The name of the folder of a checkpoint."""
-    return f"step-{step:08d}"
 
 
 def unfinished_path(final: Path, kind: Literal["new", "old"]) -> Path:

@@ -23,9 +23,10 @@ from lockstep.recipes.data import SPLITS
 from lockstep.recipes.recipe import Recipe, recipe_changes
 from lockstep.recipes.shipped import find, names
 from lockstep.recipes.toml import with_settings
+from lockstep.run_files import HISTORY, RECIPE
 from lockstep.runs.inputs import check_inputs
-from lockstep.runs.workdir import HISTORY, RECIPE, REMARKS, Workdir, located, with_code_of_run
-from lockstep.storage.remote_path import is_url
+from lockstep.runs.workdir import REMARKS, Workdir, located, with_code_of_run
+from lockstep.storage.remote_path import AnyPath, is_url
 from lockstep.types import End, Epochs, Hours, Steps
 
 if TYPE_CHECKING:
@@ -54,12 +55,11 @@ def chosen_run(arguments: argparse.Namespace) -> ChosenRun:
 
     A command with a flag `--follow` waits for checkpoints with it, of which there may be none yet.
     """
-    from lockstep.training.run_weights import run_at_step, without_step
+    from lockstep.training.run_weights import run_at_step, run_of_url
 
     follow = getattr(arguments, "follow", False)
     if is_url(arguments.run):
-        _check_not_followed(arguments.run, follow)
-        url, step = without_step(arguments.run)
+        url, step = run_of_url(arguments.run)
         path = run_folder(url)
     else:
         path, step = run_at_step(str(run_folder(arguments.run)))
@@ -83,16 +83,6 @@ def chosen_run(arguments: argparse.Namespace) -> ChosenRun:
     step = arguments.step if step is None else step
     _check_saved(store, step, may_wait="follow" in arguments)
     return ChosenRun(path, recipe, step, weights)
-
-
-def _check_not_followed(url: str, follow: bool) -> None:
-    if follow:
-        raise InputError(
-            "A run on a bucket is not followed.",
-            given=f"{url} --follow",
-            expected="the folder of a run on this machine, or no --follow",
-            hint="score the newest checkpoint each time: leave --follow out",
-        )
 
 
 def no_run_in(path: Path) -> WorkdirError:
@@ -339,13 +329,17 @@ class ScoredRun:
 
     def is_over(self) -> bool:
         """Whether the run's history has its end, which is written after the last checkpoint; remarks may follow."""
-        path = self.path / HISTORY
-        lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-        try:
-            events = (json.loads(line)["event"] for line in reversed(lines))
-            return next((event for event in events if event not in REMARKS), None) == "end"
-        except (ValueError, KeyError, TypeError):  # a line that is being written
-            return False
+        return has_ended(self.path)
+
+
+def has_ended(run: AnyPath) -> bool:
+    """Whether the history in the folder of a run says that it is over."""
+    try:
+        lines = (run / HISTORY).read_bytes().splitlines()
+        events = (json.loads(line)["event"] for line in reversed(lines))
+        return next((event for event in events if event not in REMARKS), None) == "end"
+    except (FileNotFoundError, ValueError, KeyError, TypeError):  # none yet, or a line that is being written
+        return False
 
 
 def scored_run(arguments: argparse.Namespace) -> ScoredRun:

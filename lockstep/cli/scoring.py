@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
@@ -23,9 +24,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from lockstep.checkpoints.fetching import fetch_run
+from lockstep.checkpoints.mirror import shown_path
 from lockstep.checkpoints.store import Checkpoint
 from lockstep.cli.cards import Card, Tile, card, contact_sheet
-from lockstep.cli.given_run import ScoredRun, scored_run
+from lockstep.cli.given_run import ScoredRun, has_ended, scored_run
 from lockstep.cli.shared import choose_num_workers, given_seat, join_workers, worker_exit_code
 from lockstep.durable import atomic_write, make_folder
 from lockstep.errors import InputError, LockstepError
@@ -43,13 +46,15 @@ from lockstep.reporting.append import append_line
 from lockstep.reporting.console import show_progress
 from lockstep.reporting.events import EventFile, image_summary, scalar_summary
 from lockstep.reporting.jsonl import without_nonfinite
+from lockstep.run_files import EVALUATION_SUMMARIES, EVALUATIONS
 from lockstep.runs.build import Examples, build_state, prepared
 from lockstep.runs.inputs import check_same_classes
 from lockstep.runs.showing import ShownExample, examples
 from lockstep.runs.stages import recipe_at, recipe_at_start
 from lockstep.runs.validation import evaluation_outputs
-from lockstep.runs.workdir import EVALUATIONS, KnownData, Workdir, class_names
+from lockstep.runs.workdir import KnownData, Workdir, class_names
 from lockstep.screen import log
+from lockstep.storage.remote_path import RemotePath, is_url
 from lockstep.training.saving import load_states, read_checkpoint
 from lockstep.types import Batch
 from lockstep.workers.rank import Worker
@@ -58,9 +63,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from PIL import Image
 
-SUMMARIES = "summaries-evaluation"
-
 _SIDE_PIXELS = 300
+_SECONDS_BETWEEN_LOOKS = 10.0
 _TOP = re.compile(r"top(\d+)")
 _OF_DETECTIONS = re.compile(r"\w+_(Precision|Recall|PerformanceByCategory)/")
 
@@ -181,13 +185,42 @@ class _Scoring:
         self._details.write(self._examples.reader(split), self._class_names)
 
 
+class _BucketLooks:
+    """Looks at a run on a bucket every `_SECONDS_BETWEEN_LOOKS`, and brings here what has come."""
+
+    def __init__(self, bucket: RemotePath) -> None:
+        self._bucket, self._is_over, self._next = bucket, False, 0.0
+
+    def is_over(self) -> bool:
+        """Whether the run there is over, and all of its checkpoints are here."""
+        if time.monotonic() >= self._next:
+            self._is_over = has_ended(self._bucket)  # asked first: the last checkpoint is there before the end
+            fetch_run(self._bucket)
+            self._next = time.monotonic() + _SECONDS_BETWEEN_LOOKS
+        return self._is_over
+
+
+def _check_one_host(url: str, worker: Worker) -> None:
+    if worker.num_local_workers < worker.num_workers:
+        raise InputError(
+            "Several hosts do not follow a run on a bucket.",
+            given=f"{url} --follow, and workers on other hosts, each with a folder of its own",
+            expected="the workers of one host, or a folder that all hosts see",
+            hint="score on one host; or score the newest checkpoint each time: leave --follow out",
+        )
+
+
 def _follow(run: ScoredRun, polling: Polling, scoring: _Scoring, worker: Worker) -> bool:
     """Score each new checkpoint; returns whether the run came to its end, and no worker was stopped."""
 
     def is_stopped() -> bool:
         return worker.pulse.stop_requested is not None
 
-    checkpoints = follow(run.store, polling, is_over=run.is_over, stop=is_stopped)
+    is_over, shown = run.is_over, shown_path(run.path)
+    if is_url(shown):
+        _check_one_host(shown, worker)
+        is_over = _BucketLooks(RemotePath(shown)).is_over
+    checkpoints = follow(run.store, polling, is_over=is_over, stop=is_stopped)
     most = run.recipe.evaluate.most_evaluations
     for count, checkpoint in enumerate(islice(checkpoints, most), 1):
         if not scoring.score(checkpoint):
@@ -235,7 +268,7 @@ class ScoreFiles:
         images: Mapping[str, npt.NDArray[Any]] = MappingProxyType({}),
     ) -> None:
         """Add the scores and pictures of an evaluation; TensorBoard shows those of the run's own examples alone."""
-        path, folder = self._workdir / EVALUATIONS, self._workdir / SUMMARIES / f"{split}-{result.weights}"
+        path, folder = self._workdir / EVALUATIONS, self._workdir / EVALUATION_SUMMARIES / f"{split}-{result.weights}"
         with _logged_if_refused(path):
             append_line(path, json.dumps(_facts(result, split, data)))
         if data is not None:

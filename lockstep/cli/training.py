@@ -19,6 +19,7 @@ from lockstep.errors import InputError
 from lockstep.launcher.rendezvous import Seat
 from lockstep.owner import scratch_folder
 from lockstep.recipes.recipe import Recipe
+from lockstep.run_files import SUMMARIES
 from lockstep.runs.run import Run
 from lockstep.runs.start import check_sources
 from lockstep.runs.workdir import Result
@@ -134,7 +135,7 @@ def train_in_worker(arguments: argparse.Namespace) -> int:
                 shown = shown_path(path)
                 log.info("its checkpoints and records are in %s; to score it again: lockstep evaluate %s", shown, shown)
             if path and recipe.watch.summaries.amount:
-                log.info("to see its curves: tensorboard --logdir %s", path / "summaries")
+                log.info("to see its curves: tensorboard --logdir %s", path / SUMMARIES)
     return 0
 
 

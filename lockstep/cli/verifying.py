@@ -20,10 +20,11 @@ from lockstep.errors import InputError, VerificationError
 from lockstep.recipes.recipe import Recipe
 from lockstep.reporting.chain import CHAIN
 from lockstep.reporting.console import show_progress
+from lockstep.run_files import RECIPE
 from lockstep.runs.certificate import certificate_of, differences_from, read_certificate, steps_of
 from lockstep.runs.examination import Examination, examine, walk
 from lockstep.runs.replay import Replayed, Window, WindowLines, choose_window, replay, window_lines
-from lockstep.runs.workdir import RECIPE, located, with_code_of_run
+from lockstep.runs.workdir import located, with_code_of_run
 from lockstep.screen import show_log, write_json, write_lines
 from lockstep.workers.rank import Worker
 

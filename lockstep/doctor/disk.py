@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lockstep.doctor.check_result import Check, CheckResult, judged
+from lockstep.run_files import RECIPE
 from lockstep.screen import log
 
-_OF_A_RUN = "recipe.toml"
 """The file that is in the folder of each run."""
 _CHUNK_BYTES, _SMALL_BYTES, _NUM_SMALL = 1 << 24, 1 << 12, 11
 _MOST_SECONDS = 3.0
@@ -48,7 +48,7 @@ def disk_checks(workdir: Path, num_bytes: int = 1 << 26) -> dict[str, Check]:
 def above_runs(folder: Path) -> Path:
     """Return a folder that belongs to no run: this one, or where it is that of a run or lies in one, that above it."""
     place = folder.resolve()
-    runs = [path for path in (place, *place.parents) if (path / _OF_A_RUN).is_file()]
+    runs = [path for path in (place, *place.parents) if (path / RECIPE).is_file()]
     return runs[-1].parent if runs else folder
 
 

@@ -492,9 +492,12 @@ class Supervisor:
         )
 
     def _end_survivors(self) -> None:
-        """End the others some time after a failure: till then they may notice it, and close their files."""
-        if self._first_failure and self._clock() - self._first_failure > self._limits.grace_seconds:
+        """End the others some time after a failure: till then they may notice it, and close their files, or save."""
+        seconds = self._clock() - self._first_failure if self._first_failure else 0.0
+        if seconds > self._limits.save_seconds:
             self._kill(self._members)
+        elif seconds > self._limits.grace_seconds:
+            self._kill(member for member in self._members if member.phase != "save")
 
     def _end_late(self) -> None:
         """End workers that do not save in the time that there is: they would be killed from outside without a word."""

@@ -11,15 +11,15 @@ from typing import Any
 
 from lockstep.checkpoints.manifest import VALUES, Manifest
 from lockstep.checkpoints.retention import Retention
-from lockstep.checkpoints.store import Store, step_name
+from lockstep.checkpoints.store import Store
 from lockstep.description import Change, changes, described, shown_description
 from lockstep.errors import LockstepError
 from lockstep.recipes.code import functions_of
 from lockstep.recipes.recipe import Recipe, recipe_changes
 from lockstep.recipes.shipped import find, names
 from lockstep.report.curves import BY_CLASS
+from lockstep.run_files import CHECKPOINTS, RECIPE, WARM_START, step_name
 from lockstep.runs.record import RunRecord, as_number, as_unix_seconds, format_time, json_object, open_plain_file
-from lockstep.runs.workdir import RECIPE, WARM_START
 
 _BEGINS = ("start", "resume", "stage", "rollback", "continue", "join")
 _ENDS = ("end", "stop", "failed")
@@ -186,7 +186,7 @@ def facts_of_run(record: RunRecord, name: str, num_refused: int) -> RunFacts:
         name: what the report calls it.
         num_refused: lines of its metrics that tell of an attempt that was not finite.
     """
-    values = _json_of(record.path / "checkpoints" / step_name(max(record.checkpoints, default=0)) / VALUES)
+    values = _json_of(record.path / CHECKPOINTS / step_name(max(record.checkpoints, default=0)) / VALUES)
     course = _course(record, num_refused)
     scores = _scores(record)
     overview = _overview(record, course, values)
@@ -335,7 +335,7 @@ def _attention(record: RunRecord, overview: Overview, course: CourseFacts) -> It
 
 def _checkpoints(record: RunRecord) -> Iterator[CheckpointFacts]:
     retention = record.recipe.checkpoints.retention if record.recipe else Retention()
-    store = Store(record.path / "checkpoints", retention)
+    store = Store(record.path / CHECKPOINTS, retention)
     try:
         best = store.best()
     except LockstepError:

@@ -22,9 +22,10 @@ from lockstep.recipes.recipe import Recipe, is_harmless, recipe_changes
 from lockstep.recipes.toml import from_toml, load
 from lockstep.reporting.chain import CHAIN, GROUND, ChainLine, read_chain
 from lockstep.reporting.jsonl import read_lines
+from lockstep.run_files import CHECKPOINTS, CHOICES, HISTORY, METRICS, RECIPE, RESULT
 from lockstep.runs.lease import find_holder
 from lockstep.runs.record import as_unix_seconds, links_within
-from lockstep.runs.workdir import CHOICES, HISTORY, METRICS, RECIPE, RESULT, Workdir
+from lockstep.runs.workdir import Workdir
 from lockstep.training.choices import Choices, differences
 from lockstep.training.replicas import digests_of
 from lockstep.training.saving import check_values
@@ -83,7 +84,7 @@ def examine(path: Path, progress: ProgressFunction) -> Examination:
             or a link in the folder leads to another one.
     """
     # The chain has each line first, and the history each event: so they fit while the run goes on, too.
-    manifests, metrics = _read_manifests(Store(path / "checkpoints")), _read_metrics(path / METRICS)
+    manifests, metrics = _read_manifests(Store(path / CHECKPOINTS)), _read_metrics(path / METRICS)
     found = walk(path)
     history = list(_whole_lines(path / HISTORY))
     _check_metrics(found, *metrics, history, saved_step=max(manifests, default=0))
@@ -308,7 +309,7 @@ def _check_checkpoints(
     found: Examination, manifests: Mapping[int, Manifest | None], history: Sequence[str], progress: ProgressFunction
 ) -> None:
     """Read each checkpoint, verified by its manifest, and compare its tensors with the digests in the chain."""
-    store = Store(found.path / "checkpoints")
+    store = Store(found.path / CHECKPOINTS)
     left = max((_fact(line, "from_step") for line in _of_chain(found, history)), default=0)
     steps = [*manifests]
     for count, (step, manifest) in enumerate(manifests.items()):

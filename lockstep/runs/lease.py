@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import threading
 import time
 import uuid
@@ -33,6 +32,7 @@ from typing import NamedTuple
 from lockstep.durable import atomic_write, open_at_once
 from lockstep.errors import WorkdirError, WorkdirLostError
 from lockstep.owner import Owner, this_process
+from lockstep.run_files import LEASE, LEASE_NAME
 from lockstep.screen import log
 from lockstep.storage.remote_path import AnyPath, RemotePath
 from lockstep.storage.retries import ended_by
@@ -41,8 +41,7 @@ RENEW_SECONDS = 10.0
 EXPIRY_SECONDS = 60.0
 """An owner that cannot be seen is dead when it has not renewed its lease for this long."""
 
-_NAME = re.compile(r"\.lease-(\d{6,})")
-_CLOCK = ".lease-clock-"
+_CLOCK = f"{LEASE}clock-"
 _MAX_BYTES = 1 << 12
 _NUM_READS, _READ_PAUSE_SECONDS = 20, 0.05
 _UNKNOWN = Owner("", 0, "0", "", 0, "")
@@ -92,7 +91,9 @@ class Lease:
         mine, newest = _read(self.path), _newest(self.path.parent)
         if mine is None or mine.owner != self.owner or newest != self.path:
             raise self._lost(_read(newest) if newest else None)
-        self._renew()
+        # On a bucket it takes three requests, and a check comes before each object: the thread renews it, too.
+        if not isinstance(self.path, RemotePath) or abs(time.time() - self._renewed) > RENEW_SECONDS:
+            self._renew()
 
     def check_if_stale(self) -> None:
         """Check only if the lease is gone or was not renewed in time; cheap enough for every step."""
@@ -164,7 +165,7 @@ def take(folder: AnyPath, *, known_dead: Owner | None = None) -> Lease:
         if before and dead and dead != known_dead:
             _check_dead(before, folder)
             log.warning("the run in %s was held by %s, which is dead: going on in its place", folder, dead)
-        mine = folder / f".lease-{_number(last) + 1:06d}"
+        mine = folder / f"{LEASE}{_number(last) + 1:06d}"
         if _create(mine, owner):
             if _newest(folder) == mine:
                 if isinstance(mine, RemotePath) and mine.write_new(owner.encode()):
@@ -291,7 +292,7 @@ def _read(path: AnyPath) -> _Entry | None:
 
 def _newest(folder: AnyPath) -> AnyPath | None:
     """Return the lease with the highest number."""
-    return max((path for path in _inside(folder) if _NAME.fullmatch(path.name)), key=_number, default=None)
+    return max((path for path in _inside(folder) if LEASE_NAME.fullmatch(path.name)), key=_number, default=None)
 
 
 def _inside(folder: AnyPath) -> list[AnyPath]:
@@ -304,7 +305,7 @@ def _inside(folder: AnyPath) -> list[AnyPath]:
 
 
 def _number(path: AnyPath | None) -> int:
-    match = _NAME.fullmatch(path.name) if path else None
+    match = LEASE_NAME.fullmatch(path.name) if path else None
     return int(match[1]) if match else 0
 
 

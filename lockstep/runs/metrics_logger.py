@@ -14,8 +14,8 @@ from lockstep.reporting.chain import CHAIN, ChainFile, attempt_facts
 from lockstep.reporting.jsonl import MetricsFile, evaluation_tag
 from lockstep.reporting.summaries import Summaries
 from lockstep.reporting.throughput import moment_before
+from lockstep.run_files import METRICS, SUMMARIES
 from lockstep.runs.showing import with_marks
-from lockstep.runs.workdir import METRICS
 from lockstep.towers.towers import Towers
 from lockstep.training.loop import Hook, every
 from lockstep.training.observe import ActivationSource, GradientSource, Observer, Source, VariableSource
@@ -52,7 +52,7 @@ class MetricsLogger:
         except BaseException:
             self.metrics.close()
             raise
-        self._summaries = Summaries(folder / "summaries", from_step=start.step, interval=watch.summaries)
+        self._summaries = Summaries(folder / SUMMARIES, from_step=start.step, interval=watch.summaries)
         self._observers: list[Observer] = []
 
     def hooks(self) -> list[Hook]:

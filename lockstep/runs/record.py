@@ -28,8 +28,8 @@ from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.toml import from_toml
 from lockstep.reporting.jsonl import is_metrics_line
 from lockstep.reporting.timings import RunTiming
-from lockstep.runs.lease import Holder, find_holder
-from lockstep.runs.workdir import (
+from lockstep.run_files import (
+    CHECKPOINTS,
     CHOICES,
     DATA,
     EVALUATIONS,
@@ -37,11 +37,12 @@ from lockstep.runs.workdir import (
     METRICS,
     QUARANTINE,
     RECIPE,
-    REMARKS,
     RESULT,
     SAVES,
     TIMINGS,
 )
+from lockstep.runs.lease import Holder, find_holder
+from lockstep.runs.workdir import REMARKS
 
 RunState: TypeAlias = Literal["not started", "running", "stopped", "finished", "failed", "killed"]
 
@@ -202,8 +203,8 @@ class RunRecord:
         """The steps of the checkpoints that are there, ascending."""
         from lockstep.checkpoints.store import Store
 
-        own = {self.path / name for name in self.folders("checkpoints/*")}
-        store = Store(self.path / "checkpoints")
+        own = {self.path / name for name in self.folders(f"{CHECKPOINTS}/*")}
+        store = Store(self.path / CHECKPOINTS)
         try:
             return [step for step in store.steps() if store.path(step) in own]
         except LockstepError as error:

@@ -276,7 +276,7 @@ class Run:
             self._files.workdir.write_result(result)
         if self._files and self._worker.is_chief:
             self._files.end_loggers(result)
-            self._files.workdir.settle()
+            self._files.workdir.settle(stops=reason == "stopped")
         if self._survives:
             self._worker.group.barrier("the run has ended")  # with a worker that has left nobody could make up for it
         return result

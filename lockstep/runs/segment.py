@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from types import MappingProxyType
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lockstep.checkpoints.store import Store
 from lockstep.data.loader import Loader
+from lockstep.errors import LockstepError, PeerLostError, StoreError
 from lockstep.exchange.exchange import AllReduce, is_exact
 from lockstep.loggers.logger import Logger, LoggerKind
 from lockstep.loggers.loggers import Loggers
@@ -24,14 +26,16 @@ from lockstep.reporting.profiling import ProfileHook
 from lockstep.reporting.timings import TimingsFile
 from lockstep.reporting.trace import Trace
 from lockstep.reporting.trace_files import TRACES
+from lockstep.run_files import RECIPE, RESULT, TIMINGS
 from lockstep.runs.metrics_logger import MetricsLogger
 from lockstep.runs.skipped import QuarantineList, keep_batch
 from lockstep.runs.stages import Stages
 from lockstep.runs.validation import SPLIT, Validation, step_before
-from lockstep.runs.workdir import RECIPE, RESULT, TIMINGS, Reason, Result, Workdir
+from lockstep.runs.workdir import Reason, Result, Workdir
 from lockstep.screen import log
 from lockstep.served.exchanges import is_served
 from lockstep.spans import span
+from lockstep.storage.remote_path import is_url
 from lockstep.training.loop import Hook, every, steps_without_survival
 from lockstep.training.replicas import Replicas
 from lockstep.training.saving import Saver
@@ -50,6 +54,10 @@ from lockstep.workers.rank import Worker
 if TYPE_CHECKING:
     from lockstep.exchange.exchange import Exchange
     from lockstep.training.choices import Choices
+
+
+_CHIEF_SECONDS = 30.0
+"""Workers begin to wait for new credentials, and end it, at most so long after each other, as each reads ahead."""
 
 
 class RunEvent(NamedTuple):
@@ -158,7 +166,7 @@ class Segment:
             if self._files:
                 self._files.saver.wait()
             if self._files and reason:
-                self._files.workdir.settle()
+                self._files.workdir.settle(stops=self._is_stopped)
             if reason:
                 self._mark("stop" if reason == "stopped" else "end", reason=reason)
             elif self._recipe.watch.on_failure == "continue":
@@ -204,6 +212,39 @@ class Segment:
         except FaultError as error:
             self._note(error.verdict)
             raise
+        except StoreError:
+            self._save_at_last()
+            self._let_chief_save()
+            raise
+        except PeerLostError:
+            # Most likely the store has failed another worker.
+            if self._recipe.watch.on_failure != "continue" and reads_store(self._recipe):
+                self._save_at_last()
+            raise
+
+    def _save_at_last(self) -> None:
+        """Save what there is where the data cannot be read any longer; the next start goes on from here."""
+        if not (self._files and self._worker.is_chief and self._state.is_settled):
+            return
+        with self._worker.pulse.during(self._state.step, "save"):
+            log.warning("the run ends with an error, and is saved at step %d", self._state.step)
+            try:
+                self._save()
+                self._files.saver.wait()
+                self._files.workdir.settle(stops=True)
+            except LockstepError as error:  # what has ended the run says more
+                log.error("%s Given: %s; %s", error.what, error.given, error.hint)
+
+    def _let_chief_save(self) -> None:
+        """Live on for a while, where the chief is another worker, which would be ended soon after this one.
+
+        It saves once the store fails it, too, as all read with the same credentials, or once this worker is gone.
+        """
+        end = time.monotonic() + (0.0 if self._worker.is_chief else _CHIEF_SECONDS)
+        with suppress(PeerLostError):
+            while time.monotonic() < end:
+                self._worker.group.check_peers()
+                time.sleep(0.1)
 
     def _is_over(self) -> bool:
         """Whether the segment ends before the run does: at the end of the run the iterator of steps ends by itself."""
@@ -367,6 +408,11 @@ class Segment:
         }
         self._logger.chain.write_event(ground)
         self._logger.mark(event, step)
+
+
+def reads_store(recipe: Recipe) -> bool:
+    """Whether the examples to train on are in an object store."""
+    return "train" in recipe.data.splits and is_url(recipe.data.path_of("train"))
 
 
 def data_digest(loader: Loader) -> str:

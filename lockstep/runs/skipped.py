@@ -24,7 +24,8 @@ from lockstep.data.loader import Loader
 from lockstep.durable import atomic_write, make_folder
 from lockstep.ragged import Ragged, tensors_of
 from lockstep.recipes.tasks import ASSIGNED
-from lockstep.runs.workdir import QUARANTINE, Workdir
+from lockstep.run_files import QUARANTINE
+from lockstep.runs.workdir import Workdir
 from lockstep.screen import log
 from lockstep.types import Batch, NonFiniteReport, StepReport
 from lockstep.workers.rank import Worker

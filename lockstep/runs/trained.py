@@ -11,7 +11,8 @@ from lockstep.checkpoints.store import Store
 from lockstep.errors import InputError
 from lockstep.evaluation.scores import Weights
 from lockstep.recipes.recipe import Recipe
-from lockstep.runs.workdir import RECIPE, Workdir, with_code_of_run
+from lockstep.run_files import RECIPE
+from lockstep.runs.workdir import Workdir, with_code_of_run
 from lockstep.tensors import write_values
 from lockstep.training.run_weights import RunWeights, open_weights
 from lockstep.weights.name_maps import AVERAGE

@@ -1,26 +1,6 @@
 """The folder of a run: its recipe, choices, history and result, and the process that holds it.
 
-recipe.toml           the complete recipe, as it runs now
-choices.json          threads, kernels, versions: what can change bits
-data.json             the folder that relative paths of the recipe are read in, and the names of the classes
-history.jsonl         each start, with the step it started from and what had changed, and how it ended
-checkpoints/          one folder a checkpoint
-saves.jsonl           each checkpoint, with how many lines metrics.jsonl had
-metrics.jsonl         losses, learning rate, evaluations
-chain.jsonl           the same of every update, each line with a hash over it and the line before
-timings.jsonl         how fast it went, a line about every ten seconds, and how long it still took
-summaries/            the same for TensorBoard
-evaluations.jsonl     scores of its checkpoints, a line for each `lockstep evaluate`; no times
-summaries-evaluation/ the same for TensorBoard, by split and weights
-result.json           how a run that has reached its end ended: its scores, its best checkpoint
-refused/              batches that were not finite
-traces/               timelines of all workers and profiles of operators, where `watch` asks for them
-memory/               torch's snapshots of GPUs that lacked memory, where `watch.memory_snapshot` asks for them
-quarantine.jsonl      examples that could not be read
-loggers/              what each live logger has been given
-warm_start.json       where the run started from weights in a file: which tensors were loaded
-.lease-*              the process that holds the folder
-.mirror.json          the folder on a bucket that this one is the mirror of
+The names of its files, and what is in each, are in `lockstep.run_files`.
 """
 
 from __future__ import annotations
@@ -42,7 +22,7 @@ import torch
 
 from lockstep.checkpoints.fetching import reached
 from lockstep.checkpoints.manifest import Manifest
-from lockstep.checkpoints.mirror import MARKER, Mirror, mirror_of, store_in
+from lockstep.checkpoints.mirror import Mirror, mirror_of, store_in
 from lockstep.checkpoints.store import Store
 from lockstep.durable import atomic_write
 from lockstep.errors import WorkdirError, WorkdirLostError
@@ -54,6 +34,7 @@ from lockstep.recipes.toml import load, to_toml
 from lockstep.reporting.append import append_line, no_folder
 from lockstep.reporting.chain import CHAIN, ChainFile
 from lockstep.reporting.jsonl import without_nonfinite
+from lockstep.run_files import CHECKPOINTS, CHOICES, DATA, HISTORY, LEASE, MARKER, RECIPE, RESULT, SAVES, WARM_START
 from lockstep.runs.lease import Lease, check_free, take
 from lockstep.screen import log
 from lockstep.version import __version__
@@ -66,9 +47,6 @@ if TYPE_CHECKING:
 
 _Made = TypeVar("_Made")
 
-RECIPE, CHOICES, HISTORY, SAVES = "recipe.toml", "choices.json", "history.jsonl", "saves.jsonl"
-QUARANTINE, RESULT, WARM_START, DATA = "quarantine.jsonl", "result.json", "warm_start.json", "data.json"
-METRICS, TIMINGS, EVALUATIONS = "metrics.jsonl", "timings.jsonl", "evaluations.jsonl"
 REMARKS = ("verdict", "straggler")
 """Events that neither begin nor end anything, each with a sentence, "said"."""
 
@@ -173,7 +151,7 @@ class Workdir:
         if any(steps):
             raise WorkdirError(
                 f"The run in {self.path} has been at step {max(steps)}, and its checkpoints are gone.",
-                given=f"no checkpoint in {self.path / 'checkpoints'}",
+                given=f"no checkpoint in {self.path / CHECKPOINTS}",
                 expected="the newest one at least",
                 hint="put the checkpoints back, or name another --workdir to start afresh; nothing here was changed",
             )
@@ -209,10 +187,10 @@ class Workdir:
                 self._mirror = mirror
             yield
 
-    def settle(self) -> None:
-        """Wait until all of the folder is on the bucket, where this process holds the mirror of one."""
+    def settle(self, *, stops: bool = False) -> None:
+        """Wait until all of the folder is on the bucket, where this process holds the mirror of one, as it does."""
         if self._mirror:
-            self._mirror.settle()
+            self._mirror.settle(stops=stops)
 
     @property
     def owner(self) -> Owner | None:
@@ -387,7 +365,7 @@ def _facts(line: bytes, path: Path, number: int) -> dict[str, Any]:
 
 def _is_partial(path: Path) -> bool:
     return (
-        path.name.startswith(".lease-")
+        path.name.startswith(LEASE)
         or path.name == MARKER
         or (path.name.startswith(".") and path.name.endswith(".partial"))
     )

@@ -3,6 +3,8 @@
 The waits are those of "Exponential Backoff And Jitter" (AWS Architecture Blog, 2015): before the n-th repeat, a random
 time of up to 0.2 s * 2**n, 20 s at most. Credentials that have expired are another case: whoever gives them has to
 give new ones, which is waited for.
+
+Requests `at_once` end with the first error. Ctrl-C waits for none of them: their threads end with the process.
 """
 
 from __future__ import annotations
@@ -11,16 +13,19 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from queue import SimpleQueue
 from typing import TypeVar
 
 from lockstep.errors import LockstepError, StoreError
 from lockstep.screen import log, one_line
 
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 
+MOST_AT_ONCE = 8
 NUM_TRIES = 8
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.2, 20.0
 _CREDENTIALS_WAIT_SECONDS, _CREDENTIALS_POLL_SECONDS = 300.0, 5.0
@@ -97,6 +102,37 @@ def with_retries(
             number += 1
             log.info("%s: %s; try %d of %d follows in %.1f s", what, told(error), number, tries, wait_seconds)
             _wait(wait_seconds, error)
+
+
+def at_once(request: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    """Make a request for each item, `MOST_AT_ONCE` at a time, and return the results in the order of the items.
+
+    The first error is raised, once those under way have ended, too; an interrupt is raised at once.
+    """
+    numbered, end, ended = enumerate([*items]), threading.Event(), SimpleQueue[BaseException | None]()
+    results: dict[int, Result] = {}
+
+    def work() -> None:
+        try:
+            with ended_by(end):
+                for number, item in numbered:
+                    results[number] = request(item)
+                    if end.is_set():
+                        break
+            ended.put(None)
+        except BaseException as error:
+            end.set()
+            ended.put(error)
+
+    try:
+        for _ in range(MOST_AT_ONCE):
+            threading.Thread(target=work, name="request", daemon=True).start()
+        errors = [error for _ in range(MOST_AT_ONCE) if (error := ended.get())]
+    finally:
+        end.set()
+    if errors:
+        raise errors[0]
+    return [results[number] for number in sorted(results)]
 
 
 def has_expired(error: BaseException | None) -> bool:

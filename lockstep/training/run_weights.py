@@ -11,7 +11,9 @@ from lockstep.checkpoints.fetching import fetch_run
 from lockstep.checkpoints.manifest import MANIFEST, SUFFIX, FileEntry, Manifest
 from lockstep.checkpoints.store import Store
 from lockstep.errors import CheckpointError, NotFoundError
-from lockstep.storage.remote_path import DataPath, is_url
+from lockstep.records.index_cache import local_copies
+from lockstep.run_files import CHECKPOINTS, named_step
+from lockstep.storage.remote_path import DataPath, RemotePath, is_url
 from lockstep.weights.name_maps import AVERAGE
 from lockstep.weights.open import open_weights_file, unknown, weights_in_store
 from lockstep.weights.safetensors_file import SafetensorsFile
@@ -19,8 +21,6 @@ from lockstep.weights.source import TensorInfo, WeightSource, entry_of
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-CHECKPOINTS = "checkpoints"
 
 _WEIGHTS = ("parameters", "buffers", "average")
 _SLOTS = "slots"
@@ -142,16 +142,29 @@ def _brought_here(path: str) -> str:
     """Bring weights of an object store to this machine, a run with all its checkpoints; other paths stay."""
     if not is_url(path):
         return path
-    url, step = without_step(path)
-    if not (DataPath(url) / CHECKPOINTS).is_dir():
-        return str(weights_in_store(DataPath(path)))
-    return f"{fetch_run(url)}" + (f"@{step}" if step is not None else "")
+    url, step = run_of_url(path)
+    if (DataPath(url) / CHECKPOINTS).is_dir():
+        return f"{fetch_run(url)}" + (f"@{step}" if step is not None else "")
+    place = DataPath(path)
+    if (place / MANIFEST).is_file():  # a checkpoint that lies alone
+        return str(local_copies([each for each in place.iterdir() if each.is_file()])[0].parent)
+    return str(weights_in_store(place))
 
 
 def without_step(text: str) -> tuple[str, int | None]:
     """Split "RUN@STEP"; the step is None where there is none."""
     at = _RUN_AT_STEP.fullmatch(text)
     return (at[1], int(at[2])) if at else (text, None)
+
+
+def run_of_url(text: str) -> tuple[str, int | None]:
+    """The URL of a run on a bucket, and a step of it where one is named, as `run_at_step` splits local paths."""
+    url, step = without_step(text)
+    place = RemotePath(url)
+    if step is None and place.parent.name == CHECKPOINTS and (named := named_step(place.name)) is not None:
+        return str(place.parent.parent), named
+    is_within = place.name == CHECKPOINTS and not (place / CHECKPOINTS).is_dir()
+    return str(place.parent if is_within else place), step
 
 
 def run_at_step(text: str) -> tuple[Path, int | None]:
@@ -161,7 +174,7 @@ def run_at_step(text: str) -> tuple[Path, int | None]:
     a bucket is brought to this machine.
     """
     if is_url(text):
-        url, step = without_step(text)
+        url, step = run_of_url(text)
         return fetch_run(url), step
     named, step = (text, None) if Path(text).exists() else without_step(text)
     folder = Path(named)

@@ -60,6 +60,8 @@ class Limits:
     """The stack of a worker at the same place is not shown before this many times the longest such phase so far."""
     grace_seconds: float = 1.0
     """For the others to end by themselves when one has failed."""
+    save_seconds: float = 60.0
+    """For those of them that save then."""
     regroup_seconds: float = 30.0
     """For all of those that are left to find each other, once all of them have been told of a failure."""
     stop_seconds: float | None = None

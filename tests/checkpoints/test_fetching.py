@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from bucket_runs import Machines, files, mirrored, new_place, objects
@@ -16,10 +19,12 @@ from checkpoint_helpers import write
 from lockstep.checkpoints import fetching
 from lockstep.checkpoints.fetching import fetch_run, local_folder, reached
 from lockstep.checkpoints.manifest import hash_of_json
-from lockstep.checkpoints.mirror import LATEST, KnownBucket, Latest, MirroredStore, store_in
+from lockstep.checkpoints.mirror import KnownBucket, Latest, MirroredStore, store_in
 from lockstep.checkpoints.retention import Retention
 from lockstep.checkpoints.store import Store
 from lockstep.errors import CheckpointError, DataError, WorkdirError
+from lockstep.run_files import LATEST
+from lockstep.storage import retries
 from lockstep.storage.remote_path import RemotePath
 
 
@@ -124,7 +129,7 @@ def test_a_run_that_goes_on_deletes_what_is_being_fetched(
         right(self, file)
 
     machines.use("second")
-    monkeypatch.setattr(fetching, "_NUM_AT_ONCE", 1)
+    monkeypatch.setattr(retries, "MOST_AT_ONCE", 1)
     monkeypatch.setattr(RemotePath, "download", download)
     folder = fetch_run(place)
     assert steps(folder) == [3, 4]
@@ -164,6 +169,82 @@ def test_lines_of_evaluate_stay_on_each_machine(machines: Machines, place: Remot
     machines.use("second")
     assert fetch_run(place) == folder
     assert (folder / "evaluations.jsonl").read_text() == "of the second\n"
+
+
+def test_who_reads_while_another_process_fetches_reads_on(
+    machines: Machines, place: RemotePath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is renamed, replaced or deleted, a checkpoint is there whole, and so is each other file."""
+    folder = local_folder(place)
+    write(Store(folder / "checkpoints"), 9)  # which nobody else has
+    machines.use("second")
+    further = store_in(fetch_run(place), Retention(newest=2))
+    for step in (3, 4):
+        (further.folder.parent / "recipe.toml").write_text(f"batch_size = {step}\n")
+        write(further, step)
+    assert isinstance(further, MirroredStore)
+    further.mirror.settle()
+    machines.use("first")
+    before, looks = files(folder), list[int]()
+
+    def look() -> None:
+        found = Store(folder / "checkpoints").read()
+        assert found
+        looks.append(found.step)
+        assert (folder / "recipe.toml").read_text() in ("batch_size = 8\n", "batch_size = 4\n")
+
+    values = "checkpoints/step-00000002/values.json"
+    with (folder / values).open("rb") as opened, monkeypatch.context() as patch:
+        for name in ("rename", "replace", "unlink", "rmdir", "mkdir", "touch"):
+            right = getattr(Path, name)
+
+            def watched(self: Path, *arguments: Any, right: Any = right, **options: Any) -> Any:
+                done = right(self, *arguments, **options)
+                look()
+                return done
+
+            patch.setattr(Path, name, watched)
+        assert fetch_run(place) == folder
+        assert opened.read() == before[values]
+    assert {*looks} == {4, 9}
+    assert steps(folder) == [3, 4]
+    (aside,) = folder.parent.glob("*.before-*")
+    assert files(aside) == before
+
+
+def test_a_fetch_that_is_killed_is_made_good(
+    machines: Machines, place: RemotePath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each change of the folder: the next fetch ends with what the bucket holds."""
+    folder = local_folder(place)
+    shutil.copytree(folder, folder.with_name("before"))
+    machines.use("second")
+    further = store_in(fetch_run(place), Retention(newest=2))
+    write(further, 3, 4)
+    (further.folder.parent / "notes").write_text("another file")
+    assert isinstance(further, MirroredStore)
+    further.mirror.settle()
+    machines.use("first")
+    for number in range(100):
+        shutil.rmtree(folder)
+        shutil.copytree(folder.with_name("before"), folder)
+        left = [number]
+
+        def die(self: Path, *arguments: Any, right: Any, left: list[int] = left, **options: Any) -> Any:
+            left[0] -= 1
+            if left[0] < 0:
+                raise KeyboardInterrupt
+            return right(self, *arguments, **options)
+
+        with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+            for name in ("rename", "replace", "unlink"):
+                patch.setattr(Path, name, functools.partialmethod(die, right=getattr(Path, name)))
+            fetch_run(place)
+        assert steps(fetch_run(place)) == [3, 4]
+        assert {name: data for name, data in objects(place).items() if name != LATEST} == files(folder)
+        if left[0] >= 0:
+            break
+    assert 4 < number < 99
 
 
 def test_signed_queries_are_not_told(place: RemotePath) -> None:

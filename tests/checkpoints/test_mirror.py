@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,10 @@ from bucket_runs import Machines, files, mirrored, new_place, objects, on_each_w
 from checkpoint_helpers import sections_of, write
 from fsspec.implementations.memory import MemoryFileSystem
 
+from lockstep.checkpoints import mirror as mirror_module
 from lockstep.checkpoints.fetching import fetch_run
 from lockstep.checkpoints.manifest import Manifest
 from lockstep.checkpoints.mirror import (
-    LATEST,
     KnownBucket,
     Latest,
     MirroredStore,
@@ -30,8 +31,10 @@ from lockstep.checkpoints.mirror import (
 from lockstep.checkpoints.retention import Retention
 from lockstep.checkpoints.store import Store
 from lockstep.errors import DataError, LockstepError, WorkdirError
+from lockstep.run_files import LATEST
 from lockstep.storage import retries
 from lockstep.storage.remote_path import RemotePath
+from lockstep.workers.rank import join, leave
 
 
 @pytest.fixture
@@ -235,6 +238,46 @@ def test_a_settle_that_has_failed_is_not_made_again_at_the_end(
             mirror.settle()
         mirror.close()
     assert len(tries) == 1
+
+
+@pytest.mark.parametrize("is_signalled", [True, False])
+def test_a_stop_ends_the_tries(
+    machines: Machines,
+    place: RemotePath,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    is_signalled: bool,
+) -> None:
+    """A signal that comes while the upload is waited for, or the end of a run that was stopped."""
+    store, tries = mirrored(train(place, 1)), list[str]()
+
+    def fail(_: MemoryFileSystem, path: str, *__: object, **___: object) -> None:
+        tries.append(path)
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(mirror_module, "_STOP_SECONDS", 0.2)
+    monkeypatch.setattr(retries.random, "uniform", lambda *_: 60.0)
+    leave()
+    with monkeypatch.context() as patched:
+        for name in ("pipe_file", "put_file"):
+            patched.setattr(MemoryFileSystem, name, fail)
+        write(store, 2)
+        began = time.monotonic()
+        if is_signalled:
+            threading.Timer(0.3, setattr, (join().pulse, "stop_requested", "SIGTERM")).start()
+            with pytest.raises(UploadError, match="is not on the bucket as it is here"):
+                store.mirror.settle()
+        else:
+            for _ in range(2):
+                store.mirror.settle(stops=True)
+        store.mirror.close()
+    assert time.monotonic() - began < 30.0
+    assert len(tries) == 2  # of the thread, and of the wait for it
+    assert caplog.text.count("is not on the bucket as it is here") == (not is_signalled)
+    assert store.steps() == [1, 2]
+    leave()
+    train(place, 3)
+    assert Latest.decode((place / LATEST).read_bytes()).checkpoints == (1, 2, 3)
 
 
 def test_a_checkpoint_that_somebody_deletes_here_stays_there(machines: Machines, place: RemotePath) -> None:

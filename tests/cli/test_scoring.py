@@ -22,7 +22,7 @@ from lockstep.evaluation.evaluate import Evaluation
 from lockstep.metrics.worst_mistakes import Mistake
 from lockstep.readers.image_folder import ImageFolder
 from lockstep.readers.reader import Arrays, Reader
-from lockstep.runs.workdir import EVALUATIONS
+from lockstep.run_files import EVALUATIONS
 
 COLOURS = {"daisy/1": (250, 0, 0), "daisy/2": (0, 250, 0), "rose/1": (0, 0, 250), "rose/2": (0, 0, 0)}
 SIDE = 300

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from bucket_runs import Machines, new_place
+from bucket_runs import Machines, copied, new_place
 from bucket_script import train
+from object_server import FaultyProxy
 
 import lockstep as ls
 from lockstep.checkpoints.fetching import fetch_run, local_folder
+from lockstep.cli import scoring, status
 from lockstep.cli.evaluate import evaluate_as_worker
 from lockstep.cli.main import main
 from lockstep.cli.shared import run_folder
 from lockstep.cli.train import COMMAND, _read, train_as_worker
 from lockstep.cli.verify import verify_as_worker
-from lockstep.errors import InputError, LockstepError, WorkdirError
+from lockstep.errors import LockstepError, WorkdirError
+from lockstep.evaluation import follow
+from lockstep.owner import this_process
 from lockstep.storage.remote_path import RemotePath
+from lockstep.training.run_weights import open_weights, run_at_step
 from lockstep.workers.rank import leave
 from lockstep.workers.store_server import LAUNCHED
 
@@ -67,10 +75,94 @@ def test_what_it_did(trained: RemotePath, tmp_path: Path, capsys: pytest.Capture
     assert "mine" in (tmp_path / "page.html").read_text()
 
 
+def test_a_run_that_is_followed_is_listed_once_a_look(
+    trained: RemotePath,
+    bucket: RemotePath,
+    object_store: FaultyProxy,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In a real store, of a run that goes on on another machine: the listing, `latest.json`, the lease and its time."""
+    place = bucket / "runs" / "mine"
+    for name in trained.walk_files():
+        (place / name).write_bytes((trained / name).read_bytes())
+    owner = replace(this_process(), host="node7", system="of another machine")
+    (place / ".lease-000001").write_bytes(owner.encode())
+    right, counts = status._look, list[int]()
+
+    def look(paths: Sequence[str]) -> list[status.RunStatus]:
+        if len(counts) == 3:
+            (place / ".lease-000001").write_bytes(replace(owner, released=True).encode())
+        object_store.requests.clear()
+        found = right(paths)
+        counts.append(len(object_store.requests))
+        return found
+
+    monkeypatch.setattr(status, "_look", look)
+    monkeypatch.setattr(status, "_SECONDS_BETWEEN_LOOKS", 0.0)
+    assert main(["status", str(place), "--follow", "--json"]) == 0
+    states = re.findall(r'"state": "(\w+)"', capsys.readouterr().out)
+    assert states == ["running", "finished"]
+    assert counts[0] > 10
+    assert counts[1:] == [4, 4, 4]
+
+
 def test_its_weights(trained: RemotePath, tmp_path: Path) -> None:
     assert main(["export", f"{trained}@2", "--to", str(tmp_path / "model.safetensors")]) == 0
     assert (tmp_path / "model.safetensors").exists()
     assert main(["export", f"{trained}@1", "--to", str(tmp_path / "other.safetensors")]) == 2
+
+
+def test_a_checkpoint_by_its_own_url(trained: RemotePath, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As the folder of a checkpoint on this machine: of a run, or copied from one."""
+    of_run, alone = trained / "checkpoints" / "step-00000002", new_place()
+    for name in of_run.walk_files():
+        (alone / name).write_bytes((of_run / name).read_bytes())
+    told = []
+    for place in (of_run, alone, f"{trained}@2", trained / "checkpoints"):
+        assert main(["inspect", str(place), "--json"]) == 0
+        told.append(json.loads(capsys.readouterr().out))
+    assert [each["step"] for each in told] == [2] * 4
+    assert [each["tensors"] for each in told] == [told[0]["tensors"]] * 4
+    assert [len(each["checkpoints"]) for each in told] == [2, 0, 2, 2]
+    assert open_weights(str(alone)).tensors.keys() == open_weights(str(trained)).tensors.keys()
+    assert run_at_step(str(of_run)) == run_at_step(f"{trained}@2") == (local_folder(trained), 2)
+    assert main(["export", str(of_run), "--to", str(tmp_path / "model.safetensors")]) == 0
+    scores = ["evaluate", str(of_run), "--device", "cpu", "--allow-code", "--to", str(tmp_path / "scores.json")]
+    assert evaluate_as_worker(scores) == 0
+    assert json.loads((tmp_path / "scores.json").read_text())["step"] == 2
+    leave()
+    options = {"model": ls.models.LeNet(num_classes=2), "fork_from": str(of_run)}
+    assert train(tmp_path / "fork", 3, **options).step == 3
+    assert '"step": 2' in (tmp_path / "fork" / "history.jsonl").read_text().splitlines()[0]
+
+
+def test_each_checkpoint_that_comes(
+    trained: RemotePath, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place, looks = copied(trained), list[int]()
+    later = {name: (place / name).read_bytes() for name in (*place.walk_files(),) if "00002/" in name}
+    later |= {name: (place / name).read_bytes() for name in ("latest.json", "history.jsonl")}
+    for name in later:
+        (place / name).unlink()
+    begun = later["history.jsonl"].splitlines(keepends=True)[0]
+    (place / "history.jsonl").write_bytes(begun)
+
+    def fetch(place: RemotePath) -> Path:
+        looks.append(len(looks))
+        if len(looks) == 3:
+            for name, data in later.items():
+                (place / name).write_bytes(data)
+        return fetch_run(place)
+
+    monkeypatch.setattr(scoring, "_SECONDS_BETWEEN_LOOKS", 0.0)
+    monkeypatch.setattr(follow, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(scoring, "fetch_run", fetch)
+    words = ["evaluate", str(place), "--follow", "--interval", "0", "--device", "cpu", "--allow-code"]
+    assert evaluate_as_worker(words) == 0
+    lines = (local_folder(place) / "evaluations.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [0, 2]
+    assert "the run is over: no checkpoint will follow" in caplog.text
 
 
 def test_its_scores_with_code_that_the_user_allows(trained: RemotePath, tmp_path: Path) -> None:
@@ -103,8 +195,6 @@ def test_what_is_not_there_is_told(tmp_path: Path) -> None:
     for words in (["status", nowhere], ["export", nowhere, "--to", str(tmp_path / "m.pt2")]):
         assert main(words) == 2
     assert main(["status", "ftp://host/x"]) == 2
-    with pytest.raises(InputError, match="is not followed"):
-        evaluate_as_worker(["evaluate", nowhere, "--follow"])
 
 
 def test_a_command_for_the_end_is_left_out(trained: RemotePath, caplog: pytest.LogCaptureFixture) -> None:

@@ -10,7 +10,7 @@ import pytest
 from lockstep.doctor import disk
 from lockstep.doctor.check_result import CheckResult, results_of
 from lockstep.doctor.disk import Pace, disk_checks
-from lockstep.runs.workdir import RECIPE
+from lockstep.run_files import RECIPE
 
 BYTES = 1 << 16
 

@@ -15,7 +15,7 @@ from lockstep.planning.start import ProbeRequest, plan_probe, probe_on_workers
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.shipped import find
 from lockstep.recipes.toml import with_settings
-from lockstep.runs.workdir import RECIPE
+from lockstep.run_files import RECIPE
 
 
 def recipe_of(num_towers: int) -> Recipe:

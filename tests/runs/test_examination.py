@@ -13,9 +13,9 @@ from torch import nn
 import lockstep as ls
 from lockstep.recipes.parts import Monitoring
 from lockstep.reporting.chain import CHAIN
+from lockstep.run_files import METRICS
 from lockstep.runs.examination import examine
 from lockstep.runs.metrics_logger import MetricsLogger
-from lockstep.runs.workdir import METRICS
 from lockstep.types import Interval, Progress
 
 GROUND = {

@@ -10,20 +10,29 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import fsspec
+import numpy as np
 import pytest
 import torch
 from bucket_runs import Machines, copied, mirrored, new_place, objects, on_each_write
-from bucket_script import STEPS, train
+from bucket_script import STEPS, train, train_stored
 from object_server import Fault, FaultyProxy
+from PIL import Image
 from worker_processes import HANG_SECONDS
 
 import lockstep as ls
 from lockstep.checkpoints.fetching import fetch_run, local_folder
-from lockstep.checkpoints.mirror import LATEST, Latest, Mirror, UploadError
+from lockstep.checkpoints.mirror import Latest, Mirror, UploadError, store_in
 from lockstep.checkpoints.retention import Retention
-from lockstep.errors import InputError, WorkdirError
+from lockstep.checkpoints.store import Store
+from lockstep.errors import InputError, StoreError, WorkdirError
+from lockstep.images.pillow import png_bytes
+from lockstep.owner import this_process
+from lockstep.run_files import LATEST
 from lockstep.runs.run import _check_shared
 from lockstep.runs.workdir import Workdir
 from lockstep.storage import retries
@@ -31,6 +40,7 @@ from lockstep.storage.remote_path import RemotePath
 from lockstep.workers.rank import leave
 
 SCRIPT = "import sys, bucket_script; bucket_script.train(sys.argv[1])"
+LONG_SCRIPT = "import sys, bucket_script as b; r = b.train(sys.argv[1], 100_000); print(r.reason, r.step)"
 CHANGING = (
     "manifest.json",
     "timings.jsonl",
@@ -167,6 +177,164 @@ def test_two_machines_do_not_train_one_run(machines: Machines) -> None:
     train(str(place), 3, hooks=[another])
     assert errors[0].what == f"The run in {place} is going on already."
     assert f"held by process {os.getpid()} on host" in errors[0].given
+
+
+def test_once_the_run_is_taken_over_nothing_is_overwritten_or_deleted(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another machine takes the lease after any write of an upload: that was the last one."""
+    fs, num_seen = fsspec.filesystem("memory"), 0
+    another = replace(this_process(), host="node7", system="of another machine").encode()
+
+    def write(store: Store, step: int) -> None:
+        (store.folder.parent / "metrics.jsonl").write_text(f"{step}\n" * step)
+        store.write(step, {"parameters": {"w": torch.full((4,), float(step))}}, {"step": step})
+
+    for moment in range(100):
+        machines.use(f"machine-{moment}")
+        place = new_place()
+        workdir = Workdir(fetch_run(place))
+        found, left = list[dict[str, bytes]](), [moment]
+
+        def take_over(place: RemotePath = place, found: list[Any] = found, left: list[int] = left) -> None:
+            left[0] -= 1
+            if left[0] == 0:
+                found.append(objects(place))
+                fs.pipe_file(f"{place.key}/.lease-000002", another)
+
+        with workdir.held():
+            store = store_in(workdir.path, Retention(newest=1))
+            (workdir.path / "recipe.toml").write_text("batch_size = 8\n")
+            (workdir.path / "result.json").write_text("{}")
+            write(store, 1)
+            workdir.settle()
+            (workdir.path / "result.json").unlink()
+            with monkeypatch.context() as patched:
+                on_each_write(patched, take_over, after=True)
+                write(store, 2)
+                if moment == 0:
+                    workdir.settle()
+                    num_writes = -left[0]
+                    continue
+                with pytest.raises(WorkdirError, match="is no longer this start's"):
+                    workdir.settle()
+        assert objects(place) == found[0]
+        num_seen += 1
+        if moment == num_writes - 1:  # after the last one there is nothing left to be written
+            break
+    assert num_seen == num_writes - 1 >= 8
+
+
+STORED_SCRIPT = """
+import os, sys, bucket_script
+from lockstep.errors import StoreError
+from lockstep.runs import segment
+from lockstep.storage import ranges, retries
+waits, rank, answers = {waits}, int(os.environ["RANK"]), ranges._answers
+def fail(*given):
+    if os.path.isdir(os.path.join(sys.argv[2], "checkpoints", "step-00000003")):
+        raise StoreError("the credentials have expired", given="", expected="", hint="")
+    return answers(*given)
+if waits:
+    retries._CREDENTIALS_WAIT_SECONDS, retries._CREDENTIALS_POLL_SECONDS = waits[rank], 0.1
+elif rank == 1:
+    ranges._answers, segment._CHIEF_SECONDS = fail, 1.0
+bucket_script.train_stored(sys.argv[1], sys.argv[2], 100_000)
+"""
+
+
+@pytest.fixture
+def photos(bucket: RemotePath) -> RemotePath:
+    """Grey images by classes, in the bucket."""
+    for number in range(40):
+        content = png_bytes(Image.fromarray(np.full((28, 28), 5 * number, np.uint8)))
+        (bucket / "photos" / f"{number % 2}" / f"{number}.png").write_bytes(content)
+    return bucket / "photos"
+
+
+EXPIRED = Fault("status", 10**6, path="photos/.*png", status=400)
+
+
+def test_credentials_that_expire_end_the_run_with_its_step_saved(
+    machines: Machines,
+    photos: RemotePath,
+    object_store: FaultyProxy,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(retries, "_CREDENTIALS_WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(retries, "_CREDENTIALS_POLL_SECONDS", 0.1)
+    train_stored(str(photos), tmp_path / "undisturbed")
+    leave()
+    object_store.faults = [replace(EXPIRED, after=object_store.num_requests(EXPIRED.path) - 30)]
+    with pytest.raises(StoreError, match="the credentials have expired") as caught:
+        train_stored(str(photos), tmp_path / "run")
+    assert "start the same command again" in caught.value.hint
+    steps = [json.loads(line)["step"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    store = Store(tmp_path / "run" / "checkpoints")
+    assert store.newest() == max(steps)
+    assert max(steps) in (7, 8)  # between two checkpoints
+    assert f"the run ends with an error, and is saved at step {max(steps)}" in caplog.text
+    object_store.faults = []
+    leave()
+    train_stored(str(photos), tmp_path / "run")
+    names = [f"checkpoints/step-{STEPS:08d}/{section}.safetensors" for section in ("parameters", "buffers", "slots")]
+    for name in names:
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("waits", [(0.5, 60.0), (5.0, 0.5), None])
+def test_of_several_workers_the_chief_saves_whoever_is_first(
+    machines: Machines, photos: RemotePath, object_store: FaultyProxy, tmp_path: Path, waits: tuple[float, float] | None
+) -> None:
+    """The chief, or the other one while the chief waits for data, too, or while it waits for the other's gradients."""
+    (tmp_path / "script.py").write_text(STORED_SCRIPT.format(waits=waits))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    words = ["lockstep", "run", "--workers", "2", "--device", "cpu", str(tmp_path / "script.py")]
+    with (tmp_path / "log").open("wb") as log:
+        command = [sys.executable, "-m", *words, str(photos), str(tmp_path / "run")]
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+    store = Store(tmp_path / "run" / "checkpoints")
+    while process.poll() is None and 3 not in store.steps():
+        time.sleep(0.05)
+    object_store.faults = [EXPIRED] if waits else []
+    code, told = process.wait(HANG_SECONDS), (tmp_path / "log").read_text()
+    assert code == 1, told
+    assert "the credentials have expired" in told
+    assert "the run ends with an error, and is saved at step" in told
+    steps = [json.loads(line)["step"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert store.newest() == max(steps)
+
+
+@pytest.mark.process
+def test_a_signal_while_the_bucket_is_away_ends_the_run_soon(
+    machines: Machines, bucket: RemotePath, object_store: FaultyProxy, tmp_path: Path
+) -> None:
+    place = bucket / "runs" / "x"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", LONG_SCRIPT, str(place)]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log)
+    assert process.stdout
+    while process.poll() is None and step_of(place) < 3:
+        time.sleep(0.05)
+    object_store.refuses = True
+    time.sleep(1.0)
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    said = process.communicate(timeout=HANG_SECONDS)[0].decode()
+    assert time.monotonic() - began < 20.0
+    text = (tmp_path / "log").read_text()
+    assert said.startswith("stopped "), text
+    step = int(said.split()[1])
+    assert text.count("The run is not on the bucket as it is here") == 1
+    assert f"the run is whole in {local_folder(place)}, up to step {step}" in text
+    assert Store(local_folder(place) / "checkpoints").newest() == step
+    object_store.refuses = False
+    assert train(str(place), step + 3).step == step + 3
+    assert step_of(place) == step + 3
 
 
 def test_after_a_run_that_was_lost_the_same_process_goes_on(machines: Machines) -> None:

@@ -17,7 +17,8 @@ from lockstep.errors import WorkdirError
 from lockstep.recipes.data import MnistData
 from lockstep.recipes.parts import Evaluate
 from lockstep.recipes.recipe import Recipe
-from lockstep.runs.workdir import DATA, RECIPE, KnownData, Workdir, class_names, located
+from lockstep.run_files import DATA, RECIPE
+from lockstep.runs.workdir import KnownData, Workdir, class_names, located
 from lockstep.types import Interval
 
 

@@ -9,7 +9,7 @@ import pytest
 from lockstep.errors import StoreRefusedError
 from lockstep.storage import remote_path, retries
 from lockstep.storage.remote_path import RemotePath, store_error
-from lockstep.storage.retries import NUM_TRIES, ended_by, has_expired, with_retries
+from lockstep.storage.retries import MOST_AT_ONCE, NUM_TRIES, at_once, ended_by, has_expired, with_retries
 
 
 @pytest.fixture
@@ -67,6 +67,24 @@ def test_once_it_is_to_end_nothing_is_tried_again(waits: list[float]) -> None:
             with_retries(request, "s3://b/x")
         assert len(calls) == num_calls
     assert waits == []
+
+
+def test_requests_at_once_come_in_order_and_end_with_the_first_error() -> None:
+    assert at_once(lambda number: number**2, range(20)) == [number**2 for number in range(20)]
+    begun, ended = list[int](), list[int]()
+
+    def request(number: int) -> None:
+        begun.append(number)
+        if number == 3:
+            raise OSError("503")
+        while len(begun) < MOST_AT_ONCE:
+            pass
+        ended.append(number)
+
+    with pytest.raises(OSError, match="503"):
+        at_once(request, range(1000))
+    assert len(ended) == len(begun) - 1 < 999  # those under way have ended
+    assert at_once(request, []) == []
 
 
 class ClientAuthenticationError(Exception):

@@ -13,9 +13,10 @@ from torch import nn
 import lockstep as ls
 from lockstep.checkpoints import mirror
 from lockstep.checkpoints.fetching import local_folder
-from lockstep.checkpoints.mirror import LATEST, Latest, UploadError
+from lockstep.checkpoints.mirror import Latest, UploadError
 from lockstep.checkpoints.store import Store
 from lockstep.errors import WorkdirError
+from lockstep.run_files import LATEST
 from lockstep.storage.remote_path import RemotePath
 from lockstep.training.run_weights import open_weights, run_at_step
 
