@@ -11,6 +11,7 @@ from lockstep.checkpoints.fetching import fetch_run
 from lockstep.checkpoints.manifest import MANIFEST, SUFFIX, FileEntry, Manifest
 from lockstep.checkpoints.store import Store
 from lockstep.errors import CheckpointError, NotFoundError
+from lockstep.records.shards import check_local
 from lockstep.storage.remote_path import DataPath, is_url
 from lockstep.weights.name_maps import AVERAGE
 from lockstep.weights.open import open_weights_file, unknown, weights_in_store
@@ -141,6 +142,7 @@ def open_weights(path: str | Path, *, slots: bool = False, newest: int | None = 
 def _brought_here(path: str) -> str:
     """Bring weights of an object store to this machine, a run with all its checkpoints; other paths stay."""
     if not is_url(path):
+        check_local(path)
         return path
     url, step = without_step(path)
     if not (DataPath(url) / CHECKPOINTS).is_dir():
