@@ -284,7 +284,7 @@ def _convert_coco(arguments: argparse.Namespace) -> None:
 
 def _add_detection(command: argparse.ArgumentParser, default_name: str) -> None:
     command.add_argument(
-        "--label-map", type=Path, metavar="FILE", help="the number of each class (default: label_map.pbtxt is written)"
+        "--label-map", metavar="FILE", help="the number of each class (default: label_map.pbtxt is written)"
     )
     command.add_argument("--name", metavar="NAME", help=f"of the shards, before their number (default: {default_name})")
     command.add_argument("--shards", type=int, metavar="N", help="default: one for each 1000 images")

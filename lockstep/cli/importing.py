@@ -43,12 +43,10 @@ def _add_checkpoint_arguments(importing: argparse.ArgumentParser) -> None:
 
 def _import_checkpoint(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     from lockstep.checkpoints.encoding import check_saveable, encode_tensors
-    from lockstep.records.shards import check_local
     from lockstep.training.run_weights import open_weights
     from lockstep.weights.assignment import assign_tensors
     from lockstep.weights.warm_start import WarmStart
 
-    check_local(arguments.path)
     path = Path(arguments.to)
     what = "Weights are imported into a file of safetensors."
     check_target(path, [".safetensors"], what, overwrite=arguments.force)

@@ -25,7 +25,7 @@ from lockstep.errors import CheckpointError, DataError
 from lockstep.readers.split_folders import find_split
 from lockstep.records.example import Values, parse_sequence_example
 from lockstep.records.open_files import open_file
-from lockstep.records.shards import check_local, data_path, find_shards
+from lockstep.records.shards import data_path, find_shards
 from lockstep.records.tfrecord import HEAD_BYTES, RecordSource, compression_of, is_head, read_all
 from lockstep.screen import write_json, write_lines
 from lockstep.storage.remote_path import AnyPath
@@ -256,7 +256,6 @@ class _WeightsDiff:
 
 def diff_weights(arguments: argparse.Namespace, source: WeightSource) -> int:
     """Write the differences of two sets of weights; returns 1 if anything, else 0."""
-    check_local(arguments.diff)
     found = _compare(source, open_weights(arguments.diff, slots=True))
     if arguments.json:
         write_json(_to_json(asdict(found)))

@@ -29,7 +29,7 @@ from lockstep.readers.label_map import Label, LabelMap, read_label_map, write_la
 from lockstep.readers.reader import Reader
 from lockstep.readers.voc import Voc, annotation_files, folder_of_year
 from lockstep.records.example import Values, serialize_example
-from lockstep.records.shards import check_local
+from lockstep.records.shards import data_path
 from lockstep.storage.remote_path import AnyPath
 
 YEARS = {"VOC2007": (2007,), "VOC2012": (2012,), "merged": (2007, 2012)}
@@ -70,10 +70,8 @@ def convert_voc(
     """
     if year is not None:
         check_one_of("year", year, [*YEARS])
-    check_local(data_dir)
-    folders: list[AnyPath] = (
-        [folder_of_year(Path(data_dir), each) for each in YEARS[year]] if year else [Path(data_dir)]
-    )
+    root = data_path(data_dir)
+    folders: list[AnyPath] = [folder_of_year(root, each) for each in YEARS[year]] if year else [root]
     readers = _voc_readers(folders, split, not ignore_difficult, label_map)
     reader = Concatenated({folder.name: reader for folder, reader in zip(folders, readers, strict=True)})
     annotations = [[path.name, path.stat().st_mtime_ns] for folder in folders for path in annotation_files(folder)]
@@ -113,7 +111,7 @@ def convert_coco(
         settings: how the conversion runs.
     """
     reader = Coco(annotations, images, masks=masks, keypoints=keypoints, label_map=label_map, zero_based=zero_based)
-    path = Path(annotations)
+    path = data_path(annotations)
     options = {
         "annotations": [path.name, path.stat().st_size, path.stat().st_mtime_ns],
         "masks": masks,

@@ -14,11 +14,12 @@ import torch
 from lockstep.errors import DataError
 from lockstep.images.decode import AS_STORED, Decoding, EncodedImage
 from lockstep.images.objects import areas_of, select_objects
+from lockstep.listing import shorten
 from lockstep.ragged import Ragged
 from lockstep.readers.fingerprint import Fingerprint, checksum, named_parts, tells_options
 from lockstep.readers.image_files import FileNames, check_not_turned, load_decoder, present_files
 from lockstep.readers.image_records import are_edges
-from lockstep.readers.label_map import LabelMap
+from lockstep.readers.label_map import LabelMap, read_labels
 from lockstep.readers.object_table import (
     ObjectTable,
     check_label_map,
@@ -153,13 +154,15 @@ class ImageTable(_Images):
     file the image alone, unless it is compressed; see `lockstep.records.tables`. Labels are kept in memory.
 
     Images are bytes, structs of bytes and path as Hugging Face's datasets write them, or the paths of files beside the
-    table or below. Labels are whole numbers, or the names of classes, which are numbered in the order of the alphabet.
-    A label that is null is -1.
+    table or below. Labels are whole numbers, or the names of classes, which are numbered in the order of the alphabet
+    unless a file of labels numbers them, as the splits of a data set need it of which one may lack a class. A label
+    that is null is -1.
 
     Args:
         paths: the files: a path, a pattern such as "train-*.parquet", or several of these.
         image: the name of the column of images; by default the one that can be meant, by its type and name.
         label: the name of the column of labels; likewise.
+        labels: a file with the name of each class on a line of its own: its number is that of the line, from 0 on.
         decoding: how images are decoded when they are asked for.
         cache: the folder where what is read of an object store is kept; by default in the user's cache.
 
@@ -173,11 +176,13 @@ class ImageTable(_Images):
         *,
         image: str | None = None,
         label: str | None = None,
+        labels: str | AnyPath | None = None,
         decoding: Decoding = AS_STORED,
         cache: Cache = None,
     ) -> None:
         super().__init__(paths, image, decoding, cache)
         first, *others = self._tables
+        wanted = None if labels is None else read_labels(labels)
         name = find_label(first, label)
         self._labels: Int64s | None = None
         self.classes: tuple[str, ...] = ()
@@ -186,6 +191,8 @@ class ImageTable(_Images):
             for table in others:
                 check_column(table, first, name)
             self._labels, self.classes = _joined([read_labels_of(table, name) for table in self._tables], self._tables)
+        if wanted is not None:
+            self._labels, self.classes = _renumbered(self._labels, self.classes, wanted, str(first.path), str(labels))
 
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
         """Return the images of these rows, not decoded, and their labels."""
@@ -348,6 +355,32 @@ def _joined(parts: Sequence[Coded], tables: Sequence[TableFile]) -> tuple[Int64s
     places = {name: number for number, name in enumerate(names)}
     numbers = [np.array([*(places[name] for name in each), NO_LABEL]) for each in lists]
     return np.concatenate([table[part.numbers] for table, part in zip(numbers, parts, strict=True)]), names
+
+
+def _renumbered(
+    numbers: Int64s | None, names: Sequence[str], wanted: tuple[str, ...], source: str, labels: str
+) -> tuple[Int64s, tuple[str, ...]]:
+    """Number the labels of a table by a file of labels, which names those that have no names as they are numbered."""
+    if numbers is None:
+        raise DataError(
+            f"{source} has no labels.",
+            given=f"a file of labels, {labels}, and no column that they are of",
+            expected="a column of whole numbers, or of names of classes",
+            hint="name the column: label=NAME, or in a recipe data.label_column; or leave the file out",
+        )
+    used = np.unique(numbers[numbers != NO_LABEL])
+    known = names or wanted
+    lacking = [number for number in used.tolist() if not 0 <= number < len(known)]
+    missing = [] if lacking else [name for number in used.tolist() if (name := known[number]) not in wanted]
+    if lacking or missing:
+        raise DataError(
+            f"The file of labels, {labels}, lacks classes of {source}.",
+            given=f"no {shorten(missing)}" if missing else f"the label {lacking[0]}, of {len(known)} classes",
+            expected=f"a class for each label of the table: {len(wanted)} are named there, from 0 on",
+            hint="write each class on a line of its own, in the order that it is to have in all splits",
+        )
+    places = {name: number for number, name in enumerate(wanted)}
+    return np.array([*(places.get(name, NO_LABEL) for name in known), NO_LABEL], np.int64)[numbers], wanted
 
 
 def _labels(

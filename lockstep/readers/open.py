@@ -59,6 +59,7 @@ class _Options(NamedTuple):
     cache: Cache
     image: str | None
     label: str | None
+    labels: str | AnyPath | None
 
 
 def open_source(
@@ -70,6 +71,7 @@ def open_source(
     cache: Cache = None,
     image_column: str | None = None,
     label_column: str | None = None,
+    labels: str | AnyPath | None = None,
 ) -> Reader:
     """Open data with the right reader, found by the names in a folder, and by the first record of a file of records.
 
@@ -95,14 +97,27 @@ def open_source(
             default in the user's cache.
         image_column: of a table, the column of images, where the name and type do not tell.
         label_column: of a table, the column of labels; likewise.
+        labels: of a table or of folders of images, a file with the name of each class, whose number is that of its line
+            from 0 on; by default they are numbered in the order of their names.
     """
-    options = _Options(everything, truth, decoding, cache, image_column, label_column)
+    reader = _open(path, _Options(everything, truth, decoding, cache, image_column, label_column, labels))
+    if labels is not None and not isinstance(reader, ImageTable | ImageFolder):
+        raise InputError(
+            f"The classes of {path} are not numbered by a file of labels.",
+            given=f"labels={str(labels)!r}, and data that is read by {type(reader).__name__}",
+            expected="a table, or a folder of images for each class: in other data the labels are numbers",
+            hint="leave labels out, or data.labels in a recipe",
+        )
+    return reader
+
+
+def _open(path: str | Path, options: _Options) -> Reader:
     named = _named_files(path)
     if isinstance(named, list):
         return _open_table(named, options)
-    _check_no_columns(path, image_column, label_column)
+    _check_no_columns(path, options.image, options.label)
     if named:
-        return TfdsRecords(path, truth=truth, decoding=decoding, cache=cache)
+        return TfdsRecords(path, truth=options.truth, decoding=options.decoding, cache=options.cache)
     if of_coco := _annotations_and_images(path):
         return _coco(*of_coco, options)
     if (whole := data_path(path)).is_dir():
@@ -147,12 +162,14 @@ def open_detection(
         objects_column: of a table, the column of objects; likewise.
     """
     options: dict[str, Any] = {"label_map": label_map, "check_boxes": False, "truth": truth, "decoding": decoding}
-    if (named := _named_files(path)) and (masks or num_keypoints or num_multiclass_scores):
+    asked = {"masks": masks, "num_keypoints": num_keypoints, "use_multiclass_scores": num_multiclass_scores}
+    asked["year"] = year is not None
+    if (named := _named_files(path)) and any(asked.values()):
         raise InputError(
             f"{path} has boxes and classes of objects alone.",
-            given="masks, keypoints or scores that are asked for",
-            expected="records, or COCO's annotations, for these",
-            hint="leave masks, num_keypoints and use_multiclass_scores out",
+            given=", ".join(name for name, value in asked.items() if value),
+            expected="records, or annotations of COCO or VOC, for these",
+            hint="leave them out",
         )
     if isinstance(named, list):
         return DetectionTable(
@@ -214,7 +231,7 @@ def _open_folder(folder: AnyPath, options: _Options) -> Reader:
         listed = "train" if has_lists else None
         return Voc(folder, listed, decoding=options.decoding, truth=options.truth, cache=options.cache)
     classes_among(folder, entries)
-    return ImageFolder(folder, decoding=options.decoding, cache=options.cache)
+    return ImageFolder(folder, options.labels, decoding=options.decoding, cache=options.cache)
 
 
 def _one_set(folder: AnyPath, names: Sequence[str]) -> list[AnyPath]:
@@ -233,7 +250,7 @@ def _one_set(folder: AnyPath, names: Sequence[str]) -> list[AnyPath]:
 def _open_files(files: Sequence[AnyPath], given: str, options: _Options) -> Reader:
     if missing := next((file for file in files if not file.is_file()), None):
         raise unknown_data(given, absence_of(missing), hint_for_path(missing))
-    everything, truth, decoding, cache, _, _ = options
+    everything, truth, decoding, cache, *_ = options
     if TAR.search(files[0].name):
         return TarShards(files, decoding=decoding, cache=cache)
     features = _first_features(files, given)
@@ -259,9 +276,11 @@ def _named_files(path: str | Path) -> list[AnyPath] | Literal["tfds"] | None:
 def _open_table(files: Sequence[AnyPath], options: _Options) -> Reader:
     """Open a table by its columns: of images with a class each, or with objects on them where there is no class."""
     first, decoding = open_table(files[0], Kept(), OpenFiles(ranges=ranges_through(options.cache))), options.decoding
-    if options.label is None and find_label(first, None) is None and find_objects(first, None):
+    is_labelled = options.label is not None or options.labels is not None or find_label(first, None) is not None
+    if not is_labelled and find_objects(first, None):
         return DetectionTable(files, image=options.image, truth=options.truth, decoding=decoding, cache=options.cache)
-    return ImageTable(files, image=options.image, label=options.label, decoding=decoding, cache=options.cache)
+    columns: dict[str, Any] = {"image": options.image, "label": options.label, "labels": options.labels}
+    return ImageTable(files, **columns, decoding=decoding, cache=options.cache)
 
 
 def _check_no_columns(path: str | Path, *names: str | None) -> None:
@@ -277,7 +296,7 @@ def _check_no_columns(path: str | Path, *names: str | None) -> None:
 
 def _coco(annotations: AnyPath, images: AnyPath, options: _Options) -> Reader:
     """Open a file of annotations, with masks and keypoints if all objects have them."""
-    everything, truth, decoding, cache, _, _ = options
+    everything, truth, decoding, cache, *_ = options
     opened = partial(Coco, annotations, images, decoding=decoding, truth=truth, cache=cache)
     if everything:
         has_masks, has_keypoints = _words_in(annotations, b'"segmentation"', b'"keypoints"')

@@ -74,6 +74,7 @@ class TfdsRecords(ReaderWrapper):
             )
         features = _features(split)
         image = _only(split, features, _IMAGE)
+        _check_pixels(split.folder, image, features[image])
         labels = [name for name, feature in features.items() if _kind(feature) == _LABEL]
         found = _objects(features)
         self.classes: Sequence[str] | Mapping[int, str]
@@ -225,6 +226,19 @@ def _objects(features: Mapping[str, Any]) -> str | None:
         if _kind(feature) == "Sequence" and _kind(fields.get("bbox")) == _BOX and _kind(fields.get("label")) == _LABEL:
             return name
     return None
+
+
+def _check_pixels(folder: Path, name: str, feature: Any) -> None:
+    """Refuse images that are not of whole numbers: the bits of a float are stored as four colours."""
+    inside = feature.get("image")
+    dtype = inside.get("dtype", "uint8") if isinstance(inside, dict) else "uint8"
+    if dtype not in ("uint8", "uint16"):
+        raise DataError(
+            f"The images in {folder} are not stored in a way that is read.",
+            given=f"the feature {name!r} of {dtype}",
+            expected="images of uint8 or uint16",
+            hint="prepare the data set with such images",
+        )
 
 
 def _check_edges(folder: Path, feature: Any) -> None:

@@ -192,7 +192,7 @@ def folder_of_year(root: AnyPath, year: int | None) -> AnyPath:
 def annotation_files(root: AnyPath) -> list[AnyPath]:
     """List the annotations by name, in Annotations, in annotations, or in the folder itself."""
     folder = _existing(root, _ANNOTATIONS)
-    there: list[AnyPath] = sorted(folder.glob("*.xml"))
+    there = _matching(folder, "*.xml")
     if not there:
         years = _years(root)
         year = f"year={years[0].removeprefix('VOC')} (--year {years[0]})" if years else ""
@@ -251,7 +251,15 @@ def _existing(root: AnyPath, names: Sequence[str]) -> AnyPath:
 
 
 def _years(root: AnyPath) -> list[str]:
-    return sorted(path.name for path in root.glob("VOC*") if path.is_dir())
+    return [path.name for path in _matching(root, "VOC*") if path.is_dir()]
+
+
+def _matching(folder: AnyPath, pattern: str) -> list[AnyPath]:
+    """List what has such a name in a folder; nothing in a bucket that is not there, as in a folder that is not."""
+    try:
+        return sorted(folder.glob(pattern))
+    except FileNotFoundError:
+        return []
 
 
 class VocObject(NamedTuple):

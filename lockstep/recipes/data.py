@@ -155,6 +155,8 @@ class PathData:
 
     known: ClassVar[str]
     """What a path may lead to, for errors."""
+    class_file: ClassVar[tuple[str, str]]
+    """The field with the path of the file that numbers the classes, and what that is, for errors."""
     how_to_build: ClassVar[str]
     """How such data is made, for errors."""
 
@@ -174,9 +176,15 @@ class PathData:
         check_together(partial(self.check_there, split) for split in dict.fromkeys((self.split, *self.splits)))
 
     def check_there(self, split: str) -> None:
-        """Check that a split has a path, and that it leads somewhere; a function says itself what there is."""
+        """Check that a split has a path, and that it and that of the file of classes lead somewhere.
+
+        A function says itself what there is.
+        """
         if self.function is None:
             check_there(self.path(split), self.known)
+        field, expected = self.class_file
+        if (path := getattr(self, field)) is not None:
+            check_there(path, expected)
 
     @property
     def limited_cache(self) -> LimitedCache:
@@ -205,7 +213,8 @@ class PathData:
 
     def found_from(self, folder: Path) -> Self:
         """Take each path that leads nowhere from another folder, if it leads somewhere there."""
-        return self._with({split: found_from(folder, getattr(self, split)) for split in self.splits})
+        fields = [each for each in (*self.splits, self.class_file[0]) if getattr(self, each) is not None]
+        return self._with({each: found_from(folder, getattr(self, each)) for each in fields})
 
     def at(self, split: str, path: str) -> Self:
         """Take the examples of a split from another path."""
@@ -261,9 +270,13 @@ class ImageData(PathData, Checked):
     """The column of images in Parquet or Arrow files; None: it is found by its type and name."""
     label_column: str | None = None
     """The column of labels there; None: likewise."""
+    labels: str | None = None
+    """A file with the name of each class, one a line: of folders of images, and of tables whose labels are text. Their
+    numbers are those of the lines, from 0 on, in each split; None: the order of the names that a split has."""
 
     size_field: ClassVar[str] = "data.image_size"
     """The field of a recipe that says the size of the images, for errors."""
+    class_file: ClassVar[tuple[str, str]] = ("labels", "a file with the name of each class, one a line")
     known: ClassVar[str] = (
         "sharded records, tar shards, a folder with a folder of images for each class, Parquet or Arrow files, "
         "a data set of Hugging Face's or of TFDS (tfds:NAME/VERSION/SPLIT)"
@@ -289,6 +302,7 @@ class ImageData(PathData, Checked):
             cache=self.limited_cache,
             image_column=self.image_column,
             label_column=self.label_column,
+            labels=self.labels,
         )
         return self.labelled(source, num_classes, to_train=to_train)
 
@@ -409,6 +423,10 @@ class DetectionData(PathData, Checked):
     objects_column: str | None = None
     """The column of objects there; None: likewise."""
 
+    class_file: ClassVar[tuple[str, str]] = (
+        "label_map",
+        "a label map: a file with the id and the name of each class",
+    )
     known: ClassVar[str] = (
         "sharded records; a folder of PASCAL VOC; Parquet or Arrow files; a data set of Hugging Face's or of TFDS "
         "(tfds:NAME/VERSION/SPLIT); or a file of COCO's annotations.json, with :FOLDER after it where its images are "
@@ -452,23 +470,12 @@ class DetectionData(PathData, Checked):
             raise one_size(self, field, image_size)
         return replace(self, resizer=replace(self.resizer, height=image_size, width=image_size))
 
-    def check_there(self, split: str) -> None:
-        """Check that a split has a path, and that it and that of the label map lead somewhere."""
-        super().check_there(split)
-        if self.label_map is not None:
-            check_there(self.label_map, "a label map: a file with the id and the name of each class")
-
     def given(self, split: str) -> Reader | None:
         """Call the function that gives the examples in place of paths."""
         from lockstep.readers.reader import reader_from
 
         assert self.function is not None, "asked where it is there"
         return reader_from(self.function(split))
-
-    def found_from(self, folder: Path) -> Self:
-        """Take each path that leads nowhere from another folder, if it leads somewhere there."""
-        found = super().found_from(folder)
-        return found if self.label_map is None else replace(found, label_map=found_from(folder, self.label_map))
 
     def reader(self, split: str, num_classes: int, *, to_train: bool = False) -> Reader:
         """Open the examples of a split; with what they are scored against, unless it is to train on them."""

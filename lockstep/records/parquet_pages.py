@@ -1,10 +1,11 @@
 """Byte strings of a Parquet column by their row, of which no more is read than the row, or the page that it is in.
 
 pyarrow reads no less than a row group of a column: tens of megabytes of images for one that is wanted. This module
-finds the pages of a column chunk by their headers, and takes one byte string out of a page: of a column without
-repetition, of byte arrays that are stored plain or by a dictionary. All others are left to pyarrow. Of a page without
-compression it keeps the places of the values alone, and reads them from the file. Snappy compresses blocks of 64 KiB by
-themselves, and leaves images nearly as they are: of such a page it keeps the places of the blocks, too.
+finds the pages of a column chunk, and takes one byte string out of a page: of a column without repetition, of byte
+arrays that are stored plain or by a dictionary. All others are left to pyarrow. Pages are found by the offset index
+that a writer may have left for them, or else by their headers, each of which tells where the next one is. Of a page
+without compression it keeps the places of the values alone, and reads them from the file. Snappy compresses blocks of
+64 KiB by themselves, and leaves images nearly as they are: of such a page it keeps the places of the blocks, too.
 
 The formats: https://parquet.apache.org/docs/file-format/, with headers in Thrift's compact protocol, and
 https://github.com/google/snappy/blob/main/format_description.txt.
@@ -15,7 +16,7 @@ from __future__ import annotations
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable
-from itertools import accumulate
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -29,7 +30,8 @@ _PLAIN, _BY_DICTIONARY = 0, (2, 8)
 _KNOWN_ENCODINGS = frozenset(("PLAIN", "RLE", "BIT_PACKED", "PLAIN_DICTIONARY", "RLE_DICTIONARY"))
 _CODECS = {"UNCOMPRESSED": None, "SNAPPY": "snappy", "ZSTD": "zstd", "GZIP": "gzip", "BROTLI": "brotli"}
 _FIRST_READ, _LARGEST_HEADER = 1 << 10, 1 << 20
-_MOST_DEPTH = 8
+_FIRST_AHEAD = 1 << 16
+_MOST_DEPTH = 16
 _BLOCK, _LEAST_LITERAL = 1 << 16, 256
 
 
@@ -72,9 +74,9 @@ class _Page(NamedTuple):
     """One page of a chunk, by its header."""
 
     kind: int
-    start: int
-    """Where its content begins, after the header."""
+    header_bytes: int
     stored_bytes: int
+    """Size of what comes after the header."""
     size_bytes: int
     """Decompressed."""
     crc: int | None
@@ -83,6 +85,22 @@ class _Page(NamedTuple):
     level_bytes: tuple[int, int]
     """Sizes of repetition and definition levels, which the second version of data pages has before the values."""
     is_compressed: bool
+
+
+class _Place(NamedTuple):
+    """Where a page is, its header included."""
+
+    start: int
+    stop: int
+
+
+class _Found(NamedTuple):
+    """The pages of a chunk."""
+
+    dictionary: _Place | None
+    pages: list[_Place]
+    starts: list[int]
+    """The first row of each page, and at the end the number of rows."""
 
 
 class Values(Protocol):
@@ -99,96 +117,108 @@ class Values(Protocol):
 
 
 class Pages:
-    """The pages of a chunk, found by their headers.
+    """The pages of a chunk.
+
+    Args:
+        read: reads the file.
+        chunk: the pages of which are wanted.
+        decompress: returns data decompressed, by its size then and the name of the codec.
+        index: the chunk's part of the file's page index, which tells where its pages are; none: it has no such part.
+        ahead_bytes: read so much at most beyond a header to find the next ones, where each request takes long.
 
     Raises:
         PageError: a header that is none, or pages that do not make up the chunk.
     """
 
-    def __init__(self, read: Read, chunk: ColumnChunk, decompress: Callable[[bytes, int, str], bytes]) -> None:
+    def __init__(
+        self,
+        read: Read,
+        chunk: ColumnChunk,
+        decompress: Callable[[bytes, int, str], bytes],
+        index: bytes = b"",
+        ahead_bytes: int = 0,
+    ) -> None:
         self._read, self._chunk, self._decompress = read, chunk, decompress
-        self._dictionary: _Page | None = None
-        self._pages: list[_Page] = []
-        place = chunk.start
-        while place < chunk.stop:
-            page = _page_at(read, place, chunk)
-            place = page.start + page.stored_bytes
-            if page.kind == _DICTIONARY:
-                self._dictionary = page
-            elif page.kind in (_DATA, _DATA_V2):
-                self._pages.append(page)
-        self._starts = [0, *accumulate(page.num_values for page in self._pages)]
-        if self._starts[-1] != chunk.num_rows or place != chunk.stop:
-            raise PageError(f"pages with {self._starts[-1]} values, in place of {chunk.num_rows}")
+        self._found = _by_index(index, chunk) if index else _by_headers(read, chunk, ahead_bytes)
 
     @property
     def size_bytes(self) -> int:
         """How much memory this takes, about."""
-        return 300 * len(self._pages)
+        return 200 * len(self._found.pages)
 
     def find(self, row: int) -> tuple[int, int]:
         """Return the number of the page that holds a row of the chunk, and the row's number in it."""
-        page = bisect_right(self._starts, row) - 1
-        return page, row - self._starts[page]
+        page = bisect_right(self._found.starts, row) - 1
+        return page, row - self._found.starts[page]
 
     def values(self, number: int) -> Values:
         """Decode a page; only the places of its values are kept, if they can be read from the file one by one."""
-        page = self._pages[number]
-        content = self._content(page)
-        levels = content.levels
+        content = self._content(self._found.pages[number])
+        page, levels, body = content.page, content.levels, content.body
+        starts = self._found.starts
+        if page.kind not in (_DATA, _DATA_V2) or page.num_values != starts[number + 1] - starts[number]:
+            raise PageError(f"a page with {page.num_values} values, in place of {starts[number + 1] - starts[number]}")
         present = np.full(page.num_values, True) if levels is None else levels == self._chunk.max_level
         places, count = np.where(present, present.cumsum() - 1, -1), int(present.sum())
-        body, start = content.body, content.start
+        start = content.start
         if page.encoding in _BY_DICTIONARY:
-            if self._dictionary is None:
+            if self._found.dictionary is None:
                 raise PageError("no dictionary page")
-            words = self._content(self._dictionary)
-            bounds = _plain_bounds(words.body, 0, self._dictionary.num_values)
+            words = self._content(self._found.dictionary)
+            bounds = _plain_bounds(words.body, 0, words.page.num_values)
             numbers = _hybrid(body[start + 1 :], body[start] if len(body) > start else 0, count)
             if len(numbers) and numbers.max() >= len(bounds):
                 raise PageError(f"the value {numbers.max()} of a dictionary of {len(bounds)}")
-            return self._at(self._dictionary, words, _with_null(bounds)[np.append(numbers, -1)[places]])
+            return self._at(words, _with_null(bounds)[np.append(numbers, -1)[places]])
         if page.encoding != _PLAIN:
             raise PageError(f"the encoding {page.encoding}")
-        return self._at(page, content, _with_null(_plain_bounds(body, start, count))[places])
+        return self._at(content, _with_null(_plain_bounds(body, start, count))[places])
 
-    def _at(self, page: _Page, content: _Content, bounds: npt.NDArray[np.int64]) -> Values:
+    def _at(self, content: _Content, bounds: npt.NDArray[np.int64]) -> Values:
         """Return the values that are in a page at these bounds, of what is decompressed."""
-        base = page.start + sum(page.level_bytes)
-        if not (self._chunk.codec and page.is_compressed):
-            return _InFile(self._read, base, bounds)
+        if not (self._chunk.codec and content.page.is_compressed):
+            return _InFile(self._read, content.base, bounds)
         if self._chunk.codec == "snappy" and (blocks := _snappy_blocks(content.stored)) is not None:
-            return _InBlocks(self._read, self._decompress, base, bounds, blocks, len(content.body))
+            return _InBlocks(self._read, self._decompress, content.base, bounds, blocks, len(content.body))
         return _Decoded(content.body, bounds)
 
-    def _content(self, page: _Page) -> _Content:
+    def _content(self, place: _Place) -> _Content:
         """Read a page, decompressed."""
-        whole = self._read(page.stored_bytes, page.start)
+        data = self._read(place.stop - place.start, place.start)
+        try:
+            page = _page_in(data, place.start, self._chunk)
+        except IndexError:
+            raise PageError(f"no page header at byte {place.start}") from None
+        whole = data[page.header_bytes : page.header_bytes + page.stored_bytes]
         if len(whole) < page.stored_bytes:
             raise DamagedPageError(f"a page of {page.stored_bytes} bytes, of which {len(whole)} are there")
         if page.crc is not None and zlib.crc32(whole) != page.crc & 0xFFFFFFFF:
             raise DamagedPageError("a page with another checksum than was written with it")
         repeats, defines = page.level_bytes
         head, stored = whole[: repeats + defines], whole[repeats + defines :]
+        base = place.start + page.header_bytes + len(head)
         body = stored
         if self._chunk.codec and page.is_compressed:
             body = self._decompress(stored, page.size_bytes - len(head), self._chunk.codec)
         width = self._chunk.max_level.bit_length()
         if page.kind == _DICTIONARY or not width:
-            return _Content(None, stored, body, 0)
+            return _Content(page, None, base, stored, body, 0)
         if page.kind == _DATA_V2:
-            return _Content(_hybrid(head[repeats:], width, page.num_values), stored, body, 0)
+            return _Content(page, _hybrid(head[repeats:], width, page.num_values), base, stored, body, 0)
         stop = 4 + int.from_bytes(body[:4], "little")
-        return _Content(_hybrid(body[4:stop], width, page.num_values), stored, body, stop)
+        return _Content(page, _hybrid(body[4:stop], width, page.num_values), base, stored, body, stop)
 
 
 class _Content(NamedTuple):
     """What is in a page."""
 
+    page: _Page
     levels: npt.NDArray[np.int64] | None
     """The definition level of each value; None where all are there."""
+    base: int
+    """Where in the file `stored` begins."""
     stored: bytes
-    """As it is in the file, without the levels that are before it."""
+    """The values as they are in the file, without the levels that are before them."""
     body: bytes
     """The same, decompressed."""
     start: int
@@ -304,24 +334,77 @@ def _with_null(bounds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return np.append(bounds, [[0, -1]], axis=0)
 
 
-def _page_at(read: Read, place: int, chunk: ColumnChunk) -> _Page:
-    """Read the header of the page that begins at a place."""
-    data = read(min(_FIRST_READ, chunk.stop - place), place)
+def index_places(footer: bytes) -> list[list[tuple[int, int]]]:
+    """Find in a footer where the offset index of each column of each row group is, and its size; 0, 0 for none.
+
+    Raises:
+        PageError: it is not as the format has it.
+    """
     try:
-        header, length = _Thrift(data).struct()
-    except IndexError:
-        data = read(min(_LARGEST_HEADER, chunk.stop - place), place)
-        try:
-            header, length = _Thrift(data).struct()
-        except IndexError:
-            raise PageError(f"no page header at byte {place}") from None
+        groups = _Thrift(footer).struct()[0].get(4)
+        columns = [group[1] for group in groups or []]
+        return [[(_number(each, 4, 0), _number(each, 5, 0)) for each in of_group] for of_group in columns]
+    except (IndexError, KeyError, TypeError, AttributeError) as error:
+        raise PageError(f"a footer that is none: {type(error).__name__}") from error
+
+
+def _by_index(index: bytes, chunk: ColumnChunk) -> _Found:
+    """Find the pages of a chunk by its offset index."""
+    try:
+        listed = _Thrift(index).struct()[0].get(1) or []
+        pages = [_Place(_number(each, 1, -1), _number(each, 1, -1) + _number(each, 2, -1)) for each in listed]
+        starts = [*(_number(each, 3, -1) for each in listed), chunk.num_rows]
+    except (IndexError, TypeError, AttributeError) as error:
+        raise PageError(f"a page index that is none: {type(error).__name__}") from error
+    edges = [chunk.start, *(edge for page in pages for edge in page), chunk.stop]
+    if not pages or starts[0] != 0 or edges != sorted(edges) or any(a >= b for a, b in pairwise(starts)):
+        raise PageError(f"a page index of {len(pages)} pages that do not make up a chunk")
+    first = pages[0].start
+    return _Found(_Place(chunk.start, first) if first > chunk.start else None, pages, starts)
+
+
+def _by_headers(read: Read, chunk: ColumnChunk, ahead_bytes: int) -> _Found:
+    """Find the pages of a chunk by their headers, from one to the next.
+
+    Where much may be read ahead, it is as much as has been passed: few requests, whatever the size of a page.
+    """
+    dictionary, pages, starts = None, [], [0]
+    place, window, base = chunk.start, b"", chunk.start
+    while place < chunk.stop:
+        left = chunk.stop - place
+        for size in (_FIRST_READ, _LARGEST_HEADER):
+            if place - base + min(size, left) > len(window):
+                ahead = min(_FIRST_AHEAD + place - chunk.start, ahead_bytes)
+                window, base = read(min(left, max(size, ahead)), place), place
+            try:
+                page = _page_in(window[place - base : place - base + size], place, chunk)
+                break
+            except IndexError:
+                continue
+        else:
+            raise PageError(f"no page header at byte {place}")
+        found = _Place(place, place + page.header_bytes + page.stored_bytes)
+        if page.kind == _DICTIONARY:
+            dictionary = found
+        elif page.kind in (_DATA, _DATA_V2):
+            pages.append(found)
+            starts.append(starts[-1] + page.num_values)
+        place = found.stop
+    if starts[-1] != chunk.num_rows or place != chunk.stop:
+        raise PageError(f"pages with {starts[-1]} values, in place of {chunk.num_rows}")
+    return _Found(dictionary, pages, starts)
+
+
+def _page_in(data: bytes, place: int, chunk: ColumnChunk) -> _Page:
+    """Read the header that these bytes begin with, of the page at a place; IndexError where they end in it."""
+    header, length = _Thrift(data).struct()
     kind, size_bytes, stored_bytes = (_number(header, number, -1) for number in (1, 2, 3))
     of_kind = header.get({_DATA: 5, _DICTIONARY: 7, _DATA_V2: 8}.get(kind, 0))
     of_kind = of_kind if isinstance(of_kind, dict) else {}
     is_second = kind == _DATA_V2
     page = _Page(
         kind,
-        place + length,
+        length,
         stored_bytes,
         size_bytes,
         _number(header, 4, 0) if 4 in header else None,
@@ -330,7 +413,7 @@ def _page_at(read: Read, place: int, chunk: ColumnChunk) -> _Page:
         (_number(of_kind, 6, 0), _number(of_kind, 5, 0)) if is_second else (0, 0),
         bool(of_kind.get(7, True)) if is_second else True,
     )
-    is_whole = 0 <= stored_bytes <= chunk.stop - page.start and min(page.level_bytes) >= 0
+    is_whole = 0 <= stored_bytes <= chunk.stop - place - length and min(page.level_bytes) >= 0
     is_whole &= sum(page.level_bytes) <= min(stored_bytes, size_bytes)
     if not is_whole or not 0 <= size_bytes <= chunk.size_bytes or not 0 <= page.num_values <= chunk.num_rows:
         raise PageError(f"a page header at byte {place} with {stored_bytes} bytes and {page.num_values} values")

@@ -26,6 +26,7 @@ from lockstep.records.tfrecord import (
     RecordSource,
     inflated_blocks,
     payload_of,
+    verify_payload,
 )
 from lockstep.screen import log
 from lockstep.storage.remote_path import AnyPath, RemotePath
@@ -61,6 +62,8 @@ class RecordFile:
         self._source = RecordSource(path, self.index.compression)
         self._open_files = open_files or OpenFiles(ranges=ranges_through(cache))
         self._memory: mmap | None = None
+        self.is_stored = isinstance(self.path, RemotePath) and not self.index.compression
+        """Whether records are read from an object store."""
 
     def __len__(self) -> int:
         return len(self.index.lengths)
@@ -72,18 +75,12 @@ class RecordFile:
 
     def read(self, record: int, verify: bool = True) -> bytes:
         """Read the payload of a record, and verify its checksum unless `verify` is false."""
-        data, start = self._data(record)
-        return payload_of(data, verify, self._source, record, start)
+        return self._payload(record, verify)[0]
 
     def read_named(self, record: int, verify: bool = True) -> tuple[bytes, str]:
         """Read the payload of a record as `read` does; also return what `describe` says of it."""
-        data, start = self._data(record)
-        return payload_of(data, verify, self._source, record, start), self._source.describe(record, start)
-
-    @property
-    def is_stored(self) -> bool:
-        """Whether records are read from an object store."""
-        return isinstance(self.path, RemotePath) and not self.index.compression
+        payload, start = self._payload(record, verify)
+        return payload, self._source.describe(record, start)
 
     def place(self, record: int) -> FilePart:
         """Return where the payload of a record with its checksum is, in a plain file."""
@@ -106,12 +103,22 @@ class RecordFile:
         """Name a record by its number, file and byte: the subject of a sentence, for errors."""
         return self._source.describe(record, int(self.index.offsets[record]) - HEAD_BYTES)
 
-    def _data(self, record: int) -> tuple[bytes, int]:
-        """Read the payload of a record with its checksum; also return where its frame starts."""
-        offset, size = int(self.index.offsets[record]), int(self.index.lengths[record]) + TAIL_BYTES
-        if self.index.compression:
-            return self.memory[offset : offset + size], offset - HEAD_BYTES
-        return self._open_files.read(self.path, self.index.version, size, offset), offset - HEAD_BYTES
+    def _payload(self, record: int, verify: bool) -> tuple[bytes, int]:
+        """Read the payload of a record; also return where its frame starts."""
+        index = self.index
+        offset, size = int(index.offsets[record]), int(index.lengths[record])
+        start = offset - HEAD_BYTES
+        if index.compression:
+            data = self.memory[offset : offset + size + TAIL_BYTES]
+            return payload_of(data, verify, self._source, record, start), start
+        if self.is_stored:
+            return payload_of(self._open_files.read(*self.place(record)), verify, self._source, record, start), start
+        # Apart from its checksum: to cut that off would copy all of it, which takes longer than another read.
+        payload = self._open_files.read(self.path, index.version, size, offset)
+        if verify:
+            tail = self._open_files.read(self.path, index.version, TAIL_BYTES, offset + size)
+            verify_payload(payload, tail, self._source, record, start)
+        return payload, start
 
     def contents(self) -> UInt8s:
         """All bytes of the file, read-only: a plain one mapped, a compressed one decompressed."""

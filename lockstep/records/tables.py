@@ -11,9 +11,10 @@ from __future__ import annotations
 import os
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,17 @@ import google_crc32c
 import numpy as np
 
 from lockstep.errors import DataError, LockstepError
-from lockstep.records.open_files import OpenFiles, Version, open_file
-from lockstep.records.parquet_pages import ColumnChunk, DamagedPageError, PageError, Pages, Values, chunk_of
+from lockstep.records.arrow_batches import BatchHead, StoredBatch, batches_of_file, decoded_bytes, head_of
+from lockstep.records.open_files import FilePart, OpenFiles, Version, open_file, read_stored
+from lockstep.records.parquet_pages import (
+    ColumnChunk,
+    DamagedPageError,
+    PageError,
+    Pages,
+    Values,
+    chunk_of,
+    index_places,
+)
 from lockstep.storage.remote_path import AnyPath, RemotePath
 
 KEPT_BYTES = 256 << 20
@@ -38,6 +48,11 @@ _BATCH_BYTES = 1000
 _LARGEST_COLUMN_BYTES = 8 << 30
 _LARGEST_GROUP_BYTES = 4 << 30
 _LARGEST_FOOTER_BYTES = 1 << 30
+_LARGEST_INDEX_BYTES = 1 << 24
+"""Of a page index, and of a footer in which it is looked for."""
+_END_BYTES = 1 << 16
+_AHEAD_BYTES = 1 << 24
+"""What is read at once of an object to find pages, at most."""
 _PARQUET, _FEATHER, _ARROW = b"PAR1", b"FEA1", b"ARROW1"
 
 
@@ -211,6 +226,12 @@ class TableFile:
         """Read a part of the file, of the version that was opened."""
         return self._files.read(self.path, self.version, size, offset)
 
+    def _parts(self, wanted: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Read parts of the file, each of a size from an offset on; those of an object all at once."""
+        if not isinstance(self.path, RemotePath):
+            return [self._bytes(*each) for each in wanted]
+        return read_stored(self._files.ranges, [FilePart(self.path, self.version, *each) for each in wanted])
+
     def _source(self) -> Any:
         """Open the file for pyarrow, without mapping it: one that is cut short then is an error, and no signal."""
         pyarrow = load_pyarrow()
@@ -260,8 +281,12 @@ class ParquetTable(TableFile):
         return max((self._group_bytes(leaf, group) for group in groups), default=0)
 
     def _layout(self) -> bytes:
+        """The footer."""
         size = self.version.size_bytes
-        length = int.from_bytes(self._bytes(8, size - 8)[:4], "little")
+        end = self._bytes(min(_END_BYTES, size), max(0, size - _END_BYTES))
+        length = int.from_bytes(end[-8:-4], "little")
+        if length + 8 <= len(end):
+            return end[len(end) - 8 - length : -8]
         return self._bytes(min(length, _LARGEST_FOOTER_BYTES), max(0, size - 8 - length))
 
     def _read(self, leaf: Leaf) -> Any:
@@ -284,7 +309,26 @@ class ParquetTable(TableFile):
     def _pages(self, leaf: Leaf, group: int) -> tuple[Any, int]:
         """Find the pages of a column in a row group, and how many bytes that takes; None if it is left to pyarrow."""
         chunk = self._chunk(leaf, group)
-        return (None, 0) if chunk is None else _or_none(Pages, self._bytes, chunk, _decompressed)
+        if chunk is None:
+            return None, 0
+        if not isinstance(self.path, RemotePath):
+            return _or_none(Pages, self._bytes, chunk, _decompressed)
+        return _or_none(Pages, self._bytes, chunk, _decompressed, self._page_index(leaf, group), _AHEAD_BYTES)
+
+    def _page_index(self, leaf: Leaf, group: int) -> bytes:
+        """Read where the pages of a column in a row group are; none if its writer has not written it down."""
+        place = self._places[".".join(leaf)]
+        if not self.metadata.row_group(group).column(place).has_offset_index:
+            return b""
+        offset, size = self._index_places[group][place] if group < len(self._index_places) else (0, 0)
+        return self._bytes(size, offset) if 0 < size <= _LARGEST_INDEX_BYTES and offset > 0 else b""
+
+    @cached_property
+    def _index_places(self) -> list[list[tuple[int, int]]]:
+        """Where the page index of each column in each row group is: pyarrow does not tell."""
+        with suppress(PageError):
+            return index_places(footer) if len(footer := self._layout()) <= _LARGEST_INDEX_BYTES else []
+        return []
 
     def _group(self, leaf: Leaf, group: int) -> tuple[Any, int]:
         """Decode a column in a row group by pyarrow, and tell how many bytes that takes."""
@@ -330,26 +374,22 @@ class ArrowTable(TableFile):
     def _look(self) -> tuple[Any, list[int]]:
         self._is_stream = self._bytes(len(_ARROW), 0) != _ARROW
         self._map: Any = None
-        self._mapped_leaves: dict[Leaf, bool] = {}
         self._batches: list[Any] | None = None
         if self._is_stream:
             batches = self._stream()
             return self._schema, [batch.num_rows for batch in batches]
         with self._content() as source:
             schema = load_pyarrow().ipc.open_file(source).schema
-        # Of a compressed file the smallest column is decoded to count its rows.
-        smallest = min(range(len(schema)), key=lambda place: _bit_width(schema.field(place).type), default=None)
-        with self._opened(() if smallest is None else (schema.field(smallest).name,)) as file:
-            return schema, [file.get_batch(number).num_rows for number in range(file.num_record_batches)]
+        dictionaries, self._stored = batches_of_file(self._parts, self.version.size_bytes)
+        self._check_fits(dictionaries, "The dictionaries")
+        return schema, [batch.head.num_rows for batch in self._stored]
 
     def bytes_read_for(self, leaf: Leaf) -> int:
         """The bytes of a batch, unless they are mapped as they are."""
         if self._is_stream or len(self.starts) == 1:
             return 0
         size_bytes = self.version.size_bytes // (len(self.starts) - 1)
-        if not isinstance(self.path, Path):
-            return size_bytes
-        return 0 if self._is_mapped(leaf) else size_bytes
+        return 0 if self._is_mapped else size_bytes
 
     def _layout(self) -> bytes:
         fields = [(field.name, str(field.type), field.nullable, _sorted(field.metadata)) for field in self.schema]
@@ -361,7 +401,8 @@ class ArrowTable(TableFile):
             return _part(pyarrow.Table.from_batches(self._stream(), self._schema), leaf)
         batches, size = [], 0
         with self._opened(leaf) as file:
-            for number in range(file.num_record_batches):
+            for number, stored in enumerate(self._stored):
+                self._check_fits([stored], f"The record batch {number}")
                 batches.append(file.get_batch(number))
                 self._check_column(leaf, size := size + batches[-1].nbytes)
             return _part(pyarrow.Table.from_batches(batches, pyarrow.schema([self.schema.field(leaf[0])])), leaf)
@@ -381,20 +422,27 @@ class ArrowTable(TableFile):
         pyarrow = load_pyarrow()
         if self._is_stream:
             return _part(pyarrow.Table.from_batches([self._stream()[group]]), leaf)
-        with self._opened(
-            () if self._is_mapped(leaf) else leaf
-        ) as file:  # pyarrow copies a column that it is asked for
+        self._check_fits([self._stored[group]], f"The record batch {group}")
+        with self._opened(() if self._is_mapped else leaf) as file:  # pyarrow copies a column that it is asked for
             return _part(pyarrow.Table.from_batches([file.get_batch(group)]), leaf)
 
-    def _is_mapped(self, leaf: Leaf) -> bool:
-        """Whether a column's values are parts of the map as they are: of a file on this machine, not compressed."""
-        if isinstance(self.path, RemotePath):
-            return False
-        if leaf not in self._mapped_leaves:
-            with self._opened(()) as file:
-                first = _part(load_pyarrow().Table.from_batches([file.get_batch(0)]), leaf)
-            self._mapped_leaves[leaf] = 2 * self._copied_bytes(first) <= first.nbytes
-        return self._mapped_leaves[leaf]
+    @property
+    def _is_mapped(self) -> bool:
+        """Whether values are parts of the map as they are: of a file on this machine, not compressed."""
+        return isinstance(self.path, Path) and not any(stored.head.is_compressed for stored in self._stored)
+
+    def _check_fits(self, batches: Sequence[StoredBatch], what: str) -> None:
+        """Refuse batches that are larger in memory than fit, before that is taken; what is mapped takes none."""
+        if isinstance(self.path, Path):
+            batches = [batch for batch in batches if batch.head.is_compressed]
+        if (size := sum(decoded_bytes(self._parts, batch) for batch in batches)) > _LARGEST_GROUP_BYTES:
+            raise DataError(
+                f"{what} of {self.path} would not fit into memory.",
+                given=f"{size} bytes, decoded as a whole",
+                expected=f"at most {_LARGEST_GROUP_BYTES} bytes a record batch",
+                hint="write it again with smaller batches: pyarrow.feather.write_feather(table, path, chunksize=100); "
+                'or, on this machine, with compression="uncompressed"',
+            )
 
     def _copied_bytes(self, values: Any) -> int:
         """The bytes of a column that are in memory by themselves: what is mapped as it is takes none."""
@@ -433,10 +481,23 @@ class ArrowTable(TableFile):
                     expected="a Parquet file, a file of Arrow's IPC format, or a copy on this machine",
                     hint="copy it; or write it again with to_parquet",
                 )
-            with self._mapped() as source, load_pyarrow().ipc.open_stream(source) as stream:
+            ipc = load_pyarrow().ipc
+            with self._mapped() as source:
+                heads = (_head(message) for message in ipc.MessageReader.open_stream(source))
+                if any(head.is_compressed for head in heads if head):
+                    raise self._compressed_stream()
+            with self._mapped() as source, ipc.open_stream(source) as stream:
                 self._schema = stream.schema
                 self._batches = list(stream)
         return self._batches
+
+    def _compressed_stream(self) -> DataError:
+        return DataError(
+            f"{self.path} is a stream of Arrow's that is compressed.",
+            given="record batches that would be decompressed and held in memory, all of them",
+            expected="a stream without compression, which is mapped; or a file of Arrow's IPC format",
+            hint="write it again without compression, as Hugging Face's datasets do, or to_parquet",
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_batches": None, "_map": None}
@@ -489,10 +550,6 @@ def _sorted(metadata: dict[bytes, bytes] | None) -> list[tuple[bytes, bytes]]:
     return sorted((metadata or {}).items())
 
 
-def _bit_width(kind: Any) -> int:
-    """The bits of a value; many for one that is not of one size."""
-    try:
-        width: int = kind.bit_width
-    except ValueError:
-        return 1 << 30
-    return width
+def _head(message: Any) -> BatchHead | None:
+    """Return what a message of a stream says of a batch; None for one that is none."""
+    return head_of(message.metadata.to_pybytes()) if message.type in ("record batch", "dictionary") else None

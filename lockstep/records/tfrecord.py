@@ -199,17 +199,22 @@ def payload_of(data: bytes, verify: bool, source: RecordSource, record: int, sta
     """Return the payload of `data`, a payload and its checksum: all that follows the head of the frame at `start`."""
     payload = data[:-TAIL_BYTES]
     if verify:
-        (expected,) = _CRC.unpack(data[-TAIL_BYTES:])
-        if (crc := masked_crc32c(payload)) != expected:
-            raise source.damaged(
-                "is damaged",
-                record,
-                start,
-                given=f"{len(payload)} bytes with the checksum {crc:#010x}",
-                expected=f"the checksum {expected:#010x}, which was written with them",
-                hint="copy or convert the file again",
-            )
+        verify_payload(payload, data[-TAIL_BYTES:], source, record, start)
     return payload
+
+
+def verify_payload(payload: bytes, tail: bytes, source: RecordSource, record: int, start: int) -> None:
+    """Compare the checksum of a payload with the one that follows it in its frame, which begins at `start`."""
+    (expected,) = _CRC.unpack(tail)
+    if (crc := masked_crc32c(payload)) != expected:
+        raise source.damaged(
+            "is damaged",
+            record,
+            start,
+            given=f"{len(payload)} bytes with the checksum {crc:#010x}",
+            expected=f"the checksum {expected:#010x}, which was written with them",
+            hint="copy or convert the file again",
+        )
 
 
 def compression_of(head: bytes, source: RecordSource) -> Compression | None:

@@ -20,6 +20,7 @@ from lockstep.listing import hint_for_path, shorten
 from lockstep.loggers.logger import Logger, LoggerKind, check_loggers
 from lockstep.metrics.metric import NO_METRICS, Metric, score_name
 from lockstep.models import Timm, Torchvision
+from lockstep.readers.label_map import read_labels
 from lockstep.readers.paths import class_folders, is_folder
 from lockstep.recipes.code import functions_of
 from lockstep.recipes.data import DetectionData, ImageData
@@ -112,8 +113,8 @@ def check_same_classes(split: str, scored: Mapping[int, str], trained: Mapping[i
                 given=f"label {label} is {name!r}; {ours} to train on",
                 expected=f"the same label for each class in both: {shorten(list(trained.values()))}",
                 hint="have a folder with at least one image for each class in both; of objects, set data.label_map to "
-                "a label map with all classes, or repair the ids of the categories; in tables, make labels that are "
-                'text a ClassLabel of all classes in each split: cast_column("label", ClassLabel(names=[...]))',
+                "a label map with all classes, or repair the ids of the categories; of folders, and of tables whose "
+                "labels are text, set data.labels to a file with the name of each class, one a line",
             )
 
 
@@ -143,15 +144,17 @@ def _check_class_folders(recipe: Recipe) -> None:
     classes: dict[str, Sequence[str]] = {}
 
     def look(split: str) -> None:
-        classes[split] = class_folders(getattr(data, split))
+        found = class_folders(getattr(data, split))
+        classes[split] = read_labels(data.labels) if found and data.labels is not None else found
 
     check_together(partial(look, split) for split in data.splits if is_folder(getattr(data, split)))
     for split, names in classes.items():
         needed = len(names) - data.labels_offset
         if names and needed > num_classes:
+            where = f"labels in {data.labels}" if data.labels else f"folders in {data.path(split)}"
             raise DataError(
                 f"The {split} examples have more classes than the model.",
-                given=f"{len(names)} folders in {getattr(data, split)}, and model.num_classes={num_classes}"
+                given=f"{len(names)} {where}, and model.num_classes={num_classes}"
                 + (f" with data.labels_offset={data.labels_offset}" if data.labels_offset else ""),
                 expected=f"a model with {needed} classes or more",
                 hint=f"--set model.num_classes={needed}",

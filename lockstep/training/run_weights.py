@@ -12,6 +12,7 @@ from lockstep.checkpoints.manifest import MANIFEST, SUFFIX, FileEntry, Manifest
 from lockstep.checkpoints.store import Store
 from lockstep.errors import CheckpointError, NotFoundError
 from lockstep.records.index_cache import local_copies
+from lockstep.records.shards import check_local
 from lockstep.run_files import CHECKPOINTS, named_step
 from lockstep.storage.remote_path import DataPath, RemotePath, is_url
 from lockstep.weights.name_maps import AVERAGE
@@ -141,6 +142,7 @@ def open_weights(path: str | Path, *, slots: bool = False, newest: int | None = 
 def _brought_here(path: str) -> str:
     """Bring weights of an object store to this machine, a run with all its checkpoints; other paths stay."""
     if not is_url(path):
+        check_local(path)
         return path
     url, step = run_of_url(path)
     if (DataPath(url) / CHECKPOINTS).is_dir():

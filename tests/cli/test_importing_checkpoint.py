@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from lockstep.checkpoints.store import Store
 from lockstep.cli.main import main
+from lockstep.storage.remote_path import RemotePath
 from lockstep.weights.name_maps import AVERAGE
 from lockstep.weights.open import open_weights_file
 
@@ -44,6 +45,21 @@ def test_names_and_layouts_stay_as_they_are(made: Any, tmp_path: Path, capsys: p
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"Weights from {RESNET} (torch file): 97 of 97 tensors of the model, 100.0 %")
     assert lines[-1] == f"{tmp_path / 'weights.safetensors'}: 97 tensors, 1.1 MB"
+
+
+def test_weights_on_a_bucket_are_imported_and_compared(
+    made: Any, bucket: RemotePath, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (bucket / "resnet.th").write_bytes(RESNET.read_bytes())
+    there, here = made(f"{bucket}/resnet.th"), made(RESNET, "--force")
+    assert there.keys() == here.keys()
+    assert all(torch.equal(there[name], here[name]) for name in here)
+    capsys.readouterr()
+    for paths in ((RESNET, f"{bucket}/resnet.th"), (f"{bucket}/resnet.th", RESNET)):
+        assert main(["inspect", str(paths[0]), "--diff", str(paths[1])]) == 0
+        assert capsys.readouterr().out == "97 tensors are equal, 0 have other values\n"
+    made(f"{bucket}/gone.th", "--force", code=2)
+    assert f"There are no weights called {bucket}/gone.th" in capsys.readouterr().err
 
 
 def test_steps_and_slots_are_left_out(made: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
 
+from lockstep.cli.main import main
 from lockstep.convert import detection
 from lockstep.convert.detection import convert_coco, convert_voc, detection_example
 from lockstep.convert.sharding import Settings
@@ -29,6 +30,7 @@ from lockstep.readers.schemas import DetectionSchema
 from lockstep.readers.voc import Voc
 from lockstep.records.example import Values, parse_example
 from lockstep.records.record_files import RecordFiles
+from lockstep.storage.remote_path import RemotePath
 
 ALONE = Settings(num_processes=1)
 OBJECT = """<object><name>{name}</name><pose>Left</pose><truncated>1</truncated><difficult>{difficult}</difficult>
@@ -119,6 +121,28 @@ def test_voc_comes_back_from_its_records(devkit: Path, tmp_path: Path) -> None:
     assert_same_examples(Voc(root), records, "truncated", "view")
 
 
+@pytest.mark.process
+def test_data_in_an_object_store_becomes_the_same_shards(
+    devkit: Path, coco: Path, tmp_path: Path, bucket: RemotePath
+) -> None:
+    convert_coco(coco, coco.parent / "images", tmp_path / "shards", settings=ALONE)
+    for path in (*devkit.rglob("*.*"), *coco.parent.rglob("*.*"), *(tmp_path / "shards").glob("val-*")):
+        (bucket / path.relative_to(tmp_path).as_posix()).write_bytes(path.read_bytes())
+    made = []
+    for root in (str(bucket), str(tmp_path)):
+        to = tmp_path / f"to-{len(made)}"
+        for words in (
+            ["voc", "--data-dir", f"{root}/devkit", "--year", "merged"],
+            ["coco", "--annotations", f"{root}/coco/val.json", "--images", f"{root}/coco/images"],
+            ["prepare", f"{root}/shards/val-*", "--short-side", "4"],
+        ):
+            assert main(["convert", *words, "--to", f"{to}/{words[0]}", "--processes", "2"]) == 0
+        made.append({path.relative_to(to).as_posix(): path.read_bytes() for path in to.rglob("*-of-*")})
+    assert made[0] == made[1]
+    assert len(made[0]) == 3
+    assert main(["convert", "coco", "--annotations", str(coco), "--images", f"{bucket}/coco", "--to", "s3://b/a"]) == 2
+
+
 def test_a_record_of_voc_says_all_that_its_annotation_says(devkit: Path, tmp_path: Path) -> None:
     convert_voc(devkit, tmp_path / "out", year="VOC2007", settings=ALONE)
     first = converted(tmp_path / "out")[0]
@@ -176,10 +200,13 @@ def test_a_year_that_is_none_is_refused(tmp_path: Path) -> None:
     assert caught.value.expected == "'VOC2007' or 'VOC2012' or 'merged'"
 
 
-@pytest.mark.parametrize("year", [None, "VOC2012"])
-def test_data_on_another_machine_is_refused_with_what_to_do(year: str | None, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="mount the bucket"):
-        convert_voc("s3://bucket/VOCdevkit", tmp_path / "out", year=year)
+@pytest.mark.parametrize(
+    ("year", "told"), [(None, "There are no annotations in s3://"), ("VOC2012", "no folder s3://")]
+)
+@pytest.mark.usefixtures("object_store")
+def test_data_in_no_bucket_is_refused(year: str | None, told: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=told):
+        convert_voc("s3://none/VOCdevkit", tmp_path / "out", year=year)
 
 
 def test_annotations_that_have_changed_are_another_conversion(devkit: Path, tmp_path: Path) -> None:

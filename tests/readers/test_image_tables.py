@@ -218,15 +218,62 @@ def test_files_with_other_names_of_labels_are_refused(
     assert read(ImageTable([tmp_path / "a.parquet", path]), 0, 1)["label"].tolist() == [0, -1]
 
 
-def test_names_without_a_class_of_the_training_split_are_refused_with_a_hint(tmp_path: Path) -> None:
-    all_names, some = ["blue", "green", "red"], ["blue", "red"]
+def test_names_without_a_class_of_the_training_split_are_refused_or_numbered_by_a_file(tmp_path: Path) -> None:
+    all_names, some = ["blue", "green", "red"], ["red", None]
     train = written(tmp_path / "train.parquet", {"image": images(3), "label": all_names})
     held_out = written(tmp_path / "val.parquet", {"image": images(2), "label": some})
     trained, scored = (dict(enumerate(ImageTable(path).classes)) for path in (train, held_out))
-    with pytest.raises(DataError, match=r"have other labels(.|\n)*in tables, (.|\n)*ClassLabel\(names="):
+    with pytest.raises(DataError, match=r"have other labels(.|\n)*set data\.labels to a file"):
         check_same_classes("validation", scored, trained)
-    written(held_out, {"image": images(2), "label": [0, 2]}, {"label": all_names})
-    check_same_classes("validation", dict(enumerate(ImageTable(held_out).classes)), trained)
+    (tmp_path / "labels.txt").write_text("red\nblue\ngreen\n")
+    data = ImageData(train=str(train), validation="val.parquet", labels="labels.txt").found_from(tmp_path)
+    data.check_complete()
+    for split, labels in {"train": [1, 2, 0], "validation": [0]}.items():
+        reader: Any = data.reader(split, 3)
+        assert reader.classes == ("red", "blue", "green")
+        assert read(reader, *range(len(labels)))["label"].tolist() == labels
+    assert read(ImageTable(held_out, labels=tmp_path / "labels.txt"), 1)["label"].tolist() == [-1]
+    with pytest.raises(DataError, match="no data at gone"):
+        ImageData(train=str(train), labels="gone.txt").check_complete()
+
+
+@pytest.mark.parametrize(
+    ("columns", "names", "expected"),
+    [
+        ({"label": [1, 0]}, None, [1, 0]),
+        ({"label": [1, 0]}, ["c", "b", "a"], [1, 2]),
+        ({"label": ["c", "d"]}, None, r"lacks classes of .*(.|\n)*no d(.|\n)*3 are named there"),
+        ({"label": [1, 3]}, None, "the label 3, of 3 classes"),
+        ({"label": [1, 0]}, ["c"], "the label 1, of 1 classes"),
+        ({"label": [1, -2]}, None, "the label -2, of 3 classes"),
+        ({"caption": [1.0, 2.0]}, None, r"has no labels(.|\n)*data\.label_column"),
+    ],
+)
+def test_a_file_of_labels_numbers_the_classes(
+    tmp_path: Path, columns: dict[str, Any], names: Sequence[str] | None, expected: Any
+) -> None:
+    path = written(tmp_path / "a.parquet", {"image": images(2), **columns}, names and {"label": names})
+    (tmp_path / "labels.txt").write_text("a\nb\nc\n")
+    if isinstance(expected, list):
+        reader: Any = open_source(path, labels=tmp_path / "labels.txt")
+        assert (reader.classes, read(reader, 0, 1)["label"].tolist()) == (("a", "b", "c"), expected)
+        return
+    with pytest.raises(DataError, match=expected):
+        open_source(path, labels=tmp_path / "labels.txt")
+
+
+def test_a_file_of_labels_is_for_names_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "photos"
+    for name in ("ant", "bee"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "a.png").write_bytes(image_bytes(1))
+    (tmp_path / "labels.txt").write_text("bee\nant\n")
+    data = ImageData(train=str(folder), labels=str(tmp_path / "labels.txt"))
+    assert read(data.reader("train", 2), 0)["label"].tolist() == [0]
+    assert data.reader("train", 2).example_id(0) == "bee/a.png"
+    golden = Path(__file__).parents[1] / "golden" / "tables" / "tfds" / "shapes" / "1.2.0" / "train"
+    with pytest.raises(InputError, match=r"not numbered by a file of labels(.|\n)*TfdsRecords"):
+        open_source(golden, labels=tmp_path / "labels.txt")
 
 
 def test_values_that_are_no_numbers_are_refused(tmp_path: Path) -> None:

@@ -81,6 +81,10 @@ def test_a_data_set_that_is_not_whole_is_named(shapes: Path) -> None:
     [
         (lambda text: text.replace("image_feature.Image", "audio_feature.Audio"), r"image \(Audio\)(.|\n)*one Image"),
         (lambda text: text.replace("ClassLabel", "Tensor"), r"label \(Tensor\)(.|\n)*one ClassLabel, or a sequence"),
+        (
+            lambda text: text.replace('"uint8"', '"float32"'),
+            r"images in (.|\n)*'image' of float32(.|\n)*uint8 or uint16",
+        ),
         (lambda _: "{}", r"the features \(none\)"),
         (lambda _: "[1", r"features\.json cannot be read"),
     ],

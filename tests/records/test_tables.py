@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
+from object_server import FaultyProxy
 
 from lockstep.errors import DataError
 from lockstep.records import tables
@@ -118,14 +119,15 @@ def test_what_is_mapped_takes_nothing_of_what_may_be_kept(tmp_path: Path, compre
     opened, read = [], table._opened
     table._opened = lambda leaf: opened.append(leaf) or read(leaf)
     assert [all_of(table) for _ in range(3)] == [expected(rows)] * 3
-    assert (len(opened) == 13) == (compression == "uncompressed")
+    assert (len(opened) == 12) == (compression == "uncompressed")
     assert all_of(pickle.loads(pickle.dumps(open_table(tmp_path / "a.feather", Kept())))) == expected(rows)
     size = sum(size for _, size in table.kept.sizes())
     assert size < 15_000 if compression == "uncompressed" else size > 50_000
 
 
-def stream(path: Path, table: pa.Table) -> Path:
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+def stream(path: Path, table: pa.Table, **options: Any) -> Path:
+    written = pa.ipc.IpcWriteOptions(**options)
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema, options=written) as writer:
         writer.write_table(table, max_chunksize=10)
     return path
 
@@ -268,6 +270,44 @@ def test_objects_of_a_store_are_read_by_ranges(tmp_path: Path) -> None:
         open_table(remote, Kept())
 
 
+@pytest.mark.parametrize(("has_index", "most", "most_bytes"), [(True, 4, 200_000), (False, 7, 2_000_000)])
+def test_pages_of_objects_are_found_by_few_requests(
+    tmp_path: Path, bucket: RemotePath, object_store: FaultyProxy, has_index: bool, most: int, most_bytes: int
+) -> None:
+    rows: list[bytes | None] = [np.random.default_rng(n).bytes(20_000) for n in range(80)]
+    file = tmp_path / "a.parquet"
+    pages: dict[str, Any] = {"data_page_size": 20_000, "write_batch_size": 1, "use_dictionary": ["label"]}
+    pq.write_table(table_of(rows), file, row_group_size=80, write_page_index=has_index, **pages)
+    (bucket / "a.parquet").write_bytes(file.read_bytes())
+    table = open_table(bucket / "a.parquet", Kept())
+    object_store.reset()
+    assert table.value(("plain",), 70) == rows[70]
+    assert object_store.num_requests() <= most, "and not one for each of 80 pages"
+    assert object_store.num_bytes <= most_bytes
+    assert all_of(table, ("plain",)) == rows
+    assert (all_of(table), paged(table)) == (expected(rows), True)
+
+
+def test_a_page_index_that_is_damaged_is_told_or_does_no_harm(tmp_path: Path) -> None:
+    rows, path, remote = values(12, 3000), tmp_path / "a.parquet", RemotePath("memory://tables/index.parquet")
+    pq.write_table(table_of(rows), path, data_page_size=2000, write_batch_size=1, write_page_index=True)
+    whole, group = path.read_bytes(), pq.read_metadata(path).row_group(0)
+    last = group.column(3)
+    end = min(last.data_page_offset, last.dictionary_page_offset) + last.total_compressed_size
+    footer = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    random, told = np.random.default_rng(3), 0
+    for place in random.integers(end, footer, 60).tolist():
+        changed = bytearray(whole)
+        changed[place] ^= 1 << int(random.integers(8))
+        remote.write_bytes(bytes(changed))
+        try:
+            assert all_of(open_table(remote, Kept())) == expected(rows)
+        except DataError as error:
+            assert str(remote) in str(error)  # noqa: PT017
+            told += 1
+    assert told < 30, "pyarrow reads what our index does not fit"
+
+
 def damaged(path: Path, change: Callable[[bytearray], bytearray]) -> Path:
     path.write_bytes(change(bytearray(path.read_bytes())))
     return path
@@ -357,6 +397,29 @@ def test_groups_that_do_not_fit_into_memory_are_refused(tmp_path: Path, monkeypa
     monkeypatch.setattr(tables, "_LARGEST_GROUP_BYTES", 1000)
     with pytest.raises(DataError, match=r"A row group of .* does not fit into memory(.|\n)*row_group_size=100"):
         open_table(tmp_path / "a.parquet", Kept()).value(LEAF, 3)
+
+
+def test_batches_that_do_not_fit_into_memory_are_refused_before_they_take_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size, path = 16 << 20, tmp_path / "a.feather"
+    words = pa.array(["a" * size, "b"]).dictionary_encode()
+    table = pa.table({"image": [bytes(size), b""], "label": [1, 2]})
+    pool = pa.proxy_memory_pool(pa.default_memory_pool())
+    monkeypatch.setattr(tables, "_LARGEST_GROUP_BYTES", size)
+    for made, told in ((table, "record batch 0"), (table.append_column("word", words), "dictionaries")):
+        feather.write_feather(made, path, compression="zstd")
+        assert path.stat().st_size < size / 100
+        before = pa.default_memory_pool()
+        pa.set_memory_pool(pool)
+        try:
+            with pytest.raises(DataError, match=rf"The {told} of .* would not fit into memory(.|\n)*chunksize=100"):
+                open_table(path, Kept()).value(("image",), 0)
+        finally:
+            pa.set_memory_pool(before)
+    assert pool.max_memory() < size / 100
+    with pytest.raises(DataError, match=r"is a stream of Arrow's that is compressed(.|\n)*without compression"):
+        open_table(stream(path, table, compression="zstd"), Kept())
 
 
 def test_columns_that_do_not_fit_into_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
