@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import mmap
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -162,15 +162,9 @@ def open_detection(
         objects_column: of a table, the column of objects; likewise.
     """
     options: dict[str, Any] = {"label_map": label_map, "check_boxes": False, "truth": truth, "decoding": decoding}
-    asked = {"masks": masks, "num_keypoints": num_keypoints, "use_multiclass_scores": num_multiclass_scores}
-    asked["year"] = year is not None
-    if (named := _named_files(path)) and any(asked.values()):
-        raise InputError(
-            f"{path} has boxes and classes of objects alone.",
-            given=", ".join(name for name, value in asked.items() if value),
-            expected="records, or annotations of COCO or VOC, for these",
-            hint="leave them out",
-        )
+    if named := _named_files(path):
+        asked = {"masks": masks, "num_keypoints": num_keypoints, "use_multiclass_scores": num_multiclass_scores}
+        _check_boxes_suffice(path, {**asked, "year": year is not None})
     if isinstance(named, list):
         return DetectionTable(
             named, image=image_column, objects=objects_column, zero_based=zero_based, cache=cache, **options
@@ -207,6 +201,17 @@ def open_detection(
         truth=truth,
     )
     return ImageRecords(files, schema, decoding=decoding, cache=cache)
+
+
+def _check_boxes_suffice(path: str | Path, asked: Mapping[str, int]) -> None:
+    """Refuse what neither tables nor data sets of TFDS are read for, by the names of what is asked for."""
+    if names := [name for name, value in asked.items() if value]:
+        raise InputError(
+            f"{path} has boxes and classes of objects alone.",
+            given=", ".join(names),
+            expected="records, or annotations of COCO or VOC, for these",
+            hint="leave them out",
+        )
 
 
 def _annotations_and_images(path: str | Path) -> tuple[AnyPath, AnyPath] | None:

@@ -334,7 +334,7 @@ class Collation:
 
     def _columns(self, items: Sequence[Any], numbers: Sequence[int]) -> dict[str, Sequence[Any]]:
         """Return the values of all items by field."""
-        if all(type(item) is tuple and len(item) == len(self.fields) for item in items):
+        if {*map(type, items)} == {tuple} and {*map(len, items)} == {len(self.fields)}:
             return dict(zip(self.fields, zip(*items, strict=True), strict=True))
         rows = [
             item if type(item) is dict else self._fields(item, number)
@@ -385,12 +385,12 @@ def _stacked(values: Sequence[Any]) -> Tensor | None:
     """Stack values of one kind at once; None for those that differ, which are then looked at one by one."""
     first, kind = values[0], type(values[0])
     with suppress(TypeError, ValueError, RuntimeError, OverflowError):
-        if any(type(value) is not kind for value in values):
+        if {*map(type, values)} != {kind}:
             return None
         if kind in _NUMBERS:
             # Of many ints numpy makes an array in a third of the time.
             return torch.from_numpy(np.array(values, np.int64)) if kind is int else torch.tensor(values)
-        if kind is Tensor and all(value.dtype is first.dtype for value in values):
+        if kind is Tensor and len({value.dtype for value in values}) == 1:
             return torch.stack(list(values))  # an error for other shapes
         if kind is np.ndarray and first.dtype.kind in _NUMBER_KINDS and first.dtype.isnative:
             dtype, shape = first.dtype, first.shape

@@ -49,10 +49,10 @@ _LARGEST_COLUMN_BYTES = 8 << 30
 _LARGEST_GROUP_BYTES = 4 << 30
 _LARGEST_FOOTER_BYTES = 1 << 30
 _LARGEST_INDEX_BYTES = 1 << 24
-"""Of a page index, and of a footer in which it is looked for."""
+"""The size of a page index, and of a footer in which it is looked for, at most."""
 _END_BYTES = 1 << 16
 _AHEAD_BYTES = 1 << 24
-"""What is read at once of an object to find pages, at most."""
+"""The bytes of an object that are read at once to find pages, at most."""
 _PARQUET, _FEATHER, _ARROW = b"PAR1", b"FEA1", b"ARROW1"
 
 
