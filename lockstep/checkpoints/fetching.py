@@ -201,10 +201,12 @@ class _Filling:
     def _fetch(self, staging: Path) -> None:
         damages = self._read_manifests()
         files = [name for name in self._names() if not self._is_here(name) and not self._is_staged(name)]
-        lacking = [each for each in self.whole.values() if not self._has(self.target, each)]
-        lacking = [each for each in lacking if not self._has(staging, each)]
-        parts = [f"{_folder_of(each)}/{entry.name}" for each in lacking for entry in each.files if self.contents]
-        self._check_room([*files, *parts])
+        places = self.target, staging
+        lacking = [
+            manifest for manifest in self.whole.values() if not any(self._has(each, manifest) for each in places)
+        ]
+        parts = [f"{_folder_of(manifest)}/{entry.name}" for manifest in lacking for entry in manifest.files]
+        self._check_room([*files, *(parts if self.contents else ())])
 
         def fetch(name: str) -> None:
             self._fetch_file(name, staging / name)
@@ -216,10 +218,10 @@ class _Filling:
             except DamagedError as damage:
                 del self.whole[manifest.step]
                 damages.append(damage)
-        for damage in damages:
-            _tell_left_out(f"{damage.what} Given: {damage.given}; expected: {damage.expected}.")
+        for each in damages:
+            _tell_left_out(f"{each.what} Given: {each.given}; expected: {each.expected}.")
         if self.contents and not self.whole:
-            raise _all_damaged(self.bucket, "; ".join(f"{damage.what} ({damage.given})" for damage in damages))
+            raise _all_damaged(self.bucket, "; ".join(f"{each.what} ({each.given})" for each in damages))
 
     def _names(self) -> list[str]:
         """The names of all files but those of checkpoints; those that would lead elsewhere are left out."""
