@@ -351,7 +351,10 @@ def _is_among(table: Iterable[str], words: list[str]) -> bool:
 @pytest.mark.process
 @pytest.mark.parametrize(
     "command",
-    [pytest.param(each, marks=[pytest.mark.slow] * ("--examples 10000" in each)) for each in commands()],
+    [
+        pytest.param(each, marks=[pytest.mark.slow] * ("--examples 10000" in each))
+        for each in {tuple(words_of(each)): each for each in commands()}.values()
+    ],
 )
 def test_a_command_runs(command: str) -> None:
     words = words_of(command)
