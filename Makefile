@@ -3,6 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.installed
 TORCH_OLDEST := 2.11.0
+TRIAL := CUDA_VISIBLE_DEVICES= LOCKSTEP_GPU_TESTS=cpu $(BIN)/python -m pytest tests/gpu -n auto --maxprocesses 8 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-detection test test-slow test-quick test-gpu test-gpu-trial test-oldest check bench clean
@@ -26,6 +27,7 @@ test: $(SETUP) ## run the quick half of the laws, one test more at once than the
 
 test-slow: $(SETUP) ## run the slow half of the laws: before a release, and after changes to what it covers
 	$(BIN)/python -m pytest -m slow -n $$(($$(nproc) + 1)) --maxprocesses 8 --dist loadfile
+	$(TRIAL) -m "gpu and slow"
 
 test-quick: $(SETUP) ## run the tests that start no process and train for no seconds
 	$(BIN)/python -m pytest -m "not slow and not process" -n auto --maxprocesses 8 --dist loadfile
@@ -34,7 +36,7 @@ test-gpu: $(SETUP) ## run the tests that need a GPU, one after another
 	$(BIN)/python -m pytest -m gpu
 
 test-gpu-trial: $(SETUP) ## run the tests for a GPU on the CPU, whose tensors are then treated as a GPU's
-	CUDA_VISIBLE_DEVICES= LOCKSTEP_GPU_TESTS=cpu $(BIN)/python -m pytest -m gpu tests/gpu -n auto --maxprocesses 8 --dist loadfile
+	$(TRIAL) -m "gpu and not slow"
 
 test-oldest: ## run the tests on the oldest torch that is supported, in a virtual environment of its own
 	scripts/setup .venv-oldest torch==$(TORCH_OLDEST)

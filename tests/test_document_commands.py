@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -348,11 +349,20 @@ def _is_among(table: Iterable[str], words: list[str]) -> bool:
     return any(each in " ".join(words) for each in table)
 
 
+def cases() -> Iterator[Any]:
+    """Each command once; one with the flags and settings of another is slow: it differs in a path or a value."""
+    forms = set()
+    for words, command in {tuple(words_of(each)): each for each in commands()}.items():
+        flags = {word.partition("=")[0] for word in words if word.startswith("--") or "=" in word}
+        name = words[: 2 if words[0] in ("benchmark", "convert", "import") else 1]
+        form = (name, len(words), frozenset(flags), command in REFUSED)
+        is_slow = "--examples 10000" in command or form in forms
+        yield pytest.param(command, marks=[pytest.mark.slow] * is_slow)
+        forms.add(form)
+
+
 @pytest.mark.process
-@pytest.mark.parametrize(
-    "command",
-    [pytest.param(each, marks=[pytest.mark.slow] * ("--examples 10000" in each)) for each in commands()],
-)
+@pytest.mark.parametrize("command", [*cases()])
 def test_a_command_runs(command: str) -> None:
     words = words_of(command)
     if command in REFUSED:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import keyword
 import re
 from collections import defaultdict
@@ -11,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "lockstep"
-TREES = {path.relative_to(PACKAGE): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
 FOREIGN = {
     # TensorFlow, TF-Slim and its Object Detection
     *("tf", "EncodeTensorNameSlice", "StringIntLabelMap", "central_crop", "clip_gradient_norm"),
@@ -39,9 +39,14 @@ FOREIGN = {
 FRAGMENTS = {"And", "By", "Else", "From", "In", "Of", "That", "Those", "Until", "Which", "Whose"}
 
 
+@functools.cache  # not when pytest imports the module, which each of its processes does
+def trees() -> dict[Path, ast.Module]:
+    return {path.relative_to(PACKAGE): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
+
+
 def test_a_public_name_is_defined_in_one_module() -> None:
     homes = defaultdict(list)
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         for node in tree.body:
             if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
                 homes[node.name].append(path)
@@ -56,13 +61,13 @@ def test_names_in_back_ticks_exist() -> None:
         FOREIGN
         | set(dir(builtins))
         | set(keyword.kwlist)
-        | {part for path in TREES for part in (*path.parts, path.stem)}
+        | {part for path in trees() for part in (*path.parts, path.stem)}
     )
-    for tree in TREES.values():
+    for tree in trees().values():
         known.update(names_in(tree))
     missing = {
         f"{path}:{node.lineno} `{quoted}`"
-        for path, tree in TREES.items()
+        for path, tree in trees().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
         for quoted in re.findall(r"`([^`\n]+)`", node.value.value)
@@ -74,7 +79,7 @@ def test_names_in_back_ticks_exist() -> None:
 def test_docstrings_begin_with_what_they_describe() -> None:
     assert not [
         f"{path}:{node.lineno} {node.value.value[:40]}"
-        for path, tree in TREES.items()
+        for path, tree in trees().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
         if re.split(r"\W", node.value.value.strip(), maxsplit=1)[0] in FRAGMENTS

@@ -183,10 +183,13 @@ def test_accepted_changes_are_in_the_history(copy: Path, here: Here) -> None:
     assert "optimizer.momentum: saved 0.9, given 0.5" in resumed["changed"]
 
 
-@pytest.mark.parametrize("num_workers", ["1", pytest.param("4", marks=pytest.mark.slow)])
-def test_evaluate_gives_the_same_on_every_number_of_workers(finished: tuple[Path, str], num_workers: str) -> None:
-    said = run("evaluate", str(finished[0]), "--workers", num_workers).splitlines()
-    results = [line for line in said if "accuracy" in line]
+@pytest.mark.parametrize("num_workers", [1, pytest.param(4, marks=pytest.mark.slow)])
+def test_evaluate_gives_the_same_on_every_number_of_workers(
+    finished: tuple[Path, str], here: Here, num_workers: int
+) -> None:
+    words = ["evaluate", str(finished[0])]
+    said = here(*words) if num_workers == 1 else run(*words, "--workers", str(num_workers))
+    results = [line for line in said.splitlines() if "accuracy" in line]
     assert results == [next(line for line in finished[1].splitlines() if "test accuracy" in line)]
 
 
@@ -295,6 +298,7 @@ def test_a_worker_of_another_launcher_says_by_its_exit_code_that_it_was_stopped(
     assert f"stopped at step {steps_in(tmp_path / 'run')[-1]}, and saved" in said
 
 
+@pytest.mark.slow
 def test_a_run_is_started_once_at_a_time(start: Start, here: Here, tmp_path: Path) -> None:
     started = start(tmp_path / "run", "--towers", "3")
     said = train_here(here, tmp_path / "run", "--forever", code=2)

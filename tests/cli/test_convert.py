@@ -69,12 +69,11 @@ def convert(capsys: pytest.CaptureFixture[str]) -> Convert:
 
 
 @pytest.mark.process
-def test_convert_prints_what_it_has_written(photos: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "lockstep", "convert", "images", str(photos), "--to", str(tmp_path / "out")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECONDS)
-    assert done.returncode == 0, done.stderr
+def test_convert_prints_what_it_has_written(photos: Path, tmp_path: Path, convert: Convert) -> None:
+    code, said = convert("images", photos, "--to", tmp_path / "out")
+    assert code == 0, said
     num_bytes = sum(map(len, shards_in(tmp_path / "out").values()))
-    last = done.stderr.splitlines()[-1]
+    last = said.splitlines()[-1]
     assert re.fullmatch(rf"14 records in 4 shards in {tmp_path}/out, {format_size(num_bytes)}, in \d s", last)
     assert sorted(shards_in(tmp_path / "out")) == [
         f"{name}-0000{number}-of-00002" for name in ("train", "validation") for number in (0, 1)
@@ -82,7 +81,7 @@ def test_convert_prints_what_it_has_written(photos: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("num_processes", [1, 2])
+@pytest.mark.parametrize("num_processes", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_after_ctrl_c_the_same_command_goes_on(
     photos: Path, tmp_path: Path, num_processes: int, convert: Convert
 ) -> None:

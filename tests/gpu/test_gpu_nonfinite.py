@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ STEPS = 6
 WITHOUT_A_FUSED_KERNEL = (ls.optim.RMSProp(1e-3, momentum=0.9), ls.optim.Adagrad(0.01), ls.optim.LAMB(0.01))
 BAD = {2 * BATCH_SIZE + 3: math.nan, 5 * BATCH_SIZE + 7: math.inf}
 """In the third and the sixth batch."""
+QUICK = {("stop", "fp32"), ("skip", "fp16"), ("rollback", "bf16")}
 
 
 def trained(
@@ -49,8 +51,13 @@ def trained(
     return learned(state), said
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-@pytest.mark.parametrize("policy", ["stop", "skip", "rollback"])
+@pytest.mark.parametrize(
+    ("policy", "precision"),
+    [
+        pytest.param(*case, marks=[pytest.mark.slow] * (case not in QUICK))
+        for case in itertools.product(["stop", "skip", "rollback"], ["fp32", "bf16", "fp16"])
+    ],
+)
 def test_a_late_read_tells_and_leaves_what_a_wait_does(policy: str, precision: str, tmp_path: Path) -> None:
     worker()
     late, said_late = trained(policy, precision, tmp_path / "late", is_late=True)
@@ -62,7 +69,7 @@ def test_a_late_read_tells_and_leaves_what_a_wait_does(policy: str, precision: s
 
 
 @pytest.mark.parametrize("optimizer", WITHOUT_A_FUSED_KERNEL, ids=lambda each: type(each).__name__)
-@pytest.mark.parametrize("policy", ["skip", "rollback"])
+@pytest.mark.parametrize("policy", ["skip", pytest.param("rollback", marks=pytest.mark.slow)])
 def test_what_no_kernel_holds_back_is_put_back(policy: str, optimizer: Any, tmp_path: Path) -> None:
     worker()
     late, said_late = trained(policy, "bf16", tmp_path / "late", is_late=True, optimizer=optimizer)

@@ -61,8 +61,14 @@ def no_waits() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("row", ROWS)
-@pytest.mark.parametrize("counted_losses", [False, True], ids=["means", "sums"])
+@pytest.mark.parametrize(
+    ("row", "counted_losses"),
+    [
+        *((row, False) for row in ROWS),
+        *(pytest.param(row, True, marks=[pytest.mark.slow] * (row != "everything")) for row in ROWS),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "sums" if value else "means",
+)
 def test_a_step_never_waits(row: str, counted_losses: bool) -> None:
     worker()
     towers, options = ROWS[row]

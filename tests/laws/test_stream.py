@@ -271,8 +271,15 @@ CASES = {
 }
 
 
+# Each order, reader and augmentation is in another case, too.
+COMBINED = ("concatenated in blocks", "memory augmented", "partners by weight", "subset")
+
+
 @pytest.mark.process
-@pytest.mark.parametrize("make_loader", CASES.values(), ids=CASES)
+@pytest.mark.parametrize(
+    "make_loader",
+    [pytest.param(CASES[name], marks=[pytest.mark.slow] * (name in COMBINED), id=name) for name in CASES],
+)
 def test_the_stream_is_exact(make_loader: MakeLoader) -> None:
     assert_stream_exact(make_loader)
 

@@ -5,6 +5,7 @@ The store is real, S3's as moto plays it, and its proxy fails again and again.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -94,6 +95,8 @@ STREAMS: dict[str, tuple[Callable[[Path], Reader], Callable[[str], Reader]]] = {
     "tar": (tar, lambda url: ls.data.TarShards(f"{url}/a.tar", {"image": "jpg", "label": "cls"})),
     "table": (table, lambda url: ls.data.open_source(f"{url}/train-*.parquet")),
 }
+WHEN = {False: "faults", True: "cached, and the store is gone"}
+QUICK = {("folder", False), ("table", False), ("tar", True)}  # of the others `test_batches_are_those` reads each
 READERS = STREAMS | {
     "coco": (coco, lambda url: ls.data.open_source(f"{url}/annotations.json:{url}/images")),
     "coco, images beside": (coco, lambda url: ls.data.open_source(f"{url}/annotations.json", everything=True)),
@@ -152,8 +155,14 @@ def test_batches_are_those_of_local_files_in_one_wave(both: Both, object_store: 
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("both", STREAMS, indirect=True)
-@pytest.mark.parametrize("is_cached", [False, True], ids=["faults", "cached, and the store is gone"])
+@pytest.mark.parametrize(
+    ("both", "is_cached"),
+    [
+        pytest.param(*case, marks=[pytest.mark.slow] * (case not in QUICK), id=f"{case[0]}, {WHEN[case[1]]}")
+        for case in itertools.product(STREAMS, WHEN)
+    ],
+    indirect=["both"],
+)
 def test_the_stream_is_that_of_local_files(
     both: Both, is_cached: bool, object_store: FaultyProxy, request: pytest.FixtureRequest
 ) -> None:
