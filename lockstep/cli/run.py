@@ -27,6 +27,8 @@ from lockstep.errors import InputError
 
 _OF_SCRIPTS = ("torch", "lockstep.training.loop", "lockstep.optim.optimizers")
 """What most scripts import, imported once for all workers, and for those that take the place of lost ones."""
+_OF_RUNS = ("lockstep.recipes.shipped", "lockstep.runs.run")
+"""What a script imports that calls `ls.run`, imported after the first step for those that take such a place."""
 
 
 def _add_arguments(run: argparse.ArgumentParser) -> None:
@@ -83,7 +85,7 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
         _check_script(arguments.script)
     if is_worker():
         return _work(list(argv))
-    return launch(argv, plan=_plan, main=_work, preload=_OF_SCRIPTS, seat=seat)
+    return launch(argv, plan=_plan, main=_work, preload=_OF_SCRIPTS, spares=_OF_RUNS, seat=seat)
 
 
 def _check_script(script: str) -> None:

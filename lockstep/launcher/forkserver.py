@@ -19,6 +19,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -85,6 +86,10 @@ class ForkServer:
         """Send a signal to a process, if it is still there."""
         self._send({"name": name, "signal": int(number)}, [])
 
+    def preload(self, modules: Sequence[str]) -> None:
+        """Have the server import modules as well, between its other work: those forked from then on have them."""
+        self._send({"preload": list(modules)}, [])
+
     def _send(self, order: Mapping[str, object], descriptors: Sequence[int]) -> None:
         # When the server is gone, the next call of `events` says so.
         with contextlib.suppress(ConnectionError):
@@ -149,11 +154,16 @@ class _Server:
         self._selector.register(control, selectors.EVENT_READ)
         self._names: dict[int, str] = {}
         """Names of the living processes, by pid."""
+        self._due: deque[str] = deque()
+        """Modules that are still to be imported."""
 
     def serve(self) -> Callable[[], int]:
         """Serve until the launcher is gone; returns in forked children alone, with their work."""
         while True:
-            for key, _ in self._selector.select():
+            events = self._selector.select(0.0 if self._due else None)
+            if not events:
+                self._import_next()
+            for key, _ in events:
                 if key.data is None:
                     work = self._handle_order()
                     if work is not None:
@@ -167,11 +177,19 @@ class _Server:
             end_descendants()
             os._exit(0)
         order = json.loads(packet)
+        if "preload" in order:
+            self._due.extend(order["preload"])
+            return None
         if "signal" in order:
             for pid in [pid for pid, name in self._names.items() if name == order["name"]]:
                 os.kill(pid, order["signal"])
             return None
         return self._fork(order["name"], order["task"], descriptors)
+
+    def _import_next(self) -> None:
+        with contextlib.suppress(Exception):  # for lack of memory, say: the run goes on, and who needs it imports it
+            import_module(self._due.popleft())
+        gc.freeze()
 
     def _fork(self, name: str, task: dict[str, Any], descriptors: list[int]) -> Callable[[], int] | None:
         parent = os.getpid()

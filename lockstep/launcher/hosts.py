@@ -16,7 +16,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
@@ -74,6 +74,7 @@ class LocalHost:
 
     `connect_store` makes a connection to the store for a worker to inherit, unless the task says where the store is.
     `network` are variables that name the network interface between the workers; those that are set already stay.
+    `spares` are modules for those that are started in the place of lost workers, imported beside the second step.
     """
 
     def __init__(
@@ -83,8 +84,9 @@ class LocalHost:
         connect_store: Callable[[], Connection] | None,
         network: Mapping[str, str] = LOOPBACK,
         name: str = "",
+        spares: Sequence[str] = (),
     ) -> None:
-        self.name = name
+        self.name, self._spares = name, spares
         self._network = {name: value for name, value in network.items() if name not in os.environ}
         self._server, self._task, self._connect_store = server, task, connect_store
         self.earlier_seconds = 0.0
@@ -118,6 +120,9 @@ class LocalHost:
         events = self._server.events(0.0)
         # After the events: what a worker said before its end is there by now.
         reports = [(rank, message) for rank, channel in self._channels.items() for message in channel.receive()]
+        if self._spares and any(message.get("step") for _, message in reports):
+            self._server.preload(self._spares)
+            self._spares = ()
         for event in events:
             rank = int(event.name.removeprefix("worker "))
             self._pids[rank] = event.pid

@@ -75,6 +75,7 @@ def launch(
     main: Main,
     check: Callable[[], None] | None = None,
     preload: Sequence[str] = ("torch",),
+    spares: Sequence[str] = (),
     limits: Limits | None = None,
     requeue: bool = False,
     seat: Seat | None = None,
@@ -93,6 +94,7 @@ def launch(
         main: what each worker runs; None or 0 is success. A function at the top level of a module.
         check: refuses what can be refused here, by a LockstepError, while a process beside this one imports `preload`.
         preload: modules imported once for all workers; importing them must start no thread and touch no device.
+        spares: further ones, imported once a step is made, where others take the place of lost workers.
         limits: how long a worker may be silent, stuck, or take to stop.
         requeue: count SIGTERM as a preemption too.
         seat: the place of this host among several, on each of which the plan says how many workers it has; their
@@ -109,7 +111,7 @@ def launch(
         if check:
             check()
         with collect, closing(server):
-            launcher = _Launcher(server, list(argv), requests, requeue)
+            launcher = _Launcher(server, list(argv), requests, requeue, spares)
             conclusion = _conduct(launcher, plan, main, limits or Limits(), seat)
     # Only now are all processes gone, and nothing can write below the last lines.
     if conclusion.text:
@@ -138,8 +140,10 @@ def _conduct(launcher: _Launcher, plan: Plan, main: Main, limits: Limits, seat: 
 class _Launcher:
     """The launcher of one host, while its fork server lives."""
 
-    def __init__(self, server: ForkServer, argv: list[str], requests: list[str], requeue: bool) -> None:
-        self._server, self._requests, self._requeue = server, requests, requeue
+    def __init__(
+        self, server: ForkServer, argv: list[str], requests: list[str], requeue: bool, spares: Sequence[str]
+    ) -> None:
+        self._server, self._requests, self._requeue, self._spares = server, requests, requeue, spares
         self._task: dict[str, object] = {"argv": argv, "sys_argv": sys.argv}
 
     def make(self, plan: Plan) -> Mapping[str, Any] | Conclusion:
@@ -163,13 +167,14 @@ class _Launcher:
         """Supervise the workers of all hosts, of which this is the only one, or that of the chief."""
         if plan.get("hang_seconds") is not None:
             limits = replace(limits, hang_seconds=plan["hang_seconds"])
-        task = self._worker_task(plan, main)
+        task, spares = self._worker_task(plan, main), self._spares_of(plan)
         with closing(StoreServer()) as store:
             if seat is None:
-                with closing(LocalHost(self._server, task, store.connect)) as here:
+                with closing(LocalHost(self._server, task, store.connect, spares=spares)) as here:
                     return self._supervise(here, None, store, plan, limits)
             with closing(Rendezvous(seat, key, store)) as rendezvous:
-                local = LocalHost(self._server, task, store.connect, rendezvous.network, socket.gethostname())
+                name = socket.gethostname()
+                local = LocalHost(self._server, task, store.connect, rendezvous.network, name, spares)
                 try:
                     with closing(local) as here:
                         conclusion = self._supervise(here, rendezvous, store, plan, limits)
@@ -245,9 +250,13 @@ class _Launcher:
         channel, address, port = met
         task = self._worker_task(plan, main) | {"store": [address, port, key.decode()]}
         network = network_towards(address, port)
-        here = LocalHost(self._server, task, None, network, socket.gethostname())
+        here = LocalHost(self._server, task, None, network, socket.gethostname(), self._spares_of(plan))
         with closing(channel), closing(here):
             return Agent(channel, here, self._requests).serve()
+
+    def _spares_of(self, plan: Mapping[str, Any]) -> Sequence[str]:
+        """Modules for those that take the place of lost workers, where the plan lets others do so."""
+        return self._spares if plan.get("survival") or plan.get("restarts") else ()
 
     def _worker_task(self, plan: Mapping[str, Any], main: Main) -> dict[str, object]:
         share = None if openmp_threads_are_named() else share_of_cores(plan["workers"])

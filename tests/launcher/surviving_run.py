@@ -83,6 +83,7 @@ class Run:
         """Why it is to call `regroup` now; empty where it trains."""
         if self.worker.is_newcomer:
             self.say("newcomer", self.worker.is_chief)
+        self.say("spare" if "wave" in sys.modules else "cold")
         mine = [fault for fault in faults if fault.number == self.number and not self.worker.is_newcomer]
         self.faults = {fault.step: fault.name for fault in mine}
 

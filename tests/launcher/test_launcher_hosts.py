@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, cast
 
@@ -28,6 +28,10 @@ class FakeServer:
         self.tasks: dict[str, Any] = {}
         self.killed: list[tuple[str, int]] = []
         self.pending: list[Event] = []
+        self.preloaded: list[str] = []
+
+    def preload(self, modules: Sequence[str]) -> None:
+        self.preloaded += modules
 
     def fork(self, name: str, task: object, connections: list[socket.socket | Connection]) -> None:
         self.workers[name] = Channel(cast(socket.socket, connections[0]))
@@ -87,6 +91,17 @@ def test_a_worker_is_started_heard_told_and_killed(pair: Hosts) -> None:
     pair.exchange()
     assert worker.receive() == [{"stop": "SIGTERM"}]
     assert pair.server.killed == [("worker 4", signal.SIGKILL)]
+
+
+def test_spares_are_imported_once_and_after_the_first_step() -> None:
+    server = FakeServer()
+    host = LocalHost(cast(ForkServer, server), {}, None, spares=("wave",))
+    host.start(0, {})
+    with contextlib.closing(host), contextlib.closing(server.workers["worker 0"]) as worker:
+        for step, preloaded in ((0, []), (1, ["wave"]), (2, ["wave"])):
+            worker.send({"step": step, "phase": "compute"})
+            host.receive()
+            assert server.preloaded == preloaded
 
 
 def test_what_a_worker_says_before_its_end_comes_before_it(pair: Hosts) -> None:

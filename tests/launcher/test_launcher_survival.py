@@ -232,8 +232,8 @@ def run_with(folder: Path, num_workers: int, num_steps: int, *faults: str, **pla
     """Launch `surviving_run`; returns the exit code, and what its workers have said, in time."""
     survival = {"min_workers": 1, "replacements": 3} | plan
     argv = [str(folder), json.dumps({"workers": num_workers, "survival": survival}), str(num_steps), *faults]
-    preload = ("torch", "lockstep.exchange.collectives")
-    code = launch(argv, plan=surviving_run.plan, main=surviving_run.main, preload=preload)
+    preload, spares = ("torch", "lockstep.exchange.collectives"), ("no_such_module", "wave")
+    code = launch(argv, plan=surviving_run.plan, main=surviving_run.main, preload=preload, spares=spares)
     said = [json.loads(line) for file in folder.iterdir() for line in file.read_text().splitlines()]
     return code, sorted(said, key=lambda words: words[-1])
 
@@ -252,6 +252,9 @@ def test_the_others_go_on_when_workers_are_killed_the_chief_too_and_take_others_
     assert [1, ["worker 0", "worker 1"]] in names[1]
     assert [0, ["worker 1", "worker 2", "worker 0"]] in names[1], "the newcomer is not the chief"
     assert [2, ["worker 1", "worker 2", "worker 0"]] in names[0]
+    began = [words[:2] for words in said if words[1] in ("cold", "spare")]
+    assert sorted(began[:3]) == [[0, "cold"], [1, "cold"], [2, "cold"]]
+    assert began[-1] == [0, "spare"], "it was forked with what is imported for those that take the place of lost ones"
     lost = next(words for words in said if words[1] == "lost")
     goes_on = next(words for words in said if words[1] == "goes on")
     assert lost[4].startswith(f"worker {lost[0]} lost worker 2.\n  given:    worker 2 (pid ")
