@@ -246,7 +246,7 @@ def norm_of_all(tensors: Sequence[Tensor | None]) -> float:
         small, rest = [], [*rest, *small]
     squares = sum([norm * norm for norm in _norms(rest, 2)]) if rest else 0.0
     if small:
-        joined = torch._C._nn.flatten_dense_tensors(small)  # type: ignore[attr-defined]
+        joined = torch._C._nn.flatten_dense_tensors(small)
         squares += torch.dot(joined, joined).item()
     return math.sqrt(squares)
 
