@@ -121,6 +121,13 @@ class TowerHost:
         sends_early: gradients of the last tower are sent while its backward pass goes on.
     """
 
+    _draws: bool | None
+    """Whether a tower has drawn from the streams of numpy or Python; None before the first one. The first that does so
+    later is noticed by the marks of these streams, and runs again, seeded: not among several workers, whose towers may
+    wait for each other."""
+    _is_seeded = True
+    _marks: tuple[object, object] | None = None
+
     def __init__(
         self,
         model: nn.Module,
@@ -174,12 +181,7 @@ class TowerHost:
         self._is_reentrant: bool | None = None
         """Whether the backward pass runs others inside it, as reentrant checkpointing does. Found in the first tower,
         and again where a gradient is missing or cannot be had: that tower runs again, since its graph is used up."""
-        self._draws: bool | None = None if worker.num_workers == 1 else True
-        """Whether a tower has drawn from the streams of numpy or Python; None before the first one. The first that
-        does so later is noticed by the marks of these streams, and runs again, seeded: not among several workers, whose
-        towers may wait for each other."""
-        self._is_seeded = True
-        self._marks: tuple[object, object] | None = None
+        self._draws = None if worker.num_workers == 1 else True
         self._seed_gradients: dict[tuple[torch.dtype, float], Tensor] = {}
 
     def run(
