@@ -10,7 +10,17 @@ import torch
 from device_calls import accelerator, counted
 from torch import Tensor
 
-from lockstep.tensors import add_all_, all_widened, are_finite, copy_all, map_all, norms_of, quotients, with_strides_of
+from lockstep.tensors import (
+    add_all_,
+    all_widened,
+    are_finite,
+    copy_all,
+    map_all,
+    norm_of_all,
+    norms_of,
+    quotients,
+    with_strides_of,
+)
 
 MIXED = [torch.float32, torch.int64, torch.float32, torch.bool, torch.bfloat16, torch.int64, torch.float32]
 anywhere = pytest.mark.parametrize("device", [nullcontext, accelerator], ids=["cpu", "accelerator"])
@@ -149,3 +159,14 @@ def test_a_large_tensor_has_all_its_digits_in_any_layout(shape: tuple[int, ...])
 def test_sixteen_bits_are_added_up_in_more(dtype: torch.dtype) -> None:
     tensor = torch.full((1000,), 100.0, dtype=dtype)
     assert norms_of([tensor, torch.ones(2)]) == pytest.approx([100 * 1000**0.5, 2**0.5])
+
+
+def test_the_norm_of_all_is_that_of_what_is_joined_and_of_what_is_not() -> None:
+    parts = [torch.randn(shape) for shape in [(), (7,), (8, 8, 3, 3), (2000, 3)]]
+    parts[2] = parts[2].to(memory_format=torch.channels_last)
+    tensors = [*parts, None, torch.randn(5, dtype=torch.float64), torch.randn(40).to(torch.bfloat16) * 1e3]
+    joined = torch.cat([t.double().reshape(-1) for t in tensors if t is not None])
+    assert norm_of_all(tensors) == pytest.approx(joined.norm().item(), rel=1e-6)
+    assert norm_of_all([None]) == 0.0
+    for bad in (math.nan, math.inf):
+        assert not math.isfinite(norm_of_all([torch.ones(3), torch.tensor([1.0, bad])]))

@@ -10,6 +10,7 @@ import torch
 
 from lockstep.checks import Checked, Decay, Hint, PositiveFloat
 from lockstep.errors import InputError
+from lockstep.optim.rules import can_fuse_lerp, fused_lerp
 from lockstep.tensors import all_widened
 
 if TYPE_CHECKING:
@@ -77,11 +78,16 @@ class BoundAverage:
         self._averages = [average for name, average in self.tensors.items() if name not in copied]
         self._sources = [source for name, source in sources.items() if name not in copied]
         self._needs_cast = any(source.dtype.itemsize < 4 for source in self._sources)
+        self._fused = bool(self._sources) and can_fuse_lerp(self._sources)
         self._copies = [(self.tensors[name], sources[name]) for name in copied]
 
     def update(self, step: int) -> None:
         """Move towards the values as they are after the update that made `step`."""
         sources = all_widened(self._sources) if self._needs_cast else self._sources
-        torch._foreach_lerp_(self._averages, sources, 1.0 - self._value.decay_at(step))
+        weight = 1.0 - self._value.decay_at(step)
+        if self._fused and weight < 0.5:
+            fused_lerp(self._averages, sources, weight)
+        else:
+            torch._foreach_lerp_(self._averages, sources, weight)
         for copy, source in self._copies:
             copy.copy_(source)

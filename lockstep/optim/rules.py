@@ -461,6 +461,31 @@ def put_back(tensors: list[Tensor], copies: list[Tensor], found_inf: Tensor) -> 
         )
 
 
+def can_fuse_lerp(tensors: Sequence[Tensor]) -> bool:
+    """Check that `fused_lerp` is right for these tensors, and for others of their memory format, and saves time."""
+    return not reading_waits(tensors[0].device) and can_fuse(tensors)
+
+
+def fused_lerp(tensors: list[Tensor], ends: list[Tensor], weight: float) -> None:
+    """Move each tensor towards another by a weight below 0.5: `_foreach_lerp_` to the bit, in half the time if small.
+
+    It is torch's fused SGD, which takes a list of a CPU in one call, where foreach operations take its tensors one by
+    one: with the ends as gradients, to be maximized, and a decay of 1, tensor -= weight * (tensor - end).
+    """
+    torch._fused_sgd_(
+        tensors,
+        ends,
+        [],
+        weight_decay=1.0,
+        momentum=0.0,
+        lr=weight,
+        dampening=0.0,
+        nesterov=False,
+        maximize=True,
+        is_first_step=False,
+    )
+
+
 def fused_sgd(chunk: Chunk, lr: float, momentum: float, nesterov: bool) -> None:
     """Update as torch's SGD does; there are momentum buffers unless momentum is 0."""
     torch._fused_sgd_(

@@ -42,13 +42,14 @@ class RandomStreams:
         self._python.set_aside()
         self._numpy.set_aside()
 
-    def seed(self, key: int) -> None:
-        """Seed all streams with a key of 64 bits, after they are set aside."""
+    def seed(self, key: int, *, torch_alone: bool = False) -> None:
+        """Seed all streams with a key of 64 bits, after they are set aside; or torch's alone, a third of the time."""
         for generator in self._torch:
             generator.manual_seed(key)
-        random.seed(key)
-        # The high half: from the low one numpy would draw the same words as torch does on the CPU.
-        np.random.seed(key >> 32)
+        if not torch_alone:
+            random.seed(key)
+            # The high half: from the low one numpy would draw the same words as torch does on the CPU.
+            np.random.seed(key >> 32)
 
     def marks(self) -> tuple[object, object] | None:
         """Return marks of numpy's and Python's streams, set aside, each another one once numbers are drawn from it.
@@ -103,10 +104,10 @@ class _NumpyStream:
         if self._memory is None:
             state: dict[str, Any] = np.random.get_state(legacy=False)
             return state["gauss"] if state["has_gauss"] else None
-        # To ask for the state takes 30 us, to draw a number 3: one that was kept leaves the generator as it is.
+        # To ask for the state takes 30 us, to draw a number 1: one that was kept leaves the generator as it is.
         words = bytes(self._memory)
         normal = np.random.standard_normal()
-        if self._memory == words:
+        if bytes(self._memory) == words:
             return normal
         self._memory[:] = words
         return None

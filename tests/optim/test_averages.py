@@ -32,6 +32,23 @@ def test_a_constant_decay_averages_from_the_first_value_on() -> None:
     assert averaged(MovingAverage(0.9, dynamic=False), [1.0, 2.0, -4.0]) == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+@pytest.mark.parametrize("decay", [0.5001, 0.9, 0.9999])
+def test_a_fused_average_has_the_bits_of_torchs_own(decay: float, dtype: torch.dtype) -> None:
+    shapes = [(), (1,), (7,), (33, 5), (1000,), (300, 301), (4, 8, 3, 3)]
+    sources = [torch.randn(shape, dtype=dtype) * scale for shape in shapes for scale in (1e-20, 1.0, 1e10)]
+    sources = [s.to(memory_format=torch.channels_last) if s.ndim == 4 else s for s in sources]
+    bound = MovingAverage(decay, dynamic=False).bind({str(i): source for i, source in enumerate(sources)}, {})
+    expected = [source.clone() for source in sources]
+    for source in sources:
+        source.copy_(torch.randn_like(source))
+    sources[12][3], sources[-1][0, 0, 0, 0] = math.inf, math.nan
+    torch._foreach_lerp_(expected, sources, 1.0 - decay)
+    bound.update(1)
+    for average, own in zip(bound.tensors.values(), expected, strict=True):
+        assert torch.equal(average.nan_to_num(7.0), own.nan_to_num(7.0))
+
+
 def test_after_a_half_life_the_value_of_before_weighs_half() -> None:
     values = averaged(MovingAverage(half_life_steps=4, dynamic=False), [1.0, *[0.0] * 8])
     assert (values[4], values[8]) == (pytest.approx(0.5), pytest.approx(0.25))

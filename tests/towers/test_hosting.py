@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -152,6 +152,33 @@ def test_a_tower_draws_the_same_whoever_hosts_it() -> None:
     run(make_host(Net(), 3), draws, make_batch(3, first=2))
     assert drawn[2] == drawn[3]
     assert len(set(drawn)) == 3
+
+
+@pytest.mark.parametrize(
+    "draw", [random.random, lambda: random.gauss(0.0, 1.0), np.random.rand, np.random.randn, lambda: random.seed(1)]
+)
+def test_a_tower_that_draws_later_than_the_first_ones_draws_from_its_own_streams(draw: Callable[[], object]) -> None:
+    def drawn(first: int) -> tuple[dict[int, object], dict[int, int], Tensor]:
+        model = Net()
+        kept: dict[int, object] = {}
+        host = make_host(model, 2)
+        for attempt in range(3):
+
+            def draws(model: nn.Module, batch: ls.Batch, attempt: int = attempt) -> dict[str, Tensor]:
+                if attempt >= first:
+                    draw()
+                    kept[batch.towers.start] = random.random(), np.random.randn(), torch.rand(()).item()
+                return losses(model, batch)[0]
+
+            random.gauss(0.0, 1.0)  # the second one is kept, for the caller
+            np.random.randn()
+            sums = run(host, draws, make_batch(2))
+        return kept, dict(host.absent), sums.total().tensors[0]
+
+    always, late = drawn(0), drawn(2)
+    assert late[0] == always[0]
+    assert late[1] == always[1]
+    assert torch.equal(late[2], always[2])
 
 
 @pytest.mark.parametrize("count", [0.0, 4.0])
