@@ -40,7 +40,7 @@ class Retention(Checked):
     keep_best: PositiveInt = 1
     """How many of the best are kept."""
     min_improvement: NonNegativeFloat = 0.0
-    """By how much a score has to be better to count as better."""
+    """The least by which a score has to be better to count as better."""
 
     def ranked(self, scores: Mapping[int, float]) -> list[int]:
         """Steps by their scores, the best first; of equal ones the older first."""

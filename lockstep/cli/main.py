@@ -15,11 +15,13 @@ from lockstep.cli import (
     convert,
     doctor,
     evaluate,
+    explain,
     export,
     importing,
     inspect,
     plan,
     predict,
+    recipes,
     report,
     run,
     show,
@@ -37,6 +39,8 @@ from lockstep.version import __version__
 EXAMPLES = """examples:
   lockstep train mnist --towers 2 --workdir runs/mnist    train; the same again resumes
   lockstep train mnist --set optimizer.lr.initial=0.02    change one field of the recipe
+  lockstep recipes                                        the recipes that come with it
+  lockstep explain optimizer.lr                           what a field of recipes means, takes and is by default
   lockstep train mnist --print-recipe > mine.toml         a recipe of your own: lockstep train mine.toml
   lockstep evaluate runs/mnist                            score its newest checkpoint
   lockstep predict runs/flowers photos --to out           the classes of images in files and folders
@@ -74,6 +78,8 @@ COMMANDS = {
     "verify": verify.COMMAND,
     "import": importing.COMMAND,
     "export": export.COMMAND,
+    "recipes": recipes.COMMAND,
+    "explain": explain.COMMAND,
 }
 
 

@@ -101,6 +101,11 @@ def in_words_of_flags(text: str, flags: Mapping[str, str]) -> str:
     return text
 
 
+def add_json_argument(command: argparse.ArgumentParser) -> None:
+    """Add the flag of commands that report: what they have found, as one JSON value on the standard output."""
+    command.add_argument("--json", action="store_true", help="write JSON, for programs")
+
+
 def add_machine_arguments(
     command: argparse.ArgumentParser, threads: str = "its share of the cores; exact: one"
 ) -> None:

@@ -426,7 +426,7 @@ class PostProcessing(Checked):
     """How predictions become detections."""
 
     batch_non_max_suppression: BatchNonMaxSuppression = field(default_factory=BatchNonMaxSuppression)
-    """Which boxes are kept."""
+    """The choice of the boxes that are kept."""
     score_converter: Literal["identity", "sigmoid", "softmax"] = "identity"
     """How logits become scores."""
     logit_scale: PositiveFloat = 1.0

@@ -408,7 +408,7 @@ class FasterRcnn(Detector):
     second_stage_mask_prediction_loss_weight: NonNegativeFloat = 1.0
     """Factor of the loss of the masks."""
     hard_example_miner: HardExampleMiner | None = None
-    """Which proposals count in the second stage's losses; None: all that were sampled."""
+    """The proposals that count in the second stage's losses; None: all that were sampled."""
     second_stage_classification_loss: ClassificationLoss = field(default_factory=WeightedSoftmax)
     """The loss of the classes."""
     clip_anchors_to_image: bool = False

@@ -318,7 +318,7 @@ class FTRL(Rule):
     """
 
     lr: LearningRate
-    """Above 0 at every step."""
+    """The learning rate, above 0 at every step: a number, or a schedule of the step."""
     learning_rate_power: Annotated[float, Range(le=0), Hint("leave it at -0.5, or set 0 for a steady rate")] = -0.5
     """With 0 the rate does not fall with the gradients."""
     initial_accumulator_value: Annotated[PositiveFloat, Hint("set initial_accumulator_value=0.1")] = 0.1

@@ -193,7 +193,7 @@ class Cosine(Checked):
     initial: NonNegativeFloat
     """The highest rate, where the cosine starts."""
     steps: Length
-    """`Epochs` are resolved to whole batches when the run is built."""
+    """Length of the whole schedule, in steps or epochs; epochs become whole batches when the run is built."""
     warmup_steps: OptionalLength = 0
     """Length of the warm-up, in steps or epochs; 0: none."""
     final: NonNegativeFloat = 0.0

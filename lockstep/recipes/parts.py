@@ -119,7 +119,7 @@ class Checkpoints:
     every: Interval = _TEN_MINUTES
     """How often a checkpoint is written."""
     retention: Retention = field(default_factory=Retention)
-    """Which checkpoints are kept."""
+    """The checkpoints that are kept."""
 
 
 @dataclass(frozen=True)
