@@ -313,7 +313,7 @@ class Ssd(Detector):
     box_coder: BoxCoder
     """How boxes are encoded relative to their anchors."""
     matcher: Matcher
-    """Which anchors belong to which objects."""
+    """The rule by which anchors belong to objects."""
     similarity_calculator: Similarity
     """How anchors are compared with objects."""
     box_predictor: BoxPredictor
