@@ -115,7 +115,7 @@ for words in [
 
 def test_all_commands_but_run_can_be_quiet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("LOCKSTEP_QUIET", "")
-    assert main(["train", "mnits", "--quiet"]) == 2
+    assert main(["explain", "batchsize", "--quiet"]) == 2
     assert "did you mean" in capsys.readouterr().err
     assert os.environ["LOCKSTEP_QUIET"] == "1"
     of_run = {name: COMMANDS[name].has_quiet for name in COMMANDS}
