@@ -143,6 +143,15 @@ class Log(logging.LoggerAdapter[logging.Logger]):
         return logging.INFO if is_default and not self._worker_name else level
 
 
+QUIET = "LOCKSTEP_QUIET"
+"""The variable of the environment by which a command and its workers tell warnings and errors alone."""
+
+
+def is_quiet() -> bool:
+    """Whether the command has been asked to tell warnings and errors alone, and to show no progress."""
+    return bool(os.environ.get(QUIET))
+
+
 def _rank() -> int:
     """The rank that a launcher has given this process; 0 for a script that is started by itself."""
     rank = os.environ.get("RANK", "")
@@ -176,7 +185,7 @@ def show_log(worker_name: str | None = None, stream: TextIO | None = None, level
     for handler in [handler for handler in log.logger.handlers if isinstance(handler, LineHandler)]:
         log.logger.removeHandler(handler)
     log.logger.addHandler(LineHandler(stream, worker_name))
-    log.logger.setLevel(level)
+    log.logger.setLevel(max(level, logging.WARNING) if is_quiet() else level)
 
 
 def write_lines(lines: Iterable[str]) -> None:

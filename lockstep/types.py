@@ -55,6 +55,7 @@ class _Count:
     """Base of the ends of a run: so many of the unit that the class is called by."""
 
     count: float
+    """How many steps, epochs or hours, above 0."""
 
     def __post_init__(self) -> None:
         if not self.count > 0:
@@ -75,6 +76,7 @@ class Steps(_Count):
     """The run ends when `count` updates are complete."""
 
     count: int
+    """Number of updates."""
 
     def reached(self, progress: Progress, batch_size: int) -> bool:
         """Whether no further step is due."""
@@ -94,6 +96,7 @@ class Epochs(_Count):
     """
 
     keep_last: bool = False
+    """Train on the last batch of an epoch though it is not full."""
 
     def steps(self, epoch_size: int, batch_size: int) -> int:
         """Number of batches in that many epochs, rounded down, or up with `keep_last`."""

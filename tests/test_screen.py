@@ -121,6 +121,15 @@ def test_chief_speaks_plain_sentences() -> None:
     )
 
 
+def test_a_quiet_command_tells_warnings_and_errors_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCKSTEP_QUIET", "1")
+    stream = io.StringIO()
+    show_log(None, stream)
+    logger.info("Two workers on the CPU.")
+    logger.warning("The newest checkpoint is damaged.")
+    assert stream.getvalue() == "warning: The newest checkpoint is damaged.\n"
+
+
 def test_every_line_of_another_worker_carries_its_name() -> None:
     stream = io.StringIO()
     show_log("worker 1", stream)

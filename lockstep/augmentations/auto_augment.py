@@ -40,6 +40,7 @@ class RandAugment(Checked):
     num_bins: Annotated[int, Range(ge=2)] = 31
     """The number of strengths."""
     field: str = "image"
+    """The field of a batch that holds the images."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,6 +72,7 @@ class TrivialAugmentWide(Checked):
     num_bins: Annotated[int, Range(ge=2)] = 31
     """The number of strengths."""
     field: str = "image"
+    """The field of a batch that holds the images."""
 
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch with its images changed; the images given stay as they are."""

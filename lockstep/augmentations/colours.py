@@ -250,9 +250,13 @@ class NormalizeImage(ColourOption):
     """Map values from one range to another, linearly: normalize_image. Nothing is clipped."""
 
     original_minval: FiniteFloat
+    """The value that becomes `target_minval`."""
     original_maxval: FiniteFloat
+    """The value that becomes `target_maxval`."""
     target_minval: FiniteFloat = 0.0
+    """The least value of the new range."""
     target_maxval: FiniteFloat = 1.0
+    """The largest value of the new range."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -277,6 +281,7 @@ class SubtractChannelMean(ColourOption):
     means: Annotated[
         tuple[FiniteFloat, ...], Hint("give a mean for each channel, such as means=(123.68, 116.78, 103.94)")
     ]
+    """A number for each channel, as large as the values are."""
 
     @property
     def num_channels(self) -> int:

@@ -111,6 +111,7 @@ class RandomErasing(Checked):
     fill: Annotated[str, OneOf((*_COLOURS, "noise"))] = "mean"
     """"mean", the mean colour of ImageNet, which `normalize` makes 0; "black"; or "noise" of all values alike."""
     field: str = "image"
+    """The field of a batch that holds the images."""
 
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch with some of its images changed; the images given stay as they are."""

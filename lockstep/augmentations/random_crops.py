@@ -171,9 +171,11 @@ class RandomPadImage(Checked):
     min_image_height: PositiveInt | None = None
     """The least height, in pixels; None: that of the image."""
     min_image_width: PositiveInt | None = None
+    """The least width, in pixels; None: that of the image."""
     max_image_height: PositiveInt | None = None
     """The most height, in pixels; None: twice that of the image."""
     max_image_width: PositiveInt | None = None
+    """The most width, in pixels; None: twice that of the image."""
     pad_color: Colours | None = None
     """Red, green and blue, 0 to 255; None: the mean colour of the image."""
 
@@ -310,10 +312,13 @@ class SsdRandomCropPadOperation(SsdRandomCropOperation):
     min_padded_size_ratio: Ratios = (1.0, 1.0)
     """As `RandomCropPadImage` has them."""
     max_padded_size_ratio: Ratios = (2.0, 2.0)
+    """The most height and width of the result, in those of the crop."""
     pad_color_r: Colour = 0.0
     """Red of the padding, 0 to 255; without operations it has the mean colour of the crop."""
     pad_color_g: Colour = 0.0
+    """Green of the padding, 0 to 255."""
     pad_color_b: Colour = 0.0
+    """Blue of the padding, 0 to 255."""
 
 
 @dataclass(frozen=True)
@@ -321,10 +326,15 @@ class SsdRandomCropFixedAspectRatioOperation(Checked):
     """One of the operations that `SsdRandomCropFixedAspectRatio` chooses from: see `CropLimits`."""
 
     min_object_covered: Probability = 0.0
+    """The least share of some object that the window covers."""
     min_area: Share = 0.1
+    """The least share of the image that the window takes."""
     max_area: Share = 1.0
+    """The largest share of the image that the window takes."""
     overlap_thresh: Probability = 0.0
+    """Objects stay if the window covers at least this share of them."""
     random_coef: Probability = 0.0
+    """Share of the images that are left as they are."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -398,6 +408,7 @@ class SsdRandomCropPadFixedAspectRatio(Checked):
     min_padded_size_ratio: Ratios = (1.0, 1.0)
     """As `RandomPadToAspectRatio` has them, of the crop."""
     max_padded_size_ratio: Ratios = (2.0, 2.0)
+    """The most height and width of the result, in those of the crop."""
 
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch with its images cropped and padded: a list of images of several sizes."""

@@ -38,6 +38,7 @@ class FixedShapeResizer(Checked):
     height: PositiveInt = 300
     """Height of the result, in pixels."""
     width: PositiveInt = 300
+    """Width of the result, in pixels."""
     resize_method: _Method = "bilinear"
     """"bilinear", "nearest", "bicubic" or "area" as TensorFlow 1 computes them, which alias; or "antialiased"."""
 
@@ -177,6 +178,7 @@ class RandomResizeMethod(Checked):
     target_height: PositiveInt
     """Height of the result, in pixels."""
     target_width: PositiveInt
+    """Width of the result, in pixels."""
 
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch with its images decoded and resized, in one tensor."""
@@ -192,6 +194,7 @@ class ResizeImage(Checked):
     new_height: PositiveInt = 600
     """Height of the result, in pixels."""
     new_width: PositiveInt = 1024
+    """Width of the result, in pixels."""
     method: _Method = "bilinear"
     """"bilinear", "nearest", "bicubic" or "area" as TensorFlow 1 computes them, which alias; or "antialiased"."""
 

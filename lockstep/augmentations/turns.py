@@ -45,6 +45,7 @@ class HorizontalFlip(RandomTurn):
     p: Probability = 0.5
     """The probability that an image is flipped."""
     field: str = "image"
+    """The field of a batch that holds the images."""
     keypoint_flip_permutation: tuple[NonNegativeInt, ...] = ()
     """For each keypoint of an object the one that is in its place on the mirrored image: a left eye is a right one
     there. Needed where there are keypoints."""
@@ -98,7 +99,9 @@ class RandomShift(Checked):
     """
 
     pixels: Annotated[PositiveInt, Hint("give the largest shift in pixels, or leave the augmentation out")]
+    """The largest shift, in pixels."""
     field: str = "image"
+    """The field of a batch that holds the images."""
 
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch with its images shifted."""

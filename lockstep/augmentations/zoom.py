@@ -50,6 +50,7 @@ class ScaleJitter(Checked):
     scale_range: Bounds = (0.1, 2.0)
     """The least and the most of the scale."""
     field: str = "image"
+    """The field of a batch that holds the images."""
 
     def __call__(self, batch: Fields, draws: Draws) -> Fields:
         """Return the batch with its images resized, as a list of images."""
@@ -75,6 +76,7 @@ class FixedSizeCrop(Checked):
     fill: Colours = (0, 0, 0)
     """Red, green and blue of what is filled up."""
     field: str = "image"
+    """The field of a batch that holds the images."""
 
     def __call__(self, batch: Fields, draws: Draws) -> Fields:
         """Return the batch with its images cropped, as a tensor of shape (batch, 3, height, width)."""
@@ -102,6 +104,7 @@ class RandomZoomOut(Checked):
     p: Probability = 0.5
     """The probability that an image is put on a canvas."""
     field: str = "image"
+    """The field of a batch that holds the images."""
 
     def __call__(self, batch: Fields, draws: Draws) -> Fields:
         """Return the batch with its images, as a list of images."""
@@ -143,6 +146,7 @@ class RandomIoUCrop(Checked):
     trials: PositiveInt = 40
     """Parts that are tried for an option."""
     field: str = "image"
+    """The field of a batch that holds the images."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -30,14 +30,17 @@ class Retention(Checked):
     """
 
     newest: Annotated[PositiveInt, Hint("keep at least one: a run without checkpoints cannot be resumed")] = 5
+    """How many of the newest are kept."""
     every_hours: Annotated[float | None, Range(gt=0, finite=False), Hint(_HOURS)] = None
     """None keeps no older ones."""
     best: str | None = None
     """The score by which checkpoints are the best ("validation/top1"); None: by none."""
     better: Literal["higher", "lower"] = "higher"
+    """Whether higher or lower values of `best` are better."""
     keep_best: PositiveInt = 1
     """How many of the best are kept."""
     min_improvement: NonNegativeFloat = 0.0
+    """The least by which a score has to be better to count as better."""
 
     def ranked(self, scores: Mapping[int, float]) -> list[int]:
         """Steps by their scores, the best first; of equal ones the older first."""

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from lockstep.checks import Range, check_one_of, check_value
-from lockstep.cli.shared import Command
+from lockstep.cli.shared import Command, add_json_argument
 from lockstep.errors import InputError
 from lockstep.reporting.console import format_rate
 from lockstep.screen import log, write_json, write_lines
@@ -61,7 +61,7 @@ def _add_arguments(benchmark: argparse.ArgumentParser) -> None:
     benchmark.add_argument("--processes", type=int, metavar="N", help="loader processes (default: as in training)")
     benchmark.add_argument("--threads", type=int, default=0, metavar="N", help="loader threads in place of processes")
     benchmark.add_argument("--device", choices=["cpu"], help="leave the accelerators alone")
-    benchmark.add_argument("--json", action="store_true", help="write JSON, for programs")
+    add_json_argument(benchmark)
 
 
 def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:

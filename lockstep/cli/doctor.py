@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from lockstep.checks import Range, check_value
-from lockstep.cli.shared import Command, add_code_argument, add_machine_arguments
+from lockstep.cli.shared import Command, add_code_argument, add_json_argument, add_machine_arguments
 from lockstep.doctor.check_result import Check, CheckResult, as_json, can_train, results_of, summary
 from lockstep.errors import InputError, InputErrors, LockstepError
 from lockstep.screen import log, show_log, write_json, write_lines
@@ -53,7 +53,7 @@ def _add_arguments(doctor: argparse.ArgumentParser) -> None:
     doctor.add_argument(
         "--seconds", type=float, default=_SECONDS, metavar="N", help="to measure a recipe, about (default: 15; 0: not)"
     )
-    doctor.add_argument("--json", action="store_true", help="write JSON, for programs")
+    add_json_argument(doctor)
     doctor.set_defaults(**dict.fromkeys(_NOT_ASKED), **dict.fromkeys(_NOT_WANTED, False))
 
 

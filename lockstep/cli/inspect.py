@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from lockstep.cli.shared import Command
+from lockstep.cli.shared import Command, add_json_argument
 
 
 def _add_arguments(inspect: argparse.ArgumentParser) -> None:
@@ -18,7 +18,7 @@ def _add_arguments(inspect: argparse.ArgumentParser) -> None:
     )
     inspect.add_argument("--values", metavar="NAME", help="show the values of this tensor")
     inspect.add_argument("--norms", action="store_true", help="show the 2-norm of each tensor")
-    inspect.add_argument("--json", action="store_true", help="write JSON, for programs")
+    add_json_argument(inspect)
     inspect.description = "List what is there. All of it is read and verified; exit code 1 if some is damaged."
 
 

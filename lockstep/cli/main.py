@@ -15,11 +15,13 @@ from lockstep.cli import (
     convert,
     doctor,
     evaluate,
+    explain,
     export,
     importing,
     inspect,
     plan,
     predict,
+    recipes,
     report,
     run,
     show,
@@ -27,16 +29,19 @@ from lockstep.cli import (
     train,
     verify,
 )
+from lockstep.cli.completion import completion_command
 from lockstep.cli.shared import EXIT_CODES, INTERRUPTED, OUTPUT_CLOSED, in_words_of_flags, parsed
 from lockstep.errors import LockstepError
 from lockstep.lazy import import_lazily
-from lockstep.screen import Lines, log, one_line, show_log
+from lockstep.screen import QUIET, Lines, log, one_line, show_log
 from lockstep.terminal import width_of, wrapped
 from lockstep.version import __version__
 
 EXAMPLES = """examples:
   lockstep train mnist --towers 2 --workdir runs/mnist    train; the same again resumes
   lockstep train mnist --set optimizer.lr.initial=0.02    change one field of the recipe
+  lockstep recipes                                        the recipes that come with it
+  lockstep explain optimizer.lr                           what a field of recipes means, takes and is by default
   lockstep train mnist --print-recipe > mine.toml         a recipe of your own: lockstep train mine.toml
   lockstep evaluate runs/mnist                            score its newest checkpoint
   lockstep predict runs/flowers photos --to out           the classes of images in files and folders
@@ -74,6 +79,9 @@ COMMANDS = {
     "verify": verify.COMMAND,
     "import": importing.COMMAND,
     "export": export.COMMAND,
+    "recipes": recipes.COMMAND,
+    "explain": explain.COMMAND,
+    "completion": completion_command(lambda: parser()),
 }
 
 
@@ -106,7 +114,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"lockstep {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
-        command.add_arguments(commands.add_parser(name, help=command.help))
+        command.add_to(commands.add_parser(name, help=command.help))
     return top
 
 
@@ -156,6 +164,8 @@ def _has_lost_reader(stream: TextIO) -> bool:
 def _run(argv: list[str]) -> int:
     arguments = parse(argv)
     command = COMMANDS[arguments.command]
+    if getattr(arguments, "quiet", False):
+        os.environ[QUIET] = "1"
     if arguments.command != "run":  # a script decides on its own where log lines go, and what is imported when
         show_log()
         import_lazily("torch", "numpy")  # what can be refused without them is refused at once

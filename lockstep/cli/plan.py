@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from lockstep.checks import Hint, PositiveFloat, PositiveInt, Range, check_value
-from lockstep.cli.shared import Command, add_code_argument, format_size
+from lockstep.cli.shared import Command, add_code_argument, add_json_argument, format_size
 from lockstep.errors import InputError
 from lockstep.reporting.console import flowed, format_duration, format_rate
 from lockstep.screen import write_json, write_lines
@@ -64,7 +64,7 @@ def _add_arguments(plan: argparse.ArgumentParser) -> None:
         "--set", dest="settings", action="append", default=[], metavar="PATH=VALUE", help="change a field of the recipe"
     )
     add_code_argument(plan)
-    plan.add_argument("--json", action="store_true", help="write JSON, for programs")
+    add_json_argument(plan)
     plan.set_defaults(forever=False, hours=None, workers=None, workers_per_device=None)
 
 

@@ -137,4 +137,4 @@ def _work(argv: list[str]) -> int:
         return worker_exit_code(worker) if worker.pulse.stopped else 0
 
 
-COMMAND = Command("run your own script on several workers", _add_arguments, _run)
+COMMAND = Command("run your own script on several workers", _add_arguments, _run, has_quiet=False)

@@ -61,12 +61,26 @@ class Command(NamedTuple):
     """Takes the parsed arguments and the command line; returns the exit code."""
     flags: Mapping[str, str] = MappingProxyType({})
     """Flags by the argument of the library that they give: errors name the flags."""
+    has_quiet: bool = True
+    """Whether `--quiet` is a flag of the command."""
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse a command line, the name of the command first, which `main` has accepted before."""
         parser = argparse.ArgumentParser(prog=f"lockstep {argv[0]}")
-        self.add_arguments(parser)
+        self.add_to(parser)
         return parsed(parser, argv[1:])
+
+    def add_to(self, parser: argparse.ArgumentParser) -> None:
+        """Add the flags of this command to its parser, and the one that all have but `run`: a script has its own."""
+        self.add_arguments(parser)
+        for each in _innermost(parser) if self.has_quiet else ():
+            each.add_argument("--quiet", action="store_true", help="tell warnings and errors alone, no progress")
+
+
+def _innermost(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
+    """The parsers of the commands that a command has, if it has some, else its own."""
+    inner = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return [leaf for action in inner for each in action.choices.values() for leaf in _innermost(each)] or [parser]
 
 
 def parsed(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
@@ -99,6 +113,11 @@ def in_words_of_flags(text: str, flags: Mapping[str, str]) -> str:
         text = re.sub(rf"(?<![\w.-]){name}=", f"{flag} ", text)
         text = re.sub(rf"^{name}(?= (?:is|cannot) )|(?<=give ){name}(?= )", flag, text)
     return text
+
+
+def add_json_argument(command: argparse.ArgumentParser) -> None:
+    """Add the flag of commands that report: what they have found, as one JSON value on the standard output."""
+    command.add_argument("--json", action="store_true", help="write JSON, for programs")
 
 
 def add_machine_arguments(

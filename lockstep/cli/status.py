@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from lockstep.cli.shared import Command, run_folder
+from lockstep.cli.shared import Command, add_json_argument, run_folder
 from lockstep.errors import InputError, WorkdirError
 from lockstep.listing import did_you_mean
 from lockstep.screen import one_line, write_json, write_lines
@@ -162,7 +162,7 @@ def _add_status_arguments(status: argparse.ArgumentParser) -> None:
         "paths", nargs="*", default=["runs"], metavar="RUN|FOLDER", help="a run, or a folder with runs (default: runs)"
     )
     status.add_argument("--follow", action="store_true", help="show it anew every two seconds, until none is running")
-    status.add_argument("--json", action="store_true", help="write JSON, for programs: a list of runs")
+    add_json_argument(status)
     status.description = "Say what runs are doing, from their files alone: also over a network disk, and of dead runs."
 
 
@@ -266,7 +266,7 @@ def _add_runs_arguments(runs: argparse.ArgumentParser) -> None:
         "--show", action="append", default=[], metavar="FIELD", help="a column with this field of recipes"
     )
     runs.add_argument("--sort", choices=["name", "score", "loss", "time"], default="score", help="default: score")
-    runs.add_argument("--json", action="store_true", help="write JSON, for programs: a list of runs")
+    add_json_argument(runs)
     runs.description = "List runs, the best first, with fields of their recipes."
 
 

@@ -26,7 +26,7 @@ from lockstep.cli.shared import (
     given_seat,
     run_folder,
 )
-from lockstep.errors import LockstepError
+from lockstep.errors import InputError, LockstepError
 
 SHIPPED_RECIPES = (
     "mnist",
@@ -111,21 +111,31 @@ def _add_ways_to_run(train: argparse.ArgumentParser) -> None:
     train.add_argument(
         "--grace", type=float, metavar="SECONDS", help="after a signal, end what has not saved by then (default: wait)"
     )
-    train.add_argument("--print-recipe", action="store_true", help="print the whole recipe as TOML, and do nothing")
+    train.add_argument(
+        "--print-recipe", action="store_true", help="print the recipe as TOML, each field explained, and do nothing"
+    )
+    train.add_argument("--all", action="store_true", help="with --print-recipe: fields that are as by default, too")
 
 
 def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     from lockstep.launcher.launch import is_worker, launch
     from lockstep.workers.limits import Limits
 
-    if is_worker() and not arguments.print_recipe:
-        return train_as_worker(list(argv))
+    if arguments.all and not arguments.print_recipe:
+        raise InputError(
+            "--all says how much of a recipe is printed.",
+            given="--all without --print-recipe",
+            expected="both, or neither",
+            hint=f"lockstep train {arguments.recipe} --print-recipe --all",
+        )
     if arguments.print_recipe:
         from lockstep.cli.given_run import given_recipe
-        from lockstep.recipes.toml import to_toml
+        from lockstep.recipes.fields import explained_toml
 
-        sys.stdout.write(to_toml(given_recipe(arguments)))
+        sys.stdout.write(explained_toml(given_recipe(arguments), everything=arguments.all))
         return 0
+    if is_worker():
+        return train_as_worker(list(argv))
     seat = given_seat(arguments, os.environ)
     if arguments.grace is not None:
         hint = Hint("give the seconds between the signal and the end of the machine")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.cli.shared import Command, add_code_argument, add_machine_arguments
+from lockstep.cli.shared import Command, add_code_argument, add_json_argument, add_machine_arguments
 
 EXIT_CODES = """exit codes:
   0    verified: the files are as they were written, and the updates the same, or equal within what the machine allows
@@ -38,7 +38,7 @@ def _add_arguments(verify: argparse.ArgumentParser) -> None:
     verify.add_argument(
         "--against", type=Path, metavar="FILE", help="check that the run is that of a certificate, and its updates"
     )
-    verify.add_argument("--json", action="store_true", help="print what was found as JSON")
+    add_json_argument(verify)
     add_code_argument(verify)
     add_machine_arguments(verify, threads="those of the run")
 

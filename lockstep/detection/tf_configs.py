@@ -39,7 +39,9 @@ class TruncatedNormalInitializer(Checked):
     """Normal, without what is beyond two standard deviations."""
 
     mean: FiniteFloat = 0.0
+    """Mean of the distribution."""
     stddev: NonNegativeFloat = 1.0
+    """Standard deviation of the distribution."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,9 @@ class RandomNormalInitializer(Checked):
     """Draws from a normal distribution."""
 
     mean: FiniteFloat = 0.0
+    """Mean of the distribution."""
     stddev: NonNegativeFloat = 1.0
+    """Standard deviation of the distribution."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +59,11 @@ class VarianceScalingInitializer(Checked):
     """The variance is factor / n, where n is the number of inputs or outputs of a layer, or their mean."""
 
     factor: NonNegativeFloat = 2.0
+    """Multiplies the variance."""
     uniform: bool = False
     """Uniform, or truncated normal."""
     mode: Literal["fan_in", "fan_out", "fan_avg"] = "fan_in"
+    """What n is."""
 
 
 Initializer = TruncatedNormalInitializer | VarianceScalingInitializer | RandomNormalInitializer
@@ -68,6 +74,7 @@ class L1Regularizer(Checked):
     """weight * sum(|w|)."""
 
     weight: NonNegativeFloat = 1.0
+    """Factor of the loss."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,7 @@ class L2Regularizer(Checked):
     """weight / 2 * sum(w ** 2)."""
 
     weight: NonNegativeFloat = 1.0
+    """Factor of the loss."""
 
 
 Regularizer = L1Regularizer | L2Regularizer
@@ -91,6 +99,7 @@ class BatchNorm(Checked):
     scale: bool = False
     """Multiply by a trained factor."""
     epsilon: NonNegativeFloat = 0.001
+    """Added to the variance."""
     train: bool = True
     """False: normalise with the moving statistics in training too, and leave them as they are."""
 
@@ -111,8 +120,11 @@ class Hyperparams(Checked):
     initializer: Initializer | None = None
     """First values of the weights; the reference takes no configuration of layers that it makes without one."""
     activation: Literal["none", "relu", "relu_6", "swish"] = "relu"
+    """What follows each layer."""
     batch_norm: BatchNorm | None = None
+    """Batch norm after each layer; None: there is none."""
     group_norm: GroupNorm | None = None
+    """Group norm after each layer; None: there is none."""
     regularize_depthwise: bool = False
     """Regularize the weights of depthwise convolutions too."""
     force_use_bias: bool = False
@@ -124,18 +136,27 @@ class ConvolutionalBoxPredictor(Checked):
     """For each feature map convolutions of its own, for boxes and for classes."""
 
     conv_hyperparams: Hyperparams | None = None
+    """Hyperparameters of the convolutions."""
     min_depth: NonNegativeInt = 0
+    """The least depth of these layers."""
     max_depth: NonNegativeInt = 0
     """Depth of the layers before the predictions; 0: there are none."""
     num_layers_before_predictor: NonNegativeInt = 0
+    """Convolutions before those that predict."""
     use_dropout: bool = True
+    """Dropout before the predictions, in training."""
     dropout_keep_probability: Probability = 0.8
+    """Share of the values that dropout keeps."""
     kernel_size: PositiveInt = 1
+    """Height and width of the convolutions that predict, in cells."""
     box_code_size: PositiveInt = 4
+    """Numbers that encode a box."""
     apply_sigmoid_to_scores: bool = False
+    """Scores go through a sigmoid."""
     class_prediction_bias_init: FiniteFloat = 0.0
     """Bias of the scores before training."""
     use_depthwise: bool = False
+    """Depthwise separable convolutions in place of full ones."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +164,9 @@ class BoxEncodingsClipRange(Checked):
     """Limits of the encoded boxes."""
 
     min: FiniteFloat
+    """The least value."""
     max: FiniteFloat
+    """The largest value."""
 
 
 @dataclass(frozen=True)
@@ -151,19 +174,29 @@ class WeightSharedConvolutionalBoxPredictor(Checked):
     """The same convolutions for all feature maps, as in RetinaNet."""
 
     conv_hyperparams: Hyperparams | None = None
+    """Hyperparameters of the convolutions."""
     num_layers_before_predictor: NonNegativeInt = 0
+    """Convolutions before those that predict."""
     depth: NonNegativeInt = 0
+    """Channels of the layers before the predictions."""
     kernel_size: PositiveInt = 3
+    """Height and width of the convolutions that predict, in cells."""
     box_code_size: PositiveInt = 4
+    """Numbers that encode a box."""
     class_prediction_bias_init: FiniteFloat = 0.0
     """Bias of the scores before training."""
     use_dropout: bool = False
+    """Dropout before the predictions, in training."""
     dropout_keep_probability: Probability = 0.8
+    """Share of the values that dropout keeps."""
     share_prediction_tower: bool = False
     """Boxes and classes share the layers before the predictions."""
     use_depthwise: bool = False
+    """Depthwise separable convolutions in place of full ones."""
     score_converter: Literal["identity", "sigmoid"] = "identity"
+    """How logits become scores."""
     box_encodings_clip_range: BoxEncodingsClipRange | None = None
+    """Limits of the encoded boxes; None: there are none."""
 
 
 @dataclass(frozen=True)
@@ -171,22 +204,33 @@ class MaskRcnnBoxPredictor(Checked):
     """The second stage of Faster R-CNN: boxes, classes and, if asked for, masks of each proposal."""
 
     fc_hyperparams: Hyperparams | None = None
+    """Hyperparameters of the linear layers."""
     use_dropout: bool = False
+    """Dropout before the predictions, in training."""
     dropout_keep_probability: Probability = 0.5
+    """Share of the values that dropout keeps."""
     box_code_size: PositiveInt = 4
+    """Numbers that encode a box."""
     conv_hyperparams: Hyperparams | None = None
     """Layers of the masks' branch."""
     predict_instance_masks: bool = False
+    """Predict masks."""
     mask_prediction_conv_depth: NonNegativeInt = 256
     """Depth of the masks' branch; 0: by the depth of the features and the number of classes."""
     predict_keypoints: bool = False
+    """Predict keypoints."""
     mask_height: PositiveInt = 15
+    """Height of a predicted mask, in cells."""
     mask_width: PositiveInt = 15
+    """Width of a predicted mask, in cells."""
     mask_prediction_num_conv_layers: PositiveInt = 2
+    """Convolutions of the masks' branch."""
     masks_are_class_agnostic: bool = False
+    """One mask for all classes, in place of one for each."""
     share_box_across_classes: bool = False
     """One box for all classes, in place of one for each."""
     convolve_then_upsample_masks: bool = False
+    """Convolve before the masks are made larger; false: after it."""
 
 
 BoxPredictor = ConvolutionalBoxPredictor | MaskRcnnBoxPredictor | WeightSharedConvolutionalBoxPredictor
@@ -197,7 +241,9 @@ class FeaturePyramidNetworks(Checked):
     """A feature pyramid; level l has one cell for 2 ** l pixels."""
 
     min_level: PositiveInt = 3
+    """The finest level."""
     max_level: PositiveInt = 7
+    """The coarsest level."""
     additional_layer_depth: PositiveInt = 256
     """Channels of the levels beyond those of the feature extractor."""
 
@@ -219,8 +265,11 @@ class SsdFeatureExtractor(Checked):
     pad_to_multiple: PositiveInt = 1
     """Height and width of the images are padded with zeros to a multiple of this number of pixels."""
     use_explicit_padding: bool = False
+    """Pad the layers on top explicitly, as the reference's option of that name."""
     use_depthwise: bool = False
+    """Depthwise separable convolutions in place of full ones."""
     fpn: FeaturePyramidNetworks | None = None
+    """The feature pyramid on the backbone; None: there is none."""
     num_layers: PositiveInt = 6
     """Feature maps."""
 
@@ -236,9 +285,13 @@ class FasterRcnnFeatureExtractor(Checked):
     batch_norm_trainable: bool = False
     """False: the backbone's batch norm keeps its statistics."""
     conv_hyperparams: Hyperparams | None = None
+    """Hyperparameters of the convolutions."""
     fpn: FeaturePyramidNetworks | None = None
+    """The feature pyramid on the backbone; None: there is none."""
     override_base_feature_extractor_hyperparams: bool = False
+    """The backbone has these hyperparameters too."""
     pad_to_multiple: PositiveInt = 32
+    """Height and width of the images are padded with zeros to a multiple of this number of pixels."""
 
 
 UntrainedPart = Literal[
@@ -256,24 +309,39 @@ class Ssd(Detector):
     num_classes: NumClasses
     """Number of classes, without the background."""
     feature_extractor: SsdFeatureExtractor
+    """The backbone, and the layers on top of it."""
     box_coder: BoxCoder
+    """How boxes are encoded relative to their anchors."""
     matcher: Matcher
+    """The rule by which anchors belong to objects."""
     similarity_calculator: Similarity
+    """How anchors are compared with objects."""
     box_predictor: BoxPredictor
+    """The layers that predict boxes and classes."""
     anchor_generator: AnchorGenerator
+    """The anchors."""
     loss: Loss
+    """The losses."""
     post_processing: PostProcessing = field(default_factory=PostProcessing)
+    """How predictions become detections."""
     encode_background_as_zeros: bool = False
     """The background has no class of its own in the targets."""
     negative_class_weight: Probability = 1.0
     """Weight of the classification loss of the background."""
     normalize_loss_by_num_matches: bool = True
+    """Divide the losses by the number of anchors with an object."""
     normalize_loc_loss_by_codesize: bool = False
+    """Divide the loss of a box by the numbers that encode it."""
     freeze_batchnorm: bool = False
+    """Batch norm keeps its statistics, and normalises with them in training too."""
     add_background_class: bool = True
+    """Predict a score of the background, too."""
     explicit_background_class: bool = False
+    """The background is among the classes of the data."""
     use_confidences_as_targets: bool = False
+    """Take the objects' confidences as targets of their classes."""
     implicit_example_weight: NonNegativeFloat = 1.0
+    """Weight of anchors that are background by no label."""
     add_regularization_loss: bool = True
     """Train on the regularizers of the layers; of the training's configuration."""
     untrained_parts: tuple[UntrainedPart, ...] = ()
@@ -292,37 +360,59 @@ class FasterRcnn(Detector):
     num_classes: NumClasses
     """Number of classes, without the background."""
     feature_extractor: FasterRcnnFeatureExtractor
+    """The backbone."""
     first_stage_anchor_generator: AnchorGenerator
+    """The anchors of the first stage."""
     first_stage_box_predictor_conv_hyperparams: Hyperparams | None = None
+    """Hyperparameters of the first stage's convolutions."""
     number_of_stages: Annotated[int, Range(ge=1, le=3)] = 2
     """1: proposals alone; 3: masks of the detections, and not of the proposals."""
     first_stage_atrous_rate: PositiveInt = 1
+    """Cells from one weight to the next in the first stage's convolution."""
     first_stage_box_predictor_kernel_size: PositiveInt = 3
+    """Height and width of the first stage's convolution, in cells."""
     first_stage_box_predictor_depth: PositiveInt = 512
+    """Channels of the first stage's convolution."""
     first_stage_minibatch_size: PositiveInt = 256
     """Anchors of an image that the first stage's losses are computed on."""
     first_stage_positive_balance_fraction: Probability = 0.5
+    """The largest share of objects among these anchors."""
     first_stage_nms_score_threshold: FiniteFloat = 0.0
+    """The least score of a proposal."""
     first_stage_nms_iou_threshold: Probability = 0.7
+    """Proposals that overlap one with a higher score by more are left out."""
     first_stage_max_proposals: PositiveInt = 300
+    """The most proposals of an image."""
     first_stage_localization_loss_weight: NonNegativeFloat = 1.0
+    """Factor of the loss of the proposals' boxes."""
     first_stage_objectness_loss_weight: NonNegativeFloat = 1.0
+    """Factor of the loss of the proposals' scores."""
     initial_crop_size: PositiveInt | None = None
     """Height and width that a proposal's features are resized to, before the pooling."""
     maxpool_kernel_size: PositiveInt | None = None
+    """Height and width of the pooling of a proposal's features, in cells."""
     maxpool_stride: PositiveInt | None = None
+    """Stride of this pooling, in cells."""
     second_stage_box_predictor: BoxPredictor | None = None
     """None where there is one stage."""
     second_stage_batch_size: PositiveInt = 64
     """Proposals of an image that the second stage's losses are computed on."""
     second_stage_balance_fraction: Probability = 0.25
+    """The share of objects among these proposals that is aimed at."""
     second_stage_post_processing: PostProcessing = field(default_factory=PostProcessing)
+    """How the second stage's predictions become detections."""
     second_stage_localization_loss_weight: NonNegativeFloat = 1.0
+    """Factor of the loss of the boxes."""
     second_stage_classification_loss_weight: NonNegativeFloat = 1.0
+    """Factor of the loss of the classes."""
     second_stage_mask_prediction_loss_weight: NonNegativeFloat = 1.0
+    """Factor of the loss of the masks."""
     hard_example_miner: HardExampleMiner | None = None
+    """The proposals that count in the second stage's losses; None: all that were sampled."""
     second_stage_classification_loss: ClassificationLoss = field(default_factory=WeightedSoftmax)
+    """The loss of the classes."""
     clip_anchors_to_image: bool = False
+    """Clip anchors to the image."""
     resize_masks: bool = True
     """Masks for training are resized with the image."""
     add_regularization_loss: bool = True

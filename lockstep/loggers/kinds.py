@@ -26,6 +26,7 @@ class Wandb(LoggerKind):
     library: ClassVar[str] = "wandb"
 
     project: str = "lockstep"
+    """The project that the run belongs to."""
     entity: str | None = None
     """The user or team; None: as the account says."""
     name: str | None = None
@@ -33,6 +34,7 @@ class Wandb(LoggerKind):
     group: str | None = None
     """Runs that its pages put together."""
     tags: tuple[str, ...] = ()
+    """Words by which runs are found on its pages."""
     mode: Literal["online", "offline"] | None = None
     """None: as WANDB_MODE or `wandb offline` says, else online."""
 
@@ -173,6 +175,7 @@ class Trackio(LoggerKind):
     library: ClassVar[str] = "trackio"
 
     project: str = "lockstep"
+    """The project that the run belongs to."""
     name: str | None = None
     """The run's name, by which it goes on; None: the recipe's, and the run's id."""
     space_id: str | None = None

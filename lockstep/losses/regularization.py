@@ -30,6 +30,7 @@ class Regularizer(Checked, ABC):
     """
 
     weight: Annotated[PositiveFloat, Hint("give a weight such as 4e-5, or leave the regularisation out")]
+    """Factor of this loss."""
     pattern: Patterns | None = None
     """What is penalised, by name; by default each trained parameter of two or more dimensions: no bias, no scale."""
     name: ClassVar[str]

@@ -69,6 +69,7 @@ class Torchvision(Checked):
     name: ModelName
     """As in "resnet50"."""
     num_classes: PositiveInt = 1000
+    """Number of classes."""
     options: Mapping[str, Option] = field(default_factory=dict)
     """Other arguments of the function of that name: {"dropout": 0.3}."""
 
@@ -120,6 +121,7 @@ class Timm(Checked):
     name: ModelName
     """As in "resnet50", or with the tag of some weights, "resnet50.a1_in1k": it loads none of them."""
     num_classes: PositiveInt = 1000
+    """Number of classes."""
     options: Mapping[str, Option] = field(default_factory=dict)
     """Other arguments of `create_model`: {"drop_path_rate": 0.1, "img_size": 384}."""
 

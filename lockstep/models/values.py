@@ -60,6 +60,7 @@ class LeNet(Model):
     smallest_image: ClassVar[int] = 28
 
     num_classes: PositiveInt = 10
+    """Number of classes."""
     channels: PositiveInt = 1
     """Channels of the images: 1 for grey ones, 3 for colour."""
     dropout: Fraction = 0.5
@@ -75,6 +76,7 @@ class SqueezeNet(Model):
     smallest_image: ClassVar[int] = 17
 
     num_classes: PositiveInt = 1000
+    """Number of classes."""
     dropout: Fraction = 0.5
     """The share of the values before the last layer that are left out in training."""
     fires_seen: Annotated[int, Range(ge=1, le=_NUM_FIRES)] | None = None
@@ -104,6 +106,7 @@ class InceptionV3(Model):
     batch_norm_decay: Annotated[Decay, Hint("write batch_norm_decay=0.9997")] = 0.9997
     """The share of the moving statistics that a step keeps."""
     batch_norm_epsilon: Annotated[PositiveFloat, Hint("write batch_norm_epsilon=0.001")] = 0.001
+    """Added to the variance in batch norm."""
     batch_norm_scale: bool = False
     """Batch norm multiplies after it has normalised, and does not only add."""
     average_over_padding: bool = False

@@ -27,7 +27,9 @@ class MovingAverage(Checked):
     """
 
     decay: Annotated[Decay, Hint("give a decay such as 0.999 or 0.9999")] = 0.9999
+    """The most of the average that an update keeps."""
     dynamic: bool = True
+    """Follow the parameters closely at first; false: the decay throughout."""
     statistics: bool = False
     """Average the batch-norm statistics too, as the Inception trainer did: all floating-point buffers but float8.
 

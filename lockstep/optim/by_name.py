@@ -30,6 +30,7 @@ class ByName:
     """
 
     optimizers: Mapping[str, Optimizer]
+    """Optimizers by the pattern of the names of their parameters."""
     rest: Optimizer | None = None
     """Updates the parameters that no pattern matches; None: each has to match one."""
 
@@ -95,6 +96,7 @@ class LayerDecay(Checked):
     optimizer: Optimizer
     """With a learning rate `lr`."""
     decay: Annotated[float, Range(gt=0, le=1), Hint("give a factor such as 0.75; 1 is the same rate for all")] = 0.75
+    """Factor from the rate of a layer to that of the one below."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -95,7 +95,9 @@ class TorchOptimizerByName(Checked):
     """An optimizer of `torch.optim` by the name of its class, as a recipe has it: what `FromTorch` is in a script."""
 
     name: Annotated[str, Hint('write name="NAdam"')]
+    """Name of the class in `torch.optim`, such as "NAdam"."""
     lr: LearningRate
+    """The learning rate: a number, or a schedule of the step."""
     arguments: Mapping[str, Argument] = field(default_factory=dict)
     """The others of the class: {"momentum_decay": 0.004}."""
 

@@ -29,9 +29,13 @@ class SGD(Rule):
     takes_complex: ClassVar[bool] = True
 
     lr: LearningRate
+    """The learning rate: a number, or a schedule of the step."""
     momentum: Fraction = 0.0
+    """Share of the momentum buffer that an update keeps; 0: no momentum. 0.9 is usual."""
     nesterov: bool = False
+    """Nesterov's form of momentum."""
     weight_decay: WeightDecay = 0.0
+    """Times the parameter, added to its gradient; one number, or by pattern."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,9 +89,13 @@ class Adam(Rule):
     decoupled: ClassVar[bool] = False
 
     lr: LearningRate
+    """The learning rate: a number, or a schedule of the step."""
     betas: Betas = (0.9, 0.999)
+    """Decays of the running means of the gradients and of their squares."""
     eps: NonNegativeFloat = 1e-8
+    """Added to the root that gradients are divided by, so that none is divided by nearly nothing."""
     weight_decay: WeightDecay = 0.0
+    """Times the parameter, added to its gradient; one number, or by pattern."""
     epsilon_hat: bool = False
     """Add eps to the root of exp_avg_sq as it is, not corrected: TensorFlow's form, in section 2 of the paper."""
 
@@ -153,10 +161,13 @@ class Adagrad(Rule):
     kernel: ClassVar[str | None] = "adagrad"
 
     lr: LearningRate
+    """The learning rate: a number, or a schedule of the step."""
     weight_decay: WeightDecay = 0.0
+    """Times the parameter, added to its gradient; one number, or by pattern."""
     initial_accumulator_value: NonNegativeFloat = 0.0
     """What the sums start at."""
     eps: NonNegativeFloat = 1e-10
+    """Added to the root that gradients are divided by, so that none is divided by nearly nothing."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -201,10 +212,13 @@ class Adadelta(Rule):
     """
 
     lr: LearningRate
+    """The learning rate: a number, or a schedule of the step."""
     rho: Fraction = 0.9
     """The decay of both means."""
     eps: Annotated[PositiveFloat, Hint("set eps=1e-6: the first update is as large as the root of eps")] = 1e-6
+    """Added to the root that gradients are divided by, so that none is divided by nearly nothing."""
     weight_decay: WeightDecay = 0.0
+    """Times the parameter, added to its gradient; one number, or by pattern."""
 
     def start(self, parameter: Tensor) -> dict[str, Tensor]:
         """Make the mean squares of gradients and updates, at 0."""
@@ -239,12 +253,15 @@ class RMSProp(Rule):
     """
 
     lr: LearningRate
+    """The learning rate: a number, or a schedule of the step."""
     alpha: Fraction = 0.9
     """The decay of the mean, which TensorFlow calls `decay`."""
     eps: NonNegativeFloat = 1e-10
     """Inside the root, so its size is that of a squared gradient."""
     weight_decay: WeightDecay = 0.0
+    """Times the parameter, added to its gradient; one number, or by pattern."""
     momentum: Fraction = 0.0
+    """Share of the momentum buffer that an update keeps; 0: no momentum. 0.9 is usual."""
     centered: bool = False
     """Divide by the root of the variance: the running mean of the gradients, squared, is taken off `square_avg`."""
     initial_accumulator_value: NonNegativeFloat = 1.0
@@ -301,16 +318,19 @@ class FTRL(Rule):
     """
 
     lr: LearningRate
-    """Above 0 at every step."""
+    """The learning rate, above 0 at every step: a number, or a schedule of the step."""
     learning_rate_power: Annotated[float, Range(le=0), Hint("leave it at -0.5, or set 0 for a steady rate")] = -0.5
     """With 0 the rate does not fall with the gradients."""
     initial_accumulator_value: Annotated[PositiveFloat, Hint("set initial_accumulator_value=0.1")] = 0.1
     """What the sums of the squared gradients start at."""
     l1: NonNegativeFloat = 0.0
+    """Strength of the L1 term, which sets small parameters to 0."""
     l2: NonNegativeFloat = 0.0
+    """Strength of the L2 term."""
     l2_shrinkage: NonNegativeFloat = 0.0
     """L2 on the size of the parameters as they are; `l2` stabilises, and acts on the solution."""
     weight_decay: WeightDecay = 0.0
+    """Times the parameter, added to its gradient; one number, or by pattern."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -379,10 +399,13 @@ class LARS(Rule):
     """
 
     lr: LearningRate
+    """The learning rate: a number, or a schedule of the step."""
     momentum: Fraction = 0.9
+    """Share of the momentum buffer that an update keeps; 0: no momentum. 0.9 is usual."""
     weight_decay: WeightDecay = 0.0
     """One number, or by pattern; the paper has 0.0005. Biases are decayed too, unless no pattern finds them."""
     trust_coefficient: NonNegativeFloat = 0.001
+    """Factor of each tensor's own rate; the paper has 0.001."""
     skip_vectors: bool = True
     """Parameters of one dimension or none (biases, the scales of batch norm) have the trust 1."""
 
@@ -420,8 +443,11 @@ class LAMB(Rule):
     """
 
     lr: LearningRate
+    """The learning rate: a number, or a schedule of the step."""
     betas: Betas = (0.9, 0.999)
+    """Decays of the running means of the gradients and of their squares."""
     eps: NonNegativeFloat = 1e-6
+    """Added to the root that gradients are divided by, so that none is divided by nearly nothing."""
     weight_decay: WeightDecay = 0.0
     """One number, or by pattern; the paper has 0.01. Biases are decayed too, unless no pattern finds them."""
     skip_vectors: bool = True

@@ -105,6 +105,7 @@ class Constant(Checked):
     """The same rate at every step."""
 
     value: NonNegativeFloat
+    """The rate."""
 
     def __call__(self, step: int) -> float:
         """Return the rate after `step` completed updates."""
@@ -120,12 +121,15 @@ class Exponential(Checked):
     """
 
     initial: NonNegativeFloat
+    """The rate at the first step, without a burn-in."""
     decay_steps: Length
+    """Steps or epochs in which the rate is multiplied by `factor` once."""
     factor: Annotated[float, Range(gt=0, le=1), Hint("give what the rate is multiplied by, such as 0.94")]
     """Multiplies the rate every `decay_steps`."""
     staircase: bool = True
     """Decay in jumps, every `decay_steps`; False: a little at each step."""
     burn_in_steps: OptionalLength = 0
+    """Length of the burn-in, in steps or epochs; 0: none."""
     burn_in: NonNegativeFloat | None = None
     """The rate during the burn-in; None or 0: `initial`."""
     final: NonNegativeFloat = 0.0
@@ -160,10 +164,15 @@ class Polynomial(Checked):
     """
 
     initial: NonNegativeFloat
+    """The rate at the first step."""
     steps: Length
+    """Length of the decay, in steps or epochs."""
     final: NonNegativeFloat = 1e-4
+    """The rate after the decay."""
     power: Annotated[float, Range(gt=0), Hint("give power=1.0 for a straight line, or a number as the rate")] = 1.0
+    """Exponent of the decay; 1 is a straight line."""
     cycle: bool = False
+    """Begin again after each decay, with a longer one."""
 
     def __call__(self, step: int) -> float:
         """Return the rate after `step` completed updates."""
@@ -182,12 +191,17 @@ class Cosine(Checked):
     """
 
     initial: NonNegativeFloat
+    """The highest rate, where the cosine starts."""
     steps: Length
-    """`Epochs` are resolved to whole batches when the run is built."""
+    """Length of the whole schedule, in steps or epochs; epochs become whole batches when the run is built."""
     warmup_steps: OptionalLength = 0
+    """Length of the warm-up, in steps or epochs; 0: none."""
     final: NonNegativeFloat = 0.0
+    """The rate at the end, and after it."""
     warmup_initial: NonNegativeFloat = 0.0
+    """The rate at the first step of the warm-up."""
     hold_steps: OptionalLength = 0
+    """Steps or epochs after the warm-up in which the rate stays at `initial`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -232,7 +246,9 @@ class PiecewiseConstant(Checked):
     boundaries: tuple[Length, ...]
     """Where the value changes: 1 or more, strictly rising; none at all for a constant."""
     values: tuple[NonNegativeFloat, ...]
+    """The rates: one before the first boundary, and one after each."""
     warmup: bool = False
+    """Rise from the first value to the second before the first boundary."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -284,11 +300,15 @@ class OneCycle(Checked):
     """
 
     peak: NonNegativeFloat
+    """The highest rate."""
     steps: Length
+    """Length of the whole cycle, in steps or epochs."""
     warmup_share: Annotated[float, Range(ge=0, lt=1)] = 0.3
     """Share of the steps before the peak; torch's pct_start."""
     div_factor: Annotated[float, Range(ge=1)] = 25.0
+    """The rate at the first step is `peak` divided by it."""
     final_div_factor: Annotated[float, Range(ge=1)] = 1e4
+    """The last rate is the first one divided by it."""
     anneal: Literal["cosine", "linear"] = "cosine"
     """The form of both halves."""
 
@@ -316,7 +336,9 @@ class Warmup(Checked):
     schedule: LearningRate
     """A rate, one of Lockstep's schedules, or any function of the step."""
     steps: Length
+    """Length of the rise, in steps or epochs."""
     initial: NonNegativeFloat = 0.0
+    """The rate at the first step."""
 
     def __call__(self, step: int) -> float:
         """Return the rate after `step` completed updates."""

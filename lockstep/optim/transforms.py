@@ -103,6 +103,7 @@ class ClipGlobalNorm(Checked):
     """
 
     max_norm: _Limit
+    """The largest 2-norm that gradients keep; larger ones are scaled down to it."""
 
     def bind(self, parameters: Mapping[str, Tensor]) -> BoundTransform:
         """Return the clip, which is the same for any parameters."""
@@ -123,6 +124,7 @@ class ClipNorm(Checked):
     """
 
     max_norm: _Limit
+    """The largest 2-norm that gradients keep; larger ones are scaled down to it."""
     pattern: Patterns | None = None
     """The parameters it is for, by regular expression or exact name; None: all."""
 
@@ -143,6 +145,7 @@ class ClipValue(Checked):
     """Hold every element of every gradient within -max_value and max_value, as torch's clip_grad_value_ does."""
 
     max_value: _Limit
+    """Each value of a gradient is clipped to between minus this and this."""
 
     def bind(self, parameters: Mapping[str, Tensor]) -> BoundTransform:
         """Return the clip, which is the same for any parameters."""
@@ -318,6 +321,7 @@ class ScaleGradients(Checked):
     """
 
     multipliers: Mapping[str, Multiplier]
+    """Factors by pattern of the parameters' names."""
 
     def __post_init__(self) -> None:
         check_type("multipliers", self.multipliers, Mapping, expected="numbers by pattern", hint=_SCALE_HINT)

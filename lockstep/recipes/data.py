@@ -374,7 +374,9 @@ class DetectionData(PathData, Checked):
     """The list in ImageSets/Main of VOC's folder; None: "train", for the others "val" and "test". Of a folder without
     lists all images are read."""
     validation_split: str | None = None
+    """The list of the validation examples; None: "val"."""
     test_split: str | None = None
+    """The list of the test examples; None: "test"."""
     year: PositiveInt | None = None
     """Year of VOC's challenge, where the paths lead to the folder above that of the year."""
     label_map: str | None = None

@@ -117,7 +117,9 @@ class Checkpoints:
     """When checkpoints are written (besides those at start and end, and the best ones), and which are kept."""
 
     every: Interval = _TEN_MINUTES
+    """How often a checkpoint is written."""
     retention: Retention = field(default_factory=Retention)
+    """The checkpoints that are kept."""
 
 
 @dataclass(frozen=True)
@@ -230,7 +232,9 @@ class Pictures(Checked):
     max_boxes: NonNegativeInt = 20
     """At most so many an image, those with the highest scores."""
     scores: bool = True
+    """Write the score at each box."""
     labels: bool = True
+    """Write the class at each box."""
     ground_truth: bool = False
     """Draw the objects of the data, too."""
 
@@ -240,6 +244,7 @@ class DetectionEvaluation(Checked):
     """How detections are scored and shown."""
 
     metrics: tuple[DetectionMetrics, ...] = ("pascal_voc_detection_metrics",)
+    """The sets of metrics that are computed; the first one says which checkpoint is the best."""
     per_category: bool = False
     """Score each category by itself, too."""
     ignore_ground_truth: bool = False
@@ -250,6 +255,7 @@ class DetectionEvaluation(Checked):
     """The most evaluations of a run, and of `lockstep evaluate --follow`; 0: no limit. With a limit no later checkpoint
     of the run can be its best."""
     pictures: Pictures = field(default_factory=Pictures)
+    """Pictures of detections."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -279,6 +285,7 @@ class Evaluate(Checked):
     """When and how the run is scored on the validation examples, and after its end on the test examples."""
 
     every: Interval = _EACH_EPOCH
+    """How often the validation examples are scored; 0: never during the run."""
     micro_batch: PositiveInt64 | None = None
     """Examples of a forward pass; None: the batch size."""
     weights: Weights = "raw"

@@ -89,6 +89,7 @@ class PythonModel(_Called):
     """`build(**arguments)` returns the module. Its initial weights follow from the recipe's seed: the global random
     streams of torch, numpy and Python are seeded with it, and put back."""
     arguments: Arguments = field(default_factory=dict)
+    """What `function` gets by name."""
     num_classes: PositiveInt | None = None
     """Number of classes, for a classifier or detector by a task of Lockstep; the function gets it if it has an argument
     of that name, which is not among `arguments`."""
@@ -131,6 +132,7 @@ class PythonTask(_Called):
     """`make(**arguments)`, often a class, returns an object with the methods `losses`, and as far as it has them
     `score`, `counts`, `metrics` and `predict`, in place of the functions below."""
     arguments: Arguments = field(default_factory=dict)
+    """What `function` gets by name."""
     losses: Function | None = None
     """`losses(model, batch)` returns named scalars whose sum is minimised, means over the batch; or a pair of these and
     of metrics to report."""
@@ -220,6 +222,7 @@ class PythonData(_Called):
     """`reader(split, **arguments)` returns the examples of "train", "validation" or "test": a reader, or what one is
     made of (a torch dataset, a dict of arrays); None where there are none."""
     arguments: Arguments = field(default_factory=dict)
+    """What `function` gets by name, beside the split."""
     augment: Function | None = None
     """`augment()` returns a list of the augmentations of training batches, in their order; None: there are none."""
     network_input: Function | None = None
@@ -321,6 +324,7 @@ class PythonOptimizer(_Called):
     function: Function
     """The class: a subclass of torch.optim.Optimizer."""
     lr: LearningRate
+    """The learning rate: a number, or a schedule of the step."""
     arguments: Arguments = field(default_factory=dict)
     """Arguments of the class, without the parameters and `lr`."""
 
@@ -336,6 +340,7 @@ class PythonHook(_Called):
     function: Function
     """`hook(report, **arguments)`."""
     arguments: Arguments = field(default_factory=dict)
+    """What the function gets by name, beside the report."""
 
     def get(self) -> Callable[[StepReport], Any]:
         """Return what is called with each report."""

@@ -173,8 +173,11 @@ class Recipe(Checked):
     name: str
     """Name of the run, and of its folder where none is given."""
     model: Model
+    """The network that is trained."""
     data: MnistData | ImageData | DetectionData | PythonData
+    """The examples, and how they become inputs of the network."""
     optimizer: Optimizer
+    """How gradients change the parameters."""
     task: PythonTask | None = None
     """What the model learns; None: the classes of images, or where objects are on them, by the kind of `data`."""
     loss: CrossEntropy = field(default_factory=CrossEntropy)
@@ -229,11 +232,15 @@ class Recipe(Checked):
     stages: tuple[Stage, ...] = ()
     """Stages of the run, one after another; none: the run has no stages."""
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    """When checkpoints are written, and which are kept."""
     watch: Monitoring = field(default_factory=Monitoring)
+    """What is reported and watched, how often, and what follows when workers are lost."""
     verify: Verification = field(default_factory=Verification)
+    """What is written down so that the run can be verified later."""
     loggers: tuple[Wandb | Mlflow | Trackio | Csv, ...] = ()
     """Live loggers: they get what `metrics.jsonl` gets, as often as `watch.metrics` says, and all scores."""
     evaluate: Evaluate = field(default_factory=Evaluate)
+    """When and how the run is scored."""
     hooks: tuple[PythonHook, ...] = ()
     """Functions of the user's own that are called after each attempt, in this order."""
 

@@ -73,6 +73,11 @@ def names() -> list[str]:
     return list(_SHIPPED)
 
 
+def summary_of(name: str) -> str:
+    """Say in a line what a shipped recipe trains."""
+    return (_SHIPPED[name].__doc__ or "").partition("\n")[0].rstrip(".")
+
+
 def _mnist() -> Recipe:
     """The reference convnet on MNIST, trained to 99 %: cosine from 0.05 over 4 epochs, Nesterov momentum 0.9."""
     epochs = Epochs(4)

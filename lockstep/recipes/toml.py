@@ -49,13 +49,21 @@ def to_toml(recipe: Recipe) -> str:
     Raises:
         RecipeError: a part has no name in recipes, such as a schedule of the user's own.
     """
-    tables = write(Recipe, recipe, FieldPath(f"recipe {recipe.name}"))
+    return escaped_toml(tomli_w.dumps(to_tables(recipe)))
+
+
+def to_tables(recipe: Recipe) -> dict[str, Any]:
+    """Return the recipe as the plain tables that `to_toml` writes."""
+    tables: dict[str, Any] = write(Recipe, recipe, FieldPath(f"recipe {recipe.name}"))
     for path, default in recipe.chosen_task.unused.items():
         *parts, name = path.split(".")
         if attrgetter(path)(recipe) == default:
             del reduce(getitem, parts, tables)[name]
-    text = tomli_w.dumps(tables)
-    # TOML leaves some characters as they are that a terminal would obey; escaped, they are the same.
+    return tables
+
+
+def escaped_toml(text: str) -> str:
+    """Escape what TOML leaves as it is and a terminal would obey; read, it is the same."""
     return "".join(sign if sign.isprintable() or sign in "\n\t" else f"\\U{ord(sign):08x}" for sign in text)
 
 
@@ -184,7 +192,7 @@ def _read_part(field: FieldType, table: Mapping[str, Any], path: FieldPath) -> A
         if each.name not in table and each.default is MISSING and each.default_factory is MISSING:
             raise RecipeError(
                 f"{path.at(each.name)}: this field is missing.",
-                given=_as_toml(table),
+                given=as_toml(table),
                 expected=f"{each.name}, {field_type(hints[each.name])}",
                 hint=f"set {path.at(each.name).path}",
             )
@@ -213,7 +221,7 @@ def _class_of(field: FieldType, table: Mapping[str, Any], path: FieldPath) -> ty
         return field.classes[kind]
     raise RecipeError(
         f"{path.at('kind')}: " + ("there is no such kind here." if "kind" in table else "the kind is missing."),
-        given=_as_toml(table.get("kind", table)),
+        given=as_toml(table.get("kind", table)),
         expected=f"one of {_quoted(kinds)}",
         hint=_NOT_HERE.get(str(kind)) or did_you_mean(kind, kinds) or f"set {path.at('kind').path}",
     )
@@ -233,18 +241,18 @@ def _wrong_value(field: FieldType, value: object, path: FieldPath) -> RecipeErro
     usual = "give such a value (text in quotes, numbers and true or false without)"
     return RecipeError(
         f"{path}: this value does not fit.",
-        given=_as_toml(value),
+        given=as_toml(value),
         expected=str(field),
         hint=did_you_mean(value, field.words) or usual,
     )
 
 
-def _as_toml(value: object) -> str:
+def as_toml(value: object) -> str:
     """Show a plain value much as TOML has it."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{name} = {_as_toml(inner)}" for name, inner in value.items()) + "}"
+        return "{" + ", ".join(f"{name} = {as_toml(inner)}" for name, inner in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ", ".join(map(_as_toml, value)) + "]"
+        return "[" + ", ".join(map(as_toml, value)) + "]"
     if isinstance(value, str):
         return f'"{value}"'
     return str(value).lower() if isinstance(value, bool | None) else str(value)
@@ -396,7 +404,7 @@ def _parsed(setting: str) -> _Setting:
         keys.append(tomllib.loads(f'key = "{basic}"')["key"] if basic is not None else literal or bare.strip())
         text = text[match.end() :]
         if after == "=":
-            return _Setting(keys, _value(text.strip()))
+            return _Setting(keys, value_of_setting(text.strip()))
     raise RecipeError(
         f"--set {setting}: this sets nothing.",
         given=setting,
@@ -405,7 +413,8 @@ def _parsed(setting: str) -> _Setting:
     )
 
 
-def _value(text: str) -> Any:
+def value_of_setting(text: str) -> Any:
+    """Read the value of a setting: TOML, or text where it is none; `none` is None."""
     if text == "none":
         return None
     try:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TextIO
 
 from lockstep.reporting.throughput import Throughput, last_step, moment_before, seconds_left
-from lockstep.screen import log, one_line
+from lockstep.screen import is_quiet, log, one_line
 from lockstep.terminal import is_terminal, num_columns, width_of, wrapped
 from lockstep.types import End, Interval, Progress, ProgressFunction, StepReport
 
@@ -123,7 +123,7 @@ class Console:
     ) -> None:
         self._interval, self._batch_size, self._end = interval, batch_size, end
         stream = stream or sys.stderr
-        self._bar = Bar(stream) if is_terminal(stream) else None
+        self._bar = Bar(stream) if is_terminal(stream) and not is_quiet() else None
         self._pace = Throughput()
         self._first: Progress | None = None
         self._latest: StepReport | None = None
@@ -275,7 +275,7 @@ class _Display:
 
     def __init__(self, title: str, stream: TextIO) -> None:
         self._title = title
-        self._bar = Bar(stream) if is_terminal(stream) else None
+        self._bar = Bar(stream) if is_terminal(stream) and not is_quiet() else None
         self._began = time.monotonic()
         self._first: tuple[int, float] | None = None
         self._next_line = self._began + _SECONDS_BETWEEN_LINES

@@ -71,6 +71,7 @@ class Towers(Checked):
     matmul_tf32: bool | None = None
     """The same in matrix products, such as those of linear layers."""
     hosting: InTurn = field(default_factory=InTurn)
+    """How a worker computes several towers: one after another."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

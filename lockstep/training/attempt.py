@@ -230,6 +230,7 @@ class LossAverage(Checked):
     """average = decay * average + (1 - decay) * loss after each update, for each loss and their total, from 0."""
 
     decay: Annotated[Decay, Hint("give a decay such as 0.9 or 0.99")] = 0.9
+    """Share of the average that an update keeps."""
     bias_correction: bool = True
     """Divide by 1 - decay ** updates, which takes out the zero that it starts from (Kingma, Ba: Adam, 2015); the
     Inception trainer did not, so that its first averages read a tenth of the loss."""

@@ -37,6 +37,7 @@ class Layout(Checked):
     """
 
     pattern: Annotated[str, Hint('write Layout("h w i o -> o i h w")')]
+    """The axes before and after, such as "h w i o -> o i h w"."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

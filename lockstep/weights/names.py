@@ -20,6 +20,7 @@ class Rename(Checked):
     """Replace every match of a regular expression in a name."""
 
     pattern: Annotated[str, Hint(_EXAMPLE)]
+    """A regular expression that is searched for in the name."""
     to: str | tuple[str, ...]
     r"""The replacement, with `\1` for what the first parentheses matched; with several, the tensor goes to them all."""
     layout: Annotated[Layout | None, Hint('write Layout("i o -> o i")')] = None
@@ -64,6 +65,7 @@ class NameMap:
     """A map from the names of one trainer to ours."""
 
     renames: tuple[Rename, ...]
+    """Replacements in the names, in this order."""
     system: System = "tensorflow"
     """The system whose layouts the tensors have where no rename says."""
     may_lack: tuple[str, ...] = ()

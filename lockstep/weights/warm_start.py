@@ -72,8 +72,11 @@ class WarmStart(Checked):
     """
 
     rename: Annotated[tuple[Rename, ...], Hint(r'write rename=(Rename(r"^net\.", "backbone."),)')] = ()
+    """Replacements in the names, by regular expressions, in this order."""
     strip_prefix: str = ""
+    """What names of the file lose at their start."""
     add_prefix: str = ""
+    """What is put before the names, last of all."""
     include: Patterns = ()
     """Load only what these regular expressions or exact names match, in the file or in the model."""
     skip: Patterns = ()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.cli.main import COMMANDS, main
+from lockstep.cli.main import COMMANDS, main, parse
 from lockstep.cli.train import SHIPPED_RECIPES
 from lockstep.errors import InputError
 from lockstep.recipes.shipped import names
@@ -111,6 +111,18 @@ for words in [
     recipe = [sys.executable, "-m", "lockstep", "train", "mnist", "--print-recipe"]
     (run / "recipe.toml").write_bytes(subprocess.run(recipe, check=True, stdout=subprocess.PIPE).stdout)
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, cwd=tmp_path)
+
+
+def test_all_commands_but_run_can_be_quiet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("LOCKSTEP_QUIET", "")
+    assert main(["explain", "batchsize", "--quiet"]) == 2
+    assert "did you mean" in capsys.readouterr().err
+    assert os.environ["LOCKSTEP_QUIET"] == "1"
+    of_run = {name: COMMANDS[name].has_quiet for name in COMMANDS}
+    assert [name for name, has_quiet in of_run.items() if not has_quiet] == ["run"]
+    for words in ["train x", "status", "convert images x --to y", "import checkpoint x --to y", "benchmark input x"]:
+        assert parse([*words.split(), "--quiet"]).quiet, words
+    assert parse(["run", "script.py", "--", "--quiet"]).arguments == ["--quiet"]
 
 
 def interrupt(*_: object) -> None:

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import io
 import re
+import sys
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.reporting.console import Bar, flowed
+from lockstep.reporting.console import Bar, flowed, show_progress
 from lockstep.terminal import num_columns
 
 NAMES = st.text(st.characters())
@@ -97,6 +98,25 @@ def test_names_stay_on_their_lines(name: str) -> None:
     lines = lines_of(60, f"x{name}", 0.5, "3 s left", [f"x{name}"])
     assert all(line.isprintable() and num_columns(line) <= 60 for line in lines)
     assert lines[0].startswith("x")
+
+
+def test_colours_are_left_out_where_they_are_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = {}
+    for no_color in ("1", ""):
+        monkeypatch.setenv("NO_COLOR", no_color)
+        Bar(stream := Terminal()).draw("step 60", 0.5, "", [])
+        drawn[no_color] = re.findall(r"\x1b\[[0-9;]*m", stream.getvalue())
+    assert not drawn["1"]
+    assert drawn[""]
+
+
+def test_a_quiet_command_shows_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    for quiet, is_shown in (("", True), ("1", False)):
+        monkeypatch.setenv("LOCKSTEP_QUIET", quiet)
+        monkeypatch.setattr(sys, "stderr", stream := Terminal())
+        with show_progress("reading") as show:
+            show(1, 2)
+        assert bool(stream.getvalue()) == is_shown
 
 
 def test_the_cursor_is_put_back_above_the_lines(monkeypatch: pytest.MonkeyPatch) -> None:
