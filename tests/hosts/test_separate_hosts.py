@@ -24,7 +24,7 @@ with socket.create_server(("", 7000)) as server:
         try:
             while data := caller.recv(1 << 16):
                 caller.sendall(data)
-        except ConnectionResetError:  # instead of the end of data, where an answer was on its way to a caller that has gone
+        except ConnectionResetError:  # in place of the end: an answer was on its way to a caller that has gone
             pass
         print("the caller has hung up", flush=True)
 """
