@@ -230,7 +230,7 @@ def _named(word: str) -> tuple[Recipe, Path | None]:
     raise RecipeError(
         f"{word} is neither a recipe nor the folder of a run.",
         given=what_is_there(folder),
-        expected=f"a run's folder, with a {RECIPE}; or {', '.join(names())}; or a file that ends in .toml",
+        expected=f"data; a run's folder, with a {RECIPE}; {', '.join(names())}; or a file that ends in .toml",
         hint=f"lockstep train {run}"
         if run
         else hint_for_path(folder)

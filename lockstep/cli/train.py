@@ -66,8 +66,8 @@ def _add_arguments(train: argparse.ArgumentParser) -> None:
     train.add_argument(
         "recipe",
         metavar="DATA|RECIPE|RUN",
-        help=f"data of your own, such as a folder with a folder of images for each class; a shipped recipe ({shipped}); "
-        "a file.toml; or the folder of a run, which goes on",
+        help="data of your own, such as a folder with a folder of images for each class; "
+        f"a shipped recipe ({shipped}); a file.toml; or the folder of a run, which goes on",
     )
     train.add_argument("--workdir", metavar="DIR", help="the run's folder (default: runs/NAME); 'none' writes nothing")
     train.add_argument(
@@ -125,7 +125,7 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
         return train_as_worker(list(argv))
     begins = is_first_start_on_data(arguments)
     if begins and (arguments.print_recipe or arguments.dry_run):
-        from lockstep.cli.own_data import print_own_recipe
+        from lockstep.cli.own_start import print_own_recipe
 
         sys.stdout.write(print_own_recipe(arguments))
         return 0

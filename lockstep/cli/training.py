@@ -13,7 +13,8 @@ from typing import Any
 from lockstep.checkpoints.mirror import shown_path
 from lockstep.checks import check_together
 from lockstep.cli.given_run import GivenRun, check_without_torch, given_run
-from lockstep.cli.own_data import begin_own_run, conclude_own_run, names_data
+from lockstep.cli.own_data import names_data
+from lockstep.cli.own_start import begin_own_run, conclude_own_run
 from lockstep.cli.scoring import log_scores
 from lockstep.cli.shared import choose_num_workers, given_seat, join_workers, worker_exit_code
 from lockstep.errors import InputError

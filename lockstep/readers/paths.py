@@ -14,8 +14,9 @@ from lockstep.records.shards import absence_of, data_path, expand_braces, find_s
 from lockstep.storage.remote_path import AnyPath, is_url
 
 KNOWN = (
-    "a folder with a folder of images for each class, or of images with a table of CSV (filename,label); TFRecord files, tar shards, Parquet or Arrow files, their folder "
-    "or a pattern; a data set that Hugging Face's datasets or TFDS (tfds:NAME/VERSION) keep, with /SPLIT after it; "
+    "a folder with a folder of images for each class, or with a table of CSV (filename,label); "
+    "TFRecord files, tar shards, Parquet or Arrow files, their folder or a pattern; "
+    "a data set that Hugging Face's datasets or TFDS (tfds:NAME/VERSION) keep, with /SPLIT after it; "
     "VOC's folder; or COCO's annotations.json, with :FOLDER after it where its images are not beside it"
 )
 """What `open_source` opens, in words."""

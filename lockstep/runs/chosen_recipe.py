@@ -82,7 +82,7 @@ def choose_recipe(found: Found, name: str, weights: Path | None, num_devices: in
     """
     data, counts, reasons = _with_validation(found)
     chosen = _detector if found.has_objects else _classifier
-    recipe, more = chosen(found, data, counts["train"], weights, max(1, num_devices))
+    recipe, more = chosen(found, data, counts, weights, max(1, num_devices))
     feed = DataLoading(bad_examples="skip", bad_budget=max(100, len(found.broken) * 1000))
     recipe = replace(recipe, name=name, feed=feed if found.broken else DataLoading(), num_towers=max(1, num_devices))
     reasons |= more | {
@@ -90,6 +90,7 @@ def choose_recipe(found: Found, name: str, weights: Path | None, num_devices: in
         if weights
         else "none were found: the net learns from these images alone",
         "feed": "images that cannot be read are left out" if found.broken else "",
+        "evaluate.patience": "the run ends after so many evaluations without a better score",
         "end": "fewer images are seen more often",
         "num_towers": "one for each accelerator" if num_devices > 1 else "one slice: the whole batch at once",
     }
@@ -101,9 +102,12 @@ def choose_recipe(found: Found, name: str, weights: Path | None, num_devices: in
 def _with_validation(found: Found) -> tuple[Any, dict[str, int], dict[str, str]]:
     """Return the data of the recipe, how many images each set has, and the reasons; a share is held out if need be."""
     sets = found.sets
-    paths = {"train": sets.train, "validation": sets.validation, "test": sets.test}
     reasons = {"data": found.kind}
-    data: Any = DetectionData(**paths, train_split=sets.train_split) if found.has_objects else ImageData(**paths)
+    data: Any
+    if found.has_objects:
+        data = DetectionData(sets.train, sets.validation, sets.test, train_split=sets.train_split)
+    else:
+        data = ImageData(sets.train, sets.validation, sets.test)
     if sets.validation is None and sets.test is None:
         shares = ["10 %"] if found.num_images >= _MANY else ["20 %", "30 %", "40 %"]
         data = _held_out(data, shares, len(found.classes))
@@ -132,15 +136,18 @@ def _epochs(num_images: int, *, images_seen: int, least: int, most: int) -> int:
     return max(least, min(most, round(images_seen / num_images)))
 
 
-def _scoring(epochs: int, num_validation: int | None = None, **more: Any) -> Evaluate:
-    return Evaluate(every=Interval(max(1, round(epochs / 6)), "epochs"), weights="average", **more)
+def _scoring(epochs: int, num_validation: int, **more: Any) -> Evaluate:
+    """Score about six times, or ten where there are enough images to stop by their scores."""
+    is_enough = num_validation >= _FEW_TO_SCORE
+    every = Interval(max(1, round(epochs / (10 if is_enough else 6))), "epochs")
+    return Evaluate(every=every, weights="average", patience=3 if is_enough else None, **more)
 
 
 def _classifier(
-    found: Found, data: Any, num_train: int, weights: Path | None, num_devices: int
+    found: Found, data: Any, counts: Mapping[str, int], weights: Path | None, num_devices: int
 ) -> tuple[Recipe, dict[str, str]]:
     given = find("flowers_small")
-    side = _image_side(found)
+    side, num_train = _image_side(found), counts["train"]
     batch = (32 if num_train >= 2 * 128 else 16) * num_devices
     seen = 9_000 if weights else 40_000
     epochs = _epochs(num_train, images_seen=seen, least=5 if num_train < 20_000 else 2, most=30 if weights else 100)
@@ -162,7 +169,7 @@ def _classifier(
         optimizer=optimizer,
         batch_size=batch,
         end=ends,
-        evaluate=_scoring(epochs, flip=True),
+        evaluate=_scoring(epochs, counts["validation"], flip=True),
     )
     return recipe, {
         "model": f"a small net, quick on processors; {len(found.classes)} classes",
@@ -183,10 +190,10 @@ def _image_side(found: Found) -> int:
 
 
 def _detector(
-    found: Found, data: Any, num_train: int, weights: Path | None, num_devices: int
+    found: Found, data: Any, counts: Mapping[str, int], weights: Path | None, num_devices: int
 ) -> tuple[Recipe, dict[str, str]]:
     given = find("bccd")
-    height, width = _detector_shape(found)
+    (height, width), num_train = _detector_shape(found), counts["train"]
     layers, sizes = _anchors(found, height, width)
     is_large = bool(np.median(np.sqrt(np.prod(found.box_sides, 1))) > 0.25) if len(found.box_sides) else False
     epochs = _epochs(num_train, images_seen=4400 if weights else 20_000, least=5, most=60 if weights else 150)
@@ -210,10 +217,10 @@ def _detector(
         batch_size=8 * num_devices,
         end=ends,
         checkpoints=Checkpoints(Interval(20, "seconds")),
-        evaluate=_scoring(epochs, detection=given.evaluate.detection),
+        evaluate=_scoring(epochs, counts["validation"], detection=given.evaluate.detection),
     )
     return recipe, {
-        "model": f"a small detector, quick on processors; {len(found.classes)} classes, and anchors of the objects' sizes",
+        "model": f"a small detector, quick on processors; {len(found.classes)} classes, anchors of the objects' sizes",
         "data.resizer": "the shape of most images; the longer side is enough for a processor",
         "data.augment": "objects are large, so parts of images are learned from, too" if is_large else "",
         "frozen": "the first layers know edges and colours already" if weights else "",

@@ -14,7 +14,9 @@ import numpy as np
 
 from lockstep.errors import DataError
 from lockstep.images.objects import as_ragged
-from lockstep.listing import hint_for_path, shorten
+from lockstep.listing import shorten
+from lockstep.readers.image_folder import ImageFolder
+from lockstep.readers.label_tables import label_table_among
 from lockstep.readers.open import open_detection, open_source
 from lockstep.readers.paths import annotations_among, class_folders, entries_of, shards_among
 from lockstep.readers.reader import Reader
@@ -47,7 +49,7 @@ class DataSets(NamedTuple):
     """Whether the sets are lists of VOC's folder."""
 
 
-def find_sets(path: str) -> DataSets:
+def find_data_sets(path: str) -> DataSets:
     """Find the sets of examples at a path, and refuse what cannot be trained on, by names alone.
 
     Raises:
@@ -93,26 +95,23 @@ def _sets_in(folder: Path) -> DataSets:
     if named := _by_name({entry.name: str(entry) for entry in folders}):
         for each in named.values():
             _check_classes(Path(each))
-        return DataSets(**named)
+        return DataSets(named["train"], named.get("validation"), named.get("test"))
     _check_classes(folder)
     return DataSets(str(folder))
 
 
 def _by_name(places: Mapping[str, str]) -> dict[str, str]:
     """Return the places of sets by their names; none without one to train on."""
-    found = {
-        split: places[name] for split, names in _NAMES.items() for name in places if name.lower() in names
-    }  # fmt: skip
+    found = {split: places[name] for split, names in _NAMES.items() for name in places if name.lower() in names}
     return found if "train" in found else {}
 
 
 def _sets_of_shards(folder: Path, shards: Sequence[str]) -> DataSets:
-    patterns = {
-        split: next((f"{folder}/{name}[-_.]*" for name in names if any(_begins(each, name) for each in shards)), None)
-        for split, names in _NAMES.items()
-    }
-    train = patterns.pop("train")
-    return DataSets(train, **patterns) if train and any(patterns.values()) else DataSets(str(folder))
+    train, validation, test = (
+        next((f"{folder}/{name}[-_.]*" for name in names if any(_begins(each, name) for each in shards)), None)
+        for names in _NAMES.values()
+    )
+    return DataSets(train, validation, test) if train and (validation or test) else DataSets(str(folder))
 
 
 def _begins(shard: str, name: str) -> bool:
@@ -122,12 +121,12 @@ def _begins(shard: str, name: str) -> bool:
 def _sets_of_files(files: Sequence[str]) -> DataSets:
     """Choose among COCO's files of annotations; without one to train on, there has to be one file."""
     instances = [file for file in files if "instances" in file] or [*files]
-    named = {
-        split: next((file for file in instances if any(name in Path(file).name.lower() for name in names)), None)
-        for split, names in _NAMES.items()
-    }
-    if train := named.pop("train"):
-        return DataSets(train, **named)
+    train, validation, test = (
+        next((file for file in instances if any(name in Path(file).name.lower() for name in names)), None)
+        for names in _NAMES.values()
+    )
+    if train:
+        return DataSets(train, validation, test)
     if len(instances) == 1:
         return DataSets(instances[0])
     raise DataError(
@@ -180,7 +179,7 @@ def _check_classes(folder: Path) -> None:
             else f"add a folder of images that show something else, such as {folder / 'other'}",
         )
     count = sum(1 for _, _ in zip(_images_in(folder), range(LEAST_IMAGES), strict=False))
-    if count < max(LEAST_IMAGES, 2 * len(classes)) and count < LEAST_IMAGES:
+    if count < LEAST_IMAGES:
         raise DataError(
             f"There are too few images in {folder} to learn from and to score.",
             given=f"{count} images of {len(classes)} classes",
@@ -269,7 +268,7 @@ def look_at(sets: DataSets, seconds: float = SECONDS_TO_LOOK) -> Found:
     place = Path(sets.train)
     return Found(
         sets,
-        _kind(reader, seen.has_objects),
+        _kind(reader, sets.train, seen.has_objects),
         seen.has_objects,
         len(reader),
         classes,
@@ -289,7 +288,7 @@ def _opened(sets: DataSets) -> Reader:
     return open_source(sets.train)
 
 
-def _kind(reader: Reader, has_objects: bool) -> str:
+def _kind(reader: Reader, path: str, has_objects: bool) -> str:
     words = {
         "ImageFolder": "a folder of images for each class",
         "Voc": "images with annotations of PASCAL VOC",
@@ -301,6 +300,8 @@ def _kind(reader: Reader, has_objects: bool) -> str:
         "TfdsRecords": "a data set of TFDS",
     }
     kind = words.get(type(reader).__name__, "images")
+    if isinstance(reader, ImageFolder) and label_table_among(entries_of(Path(path))):
+        kind = "a folder of images with a table of their classes"
     return f"{kind}, with objects on them" if has_objects and "annotations" not in kind else kind
 
 
@@ -346,14 +347,4 @@ def _no_images(fields: Mapping[str, Any]) -> DataError:
         given=f"the fields {', '.join(fields)}",
         expected="images with a class each, or with boxes and labels",
         hint="lockstep train mnist is for digits; for other data write a recipe with a reader of your own",
-    )
-
-
-def no_such_data(path: str) -> DataError:
-    """Make the error of a path where nothing is."""
-    return DataError(
-        f"There is no {path}.",
-        given=f"lockstep train {_word(path)}",
-        expected="a folder with a folder of images for each class, or other data; a recipe; or the folder of a run",
-        hint=hint_for_path(path.rstrip("/")),
     )
