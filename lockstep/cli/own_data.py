@@ -26,12 +26,16 @@ def names_data(word: str) -> bool:
     if is_url(word) or word in names() or word.endswith(".toml"):
         return False
     path = Path(word)
-    if any((place / RECIPE).is_file() for place in (path, *path.parents)):
+    try:
+        if any((place / RECIPE).is_file() for place in (path, *path.parents)):
+            return False
+        if path.is_dir():
+            return next(path.glob(f"*/{RECIPE}"), None) is None and any(path.iterdir())
+        is_there = path.exists()
+    except OSError:  # a name that no system takes, or a folder that may not be read
         return False
-    if path.is_dir():
-        return next(path.glob(f"*/{RECIPE}"), None) is None
-    is_data = path.exists() or word.startswith(TFDS) or TABLE.search(word) or RECORDS.search(word) or TAR.search(word)
-    return bool(is_data or _PATTERN.search(word))
+    is_data = TABLE.search(word) or RECORDS.search(word) or TAR.search(word) or _PATTERN.search(word)
+    return is_there or word.startswith(TFDS) or is_data is not None
 
 
 def folder_of_run(arguments: argparse.Namespace) -> Path:

@@ -23,6 +23,7 @@ from lockstep.recipes.recipe import Recipe
 from lockstep.runs.workdir import RECIPE, Result
 from lockstep.screen import Lines, log
 from lockstep.terminal import in_columns
+from lockstep.types import Epochs
 
 if TYPE_CHECKING:
     from lockstep.runs.chosen_recipe import Chosen
@@ -43,9 +44,10 @@ def begin_own_run(arguments: argparse.Namespace) -> None:
     with _quiet():
         found, chosen = _choose(arguments)
     log.info("%s", Lines("\n".join([*_described(found, arguments.recipe), "", *_choices(found, chosen)])))
-    with _quiet():
-        seconds = _estimate(chosen)
-    log.info("%s", Lines(f"  {'time'.ljust(11)}  {_duration(seconds)} on this machine"))
+    if chosen.num_steps:
+        with _quiet():
+            seconds = _estimate(chosen, chosen.num_steps)
+        log.info("%s", Lines(f"  {'time'.ljust(11)}  {_duration(seconds)} on this machine"))
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_write(folder / RECIPE, failure=WorkdirError) as file:
         file.write(_toml(found, chosen, arguments.recipe).encode())
@@ -144,6 +146,7 @@ def _choices(found: Found, chosen: Chosen) -> list[str]:
     recipe, data = chosen.recipe, chosen.recipe.data
     task = "detector: where objects are, and what" if found.has_objects else "classifier: one class for each image"
     where = recipe.warm_start.path if recipe.warm_start else None
+    updates = f", {chosen.num_steps:,} updates" if isinstance(recipe.end, Epochs) else ""
     resizer = getattr(data, "resizer", None)
     shape = f"{resizer.height} x {resizer.width}" if resizer else f"{data.image_size} x {data.image_size}"
     rows = [
@@ -152,7 +155,7 @@ def _choices(found: Found, chosen: Chosen) -> list[str]:
         ("network", "SqueezeNet 1.1 with an SSD on it" if found.has_objects else "SqueezeNet 1.1"),
         ("weights", _weights_row(where)),
         ("input", f"{shape} pixels, {recipe.batch_size} images an update"),
-        ("schedule", f"{recipe.end}, {chosen.num_steps:,} updates; the rate falls to 0 as a cosine"),
+        ("schedule", f"{recipe.end or 'until it is stopped'}{updates}; the rate falls to 0 as a cosine"),
         ("stops early", _stopping(chosen)),
     ]
     return ["what is trained", *(f"  {line}" for line in _rows(rows))]
@@ -188,7 +191,7 @@ def _duration(seconds: float) -> str:
     return f"about {seconds / 60:.0f} min" if seconds < 5400 else f"about {seconds / 3600:.1f} h"
 
 
-def _estimate(chosen: Chosen) -> float:
+def _estimate(chosen: Chosen, num_steps: int) -> float:
     """Time two updates here, and return how long all of them and the evaluations will take, in seconds."""
     import torch
 
@@ -201,8 +204,7 @@ def _estimate(chosen: Chosen) -> float:
     update = step + read / cores if is_cpu else max(step, read / max(1, cores - 1))
     # A forward pass is a third of an update; mirrored images are another one.
     score = (step / 3 * (2 if recipe.evaluate.flip else 1) + read / cores) / recipe.batch_size
-    scored_last = chosen.num_test or chosen.num_validation
-    return _START_SECONDS + chosen.num_steps * update + (chosen.num_scored + scored_last) * score
+    return _START_SECONDS + num_steps * update + chosen.num_scored * score
 
 
 def _time_updates(recipe: Recipe) -> tuple[float, float]:

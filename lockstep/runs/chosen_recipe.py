@@ -30,7 +30,7 @@ from lockstep.recipes.shipped import find
 from lockstep.recipes.toml import to_toml
 from lockstep.records.index_cache import cache_folder
 from lockstep.runs.own_data import Found
-from lockstep.types import Epochs, Interval
+from lockstep.types import Epochs, Interval, Steps
 from lockstep.weights.warm_start import WarmStart
 
 WEIGHTS = "squeezenet/squeezenet1_1_imagenet_features.safetensors"
@@ -51,17 +51,20 @@ class Chosen(NamedTuple):
     num_test: int
 
     @property
-    def num_steps(self) -> int:
-        """Updates of the whole run."""
-        assert isinstance(self.recipe.end, Epochs)
-        return math.ceil(self.recipe.end.count * self.num_train / self.recipe.batch_size)
+    def num_steps(self) -> int | None:
+        """Updates of the whole run; None where hours end it, or nothing does."""
+        end = self.recipe.end
+        if isinstance(end, Steps):
+            return end.count
+        return math.ceil(end.count * self.num_train / self.recipe.batch_size) if isinstance(end, Epochs) else None
 
     @property
     def num_scored(self) -> int:
-        """Images that are scored during the run and after its end."""
-        assert isinstance(self.recipe.end, Epochs)
-        during = int(self.recipe.end.count / self.recipe.evaluate.every.amount) * self.num_validation
-        return during + self.num_test
+        """Images that are scored during the run and twice after its end."""
+        epochs = (self.num_steps or 0) * self.recipe.batch_size / self.num_train
+        each = self.recipe.evaluate.every.amount
+        during = int(epochs / each) * self.num_validation if each else 0
+        return during + 2 * (self.num_test or self.num_validation)
 
 
 def find_weights() -> Path | None:

@@ -62,7 +62,6 @@ def test_a_dry_run_says_what_it_found_and_prints_the_recipe(photos: Path, capsys
         ({"red/a.heic": 0, "green/b.heic": 0}, "mogrify -format jpg"),
         ({"red/a.jpg": 1, "green/b.jpg": 1}, "add images"),
         ({"red/a.txt": 0}, "name the folder"),
-        ({}, "check the path"),
     ],
 )
 def test_what_cannot_be_learned_from_is_answered_before_anything_is_written(

@@ -252,7 +252,7 @@ def test_digits_are_scaled_as_their_trainer_has_them(scale: Any, lowest: float, 
 def test_a_share_to_validate_is_one_of_the_training_examples(share: str) -> None:
     with pytest.raises(InputError, match="cannot be held out"):
         ImageData(train="photos", validation=share)
-    with pytest.raises(InputError, match="no data.train"):
+    with pytest.raises(InputError, match="cannot be held out"):
         ImageData(validation="10 %")
 
 
