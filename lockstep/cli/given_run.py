@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from lockstep.checkpoints.mirror import shown_path
 from lockstep.checkpoints.store import Store
 from lockstep.checks import NonNegativeFloat, PositiveInt, check_together, check_value
+from lockstep.cli.own_data import names_data, own_run
 from lockstep.cli.shared import check_target, given_seat, run_folder
 from lockstep.cores import NumThreads
 from lockstep.errors import InputError, RecipeError, WorkdirError
@@ -179,8 +181,13 @@ def given_run(arguments: argparse.Namespace) -> GivenRun:
     """Return the run of a command line.
 
     The number of towers is the one that the user gives, by a flag, a setting or a recipe's file; else that of the run
-    in the workdir; else that of the shipped recipe.
+    in the workdir; else that of the shipped recipe. Where data is named in place of a recipe, it is the run that has
+    begun with it.
     """
+    if names_data(arguments.recipe):
+        if (begun := own_run(arguments)) is None:
+            raise _not_begun(arguments.recipe)
+        arguments = begun
     named, folder = _named(arguments.recipe)
     is_shipped = arguments.recipe in names()
     recipe = _changed(replace(named, num_towers=None) if is_shipped else named, folder, arguments)
@@ -191,6 +198,16 @@ def given_run(arguments: argparse.Namespace) -> GivenRun:
     if path and arguments.rehearse:  # which takes place in another folder, that knows nothing of the data
         recipe = located(recipe, path)
     return GivenRun(replace(recipe, num_towers=num_towers), path)
+
+
+def _not_begun(word: str) -> InputError:
+    """Make the error of workers that another launcher has started on data."""
+    return InputError(
+        "The run on this data has not begun, and workers of another launcher need its recipe.",
+        given=word,
+        expected="a recipe, or the folder of a run",
+        hint=f"lockstep train {shlex.quote(word)} --print-recipe > mine.toml; then train mine.toml",
+    )
 
 
 def given_recipe(arguments: argparse.Namespace) -> Recipe:
@@ -213,7 +230,7 @@ def _named(word: str) -> tuple[Recipe, Path | None]:
     raise RecipeError(
         f"{word} is neither a recipe nor the folder of a run.",
         given=what_is_there(folder),
-        expected=f"a run's folder, with a {RECIPE}; or {', '.join(names())}; or a file that ends in .toml",
+        expected=f"data; a run's folder, with a {RECIPE}; {', '.join(names())}; or a file that ends in .toml",
         hint=f"lockstep train {run}"
         if run
         else hint_for_path(folder)
@@ -227,6 +244,14 @@ def _changed(recipe: Recipe, folder: Path | None, arguments: argparse.Namespace)
 
     The code that it names may be called then, unless others could have written the run.
     """
+    recipe = changed_by_flags(recipe, arguments)
+    if folder is None:
+        return with_code(recipe, Path(arguments.recipe).parent)
+    return with_code_of_run(recipe, folder, allow_code=arguments.allow_code)
+
+
+def changed_by_flags(recipe: Recipe, arguments: argparse.Namespace) -> Recipe:
+    """Return a recipe with the settings and flags of a command line."""
     given = {
         "num_towers": arguments.towers,
         "num_workers": arguments.workers,
@@ -238,10 +263,6 @@ def _changed(recipe: Recipe, folder: Path | None, arguments: argparse.Namespace)
     if arguments.settings:
         # At once with the flags: a batch size need not be split over the towers that there were before.
         recipe = with_settings(recipe, [*arguments.settings, *(f"{name}={value}" for name, value in flags.items())])
-    if folder is None:
-        recipe = with_code(recipe, Path(arguments.recipe).parent)
-    else:
-        recipe = with_code_of_run(recipe, folder, allow_code=arguments.allow_code)
     return replace(recipe, **flags, end=None if arguments.forever else _end(arguments) or recipe.end)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import select
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import NoReturn, TextIO
@@ -123,7 +124,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     top = parser()
     arguments = parsed(top, argv)
     if arguments.arguments and arguments.command != "run":
-        top.error(f"unrecognized arguments: {' '.join(arguments.arguments)}")
+        whole = " ".join([getattr(arguments, "recipe", ""), *arguments.arguments])
+        is_path = arguments.command == "train" and os.path.exists(whole)  # noqa: PTH110 (that of pathlib raises)
+        quoted = f"; a name with spaces is quoted: lockstep train {shlex.quote(whole)}" if is_path else ""
+        top.error(f"unrecognized arguments: {' '.join(arguments.arguments)}{quoted}")
     return arguments
 
 

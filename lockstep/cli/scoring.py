@@ -94,6 +94,13 @@ def score_in_worker(arguments: argparse.Namespace) -> int:
         return 0 if is_complete else worker_exit_code(worker)
 
 
+def score_once(arguments: argparse.Namespace, worker: Worker) -> None:
+    """Score a run as `lockstep evaluate` does, on the workers that have trained it."""
+    run = scored_run(arguments)
+    with closing(_Scoring(run, arguments, worker)) as scoring:
+        scoring.score(_checkpoint(run))
+
+
 def format_accuracy(result: Evaluation) -> str:
     """Format the share of examples that were right, with their number: `99.12 % (9912 of 10000)`."""
     return f"{100 * result['top1']:.2f} % ({result.sums['top1']:.0f} of {result.num_examples})"

@@ -64,7 +64,10 @@ def _add_arguments(train: argparse.ArgumentParser) -> None:
     train.epilog = f"{PREEMPTION}\n\n{ENVIRONMENT}\n\n{EXIT_CODES}"
     shipped = ", ".join(SHIPPED_RECIPES)
     train.add_argument(
-        "recipe", help=f"a shipped recipe ({shipped}), a file.toml, or the folder of a run, which goes on"
+        "recipe",
+        metavar="DATA|RECIPE|RUN",
+        help="data of your own, such as a folder with a folder of images for each class; "
+        f"a shipped recipe ({shipped}); a file.toml; or the folder of a run, which goes on",
     )
     train.add_argument("--workdir", metavar="DIR", help="the run's folder (default: runs/NAME); 'none' writes nothing")
     train.add_argument(
@@ -128,19 +131,29 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
             expected="both, or neither",
             hint=f"lockstep train {arguments.recipe} --print-recipe --all",
         )
+    if is_worker() and not arguments.print_recipe:
+        return train_as_worker(list(argv))
+    begins = is_first_start_on_data(arguments)
+    if begins and (arguments.print_recipe or arguments.dry_run):
+        from lockstep.cli.own_start import print_own_recipe
+
+        sys.stdout.write(print_own_recipe(arguments))
+        return 0
     if arguments.print_recipe:
         from lockstep.cli.given_run import given_recipe
         from lockstep.recipes.fields import explained_toml
 
         sys.stdout.write(explained_toml(given_recipe(arguments), everything=arguments.all))
         return 0
-    if is_worker():
-        return train_as_worker(list(argv))
     seat = given_seat(arguments, os.environ)
     if arguments.grace is not None:
         hint = Hint("give the seconds between the signal and the end of the machine")
         check_value("--grace", arguments.grace, Annotated[float, Range(gt=0, finite=False), hint])
-    tells = not (arguments.rehearse or arguments.dry_run) and (seat is None or seat.is_chief)
+    if begins:
+        from lockstep.cli.own_data import check_own_data
+
+        check_own_data(arguments, several_hosts=seat is not None)
+    tells = not (begins or arguments.rehearse or arguments.dry_run) and (seat is None or seat.is_chief)
     at_end: list[tuple[str, str]] = []
     if tells and seat:
         with suppress(LockstepError):  # the plan refuses it, and tells the other hosts
@@ -150,7 +163,7 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
         plan=plan_train,
         main=train_as_worker,
         # Of several hosts each refuses it in the plan, so that the others hear of it.
-        check=partial(_check, arguments, at_end) if seat is None else None,
+        check=partial(_check, arguments, at_end) if seat is None and not begins else None,
         preload=("torch", "lockstep.cli.training"),
         limits=Limits(stop_seconds=arguments.grace),
         requeue=arguments.requeue,
@@ -159,6 +172,13 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     for command, run in at_end if tells else ():
         _run_on_end(command, run, code)
     return code
+
+
+def is_first_start_on_data(arguments: argparse.Namespace) -> bool:
+    """Whether the command names data in place of a recipe, and no run has begun with it."""
+    from lockstep.cli.own_data import names_data, own_run
+
+    return names_data(arguments.recipe) and own_run(arguments) is None
 
 
 def _check(arguments: argparse.Namespace, at_end: list[tuple[str, str]]) -> None:

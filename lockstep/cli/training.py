@@ -13,6 +13,8 @@ from typing import Any
 from lockstep.checkpoints.mirror import shown_path
 from lockstep.checks import check_together
 from lockstep.cli.given_run import GivenRun, check_without_torch, given_run
+from lockstep.cli.own_data import names_data
+from lockstep.cli.own_start import begin_own_run, conclude_own_run
 from lockstep.cli.scoring import log_scores
 from lockstep.cli.shared import choose_num_workers, given_seat, join_workers, worker_exit_code
 from lockstep.errors import InputError
@@ -33,6 +35,8 @@ from lockstep.workers.rank import Worker, join
 def plan_training(arguments: argparse.Namespace) -> dict[str, Any]:
     """Decide how many workers to start, and refuse what can be refused before."""
     show_log()
+    if names_data(arguments.recipe):
+        begin_own_run(arguments)
     run = given_run(arguments)
     check_given(arguments, run)
     workers = choose_workers(run.recipe, given_seat(arguments, os.environ))
@@ -129,7 +133,9 @@ def train_in_worker(arguments: argparse.Namespace) -> int:
                 saved = ", and saved: the same command goes on from there" if path else "; nothing was saved"
                 log.info("stopped at step %d%s", result.step, saved)
             return worker_exit_code(worker, requeue=arguments.requeue)
-        if worker.is_chief:
+        if path and names_data(arguments.recipe):
+            conclude_own_run(recipe, path, result, worker)
+        elif worker.is_chief:
             _log_result(result)
             if path:
                 shown = shown_path(path)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from lockstep.errors import DataError, InputError
 from lockstep.ragged import Ragged
 from lockstep.randomness import Draws
 from lockstep.readers.fingerprint import Fingerprint, fingerprint_of, fingerprint_of_some, tells_options
+from lockstep.readers.object_table import KnownObjects
 from lockstep.readers.reader import NO_DECODER, Cost, Int64s, Reader, ReaderWrapper, decoder_of, draws_globally
 
 Fields = dict[str, Any]
@@ -163,6 +166,47 @@ def split(reader: Reader, fractions: Mapping[str, float], seed: int = 0) -> dict
                 hint="give it a larger fraction, or name its examples: Subset(reader, indices)",
             )
     return parts
+
+
+def share_by_name(reader: Reader, share: float, *, is_held_out: bool) -> Subset:
+    """Hold out a share of the examples of a reader, by a hash of their names, or keep the others.
+
+    So an example stays in its part when others are added, moved or taken away. Of n examples share * n are held out on
+    average, with a standard deviation of at most sqrt(share * n).
+
+    Raises:
+        InputError: no example is left in this part.
+    """
+    names = (os.fsencode(reader.example_id(index)) for index in range(len(reader)))
+    hashed = np.array([int.from_bytes(blake2b(name, digest_size=6).digest()) for name in names])
+    indices = np.flatnonzero((hashed < share * 2**48) == is_held_out)
+    if not len(indices):
+        raise InputError(
+            f"This share leaves no example to {'validate' if is_held_out else 'train on'}.",
+            given=f"{100 * share:g} % of {len(reader)} examples, by a hash of their names",
+            expected="one example or more in each part",
+            hint='give another share, such as data.validation="20 %", or name the examples to validate by their path',
+        )
+    return _NamedSubset(reader, indices)
+
+
+class _NamedSubset(Subset):
+    """A subset that knows of its examples what the reader knows: the names of classes, and objects."""
+
+    def __init__(self, reader: Reader, indices: Int64s) -> None:
+        super().__init__(reader, indices)
+        for name in ("classes", "category_ids"):
+            if hasattr(reader, name):
+                setattr(self, name, getattr(reader, name))
+        if hasattr(reader, "known_objects"):
+            self.known_objects = self._known_objects
+
+    def _known_objects(self) -> KnownObjects:
+        known: KnownObjects = self._reader.known_objects()  # type: ignore[attr-defined]
+        owners = np.repeat(np.arange(len(known.counts)), known.counts)
+        return KnownObjects(
+            known.sizes[self.indices], known.counts[self.indices], known.labels[np.isin(owners, self.indices)]
+        )
 
 
 def one_of(reader: Reader, n: int) -> Subset:

@@ -18,6 +18,7 @@ from lockstep.listing import hint_for_path, shorten
 from lockstep.readers.fingerprint import Fingerprint, checksum, named_parts, tells_options
 from lockstep.readers.image_files import FileNames, load_decoder
 from lockstep.readers.label_map import BACKGROUND, read_labels
+from lockstep.readers.label_tables import files_by_label, label_table_among
 from lockstep.readers.reader import Cost, Int64s
 from lockstep.readers.split_folders import ENDINGS
 from lockstep.records.index_cache import Cache
@@ -34,7 +35,8 @@ class ImageFolder:
 
     The classes are the folders in the order of their names, or those that a file of labels names, in its order; the
     label of the first is 0, or 1 with a background class. The images of a class are all files with the ending of an
-    image in its folder and below, in the order of their paths. Anything else there is named in the log.
+    image in its folder and below, in the order of their paths. Anything else there is named in the log. In place of
+    folders of classes there may be one table of CSV, with columns such as filename and label: see `files_by_label`.
 
     A batch is {"image": a list of `EncodedImage`, "label": int64 (batch,)}.
 
@@ -63,6 +65,8 @@ class ImageFolder:
         files, stats = _files_by_class(folder, read_labels(labels) if labels else None)
         self.classes = (BACKGROUND, *files) if background else tuple(files)
         """The name of each class, by its label."""
+        self.counts = {name: len(names) for name, names in files.items()}
+        """The number of images of each class, by its name."""
         self._labels = np.repeat(np.arange(len(files)) + background, [len(names) for names in files.values()])
         self._names = FileNames(folder, (name for names in files.values() for name in names), stats, cache)
 
@@ -168,6 +172,8 @@ def _files_by_class(
     """Return the images of each class, as paths within the folder, and of a store size and version of all of them."""
     try:
         entries: list[AnyPath] = sorted(path.iterdir())
+        if labels is None and (table := label_table_among(entries)):
+            return files_by_label(table), None
         folders = [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
         others = sorted({entry.name for entry in entries} - {*folders})
         classes = folders if labels is None else labels

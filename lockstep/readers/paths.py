@@ -1,4 +1,4 @@
-"""What lies at a path of data, found out by names alone: no file is opened for it."""
+"""What lies at a path of data, found out by names alone: no file is opened for it but a table of labels."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from pathlib import Path
 
 from lockstep.errors import DataError
 from lockstep.listing import hint_for_path, shorten
+from lockstep.readers.label_tables import files_by_label, label_table_among
 from lockstep.readers.split_folders import ENDINGS, RECORDS, TAR, find_split
 from lockstep.records.shards import absence_of, data_path, expand_braces, find_shards
 from lockstep.storage.remote_path import AnyPath, is_url
 
 KNOWN = (
-    "a folder with a folder of images for each class; TFRecord files, tar shards, Parquet or Arrow files, their folder "
-    "or a pattern; a data set that Hugging Face's datasets or TFDS (tfds:NAME/VERSION) keep, with /SPLIT after it; "
+    "a folder with a folder of images for each class, or with a table of CSV (filename,label); "
+    "TFRecord files, tar shards, Parquet or Arrow files, their folder or a pattern; "
+    "a data set that Hugging Face's datasets or TFDS (tfds:NAME/VERSION) keep, with /SPLIT after it; "
     "VOC's folder; or COCO's annotations.json, with :FOLDER after it where its images are not beside it"
 )
 """What `open_source` opens, in words."""
@@ -102,12 +104,15 @@ def classes_among(folder: AnyPath, entries: Sequence[AnyPath]) -> tuple[str, ...
     """Return the names of the folders of classes; images without any, and folders of sets, are refused."""
     names = tuple(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
     images = [entry.name for entry in entries if entry.name.lower().endswith(ENDINGS)]
+    if table := label_table_among(entries):
+        return tuple(files_by_label(table))
     if not names and images:
         raise DataError(
             f"The images in {folder} are not in folders of their classes.",
             given=f"{len(images)} images ({shorten(images, 2)}) and no folders",
             expected="a folder of images for each class",
-            hint=f"move the images of each class into a folder with its name, such as {folder / 'CLASS' / images[0]}",
+            hint=f"move the images of each class into a folder with its name, such as {folder / 'CLASS' / images[0]}; "
+            f"or put one table beside them, {folder / 'labels.csv'}, with the columns filename,label",
         )
     if not names:
         raise unknown_data(str(folder), held(entries))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -42,6 +43,7 @@ SPLITS = ("train", "validation", "test")
 
 Split = Literal["train", "validation", "test"]
 Gigabytes = Annotated[float, Range(ge=0, lt=10**6)]
+_SHARE = re.compile(r"(\d+(?:\.\d+)?) ?%")
 _ZERO_BASED = -1  # subtracted from labels that count from 0
 _NAMES_IN_VOC = {"train": "train", "validation": "val", "test": "test"}
 
@@ -161,15 +163,28 @@ class PathData:
     """How such data is made, for errors."""
 
     def check_paths(self) -> None:
-        """Refuse an empty path, as a variable of the shell that is not set makes it."""
+        """Refuse an empty path, as a variable of the shell that is not set makes it; and a share that is none."""
         for split in self.splits:
             if not self.path_of(split):
                 raise self._no_path(split)
+        if (share := self.validation_share) is not None and not (0 < share < 1 and self.train is not None):
+            raise InputError(
+                "This share of the training examples cannot be held out.",
+                given=f"data.validation={self.validation!r}" + ("" if self.train else ", and no data.train"),
+                expected='above 0 and below 100 percent of the examples at data.train, such as "10 %"',
+                hint='set data.validation="10 %", or name other examples to validate',
+            )
 
     @property
     def splits(self) -> Sequence[str]:
         """The splits that have a path."""
         return [split for split in SPLITS if self.path_of(split) is not None]
+
+    @property
+    def validation_share(self) -> float | None:
+        """The share of the training examples that is held out, where `validation` is one: "10 %" is 0.1."""
+        found = _SHARE.fullmatch(self.validation or "")
+        return float(found[1]) / 100 if found else None
 
     def check_complete(self) -> None:
         """Check that there are examples to train on."""
@@ -194,8 +209,9 @@ class PathData:
         return LimitedCache(self.cache, self.cache_gb)
 
     def path_of(self, split: str) -> str | None:
-        """Return the path of a split, if it has one."""
-        path: str | None = getattr(self, split)
+        """Return the path of a split, if it has one: of a share that is held out, that of the training examples."""
+        is_share = split == "validation" and self.validation_share is not None
+        path: str | None = getattr(self, "train" if is_share else split)
         return path
 
     def path(self, split: str) -> str:
@@ -215,6 +231,15 @@ class PathData:
         """Take each path that leads nowhere from another folder, if it leads somewhere there."""
         fields = [each for each in (*self.splits, self.class_file[0]) if getattr(self, each) is not None]
         return self._with({each: found_from(folder, getattr(self, each)) for each in fields})
+
+    def part_of(self, source: Reader, split: str) -> Reader:
+        """Return the examples of a source that belong to a split: of the training examples not those held out."""
+        share = self.validation_share
+        if share is None or split == "test":
+            return source
+        from lockstep.readers.combine import share_by_name
+
+        return share_by_name(source, share, is_held_out=split == "validation")
 
     def at(self, split: str, path: str) -> Self:
         """Take the examples of a split from another path."""
@@ -242,7 +267,8 @@ class ImageData(PathData, Checked):
     train: str | None = None
     """Path or pattern of the training examples."""
     validation: str | None = None
-    """Path of the examples that are scored during the run; None: none are."""
+    """Path of the examples that are scored during the run; None: none are. "10 %": so many of those at `train`, which
+    are not trained on; a hash of each one's name decides, so that it stays where it is when others are added."""
     test: str | None = None
     """Path of the examples that are scored after the end of the run; None: the validation examples are."""
     image_size: PositiveInt = 299
@@ -304,7 +330,7 @@ class ImageData(PathData, Checked):
             label_column=self.label_column,
             labels=self.labels,
         )
-        return self.labelled(source, num_classes, to_train=to_train)
+        return self.labelled(self.part_of(source, split), num_classes, to_train=to_train)
 
     def labelled(self, source: Reader, num_classes: int, *, to_train: bool = False) -> Reader:
         """Select the images, labels and, if crops depend on them, boxes of a source; labels are checked."""
@@ -367,7 +393,8 @@ class DetectionData(PathData, Checked):
     """Path or pattern of records, a folder of VOC, or a file of annotations.json, with the folder of its images after a
     colon where that is not beside it."""
     validation: str | None = None
-    """Path of the examples that are scored during the run; None: none are."""
+    """Path of the examples that are scored during the run; None: none are. "10 %": so many of those at `train`, which
+    are not trained on; a hash of each one's name decides, so that it stays where it is when others are added."""
     test: str | None = None
     """Path of the examples that are scored after the end of the run; None: the validation examples are."""
     train_split: str | None = None
@@ -486,9 +513,11 @@ class DetectionData(PathData, Checked):
         from lockstep.readers.open import open_detection
         from lockstep.readers.tfds import TfdsRecords
 
+        is_share = split == "validation" and self.validation_share is not None
+        listed = "train" if is_share else split
         source = open_detection(
             self.path(split),
-            split=getattr(self, f"{split}_split") or _NAMES_IN_VOC[split],
+            split=getattr(self, f"{listed}_split") or _NAMES_IN_VOC[listed],
             year=self.year,
             label_map=self._read_label_map(),
             zero_based=self.labels_offset == _ZERO_BASED,
@@ -505,7 +534,7 @@ class DetectionData(PathData, Checked):
             isinstance(source, Coco | DetectionTable | TfdsRecords) and self.labels_offset == _ZERO_BASED
         )  # from 1 on, by its reader
         data = replace(self, labels_offset=0) if is_numbered else self
-        return data.labelled(source, num_classes, to_train=to_train)
+        return data.labelled(self.part_of(source, split), num_classes, to_train=to_train)
 
     def labelled(self, source: Reader, num_classes: int, *, to_train: bool = False) -> Reader:
         """Number the labels of a source and check its objects; to train on it, leave out those that are not wanted."""

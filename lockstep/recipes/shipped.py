@@ -19,7 +19,7 @@ from lockstep.augmentations.zoom import RandomIoUCrop, RandomZoomOut
 from lockstep.checkpoints.retention import Retention
 from lockstep.detection.values import FasterRcnnFpn, MaskRcnnFpn, SqueezeSsd, Ssd300, Ssdlite
 from lockstep.errors import RecipeError
-from lockstep.listing import did_you_mean
+from lockstep.listing import closest_path, did_you_mean
 from lockstep.losses.regularization import L2
 from lockstep.models import InceptionV3, LeNet, Mnist, SqueezeNet
 from lockstep.recipes.code import with_code
@@ -59,11 +59,12 @@ def find(name: str) -> Recipe:
     if name.endswith(".toml"):
         return with_code(load(Path(name)), Path(name).parent)
     if name not in _SHIPPED:
+        meant = closest_path(Path(name))
         raise RecipeError(
             f"{name}: there is no such recipe.",
             given=name,
             expected=f"{', '.join(names())}, or a file that ends in .toml",
-            hint=did_you_mean(name, names()) or "give one of these",
+            hint=did_you_mean(name, names()) or (f"did you mean {meant}?" if meant else "give one of these"),
         )
     return _SHIPPED[name]()
 

@@ -114,8 +114,9 @@ class Workdir:
                 check_free(mirror.bucket)
 
     def write_recipe(self, recipe: Recipe) -> None:
-        """Save the recipe as it runs now."""
-        self.write(RECIPE, to_toml(recipe))
+        """Save the recipe as it runs now; a file that says the same keeps its comments."""
+        if not self.holds_run or self.recipe() != recipe:
+            self.write(RECIPE, to_toml(recipe))
 
     def write_start(self, recipe: Recipe, choices: Choices, warm_start: WarmStartReport | None) -> None:
         """Write the recipe and the choices of a start, and remove the result of an earlier one."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lockstep.data.loader import Loader
 from lockstep.errors import DataError, InputError
 from lockstep.ragged import Ragged
-from lockstep.readers.combine import Concatenated, OnlyFields, Subset, one_of, split
+from lockstep.readers.combine import Concatenated, OnlyFields, Subset, one_of, share_by_name, split
 from lockstep.readers.reader import Arrays
 
 
@@ -390,3 +390,24 @@ def test_a_field_that_is_not_there_cannot_be_kept() -> None:
         "  expected: x, y\n"
         "  hint:     leave it out, or have the reader give it"
     )
+
+
+def parts(*words: str) -> tuple[set[str], set[str]]:
+    """Return the words that are held out, and the others."""
+    held, kept = (share_by_name(Words(*words), 0.3, is_held_out=each) for each in (True, False))
+    return {held.example_id(i) for i in range(len(held))}, {kept.example_id(i) for i in range(len(kept))}
+
+
+def test_a_share_is_held_out_by_names_whatever_else_is_there() -> None:
+    words = [f"image-{number}" for number in range(1000)]
+    held, kept = parts(*words)
+    assert held | kept == {*words}
+    assert not held & kept
+    assert 250 < len(held) < 350  # 300, with a standard deviation of 14.5
+    of_some, _ = parts(*reversed(words[::3]))
+    assert of_some == held & {*words[::3]}
+
+
+def test_a_share_that_leaves_nothing_is_refused() -> None:
+    with pytest.raises(InputError, match="leaves no example to validate"):
+        share_by_name(Words("a"), 1e-9, is_held_out=True)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from tiny_images import image_folder, image_shards
 
 from lockstep.augmentations.crops import DistortedCrop
@@ -245,3 +246,24 @@ def test_digits_are_scaled_as_their_trainer_has_them(scale: Any, lowest: float, 
     inputs = MnistData(scale=scale).inputs({"image": pixels})
     assert (inputs.min().item(), inputs.max().item()) == (lowest, pytest.approx(highest))
     assert MnistData(scale=scale).blank(2).shape == (2, 1, 28, 28)
+
+
+@pytest.mark.parametrize("share", ["0 %", "100 %", "250%"])
+def test_a_share_to_validate_is_one_of_the_training_examples(share: str) -> None:
+    with pytest.raises(InputError, match="cannot be held out"):
+        ImageData(train="photos", validation=share)
+    with pytest.raises(InputError, match="cannot be held out"):
+        ImageData(validation="10 %")
+
+
+def test_the_training_examples_are_held_out_or_trained_on(tmp_path: Path) -> None:
+    for number in range(40):
+        (path := tmp_path / "ab"[number % 2] / f"{number}.png").parent.mkdir(exist_ok=True)
+        Image.new("RGB", (4, 4)).save(path)
+    whole, data = ImageData(str(tmp_path)), ImageData(str(tmp_path), "25 %")
+    held, kept = data.reader("validation", 2), data.reader("train", 2)
+    names = [each.example_id(i) for each in (held, kept) for i in range(len(each))]
+    every = whole.reader("train", 2)
+    assert sorted(names) == [every.example_id(i) for i in range(len(every))]
+    assert held.classes == kept.classes == ("a", "b")  # type: ignore[attr-defined]
+    assert data.splits == ["train", "validation"]

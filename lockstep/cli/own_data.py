@@ -1,0 +1,101 @@
+"""`lockstep train photos/`: which run it is where data is named in place of a recipe.
+
+The first start makes the recipe (`lockstep.cli.own_start`), and writes it to the folder of a run. From then on the
+command means this run: it goes on, by the recipe as it lies there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+from pathlib import Path
+
+from lockstep.errors import InputError, WorkdirError
+from lockstep.readers.split_folders import RECORDS, TABLE, TAR, TFDS
+from lockstep.recipes.shipped import names
+from lockstep.runs.workdir import RECIPE, Workdir
+from lockstep.storage.remote_path import is_url
+
+_PATTERN = re.compile(r"[*?\[{]|\.json$|\.json:")
+
+
+def names_data(word: str) -> bool:
+    """Whether what is to be trained by is data: a path that leads to no run, no recipe's file and no folder of runs."""
+    if is_url(word) or word in names() or word.endswith(".toml"):
+        return False
+    path = Path(word)
+    try:
+        if any((place / RECIPE).is_file() for place in (path, *path.parents)):
+            return False
+        if path.is_dir():
+            return next(path.glob(f"*/{RECIPE}"), None) is None and any(path.iterdir())
+        is_there = path.exists()
+    except OSError:  # a name that no system takes, or a folder that may not be read
+        return False
+    is_data = TABLE.search(word) or RECORDS.search(word) or TAR.search(word) or _PATTERN.search(word)
+    return is_there or word.startswith(TFDS) or is_data is not None
+
+
+def folder_of_run(arguments: argparse.Namespace) -> Path:
+    """Return the folder of the run that trains on the data, which may not be there yet."""
+    if arguments.workdir == "none":
+        raise WorkdirError(
+            "What is trained on data of your own begins with a recipe that is written down.",
+            given="--workdir none",
+            expected="a folder for the run",
+            hint="leave it out; or --print-recipe > mine.toml, and lockstep train mine.toml --workdir none",
+        )
+    return Path(arguments.workdir or Path("runs") / _name(arguments.recipe))
+
+
+def _name(word: str) -> str:
+    path = Path(os.path.abspath(word.partition(".json:")[0]))  # noqa: PTH100 (a link keeps its name)
+    name = re.sub(r"[^\w-]+", "_", path.name.partition(".")[0]).strip("_") or "data"
+    return f"{name}_data" if name in names() else name
+
+
+def own_run(arguments: argparse.Namespace) -> argparse.Namespace | None:
+    """Return the command line of the run that trains on the data, by the folder of that run; None before its start.
+
+    Raises:
+        WorkdirError: the folder holds another run.
+    """
+    folder = folder_of_run(arguments)
+    saved = Workdir(folder).recipe()
+    if saved is None:
+        return None
+    trained = getattr(saved.data, "train", None)
+    if trained is None or os.path.abspath(trained) not in _places(arguments.recipe):  # noqa: PTH100 (it may be a pattern)
+        raise WorkdirError(
+            f"The run in {folder} has other data.",
+            given=f"{arguments.recipe}; that run is trained on {trained or 'data of its own'}",
+            expected="the data of the run, or a folder for another run",
+            hint=f"to begin with this data: --workdir {folder}-2; to go on with that run: lockstep train {folder}",
+        )
+    return argparse.Namespace(**{**vars(arguments), "recipe": str(folder), "workdir": None})
+
+
+def _places(word: str) -> set[str]:
+    """Return where the data is, and the set to train on within it."""
+    from lockstep.runs.own_data import find_data_sets
+
+    return {os.path.abspath(path) for path in (word, find_data_sets(word).train)}  # noqa: PTH100 (they may be patterns)
+
+
+def check_own_data(arguments: argparse.Namespace, *, several_hosts: bool) -> None:
+    """Refuse what can be refused before torch is loaded, by names alone."""
+    from lockstep.runs.own_data import find_data_sets
+
+    folder_of_run(arguments)
+    if several_hosts or arguments.rehearse or arguments.fork_from:
+        flag = "several hosts" if several_hosts else "--rehearse" if arguments.rehearse else "--fork-from"
+        raise InputError(
+            f"A run on data of your own begins on one host, with {RECIPE} written to its folder.",
+            given=f"lockstep train {shlex.quote(arguments.recipe)} with {flag}",
+            expected="a recipe for this",
+            hint=f"lockstep train {shlex.quote(arguments.recipe)} --print-recipe > mine.toml; "
+            "then the same with mine.toml in place of the data",
+        )
+    find_data_sets(arguments.recipe)

@@ -1,0 +1,289 @@
+"""`lockstep train photos/`: the recipe that is made of data, what is said of it, and what is shown at the end."""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import re
+import shlex
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from logging import ERROR
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lockstep.cli.given_run import changed_by_flags
+from lockstep.cli.own_data import folder_of_run, own_run
+from lockstep.durable import atomic_write
+from lockstep.errors import InputError, WorkdirError
+from lockstep.listing import shorten
+from lockstep.recipes.recipe import Recipe
+from lockstep.runs.workdir import RECIPE, Result
+from lockstep.screen import Lines, log
+from lockstep.terminal import in_columns
+from lockstep.types import Epochs
+
+if TYPE_CHECKING:
+    from lockstep.runs.chosen_recipe import Chosen
+    from lockstep.runs.own_data import Found
+    from lockstep.workers.rank import Worker
+
+_MISTAKES, _DETECTIONS = "mistakes.png", "detections.json"
+_MOST_MISTAKES, _MOST_NAMED, _SIDE_PIXELS = 12, 8, 300
+_START_SECONDS = 8.0
+"""What passes before the first step and after the last."""
+
+
+def begin_own_run(arguments: argparse.Namespace) -> None:
+    """Make the recipe of a first start, say what it is, and write it into the folder of the run."""
+    if own_run(arguments):
+        return
+    folder = folder_of_run(arguments)
+    with _quiet():
+        found, chosen = _choose(arguments)
+    log.info("%s", Lines("\n".join([*_described(found, arguments.recipe), "", *_choices(found, chosen)])))
+    if chosen.num_steps:
+        with _quiet():
+            seconds = _estimate(chosen, chosen.num_steps)
+        log.info("%s", Lines(f"  {'time'.ljust(11)}  {_duration(seconds)} on this machine"))
+    folder.mkdir(parents=True, exist_ok=True)
+    with atomic_write(folder / RECIPE, failure=WorkdirError) as file:
+        file.write(_toml(found, chosen, arguments.recipe).encode())
+    log.info(
+        "the recipe, with the reason for each choice, is %s; the same command goes on after a stop", folder / RECIPE
+    )
+
+
+def print_own_recipe(arguments: argparse.Namespace) -> str:
+    """Say what would be trained, and return the recipe; nothing is written."""
+    with _quiet():
+        found, chosen = _choose(arguments)
+    if not arguments.print_recipe:
+        log.info("%s", Lines("\n".join([*_described(found, arguments.recipe), "", *_choices(found, chosen)])))
+    return _toml(found, chosen, arguments.recipe)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Leave out what readers remark as they open data: the run that begins opens it again, and says so once."""
+    before = log.logger.level
+    log.logger.setLevel(ERROR)
+    try:
+        yield
+    finally:
+        log.logger.setLevel(before)
+
+
+def _choose(arguments: argparse.Namespace) -> tuple[Found, Chosen]:
+    from lockstep.runs.chosen_recipe import choose_recipe, find_weights
+    from lockstep.runs.own_data import find_data_sets, look_at
+    from lockstep.workers.devices import num_accelerators
+
+    found = look_at(find_data_sets(arguments.recipe))
+    num_devices = 0 if arguments.device == "cpu" else num_accelerators()
+    chosen = choose_recipe(found, folder_of_run(arguments).name, find_weights(), num_devices)
+    return found, chosen._replace(recipe=changed_by_flags(chosen.recipe, arguments))
+
+
+def _toml(found: Found, chosen: Chosen, word: str) -> str:
+    from lockstep.runs.chosen_recipe import explained
+
+    command = f"Made by `lockstep train {shlex.quote(word)}`, of what it found there, to be edited."
+    return explained(chosen, [command, "", *(line for line in _described(found, word)[1:] if line)])
+
+
+# What is on the screen ----------------------------------------------------------------------------------------------
+
+
+def _described(found: Found, word: str) -> list[str]:
+    """Say what was found: images, classes, sizes, what is broken, how uneven the classes are."""
+    widths, heights = found.sizes.min(0), found.sizes.max(0)
+    middle = sorted(map(tuple, found.sizes.tolist()))[len(found.sizes) // 2]
+    same = (widths == heights).all()
+    sizes = f"{widths[0]} x {widths[1]}" + ("" if same else f" to {heights[0]} x {heights[1]}") + " pixels"
+    looked = "" if found.is_whole else f", of which {found.num_looked:,} were looked at"
+    unread = f"{len(found.unread)} of a kind that is not read: {shorten(found.unread, 2)}" if found.unread else ""
+    broken = f"{len(found.broken)}: {shorten(found.broken, 3, separator='; ')}" if found.broken else "none"
+    rows = [
+        ("images", f"{found.num_images:,} to learn from{looked}"),
+        ("classes", f"{len(found.classes)}: {_class_counts(found)}"),
+        ("evenness", _evenness(found)),
+        ("sizes", sizes + ("" if same else f", typically {middle[0]} x {middle[1]}")),
+        ("broken", broken),
+        *([("not read", unread)] if unread else []),
+    ]
+    return [f"{word}: {found.kind}", *(f"  {line}" for line in _rows(rows))]
+
+
+def _rows(rows: Sequence[tuple[str, str]]) -> list[str]:
+    return in_columns([(name.ljust(11), text) for name, text in rows])
+
+
+def _class_counts(found: Found) -> str:
+    what = [f"{name} {count:,}" for name, count in found.counts.items()]
+    return shorten(what, _MOST_NAMED) + (" objects" if found.has_objects else "")
+
+
+def _evenness(found: Found) -> str:
+    counts = sorted(found.counts.values())
+    least, most = counts[0], counts[-1]
+    if len(counts) == 1 or least == most:
+        return "even"
+    rarest = min(found.counts, key=lambda name: found.counts[name])
+    if least == 0:
+        return f"there is none of {rarest}"
+    ratio = most / least
+    remark = "" if ratio < 3 else f"; expect more mistakes on {rarest}"
+    return (
+        f"{'fairly even' if ratio < 3 else 'uneven'}: {ratio:.1f} times as many of the largest as of {rarest}{remark}"
+    )
+
+
+def _choices(found: Found, chosen: Chosen) -> list[str]:
+    """Say what is trained, on what, from what, and how it is scored."""
+    recipe, data = chosen.recipe, chosen.recipe.data
+    task = "detector: where objects are, and what" if found.has_objects else "classifier: one class for each image"
+    where = recipe.warm_start.path if recipe.warm_start else None
+    updates = f", {chosen.num_steps:,} updates" if isinstance(recipe.end, Epochs) else ""
+    resizer = getattr(data, "resizer", None)
+    shape = f"{resizer.height} x {resizer.width}" if resizer else f"{data.image_size} x {data.image_size}"
+    rows = [
+        ("task", task),
+        ("scored on", _scored(chosen)),
+        ("network", "SqueezeNet 1.1 with an SSD on it" if found.has_objects else "SqueezeNet 1.1"),
+        ("weights", _weights_row(where)),
+        ("input", f"{shape} pixels, {recipe.batch_size} images an update"),
+        ("schedule", f"{recipe.end or 'until it is stopped'}{updates}; the rate falls to 0 as a cosine"),
+        ("stops early", _stopping(chosen)),
+    ]
+    return ["what is trained", *(f"  {line}" for line in _rows(rows))]
+
+
+def _weights_row(path: str | None) -> str:
+    from lockstep.runs.chosen_recipe import LICENCE, WEIGHTS
+
+    if path:
+        return f"{path} ({LICENCE})"
+    return f"none: data/{WEIGHTS} is not here. The net knows nothing yet, and needs thousands of images to do well"
+
+
+def _scored(chosen: Chosen) -> str:
+    data: Any = chosen.recipe.data
+    share = data.validation if data.validation_share else None
+    held = f"{chosen.num_validation:,} images, {share}, held out by a hash of their names" if share else ""
+    named = {"validation": chosen.num_validation, "test": chosen.num_test}
+    given = ", ".join(f"{count:,} {split} images" for split, count in named.items() if count)
+    return (held or given) + f"; {chosen.num_train:,} are trained on"
+
+
+def _stopping(chosen: Chosen) -> str:
+    patience = chosen.recipe.evaluate.patience
+    if patience is None:
+        return f"no: {chosen.num_validation} images to validate say too little for that"
+    return f"after {patience} evaluations in a row without a better score, one every {chosen.recipe.evaluate.every}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"about {max(5, round(seconds / 5) * 5)} s"
+    return f"about {seconds / 60:.0f} min" if seconds < 5400 else f"about {seconds / 3600:.1f} h"
+
+
+def _estimate(chosen: Chosen, num_steps: int) -> float:
+    """Time two updates here, and return how long all of them and the evaluations will take, in seconds."""
+    import torch
+
+    from lockstep.cores import usable_cores
+
+    recipe, cores = chosen.recipe, usable_cores()
+    read, step = _time_updates(recipe)
+    is_cpu = torch.accelerator.device_count() == 0 or recipe.device == "cpu"
+    # Where processors compute, those that read take their share.
+    update = step + read / cores if is_cpu else max(step, read / max(1, cores - 1))
+    # A forward pass is a third of an update; mirrored images are another one.
+    score = (step / 3 * (2 if recipe.evaluate.flip else 1) + read / cores) / recipe.batch_size
+    return _START_SECONDS + num_steps * update + chosen.num_scored * score
+
+
+def _time_updates(recipe: Recipe) -> tuple[float, float]:
+    """Return how long a batch takes to read on one core, and an update, in seconds."""
+    import torch
+
+    from lockstep.recipes.parts import DataLoading
+    from lockstep.runs.build import Examples
+
+    recipe = replace(recipe, feed=DataLoading(num_processes=0, bad_examples=recipe.feed.bad_examples))
+    device = torch.device("cpu")
+    if torch.accelerator.device_count() and recipe.device != "cpu":
+        device = torch.accelerator.current_accelerator() or device
+    model, task = recipe.model.build(recipe.seed).to(device).train(), recipe.chosen_task
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not any(re.search(pattern, name) for pattern in recipe.frozen))
+    times = []
+    with closing(Examples(recipe).training().batches(range(1), 1, device)) as batches:
+        for _ in range(3):
+            began = time.perf_counter()
+            batch = next(batches)
+            was_read = time.perf_counter()
+            found = task.losses(model, batch) if task.losses else {}
+            losses = found[0] if isinstance(found, tuple) else found
+            torch.autograd.backward([loss for loss in losses.values() if loss.requires_grad])
+            times.append((was_read - began, time.perf_counter() - was_read))
+    return min(read for read, _ in times[1:]), min(step for _, step in times[1:])
+
+
+# The end ------------------------------------------------------------------------------------------------------------
+
+
+def conclude_own_run(recipe: Recipe, path: Path, result: Result, worker: Worker) -> None:
+    """Score the last weights, show the worst mistakes, and say which commands follow; all workers call it together."""
+    from lockstep.cli import evaluate
+    from lockstep.cli.scoring import score_once
+    from lockstep.recipes.data import DetectionData
+
+    if result.split is not None:
+        is_detector = isinstance(recipe.data, DetectionData)
+        detections, mistakes = path / _DETECTIONS, path / _MISTAKES
+        asked = (
+            ["--set", f"evaluate.detection.export_path={detections}"]
+            if is_detector
+            else ["--mistakes", str(mistakes), "--force"]
+        )
+        score_once(evaluate.COMMAND.parse(["evaluate", str(path), "--split", result.split, *asked]), worker)
+        if worker.is_chief:
+            if is_detector:
+                _draw_worst_images(recipe, result.split, detections, mistakes)
+            log.info("the worst mistakes: %s", mistakes)
+    if worker.is_chief:
+        run = shlex.quote(str(path))
+        for line in (
+            "what follows:",
+            f"  lockstep predict {run} IMAGES --to {shlex.quote(str(path / 'predictions'))}",
+            f"  lockstep export {run} --to {shlex.quote(str(path / 'model.pt2'))}",
+            f"  lockstep report {run}",
+        ):
+            log.info("%s", Lines(line))
+
+
+def _draw_worst_images(recipe: Recipe, split: str, detections: Path, to: Path) -> None:
+    """Draw the images with the most wrong and missed objects, on one sheet."""
+    from lockstep.cli.cards import card, contact_sheet
+    from lockstep.images.pillow import png_bytes
+    from lockstep.readers.coco_results import read_coco_results
+    from lockstep.runs.build import Examples
+    from lockstep.runs.showing import comparison, examples
+
+    reader = Examples(recipe).reader(split)
+    compared = comparison(reader, read_coco_results(detections), 0.5, str(recipe.data.path_of(split)))
+    shown = examples(reader, range(len(reader)), order="sequential", detections=compared)
+
+    def badness(example: Any) -> int:
+        return example.compared.num_wrong + example.compared.num_missed if example.compared else 0
+
+    worst = heapq.nlargest(_MOST_MISTAKES, filter(badness, shown), key=badness)
+    cards = [card(example, _SIDE_PIXELS) for example in worst]
+    title = f"the {len(cards)} images with the most mistakes, of {len(reader)}" if cards else "no mistakes"
+    with atomic_write(to, failure=InputError) as file:
+        file.write(png_bytes(contact_sheet(title, cards, _SIDE_PIXELS)))

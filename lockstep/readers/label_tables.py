@@ -1,0 +1,87 @@
+"""Images in one folder, with a table of CSV beside them that says the class of each."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+from lockstep.errors import DataError
+from lockstep.listing import shorten
+from lockstep.storage.remote_path import AnyPath
+
+FILE_COLUMNS = ("file", "filename", "file_name", "image", "image_id", "image_path", "path", "filepath", "name", "id")
+LABEL_COLUMNS = ("label", "class", "class_name", "category", "label_name", "species", "target")
+_OF_BOXES = frozenset(("xmin", "ymin", "xmax", "ymax", "bbox"))
+
+
+def label_table_among(entries: Sequence[AnyPath]) -> Path | None:
+    """Return the table of classes in a folder that has one file of CSV, and images beside it or in one folder."""
+    tables = [entry for entry in entries if isinstance(entry, Path) and entry.suffix.lower() == ".csv"]
+    folders = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+    return tables[0] if len(tables) == 1 and len(folders) <= 1 else None
+
+
+def files_by_label(table: Path) -> dict[str, list[str]]:
+    """Return the images of each class, as paths within the table's folder; classes and images are sorted.
+
+    The columns are found by their names, as `FILE_COLUMNS` and `LABEL_COLUMNS` have them. A file is looked for beside
+    the table, and in the one folder that is there.
+
+    Raises:
+        DataError: a column is missing, the table is of boxes, or a file is not there.
+    """
+    try:
+        with table.open(newline="", encoding="utf-8-sig") as file:
+            rows = csv.DictReader(file)
+            header = [name.strip() for name in rows.fieldnames or ()]
+            columns = _columns(table, header)
+            named = [[(list(row.values())[column] or "").strip() for column in columns] for row in rows]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(
+            f"{table} cannot be read.",
+            given=str(error),
+            expected="a table of CSV in UTF-8, with a line for each image",
+            hint="write it again with the columns filename,label",
+        ) from error
+    inside = [entry for entry in table.parent.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+    places = {path.name: path.name for path in table.parent.iterdir() if path.is_file()}
+    for folder in inside:
+        below = {entry.name: f"{folder.name}/{entry.name}" for entry in folder.iterdir()}
+        places = below | {f"{folder.name}/{name}": path for name, path in below.items()} | places
+    if missing := [name for name, _ in named if name not in places]:
+        raise DataError(
+            f"{table} names images that are not there.",
+            given=f"{len(missing)} of {len(named)}: {shorten(missing, 3)}",
+            expected=f"the names of files in {table.parent}" + "".join(f", or in {each}" for each in inside),
+            hint="copy these images there, or take their lines out",
+        )
+    found: dict[str, list[str]] = {}
+    for name, label in sorted({(places[name], label) for name, label in named}):
+        found.setdefault(label, []).append(name)
+    return dict(sorted(found.items()))
+
+
+def _columns(table: Path, header: Sequence[str]) -> list[int]:
+    """Return the places of the columns of files and of labels."""
+    lower = [name.lower() for name in header]
+    found = [
+        next((lower.index(name) for name in names if name in lower), None) for names in (FILE_COLUMNS, LABEL_COLUMNS)
+    ]
+    if _OF_BOXES & {*lower}:
+        raise DataError(
+            f"{table} is a table of boxes, and boxes are read from annotations.",
+            given=f"the columns {shorten(header)}",
+            expected="a folder of PASCAL VOC, or COCO's annotations.json",
+            hint="export the annotations as VOC or COCO from the tool that made the table",
+        )
+    columns = [place for place in found if place is not None]
+    if len(columns) < 2:
+        raise DataError(
+            f"{table} does not say the class of each image.",
+            given=f"the columns {shorten(header) or '(none)'}",
+            expected=f"a column of files ({', '.join(FILE_COLUMNS[:3])}) and one of classes "
+            f"({', '.join(LABEL_COLUMNS[:3])})",
+            hint="name the columns so in the first line: filename,label",
+        )
+    return columns

@@ -1,0 +1,288 @@
+"""A recipe for somebody's own data, chosen by its size and the machine's, with the reason for each choice.
+
+The settings are those of the recipes `flowers_small`, `bccd` and `raccoon`, which were chosen by cross-validation; what
+depends on the data follows it: classes, sizes, anchors, batches, the number of epochs.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lockstep import optim
+from lockstep.augmentations.colours import RandomDistortColor
+from lockstep.augmentations.resizers import FixedShapeResizer
+from lockstep.augmentations.turns import HorizontalFlip
+from lockstep.augmentations.zoom import RandomIoUCrop
+from lockstep.detection.values import SqueezeSsd
+from lockstep.errors import InputError
+from lockstep.models import SqueezeNet
+from lockstep.recipes.data import DetectionData, ImageData
+from lockstep.recipes.parts import Checkpoints, DataLoading, Evaluate, InitialWeights
+from lockstep.recipes.recipe import Recipe
+from lockstep.recipes.shipped import find
+from lockstep.recipes.toml import to_toml
+from lockstep.records.index_cache import cache_folder
+from lockstep.runs.own_data import Found
+from lockstep.types import Epochs, Interval, Steps
+from lockstep.weights.warm_start import WarmStart
+
+WEIGHTS = "squeezenet/squeezenet1_1_imagenet_features.safetensors"
+LICENCE = "SqueezeNet 1.1 trained on ImageNet, MIT licence"
+_FEW_TO_SCORE = 200
+"""With fewer images to validate one of them moves the score too much to stop by it."""
+_LARGEST_SIDE, _DETECTOR_SIDE, _CELL = 192, 320, 16
+_MANY = 500
+
+
+class Chosen(NamedTuple):
+    """A recipe, and the reason for each choice by the path of its field."""
+
+    recipe: Recipe
+    reasons: Mapping[str, str]
+    num_train: int
+    num_validation: int
+    num_test: int
+
+    @property
+    def num_steps(self) -> int | None:
+        """Updates of the whole run; None where hours end it, or nothing does."""
+        end = self.recipe.end
+        if isinstance(end, Steps):
+            return end.count
+        return math.ceil(end.count * self.num_train / self.recipe.batch_size) if isinstance(end, Epochs) else None
+
+    @property
+    def num_scored(self) -> int:
+        """Images that are scored during the run and twice after its end."""
+        epochs = (self.num_steps or 0) * self.recipe.batch_size / self.num_train
+        each = self.recipe.evaluate.every.amount
+        during = int(epochs / each) * self.num_validation if each else 0
+        return during + 2 * (self.num_test or self.num_validation)
+
+
+def find_weights() -> Path | None:
+    """Return the weights that come with the project, or were put into the cache; None where they are not here."""
+    cache = cache_folder()
+    places = [Path("data"), Path(__file__).parents[2] / "data", *([cache] if cache else [])]
+    return next((place / WEIGHTS for place in places if (place / WEIGHTS).is_file()), None)
+
+
+def choose_recipe(found: Found, name: str, weights: Path | None, num_devices: int) -> Chosen:
+    """Choose a recipe for data.
+
+    Args:
+        found: what was seen of it.
+        name: of the run.
+        weights: of SqueezeNet's features, to start from; None: from none.
+        num_devices: accelerators here; 0 where processors compute.
+    """
+    data, counts, reasons = _with_validation(found)
+    chosen = _detector if found.has_objects else _classifier
+    recipe, more = chosen(found, data, counts, weights, max(1, num_devices))
+    feed = DataLoading(bad_examples="skip", bad_budget=max(100, len(found.broken) * 1000))
+    recipe = replace(recipe, name=name, feed=feed if found.broken else DataLoading(), num_towers=max(1, num_devices))
+    reasons |= more | {
+        "warm_start": f"{LICENCE}; the layers that depend on the classes are new"
+        if weights
+        else "none were found: the net learns from these images alone",
+        "feed": "images that cannot be read are left out" if found.broken else "",
+        "evaluate.patience": "the run ends after so many evaluations without a better score",
+        "end": "fewer images are seen more often",
+        "num_towers": "one for each accelerator" if num_devices > 1 else "one slice: the whole batch at once",
+    }
+    return Chosen(
+        recipe, {k: v for k, v in reasons.items() if v}, *(counts[s] for s in ("train", "validation", "test"))
+    )
+
+
+def _with_validation(found: Found) -> tuple[Any, dict[str, int], dict[str, str]]:
+    """Return the data of the recipe, how many images each set has, and the reasons; a share is held out if need be."""
+    sets = found.sets
+    reasons = {"data": found.kind}
+    data: Any
+    if found.has_objects:
+        data = DetectionData(sets.train, sets.validation, sets.test, train_split=sets.train_split)
+    else:
+        data = ImageData(sets.train, sets.validation, sets.test)
+    if sets.validation is None and sets.test is None:
+        shares = ["10 %"] if found.num_images >= _MANY else ["20 %", "30 %", "40 %"]
+        data = _held_out(data, shares, len(found.classes))
+        reasons["data.validation"] = (
+            "held out of the images at train, by a hash of their names; they are never trained on"
+        )
+    counts = {split: len(data.reader(split, len(found.classes))) for split in data.splits}
+    return data, {"train": 0, "validation": 0, "test": 0} | counts, reasons
+
+
+def _held_out(data: Any, shares: list[str], num_classes: int) -> Any:
+    """Hold out the first of these shares that leaves examples in both parts."""
+    for share in shares:
+        held = replace(data, validation=share)
+        try:
+            held.reader("validation", num_classes), held.reader("train", num_classes)
+        except InputError:
+            if share == shares[-1]:
+                raise
+            continue
+        return held
+    raise AssertionError("there is a share")
+
+
+def _epochs(num_images: int, *, images_seen: int, least: int, most: int) -> int:
+    return max(least, min(most, round(images_seen / num_images)))
+
+
+def _scoring(epochs: int, num_validation: int, **more: Any) -> Evaluate:
+    """Score about six times, or ten where there are enough images to stop by their scores."""
+    is_enough = num_validation >= _FEW_TO_SCORE
+    every = Interval(max(1, round(epochs / (10 if is_enough else 6))), "epochs")
+    return Evaluate(every=every, weights="average", patience=3 if is_enough else None, **more)
+
+
+def _classifier(
+    found: Found, data: Any, counts: Mapping[str, int], weights: Path | None, num_devices: int
+) -> tuple[Recipe, dict[str, str]]:
+    given = find("flowers_small")
+    side, num_train = _image_side(found), counts["train"]
+    batch = (32 if num_train >= 2 * 128 else 16) * num_devices
+    seen = 9_000 if weights else 40_000
+    epochs = _epochs(num_train, images_seen=seen, least=5 if num_train < 20_000 else 2, most=30 if weights else 100)
+    ends = Epochs(epochs)
+    rates = {r"^features\.": 0.0005 if weights else 0.01, r"^classifier\.": 0.005 if weights else 0.01}
+    assert isinstance(given.optimizer, optim.ByName)
+    decays = {r"^features\.": 0.0 if weights else 5e-4, r"^classifier\.": 0.1 if weights else 5e-4}
+    optimizer = optim.ByName(
+        {p: optim.SGD(optim.Cosine(rates[p], ends), momentum=0.9, weight_decay=decays[p]) for p in rates}
+    )
+    warm_start = given.warm_start and replace(given.warm_start, path=str(weights))
+    assert isinstance(given.data, ImageData)
+    recipe = replace(
+        given,
+        model=SqueezeNet(num_classes=len(found.classes), fires_seen=3 if weights else None),
+        data=replace(data, image_size=side, preprocessing=given.data.preprocessing),
+        warm_start=warm_start if weights else None,
+        frozen=given.frozen if weights else (),
+        optimizer=optimizer,
+        batch_size=batch,
+        end=ends,
+        evaluate=_scoring(epochs, counts["validation"], flip=True),
+    )
+    return recipe, {
+        "model": f"a small net, quick on processors; {len(found.classes)} classes",
+        "data.image_size": f"half of the images have a shorter side of {_median_side(found)} pixels or more",
+        "frozen": "the first layers know edges and colours already" if weights else "",
+        "optimizer": "the layers that were trained before learn slowly, the new one faster; both rates fall to 0",
+        "batch_size": f"for {num_train} images to train on",
+        "average": "scored and exported are averages of the last updates, which vary less",
+    }
+
+
+def _median_side(found: Found) -> int:
+    return int(np.median(found.sizes.min(1)))
+
+
+def _image_side(found: Found) -> int:
+    return int(max(64, min(_LARGEST_SIDE, round(_median_side(found) / 32) * 32)))
+
+
+def _detector(
+    found: Found, data: Any, counts: Mapping[str, int], weights: Path | None, num_devices: int
+) -> tuple[Recipe, dict[str, str]]:
+    given = find("bccd")
+    (height, width), num_train = _detector_shape(found), counts["train"]
+    layers, sizes = _anchors(found, height, width)
+    is_large = bool(np.median(np.sqrt(np.prod(found.box_sides, 1))) > 0.25) if len(found.box_sides) else False
+    epochs = _epochs(num_train, images_seen=4400 if weights else 20_000, least=5, most=60 if weights else 150)
+    ends, rate = Epochs(epochs), 0.01 if num_train >= 150 else 0.005
+    ratios = _ratios(found, height, width)
+    recipe = replace(
+        given,
+        model=SqueezeSsd(num_classes=len(found.classes), layers=layers, anchor_sizes=sizes, anchor_ratios=ratios),
+        data=replace(
+            data,
+            resizer=FixedShapeResizer(height, width, "antialiased"),
+            augment=(*([RandomIoUCrop(min_scale=0.5)] if is_large else []), HorizontalFlip(), RandomDistortColor()),
+        ),
+        warm_start=InitialWeights(
+            str(weights), WarmStart(add_prefix="backbone.", skip=(r"^head\.", r"^backbone\.norms\."))
+        )
+        if weights
+        else None,
+        frozen=given.frozen if weights else (),
+        optimizer=optim.SGD(optim.Cosine(rate, ends, warmup_steps=50), momentum=0.9, weight_decay=5e-4),
+        batch_size=8 * num_devices,
+        end=ends,
+        checkpoints=Checkpoints(Interval(20, "seconds")),
+        evaluate=_scoring(epochs, counts["validation"], detection=given.evaluate.detection),
+    )
+    return recipe, {
+        "model": f"a small detector, quick on processors; {len(found.classes)} classes, anchors of the objects' sizes",
+        "data.resizer": "the shape of most images; the longer side is enough for a processor",
+        "data.augment": "objects are large, so parts of images are learned from, too" if is_large else "",
+        "frozen": "the first layers know edges and colours already" if weights else "",
+        "optimizer": "the rate rises for 50 steps, and falls to 0",
+        "average": "scored and exported are averages of the last updates, which vary less",
+    }
+
+
+def _detector_shape(found: Found) -> tuple[int, int]:
+    """Return the height and width that the net sees: those of most images, with 320 pixels at the longer side."""
+    aspect = float(np.median(found.sizes[:, 0] / found.sizes[:, 1]))
+    if 0.87 < aspect < 1.15 or found.sizes[:, 0].std() > 0.25 * found.sizes[:, 0].mean():
+        return 240, 240
+    shorter = round(_DETECTOR_SIDE * min(aspect, 1 / aspect) / _CELL) * _CELL
+    shorter = max(160, shorter)
+    return (shorter, _DETECTOR_SIDE) if aspect > 1 else (_DETECTOR_SIDE, shorter)
+
+
+def _anchors(found: Found, height: int, width: int) -> tuple[tuple[int, ...], tuple[tuple[float, ...], ...]]:
+    """Return the layers that predict, and the sizes of anchors on each: quantiles of those of the objects."""
+    if not len(found.box_sides):
+        return (7, 12), ((16.0, 32.0), (64.0, 128.0))
+    sizes = np.sqrt(np.maximum(np.prod(found.box_sides * [height, width], 1), 16.0))
+    low, high = np.quantile(sizes, [0.02, 0.98])
+    count = int(np.clip(round(math.log(high / low) / math.log(1.3)) + 1, 3, 9))
+    wanted = [round(float(each), 1) for each in np.geomspace(low, high, count)]
+    small = tuple(each for each in wanted if each < 40)
+    large = tuple(each for each in wanted if each >= 40)
+    if not small:
+        return (12,), (large,)
+    return (7, 12), (small, large or (64.0,))
+
+
+def _ratios(found: Found, height: int, width: int) -> tuple[float, ...]:
+    """Return the ratios of height to width of the anchors: 1 alone where objects are about as high as they are wide."""
+    if not len(found.box_sides):
+        return (1.0,)
+    sides = found.box_sides * [height, width]
+    low, high = np.quantile(np.log(sides[:, 0] / np.maximum(sides[:, 1], 1e-6)), [0.15, 0.85])
+    ends = [round(math.exp(each), 2) for each in (low, high) if abs(each) > 0.25]
+    return (ends[0], 1.0, ends[1]) if len(ends) == 2 and low < 0 < high else (*ends, 1.0) if ends else (1.0,)
+
+
+_HEADING, _FIELD = re.compile(r"\[+(.+?)\]+"), re.compile(r"(\w+) = ")
+
+
+def explained(chosen: Chosen, heading: list[str]) -> str:
+    """Write the recipe as TOML, complete, with the reasons as comments before their fields and tables."""
+    lines, table = [f"# {line}".rstrip() for line in heading] + [""], ""
+    told: set[str] = set()
+    for line in to_toml(chosen.recipe).splitlines():
+        if opened := _HEADING.fullmatch(line):
+            path = table = opened[1].replace('"', "")
+        elif given := _FIELD.match(line):
+            path = f"{table}.{given[1]}" if table else given[1]
+        else:
+            path = ""
+        if path in chosen.reasons and path not in told:
+            told.add(path)
+            lines.append(f"# {chosen.reasons[path]}")
+        lines.append(line)
+    return "\n".join(lines) + "\n"

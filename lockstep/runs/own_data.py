@@ -1,0 +1,350 @@
+"""What somebody's own data is, looked at before a recipe is made of it: its sets, classes, sizes, what is broken."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lockstep.errors import DataError
+from lockstep.images.objects import as_ragged
+from lockstep.listing import shorten
+from lockstep.readers.image_folder import ImageFolder
+from lockstep.readers.label_tables import label_table_among
+from lockstep.readers.open import open_detection, open_source
+from lockstep.readers.paths import annotations_among, class_folders, entries_of, shards_among
+from lockstep.readers.reader import Reader
+from lockstep.readers.split_folders import ENDINGS, find_split
+from lockstep.storage.remote_path import is_url
+
+LEAST_IMAGES = 10
+SECONDS_TO_LOOK = 10.0
+"""How long images are looked at; of more than fit into it those that were seen stand for the others."""
+_AT_ONCE = 16
+_ZIPPED = (".zip", ".rar", ".7z", ".tgz", ".tar.gz", ".tar.xz", ".tar.bz2")
+_UNREAD = (".heic", ".heif", ".avif", ".cr2", ".nef", ".arw", ".dng", ".raw")
+_NAMES = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val"),
+    "test": ("test", "testing"),
+}
+"""The names that a set may have, of folders, of lists and at the start of the names of shards."""
+
+
+class DataSets(NamedTuple):
+    """Where the examples to train on are, and those to score, by names alone."""
+
+    train: str
+    validation: str | None = None
+    test: str | None = None
+    train_split: str | None = None
+    """The list of VOC's folder to train on."""
+    lists: bool = False
+    """Whether the sets are lists of VOC's folder."""
+
+
+def find_data_sets(path: str) -> DataSets:
+    """Find the sets of examples at a path, and refuse what cannot be trained on, by names alone.
+
+    Raises:
+        DataError: there is no data, or none that can be learned from: no classes, one, or next to no images.
+    """
+    place = Path(path)
+    if is_url(path) or find_split(path):
+        return DataSets(path)
+    if place.name.lower().endswith(_ZIPPED) and place.is_file():
+        folder = place.name[: place.name.index(".", 1)]
+        unpack = f"unzip {_word(place)} -d {_word(folder)}" if place.suffix.lower() == ".zip" else "unpack it"
+        raise DataError(
+            f"{path} is an archive, and images are read from folders.",
+            given=place.name,
+            expected="a folder with a folder of images for each class; or tar shards as WebDataset makes them",
+            hint=f"{unpack}; then lockstep train {_word(folder)}",
+        )
+    if place.exists() and not place.is_dir() and place.suffix.lower() == ".csv":
+        raise DataError(
+            f"{path} is a table; what is trained on is the folder that it is in.",
+            given=path,
+            expected="a folder of images with one table in it, with the columns filename,label",
+            hint=f"lockstep train {_word(place.parent)}",
+        )
+    if place.exists() and place.name.lower().endswith(ENDINGS + _UNREAD) and place.is_file():
+        raise DataError(
+            f"{path} is one image.",
+            given=path,
+            expected="a folder with a folder of images for each class",
+            hint=f"lockstep train {_word(place.absolute().parent.parent)}",
+        )
+    return _sets_in(place) if place.is_dir() else DataSets(path)
+
+
+def _sets_in(folder: Path) -> DataSets:
+    entries = [entry for entry in entries_of(folder) if isinstance(entry, Path)]
+    folders = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+    if shards := shards_among(entries):
+        return _sets_of_shards(folder, shards)
+    if annotations := annotations_among(entries):
+        files = sorted(str(file) for file in annotations.glob("*.json") if "captions" not in file.name)
+        return _sets_of_files(files) if files else _sets_of_voc(folder)
+    if named := _by_name({entry.name: str(entry) for entry in folders}):
+        for each in named.values():
+            _check_classes(Path(each))
+        return DataSets(named["train"], named.get("validation"), named.get("test"))
+    _check_classes(folder)
+    return DataSets(str(folder))
+
+
+def _by_name(places: Mapping[str, str]) -> dict[str, str]:
+    """Return the places of sets by their names; none without one to train on."""
+    found = {split: places[name] for split, names in _NAMES.items() for name in places if name.lower() in names}
+    return found if "train" in found else {}
+
+
+def _sets_of_shards(folder: Path, shards: Sequence[str]) -> DataSets:
+    train, validation, test = (
+        next((f"{folder}/{name}[-_.]*" for name in names if any(_begins(each, name) for each in shards)), None)
+        for names in _NAMES.values()
+    )
+    return DataSets(train, validation, test) if train and (validation or test) else DataSets(str(folder))
+
+
+def _begins(shard: str, name: str) -> bool:
+    return shard.startswith(name) and shard[len(name) : len(name) + 1] in ("-", "_", ".")
+
+
+def _sets_of_files(files: Sequence[str]) -> DataSets:
+    """Choose among COCO's files of annotations; without one to train on, there has to be one file."""
+    instances = [file for file in files if "instances" in file] or [*files]
+    train, validation, test = (
+        next((file for file in instances if any(name in Path(file).name.lower() for name in names)), None)
+        for names in _NAMES.values()
+    )
+    if train:
+        return DataSets(train, validation, test)
+    if len(instances) == 1:
+        return DataSets(instances[0])
+    raise DataError(
+        "There are several files of annotations, and none is named as that to train on.",
+        given=shorten(instances),
+        expected="one file, or one with train in its name",
+        hint=f"name one: lockstep train {_word(instances[0])}",
+    )
+
+
+def _sets_of_voc(folder: Path) -> DataSets:
+    lists = {path.stem for path in (folder / "ImageSets" / "Main").glob("*.txt")}
+    path, has_test = str(folder), "test" in lists
+    if "trainval" in lists and has_test:
+        return DataSets(path, None, path, "trainval", lists=True)
+    if "train" in lists:
+        return DataSets(path, path if "val" in lists else None, path if has_test else None, lists=True)
+    return DataSets(path, train_split=next(iter(sorted(lists)), None), lists=bool(lists))
+
+
+def _check_classes(folder: Path) -> None:
+    """Refuse a folder without classes, with one, or with next to no images."""
+    below = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+    unread = _unread(folder)
+    if unread and not any(_images_in(folder)):
+        ending = unread[0].suffix
+        raise DataError(
+            f"The images in {folder} are of a kind that is not read: {ending[1:].upper()}.",
+            given=f"{len(unread)} files such as {unread[0].relative_to(folder)}",
+            expected=", ".join(ENDINGS),
+            hint=f"convert them first, with ImageMagick: mogrify -format jpg {_word(unread[0].parent)}/*{ending}",
+        )
+    if below and not any(_images_in(folder)) and not unread:
+        raise DataError(
+            f"There are no images in {folder}.",
+            given=shorten(sorted(entry.name for entry in below)),
+            expected="a folder of images for each class; COCO's or VOC's folder with annotations; shards or tables",
+            hint="name the folder that the folders of the classes are in",
+        )
+    classes = class_folders(folder)
+    if len(classes) == 1:
+        inner = sorted(entry.name for entry in (folder / classes[0]).glob("*") if entry.is_dir())
+        inside = folder / classes[0]
+        raise DataError(
+            f"There is one class in {folder}, and a classifier tells two or more apart.",
+            given=f"the class {classes[0]}" + (f", with the folders {shorten(inner, 3)} in it" if inner else ""),
+            expected="a folder of images for each of two or more classes",
+            hint=f"lockstep train {_word(inside)}"
+            if len(inner) > 1
+            else f"add a folder of images that show something else, such as {folder / 'other'}",
+        )
+    count = sum(1 for _, _ in zip(_images_in(folder), range(LEAST_IMAGES), strict=False))
+    if count < LEAST_IMAGES:
+        raise DataError(
+            f"There are too few images in {folder} to learn from and to score.",
+            given=f"{count} images of {len(classes)} classes",
+            expected=f"{LEAST_IMAGES} or more, and better 30 of each class",
+            hint="add images, and give the same command again",
+        )
+
+
+def _images_in(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.rglob("*") if path.name.lower().endswith(ENDINGS))
+
+
+def _unread(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in _UNREAD)
+
+
+def _word(path: object) -> str:
+    return shlex.quote(str(path))
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was seen of some data; images are those of the set to train on."""
+
+    sets: DataSets
+    kind: str
+    """What the data is, in words."""
+    has_objects: bool
+    """Whether images have objects on them; else each has one class."""
+    num_images: int
+    classes: tuple[str, ...]
+    """The names of classes by label: of objects from label 1 on; numbers where they have no names."""
+    counts: Mapping[str, int]
+    """How many images, or objects, there are of each class among those that were looked at, or of all."""
+    num_looked: int
+    sizes: Any
+    """Width and height of the images that were looked at, (images, 2)."""
+    broken: tuple[str, ...] = ()
+    """Images that cannot be read, each with the reason."""
+    unread: tuple[str, ...] = ()
+    """Files of a kind that is not read."""
+    box_sides: Any = field(default_factory=lambda: np.zeros((0, 2)))
+    """Height and width of the objects, as shares of those of their images, (objects, 2)."""
+    seconds_an_image: float = 0.0
+    """To read and decode one."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all images were looked at."""
+        return self.num_looked + len(self.broken) >= self.num_images
+
+
+def look_at(sets: DataSets, seconds: float = SECONDS_TO_LOOK) -> Found:
+    """Open the data to train on, and decode its images, evenly spread, for so long at most.
+
+    Raises:
+        DataError: the data cannot be opened, none of its images can be read, or there is one class.
+    """
+    reader = _opened(sets)
+    began, seen = time.monotonic(), _Seen()
+    order = np.argsort(np.arange(len(reader)) * 0.6180339887 % 1, kind="stable")
+    for first in range(0, len(order), _AT_ONCE):
+        seen.take(reader, order[first : first + _AT_ONCE])
+        if time.monotonic() - began > seconds:
+            break
+    if not seen.sizes:
+        raise DataError(
+            f"None of the images at {sets.train} can be read.",
+            given=seen.broken[0] if seen.broken else "no images",
+            expected="images that can be decoded, with a class each or with objects on them",
+            hint="check that the files are images and were copied whole",
+        )
+    named = getattr(reader, "classes", ())
+    names = dict(enumerate(named)) if not isinstance(named, Mapping) else dict(named)
+    first = int(seen.has_objects)
+    last = max([*names, *seen.labels], default=first)
+    classes = tuple(names.get(label) or str(label) for label in range(first, last + 1))
+    counts = getattr(reader, "counts", None) or {classes[k - first]: seen.labels[k] for k in range(first, last + 1)}
+    if len(classes) < 2 and not seen.has_objects:
+        raise DataError(
+            f"The images at {sets.train} are all of one class.",
+            given=f"the class {shorten(classes)}",
+            expected="two classes or more",
+            hint="add images that show something else, with a class of their own",
+        )
+    place = Path(sets.train)
+    return Found(
+        sets,
+        _kind(reader, sets.train, seen.has_objects),
+        seen.has_objects,
+        len(reader),
+        classes,
+        counts,
+        len(seen.sizes),
+        np.array(seen.sizes),
+        tuple(seen.broken),
+        tuple(str(path.relative_to(place)) for path in _unread(place)) if place.is_dir() else (),
+        np.concatenate(seen.sides) if seen.sides else np.zeros((0, 2)),
+        (time.monotonic() - began) / max(1, len(seen.sizes)),
+    )
+
+
+def _opened(sets: DataSets) -> Reader:
+    if sets.lists:
+        return open_detection(sets.train, split=sets.train_split or "train")
+    return open_source(sets.train)
+
+
+def _kind(reader: Reader, path: str, has_objects: bool) -> str:
+    words = {
+        "ImageFolder": "a folder of images for each class",
+        "Voc": "images with annotations of PASCAL VOC",
+        "Coco": "images with annotations of COCO",
+        "TarShards": "tar shards",
+        "ImageRecords": "TFRecord files",
+        "ImageTable": "a table of images",
+        "DetectionTable": "a table of images",
+        "TfdsRecords": "a data set of TFDS",
+    }
+    kind = words.get(type(reader).__name__, "images")
+    if isinstance(reader, ImageFolder) and label_table_among(entries_of(Path(path))):
+        kind = "a folder of images with a table of their classes"
+    return f"{kind}, with objects on them" if has_objects and "annotations" not in kind else kind
+
+
+class _Seen:
+    """What was read of images so far."""
+
+    def __init__(self) -> None:
+        self.sizes: list[tuple[int, int]] = []
+        self.labels: Counter[int] = Counter()
+        self.sides: list[Any] = []
+        self.broken: list[str] = []
+        self.has_objects = False
+
+    def take(self, reader: Reader, indices: Any) -> None:
+        """Read and decode some images; those together, of which one cannot be read, one by one."""
+        try:
+            fields = reader.read_batch(indices)
+            images = [image.decode() for image in fields["image"]]
+        except (DataError, KeyError) as error:
+            if len(indices) > 1:
+                for index in indices:
+                    self.take(reader, np.array([index]))
+            elif isinstance(error, DataError):
+                self.broken.append(f"{reader.example_id(int(indices[0]))}: {error.given}")
+            else:
+                raise _no_images(fields) from None
+            return
+        self.sizes += [(int(image.shape[2]), int(image.shape[1])) for image in images]
+        if "label" in fields:
+            self.labels.update(fields["label"].tolist())
+        elif "boxes" in fields:
+            self.has_objects = True
+            boxes = as_ragged(fields["boxes"]).values.numpy()
+            self.sides.append(boxes[:, 2:] - boxes[:, :2])
+            self.labels.update(as_ragged(fields["labels"]).values.tolist())
+        else:
+            raise _no_images(fields)
+
+
+def _no_images(fields: Mapping[str, Any]) -> DataError:
+    return DataError(
+        "This data has neither classes of images nor objects on them.",
+        given=f"the fields {', '.join(fields)}",
+        expected="images with a class each, or with boxes and labels",
+        hint="lockstep train mnist is for digits; for other data write a recipe with a reader of your own",
+    )

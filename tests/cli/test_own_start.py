@@ -1,0 +1,136 @@
+"""`lockstep train photos/`: one command on data of one's own."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lockstep.cli.main import main
+from lockstep.recipes.data import ImageData
+from lockstep.recipes.toml import load
+
+SHARED = Path(__file__).parents[3] / "shared" / "data" / "flowers5"
+
+
+def images_of(folder: Path, count: int, colour: int, side: int = 64) -> None:
+    """Write images of one colour and noise: a class that is easily told."""
+    folder.mkdir(parents=True)
+    draws = np.random.default_rng(colour)
+    for number in range(count):
+        pixels = draws.integers(0, 60, (side + number, side, 3), dtype=np.uint8)
+        pixels[..., colour] += 180
+        Image.fromarray(pixels).save(folder / f"{number}.jpg")
+
+
+@pytest.fixture
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for colour, name in enumerate(("red", "green")):
+        images_of(tmp_path / "my photos" / name, 12, colour)
+    return tmp_path / "my photos"
+
+
+def test_a_dry_run_says_what_it_found_and_prints_the_recipe(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (photos / "red" / "0.jpg").write_bytes((photos / "red" / "0.jpg").read_bytes()[:400])
+    assert main(["train", "my photos", "--dry-run", "--set", "seed=7"]) == 0
+    out, said = capsys.readouterr()
+    assert not Path("runs").exists()
+    for expected in ("green 12, red 12", "1: red/0.jpg", "classifier", "held out"):
+        assert expected in said, said
+    Path("mine.toml").write_text(out)
+    recipe = load(Path("mine.toml"))
+    assert (recipe.model.num_classes, recipe.seed, recipe.feed.bad_examples) == (2, 7, "skip")
+    assert isinstance(recipe.data, ImageData)
+    assert recipe.data.validation == "20 %"
+    assert recipe.data.image_size == 64
+    assert "# held out of " in out
+    assert recipe.name == "my_photos"
+
+
+@pytest.mark.parametrize(
+    ("layout", "hint"),
+    [
+        ({"a.jpg": 1}, "labels.csv"),
+        ({"one/a.jpg": 1}, "other"),
+        ({"all/red/a.jpg": 1, "all/green/b.jpg": 1}, "lockstep train data/all"),
+        ({"red/a.heic": 0, "green/b.heic": 0}, "mogrify -format jpg"),
+        ({"red/a.jpg": 1, "green/b.jpg": 1}, "add images"),
+        ({"red/a.txt": 0}, "name the folder"),
+    ],
+)
+def test_what_cannot_be_learned_from_is_answered_before_anything_is_written(
+    layout: dict[str, int],
+    hint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    for name, is_image in layout.items():
+        (path := Path("data", name)).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8)).save(path) if is_image else path.touch()
+    assert main(["train", "data"]) == 2
+    assert hint in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_an_archive_and_an_unquoted_name_are_answered_with_the_command_that_was_meant(
+    photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.make_archive("photos", "zip", photos)
+    assert main(["train", "photos.zip"]) == 2
+    assert "unzip photos.zip -d photos; then lockstep train photos" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["train", "my", "photos"])
+    assert "lockstep train 'my photos'" in capsys.readouterr().err
+
+
+def lockstep(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "lockstep", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_the_command_trains_goes_on_and_keeps_an_edited_recipe(photos: Path) -> None:
+    first = lockstep("train", "my photos", "--set", "end.count=2", "--set", "num_threads=1")
+    assert first.returncode == 0, first.stderr
+    for expected in ("  time ", "validation accuracy", "mistakes.png", "lockstep predict runs/my_photos IMAGES"):
+        assert expected in first.stderr
+    recipe, mistakes = Path("runs/my_photos/recipe.toml"), Path("runs/my_photos/mistakes.png")
+    assert mistakes.is_file()
+    assert "# Made by `lockstep train 'my photos'`" in recipe.read_text()
+    recipe.write_text(recipe.read_text().replace("count = 2\n", "count = 3\n"))
+    again = lockstep("train", "my photos")
+    assert again.returncode == 0
+    assert "resumed at step" in again.stderr
+    assert "what is trained" not in again.stderr
+    images_of(Path("others/red"), 6, 0), images_of(Path("others/blue"), 6, 2)
+    other = lockstep("train", "others", "--workdir", "runs/my_photos")
+    assert other.returncode == 2
+    assert "has other data" in other.stderr
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.skipif(not SHARED.is_dir(), reason="needs the photographs of flowers beside the checkout")
+def test_three_classes_of_thirty_photographs_are_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("daisy", "dandelion", "roses"):
+        for split, folder, count in (("train", "photos", 30), ("val", "others", 20)):
+            Path(folder, name).mkdir(parents=True)
+            for path in sorted((SHARED / split / name).iterdir())[:count]:
+                shutil.copy(path, Path(folder, name))
+    trained = lockstep("train", "photos")
+    assert trained.returncode == 0, trained.stderr
+    scored = lockstep("evaluate", "runs/photos", "--data", "others", "--to", "score.json")
+    assert scored.returncode == 0, scored.stderr
+    accuracy = float(scored.stderr.split("validation accuracy ")[1].split()[0])
+    assert accuracy >= 88
