@@ -15,7 +15,8 @@ from pathlib import Path
 from lockstep.errors import InputError, WorkdirError
 from lockstep.readers.split_folders import RECORDS, TABLE, TAR, TFDS
 from lockstep.recipes.shipped import names
-from lockstep.runs.workdir import RECIPE, Workdir
+from lockstep.run_files import RECIPE
+from lockstep.runs.workdir import Workdir
 from lockstep.storage.remote_path import is_url
 
 _PATTERN = re.compile(r"[*?\[{]|\.json$|\.json:")

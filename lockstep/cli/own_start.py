@@ -20,7 +20,8 @@ from lockstep.durable import atomic_write
 from lockstep.errors import InputError, WorkdirError
 from lockstep.listing import shorten
 from lockstep.recipes.recipe import Recipe
-from lockstep.runs.workdir import RECIPE, Result
+from lockstep.run_files import RECIPE
+from lockstep.runs.workdir import Result
 from lockstep.screen import Lines, log
 from lockstep.terminal import in_columns
 from lockstep.types import Epochs
