@@ -141,7 +141,7 @@ class _Launcher:
     """The launcher of one host, while its fork server lives."""
 
     def __init__(
-        self, server: ForkServer, argv: list[str], requests: list[str], requeue: bool, spares: Sequence[str]
+        self, server: ForkServer, argv: list[str], requests: list[str], requeue: bool, spares: Sequence[str] = ()
     ) -> None:
         self._server, self._requests, self._requeue, self._spares = server, requests, requeue, spares
         self._task: dict[str, object] = {"argv": argv, "sys_argv": sys.argv}
