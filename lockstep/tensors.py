@@ -234,7 +234,8 @@ def norms_of(tensors: Sequence[Tensor | None], order: int = 2) -> list[float]:
 def norm_of_all(tensors: Sequence[Tensor | None]) -> float:
     """The 2-norm of all of them together; 0 where there are none.
 
-    Small tensors of a CPU are joined and measured at once: a launch costs more than to copy them.
+    Small tensors of a CPU are joined and measured at once: a launch costs more than to copy them. Many are added up by
+    parts: in one go, digits would be lost, and the bits would depend on torch's threads.
     """
     small: list[Tensor] = []
     rest: list[Tensor] = []
@@ -242,13 +243,14 @@ def norm_of_all(tensors: Sequence[Tensor | None]) -> float:
         if tensor is not None:
             is_small = tensor.dtype is torch.float32 and tensor.numel() <= SMALL
             (small if is_small else rest).append(tensor)
-    if len(small) == 1 or (small and reading_waits(small[0].device)):
-        small, rest = [], [*rest, *small]
-    squares = sum([norm * norm for norm in _norms(rest, 2)]) if rest else 0.0
-    if small:
+    squares = math.inf
+    if len(small) > 1 and not reading_waits(small[0].device):
         joined = torch._C._nn.flatten_dense_tensors(small)
-        squares += torch.dot(joined, joined).item()
-    return math.sqrt(squares)
+        joined = joined if joined.numel() <= SMALL else _norms_of_parts(joined, 2, None)
+        squares = torch.dot(joined, joined).item()
+    if squares == math.inf:  # not measured; or too much for float32, as it may not be one by one
+        squares, rest = 0.0, [*rest, *small]
+    return math.sqrt(squares + sum([norm * norm for norm in _norms(rest, 2)] if rest else ()))
 
 
 def norms_on_device(tensors: Sequence[Tensor], order: int = 2) -> Tensor:

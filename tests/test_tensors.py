@@ -170,3 +170,18 @@ def test_the_norm_of_all_is_that_of_what_is_joined_and_of_what_is_not() -> None:
     assert norm_of_all([None]) == 0.0
     for bad in (math.nan, math.inf):
         assert not math.isfinite(norm_of_all([torch.ones(3), torch.tensor([1.0, bad])]))
+
+
+def test_many_small_tensors_have_the_norm_that_they_have_one_by_one_on_any_number_of_threads() -> None:
+    tensors = [torch.rand(4000) + 0.5 for _ in range(400)]
+    before, found = torch.get_num_threads(), set()
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            found.add(norm_of_all(tensors))
+    finally:
+        torch.set_num_threads(before)
+    one_by_one = math.hypot(*norms_of(tensors))
+    assert [*found] == [pytest.approx(one_by_one, rel=1e-7)]
+    large = [torch.full((16,), 4e18)] * 4  # all their squares are more than float32 has, those of each are not
+    assert norm_of_all(large) == pytest.approx(math.hypot(*norms_of(large)))
