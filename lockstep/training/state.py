@@ -344,7 +344,8 @@ class TrainState:
 
     def to_channels_last(self) -> None:
         """Convert convolution weights, their slots and averages to the channels_last memory format."""
-        averages = self._average.tensors.values() if self._average else ()
+        # Not those of buffers, which stay as they are: an average is laid out like its source.
+        averages = [self._average.tensors[name] for name in self.parameters] if self._average else ()
         to_channels_last([*self.model.parameters(), *self._optimizer.slots().values(), *averages])
         self.layouts = self.parameter_layouts()
 

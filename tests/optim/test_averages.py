@@ -201,3 +201,19 @@ def test_a_decay_outside_of_zero_to_one_is_refused(decay: float) -> None:
 def test_an_average_that_cannot_be_meant_is_refused(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ls.InputError, match=message):
         make()
+
+
+def test_the_average_of_a_buffer_is_its_own_where_the_weights_are_laid_out_anew() -> None:
+    model = nn.Conv2d(3, 4, 3)
+    model.register_buffer("window", torch.rand(2, 3, 4, 4))
+    state = ls.TrainState(model, ls.optim.SGD(0.1), average=MovingAverage(0.9, dynamic=False, statistics=True))
+    state.to_channels_last()
+    average = state._average
+    assert average is not None
+    expected = {name: tensor.clone() for name, tensor in average.tensors.items()}
+    with torch.no_grad():
+        for name, source in {**state.parameters, "window": model.window}.items():
+            source.add_(torch.rand(source.shape))
+            expected[name].lerp_(source, 0.1)
+        average.update(1)
+    assert all(torch.allclose(average.tensors[name], expected[name]) for name in expected)
