@@ -22,8 +22,9 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
-def mix(*key: int, state: int = 0) -> int:
-    """Hash a key of integers to 64 bits; the order of the key counts. `state` is the hash of a key that goes before."""
+def mix(*key: int) -> int:
+    """Hash a key of integers to 64 bits; the order of the key counts."""
+    state = 0
     for part in key:
         state = (state ^ (part & _MASK)) + _GOLDEN & _MASK
         state = (state ^ state >> 30) * _FIRST & _MASK

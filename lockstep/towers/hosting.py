@@ -121,13 +121,6 @@ class TowerHost:
         sends_early: gradients of the last tower are sent while its backward pass goes on.
     """
 
-    _draws: bool | None
-    """Whether a tower has drawn from the streams of numpy or Python; None before the first one. The first that does so
-    later is noticed by the marks of these streams, and runs again, seeded: not among several workers, whose towers may
-    wait for each other."""
-    _is_seeded = True
-    _marks: tuple[object, object] | None = None
-
     def __init__(
         self,
         model: nn.Module,
@@ -181,7 +174,6 @@ class TowerHost:
         self._is_reentrant: bool | None = None
         """Whether the backward pass runs others inside it, as reentrant checkpointing does. Found in the first tower,
         and again where a gradient is missing or cannot be had: that tower runs again, since its graph is used up."""
-        self._draws = None if worker.num_workers == 1 else True
         self._seed_gradients: dict[tuple[torch.dtype, float], Tensor] = {}
 
     def run(
@@ -217,11 +209,10 @@ class TowerHost:
                 self._seed(part, tower)
                 try:
                     operand = self._tower(losses, part, leaf, tower, inputs, factors, hooks)
-                except (_NowReentrant, _NowDraws) as now:
-                    if isinstance(now, _NowReentrant):
-                        self._expect_reentrant(is_waited_for=bool(hooks))
+                except _NowReentrant:
+                    self._expect_reentrant(is_waited_for=bool(hooks))
                     self.statistics.restore()
-                    self._seed(part, tower, is_again=True)
+                    self._seed(part, tower)
                     operand = self._tower(losses, part, leaf, tower, inputs, factors)
                 if self.tap is not None and self.tap[0] == tower:
                     self.tap[1](operand)
@@ -240,7 +231,7 @@ class TowerHost:
         found = dict(zip(self._names, operand.tensors, strict=False))
 
         def run_again() -> None:
-            self._seed(part, tower, is_again=True)
+            self._seed(part, tower)
             with self._batch_norm, self._precision:
                 losses(self._plain_model, part)
 
@@ -281,27 +272,8 @@ class TowerHost:
             self._streams.put_back()
             self.statistics.restore()
 
-    def _seed(self, batch: Batch, tower: int, *, is_again: bool = False) -> None:
-        """Seed the streams for a tower: of numpy and Python only once one has drawn from them, or where it runs again.
-
-        Torch's are seeded always: that costs little, and a seed can be read without a draw.
-        """
-        self._is_seeded = is_again or self._draws is not False
-        key = mix(batch.position, tower, state=_hash_of_stream(batch.seed, self._stream_key))
-        self._streams.seed(key, torch_alone=not self._is_seeded)
-        self._marks = None if self._draws else self._streams.marks()
-
-    def _check_draws(self) -> None:
-        """Find out whether the tower that has run draws from numpy's or Python's streams, if none before it did.
-
-        Raises:
-            _NowDraws: it does, and they were not seeded.
-        """
-        if self._draws:
-            return
-        self._draws = self._marks is None or self._streams.marks() != self._marks
-        if self._draws and not self._is_seeded:
-            raise _NowDraws
+    def _seed(self, batch: Batch, tower: int) -> None:
+        self._streams.seed(mix(batch.seed, self._stream_key, batch.position, tower))
 
     def _tower(
         self,
@@ -321,7 +293,6 @@ class TowerHost:
             total = objective(named)
             with span("backward", tower, on_device=True):
                 found, owned = self._backward(total, inputs.loss_scale or 1.0, hooks)
-        self._check_draws()
         tensors, numbers, values, absent = self.outputs.packed(named, metrics, found, self._share, inputs.extras)
         if absent and not self._is_reentrant and is_reentrant(total):
             raise _NowReentrant
@@ -394,9 +365,6 @@ class TowerHost:
         return [g for g in own.tensors if g is not None] + tensors[len(self._names) :]
 
 
-_hash_of_stream = cache(mix)
-
-
 def _factor(count: float | Tensor, share: float) -> float | Tensor:
     """1 / (count * share); with a count of 1 where there is nothing: a detector learns that there are no objects."""
     if isinstance(count, Tensor):
@@ -406,10 +374,6 @@ def _factor(count: float | Tensor, share: float) -> float | Tensor:
 
 def _zeros_like(numbers: Sequence[float] | Tensor) -> Sequence[float] | Tensor:
     return torch.zeros_like(numbers) if isinstance(numbers, Tensor) else [0.0] * len(numbers)
-
-
-class _NowDraws(Exception):  # noqa: N818 (no error)
-    """A tower draws from streams that were not seeded, as those before it did not draw from them."""
 
 
 class _NowReentrant(Exception):  # noqa: N818 (no error)

@@ -42,14 +42,13 @@ class RandomStreams:
         self._python.set_aside()
         self._numpy.set_aside()
 
-    def seed(self, key: int, *, torch_alone: bool = False) -> None:
-        """Seed all streams with a key of 64 bits, after they are set aside; or torch's alone, a third of the time."""
+    def seed(self, key: int) -> None:
+        """Seed all streams with a key of 64 bits, after they are set aside."""
         for generator in self._torch:
             generator.manual_seed(key)
-        if not torch_alone:
-            random.seed(key)
-            # The high half: from the low one numpy would draw the same words as torch does on the CPU.
-            np.random.seed(key >> 32)
+        random.seed(key)
+        # The high half: from the low one numpy would draw the same words as torch does on the CPU.
+        np.random.seed(key >> 32)
 
     def marks(self) -> tuple[object, object] | None:
         """Return marks of numpy's and Python's streams, set aside, each another one once numbers are drawn from it.

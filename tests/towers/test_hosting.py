@@ -154,31 +154,45 @@ def test_a_tower_draws_the_same_whoever_hosts_it() -> None:
     assert len(set(drawn)) == 3
 
 
-@pytest.mark.parametrize(
-    "draw", [random.random, lambda: random.gauss(0.0, 1.0), np.random.rand, np.random.randn, lambda: random.seed(1)]
-)
-def test_a_tower_that_draws_later_than_the_first_ones_draws_from_its_own_streams(draw: Callable[[], object]) -> None:
-    def drawn(first: int) -> tuple[dict[int, object], dict[int, int], Tensor]:
-        model = Net()
-        kept: dict[int, object] = {}
-        host = make_host(model, 2)
-        for attempt in range(3):
+def test_a_tower_draws_its_own_once_whenever_and_wherever_it_begins_to() -> None:
+    """From the third attempt on: in the loss function, where the streams are put back after it, and in a transform."""
+    kept: list[object] = []
 
-            def draws(model: nn.Module, batch: ls.Batch, attempt: int = attempt) -> dict[str, Tensor]:
-                if attempt >= first:
-                    draw()
-                    kept[batch.towers.start] = random.random(), np.random.randn(), torch.rand(()).item()
+    def draw() -> None:
+        kept.append((random.random(), random.gauss(0.0, 1.0), np.random.randn(), torch.rand(()).item()))
+
+    def put_back() -> None:
+        before, numpys = random.getstate(), np.random.get_state()
+        draw()
+        random.setstate(before)
+        np.random.set_state(numpys)
+
+    def drawn(in_losses: Callable[[], None], in_transform: Callable[[], None], idle: int) -> list[object]:
+        kept.clear()
+        calls: list[int] = []
+        model = Net()
+        parameters = dict(model.named_parameters())
+        transforms = BoundTransforms([lambda gradients, step: in_transform() if step >= idle else None], parameters)
+        host = TowerHost(model, parameters, ls.Towers(2), ls.join("cpu"), "model", transforms)
+        for step in range(idle + 1):
+
+            def draws(model: nn.Module, batch: ls.Batch, step: int = step) -> dict[str, Tensor]:
+                calls.append(step)
+                if step >= idle:
+                    in_losses()
                 return losses(model, batch)[0]
 
             random.gauss(0.0, 1.0)  # the second one is kept, for the caller
             np.random.randn()
-            sums = run(host, draws, make_batch(2))
-        return kept, dict(host.absent), sums.total().tensors[0]
+            run(host, draws, make_batch(2), StepInputs(step))
+        assert calls == sorted([*range(idle + 1)] * 2)
+        return [*kept]
 
-    always, late = drawn(0), drawn(2)
-    assert late[0] == always[0]
-    assert late[1] == always[1]
-    assert torch.equal(late[2], always[2])
+    def nothing() -> None:
+        pass
+
+    for ways in ((draw, nothing), (put_back, nothing), (nothing, draw)):
+        assert drawn(*ways, idle=2) == drawn(*ways, idle=0)
 
 
 @pytest.mark.parametrize("count", [0.0, 4.0])
