@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import shlex
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -117,7 +118,7 @@ class RecipeField(NamedTuple):
             else as_toml(write(self.hint, value, FieldPath("", self.name)))
         )
         setting = f"{path}={text}"
-        return f"--set {setting}" if re.fullmatch(r"[\w.=:/@+-]+", setting) else f"--set '{setting}'"
+        return f"--set {shlex.quote(setting)}"
 
     @property
     def _marks(self) -> Sequence[Any]:
@@ -230,23 +231,25 @@ def fields_at(path: str) -> FieldsFound:
     """
     parts: Sequence[type] = [Recipe]
     here: list[RecipeField] = []
-    plain: list[str] = []
-    is_pattern = False
+    plain = ""
+    has_items = is_pattern = False
     for word in _words(path):
         found = [RecipeField(part, word) for part in parts if word in field_hints(part)]
         of_kind = [part for part in parts if kind_name(part) == word]
         if found:
             here, parts = found, list({part: None for field in found for part in field.parts})
-            is_pattern = any(field_type(field.hint).entry is not None for field in found)
+            kinds = [field_type(field.hint) for field in found]
+            has_items = any(kind.item is not None for kind in kinds)
+            is_pattern = any(kind.entry is not None for kind in kinds)
         elif of_kind and plain:
             here, parts = [], of_kind
             continue
-        elif not (word.isdecimal() or is_pattern) or not plain:
+        elif not (is_pattern or (has_items and word.isdecimal())):
             raise _no_field(path, word, parts)
         else:
             is_pattern = False
-        plain.append(word)
-    return FieldsFound(".".join(plain), here, parts)
+        plain = _joined(plain, word)
+    return FieldsFound(plain, here, parts)
 
 
 def _words(path: str) -> list[str]:

@@ -39,6 +39,12 @@ def test_each_example_is_a_value_that_its_field_takes() -> None:
     assert seen > 600
 
 
+def test_the_example_of_a_pattern_is_a_setting() -> None:
+    found = fields_at("optimizer.weight_decay.'.*bias'")
+    option, setting = shlex.split(found.fields[0].example(found.path))
+    assert (option, setting) == ("--set", 'optimizer.weight_decay.".*bias"=0.0')
+
+
 @pytest.mark.parametrize("name", names())
 def test_a_recipe_that_explains_itself_reads_back_as_the_same(name: str) -> None:
     recipe = find(name)
@@ -89,6 +95,8 @@ def test_what_is_said_of_a_field() -> None:
         ("lr", "did you mean optimizer.lr?"),
         ("optimizer.momentun", 'did you mean "momentum"?'),
         ("batch_size.x", "`lockstep explain` lists the parts"),
+        ("batch_size.5", "`lockstep explain` lists the parts"),
+        ("stages.0.length.0", "`lockstep explain` lists the parts"),
         ("sgd", "`lockstep explain` lists the parts"),
         ("", "`lockstep explain` lists the parts"),
     ],
