@@ -201,9 +201,9 @@ def given_run(arguments: argparse.Namespace) -> GivenRun:
 
 
 def _not_begun(word: str) -> InputError:
-    """Make the error of workers that another launcher has started on data."""
+    """Make the error of a command, or of workers that another launcher has started, where data stands for a recipe."""
     return InputError(
-        "The run on this data has not begun, and workers of another launcher need its recipe.",
+        f"{word} is neither a recipe nor the folder of a run, and no run on this data has begun.",
         given=word,
         expected="a recipe, or the folder of a run",
         hint=f"lockstep train {shlex.quote(word)} --print-recipe > mine.toml; then train mine.toml",
