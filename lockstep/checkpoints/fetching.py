@@ -78,7 +78,7 @@ def fetch_run(url: str | RemotePath, *, contents: bool = True) -> Path:
         origin = KnownBucket.read(home)
         if origin and origin.is_held:
             return home
-        found = OnBucket.look(bucket)
+        found = _looked(bucket)
         if found.latest is None:
             _check_is_free(bucket, found)
             if contents and origin and origin.tokens and all(name.startswith(LEASE) for name in found.listing):
@@ -95,6 +95,15 @@ def fetch_run(url: str | RemotePath, *, contents: bool = True) -> Path:
         known = KnownBucket.read(target) or KnownBucket(str(bucket))
         _Filling(bucket, found, found.latest, target, contents, known).fill()
         return target
+
+
+def _looked(bucket: RemotePath) -> OnBucket:
+    """Look what there is; again, where a run that goes on has named a checkpoint that came after the listing."""
+    for _ in range(_NUM_LOOKS):
+        found = OnBucket.look(bucket)
+        if found.latest is None or f"{CHECKPOINTS}/{step_name(found.latest.step)}/{MANIFEST}" in found.listing:
+            break
+    return found
 
 
 @contextlib.contextmanager
@@ -192,7 +201,7 @@ class _Filling:
                 filling._fetch(staging)
                 return filling
             except FileNotFoundError:
-                found = OnBucket.look(self.bucket)
+                found = _looked(self.bucket)
                 if not looks_left or found.latest is None:
                     raise
                 filling = replace(self, found=found, latest=found.latest)

@@ -139,6 +139,23 @@ def test_a_run_that_goes_on_deletes_what_is_being_fetched(
     assert {name: data for name, data in objects(place).items() if name != LATEST} == files(folder)
 
 
+def test_a_checkpoint_that_comes_between_listing_and_latest_is_fetched(
+    machines: Machines, place: RemotePath, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, right = mirrored(local_folder(place)), RemotePath.read_range
+
+    def read_range(self: RemotePath, size: int, offset: int) -> bytes:
+        if self.name == LATEST and store.newest() == 2:
+            write(store, 3)
+            store.mirror.settle()
+        return right(self, size, offset)
+
+    machines.use("second")
+    monkeypatch.setattr(RemotePath, "read_range", read_range)
+    assert steps(fetch_run(place)) == [1, 2, 3]  # or else never: what is known of the bucket is its newest state
+    assert "damaged" not in caplog.text
+
+
 def test_a_run_that_its_user_deletes_is_not_gone_on_with(
     machines: Machines, place: RemotePath, caplog: pytest.LogCaptureFixture
 ) -> None:
