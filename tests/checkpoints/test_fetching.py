@@ -139,6 +139,27 @@ def test_a_run_that_goes_on_deletes_what_is_being_fetched(
     assert {name: data for name, data in objects(place).items() if name != LATEST} == files(folder)
 
 
+def test_all_files_are_on_the_disk_before_the_state_of_the_bucket(
+    machines: Machines, place: RemotePath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or else a power cut leaves empty files that count as those of the bucket, and are uploaded."""
+    synced, right, before = set[int](), os.fsync, list[set[int]]()
+
+    def fsync(descriptor: int) -> None:
+        right(descriptor)
+        synced.add(os.fstat(descriptor).st_ino)
+
+    def write_marker(self: KnownBucket, folder: Path) -> None:
+        before.append({*synced})
+
+    machines.use("second")
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(KnownBucket, "write", write_marker)
+    folder = fetch_run(place)
+    paths = [folder, folder / "checkpoints", *filter(Path.is_file, folder.rglob("*"))]
+    assert [path for path in paths if path.stat().st_ino not in before[-1]] == []
+
+
 def test_a_checkpoint_that_comes_between_listing_and_latest_is_fetched(
     machines: Machines, place: RemotePath, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
