@@ -23,7 +23,7 @@ from lockstep.checkpoints.manifest import MANIFEST, DamagedError, FileEntry, Man
 from lockstep.checkpoints.mirror import KnownBucket, Latest, OnBucket, broken, files_in, link_or_copy, steps_listed
 from lockstep.checkpoints.retention import PINNED
 from lockstep.checkpoints.store import Store
-from lockstep.durable import atomic_write, make_folder, sync_folder
+from lockstep.durable import atomic_write, make_folder, sync_and_close, sync_folder
 from lockstep.errors import CheckpointError, LockstepError, WorkdirError
 from lockstep.records.index_cache import cache_folder
 from lockstep.run_files import CHECKPOINTS, KEPT_HERE, LATEST, LEASE, LEASE_NAME, step_name
@@ -78,7 +78,7 @@ def fetch_run(url: str | RemotePath, *, contents: bool = True) -> Path:
         origin = KnownBucket.read(home)
         if origin and origin.is_held:
             return home
-        found = OnBucket.look(bucket)
+        found = _looked(bucket)
         if found.latest is None:
             _check_is_free(bucket, found)
             if contents and origin and origin.tokens and all(name.startswith(LEASE) for name in found.listing):
@@ -95,6 +95,15 @@ def fetch_run(url: str | RemotePath, *, contents: bool = True) -> Path:
         known = KnownBucket.read(target) or KnownBucket(str(bucket))
         _Filling(bucket, found, found.latest, target, contents, known).fill()
         return target
+
+
+def _looked(bucket: RemotePath) -> OnBucket:
+    """Look what there is; again, where a run that goes on has named a checkpoint that came after the listing."""
+    for _ in range(_NUM_LOOKS):
+        found = OnBucket.look(bucket)
+        if found.latest is None or f"{CHECKPOINTS}/{step_name(found.latest.step)}/{MANIFEST}" in found.listing:
+            break
+    return found
 
 
 @contextlib.contextmanager
@@ -192,7 +201,7 @@ class _Filling:
                 filling._fetch(staging)
                 return filling
             except FileNotFoundError:
-                found = OnBucket.look(self.bucket)
+                found = _looked(self.bucket)
                 if not looks_left or found.latest is None:
                     raise
                 filling = replace(self, found=found, latest=found.latest)
@@ -303,6 +312,7 @@ class _Filling:
             os.utime(file, (changed, changed))
         else:
             object_.download(file)
+            sync_and_close(os.open(file, os.O_RDWR))  # before the state of the bucket is written down
         self.staged[name] = self.found.listing[name]
 
     def _fetch_checkpoint(self, manifest: Manifest, folder: Path) -> None:
@@ -316,7 +326,8 @@ class _Filling:
             _verify(entry, folder, there)
 
         at_once(fetch, manifest.files if self.contents else ())
-        (folder / MANIFEST).write_bytes(manifest.encode())
+        with atomic_write(folder / MANIFEST) as file:
+            file.write(manifest.encode())
 
     def _put_in_place(self, staging: Path) -> None:
         """Put what was downloaded into the target, name by name: who reads there meanwhile reads on.
@@ -340,7 +351,8 @@ class _Filling:
             (self.target / name).unlink(missing_ok=True)
         for step in {*store.steps()} - {*self.whole}:
             store.discard(step)
-        sync_folder(self.target)
+        for folder in (store.folder, self.target):
+            sync_folder(folder)
         names += [f"{_folder_of(manifest)}/{MANIFEST}" for manifest in self.whole.values()]
         files = {name: facts for name in names if (facts := self._facts(name))}
         KnownBucket(str(self.bucket), (self.latest.token,), files=files).write(self.target)

@@ -172,8 +172,8 @@ def _files_by_class(
     """Return the images of each class, as paths within the folder, and of a store size and version of all of them."""
     try:
         entries: list[AnyPath] = sorted(path.iterdir())
-        if labels is None and (table := label_table_among(entries)):
-            return files_by_label(table), None
+        if table := label_table_among(entries):
+            return _in_order_of(labels, files_by_label(table), path), None
         folders = [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
         others = sorted({entry.name for entry in entries} - {*folders})
         classes = folders if labels is None else labels
@@ -193,6 +193,20 @@ def _files_by_class(
         log.warning("Not read in %s: %s", path, shorten(others), chief_only=True)
     stats = [stat for found in listed.values() for stat in found.stats or ()]
     return files, stats or None
+
+
+def _in_order_of(labels: tuple[str, ...] | None, files: dict[str, list[str]], path: AnyPath) -> dict[str, list[str]]:
+    """Order the classes of a table as a file of labels does, of which the table may lack some."""
+    if labels is None:
+        return files
+    if unnamed := sorted({*files} - {*labels}):
+        raise DataError(
+            f"The file of labels lacks classes of the table in {path}.",
+            given=f"no {shorten(unnamed)}",
+            expected=f"a line for each class: {len(labels)} are named",
+            hint="write each class on a line of its own, in the order that it is to have in all splits",
+        )
+    return {name: files.get(name, []) for name in labels}
 
 
 def _files_at(path: AnyPath) -> Iterator[AnyPath]:

@@ -33,10 +33,9 @@ def files_by_label(table: Path) -> dict[str, list[str]]:
     """
     try:
         with table.open(newline="", encoding="utf-8-sig") as file:
-            rows = csv.DictReader(file)
-            header = [name.strip() for name in rows.fieldnames or ()]
-            columns = _columns(table, header)
-            named = [[(list(row.values())[column] or "").strip() for column in columns] for row in rows]
+            lines = csv.reader(file)
+            columns = _columns(table, [name.strip() for name in next(lines, [])])
+            named = [_of_line(table, lines.line_num, line, columns) for line in lines if line]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(
             f"{table} cannot be read.",
@@ -56,10 +55,35 @@ def files_by_label(table: Path) -> dict[str, list[str]]:
             expected=f"the names of files in {table.parent}" + "".join(f", or in {each}" for each in inside),
             hint="copy these images there, or take their lines out",
         )
+    labels: dict[str, str] = {}
+    for name, label in named:
+        if labels.setdefault(places[name], label) != label:
+            raise _unusable(
+                table, f"{name!r} as {labels[places[name]]!r} and as {label!r}", "take one of the lines out"
+            )
+    if not labels:
+        raise _unusable(table, "no line but the first", "write a line for each image")
     found: dict[str, list[str]] = {}
-    for name, label in sorted({(places[name], label) for name, label in named}):
+    for name, label in sorted(labels.items()):
         found.setdefault(label, []).append(name)
     return dict(sorted(found.items()))
+
+
+def _of_line(table: Path, number: int, line: Sequence[str], columns: Sequence[int]) -> list[str]:
+    """Return the file and the class that a line names."""
+    values = [line[column].strip() if column < len(line) else "" for column in columns]
+    if not all(values):
+        raise _unusable(table, f"line {number}: {','.join(line)}", "fill it in, or take the line out")
+    return values
+
+
+def _unusable(table: Path, given: str, hint: str) -> DataError:
+    return DataError(
+        f"{table} does not say the class of each image.",
+        given=given,
+        expected="lines with a file and its class, one class for each file",
+        hint=hint,
+    )
 
 
 def _columns(table: Path, header: Sequence[str]) -> list[int]:

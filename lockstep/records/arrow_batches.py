@@ -52,7 +52,8 @@ def batches_of_file(parts: Parts, file_bytes: int) -> tuple[list[StoredBatch], l
     footer = _Table.root(content)
     blocks = [[*_BLOCK.iter_unpack(footer.vector(field, _BLOCK.size))] for field in (2, 3)]
     places = [(size, start) for each in blocks for start, size, _ in each]
-    if any(start < 0 or not 0 < size <= file_bytes - start for size, start in places):
+    is_within = all(start >= 0 and 0 < size <= file_bytes - start for size, start in places)
+    if not is_within or sum(size for size, _ in places) > file_bytes:  # those that overlap would be read many times
         raise ValueError("a batch beyond the end of the file")
     heads = [StoredBatch(_head(data), start + size) for data, (size, start) in zip(parts(places), places, strict=True)]
     return heads[: len(blocks[0])], heads[len(blocks[0]) :]

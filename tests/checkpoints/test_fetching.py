@@ -139,6 +139,44 @@ def test_a_run_that_goes_on_deletes_what_is_being_fetched(
     assert {name: data for name, data in objects(place).items() if name != LATEST} == files(folder)
 
 
+def test_all_files_are_on_the_disk_before_the_state_of_the_bucket(
+    machines: Machines, place: RemotePath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or else a power cut leaves empty files that count as those of the bucket, and are uploaded."""
+    synced, right, before = set[int](), os.fsync, list[set[int]]()
+
+    def fsync(descriptor: int) -> None:
+        right(descriptor)
+        synced.add(os.fstat(descriptor).st_ino)
+
+    def write_marker(self: KnownBucket, folder: Path) -> None:
+        before.append({*synced})
+
+    machines.use("second")
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(KnownBucket, "write", write_marker)
+    folder = fetch_run(place)
+    paths = [folder, folder / "checkpoints", *filter(Path.is_file, folder.rglob("*"))]
+    assert [path for path in paths if path.stat().st_ino not in before[-1]] == []
+
+
+def test_a_checkpoint_that_comes_between_listing_and_latest_is_fetched(
+    machines: Machines, place: RemotePath, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, right = mirrored(local_folder(place)), RemotePath.read_range
+
+    def read_range(self: RemotePath, size: int, offset: int) -> bytes:
+        if self.name == LATEST and store.newest() == 2:
+            write(store, 3)
+            store.mirror.settle()
+        return right(self, size, offset)
+
+    machines.use("second")
+    monkeypatch.setattr(RemotePath, "read_range", read_range)
+    assert steps(fetch_run(place)) == [1, 2, 3]  # or else never: what is known of the bucket is its newest state
+    assert "damaged" not in caplog.text
+
+
 def test_a_run_that_its_user_deletes_is_not_gone_on_with(
     machines: Machines, place: RemotePath, caplog: pytest.LogCaptureFixture
 ) -> None:

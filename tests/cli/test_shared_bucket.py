@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -214,3 +214,27 @@ def test_workers_do_not_ask_the_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(LAUNCHED, "1")
     assert run_folder(str(nowhere)) == local_folder(nowhere)
     assert not local_folder(nowhere).exists()
+
+
+def test_who_follows_outlives_an_outage_and_not_a_refusal(
+    trained: RemotePath, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(scoring, "_SECONDS_BETWEEN_LOOKS", 0.0)
+    looks = scoring._BucketLooks(trained)
+    for error in (ConnectionError("no route"), OSError("reset"), PermissionError("no rights")):
+        with monkeypatch.context() as patch:
+            patch.setattr(RemotePath, "read_bytes", raising(error))
+            if isinstance(error, PermissionError):
+                with pytest.raises(WorkdirError, match="no rights"):
+                    looks.is_over()
+            else:
+                assert not looks.is_over()
+    assert caplog.text.count("It is looked at again") == 1
+    assert looks.is_over()
+
+
+def raising(error: Exception) -> Callable[..., bytes]:
+    def request(*_: object) -> bytes:
+        raise error
+
+    return request

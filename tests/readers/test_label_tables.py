@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -27,6 +28,24 @@ def test_a_table_beside_images_says_their_classes(tmp_path: Path) -> None:
     assert [reader.example_id(index) for index in range(len(reader))] == ["a.jpg", "images/c.jpg", "b 2.jpg"]
 
 
+def test_a_file_of_labels_numbers_the_classes_of_all_splits(tmp_path: Path) -> None:
+    folder, labels = written(tmp_path / "images", "filename,label\na.jpg,daisy\n", "a.jpg"), tmp_path / "labels.txt"
+    labels.write_text("tulip\ndaisy\n")
+    reader = open_source(folder, labels=labels)
+    assert isinstance(reader, ImageFolder)
+    assert reader.classes == ("tulip", "daisy")
+    assert reader.read_batch(np.array([0]))["label"].tolist() == [1]
+    labels.write_text("tulip\n")
+    with pytest.raises(DataError, match="no daisy"):
+        open_source(folder, labels=labels)
+
+
+def test_columns_of_one_name_are_told_apart_by_their_place(tmp_path: Path) -> None:
+    reader = open_source(written(tmp_path, ",filename,,label\n0,a.jpg,,daisy\n", "a.jpg"))
+    assert isinstance(reader, ImageFolder)
+    assert reader.counts == {"daisy": 1}
+
+
 @pytest.mark.parametrize(
     ("table", "message"),
     [
@@ -34,6 +53,10 @@ def test_a_table_beside_images_says_their_classes(tmp_path: Path) -> None:
         ("filename\na.jpg\n", "a column of files"),
         ("filename,class,xmin,ymin\na.jpg,daisy,1,2\n", "table of boxes"),
         ("", r"\(none\)"),
+        ("filename,label\na.jpg,\n", r"line 2: a\.jpg,"),
+        ("filename,label\n\na.jpg\n", r"line 3: a\.jpg"),
+        ("filename,label\na.jpg,daisy\na.jpg,tulip\n", r"'a\.jpg' as 'daisy' and as 'tulip'"),
+        ("filename,label\n", "no line but the first"),
     ],
 )
 def test_a_table_that_does_not_say_the_classes_is_refused(table: str, message: str, tmp_path: Path) -> None:

@@ -49,3 +49,20 @@ def test_damaged_heads_raise_what_the_reader_of_a_file_names(tmp_path: Path) -> 
         except (ValueError, IndexError, struct.error):
             told += 1
     assert 50 < told < 500
+
+
+def test_heads_that_overlap_are_not_read(tmp_path: Path) -> None:
+    feather.write_feather(pa.table({"a": ["x" * 50] * 20}), tmp_path / "a", compression="zstd", chunksize=10)
+    data, read = bytearray((tmp_path / "a").read_bytes()), list[tuple[int, int]]()
+    for number in range(len(data) - 24):
+        start, size, body = struct.unpack_from("<qi4xq", data, number)
+        if data[start : start + 4] == b"\xff" * 4 and 0 < size < 1000 and 0 < body < 10_000 and 8 < start < len(data):
+            struct.pack_into("<i", data, number + 8, len(data) - start)
+
+    def parts(wanted: Sequence[tuple[int, int]]) -> list[bytes]:
+        read.extend(wanted)
+        return parts_of(bytes(data), wanted)
+
+    with pytest.raises(ValueError, match="beyond the end"):
+        batches_of_file(parts, len(data))
+    assert sum(size for size, _ in read) <= len(data)
