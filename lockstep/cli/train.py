@@ -133,6 +133,9 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
         )
     if is_worker() and not arguments.print_recipe:
         return train_as_worker(list(argv))
+    from lockstep.cli.own_data import remark_on_name
+
+    remark_on_name(arguments.recipe)
     begins = is_first_start_on_data(arguments)
     if begins and (arguments.print_recipe or arguments.dry_run):
         from lockstep.cli.own_start import print_own_recipe

@@ -27,9 +27,17 @@ def test_a_table_beside_images_says_their_classes(tmp_path: Path) -> None:
     assert [reader.example_id(index) for index in range(len(reader))] == ["a.jpg", "images/c.jpg", "b 2.jpg"]
 
 
+def test_names_come_without_endings_and_below_a_dot_and_columns_of_one_name_twice(tmp_path: Path) -> None:
+    table = "x,x,image_id,label\n1,2,a,tulip\n1,2,./b.jpg,daisy\n\n1,2,images/c,daisy\n"
+    reader = open_source(written(tmp_path, table, "a.jpg", "b.jpg", "images/c.jpg"))
+    assert [reader.example_id(index) for index in range(len(reader))] == ["b.jpg", "images/c.jpg", "a.jpg"]
+
+
 @pytest.mark.parametrize(
     ("table", "message"),
     [
+        ("filename,label\na.jpg,daisy\na.jpg,tulip\n", "a.jpg is daisy and tulip"),
+        ("filename,label\na.jpg\n", "a.jpg without a class"),
         ("filename,label\na.jpg,daisy\n../a.jpg,tulip\n", r"1 of 2: \.\./a\.jpg"),
         ("filename\na.jpg\n", "a column of files"),
         ("filename,class,xmin,ymin\na.jpg,daisy,1,2\n", "table of boxes"),
