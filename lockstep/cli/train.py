@@ -133,9 +133,6 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
         )
     if is_worker() and not arguments.print_recipe:
         return train_as_worker(list(argv))
-    from lockstep.cli.own_data import remark_on_name
-
-    remark_on_name(arguments.recipe)
     begins = is_first_start_on_data(arguments)
     if begins and (arguments.print_recipe or arguments.dry_run):
         from lockstep.cli.own_start import print_own_recipe
@@ -179,8 +176,9 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
 
 def is_first_start_on_data(arguments: argparse.Namespace) -> bool:
     """Whether the command names data in place of a recipe, and no run has begun with it."""
-    from lockstep.cli.own_data import names_data, own_run
+    from lockstep.cli.own_data import names_data, own_run, remark_on_name
 
+    remark_on_name(arguments.recipe)
     return names_data(arguments.recipe) and own_run(arguments) is None
 
 

@@ -96,8 +96,8 @@ def _sets_in(folder: Path) -> DataSets:
         return DataSets(file)
     if named := _by_name({entry.name: str(entry) for entry in folders}):
         if train := _annotations_beside_images(Path(named["train"])):
-            others = [named.get(split) and _annotations_beside_images(Path(named[split])) for split in _NAMES]
-            return DataSets(train, *others[1:])
+            there = {split: _annotations_beside_images(Path(place)) for split, place in named.items()}
+            return DataSets(train, there.get("validation"), there.get("test"))
         has_classes = {split: _has_classes(Path(place)) for split, place in named.items()}
         names = {name for each in _NAMES.values() for name in each}
         if has_classes["train"] or names.issuperset(entry.name.lower() for entry in folders):
@@ -173,13 +173,7 @@ def _sets_of_voc(folder: Path) -> DataSets:
 def _check_classes(folder: Path) -> None:
     """Refuse a folder without classes, with one, or with next to no images."""
     below = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
-    if {"images", "labels"} <= {entry.name for entry in below if entry.is_dir()}:
-        raise DataError(
-            f"{folder} has annotations as YOLO has them, and these are not read.",
-            given=f"the folders {folder / 'images'} and {folder / 'labels'}",
-            expected="annotations of COCO or of PASCAL VOC",
-            hint="export them as COCO from the tool that made them",
-        )
+    _check_not_of_yolo(folder)
     unread = _unread(folder)
     if unread and not any(_images_in(folder)):
         ending = unread[0].suffix
@@ -215,6 +209,16 @@ def _check_classes(folder: Path) -> None:
             given=f"{count} images of {len(classes)} classes",
             expected=f"{LEAST_IMAGES} or more, and better 30 of each class",
             hint="add images, and give the same command again",
+        )
+
+
+def _check_not_of_yolo(folder: Path) -> None:
+    if {"images", "labels"} <= {entry.name for entry in folder.iterdir() if entry.is_dir()}:
+        raise DataError(
+            f"{folder} has annotations as YOLO has them, and these are not read.",
+            given=f"the folders {folder / 'images'} and {folder / 'labels'}",
+            expected="annotations of COCO or of PASCAL VOC",
+            hint="export them as COCO from the tool that made them",
         )
 
 
