@@ -15,8 +15,9 @@ from pathlib import Path
 from lockstep.errors import InputError, WorkdirError
 from lockstep.readers.split_folders import RECORDS, TABLE, TAR, TFDS
 from lockstep.recipes.shipped import names
-from lockstep.run_files import RECIPE
-from lockstep.runs.workdir import Workdir
+from lockstep.run_files import HISTORY, RECIPE
+from lockstep.runs.workdir import KnownData, Workdir
+from lockstep.screen import log
 from lockstep.storage.remote_path import is_url
 
 _PATTERN = re.compile(r"[*?\[{]|\.json$|\.json:")
@@ -28,7 +29,10 @@ def names_data(word: str) -> bool:
         return False
     path = Path(word)
     try:
-        if any((place / RECIPE).is_file() for place in (path, *path.parents)):
+        # A recipe alone above it is one that somebody has written there: a run that holds this has begun.
+        if (path / RECIPE).is_file() or any(
+            (above / RECIPE).is_file() and (above / HISTORY).is_file() for above in path.parents
+        ):
             return False
         if path.is_dir():
             return next(path.glob(f"*/{RECIPE}"), None) is None and any(path.iterdir())
@@ -37,6 +41,12 @@ def names_data(word: str) -> bool:
         return False
     is_data = TABLE.search(word) or RECORDS.search(word) or TAR.search(word) or _PATTERN.search(word)
     return is_there or word.startswith(TFDS) or is_data is not None
+
+
+def remark_on_name(word: str) -> None:
+    """Say that a name is that of a shipped recipe, where data in a folder of this name may be meant."""
+    if word in names() and names_data(f"./{word}"):
+        log.warning("%s is a recipe that comes with lockstep; to train on the folder: lockstep train ./%s", word, word)
 
 
 def folder_of_run(arguments: argparse.Namespace) -> Path:
@@ -68,7 +78,9 @@ def own_run(arguments: argparse.Namespace) -> argparse.Namespace | None:
     if saved is None:
         return None
     trained = getattr(saved.data, "train", None)
-    if trained is None or os.path.abspath(trained) not in _places(arguments.recipe):  # noqa: PTH100 (it may be a pattern)
+    begun_in = KnownData.of(Workdir(folder)).folder or ""
+    theirs = {os.path.abspath(os.path.join(place, trained)) for place in ("", begun_in)} if trained else set()  # noqa: PTH100, PTH118 (it may be a pattern)
+    if theirs.isdisjoint(_places(arguments.recipe)):
         raise WorkdirError(
             f"The run in {folder} has other data.",
             given=f"{arguments.recipe}; that run is trained on {trained or 'data of its own'}",

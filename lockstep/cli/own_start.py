@@ -148,6 +148,8 @@ def _choices(found: Found, chosen: Chosen) -> list[str]:
     task = "detector: where objects are, and what" if found.has_objects else "classifier: one class for each image"
     where = recipe.warm_start.path if recipe.warm_start else None
     updates = f", {chosen.num_steps:,} updates" if isinstance(recipe.end, Epochs) else ""
+    falls_to_0 = f"steps={recipe.end!r}" in repr(recipe.optimizer)  # unless flags have set another end
+    rate = f"; the rate falls to 0 as a cosine{'' if falls_to_0 else ', but not at this end: optimizer.lr.steps'}"
     resizer = getattr(data, "resizer", None)
     shape = f"{resizer.height} x {resizer.width}" if resizer else f"{data.image_size} x {data.image_size}"
     rows = [
@@ -156,7 +158,7 @@ def _choices(found: Found, chosen: Chosen) -> list[str]:
         ("network", "SqueezeNet 1.1 with an SSD on it" if found.has_objects else "SqueezeNet 1.1"),
         ("weights", _weights_row(where)),
         ("input", f"{shape} pixels, {recipe.batch_size} images an update"),
-        ("schedule", f"{recipe.end or 'until it is stopped'}{updates}; the rate falls to 0 as a cosine"),
+        ("schedule", f"{recipe.end or 'until it is stopped'}{updates}{rate}"),
         ("stops early", _stopping(chosen)),
     ]
     return ["what is trained", *(f"  {line}" for line in _rows(rows))]

@@ -134,16 +134,8 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     if is_worker() and not arguments.print_recipe:
         return train_as_worker(list(argv))
     begins = is_first_start_on_data(arguments)
-    if begins and (arguments.print_recipe or arguments.dry_run):
-        from lockstep.cli.own_start import print_own_recipe
-
-        sys.stdout.write(print_own_recipe(arguments))
-        return 0
-    if arguments.print_recipe:
-        from lockstep.cli.given_run import given_recipe
-        from lockstep.recipes.fields import explained_toml
-
-        sys.stdout.write(explained_toml(given_recipe(arguments), everything=arguments.all))
+    if arguments.print_recipe or (begins and arguments.dry_run):
+        sys.stdout.write(_printed_recipe(arguments, begins=begins))
         return 0
     seat = given_seat(arguments, os.environ)
     if arguments.grace is not None:
@@ -174,10 +166,22 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     return code
 
 
+def _printed_recipe(arguments: argparse.Namespace, *, begins: bool) -> str:
+    if begins:
+        from lockstep.cli.own_start import print_own_recipe
+
+        return print_own_recipe(arguments)
+    from lockstep.cli.given_run import given_recipe
+    from lockstep.recipes.fields import explained_toml
+
+    return explained_toml(given_recipe(arguments), everything=arguments.all)
+
+
 def is_first_start_on_data(arguments: argparse.Namespace) -> bool:
     """Whether the command names data in place of a recipe, and no run has begun with it."""
-    from lockstep.cli.own_data import names_data, own_run
+    from lockstep.cli.own_data import names_data, own_run, remark_on_name
 
+    remark_on_name(arguments.recipe)
     return names_data(arguments.recipe) and own_run(arguments) is None
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import posixpath
+from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from lockstep.errors import DataError
 from lockstep.listing import shorten
@@ -26,10 +28,10 @@ def files_by_label(table: Path) -> dict[str, list[str]]:
     """Return the images of each class, as paths within the table's folder; classes and images are sorted.
 
     The columns are found by their names, as `FILE_COLUMNS` and `LABEL_COLUMNS` have them. A file is looked for beside
-    the table, and in the one folder that is there.
+    the table, and in the one folder that is there; its ending may be left out.
 
     Raises:
-        DataError: a column is missing, the table is of boxes, or a file is not there.
+        DataError: a column is missing, the table is of boxes, a file is not there, or has no class or several.
     """
     try:
         with table.open(newline="", encoding="utf-8-sig") as file:
@@ -43,30 +45,38 @@ def files_by_label(table: Path) -> dict[str, list[str]]:
             expected="a table of CSV in UTF-8, with a line for each image",
             hint="write it again with the columns filename,label",
         ) from error
+    files = _files(table, named)
+    found: dict[str, list[str]] = {}
+    for name, label in sorted(files.items()):
+        found.setdefault(label, []).append(name)
+    return dict(sorted(found.items()))
+
+
+def _files(table: Path, named: Sequence[Sequence[str]]) -> dict[str, str]:
+    """Return the class of each file, by its path within the table's folder."""
     inside = [entry for entry in table.parent.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
     places = {path.name: path.name for path in table.parent.iterdir() if path.is_file()}
     for folder in inside:
         below = {entry.name: f"{folder.name}/{entry.name}" for entry in folder.iterdir()}
         places = below | {f"{folder.name}/{name}": path for name, path in below.items()} | places
-    if missing := [name for name, _ in named if name not in places]:
+    without_ending = [(PurePosixPath(name).with_suffix("").as_posix(), path) for name, path in places.items()]
+    times = Counter(name for name, _ in without_ending)
+    places = {name: path for name, path in without_ending if times[name] == 1} | places
+    wanted = [(posixpath.normpath(name), label) for name, label in named]
+    if missing := [name for name, _ in wanted if name not in places]:
         raise DataError(
             f"{table} names images that are not there.",
             given=f"{len(missing)} of {len(named)}: {shorten(missing, 3)}",
             expected=f"the names of files in {table.parent}" + "".join(f", or in {each}" for each in inside),
             hint="copy these images there, or take their lines out",
         )
-    labels: dict[str, str] = {}
-    for name, label in named:
-        if labels.setdefault(places[name], label) != label:
-            raise _unusable(
-                table, f"{name!r} as {labels[places[name]]!r} and as {label!r}", "take one of the lines out"
-            )
-    if not labels:
+    if not wanted:
         raise _unusable(table, "no line but the first", "write a line for each image")
-    found: dict[str, list[str]] = {}
-    for name, label in sorted(labels.items()):
-        found.setdefault(label, []).append(name)
-    return dict(sorted(found.items()))
+    files: dict[str, str] = {}
+    for name, label in wanted:
+        if files.setdefault(places[name], label) != label:
+            raise _unusable(table, f"{name!r} as {files[places[name]]!r} and as {label!r}", "take one of the lines out")
+    return files
 
 
 def _of_line(table: Path, number: int, line: Sequence[str], columns: Sequence[int]) -> list[str]:

@@ -243,7 +243,9 @@ class PathData:
 
     def at(self, split: str, path: str) -> Self:
         """Take the examples of a split from another path."""
-        return self._with({"function": None, split: path})
+        # None of other examples to train on has been held out.
+        held_out = {"validation": None} if split == "train" and self.validation_share else {}
+        return self._with({"function": None, split: path} | held_out)
 
     def prepare(self) -> None:
         """Do nothing: the files are read as they are."""

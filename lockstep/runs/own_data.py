@@ -92,12 +92,35 @@ def _sets_in(folder: Path) -> DataSets:
     if annotations := annotations_among(entries):
         files = sorted(str(file) for file in annotations.glob("*.json") if "captions" not in file.name)
         return _sets_of_files(files) if files else _sets_of_voc(folder)
+    if file := _annotations_beside_images(folder):
+        return DataSets(file)
     if named := _by_name({entry.name: str(entry) for entry in folders}):
-        for each in named.values():
-            _check_classes(Path(each))
-        return DataSets(named["train"], named.get("validation"), named.get("test"))
+        if train := _annotations_beside_images(Path(named["train"])):
+            there = {split: _annotations_beside_images(Path(place)) for split, place in named.items()}
+            return DataSets(train, there.get("validation"), there.get("test"))
+        has_classes = {split: _has_classes(Path(place)) for split, place in named.items()}
+        names = {name for each in _NAMES.values() for name in each}
+        if has_classes["train"] or names.issuperset(entry.name.lower() for entry in folders):
+            # Images of a test without classes, as contests have them, cannot be scored.
+            named = {split: place for split, place in named.items() if split == "train" or has_classes[split]}
+            for each in named.values():
+                _check_classes(Path(each))
+            return DataSets(named["train"], named.get("validation"), named.get("test"))
     _check_classes(folder)
     return DataSets(str(folder))
+
+
+def _annotations_beside_images(folder: Path) -> str | None:
+    """Return COCO's one file of annotations in a folder of images, as exported by Roboflow, or above that folder."""
+    files = [*folder.glob("*.json")]
+    folders = [entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+    return str(files[0]) if len(files) == 1 and folders in ([], ["images"]) else None
+
+
+def _has_classes(folder: Path) -> bool:
+    entries = entries_of(folder)
+    is_table = label_table_among(entries) is not None
+    return is_table or any(entry.is_dir() and not entry.name.startswith(".") for entry in entries)
 
 
 def _by_name(places: Mapping[str, str]) -> dict[str, str]:
@@ -150,6 +173,7 @@ def _sets_of_voc(folder: Path) -> DataSets:
 def _check_classes(folder: Path) -> None:
     """Refuse a folder without classes, with one, or with next to no images."""
     below = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+    _check_not_of_yolo(folder)
     unread = _unread(folder)
     if unread and not any(_images_in(folder)):
         ending = unread[0].suffix
@@ -185,6 +209,16 @@ def _check_classes(folder: Path) -> None:
             given=f"{count} images of {len(classes)} classes",
             expected=f"{LEAST_IMAGES} or more, and better 30 of each class",
             hint="add images, and give the same command again",
+        )
+
+
+def _check_not_of_yolo(folder: Path) -> None:
+    if {"images", "labels"} <= {entry.name for entry in folder.iterdir() if entry.is_dir()}:
+        raise DataError(
+            f"{folder} has annotations as YOLO has them, and these are not read.",
+            given=f"the folders {folder / 'images'} and {folder / 'labels'}",
+            expected="annotations of COCO or of PASCAL VOC",
+            hint="export them as COCO from the tool that made them",
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import shutil
 import subprocess
 import sys
@@ -12,8 +14,10 @@ import pytest
 from PIL import Image
 
 from lockstep.cli.main import main
+from lockstep.cli.own_data import names_data, own_run, remark_on_name
 from lockstep.recipes.data import ImageData
 from lockstep.recipes.toml import load
+from lockstep.runs.own_data import DataSets, find_data_sets
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "flowers5"
 
@@ -90,6 +94,41 @@ def test_an_archive_and_an_unquoted_name_are_answered_with_the_command_that_was_
     with pytest.raises(SystemExit):
         main(["train", "my", "photos"])
     assert "lockstep train 'my photos'" in capsys.readouterr().err
+
+
+def test_sets_are_told_from_classes_of_their_names(tmp_path: Path) -> None:
+    for name in ("bus", "train", "sets/train/a", "sets/train/b", "sets/test"):
+        images_of(tmp_path / name, 6, 0, 8)
+    coco = tmp_path / "coco"
+    for name in ("train", "valid"):
+        images_of(coco / name, 1, 0, 8)
+        (coco / name / "_annotations.coco.json").write_text("{}")
+    sets = tmp_path / "sets"
+    assert find_data_sets(str(sets)) == DataSets(str(sets / "train"))
+    files = [str(coco / name / "_annotations.coco.json") for name in ("train", "valid")]
+    assert find_data_sets(str(coco)) == DataSets(*files)
+    shutil.rmtree(sets), shutil.rmtree(coco)
+    assert find_data_sets(str(tmp_path)) == DataSets(str(tmp_path))
+
+
+def test_a_run_on_data_is_known_from_another_folder_and_beside_a_recipe(
+    photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "my photos", "--print-recipe"]) == 0
+    run = photos.parent / "runs" / "my_photos"
+    run.mkdir(parents=True)
+    for folder in (run, photos.parent):
+        (folder / "recipe.toml").write_text(capsys.readouterr().out or (run / "recipe.toml").read_text())
+    assert names_data("my photos")
+    (run / "data.json").write_text(json.dumps({"folder": str(photos.parent), "classes": {}}))
+    monkeypatch.chdir(run)
+    begun = own_run(argparse.Namespace(recipe=str(photos), workdir=str(run)))
+    assert begun is not None
+    assert begun.recipe == str(run)
+    monkeypatch.chdir(photos.parent)
+    photos.rename("flowers")
+    remark_on_name("flowers")
+    assert "lockstep train ./flowers" in capsys.readouterr().err
 
 
 def lockstep(*words: str) -> subprocess.CompletedProcess[str]:

@@ -46,6 +46,12 @@ def test_columns_of_one_name_are_told_apart_by_their_place(tmp_path: Path) -> No
     assert reader.counts == {"daisy": 1}
 
 
+def test_names_come_without_endings_and_below_a_dot_and_columns_of_one_name_twice(tmp_path: Path) -> None:
+    table = "x,x,image_id,label\n1,2,a,tulip\n1,2,./b.jpg,daisy\n\n1,2,images/c,daisy\n"
+    reader = open_source(written(tmp_path, table, "a.jpg", "b.jpg", "images/c.jpg"))
+    assert [reader.example_id(index) for index in range(len(reader))] == ["b.jpg", "images/c.jpg", "a.jpg"]
+
+
 @pytest.mark.parametrize(
     ("table", "message"),
     [

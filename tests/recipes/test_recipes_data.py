@@ -267,3 +267,5 @@ def test_the_training_examples_are_held_out_or_trained_on(tmp_path: Path) -> Non
     assert sorted(names) == [every.example_id(i) for i in range(len(every))]
     assert held.classes == kept.classes == ("a", "b")  # type: ignore[attr-defined]
     assert data.splits == ["train", "validation"]
+    others = data.at("train", str(tmp_path)).reader("train", 2)
+    assert len(others) == len(every), "none of other examples is held out"
