@@ -40,7 +40,6 @@ from lockstep.run_files import CHECKPOINTS, KEPT_HERE, LATEST, MARKER, RESULT, n
 from lockstep.screen import log
 from lockstep.storage.remote_path import ObjectStat, RemotePath
 from lockstep.storage.retries import ended_by, told
-from lockstep.workers.rank import join
 
 _ASIDE = ".upload.partial"
 _STOP_SECONDS, _LOOK_SECONDS = 5.0, 0.1
@@ -210,6 +209,8 @@ class _StopRequest(threading.Event):
 
     def is_set(self) -> bool:
         """Whether requests that fail are to be made again no more."""
+        from lockstep.workers.rank import join
+
         if self._seen is None and join().pulse.stop_requested:
             self.set()
         return self._seen is not None and time.monotonic() - self._seen >= _STOP_SECONDS
