@@ -7,7 +7,6 @@ On a CPU nothing would be gained: there torch takes every list tensor by tensor,
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache, partial, reduce
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 READ_AT_ONCE = frozenset({"cpu"})
 """Kinds of devices that the host reads without a wait. A test that empties it runs what an accelerator would."""
 _PATIENCE_SECONDS, _POLL_SECONDS = 0.1, 0.02
-SMALL = 2**12
-"""The elements up to which tensors are faster joined and measured at once than measured one by one."""
 _LARGE = 2**18
 """Larger tensors, in elements, are added up by parts."""
 _PART = 2**11
@@ -229,28 +226,6 @@ def norms_of(tensors: Sequence[Tensor | None], order: int = 2) -> list[float]:
         return norms
     values = iter(norms)
     return [0.0 if t is None else next(values) for t in tensors]
-
-
-def norm_of_all(tensors: Sequence[Tensor | None]) -> float:
-    """The 2-norm of all of them together; 0 where there are none.
-
-    Small tensors of a CPU are joined and measured at once: a launch costs more than to copy them. Many are added up by
-    parts: in one go, digits would be lost, and the bits would depend on torch's threads.
-    """
-    small: list[Tensor] = []
-    rest: list[Tensor] = []
-    for tensor in tensors:
-        if tensor is not None:
-            is_small = tensor.dtype is torch.float32 and tensor.numel() <= SMALL
-            (small if is_small else rest).append(tensor)
-    squares = math.inf
-    if len(small) > 1 and not reading_waits(small[0].device):
-        joined = torch._C._nn.flatten_dense_tensors(small)
-        joined = joined if joined.numel() <= SMALL else _norms_of_parts(joined, 2, None)
-        squares = torch.dot(joined, joined).item()
-    if squares == math.inf:  # not measured; or too much for float32, as it may not be one by one
-        squares, rest = 0.0, [*rest, *small]
-    return math.sqrt(squares + sum([norm * norm for norm in _norms(rest, 2)] if rest else ()))
 
 
 def norms_on_device(tensors: Sequence[Tensor], order: int = 2) -> Tensor:

@@ -10,17 +10,7 @@ import torch
 from device_calls import accelerator, counted
 from torch import Tensor
 
-from lockstep.tensors import (
-    add_all_,
-    all_widened,
-    are_finite,
-    copy_all,
-    map_all,
-    norm_of_all,
-    norms_of,
-    quotients,
-    with_strides_of,
-)
+from lockstep.tensors import add_all_, all_widened, are_finite, copy_all, map_all, norms_of, quotients, with_strides_of
 
 MIXED = [torch.float32, torch.int64, torch.float32, torch.bool, torch.bfloat16, torch.int64, torch.float32]
 anywhere = pytest.mark.parametrize("device", [nullcontext, accelerator], ids=["cpu", "accelerator"])
@@ -159,29 +149,3 @@ def test_a_large_tensor_has_all_its_digits_in_any_layout(shape: tuple[int, ...])
 def test_sixteen_bits_are_added_up_in_more(dtype: torch.dtype) -> None:
     tensor = torch.full((1000,), 100.0, dtype=dtype)
     assert norms_of([tensor, torch.ones(2)]) == pytest.approx([100 * 1000**0.5, 2**0.5])
-
-
-def test_the_norm_of_all_is_that_of_what_is_joined_and_of_what_is_not() -> None:
-    parts = [torch.randn(shape) for shape in [(), (7,), (8, 8, 3, 3), (2000, 3)]]
-    parts[2] = parts[2].to(memory_format=torch.channels_last)
-    tensors = [*parts, None, torch.randn(5, dtype=torch.float64), torch.randn(40).to(torch.bfloat16) * 1e3]
-    joined = torch.cat([t.double().reshape(-1) for t in tensors if t is not None])
-    assert norm_of_all(tensors) == pytest.approx(joined.norm().item(), rel=1e-6)
-    assert norm_of_all([None]) == 0.0
-    for bad in (math.nan, math.inf):
-        assert not math.isfinite(norm_of_all([torch.ones(3), torch.tensor([1.0, bad])]))
-
-
-def test_many_small_tensors_have_the_norm_that_they_have_one_by_one_on_any_number_of_threads() -> None:
-    tensors = [torch.rand(4000) + 0.5 for _ in range(400)]
-    before, found = torch.get_num_threads(), set()
-    try:
-        for threads in (1, 2, 5):
-            torch.set_num_threads(threads)
-            found.add(norm_of_all(tensors))
-    finally:
-        torch.set_num_threads(before)
-    one_by_one = math.hypot(*norms_of(tensors))
-    assert [*found] == [pytest.approx(one_by_one, rel=1e-7)]
-    large = [torch.full((16,), 4e18)] * 4  # all their squares are more than float32 has, those of each are not
-    assert norm_of_all(large) == pytest.approx(math.hypot(*norms_of(large)))

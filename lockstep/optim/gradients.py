@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from lockstep.errors import InputError
-from lockstep.tensors import norm_of_all, norms_of, norms_on_device, quotients, reading_waits, with_strides_of
+from lockstep.tensors import norms_of, norms_on_device, quotients, reading_waits, with_strides_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,8 +50,6 @@ class Gradients:
         self._owned = owned
         self._norms: list[float] | None = None
         """As the host knows them, before the division."""
-        self._norm: float | None = None
-        """The same of the global norm."""
         self._unread_norms: Tensor | None = None
         """The same of the gradients that are not None, on a device that reading waits for."""
         self._is_watched = False
@@ -76,10 +74,9 @@ class Gradients:
     @property
     def norm(self) -> float:
         """The global norm: that of all gradients together; 0 where there are none. On an accelerator this may wait."""
-        if self._norm is None:
-            norms = self._norms
-            self._norm = norm_of_all(self._tensors) if norms is None else math.sqrt(sum([n * n for n in norms]))
-        return self._norm / float(self._divisor)
+        if self._norms is None:
+            self._norms = norms_of(self._tensors)
+        return math.sqrt(sum([norm * norm for norm in self._norms])) / float(self._divisor)
 
     @property
     def reading_waits(self) -> bool:
@@ -103,7 +100,7 @@ class Gradients:
     def tell_norms(self, norms: Sequence[float]) -> None:
         """Take the norms of `unread_norms` as the host has read them."""
         values = iter(norms)
-        self._norms, self._norm = [0.0 if g is None else next(values) for g in self._tensors], None
+        self._norms = [0.0 if g is None else next(values) for g in self._tensors]
 
     def divide(self, divisor: float | Tensor) -> None:
         """Divide every gradient by a number above 0, or by a tensor without dimensions."""
@@ -118,7 +115,7 @@ class Gradients:
         """
         current = self._divided()
         self._replace({i: _in_place_of(current[i], g, self.names[i]) for i, g in tensors.items()}, owned=owned)
-        self._norms = self._norm = self._unread_norms = None
+        self._norms = self._unread_norms = None
 
     def multiply(self, factors: Mapping[int, float]) -> None:
         """Multiply some gradients, each by a number of its own; an index without a gradient is passed over."""
@@ -130,7 +127,7 @@ class Gradients:
         self._replace(dict(zip(some, scaled, strict=True)), owned=True)
         if self._norms is not None:
             self._norms = [norm * abs(some.get(index, 1.0)) for index, norm in enumerate(self._norms)]
-        self._norm = self._unread_norms = None
+        self._unread_norms = None
 
     def subset(self, indices: Sequence[int]) -> Gradients:
         """Select the gradients of some parameters, in this order."""
@@ -175,7 +172,6 @@ class Gradients:
             self._replace(dict(zip(present, divided, strict=True)), owned=True)
             plain = divisor if isinstance(divisor, float | int) else None
             self._norms = [norm / plain for norm in self._norms] if plain and self._norms is not None else None
-            self._norm = self._norm / plain if plain and self._norm is not None else None
             self._unread_norms = None
             self._divisor = 1.0
         return self._tensors

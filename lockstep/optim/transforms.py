@@ -15,7 +15,7 @@ from lockstep.errors import InputError
 from lockstep.optim.gradients import Gradients
 from lockstep.optim.schedules import Schedule, rate_at
 from lockstep.selection import Patterns, pattern_of_each, selected
-from lockstep.tensors import SMALL, all_narrowed, all_widened, norms_of, norms_on_device
+from lockstep.tensors import all_narrowed, all_widened, norms_of, norms_on_device
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,6 +93,8 @@ def _watched(function: BoundTransform, name: str, gradients: Gradients, step: in
 
 
 _Limit = Annotated[float, Range(gt=0, finite=False), Hint("give the largest allowed, or leave the transform out")]
+_SMALL = 4096
+"""The elements up to which tensors are faster joined and measured at once than measured one by one."""
 
 
 @dataclass(frozen=True)
@@ -264,7 +266,7 @@ def _runs(tensors: Mapping[int, Tensor]) -> list[list[int]]:
     """Group the indices of small tensors with units of one shape, to be joined; large tensors stay alone."""
     runs: dict[object, list[int]] = {}
     for index, tensor in tensors.items():
-        runs.setdefault(tensor.shape[1:] if tensor.numel() <= SMALL else index, []).append(index)
+        runs.setdefault(tensor.shape[1:] if tensor.numel() <= _SMALL else index, []).append(index)
     return list(runs.values())
 
 
