@@ -90,5 +90,5 @@ def test_an_interrupt_in_a_download_ends_it_at_once(
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
         assert process.wait(HANG_SECONDS) == 130
-        assert time.monotonic() - began < 5.0
+        assert time.monotonic() - began < HANG_SECONDS / 4  # and not when an answer comes
     assert os.listdir(local_folder(place).parent) == [f".{local_folder(place).name}.lock"]  # noqa: PTH208

@@ -333,7 +333,7 @@ def test_a_signal_while_the_bucket_is_away_ends_the_run_soon(
     began = time.monotonic()
     process.send_signal(signal.SIGTERM)
     said = process.communicate(timeout=HANG_SECONDS)[0].decode()
-    assert time.monotonic() - began < 20.0
+    assert time.monotonic() - began < HANG_SECONDS / 4
     text = (tmp_path / "log").read_text()
     assert said.startswith("stopped "), text
     step = int(said.split()[1])
