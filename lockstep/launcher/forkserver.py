@@ -187,7 +187,8 @@ class _Server:
         return self._fork(order["name"], order["task"], descriptors)
 
     def _import_next(self) -> None:
-        with contextlib.suppress(Exception):  # for lack of memory, say: the run goes on, and who needs it imports it
+        # For lack of memory, say: the run goes on, and who needs it imports it.
+        with contextlib.suppress(Exception, SystemExit):
             import_module(self._due.popleft())
         gc.freeze()
 

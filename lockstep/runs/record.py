@@ -76,12 +76,11 @@ class RunRecord:
         self.path = path
         self.problems: list[str] = []
         """What could not be read, a sentence each."""
-        try:
-            is_run = stat.S_ISREG((path / RECIPE).lstat().st_mode)
+        is_run = is_there = False
+        with suppress(OSError):
             is_there = path.is_dir() and os.access(path, os.R_OK | os.X_OK)
-        except OSError:
-            is_run = is_there = False
-        if not (is_run and is_there):
+            is_run = is_there and stat.S_ISREG((path / RECIPE).lstat().st_mode)
+        if not is_run:
             raise WorkdirError(
                 f"{path} is not the folder of a run that can be read.",
                 given=f"{path} ({'no plain file ' + RECIPE if is_there else 'not a folder that this user may read'})",

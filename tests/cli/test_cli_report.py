@@ -71,6 +71,12 @@ def test_a_folder_that_cannot_be_read_is_refused(
     monkeypatch.setattr(os, "access", lambda *_: False)  # no mode keeps root out
     assert main(["report", str(tmp_path / "run"), "--to", str(tmp_path / "page.html")]) == 2
     assert "is not the folder of a run that can be read." in caplog.text
+    assert "not a folder that this user may read" in caplog.text
+
+
+def test_a_folder_without_a_recipe_is_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert main(["report", str(tmp_path)]) == 2
+    assert "no plain file recipe.toml" in caplog.text
 
 
 def test_files_that_cannot_be_read_are_named_on_the_page(tmp_path: Path) -> None:
