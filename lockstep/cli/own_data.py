@@ -20,7 +20,7 @@ from lockstep.runs.workdir import KnownData, Workdir
 from lockstep.screen import log
 from lockstep.storage.remote_path import is_url
 
-_PATTERN = re.compile(r"[*?\[{]|\.json$|\.json:")
+_PATTERN = re.compile(r"[*?\[{]|\.json:")
 
 
 def names_data(word: str) -> bool:

@@ -115,6 +115,7 @@ def test_images_without_folders_of_classes(recipe: Callable[..., Recipe], tmp_pa
         "  given:    3 images (a.jpg, b.JPG and 1 more) and no folders\n"
         "  expected: a folder of images for each class\n"
         f"  hint:     move the images of each class into a folder with its name, such as {tmp_path}/flat/CLASS/a.jpg"
+        f"; or put one table beside them, {tmp_path}/flat/labels.csv, with the columns filename,label"
     )
 
 
