@@ -172,6 +172,7 @@ def _classifier(
         optimizer=optimizer,
         batch_size=batch,
         end=ends,
+        checkpoints=Checkpoints(Interval(20, "seconds")),
         evaluate=_scoring(epochs, counts["validation"], flip=True),
     )
     return recipe, {
