@@ -174,22 +174,8 @@ def _check_classes(folder: Path) -> None:
     """Refuse a folder without classes, with one, or with next to no images."""
     below = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
     _check_not_of_yolo(folder)
-    unread = _unread(folder)
-    if unread and not any(_images_in(folder)):
-        ending = unread[0].suffix
-        raise DataError(
-            f"The images in {folder} are of a kind that is not read: {ending[1:].upper()}.",
-            given=f"{len(unread)} files such as {unread[0].relative_to(folder)}",
-            expected=", ".join(ENDINGS),
-            hint=f"convert them first, with ImageMagick: mogrify -format jpg {_word(unread[0].parent)}/*{ending}",
-        )
-    if below and not any(_images_in(folder)) and not unread:
-        raise DataError(
-            f"There are no images in {folder}.",
-            given=shorten(sorted(entry.name for entry in below)),
-            expected="a folder of images for each class; COCO's or VOC's folder with annotations; shards or tables",
-            hint="name the folder that the folders of the classes are in",
-        )
+    if below and not any(_images_in(folder)):
+        raise _without_images(folder, below)
     classes = class_folders(folder)
     if len(classes) == 1:
         inner = sorted(entry.name for entry in (folder / classes[0]).glob("*") if entry.is_dir())
@@ -210,6 +196,23 @@ def _check_classes(folder: Path) -> None:
             expected=f"{LEAST_IMAGES} or more, and better 30 of each class",
             hint="add images, and give the same command again",
         )
+
+
+def _without_images(folder: Path, below: Sequence[Path]) -> DataError:
+    if unread := _unread(folder):
+        ending = unread[0].suffix
+        return DataError(
+            f"The images in {folder} are of a kind that is not read: {ending[1:].upper()}.",
+            given=f"{len(unread)} files such as {unread[0].relative_to(folder)}",
+            expected=", ".join(ENDINGS),
+            hint=f"convert them first, with ImageMagick: mogrify -format jpg {_word(unread[0].parent)}/*{ending}",
+        )
+    return DataError(
+        f"There are no images in {folder}.",
+        given=shorten(sorted(entry.name for entry in below)),
+        expected="a folder of images for each class; COCO's or VOC's folder with annotations; shards or tables",
+        hint="name the folder that the folders of the classes are in",
+    )
 
 
 def _check_not_of_yolo(folder: Path) -> None:
@@ -257,8 +260,6 @@ class Found:
     """Files of a kind that is not read."""
     box_sides: Any = field(default_factory=lambda: np.zeros((0, 2)))
     """Height and width of the objects, as shares of those of their images, (objects, 2)."""
-    seconds_an_image: float = 0.0
-    """To read and decode one."""
 
     @property
     def is_whole(self) -> bool:
@@ -312,7 +313,6 @@ def look_at(sets: DataSets, seconds: float = SECONDS_TO_LOOK) -> Found:
         tuple(seen.broken),
         tuple(str(path.relative_to(place)) for path in _unread(place)) if place.is_dir() else (),
         np.concatenate(seen.sides) if seen.sides else np.zeros((0, 2)),
-        (time.monotonic() - began) / max(1, len(seen.sizes)),
     )
 
 
