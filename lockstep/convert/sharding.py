@@ -221,6 +221,7 @@ Event = TypeVar("Event")
 Work = Callable[[Task], Generator[Event, None, None]]
 
 _SECONDS_TO_EXIT = 10.0
+_SECONDS_BETWEEN_SIGNALS = 0.5
 
 
 def run_tasks(tasks: Sequence[Task], work: Work[Task, Event], num_processes: int) -> Generator[Event, None, None]:
@@ -290,8 +291,14 @@ class _Process(Generic[Task, Event]):
         self._process.terminate()
 
     def join(self) -> None:
-        """Wait until the process has ended, and kill it if it takes too long."""
-        self._process.join(_SECONDS_TO_EXIT)
+        """Wait until the process has ended, and kill it if it takes too long.
+
+        It is asked again meanwhile: a signal that comes just before a read that waits is not heard until the next one.
+        """
+        end = time.monotonic() + _SECONDS_TO_EXIT
+        while self._process.is_alive() and time.monotonic() < end:
+            self._process.terminate()
+            self._process.join(_SECONDS_BETWEEN_SIGNALS)
         self._process.kill()
         self._process.join()
         self._process.close()
@@ -354,4 +361,5 @@ def _serve(pipe: Connection, inherited: Sequence[Connection], tasks: Sequence[Ta
 
 
 def _exit(number: int, _: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_IGN)  # The next one must not break into the unwinding.
     raise SystemExit(128 + number)

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from hashlib import sha256
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Path("pixels_of_mine.py").write_text(CODE)
         Path("pixels.toml").write_text(TOML)
         assert train.train_as_worker(["train", "pixels.toml", "--workdir", "run"]) == 0
-    leave()
+        leave()
+        linked_anew(in_place=True)
     return folder
 
 
@@ -130,14 +132,23 @@ def write_lines(name: str, lines: list[str]) -> None:
     Path("run", name).write_text("".join(lines))
 
 
-def linked_anew(change: Callable[[dict[str, Any]], None]) -> None:
-    """Change lines of the chain, and make all links anew, as somebody who knows how would."""
-    lines = list(read_chain(Path("run", CHAIN)))
+def linked_anew(change: Callable[[dict[str, Any]], object] = lambda facts: None, *, in_place: bool = False) -> None:
+    """Change lines of the chain, and make all links anew, as somebody who knows how would.
+
+    Digests come late where the machine is busy: those `in_place` stand as early as they can.
+    """
+    lines = [line.facts for line in read_chain(Path("run", CHAIN))]
+    if in_place:
+        positions = list(accumulate((facts.get("position", 0) for facts in lines), max))
+        late = [facts.get("at", position) for facts, position in zip(lines, positions, strict=True)]
+        ends = ["result" in facts or facts.get("event") == "end" for facts in lines]
+        order = sorted(range(len(lines)), key=lambda n: (late[n], ends[n], "digests" in lines[n]))
+        lines = [lines[n] for n in order]
     Path("run", CHAIN).unlink()
     file = ChainFile(Path("run", CHAIN), from_position=0)
-    for line in lines:
-        change(line.facts)
-        (file.write_event if "event" in line.facts else file.write)(line.facts)
+    for facts in lines:
+        change(facts)
+        (file.write_event if "event" in facts else file.write)(facts)
     file.close()
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from worker_processes import HANG_SECONDS
 
 from lockstep.convert.sharding import run_tasks
 from lockstep.errors import DataError, WorkerError
@@ -42,3 +46,23 @@ def test_an_error_in_a_process_is_raised_with_its_traceback(tasks: list[int], er
     with pytest.raises(error) as caught:
         list(run_tasks(tasks, fail, 2))
     assert any("In a converting process" in note for note in caught.value.__notes__)
+
+
+def deaf_once(task: int) -> Iterator[int]:
+    """Miss the first SIGTERM, as a process does that is just about to read."""
+    asked = signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, asked) and None)
+    try:
+        yield task
+        time.sleep(HANG_SECONDS)
+    finally:
+        Path(f"ended-{task}").touch()
+
+
+@pytest.mark.process
+def test_a_process_that_has_missed_a_signal_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    events = run_tasks([0, 1], deaf_once, 2)
+    assert {next(events), next(events)} == {0, 1}
+    events.close()
+    assert {path.name for path in tmp_path.iterdir()} == {"ended-0", "ended-1"}
