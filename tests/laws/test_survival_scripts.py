@@ -51,7 +51,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 def test_a_worker_and_the_chief_in_an_evaluation_are_lost(
     undisturbed: dict[str, bytes], tmp_path: Path, form: str
 ) -> None:
-    contents, said = run(tmp_path / "run", form, "2:SIGKILL@25", "0:in@40")
+    contents, said = run(tmp_path / "run", form, "2:SIGKILL@39", "0:in@40")
     assert contents == undisturbed
     assert "all workers start again" not in said
     assert "worker 0" in said.partition("takes part from now on")[0]
