@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,9 @@ from lockstep.storage.remote_path import RemotePath
 NUM_BATCHES = 3
 FAULTS = [
     Fault("status", 3, status=500, after=2),
-    Fault("short", 3, after=5),
-    Fault("cut", 3, after=9),
-    Fault("status", 2, status=429, after=12),
+    Fault("short", 3, after=3),
+    Fault("cut", 3, after=4),
+    Fault("status", 2, status=429, after=5),
 ]
 AUGMENT = [ls.augmentations.DistortedCrop(8, resize="random"), ls.augmentations.HorizontalFlip()]
 
@@ -175,7 +175,7 @@ def test_the_stream_is_that_of_local_files(
     whole = stream(loader(both.local, 0), 1, NUM_BATCHES)
     if is_cached:
         both.stored.read_batch(np.arange(NUM_IMAGES))
-    object_store.faults, object_store.refuses = [*FAULTS], is_cached
+    object_store.faults, object_store.refuses = [replace(fault) for fault in FAULTS], is_cached
     for step, num_processes in enumerate((0, 1, 2)):
         resumed = loader(both.stored, num_processes)
         resumed.load_state({**resumed.state(), "position": step * BATCH_SIZE})
