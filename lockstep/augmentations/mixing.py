@@ -212,8 +212,7 @@ class MixUp(WithPartners):
             images[row] = _mixed(images[row], other, float(shares[row]), larger[row].tolist())
         own, theirs = (
             move_objects(
-                fields,
-                (move(each, Region(0, 0, *to)) for each, to in zip(given.tolist(), after.tolist(), strict=True)),
+                fields, (move(each, Region(0, 0, *to)) for each, to in zip(given.tolist(), after.tolist(), strict=True))
             )
             for fields, given, after in ((batch, sides, larger), (partner, their_sides, larger[rows]))
         )

@@ -88,11 +88,7 @@ def match_images(
 
 
 def _padded_matches(
-    matcher: AnyMatcher,
-    config: Similarity,
-    boxes: Sequence[Tensor],
-    anchors: Tensor,
-    weights: Sequence[Tensor] | None,
+    matcher: AnyMatcher, config: Similarity, boxes: Sequence[Tensor], anchors: Tensor, weights: Sequence[Tensor] | None
 ) -> Tensor:
     """Match as `match_images`, as many images at once as memory should hold pairs."""
     rows = rows_of_all(boxes, anchors.device)

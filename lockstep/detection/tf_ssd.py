@@ -58,11 +58,7 @@ class TfSsd(SsdNet):
             assert isinstance(predictor, WeightSharedConvolutionalBoxPredictor), "others are refused"
             head = WeightSharedHead(predictor, *arguments, freeze_batchnorm=freeze, generator=generator)
         super().__init__(_settings(config), backbone, head)
-        parts = [
-            (backbone.of_backbone, backbone.features),
-            (backbone.on_top, backbone.extra),
-            (head.hyperparams, head),
-        ]
+        parts = [(backbone.of_backbone, backbone.features), (backbone.on_top, backbone.extra), (head.hyperparams, head)]
         self._penalties = PartPenalties(self, parts if config.add_regularization_loss else ())
 
     def forward(self, inputs: Tensor, assigned: AnchorTargets | None = None) -> dict[str, Any]:

@@ -86,12 +86,7 @@ def _check_untrained_parts(model: Ssd | FasterRcnn) -> None:
     if not model.untrained_parts:
         return
     what, expected, hint = _REFUSALS.get(model.untrained_parts[0], _OTHER_REFUSAL)
-    raise InputError(
-        what,
-        given=f"model.untrained_parts={list(model.untrained_parts)}",
-        expected=expected,
-        hint=hint,
-    )
+    raise InputError(what, given=f"model.untrained_parts={list(model.untrained_parts)}", expected=expected, hint=hint)
 
 
 def _check_one_stage(model: Ssd) -> None:

@@ -20,12 +20,7 @@ from lockstep.readers.fingerprint import Fingerprint, checksum, named_parts, tel
 from lockstep.readers.image_files import FileNames, check_not_turned, load_decoder, present_files
 from lockstep.readers.image_records import are_edges
 from lockstep.readers.label_map import LabelMap, read_labels
-from lockstep.readers.object_table import (
-    ObjectTable,
-    check_label_map,
-    labels_of_names,
-    warn_of_objects,
-)
+from lockstep.readers.object_table import ObjectTable, check_label_map, labels_of_names, warn_of_objects
 from lockstep.readers.reader import Cost, Int64s
 from lockstep.readers.schemas import truth_of_records
 from lockstep.readers.table_columns import (

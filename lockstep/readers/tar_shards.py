@@ -275,8 +275,5 @@ def _parsed(kind: Kind, data: bytes, source: str) -> Any:
 
 def _unusable(source: str, given: str, expected: str) -> DataError:
     return DataError(
-        f"{source} cannot be used.",
-        given=given,
-        expected=expected,
-        hint="repair it, or choose other fields",
+        f"{source} cannot be used.", given=given, expected=expected, hint="repair it, or choose other fields"
     )

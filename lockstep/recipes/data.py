@@ -454,10 +454,7 @@ class DetectionData(PathData, Checked):
     objects_column: str | None = None
     """The column of objects there; None: likewise."""
 
-    class_file: ClassVar[tuple[str, str]] = (
-        "label_map",
-        "a label map: a file with the id and the name of each class",
-    )
+    class_file: ClassVar[tuple[str, str]] = ("label_map", "a label map: a file with the id and the name of each class")
     known: ClassVar[str] = (
         "sharded records; a folder of PASCAL VOC; Parquet or Arrow files; a data set of Hugging Face's or of TFDS "
         "(tfds:NAME/VERSION/SPLIT); or a file of COCO's annotations.json, with :FOLDER after it where its images are "

@@ -178,10 +178,7 @@ def _matching_in_store(path: RemotePath) -> list[AnyPath]:
     files = [each for each, hidden in zip(found, is_hidden, strict=True) if each.is_file() and not hidden]
     if not files:
         raise DataError(
-            f"No file is named like {path}",
-            given=_held(above),
-            expected="one file or more",
-            hint="check the pattern",
+            f"No file is named like {path}", given=_held(above), expected="one file or more", hint="check the pattern"
         )
     _check_complete(files, path.name)
     return [*files]

@@ -24,15 +24,7 @@ from lockstep.towers.hosting import StepInputs, TowerBatch, TowerHost
 from lockstep.towers.statistics import restored
 from lockstep.towers.tower_outputs import MissingGradients
 from lockstep.towers.towers import Towers, counted_towers
-from lockstep.training.attempt import (
-    Attempt,
-    Given,
-    Outcome,
-    PendingAttempt,
-    PendingUpdate,
-    Readings,
-    versions_of,
-)
+from lockstep.training.attempt import Attempt, Given, Outcome, PendingAttempt, PendingUpdate, Readings, versions_of
 from lockstep.training.extras import Extras, ExtraSums
 from lockstep.training.memory import is_lack_of_memory, note_on_memory
 from lockstep.training.nonfinite import handle
@@ -210,13 +202,7 @@ class Step:
             raise
 
     def _report_of(
-        self,
-        outcome: Outcome,
-        readings: Readings,
-        position: int,
-        epoch_size: int,
-        elapsed_seconds: float,
-        **more: Any,
+        self, outcome: Outcome, readings: Readings, position: int, epoch_size: int, elapsed_seconds: float, **more: Any
     ) -> StepReport:
         """Report an attempt; `position` is where the stream stands after it, `more` are further fields."""
         return StepReport(
@@ -239,12 +225,7 @@ class BoundStep(Step):
     """
 
     def __init__(
-        self,
-        state: TrainState,
-        towers: Towers,
-        exchange: Exchange,
-        worker: Worker,
-        before: BoundStep | None = None,
+        self, state: TrainState, towers: Towers, exchange: Exchange, worker: Worker, before: BoundStep | None = None
     ) -> None:
         prepare_steps(state, towers, exchange, worker, was_made=before is not None)
         self._mine = assign_towers(towers.num_towers, worker.num_workers)[worker.rank]
