@@ -190,7 +190,7 @@ def largest(data: DetectionData, known: ObjectSurvey) -> Largest:
     """
     resizer, most = data.resizer, known.most_objects
     keeps_aspect = all(isinstance(each, _KEEP_THE_ASPECT) for each in data.augment)
-    height, width = resizer.largest_shape
+    height, width = resizer.largest
     if known.is_complete and keeps_aspect and not resizer.has_one_shape:
         sizes = [resizer.size_of(*size) for size in np.unique(known.sizes, axis=0).tolist()]
         height, width = (max(sides) for sides in zip(*sizes, strict=True))
