@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -35,15 +35,13 @@ from lockstep.detection.boxes import clip
 from lockstep.detection.detector import DetectionModel, Detections, Targets
 from lockstep.detection.losses import classification_loss, localization_loss, takes_boxes
 from lockstep.detection.nms import NmsLimits, multiclass_nms
+from lockstep.detection.values import SqueezeSsd, Ssd300, Ssdlite
 from lockstep.images.normalisation import normalize
 from lockstep.models.initial_weights import check_images, clear_statistics, give_memory, without_memory
 from lockstep.models.layers import RELU6, Conv2dNormActivation, NormLayer
 from lockstep.models.mobilenet import mobilenet_v3_features
 from lockstep.models.squeezenet import Fire, squeezenet_features
 from lockstep.models.vgg import vgg16_features
-
-if TYPE_CHECKING:
-    from lockstep.detection.values import SqueezeSsd, Ssd300, Ssdlite
 
 Postprocess = Callable[[Tensor, Tensor, tuple[int, int]], Sequence[Detections]]
 """Chooses the detections of each image from boxes (batch, anchors, 4), logits (batch, anchors, classes), and the height

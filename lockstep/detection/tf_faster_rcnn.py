@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +27,7 @@ from lockstep.detection.detector import DetectionModel, Detections, Targets
 from lockstep.detection.losses import classification_loss
 from lockstep.detection.nms import postprocess, tried_nms
 from lockstep.detection.roi_align import crop_and_resize
-from lockstep.detection.tf_configs import BatchNorm, Hyperparams, MaskRcnnBoxPredictor
+from lockstep.detection.tf_configs import BatchNorm, FasterRcnn, Hyperparams, MaskRcnnBoxPredictor
 from lockstep.detection.tf_layers import PartPenalties, TfBatchNorm, activation_layer, draw_weights, norm_layer
 from lockstep.detection.tf_supported import check_supported
 from lockstep.images.normalisation import normalize
@@ -35,9 +35,6 @@ from lockstep.models.initial_weights import check_images, give_memory, without_m
 from lockstep.models.layers import Conv2dNormActivation, IntermediateLayerGetter, NormLayer, conv2d, kaiming_fan_out
 from lockstep.models.resnet import Bottleneck, ResNet
 from lockstep.tensors import reading_waits, tensor_on
-
-if TYPE_CHECKING:
-    from lockstep.detection.tf_configs import FasterRcnn
 
 CANDIDATES = 4096
 """The best boxes of an image, among which NMS looks for proposals first where reading waits."""
