@@ -307,7 +307,6 @@ class Mosaic(WithPartners):
         return _Tile(cut, move((rows[2], columns[2]), square))
 
     def _moved(self, fields: Fields, tiles: Sequence[_Tile], places: Sequence[int], sides: Int64s) -> Fields:
-        """Move the objects of a batch of which some images are tiles."""
         cuts = [move(each) for each in sides.tolist()]
         onto = [*cuts]
         for place, tile in zip(places, tiles, strict=True):

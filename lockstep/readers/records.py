@@ -21,8 +21,25 @@ from lockstep.records.tfrecord import FRAME_BYTES, HEAD_BYTES, TAIL_BYTES
 from lockstep.storage.remote_path import AnyPath
 
 
+class OfRecordFiles:
+    """Base of the readers of records, which are named and told apart by their files."""
+
+    _records: RecordFiles
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def example_id(self, index: int) -> str:
+        """Return the name of its file, and its number in that file."""
+        return self._records.example_id(index)
+
+    def fingerprint(self) -> Fingerprint:
+        """Return the number of records, size and checksum of all records, for each file."""
+        return named_parts((file.path.name, file.summary) for file in self._records.files)
+
+
 @tells_options
-class Records:
+class Records(OfRecordFiles):
     """Small examples, all of the same fields, in files of `tf.train.Example` records.
 
     The files are mapped into memory: they may be replaced by others while they are read, but not cut short. Those of an
@@ -51,20 +68,9 @@ class Records:
         self._names = [str(file.path) for file in self._records.files]
         self._starts = np.array(self._records.starts)
 
-    def __len__(self) -> int:
-        return len(self._records)
-
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
         """Return the fields of these examples."""
         return read_by_source(self._starts, indices, self._names, lambda i, own: self._files[i].read(own))
-
-    def example_id(self, index: int) -> str:
-        """Return the name of its file, and its number in that file."""
-        return self._records.example_id(index)
-
-    def fingerprint(self) -> Fingerprint:
-        """Return the number of records, size and checksum of all records, for each file."""
-        return named_parts((file.path.name, file.summary) for file in self._records.files)
 
 
 class _File:

@@ -128,8 +128,6 @@ class TarShards:
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """One field of a batch."""
-
     name: str
     endings: tuple[str, ...]
     kind: Kind
@@ -149,8 +147,6 @@ class _Field:
 
 
 class _Shard:
-    """One archive, and its index."""
-
     def __init__(self, open_files: OpenFiles, cache: Cache, path: AnyPath) -> None:
         self.path = path
         self.index = tar_index_of(path, cache)
@@ -204,15 +200,12 @@ class _Shard:
 
 
 class _Sample(NamedTuple):
-    """One sample of an archive."""
-
     shard: _Shard
     key: str
     members: Mapping[str, int]
     """The numbers of its members in the archive, by their endings."""
 
     def member_of(self, field: _Field) -> int:
-        """Return the number of the member that holds a field."""
         for ending in field.endings:
             if ending in self.members:
                 return self.members[ending]

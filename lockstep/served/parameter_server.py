@@ -213,7 +213,6 @@ class Server:
     # A thread for each worker -----------------------------------------------------------------------------------------
 
     def _serve(self, client: _Client) -> None:
-        """Answer a worker until it goes."""
         try:
             while True:
                 self._handle(client, client.frames.receive())
