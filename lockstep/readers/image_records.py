@@ -23,7 +23,7 @@ from lockstep.readers.records import OfRecordFiles
 from lockstep.records.example import Float32s, Values, parse_example, scan_example
 from lockstep.records.index_cache import Cache
 from lockstep.records.record_files import RecordFiles
-from lockstep.storage.remote_path import AnyPath
+from lockstep.records.shards import Paths
 
 EDGES = ("ymin", "xmin", "ymax", "xmax")
 
@@ -47,13 +47,7 @@ class ImageRecords(OfRecordFiles):
     cost: Cost = "decode"
 
     def __init__(
-        self,
-        paths: str | AnyPath | Sequence[str | AnyPath],
-        schema: Schema,
-        *,
-        verify: bool = True,
-        decoding: Decoding = AS_STORED,
-        cache: Cache = None,
+        self, paths: Paths, schema: Schema, *, verify: bool = True, decoding: Decoding = AS_STORED, cache: Cache = None
     ) -> None:
         if isinstance(schema, type) or not (hasattr(schema, "features") and hasattr(schema, "fields")):
             raise wrong_type(

@@ -26,7 +26,7 @@ from lockstep.readers.reader import Cost, Int64s
 from lockstep.readers.schemas import truth_of_records
 from lockstep.records.index_cache import Cache, ranges_through
 from lockstep.records.open_files import OpenFiles
-from lockstep.records.shards import expand_braces, find_shards, list_of_paths
+from lockstep.records.shards import Paths, expand_braces, find_shards, list_of_paths
 from lockstep.records.tables import KEPT_BYTES, Kept, TableFile, open_table
 from lockstep.screen import log
 from lockstep.storage.remote_path import AnyPath, RemotePath
@@ -49,9 +49,7 @@ class _Images:
 
     cost: Cost = "decode"
 
-    def __init__(
-        self, paths: str | AnyPath | Sequence[str | AnyPath], image: str | None, decoding: Decoding, cache: Cache
-    ) -> None:
+    def __init__(self, paths: Paths, image: str | None, decoding: Decoding, cache: Cache) -> None:
         files = find_shards([expanded for path in list_of_paths(paths) for expanded in expand_braces(path)])
         kept, parts = Kept(), OpenFiles(ranges=ranges_through(cache))
         self._tables = [open_table(file, kept, parts) for file in files]
@@ -157,7 +155,7 @@ class ImageTable(_Images):
 
     def __init__(
         self,
-        paths: str | AnyPath | Sequence[str | AnyPath],
+        paths: Paths,
         *,
         image: str | None = None,
         label: str | None = None,
@@ -230,7 +228,7 @@ class DetectionTable(_Images):
 
     def __init__(
         self,
-        paths: str | AnyPath | Sequence[str | AnyPath],
+        paths: Paths,
         *,
         image: str | None = None,
         objects: str | None = None,

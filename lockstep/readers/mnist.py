@@ -24,7 +24,7 @@ from lockstep.readers.reader import Arrays, Reader
 from lockstep.readers.records import Records
 from lockstep.records.index_cache import Cache, cache_folder
 from lockstep.records.open_files import content_of
-from lockstep.records.shards import data_path
+from lockstep.records.shards import Paths, data_path
 from lockstep.records.template import Field, Integer, Pixels
 from lockstep.screen import log
 from lockstep.storage.remote_path import AnyPath, RemotePath
@@ -116,9 +116,7 @@ class _Mnist(Arrays):
         return {self._file: self._split.fingerprint}
 
 
-def mnist_records(
-    paths: str | AnyPath | Sequence[str | AnyPath], *, verify: bool = True, cache: Cache = None
-) -> Records:
+def mnist_records(paths: Paths, *, verify: bool = True, cache: Cache = None) -> Records:
     """Open records with raw pixels, 784 bytes in `image_raw`, and an integer in `label`; both are required.
 
     Its batches are {"image": uint8 (batch, 1, 28, 28), "label": int64 (batch,)}.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -15,10 +15,9 @@ from lockstep.readers.reader import Cost
 from lockstep.records.index_cache import Cache, local_copy
 from lockstep.records.record_files import RecordFile, RecordFiles
 from lockstep.records.record_index import Int64s
-from lockstep.records.shards import find_shards
+from lockstep.records.shards import Paths, find_shards
 from lockstep.records.template import Field, Template, UInt8s, read_each
 from lockstep.records.tfrecord import FRAME_BYTES, HEAD_BYTES, TAIL_BYTES
-from lockstep.storage.remote_path import AnyPath
 
 
 class OfRecordFiles:
@@ -55,14 +54,7 @@ class Records(OfRecordFiles):
 
     cost: Cost = "memory"
 
-    def __init__(
-        self,
-        paths: str | AnyPath | Sequence[str | AnyPath],
-        fields: Mapping[str, Field],
-        *,
-        verify: bool = True,
-        cache: Cache = None,
-    ) -> None:
+    def __init__(self, paths: Paths, fields: Mapping[str, Field], *, verify: bool = True, cache: Cache = None) -> None:
         self._records = RecordFiles([local_copy(path, cache) for path in find_shards(paths)], cache=cache)
         self._files = [_File(file, fields, verify) for file in self._records.files]
         self._names = [str(file.path) for file in self._records.files]

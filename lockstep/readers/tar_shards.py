@@ -22,7 +22,7 @@ from lockstep.readers.reader import NO_DECODER, Cost, Int64s
 from lockstep.readers.split_folders import ENDINGS
 from lockstep.records.index_cache import Cache, ranges_through
 from lockstep.records.open_files import FilePart, OpenFiles, read_stored
-from lockstep.records.shards import expand_braces, find_shards, list_of_paths
+from lockstep.records.shards import Paths, expand_braces, find_shards, list_of_paths
 from lockstep.records.tar_members import BLOCK_BYTES, header_crc, key_and_ending, readable_name, tar_index_of
 from lockstep.storage.remote_path import AnyPath, RemotePath
 from lockstep.tracing import now_reading
@@ -67,7 +67,7 @@ class TarShards:
 
     def __init__(
         self,
-        paths: str | AnyPath | Sequence[str | AnyPath],
+        paths: Paths,
         fields: Mapping[str, str] | None = None,
         *,
         decoding: Decoding = AS_STORED,
