@@ -19,15 +19,7 @@ import torch
 from lockstep.augmentations.augment import Deferred, drawn_between
 from lockstep.checks import Checked, FiniteFloat, Hint, NonNegativeFloat, Probability, Range, ordered
 from lockstep.errors import InputError
-from lockstep.images.colour import (
-    INCEPTION_ORDERS,
-    JITTER_OPERATIONS,
-    JITTER_ORDERS,
-    OPERATIONS,
-    Order,
-    grey,
-    in_chosen_orders,
-)
+from lockstep.images import colour
 from lockstep.images.fields import decoded, images_of
 from lockstep.images.normalisation import as_floats
 from lockstep.randomness import Draws
@@ -87,7 +79,7 @@ class ColourDraws(_ColourNumbers):
         brightness, hue = (-self.brightness, self.brightness), (-self.hue, self.hue)
         return {"brightness": brightness, "contrast": self.contrast, "saturation": self.saturation, "hue": hue}
 
-    def apply(self, batch: Mapping[str, Any], orders: tuple[Order, ...] = INCEPTION_ORDERS) -> Tensor:
+    def apply(self, batch: Mapping[str, Any], orders: tuple[colour.Order, ...] = colour.INCEPTION_ORDERS) -> Tensor:
         """Colour each image by its own numbers; float32 in [0, 1] of the same shape.
 
         Args:
@@ -97,7 +89,7 @@ class ColourDraws(_ColourNumbers):
         if self.into not in batch:
             return as_floats(batch[self.field])
         images, numbers = batch[self.field], batch[self.into]
-        return in_chosen_orders(images, numbers, orders, OPERATIONS, drawn_by="ColourDraws").clamp_(0, 1)
+        return colour.in_chosen_orders(images, numbers, orders, colour.OPERATIONS, drawn_by="ColourDraws").clamp_(0, 1)
 
 
 @dataclass(frozen=True)
@@ -127,7 +119,7 @@ class JitterDraws(_ColourNumbers):
         most = {"brightness": self.brightness, "contrast": self.contrast, "saturation": self.saturation}
         return {name: (max(0.0, 1 - by), 1 + by) for name, by in most.items()} | {"hue": (-self.hue, self.hue)}
 
-    def apply(self, batch: Mapping[str, Any], orders: tuple[Order, ...] = JITTER_ORDERS) -> Tensor:
+    def apply(self, batch: Mapping[str, Any], orders: tuple[colour.Order, ...] = colour.JITTER_ORDERS) -> Tensor:
         """Colour each image by its own numbers; float32 in [0, 1] of the same shape.
 
         Args:
@@ -138,7 +130,7 @@ class JitterDraws(_ColourNumbers):
         if self.into not in batch:
             return as_floats(batch[self.field])
         images, numbers = batch[self.field], batch[self.into]
-        return in_chosen_orders(images, numbers, orders, JITTER_OPERATIONS, drawn_by="JitterDraws")
+        return colour.in_chosen_orders(images, numbers, orders, colour.JITTER_OPERATIONS, drawn_by="JitterDraws")
 
 
 @dataclass(frozen=True)
@@ -176,7 +168,7 @@ class GreyDraws(Deferred):
                 hint="add GreyDraws to the augmentations of the loader that gives the batch",
             )
         values = as_floats(images)
-        return torch.where(chosen[:, None, None, None], grey(values), values)
+        return torch.where(chosen[:, None, None, None], colour.grey(values), values)
 
 
 class ColourOption(Checked, ABC):
@@ -303,7 +295,7 @@ class RgbToGray(ColourOption):
 
     def coloured(self, images: Tensor, numbers: Tensor) -> Tensor:
         """Compute 0.2989 red + 0.587 green + 0.114 blue; nothing is drawn."""
-        return grey(images)
+        return colour.grey(images)
 
 
 @dataclass(frozen=True)
@@ -318,7 +310,7 @@ class RandomRgbToGray(ColourOption):
 
     def coloured(self, images: Tensor, numbers: Tensor) -> Tensor:
         """Compute 0.2989 red + 0.587 green + 0.114 blue of the images whose number is at most the probability."""
-        return torch.where(numbers[:, :, None, None] <= self.probability, grey(images), images)
+        return torch.where(numbers[:, :, None, None] <= self.probability, colour.grey(images), images)
 
 
 class _Adjustments(ColourOption):
@@ -334,7 +326,7 @@ class _Adjustments(ColourOption):
         for name, number in zip(self.bounds, numbers[..., None, None, None].unbind(1), strict=True):
             # Brightness is said for a range of 1; the others are the same for any range.
             by = number * WHITE if name == "brightness" else number
-            images = OPERATIONS[name](images, by).clamp_(0, WHITE)
+            images = colour.OPERATIONS[name](images, by).clamp_(0, WHITE)
         return images
 
 
@@ -418,4 +410,4 @@ class RandomDistortColor(_Adjustments):
     @property
     def bounds(self) -> _Bounds:
         """The least and the most number of each operation, in their order."""
-        return {name: _DISTORTIONS[name] for name in INCEPTION_ORDERS[self.color_ordering]}
+        return {name: _DISTORTIONS[name] for name in colour.INCEPTION_ORDERS[self.color_ordering]}

@@ -77,7 +77,6 @@ class CopyPaste(WithPartners):
         return {**join_objects(below, [pasted], torch.from_numpy(rows)), self.field: images}
 
     def _chosen(self, partner: Fields, draws: Draws) -> Fields:
-        """Choose the objects to paste."""
         keep = object_numbers(as_ragged(partner["boxes"]), draws, f"CopyPaste {self.field} object") < self.share
         if "is_crowd" in partner:
             keep &= ~as_ragged(partner["is_crowd"]).values

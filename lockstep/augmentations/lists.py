@@ -14,41 +14,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from lockstep.augmentations import boxes, colours, random_crops
 from lockstep.augmentations.augment import Augment, Deferred, turns
-from lockstep.augmentations.boxes import (
-    ConvertClassLogitsToSoftmax,
-    RandomJitterBoxes,
-    RetainBoxesAboveThreshold,
-    ScaleBoxesToPixelCoordinates,
-)
-from lockstep.augmentations.colours import (
-    IMAGE,
-    ColourOption,
-    NormalizeImage,
-    RandomAdjustBrightness,
-    RandomAdjustContrast,
-    RandomAdjustHue,
-    RandomAdjustSaturation,
-    RandomDistortColor,
-    RandomRgbToGray,
-    RgbToGray,
-    SubtractChannelMean,
-    apply_colours,
-)
 from lockstep.augmentations.copy_paste import CopyPaste
 from lockstep.augmentations.mixing import MixUp, Mosaic
 from lockstep.augmentations.pixels import RandomBlackPatches, RandomPixelValueScale
-from lockstep.augmentations.random_crops import (
-    RandomCropImage,
-    RandomCropPadImage,
-    RandomCropToAspectRatio,
-    RandomPadImage,
-    RandomPadToAspectRatio,
-    SsdRandomCrop,
-    SsdRandomCropFixedAspectRatio,
-    SsdRandomCropPad,
-    SsdRandomCropPadFixedAspectRatio,
-)
 from lockstep.augmentations.resizers import RandomImageScale, RandomResizeMethod, ResizeImage, ResizeToMinDimension
 from lockstep.augmentations.turns import HorizontalFlip, RandomRotation90, RandomVerticalFlip
 from lockstep.augmentations.zoom import FixedSizeCrop, RandomIoUCrop, RandomZoomOut, ScaleJitter
@@ -63,33 +33,33 @@ AUGMENTATIONS: tuple[type, ...] = (
     RandomVerticalFlip,
     RandomRotation90,
     RandomImageScale,
-    RandomJitterBoxes,
-    RandomCropImage,
-    RandomPadImage,
-    RandomCropPadImage,
-    RandomCropToAspectRatio,
-    RandomPadToAspectRatio,
+    boxes.RandomJitterBoxes,
+    random_crops.RandomCropImage,
+    random_crops.RandomPadImage,
+    random_crops.RandomCropPadImage,
+    random_crops.RandomCropToAspectRatio,
+    random_crops.RandomPadToAspectRatio,
     RandomResizeMethod,
     ResizeImage,
     ResizeToMinDimension,
-    ScaleBoxesToPixelCoordinates,
-    RetainBoxesAboveThreshold,
-    SsdRandomCrop,
-    SsdRandomCropPad,
-    SsdRandomCropFixedAspectRatio,
-    SsdRandomCropPadFixedAspectRatio,
-    NormalizeImage,
-    SubtractChannelMean,
-    RgbToGray,
-    RandomRgbToGray,
-    RandomAdjustBrightness,
-    RandomAdjustContrast,
-    RandomAdjustHue,
-    RandomAdjustSaturation,
-    RandomDistortColor,
+    boxes.ScaleBoxesToPixelCoordinates,
+    boxes.RetainBoxesAboveThreshold,
+    random_crops.SsdRandomCrop,
+    random_crops.SsdRandomCropPad,
+    random_crops.SsdRandomCropFixedAspectRatio,
+    random_crops.SsdRandomCropPadFixedAspectRatio,
+    colours.NormalizeImage,
+    colours.SubtractChannelMean,
+    colours.RgbToGray,
+    colours.RandomRgbToGray,
+    colours.RandomAdjustBrightness,
+    colours.RandomAdjustContrast,
+    colours.RandomAdjustHue,
+    colours.RandomAdjustSaturation,
+    colours.RandomDistortColor,
     RandomPixelValueScale,
     RandomBlackPatches,
-    ConvertClassLogitsToSoftmax,
+    boxes.ConvertClassLogitsToSoftmax,
     CopyPaste,
     FixedSizeCrop,
     MixUp,
@@ -104,14 +74,20 @@ _KEEP_THE_PIXELS = (
     HorizontalFlip,
     RandomVerticalFlip,
     RandomRotation90,
-    RandomJitterBoxes,
-    RetainBoxesAboveThreshold,
-    ScaleBoxesToPixelCoordinates,
-    ConvertClassLogitsToSoftmax,
+    boxes.RandomJitterBoxes,
+    boxes.RetainBoxesAboveThreshold,
+    boxes.ScaleBoxesToPixelCoordinates,
+    boxes.ConvertClassLogitsToSoftmax,
 )
 """They move each pixel to another place at most."""
 
-_CUT = (RandomCropImage, RandomCropToAspectRatio, SsdRandomCrop, SsdRandomCropFixedAspectRatio, RandomIoUCrop)
+_CUT = (
+    random_crops.RandomCropImage,
+    random_crops.RandomCropToAspectRatio,
+    random_crops.SsdRandomCrop,
+    random_crops.SsdRandomCropFixedAspectRatio,
+    RandomIoUCrop,
+)
 """They leave pixels out."""
 
 
@@ -119,12 +95,12 @@ _CUT = (RandomCropImage, RandomCropToAspectRatio, SsdRandomCrop, SsdRandomCropFi
 class DeferredColours(Deferred):
     """The last augmentation of a list: draws the numbers of the colours that wait, and computes these on the device."""
 
-    options: tuple[ColourOption, ...] = ()
+    options: tuple[colours.ColourOption, ...] = ()
     """The colours that wait, in their order."""
     repeats: tuple[int, ...] = ()
     """How many equal ones are before each of them in the list."""
 
-    into: ClassVar[str] = f"{IMAGE}.colours"
+    into: ClassVar[str] = f"{colours.IMAGE}.colours"
     """The field that the numbers are in: float32 (batch, numbers)."""
 
     def numbers(self, batch: Mapping[str, Any], draws: Draws) -> Tensor:
@@ -141,14 +117,17 @@ class DeferredColours(Deferred):
         Returns:
             float32 of the same form; the images as they are if the batch has no numbers: it was not augmented.
         """
-        images: Tensor | list[Tensor] = batch[IMAGE]
+        images: Tensor | list[Tensor] = batch[colours.IMAGE]
         numbers = batch.get(self.into)
         if numbers is None or not len(images):
             return images
         if isinstance(images, torch.Tensor) and images.device.type != "cpu":
-            return apply_colours(images, self.options, numbers)
+            return colours.apply_colours(images, self.options, numbers)
         # One by one: on a CPU an image stays in its cache.
-        rows = [apply_colours(image[None], self.options, row[None]) for image, row in zip(images, numbers, strict=True)]
+        rows = [
+            colours.apply_colours(image[None], self.options, row[None])
+            for image, row in zip(images, numbers, strict=True)
+        ]
         return torch.cat(rows) if isinstance(images, torch.Tensor) else [row[0] for row in rows]
 
 
@@ -163,16 +142,16 @@ def deferred(augmentations: Sequence[Augment]) -> tuple[list[Augment], DeferredC
         what the loader does, which ends with the drawing of numbers if a colour waits, and what is left to do.
     """
     kept: list[Augment] = []
-    waiting: list[tuple[ColourOption, int]] = []
+    waiting: list[tuple[colours.ColourOption, int]] = []
     for augment, turn in reversed([*zip(augmentations, turns(augmentations), strict=True)]):
-        if isinstance(augment, ColourOption) and all(_leaves_the_same(augment, later) for later in kept):
+        if isinstance(augment, colours.ColourOption) and all(_leaves_the_same(augment, later) for later in kept):
             waiting.insert(0, (augment, turn))
         else:
             kept.insert(0, augment)
-    colours = DeferredColours(tuple(option for option, _ in waiting), tuple(turn for _, turn in waiting))
-    return ([*kept, colours] if waiting else kept), colours
+    last = DeferredColours(tuple(option for option, _ in waiting), tuple(turn for _, turn in waiting))
+    return ([*kept, last] if waiting else kept), last
 
 
-def _leaves_the_same(colour: ColourOption, later: Augment) -> bool:
+def _leaves_the_same(colour: colours.ColourOption, later: Augment) -> bool:
     """Whether a colour computed after another augmentation is the same as one computed before it."""
     return isinstance(later, _KEEP_THE_PIXELS) or (isinstance(later, _CUT) and not colour.looks_at_the_whole)

@@ -212,8 +212,7 @@ class MixUp(WithPartners):
             images[row] = _mixed(images[row], other, float(shares[row]), larger[row].tolist())
         own, theirs = (
             move_objects(
-                fields,
-                (move(each, Region(0, 0, *to)) for each, to in zip(given.tolist(), after.tolist(), strict=True)),
+                fields, (move(each, Region(0, 0, *to)) for each, to in zip(given.tolist(), after.tolist(), strict=True))
             )
             for fields, given, after in ((batch, sides, larger), (partner, their_sides, larger[rows]))
         )
@@ -308,7 +307,6 @@ class Mosaic(WithPartners):
         return _Tile(cut, move((rows[2], columns[2]), square))
 
     def _moved(self, fields: Fields, tiles: Sequence[_Tile], places: Sequence[int], sides: Int64s) -> Fields:
-        """Move the objects of a batch of which some images are tiles."""
         cuts = [move(each) for each in sides.tolist()]
         onto = [*cuts]
         for place, tile in zip(places, tiles, strict=True):

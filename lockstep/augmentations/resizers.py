@@ -56,11 +56,6 @@ class FixedShapeResizer(Checked):
         return "height" if self.height <= self.width else "width"
 
     @property
-    def largest_shape(self) -> tuple[int, int]:
-        """The most height and width of a batch of results."""
-        return self.shape
-
-    @property
     def largest(self) -> tuple[int, int]:
         """Height and width that no image exceeds, in pixels."""
         return self.shape
@@ -120,13 +115,8 @@ class KeepAspectRatioResizer(Checked):
         return "max_dimension" if self.pad_to_max_dimension else "min_dimension"
 
     @property
-    def largest_shape(self) -> tuple[int, int]:
-        """The most height and width of a batch of results: of wide and of tall images."""
-        return self.max_dimension, self.max_dimension
-
-    @property
     def largest(self) -> tuple[int, int]:
-        """Height and width that no image exceeds, in pixels."""
+        """Height and width that no image exceeds, in pixels, be it wide or tall."""
         return self.max_dimension, self.max_dimension
 
     def size_of(self, height: int, width: int) -> tuple[int, int]:

@@ -59,10 +59,7 @@ class Retention(Checked):
         return self._worth(score) - self._worth(scores[best[-1]]) > self.min_improvement
 
     def surplus(
-        self,
-        saved_seconds: Mapping[int, float],
-        scores: Mapping[int, float] = _NO_SCORES,
-        pinned: Collection[int] = (),
+        self, saved_seconds: Mapping[int, float], scores: Mapping[int, float] = _NO_SCORES, pinned: Collection[int] = ()
     ) -> list[int]:
         """The steps whose checkpoints are to be deleted, oldest first.
 

@@ -55,7 +55,6 @@ class Summary:
     seconds: float
 
     def __add__(self, other: Summary) -> Summary:
-        """Add up two conversions, field by field."""
         return Summary(*(getattr(self, name) + getattr(other, name) for name in Summary.__dataclass_fields__))
 
 
@@ -146,7 +145,6 @@ class _Conversion:
     num_shards: int
 
     def range_of(self, number: int) -> range:
-        """Return the indices of the items in a shard."""
         bounds = np.linspace(0, len(self.items), self.num_shards + 1).astype(int)
         return range(*bounds[number : number + 2].tolist())
 

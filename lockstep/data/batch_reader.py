@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from lockstep.augmentations.augment import num_partners, turns
+from lockstep.augmentations.augment import Augment, NeedsPartners, num_partners, turns
 from lockstep.data.bad_examples import ChooseRows, check_budget
 from lockstep.data.order import Int64s
 from lockstep.data.rows import BatchRequest, PartnersOf, Rows, RowsOf
@@ -18,13 +18,8 @@ from lockstep.data.seeding import restore_global_generators, seed_global_generat
 from lockstep.errors import DataError, LockstepError
 from lockstep.ragged import Ragged
 from lockstep.randomness import Draws, key_of, mix
-from lockstep.readers.reader import ItemReader
+from lockstep.readers.reader import ItemReader, Reader
 from lockstep.tracing import now_reading, timed
-
-if TYPE_CHECKING:
-    from lockstep.augmentations.augment import Augment, NeedsPartners
-    from lockstep.readers.reader import Reader
-
 
 Fields = dict[str, Any]
 

@@ -360,7 +360,6 @@ class Loader:
         return Places(self.position, tuple(self.returned))
 
     def _starts(self) -> Iterator[int]:
-        """Yield the positions of all batches from now on."""
         skipped = {position for position in self.skipped if position >= self._places.end}
         return filterfalse(skipped.__contains__, count(self.position, self.batch_size))
 

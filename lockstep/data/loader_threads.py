@@ -88,7 +88,6 @@ class _LoaderThreads(Generic[Job, Result]):
         return task
 
     def answer(self, task: _Task[Job, Result]) -> TimedResult[Result]:
-        """Wait for the result of a task."""
         if not task.answer.done():
             self._stall_timeout.wait(lambda seconds: wait([task.answer], seconds).done, partial(self._status, task))
         return task.answer.result()
@@ -128,7 +127,6 @@ class _Task(Generic[Job, Result]):
         self.answer: Future[TimedResult[Result]] = Future()
 
     def has_result(self) -> bool:
-        """Whether it is done, and has not failed."""
         return self.answer.done() and self.answer.exception() is None
 
 

@@ -47,7 +47,6 @@ class _EachOnce:
     is_exactly_once: ClassVar[bool] = True
 
     def epoch_size(self, size: int) -> int:
-        """Return the number of examples."""
         return size
 
 
@@ -211,11 +210,9 @@ class _Layout:
         self._slot_of_last = slot_of_last
 
     def start(self, slots: Int64s) -> Int64s:
-        """Return the first place of each slot."""
         return slots * self._block_size - np.where(slots > self._slot_of_last, self._missing, 0)
 
     def slots(self, places: Int64s) -> Int64s:
-        """Return the slot of each place."""
         return self._as_if_full(places) // self._block_size
 
     def indices(self, places: Int64s, keys: UInt64s) -> Int64s:

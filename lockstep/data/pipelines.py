@@ -119,7 +119,6 @@ class TorchvisionTransforms:
 
 
 def _run(transform: Callable[..., Any], scene: _Scene) -> _Scene:
-    """Return a scene as a pipeline makes it."""
     from torchvision import tv_tensors
     from torchvision.transforms.v2 import functional
 
@@ -141,7 +140,6 @@ def _run(transform: Callable[..., Any], scene: _Scene) -> _Scene:
 
 
 def _scene(example: Mapping[str, Any], field: str, count: int) -> _Scene:
-    """Return an example as a pipeline takes it."""
     image = decoded(example[field])
     scene = _Scene(image, None, None, torch.arange(count))
     boxes, masks = example.get("boxes"), example.get("masks")

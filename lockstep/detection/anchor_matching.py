@@ -13,20 +13,12 @@ from typing import NamedTuple, assert_never
 import torch
 from torch import Tensor
 
-from lockstep.detection.blocks import (
-    ArgmaxMatcher,
-    BipartiteMatcher,
-    HardExampleMiner,
-    Matcher,
-    Similarity,
-    SsdMatcher,
-    ThresholdMatcher,
-)
+from lockstep.detection import blocks
 from lockstep.detection.boxes import similarity
 from lockstep.detection.nms import nms_mask
 from lockstep.tensors import reading_waits, tensor_on
 
-AnyMatcher = Matcher | SsdMatcher | ThresholdMatcher
+AnyMatcher = blocks.Matcher | blocks.SsdMatcher | blocks.ThresholdMatcher
 
 BACKGROUND = -1
 IGNORED = -2
@@ -42,15 +34,15 @@ def match(matcher: AnyMatcher, likeness: Tensor, counts: Tensor | None = None) -
     if not likeness.shape[-2]:
         return likeness.new_full((*likeness.shape[:-2], likeness.shape[-1]), BACKGROUND, dtype=torch.int64)
     match matcher:
-        case ArgmaxMatcher():
+        case blocks.ArgmaxMatcher():
             return _argmax_matches(matcher, likeness, counts)
-        case BipartiteMatcher():
+        case blocks.BipartiteMatcher():
             return _bipartite_matches(likeness, counts)
-        case SsdMatcher():
+        case blocks.SsdMatcher():
             best, object_of = likeness.max(-2)
             matches = torch.where(best < matcher.threshold, BACKGROUND, object_of)
             return torch.where((forced := _forced(likeness, counts, last=True)) >= 0, forced, matches)
-        case ThresholdMatcher():
+        case blocks.ThresholdMatcher():
             best, object_of = likeness.max(-2)
             matches = _by_thresholds(best, object_of, matcher.high_threshold, matcher.low_threshold)
             if not matcher.allow_low_quality_matches:
@@ -63,7 +55,7 @@ def match(matcher: AnyMatcher, likeness: Tensor, counts: Tensor | None = None) -
 
 def match_images(
     matcher: AnyMatcher,
-    config: Similarity,
+    config: blocks.Similarity,
     boxes: Sequence[Tensor],
     anchors: Tensor,
     weights: Sequence[Tensor] | None = None,
@@ -89,7 +81,7 @@ def match_images(
 
 def _padded_matches(
     matcher: AnyMatcher,
-    config: Similarity,
+    config: blocks.Similarity,
     boxes: Sequence[Tensor],
     anchors: Tensor,
     weights: Sequence[Tensor] | None,
@@ -137,7 +129,7 @@ def _by_thresholds(
     return torch.where(best < low, below, torch.where(best < high, between, object_of))
 
 
-def _argmax_matches(matcher: ArgmaxMatcher, likeness: Tensor, counts: Tensor | None) -> Tensor:
+def _argmax_matches(matcher: blocks.ArgmaxMatcher, likeness: Tensor, counts: Tensor | None) -> Tensor:
     best, object_of = likeness.max(-2)
     matches = object_of
     if not matcher.ignore_thresholds:
@@ -227,7 +219,7 @@ def places_of(mask: Tensor, number: int) -> Tensor:
 
 
 def hard_examples(
-    config: HardExampleMiner, losses: Tensor, boxes: Tensor, positive: Tensor, negative: Tensor
+    config: blocks.HardExampleMiner, losses: Tensor, boxes: Tensor, positive: Tensor, negative: Tensor
 ) -> Tensor:
     """Choose the anchors with the largest losses, without near duplicates: bool (batch, anchors).
 

@@ -14,21 +14,12 @@ from typing import assert_never
 import torch
 from torch import Tensor, nn
 
-from lockstep.detection.blocks import (
-    AnchorGenerator,
-    AnchorGrid,
-    DefaultBoxGenerator,
-    FlexibleGridAnchorGenerator,
-    GridAnchorGenerator,
-    MultiscaleAnchorGenerator,
-    PyramidAnchorGenerator,
-    SsdAnchorGenerator,
-)
+from lockstep.detection import blocks
 from lockstep.detection.boxes import clip
 from lockstep.errors import InputError
 from lockstep.tensors import sent_to
 
-AnyAnchorGenerator = AnchorGenerator | DefaultBoxGenerator | PyramidAnchorGenerator
+AnyAnchorGenerator = blocks.AnchorGenerator | blocks.DefaultBoxGenerator | blocks.PyramidAnchorGenerator
 Shape = tuple[int, int]
 """Height and width."""
 _Pair = tuple[float, float]
@@ -152,26 +143,26 @@ def _tiled(shape: Shape, sizes: list[_Pair], unit: _Pair, stride: _Pair, offset:
 def _cell_sizes(generator: AnyAnchorGenerator) -> list[list[_Pair]]:
     """Return for each feature map height and width of the anchors of a cell, in the generator's unit."""
     match generator:
-        case GridAnchorGenerator(height=height, width=width, scales=scales, aspect_ratios=ratios):
+        case blocks.GridAnchorGenerator(height=height, width=width, scales=scales, aspect_ratios=ratios):
             return [[_size(scale, ratio, height, width) for ratio in ratios for scale in scales]]
-        case SsdAnchorGenerator(base_anchor_height=height, base_anchor_width=width):
+        case blocks.SsdAnchorGenerator(base_anchor_height=height, base_anchor_width=width):
             return [[_size(scale, ratio, height, width) for scale, ratio in specs] for specs in _ssd_specs(generator)]
-        case MultiscaleAnchorGenerator(scales_per_octave=number, aspect_ratios=ratios):
+        case blocks.MultiscaleAnchorGenerator(scales_per_octave=number, aspect_ratios=ratios):
             bases = [2**level * generator.anchor_scale for level in _levels(generator)]
             return [
                 [_size(base * 2 ** (octave / number), ratio) for ratio in ratios for octave in range(number)]
                 for base in bases
             ]
-        case FlexibleGridAnchorGenerator(anchor_grid=grids):
+        case blocks.FlexibleGridAnchorGenerator(anchor_grid=grids):
             return [_sizes_of_grid(grid) for grid in grids]
-        case DefaultBoxGenerator():
+        case blocks.DefaultBoxGenerator():
             return _default_box_sizes(generator)
-        case PyramidAnchorGenerator(sizes=of_maps, anchor_ratios=ratios):
+        case blocks.PyramidAnchorGenerator(sizes=of_maps, anchor_ratios=ratios):
             return [[_whole_size(size, ratio) for ratio in ratios for size in sizes] for sizes in of_maps]
     assert_never(generator)
 
 
-def _sizes_of_grid(grid: AnchorGrid) -> list[_Pair]:
+def _sizes_of_grid(grid: blocks.AnchorGrid) -> list[_Pair]:
     if len(grid.base_sizes) != len(grid.aspect_ratios):
         raise InputError(
             "Each anchor of a grid has a size and an aspect ratio.",
@@ -185,9 +176,9 @@ def _sizes_of_grid(grid: AnchorGrid) -> list[_Pair]:
 def _unit(generator: AnyAnchorGenerator, image_shape: Shape) -> _Pair:
     """Return how many pixels one of the sizes is high and wide."""
     match generator:
-        case SsdAnchorGenerator():
+        case blocks.SsdAnchorGenerator():
             return min(image_shape), min(image_shape)
-        case DefaultBoxGenerator():
+        case blocks.DefaultBoxGenerator():
             return image_shape
     return 1, 1
 
@@ -198,24 +189,24 @@ def _grids(
     """Return for each feature map the distance of two cells, and the centre of the first one, in pixels."""
     by_size = [(image_shape[0] / height, image_shape[1] / width) for height, width in feature_shapes]
     match generator:
-        case GridAnchorGenerator() as grid:
+        case blocks.GridAnchorGenerator() as grid:
             return [((grid.height_stride, grid.width_stride), (grid.height_offset, grid.width_offset))]
-        case FlexibleGridAnchorGenerator():
+        case blocks.FlexibleGridAnchorGenerator():
             return [
                 ((grid.height_stride, grid.width_stride), (grid.height_offset, grid.width_offset))
                 for grid in generator.anchor_grid
             ]
-        case SsdAnchorGenerator():
+        case blocks.SsdAnchorGenerator():
             given = list(zip(generator.height_stride, generator.width_stride, strict=False))
             offsets = list(zip(generator.height_offset, generator.width_offset, strict=False))
             strides = given or by_size
             return list(zip(strides, offsets or map(_half, strides), strict=False))
-        case DefaultBoxGenerator(steps=steps):
+        case blocks.DefaultBoxGenerator(steps=steps):
             strides = [(step, step) for step in steps] or by_size
             return [(stride, _half(stride)) for stride in strides]
-        case MultiscaleAnchorGenerator():
+        case blocks.MultiscaleAnchorGenerator():
             return [_pyramid_grid(2**level, image_shape) for level in _levels(generator)]
-        case PyramidAnchorGenerator():
+        case blocks.PyramidAnchorGenerator():
             return [((image_shape[0] // rows, image_shape[1] // columns), (0, 0)) for rows, columns in feature_shapes]
     assert_never(generator)
 
@@ -229,7 +220,7 @@ def _half(stride: _Pair) -> _Pair:
     return 0.5 * stride[0], 0.5 * stride[1]
 
 
-def _levels(generator: MultiscaleAnchorGenerator) -> range:
+def _levels(generator: blocks.MultiscaleAnchorGenerator) -> range:
     return range(generator.min_level, generator.max_level + 1)
 
 
@@ -239,7 +230,7 @@ def _pyramid_grid(stride: int, image_shape: Shape) -> tuple[_Pair, _Pair]:
     return (stride, stride), (0 if height % stride else stride / 2, 0 if width % stride else stride / 2)
 
 
-def _ssd_specs(generator: SsdAnchorGenerator) -> list[list[_Pair]]:
+def _ssd_specs(generator: blocks.SsdAnchorGenerator) -> list[list[_Pair]]:
     """Return for each feature map scale and aspect ratio of the anchors of a cell."""
     scales = list(generator.scales)
     if not scales:
@@ -256,7 +247,7 @@ def _ssd_specs(generator: SsdAnchorGenerator) -> list[list[_Pair]]:
     return specs
 
 
-def _default_box_sizes(generator: DefaultBoxGenerator) -> list[list[_Pair]]:
+def _default_box_sizes(generator: blocks.DefaultBoxGenerator) -> list[list[_Pair]]:
     sizes = []
     for (scale, next_scale), ratios in zip(pairwise(generator.scales), generator.aspect_ratios, strict=False):
         between = sqrt(scale * next_scale)

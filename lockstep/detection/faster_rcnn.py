@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -38,15 +38,13 @@ from lockstep.detection.detector import DetectionModel, Detections, Targets
 from lockstep.detection.fpn import FeaturePyramidNetwork, LastLevelMaxPool
 from lockstep.detection.nms import NmsLimits, batched_nms, multiclass_nms, tried_nms
 from lockstep.detection.roi_align import multiscale_roi_align, roi_align_masks
+from lockstep.detection.values import FasterRcnnFpn, MaskRcnnFpn
 from lockstep.errors import DataError
 from lockstep.images.normalisation import normalize
 from lockstep.models.initial_weights import check_images, give_memory, without_memory
 from lockstep.models.layers import Conv2dNormActivation, FrozenBatchNorm2d, IntermediateLayerGetter, kaiming_fan_out
 from lockstep.models.resnet import ResNet
 from lockstep.tensors import reading_waits, tensor_on
-
-if TYPE_CHECKING:
-    from lockstep.detection.values import FasterRcnnFpn, MaskRcnnFpn
 
 CHANNELS = 256
 """Channels of each level of the pyramid."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,13 +25,11 @@ from lockstep.detection.detector import DetectionModel, Detections, Targets
 from lockstep.detection.fpn import FeaturePyramidNetwork, LastLevelP6P7
 from lockstep.detection.losses import classification_loss, localization_loss
 from lockstep.detection.nms import batched_nms, best
+from lockstep.detection.values import Fcos
 from lockstep.images.normalisation import normalize
 from lockstep.models.initial_weights import check_images, give_memory, without_memory
 from lockstep.models.layers import IntermediateLayerGetter
 from lockstep.models.resnet import ResNet
-
-if TYPE_CHECKING:
-    from lockstep.detection.values import Fcos
 
 _STRIDES = (8, 16, 32, 64, 128)
 _GENERATOR = PyramidAnchorGenerator(tuple((stride,) for stride in _STRIDES), (1.0,))

@@ -11,33 +11,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lockstep.detection.blocks import (
-    BootstrappedSigmoid,
-    ClassificationLoss,
-    L1LocalizationLoss,
-    LocalizationLoss,
-    PenaltyReducedLogisticFocalLoss,
-    WeightedDiceClassificationLoss,
-    WeightedGiou,
-    WeightedIou,
-    WeightedL2,
-    WeightedLogitsSoftmax,
-    WeightedSigmoid,
-    WeightedSigmoidFocal,
-    WeightedSmoothL1,
-    WeightedSoftmax,
-)
+from lockstep.detection import blocks
 from lockstep.detection.boxes import matched_giou, matched_iou
 
 _LEAST_PROBABILITY = 1e-4  # of the reference's focal loss of heat maps
 
 
-def takes_boxes(config: LocalizationLoss) -> bool:
+def takes_boxes(config: blocks.LocalizationLoss) -> bool:
     """Tell whether a localization loss compares decoded boxes, and not codes."""
-    return isinstance(config, WeightedIou | WeightedGiou)
+    return isinstance(config, blocks.WeightedIou | blocks.WeightedGiou)
 
 
-def localization_loss(config: LocalizationLoss, predictions: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+def localization_loss(config: blocks.LocalizationLoss, predictions: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
     """Compute the loss of predicted boxes, shape (...).
 
     Args:
@@ -47,20 +32,20 @@ def localization_loss(config: LocalizationLoss, predictions: Tensor, targets: Te
         weights: (...).
     """
     match config:
-        case WeightedSmoothL1():
+        case blocks.WeightedSmoothL1():
             return F.huber_loss(predictions, targets, reduction="none", delta=config.delta).sum(-1) * weights
-        case WeightedL2():
+        case blocks.WeightedL2():
             return 0.5 * ((predictions - targets) * weights[..., None]).square().sum(-1)
-        case L1LocalizationLoss():
+        case blocks.L1LocalizationLoss():
             return (predictions - targets).abs().sum(-1) * weights
-        case WeightedIou():
+        case blocks.WeightedIou():
             return (1 - matched_iou(predictions, targets)) * weights
-        case WeightedGiou():
+        case blocks.WeightedGiou():
             return (1 - matched_giou(predictions, targets)) * weights
     assert_never(config)
 
 
-def classification_loss(config: ClassificationLoss, logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+def classification_loss(config: blocks.ClassificationLoss, logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
     """Compute the loss of predicted classes, summed over the classes: (batch, anchors); Dice's loss is (batch, 1).
 
     Args:
@@ -71,22 +56,22 @@ def classification_loss(config: ClassificationLoss, logits: Tensor, targets: Ten
         weights: (batch, anchors) or (batch, anchors, classes); a softmax takes their mean over the classes.
     """
     match config:
-        case WeightedSoftmax():
+        case blocks.WeightedSoftmax():
             return _softmax_loss(logits / config.logit_scale, targets) * _of_anchors(weights)
-        case WeightedLogitsSoftmax():
+        case blocks.WeightedLogitsSoftmax():
             probabilities = (targets / config.logit_scale).softmax(-1)
             return _softmax_loss(logits / config.logit_scale, probabilities) * _of_anchors(weights)
-        case WeightedDiceClassificationLoss():
+        case blocks.WeightedDiceClassificationLoss():
             return _dice_loss(config, logits.sigmoid(), targets, _of_classes(weights))
-        case WeightedSigmoid():
+        case blocks.WeightedSigmoid():
             losses = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
-        case WeightedSigmoidFocal():
+        case blocks.WeightedSigmoidFocal():
             losses = _focal_loss(config, logits, targets)
-        case BootstrappedSigmoid():
+        case blocks.BootstrappedSigmoid():
             own = (logits > 0).to(logits.dtype) if config.hard_bootstrap else logits.sigmoid()
             mixed = config.alpha * targets + (1 - config.alpha) * own
             losses = F.binary_cross_entropy_with_logits(logits, mixed, reduction="none")
-        case PenaltyReducedLogisticFocalLoss():
+        case blocks.PenaltyReducedLogisticFocalLoss():
             losses = _heat_map_loss(config, logits, targets)
         case _:
             assert_never(config)
@@ -107,7 +92,7 @@ def _softmax_loss(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
 
 
-def _focal_loss(config: WeightedSigmoidFocal, logits: Tensor, targets: Tensor) -> Tensor:
+def _focal_loss(config: blocks.WeightedSigmoidFocal, logits: Tensor, targets: Tensor) -> Tensor:
     """Lower the loss of what is nearly right: cross entropy times (1 - p) ** gamma (Lin et al.: RetinaNet, 2017)."""
     losses = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
     probabilities = logits.sigmoid()
@@ -119,7 +104,7 @@ def _focal_loss(config: WeightedSigmoidFocal, logits: Tensor, targets: Tensor) -
     return losses
 
 
-def _heat_map_loss(config: PenaltyReducedLogisticFocalLoss, logits: Tensor, targets: Tensor) -> Tensor:
+def _heat_map_loss(config: blocks.PenaltyReducedLogisticFocalLoss, logits: Tensor, targets: Tensor) -> Tensor:
     alpha, beta = config.alpha or 0.0, config.beta or 0.0
     probabilities = logits.sigmoid().clamp(_LEAST_PROBABILITY, 1 - _LEAST_PROBABILITY)
     of_peaks = (1 - probabilities) ** alpha * probabilities.log()
@@ -128,7 +113,7 @@ def _heat_map_loss(config: PenaltyReducedLogisticFocalLoss, logits: Tensor, targ
 
 
 def _dice_loss(
-    config: WeightedDiceClassificationLoss, probabilities: Tensor, targets: Tensor, weights: Tensor
+    config: blocks.WeightedDiceClassificationLoss, probabilities: Tensor, targets: Tensor, weights: Tensor
 ) -> Tensor:
     """Compare all anchors of an image at once, class by class."""
     probabilities, targets = probabilities * weights, targets * weights

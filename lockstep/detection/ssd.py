@@ -13,12 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
+from lockstep.detection import blocks
 from lockstep.detection.anchor_matching import (
     BACKGROUND,
     IGNORED,
@@ -29,24 +30,12 @@ from lockstep.detection.anchor_matching import (
     rows_of_objects,
 )
 from lockstep.detection.anchors import AnyAnchorGenerator, BackboneAnchors, anchors_per_cell, by_anchor, in_order
-from lockstep.detection.blocks import (
-    AnchorGrid,
-    DefaultBoxGenerator,
-    FlexibleGridAnchorGenerator,
-    HardExampleMiner,
-    IouSimilarity,
-    Loss,
-    Similarity,
-    SsdMatcher,
-    WeightedSmoothL1,
-    WeightedSoftmax,
-    XYBoxCoder,
-)
 from lockstep.detection.box_coders import AnyBoxCoder, code_size, decode, encode
 from lockstep.detection.boxes import clip
 from lockstep.detection.detector import DetectionModel, Detections, Targets
 from lockstep.detection.losses import classification_loss, localization_loss, takes_boxes
 from lockstep.detection.nms import NmsLimits, multiclass_nms
+from lockstep.detection.values import SqueezeSsd, Ssd300, Ssdlite
 from lockstep.images.normalisation import normalize
 from lockstep.models.initial_weights import check_images, clear_statistics, give_memory, without_memory
 from lockstep.models.layers import RELU6, Conv2dNormActivation, NormLayer
@@ -54,16 +43,13 @@ from lockstep.models.mobilenet import mobilenet_v3_features
 from lockstep.models.squeezenet import Fire, squeezenet_features
 from lockstep.models.vgg import vgg16_features
 
-if TYPE_CHECKING:
-    from lockstep.detection.values import SqueezeSsd, Ssd300, Ssdlite
-
 Postprocess = Callable[[Tensor, Tensor, tuple[int, int]], Sequence[Detections]]
 """Chooses the detections of each image from boxes (batch, anchors, 4), logits (batch, anchors, classes), and the height
 and width of the network's input."""
 
-HARD_NEGATIVES = HardExampleMiner(0, 1.0, "classification", 3)
+HARD_NEGATIVES = blocks.HardExampleMiner(0, 1.0, "classification", 3)
 """On the background, the anchors with the largest losses count, three for each that learns an object (Liu et al.)."""
-MULTIBOX_LOSS = Loss(WeightedSmoothL1(), WeightedSoftmax(), HARD_NEGATIVES)
+MULTIBOX_LOSS = blocks.Loss(blocks.WeightedSmoothL1(), blocks.WeightedSoftmax(), HARD_NEGATIVES)
 """The loss of the publication, and of torchvision."""
 _SCALE = 10.0
 _EXTRA_CHANNELS = 256
@@ -84,10 +70,10 @@ class SsdSettings:
     """Number of classes, without the background."""
     anchor_generator: AnyAnchorGenerator
     postprocess: Postprocess
-    box_coder: AnyBoxCoder = field(default_factory=XYBoxCoder)
-    matcher: AnyMatcher = field(default_factory=SsdMatcher)
-    similarity: Similarity = field(default_factory=IouSimilarity)
-    loss: Loss = MULTIBOX_LOSS
+    box_coder: AnyBoxCoder = field(default_factory=blocks.XYBoxCoder)
+    matcher: AnyMatcher = field(default_factory=blocks.SsdMatcher)
+    similarity: blocks.Similarity = field(default_factory=blocks.IouSimilarity)
+    loss: blocks.Loss = MULTIBOX_LOSS
     background: Literal["class", "zeros", "none"] = "class"
     """The background is the first class; or that class is there, and 0 in the targets; or there is no such class."""
     one_label: bool = True
@@ -175,7 +161,7 @@ class SsdNet(DetectionModel):
     def _class_targets(self, targets: Targets) -> Tensor:
         """Return what an anchor without an object learns, and after it what those of each object do."""
         background, loss = self.settings.background, self.settings.loss.classification_loss
-        if self.settings.one_label and background == "class" and isinstance(loss, WeightedSoftmax):
+        if self.settings.one_label and background == "class" and isinstance(loss, blocks.WeightedSoftmax):
             return after_none(targets.labels)
         of_objects = after_none(targets.classes)
         if background == "none":
@@ -221,7 +207,12 @@ class SsdNet(DetectionModel):
 
     @torch.no_grad()
     def _hard_examples(
-        self, miner: HardExampleMiner, of_classes: Tensor, of_boxes: Tensor, codes: Tensor, assigned: AnchorTargets
+        self,
+        miner: blocks.HardExampleMiner,
+        of_classes: Tensor,
+        of_boxes: Tensor,
+        codes: Tensor,
+        assigned: AnchorTargets,
     ) -> Tensor:
         """Choose the anchors that count: bool (batch, anchors)."""
         limit = miner.max_negatives_per_positive
@@ -447,7 +438,7 @@ def ssd300(value: Ssd300, generator: Generator) -> SsdNet:
     """Make the net of an `Ssd300`."""
     settings = SsdSettings(
         value.num_classes,
-        DefaultBoxGenerator(
+        blocks.DefaultBoxGenerator(
             ((2.0,), (2.0, 3.0), (2.0, 3.0), (2.0, 3.0), (2.0,), (2.0,)),
             (0.07, 0.15, 0.33, 0.51, 0.69, 0.87, 1.05),
             (8, 16, 32, 64, 100, 300),
@@ -468,7 +459,7 @@ def ssdlite(value: Ssdlite, generator: Generator) -> SsdNet:
     """Make the net of an `Ssdlite`."""
     settings = SsdSettings(
         value.num_classes,
-        DefaultBoxGenerator(((2.0, 3.0),) * 6, (0.2, 0.35, 0.5, 0.65, 0.8, 0.95, 1.0)),
+        blocks.DefaultBoxGenerator(((2.0, 3.0),) * 6, (0.2, 0.35, 0.5, 0.65, 0.8, 0.95, 1.0)),
         _postprocess(value, candidates_per_class=300),
         pixel_mean=(127.5, 127.5, 127.5),
         pixel_std=(127.5, 127.5, 127.5),
@@ -490,7 +481,7 @@ def ssdlite(value: Ssdlite, generator: Generator) -> SsdNet:
 def squeeze_ssd(value: SqueezeSsd, generator: Generator) -> SsdNet:
     """Make the net of a `SqueezeSsd`."""
     grids = [
-        AnchorGrid(
+        blocks.AnchorGrid(
             stride,
             stride,
             tuple(size for _ in value.anchor_ratios for size in sizes),
@@ -502,9 +493,9 @@ def squeeze_ssd(value: SqueezeSsd, generator: Generator) -> SsdNet:
     ]
     settings = SsdSettings(
         value.num_classes,
-        FlexibleGridAnchorGenerator(tuple(grids)),
+        blocks.FlexibleGridAnchorGenerator(tuple(grids)),
         _postprocess(value, candidates_per_class=400),
-        matcher=SsdMatcher(value.matched_threshold),
+        matcher=blocks.SsdMatcher(value.matched_threshold),
         pixel_mean=_CAFFE_MEAN,
         pixel_std=(1.0, 1.0, 1.0),
         bgr=True,

@@ -20,17 +20,7 @@ from lockstep.checks import (
     Probability,
     Range,
 )
-from lockstep.detection.blocks import (
-    AnchorGenerator,
-    BoxCoder,
-    ClassificationLoss,
-    HardExampleMiner,
-    Loss,
-    Matcher,
-    PostProcessing,
-    Similarity,
-    WeightedSoftmax,
-)
+from lockstep.detection import blocks
 from lockstep.detection.values import Detector, NumClasses
 
 
@@ -310,19 +300,19 @@ class Ssd(Detector):
     """Number of classes, without the background."""
     feature_extractor: SsdFeatureExtractor
     """The backbone, and the layers on top of it."""
-    box_coder: BoxCoder
+    box_coder: blocks.BoxCoder
     """How boxes are encoded relative to their anchors."""
-    matcher: Matcher
+    matcher: blocks.Matcher
     """The rule by which anchors belong to objects."""
-    similarity_calculator: Similarity
+    similarity_calculator: blocks.Similarity
     """How anchors are compared with objects."""
     box_predictor: BoxPredictor
     """The layers that predict boxes and classes."""
-    anchor_generator: AnchorGenerator
+    anchor_generator: blocks.AnchorGenerator
     """The anchors."""
-    loss: Loss
+    loss: blocks.Loss
     """The losses."""
-    post_processing: PostProcessing = field(default_factory=PostProcessing)
+    post_processing: blocks.PostProcessing = field(default_factory=blocks.PostProcessing)
     """How predictions become detections."""
     encode_background_as_zeros: bool = False
     """The background has no class of its own in the targets."""
@@ -361,7 +351,7 @@ class FasterRcnn(Detector):
     """Number of classes, without the background."""
     feature_extractor: FasterRcnnFeatureExtractor
     """The backbone."""
-    first_stage_anchor_generator: AnchorGenerator
+    first_stage_anchor_generator: blocks.AnchorGenerator
     """The anchors of the first stage."""
     first_stage_box_predictor_conv_hyperparams: Hyperparams | None = None
     """Hyperparameters of the first stage's convolutions."""
@@ -399,7 +389,7 @@ class FasterRcnn(Detector):
     """Proposals of an image that the second stage's losses are computed on."""
     second_stage_balance_fraction: Probability = 0.25
     """The share of objects among these proposals that is aimed at."""
-    second_stage_post_processing: PostProcessing = field(default_factory=PostProcessing)
+    second_stage_post_processing: blocks.PostProcessing = field(default_factory=blocks.PostProcessing)
     """How the second stage's predictions become detections."""
     second_stage_localization_loss_weight: NonNegativeFloat = 1.0
     """Factor of the loss of the boxes."""
@@ -407,9 +397,9 @@ class FasterRcnn(Detector):
     """Factor of the loss of the classes."""
     second_stage_mask_prediction_loss_weight: NonNegativeFloat = 1.0
     """Factor of the loss of the masks."""
-    hard_example_miner: HardExampleMiner | None = None
+    hard_example_miner: blocks.HardExampleMiner | None = None
     """The proposals that count in the second stage's losses; None: all that were sampled."""
-    second_stage_classification_loss: ClassificationLoss = field(default_factory=WeightedSoftmax)
+    second_stage_classification_loss: blocks.ClassificationLoss = field(default_factory=blocks.WeightedSoftmax)
     """The loss of the classes."""
     clip_anchors_to_image: bool = False
     """Clip anchors to the image."""

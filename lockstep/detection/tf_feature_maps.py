@@ -84,7 +84,6 @@ class SsdFeatures(nn.Module):
         raise NotImplementedError
 
     def _maps(self, images: Tensor) -> list[Tensor]:
-        """Return the maps of the backbone."""
         height, width = images.shape[2:]
         bottom, right = -height % self._pad_to_multiple, -width % self._pad_to_multiple
         padded = F.pad(images, (0, right, 0, bottom)) if bottom or right else images
@@ -184,7 +183,6 @@ class _Style:
         return made
 
     def depth(self, channels: float) -> int:
-        """Scale a number of channels."""
         return max(int(channels * self.config.depth_multiplier), self.config.min_depth)
 
 

@@ -9,14 +9,7 @@ from functools import partial
 import torch
 from torch import Generator, Tensor, nn
 
-from lockstep.detection.tf_configs import (
-    BatchNorm,
-    Hyperparams,
-    Initializer,
-    L2Regularizer,
-    TruncatedNormalInitializer,
-    VarianceScalingInitializer,
-)
+from lockstep.detection import tf_configs
 from lockstep.losses.regularization import L1, L2
 from lockstep.models.initial_weights import clear_statistics, truncated_normal
 from lockstep.models.layers import RELU, RELU6, ActivationLayer, BatchNorm2d, NormLayer
@@ -37,7 +30,7 @@ _SLIM_FACTOR = 1.3
 class TfBatchNorm(BatchNorm2d):
     """Batch norm as a configuration has it: perhaps without scale or shift, perhaps with fixed statistics."""
 
-    def __init__(self, config: BatchNorm, channels: int, *, is_fixed: bool = False) -> None:
+    def __init__(self, config: tf_configs.BatchNorm, channels: int, *, is_fixed: bool = False) -> None:
         super().__init__(channels, config.epsilon, momentum=1 - config.decay)
         if not config.scale:
             self.register_parameter("weight", None)
@@ -51,7 +44,7 @@ class TfBatchNorm(BatchNorm2d):
         return self
 
 
-def norm_layer(config: Hyperparams, *, freeze_batchnorm: bool = False) -> NormLayer | None:
+def norm_layer(config: tf_configs.Hyperparams, *, freeze_batchnorm: bool = False) -> NormLayer | None:
     """Return what makes the norms after convolutions; None where they have none."""
     if config.group_norm is not None:
         return partial(nn.GroupNorm, _GROUPS)
@@ -60,12 +53,12 @@ def norm_layer(config: Hyperparams, *, freeze_batchnorm: bool = False) -> NormLa
     return partial(TfBatchNorm, config.batch_norm, is_fixed=freeze_batchnorm)
 
 
-def activation_layer(config: Hyperparams) -> ActivationLayer | None:
+def activation_layer(config: tf_configs.Hyperparams) -> ActivationLayer | None:
     """Return what makes the activations after convolutions; None where they have none."""
     return _ACTIVATIONS[config.activation]
 
 
-def draw_weights(module: nn.Module, config: Initializer | None, generator: Generator | None = None) -> None:
+def draw_weights(module: nn.Module, config: tf_configs.Initializer | None, generator: Generator | None = None) -> None:
     """Draw first weights as TF-Slim does; biases are 0, and norms multiply by 1.
 
     Args:
@@ -82,20 +75,20 @@ def draw_weights(module: nn.Module, config: Initializer | None, generator: Gener
 
 
 @torch.no_grad()
-def _draw(weight: Tensor, config: Initializer | None, generator: Generator | None) -> None:
+def _draw(weight: Tensor, config: tf_configs.Initializer | None, generator: Generator | None) -> None:
     match config:
         case None:
-            _scaled(weight, VarianceScalingInitializer(1.0, uniform=True, mode="fan_avg"), generator)
-        case VarianceScalingInitializer():
+            _scaled(weight, tf_configs.VarianceScalingInitializer(1.0, uniform=True, mode="fan_avg"), generator)
+        case tf_configs.VarianceScalingInitializer():
             _scaled(weight, config, generator)
-        case TruncatedNormalInitializer():
+        case tf_configs.TruncatedNormalInitializer():
             truncated_normal(weight, config.stddev, generator)
             weight += config.mean
         case _:
             weight.normal_(config.mean, config.stddev, generator=generator)
 
 
-def _scaled(weight: Tensor, config: VarianceScalingInitializer, generator: Generator | None) -> None:
+def _scaled(weight: Tensor, config: tf_configs.VarianceScalingInitializer, generator: Generator | None) -> None:
     inputs, outputs = fans(weight.shape)
     number = {"fan_in": inputs, "fan_out": outputs, "fan_avg": (inputs + outputs) / 2}[config.mode]
     variance = config.factor / max(1.0, number)
@@ -114,11 +107,11 @@ class PartPenalties:
         parts: each with its hyperparameters; one without a regularizer, or with a weight of 0, has no penalty.
     """
 
-    def __init__(self, model: nn.Module, parts: Iterable[tuple[Hyperparams, nn.Module]]) -> None:
+    def __init__(self, model: nn.Module, parts: Iterable[tuple[tf_configs.Hyperparams, nn.Module]]) -> None:
         self._each: list[tuple[L1 | L2, list[str]]] = []
         for config, part in parts:
             if config.regularizer is not None and config.regularizer.weight > 0:
-                kind = L2 if isinstance(config.regularizer, L2Regularizer) else L1
+                kind = L2 if isinstance(config.regularizer, tf_configs.L2Regularizer) else L1
                 self._each.append((kind(config.regularizer.weight), _penalised(model, part, config)))
 
     def losses(self, model: nn.Module) -> dict[str, Tensor]:
@@ -131,7 +124,7 @@ class PartPenalties:
         return {"regularization": torch.stack(values).sum()} if values else {}
 
 
-def _penalised(model: nn.Module, part: nn.Module, config: Hyperparams) -> list[str]:
+def _penalised(model: nn.Module, part: nn.Module, config: tf_configs.Hyperparams) -> list[str]:
     """Name the weights of a part that have its penalty: those of depthwise convolutions only if asked for."""
     chosen = {
         id(layer.weight)

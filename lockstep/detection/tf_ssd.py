@@ -8,27 +8,29 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Generator, Tensor, nn
 
 from lockstep.detection.anchors import anchors_per_cell, by_anchor
+from lockstep.detection.blocks import PostProcessing
 from lockstep.detection.box_coders import code_size
 from lockstep.detection.detector import Detections
 from lockstep.detection.nms import postprocess
 from lockstep.detection.ssd import AnchorTargets, SsdNet, SsdSettings
-from lockstep.detection.tf_configs import ConvolutionalBoxPredictor, Hyperparams, WeightSharedConvolutionalBoxPredictor
+from lockstep.detection.tf_configs import (
+    ConvolutionalBoxPredictor,
+    Hyperparams,
+    Ssd,
+    WeightSharedConvolutionalBoxPredictor,
+)
 from lockstep.detection.tf_feature_maps import feature_maps
 from lockstep.detection.tf_layers import PartPenalties, activation_layer, draw_weights, norm_layer
 from lockstep.detection.tf_supported import check_supported
 from lockstep.errors import InputError
 from lockstep.models.initial_weights import check_images, give_memory, without_memory
 from lockstep.models.layers import ActivationLayer, Conv2dNormActivation, NormLayer, conv2d
-
-if TYPE_CHECKING:
-    from lockstep.detection.blocks import PostProcessing
-    from lockstep.detection.tf_configs import Ssd
 
 _LEAST_SIDE = 33
 """The least height and width of images, in pixels, as in the reference."""
@@ -58,11 +60,7 @@ class TfSsd(SsdNet):
             assert isinstance(predictor, WeightSharedConvolutionalBoxPredictor), "others are refused"
             head = WeightSharedHead(predictor, *arguments, freeze_batchnorm=freeze, generator=generator)
         super().__init__(_settings(config), backbone, head)
-        parts = [
-            (backbone.of_backbone, backbone.features),
-            (backbone.on_top, backbone.extra),
-            (head.hyperparams, head),
-        ]
+        parts = [(backbone.of_backbone, backbone.features), (backbone.on_top, backbone.extra), (head.hyperparams, head)]
         self._penalties = PartPenalties(self, parts if config.add_regularization_loss else ())
 
     def forward(self, inputs: Tensor, assigned: AnchorTargets | None = None) -> dict[str, Any]:

@@ -5,15 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from lockstep.detection import tf_configs
 from lockstep.detection.blocks import PostProcessing
-from lockstep.detection.tf_configs import (
-    ConvolutionalBoxPredictor,
-    FasterRcnn,
-    Hyperparams,
-    MaskRcnnBoxPredictor,
-    Ssd,
-    WeightSharedConvolutionalBoxPredictor,
-)
 from lockstep.detection.values import Detector
 from lockstep.errors import InputError
 from lockstep.inline_toml import kind_name
@@ -72,32 +65,27 @@ def check_supported(model: Detector) -> None:
     Raises:
         InputError: it is quantized, an R-FCN or a Context R-CNN, or its feature extractor is not there.
     """
-    if not isinstance(model, Ssd | FasterRcnn):
+    if not isinstance(model, tf_configs.Ssd | tf_configs.FasterRcnn):
         return
     _check_untrained_parts(model)
-    if isinstance(model, FasterRcnn):
+    if isinstance(model, tf_configs.FasterRcnn):
         _check_two_stages(model)
     _check_extractor(model)
-    if isinstance(model, Ssd):
+    if isinstance(model, tf_configs.Ssd):
         _check_one_stage(model)
 
 
-def _check_untrained_parts(model: Ssd | FasterRcnn) -> None:
+def _check_untrained_parts(model: tf_configs.Ssd | tf_configs.FasterRcnn) -> None:
     if not model.untrained_parts:
         return
     what, expected, hint = _REFUSALS.get(model.untrained_parts[0], _OTHER_REFUSAL)
-    raise InputError(
-        what,
-        given=f"model.untrained_parts={list(model.untrained_parts)}",
-        expected=expected,
-        hint=hint,
-    )
+    raise InputError(what, given=f"model.untrained_parts={list(model.untrained_parts)}", expected=expected, hint=hint)
 
 
-def _check_one_stage(model: Ssd) -> None:
+def _check_one_stage(model: tf_configs.Ssd) -> None:
     """Refuse what the layers and losses of an SSD do not have here."""
     extractor = model.feature_extractor
-    on_top = extractor.conv_hyperparams or Hyperparams()
+    on_top = extractor.conv_hyperparams or tf_configs.Hyperparams()
     of_backbone = on_top if extractor.override_base_feature_extractor_hyperparams else None
     lacking = {
         "feature_extractor.conv_hyperparams.batch_norm, of the backbone": of_backbone is not None
@@ -106,7 +94,7 @@ def _check_one_stage(model: Ssd) -> None:
         "use_confidences_as_targets": model.use_confidences_as_targets,
         "loss.expected_loss_weights": model.loss.expected_loss_weights != "none",
         f"box_predictor.kind={kind_name(type(model.box_predictor))}": not isinstance(
-            model.box_predictor, ConvolutionalBoxPredictor | WeightSharedConvolutionalBoxPredictor
+            model.box_predictor, tf_configs.ConvolutionalBoxPredictor | tf_configs.WeightSharedConvolutionalBoxPredictor
         ),
         **_ignored_nms_options("post_processing", model.post_processing),
         **_ignored_layer_options(
@@ -138,19 +126,21 @@ def _ignored_nms_options(name: str, given: PostProcessing) -> dict[str, bool]:
     return {f"{name}.batch_non_max_suppression.max_classes_per_detection={most}": most > 1}
 
 
-def _ignored_layer_options(parts: Mapping[str, Hyperparams | None], *, normed: bool = True) -> dict[str, bool]:
+def _ignored_layer_options(
+    parts: Mapping[str, tf_configs.Hyperparams | None], *, normed: bool = True
+) -> dict[str, bool]:
     """Return options of layers, with norms or without, that are not implemented, and whether they are set."""
     fields = ("force_use_bias",) if normed else ("force_use_bias", "batch_norm", "group_norm")
     return {f"{name}.{field}": bool(getattr(part, field, None)) for name, part in parts.items() for field in fields}
 
 
-def _check_two_stages(model: FasterRcnn) -> None:
+def _check_two_stages(model: tf_configs.FasterRcnn) -> None:
     """Refuse what the layers and losses of a Faster R-CNN do not have here."""
     predictor, extractor = model.second_stage_box_predictor, model.feature_extractor
     crops = (model.initial_crop_size, model.maxpool_kernel_size, model.maxpool_stride)
     lacking = {
         "number_of_stages=1": model.number_of_stages == 1,
-        "second_stage_box_predictor": not isinstance(predictor, MaskRcnnBoxPredictor),
+        "second_stage_box_predictor": not isinstance(predictor, tf_configs.MaskRcnnBoxPredictor),
         "initial_crop_size, maxpool_kernel_size or maxpool_stride, none": None in crops,
         f"feature_extractor.first_stage_features_stride={extractor.first_stage_features_stride}": (
             extractor.first_stage_features_stride not in {8, 16}
@@ -163,7 +153,7 @@ def _check_two_stages(model: FasterRcnn) -> None:
             normed=False,
         ),
     }
-    if isinstance(predictor, MaskRcnnBoxPredictor):
+    if isinstance(predictor, tf_configs.MaskRcnnBoxPredictor):
         name = "second_stage_box_predictor"
         lacking |= {
             f"{name}.predict_keypoints": predictor.predict_keypoints,
@@ -180,7 +170,7 @@ def _check_two_stages(model: FasterRcnn) -> None:
         )
 
 
-def _check_extractor(model: Ssd | FasterRcnn) -> None:
+def _check_extractor(model: tf_configs.Ssd | tf_configs.FasterRcnn) -> None:
     given, known = model.feature_extractor.type, _extractors_for(model)
     if given in known:
         return
@@ -195,11 +185,11 @@ def _check_extractor(model: Ssd | FasterRcnn) -> None:
     )
 
 
-def _extractors_for(model: Ssd | FasterRcnn) -> tuple[str, ...]:
-    return SSD_EXTRACTORS if isinstance(model, Ssd) else FASTER_RCNN_EXTRACTORS
+def _extractors_for(model: tf_configs.Ssd | tf_configs.FasterRcnn) -> tuple[str, ...]:
+    return SSD_EXTRACTORS if isinstance(model, tf_configs.Ssd) else FASTER_RCNN_EXTRACTORS
 
 
-def substitutes(model: Ssd | FasterRcnn) -> dict[str, str]:
+def substitutes(model: tf_configs.Ssd | tf_configs.FasterRcnn) -> dict[str, str]:
     """Return fields of the model, by their paths, with which the nearest feature extractor takes the place of its own.
 
     Returns:
@@ -209,9 +199,9 @@ def substitutes(model: Ssd | FasterRcnn) -> dict[str, str]:
     return {"feature_extractor.type": nearest} if nearest in _extractors_for(model) else {}
 
 
-def substituted(model: Ssd | FasterRcnn) -> Ssd | FasterRcnn:
+def substituted(model: tf_configs.Ssd | tf_configs.FasterRcnn) -> tf_configs.Ssd | tf_configs.FasterRcnn:
     """Return the model with the nearest feature extractor in place of one that is not there."""
     kind = substitutes(model).get("feature_extractor.type", model.feature_extractor.type)
-    if isinstance(model, Ssd):
+    if isinstance(model, tf_configs.Ssd):
         return replace(model, feature_extractor=replace(model.feature_extractor, type=kind))
     return replace(model, feature_extractor=replace(model.feature_extractor, type=kind))

@@ -9,19 +9,17 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
 
 from lockstep.detection.detector import DetectionModel, Detections, Targets
 from lockstep.detection.nms import batched_nms
+from lockstep.detection.values import TorchvisionDetector
 from lockstep.errors import InputError
 from lockstep.models.initial_weights import check_images
 from lockstep.models.torchvision_models import built, check_known, imported
-
-if TYPE_CHECKING:
-    from lockstep.detection.values import TorchvisionDetector
 
 _SWAPPED = (1, 0, 3, 2)
 """Torchvision's boxes are left, top, right, bottom."""

@@ -199,12 +199,7 @@ def sigmoid_cross_entropy(
 
 
 def log_loss(
-    predictions: Tensor,
-    labels: Tensor,
-    *,
-    eps: float = 1e-7,
-    weights: Weights = 1.0,
-    reduction: Reduction = "mean",
+    predictions: Tensor, labels: Tensor, *, eps: float = 1e-7, weights: Weights = 1.0, reduction: Reduction = "mean"
 ) -> Tensor:
     """Compute -labels * log(predictions + eps) - (1 - labels) * log(1 - predictions + eps), of probabilities.
 

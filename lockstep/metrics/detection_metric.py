@@ -66,7 +66,6 @@ class DetectionMetric:
         self._images.add(ids, *columns)
 
     def _overlaps(self, images: ScoredImages, pairs: Pairs, is_region: Bools) -> Floats:
-        """Compute the IoU of pairs of boxes or of masks."""
         if self.measured == "masks":
             return mask_overlaps(images.masks["masks"], images.masks["truth_masks"], is_region, pairs)
         return box_overlaps(images.values["boxes"], images.values["truth_boxes"], is_region, pairs)

@@ -105,11 +105,7 @@ class PascalMetric(DetectionMetric):
         self.threshold = threshold
         self.weighted, self.corloc, self.per_category = weighted, corloc, per_category
         self.group_weight = group_weight
-        optional = {
-            "truth_difficult": difficult,
-            "truth_group_of": group_weight is not None,
-            VERIFIED_LABELS: verified,
-        }
+        optional = {"truth_difficult": difficult, "truth_group_of": group_weight is not None, VERIFIED_LABELS: verified}
         truth = [name for name, given in optional.items() if given]
         prefix = prefix or "Weighted" * weighted + _PREFIXES[measured]
         super().__init__(categories, measured, truth, f"{prefix}_")

@@ -54,11 +54,7 @@ class InceptionV3Net(nn.Module):
     """
 
     def __init__(
-        self,
-        settings: InceptionV3 | None = None,
-        *,
-        generator: Generator | None = None,
-        layers: Layers | None = None,
+        self, settings: InceptionV3 | None = None, *, generator: Generator | None = None, layers: Layers | None = None
     ) -> None:
         super().__init__()
         self.settings = settings or InceptionV3()

@@ -127,7 +127,6 @@ class _Watch:
         self.num_gradients = 0
 
     def total(self, sums: TreeSum) -> PartialSum:
-        """Return the sum over the towers of this worker."""
         _wait_for(self._device)
         self.summed, self.cpu_summed = time.perf_counter(), time.process_time()
         total = sums.total()
@@ -172,13 +171,10 @@ class _HookedWatch(_Watch):
 
 @dataclass(frozen=True)
 class _Watched:
-    """The exchange whose connection is a watch."""
-
     watch: _Watch = field(compare=False)
     exact: bool = False
 
     def connect(self, worker: Worker, num_towers: int) -> Connection:
-        """Return the watch."""
         return self.watch
 
 

@@ -307,7 +307,6 @@ def _check_like(first: _Part, other: _Part) -> None:
 
 
 def _described(fields: Fields) -> dict[str, str]:
-    """Describe for each field the dtype and shape that all sources must share."""
     return {name: _kind(values) for name, values in fields.items()}
 
 

@@ -99,7 +99,6 @@ class FileNames:
         return len(self._ends) - 1
 
     def __getitem__(self, index: int) -> str:
-        """Return the path of a file within the folder."""
         return os.fsdecode(self._names[self._ends[index] : self._ends[index + 1]])
 
     def path(self, index: int) -> str:

@@ -22,7 +22,7 @@ from lockstep.readers.label_tables import files_by_label, label_table_among
 from lockstep.readers.reader import Cost, Int64s
 from lockstep.readers.split_folders import ENDINGS
 from lockstep.records.index_cache import Cache
-from lockstep.records.shards import data_path, list_of_paths
+from lockstep.records.shards import Paths, data_path, list_of_paths
 from lockstep.screen import log
 from lockstep.storage.remote_path import AnyPath, DataPath, Entry, ObjectStat, RemotePath
 
@@ -117,7 +117,7 @@ class ImageList:
 
     cost: Cost = "decode"
 
-    def __init__(self, paths: str | AnyPath | Sequence[str | AnyPath], decoding: Decoding = AS_STORED) -> None:
+    def __init__(self, paths: Paths, decoding: Decoding = AS_STORED) -> None:
         given = [data_path(path) for path in list_of_paths(paths)]
         files = [*dict.fromkeys(file for path in given for file in _files_at(path))]
         if not files:

@@ -16,13 +16,14 @@ from lockstep.errors import DataError
 from lockstep.images.decode import AS_STORED, Decoding, EncodedImage
 from lockstep.listing import shorten
 from lockstep.ragged import Ragged
-from lockstep.readers.fingerprint import Fingerprint, named_parts, tells_options
+from lockstep.readers.fingerprint import tells_options
 from lockstep.readers.image_files import check_not_turned, load_decoder
 from lockstep.readers.reader import Cost, Int64s
+from lockstep.readers.records import OfRecordFiles
 from lockstep.records.example import Float32s, Values, parse_example, scan_example
 from lockstep.records.index_cache import Cache
 from lockstep.records.record_files import RecordFiles
-from lockstep.storage.remote_path import AnyPath
+from lockstep.records.shards import Paths
 
 EDGES = ("ymin", "xmin", "ymax", "xmax")
 
@@ -32,7 +33,7 @@ _NAMED_AT_MOST = 20
 
 
 @tells_options
-class ImageRecords:
+class ImageRecords(OfRecordFiles):
     """Images in files of `tf.train.Example` records, with the labels, boxes or other fields of a schema.
 
     Args:
@@ -46,13 +47,7 @@ class ImageRecords:
     cost: Cost = "decode"
 
     def __init__(
-        self,
-        paths: str | AnyPath | Sequence[str | AnyPath],
-        schema: Schema,
-        *,
-        verify: bool = True,
-        decoding: Decoding = AS_STORED,
-        cache: Cache = None,
+        self, paths: Paths, schema: Schema, *, verify: bool = True, decoding: Decoding = AS_STORED, cache: Cache = None
     ) -> None:
         if isinstance(schema, type) or not (hasattr(schema, "features") and hasattr(schema, "fields")):
             raise wrong_type(
@@ -67,9 +62,6 @@ class ImageRecords:
         self._schema, self._features, self._decoding = schema, schema.features, decoding
         self.decoder = load_decoder(decoding)
 
-    def __len__(self) -> int:
-        return len(self._records)
-
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
         """Return the schema's fields of these examples; images are not decoded unless it does so."""
         numbers = indices.tolist()
@@ -80,14 +72,6 @@ class ImageRecords:
             for number, (data, source) in zip(numbers, self._records.read_each(numbers), strict=True)
         ]
         return self._schema.fields(examples)
-
-    def example_id(self, index: int) -> str:
-        """Return the name of its file, and its number in that file."""
-        return self._records.example_id(index)
-
-    def fingerprint(self) -> Fingerprint:
-        """Return the number of records, size and checksum of all records, for each file."""
-        return named_parts((file.path.name, file.summary) for file in self._records.files)
 
 
 class Schema(Protocol):

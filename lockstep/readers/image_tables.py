@@ -16,32 +16,17 @@ from lockstep.images.decode import AS_STORED, Decoding, EncodedImage
 from lockstep.images.objects import areas_of, select_objects
 from lockstep.listing import shorten
 from lockstep.ragged import Ragged
+from lockstep.readers import table_columns
 from lockstep.readers.fingerprint import Fingerprint, checksum, named_parts, tells_options
 from lockstep.readers.image_files import FileNames, check_not_turned, load_decoder, present_files
 from lockstep.readers.image_records import are_edges
 from lockstep.readers.label_map import LabelMap, read_labels
-from lockstep.readers.object_table import (
-    ObjectTable,
-    check_label_map,
-    labels_of_names,
-    warn_of_objects,
-)
+from lockstep.readers.object_table import ObjectTable, check_label_map, labels_of_names, warn_of_objects
 from lockstep.readers.reader import Cost, Int64s
 from lockstep.readers.schemas import truth_of_records
-from lockstep.readers.table_columns import (
-    NO_LABEL,
-    Coded,
-    TableObjects,
-    check_column,
-    find_image,
-    find_label,
-    find_objects,
-    read_labels_of,
-    read_objects,
-)
 from lockstep.records.index_cache import Cache, ranges_through
 from lockstep.records.open_files import OpenFiles
-from lockstep.records.shards import expand_braces, find_shards, list_of_paths
+from lockstep.records.shards import Paths, expand_braces, find_shards, list_of_paths
 from lockstep.records.tables import KEPT_BYTES, Kept, TableFile, open_table
 from lockstep.screen import log
 from lockstep.storage.remote_path import AnyPath, RemotePath
@@ -64,17 +49,15 @@ class _Images:
 
     cost: Cost = "decode"
 
-    def __init__(
-        self, paths: str | AnyPath | Sequence[str | AnyPath], image: str | None, decoding: Decoding, cache: Cache
-    ) -> None:
+    def __init__(self, paths: Paths, image: str | None, decoding: Decoding, cache: Cache) -> None:
         files = find_shards([expanded for path in list_of_paths(paths) for expanded in expand_braces(path)])
         kept, parts = Kept(), OpenFiles(ranges=ranges_through(cache))
         self._tables = [open_table(file, kept, parts) for file in files]
         self._starts = [0, *accumulate(map(len, self._tables))]
         self._decoding, self.decoder = decoding, load_decoder(decoding)
-        self._image = find_image(self._tables[0], image)
+        self._image = table_columns.find_image(self._tables[0], image)
         for table in self._tables[1:]:
-            check_column(table, self._tables[0], self._image.leaf[0])
+            table_columns.check_column(table, self._tables[0], self._image.leaf[0])
         self._files = [self._named_files(table, cache) for table in self._tables] if self._image.is_path else None
         if not self._image.is_path:
             self._warn_of_large_groups()
@@ -172,7 +155,7 @@ class ImageTable(_Images):
 
     def __init__(
         self,
-        paths: str | AnyPath | Sequence[str | AnyPath],
+        paths: Paths,
         *,
         image: str | None = None,
         label: str | None = None,
@@ -183,14 +166,16 @@ class ImageTable(_Images):
         super().__init__(paths, image, decoding, cache)
         first, *others = self._tables
         wanted = None if labels is None else read_labels(labels)
-        name = find_label(first, label)
+        name = table_columns.find_label(first, label)
         self._labels: Int64s | None = None
         self.classes: tuple[str, ...] = ()
         """The name of each class by its label, where the table has names."""
         if name is not None:
             for table in others:
-                check_column(table, first, name)
-            self._labels, self.classes = _joined([read_labels_of(table, name) for table in self._tables], self._tables)
+                table_columns.check_column(table, first, name)
+            self._labels, self.classes = _joined(
+                [table_columns.read_labels_of(table, name) for table in self._tables], self._tables
+            )
         if wanted is not None:
             self._labels, self.classes = _renumbered(self._labels, self.classes, wanted, str(first.path), str(labels))
 
@@ -243,7 +228,7 @@ class DetectionTable(_Images):
 
     def __init__(
         self,
-        paths: str | AnyPath | Sequence[str | AnyPath],
+        paths: Paths,
         *,
         image: str | None = None,
         objects: str | None = None,
@@ -258,7 +243,7 @@ class DetectionTable(_Images):
         check_label_map(label_map)
         super().__init__(paths, image, decoding, cache)
         first, *others = self._tables
-        name = find_objects(first, objects)
+        name = table_columns.find_objects(first, objects)
         if name is None:
             raise DataError(
                 f"{first.path} has no objects on its images.",
@@ -267,8 +252,8 @@ class DetectionTable(_Images):
                 hint="give a table of detection, or name the column: data.objects_column",
             )
         for table in others:
-            check_column(table, first, name)
-        read = [read_objects(table, name) for table in self._tables]
+            table_columns.check_column(table, first, name)
+        read = [table_columns.read_objects(table, name) for table in self._tables]
         numbers, names = _joined([each.classes for each in read], self._tables)
         labels, self.classes = _labels(numbers, names, label_map, zero_based, str(first.path))
         """The name of each class by its label."""
@@ -336,7 +321,7 @@ class DetectionTable(_Images):
         )
 
 
-def _joined(parts: Sequence[Coded], tables: Sequence[TableFile]) -> tuple[Int64s, tuple[str, ...]]:
+def _joined(parts: Sequence[table_columns.Coded], tables: Sequence[TableFile]) -> tuple[Int64s, tuple[str, ...]]:
     """Join the labels of several files; those with names are numbered by the names of all of them."""
     if all(part.names is None for part in parts):
         return np.concatenate([part.numbers for part in parts]), ()
@@ -344,7 +329,7 @@ def _joined(parts: Sequence[Coded], tables: Sequence[TableFile]) -> tuple[Int64s
     if len({*lists}) == 1:
         return np.concatenate([part.numbers for part in parts]), lists[0]
     for table, part, each in zip(tables, parts, lists, strict=True):
-        if bad := [*np.unique(part.numbers[(part.numbers < NO_LABEL) | (part.numbers >= len(each))])]:
+        if bad := [*np.unique(part.numbers[(part.numbers < table_columns.NO_LABEL) | (part.numbers >= len(each))])]:
             raise DataError(
                 f"The labels of {table.path} are not those of the other files.",
                 given=f"the label {bad[0]}, " + (f"of {len(each)} names" if part.names else "and no names of classes"),
@@ -353,7 +338,7 @@ def _joined(parts: Sequence[Coded], tables: Sequence[TableFile]) -> tuple[Int64s
             )
     names = tuple(sorted({name for each in lists for name in each}))
     places = {name: number for number, name in enumerate(names)}
-    numbers = [np.array([*(places[name] for name in each), NO_LABEL]) for each in lists]
+    numbers = [np.array([*(places[name] for name in each), table_columns.NO_LABEL]) for each in lists]
     return np.concatenate([table[part.numbers] for table, part in zip(numbers, parts, strict=True)]), names
 
 
@@ -368,7 +353,7 @@ def _renumbered(
             expected="a column of whole numbers, or of names of classes",
             hint="name the column: label=NAME, or in a recipe data.label_column; or leave the file out",
         )
-    used = np.unique(numbers[numbers != NO_LABEL])
+    used = np.unique(numbers[numbers != table_columns.NO_LABEL])
     known = names or wanted
     lacking = [number for number in used.tolist() if not 0 <= number < len(known)]
     missing = [] if lacking else [name for number in used.tolist() if (name := known[number]) not in wanted]
@@ -380,7 +365,9 @@ def _renumbered(
             hint="write each class on a line of its own, in the order that it is to have in all splits",
         )
     places = {name: number for number, name in enumerate(wanted)}
-    return np.array([*(places.get(name, NO_LABEL) for name in known), NO_LABEL], np.int64)[numbers], wanted
+    return np.array([*(places.get(name, table_columns.NO_LABEL) for name in known), table_columns.NO_LABEL], np.int64)[
+        numbers
+    ], wanted
 
 
 def _labels(
@@ -414,7 +401,7 @@ def _labels(
     return numbers, {}
 
 
-def _table(read: Sequence[TableObjects], labels: Int64s) -> ObjectTable:
+def _table(read: Sequence[table_columns.TableObjects], labels: Int64s) -> ObjectTable:
     """Tabulate the objects of all files by their rows."""
     counts = np.concatenate([each.counts for each in read])
     boxes = np.concatenate([each.boxes for each in read])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import math
 import struct
 import urllib.request
 import zlib
 from collections.abc import Sequence
+from hashlib import sha256
 from http.client import HTTPException
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +24,7 @@ from lockstep.readers.reader import Arrays, Reader
 from lockstep.readers.records import Records
 from lockstep.records.index_cache import Cache, cache_folder
 from lockstep.records.open_files import content_of
-from lockstep.records.shards import data_path
+from lockstep.records.shards import Paths, data_path
 from lockstep.records.template import Field, Integer, Pixels
 from lockstep.screen import log
 from lockstep.storage.remote_path import AnyPath, RemotePath
@@ -116,9 +116,7 @@ class _Mnist(Arrays):
         return {self._file: self._split.fingerprint}
 
 
-def mnist_records(
-    paths: str | AnyPath | Sequence[str | AnyPath], *, verify: bool = True, cache: Cache = None
-) -> Records:
+def mnist_records(paths: Paths, *, verify: bool = True, cache: Cache = None) -> Records:
     """Open records with raw pixels, 784 bytes in `image_raw`, and an integer in `label`; both are required.
 
     Its batches are {"image": uint8 (batch, 1, 28, 28), "label": int64 (batch,)}.
@@ -156,7 +154,7 @@ def ensure_files(folder: AnyPath, files: Sequence[File] = FILES, mirrors: Sequen
                 expected="an original file of MNIST that may be read",
                 hint="check who may read it, or name another folder",
             ) from error
-        if (checksum := _sha256(given)) != file.sha256:
+        if (checksum := sha256(given).hexdigest()) != file.sha256:
             raise DataError(
                 f"{path} is not MNIST's original file.",
                 given=f"sha256 {checksum}, {len(given)} bytes",
@@ -221,16 +219,12 @@ def _fetched(file: File, folder: AnyPath, mirrors: Sequence[str]) -> bytes:
         except (OSError, HTTPException) as error:
             failures.append(f"{mirror}: {error}")
             continue
-        if _sha256(data) == file.sha256:
+        if (digest := sha256(data).hexdigest()) == file.sha256:
             return data
-        failures.append(f"{mirror}: another file, with sha256 {_sha256(data)}")
+        failures.append(f"{mirror}: another file, with sha256 {digest}")
     raise DataError(
         f"{file.name} of MNIST is not in {folder}, and cannot be fetched.",
         given="; ".join(failures) or "no mirrors",
         expected=f"{file.num_bytes} bytes with sha256 {file.sha256}",
         hint=f"put the four files {', '.join(each.name for each in FILES)} into {folder}",
     )
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()

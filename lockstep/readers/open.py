@@ -21,14 +21,7 @@ from lockstep.readers.image_records import ImageRecords, Schema
 from lockstep.readers.image_tables import DetectionTable, ImageTable
 from lockstep.readers.label_map import LabelMap
 from lockstep.readers.mnist import mnist_records
-from lockstep.readers.paths import (
-    annotations_among,
-    classes_among,
-    entries_of,
-    held,
-    shards_among,
-    unknown_data,
-)
+from lockstep.readers.paths import annotations_among, classes_among, entries_of, held, shards_among, unknown_data
 from lockstep.readers.reader import Reader
 from lockstep.readers.schemas import DetectionSchema, ImageNetSchema
 from lockstep.readers.split_folders import ENDINGS, RECORDS, TABLE, TAR, find_split

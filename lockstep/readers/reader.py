@@ -40,9 +40,7 @@ class Reader(Protocol):
         """Cost of reading: "memory" for the trainer's own process, "decode" for loader processes."""
         ...
 
-    def __len__(self) -> int:
-        """Number of examples."""
-        ...
+    def __len__(self) -> int: ...
 
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
         """Return the fields of these examples: tensors with the batch first, lists or `Ragged`s of its length."""
@@ -60,9 +58,7 @@ class ExampleReader(Protocol):
     is False, the random generators of the process are seeded for each example, and threads do not read them.
     """
 
-    def __len__(self) -> int:
-        """Number of examples."""
-        ...
+    def __len__(self) -> int: ...
 
     def read(self, index: int) -> Any:
         """Return the fields of an example by name, or a pair (image, label)."""
@@ -333,7 +329,6 @@ class Collation:
         )
 
     def _columns(self, items: Sequence[Any], numbers: Sequence[int]) -> dict[str, Sequence[Any]]:
-        """Return the values of all items by field."""
         if {*map(type, items)} == {tuple} and {*map(len, items)} == {len(self.fields)}:
             return dict(zip(self.fields, zip(*items, strict=True), strict=True))
         rows = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -15,14 +15,30 @@ from lockstep.readers.reader import Cost
 from lockstep.records.index_cache import Cache, local_copy
 from lockstep.records.record_files import RecordFile, RecordFiles
 from lockstep.records.record_index import Int64s
-from lockstep.records.shards import find_shards
+from lockstep.records.shards import Paths, find_shards
 from lockstep.records.template import Field, Template, UInt8s, read_each
 from lockstep.records.tfrecord import FRAME_BYTES, HEAD_BYTES, TAIL_BYTES
-from lockstep.storage.remote_path import AnyPath
+
+
+class OfRecordFiles:
+    """Base of the readers of records, which are named and told apart by their files."""
+
+    _records: RecordFiles
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def example_id(self, index: int) -> str:
+        """Return the name of its file, and its number in that file."""
+        return self._records.example_id(index)
+
+    def fingerprint(self) -> Fingerprint:
+        """Return the number of records, size and checksum of all records, for each file."""
+        return named_parts((file.path.name, file.summary) for file in self._records.files)
 
 
 @tells_options
-class Records:
+class Records(OfRecordFiles):
     """Small examples, all of the same fields, in files of `tf.train.Example` records.
 
     The files are mapped into memory: they may be replaced by others while they are read, but not cut short. Those of an
@@ -38,33 +54,15 @@ class Records:
 
     cost: Cost = "memory"
 
-    def __init__(
-        self,
-        paths: str | AnyPath | Sequence[str | AnyPath],
-        fields: Mapping[str, Field],
-        *,
-        verify: bool = True,
-        cache: Cache = None,
-    ) -> None:
+    def __init__(self, paths: Paths, fields: Mapping[str, Field], *, verify: bool = True, cache: Cache = None) -> None:
         self._records = RecordFiles([local_copy(path, cache) for path in find_shards(paths)], cache=cache)
         self._files = [_File(file, fields, verify) for file in self._records.files]
         self._names = [str(file.path) for file in self._records.files]
         self._starts = np.array(self._records.starts)
 
-    def __len__(self) -> int:
-        return len(self._records)
-
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
         """Return the fields of these examples."""
         return read_by_source(self._starts, indices, self._names, lambda i, own: self._files[i].read(own))
-
-    def example_id(self, index: int) -> str:
-        """Return the name of its file, and its number in that file."""
-        return self._records.example_id(index)
-
-    def fingerprint(self) -> Fingerprint:
-        """Return the number of records, size and checksum of all records, for each file."""
-        return named_parts((file.path.name, file.summary) for file in self._records.files)
 
 
 class _File:

@@ -243,7 +243,6 @@ def _cast(table: TableFile, column: Any, kind: str, name: str) -> Any:
 
 
 def _image_column(field: Any) -> FoundImages | None:
-    """Tell how a column can hold images, by its type."""
     types, kind = load_pyarrow().types, field.type
     if types.is_struct(kind) and (place := kind.get_field_index("bytes")) >= 0:
         return FoundImages((field.name, "bytes"), False) if _is_binary(types, kind.field(place).type) else None

@@ -22,7 +22,7 @@ from lockstep.readers.reader import NO_DECODER, Cost, Int64s
 from lockstep.readers.split_folders import ENDINGS
 from lockstep.records.index_cache import Cache, ranges_through
 from lockstep.records.open_files import FilePart, OpenFiles, read_stored
-from lockstep.records.shards import expand_braces, find_shards, list_of_paths
+from lockstep.records.shards import Paths, expand_braces, find_shards, list_of_paths
 from lockstep.records.tar_members import BLOCK_BYTES, header_crc, key_and_ending, readable_name, tar_index_of
 from lockstep.storage.remote_path import AnyPath, RemotePath
 from lockstep.tracing import now_reading
@@ -67,7 +67,7 @@ class TarShards:
 
     def __init__(
         self,
-        paths: str | AnyPath | Sequence[str | AnyPath],
+        paths: Paths,
         fields: Mapping[str, str] | None = None,
         *,
         decoding: Decoding = AS_STORED,
@@ -128,8 +128,6 @@ class TarShards:
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """One field of a batch."""
-
     name: str
     endings: tuple[str, ...]
     kind: Kind
@@ -149,8 +147,6 @@ class _Field:
 
 
 class _Shard:
-    """One archive, and its index."""
-
     def __init__(self, open_files: OpenFiles, cache: Cache, path: AnyPath) -> None:
         self.path = path
         self.index = tar_index_of(path, cache)
@@ -204,15 +200,12 @@ class _Shard:
 
 
 class _Sample(NamedTuple):
-    """One sample of an archive."""
-
     shard: _Shard
     key: str
     members: Mapping[str, int]
     """The numbers of its members in the archive, by their endings."""
 
     def member_of(self, field: _Field) -> int:
-        """Return the number of the member that holds a field."""
         for ending in field.endings:
             if ending in self.members:
                 return self.members[ending]
@@ -275,8 +268,5 @@ def _parsed(kind: Kind, data: bytes, source: str) -> Any:
 
 def _unusable(source: str, given: str, expected: str) -> DataError:
     return DataError(
-        f"{source} cannot be used.",
-        given=given,
-        expected=expected,
-        hint="repair it, or choose other fields",
+        f"{source} cannot be used.", given=given, expected=expected, hint="repair it, or choose other fields"
     )

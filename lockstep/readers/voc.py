@@ -17,19 +17,10 @@ from lockstep.checks import check_type, check_value
 from lockstep.errors import DataError
 from lockstep.images.decode import AS_STORED, Decoding
 from lockstep.listing import shorten
+from lockstep.readers import object_table
 from lockstep.readers.fingerprint import Fingerprint, tells_options
 from lockstep.readers.image_files import ImageFiles
 from lockstep.readers.label_map import LabelMap
-from lockstep.readers.object_table import (
-    NO_AREA,
-    AnnotatedImages,
-    Column,
-    ObjectTable,
-    check_label_map,
-    labels_of_names,
-    shares_of_boxes,
-    warn_of_objects,
-)
 from lockstep.readers.paths import is_folder
 from lockstep.readers.reader import Int64s
 from lockstep.readers.split_folders import ENDINGS
@@ -50,7 +41,7 @@ _FLAGS = {"0": False, "1": True, "false": False, "true": True, _UNSPECIFIED.lowe
 
 
 @tells_options
-class Voc(AnnotatedImages):
+class Voc(object_table.AnnotatedImages):
     """The images of a split, in the order of its list, and the objects on them.
 
     The folder has Annotations/*.xml, JPEGImages/* and ImageSets/Main/<split>.txt, whose lines begin with the name of an
@@ -100,7 +91,7 @@ class Voc(AnnotatedImages):
     ) -> None:
         check_value("difficult", difficult, bool)
         check_value("truth", truth, bool)
-        check_label_map(label_map)
+        object_table.check_label_map(label_map)
         folder = folder_of_year(data_path(root), year)
         there = annotation_files(folder)
         paths = there if split is None else split_files(folder, split, there)
@@ -139,7 +130,7 @@ def _warn_of_others(folder: AnyPath, names: Iterable[str]) -> None:
 
 def _tables(
     annotations: Sequence[VocAnnotation], label_map: LabelMap, difficult: bool, truth: bool, source: str
-) -> tuple[ObjectTable, ObjectTable | None, list[str]]:
+) -> tuple[object_table.ObjectTable, object_table.ObjectTable | None, list[str]]:
     """Tabulate the objects to train on, and with `truth` all objects, which detections are scored against.
 
     Also return the views, by their number in the column "view".
@@ -148,20 +139,22 @@ def _tables(
     images = np.repeat(np.arange(len(annotations)), [len(annotation.objects) for annotation in annotations])
     sizes = np.array([(annotation.height, annotation.width) for annotation in annotations], np.int64)[images]
     corners = np.array([found.box for found in objects], np.float64).reshape(-1, 4)
-    boxes, has_area = shares_of_boxes(corners, sizes, source)
+    boxes, has_area = object_table.shares_of_boxes(corners, sizes, source)
     without = np.flatnonzero(~has_area).tolist()
     names = [f"{objects[index].name} on {annotations[images[index]].file_name}" for index in without]
-    warn_of_objects(names, len(objects), source, NO_AREA)
+    object_table.warn_of_objects(names, len(objects), source, object_table.NO_AREA)
     views = sorted({found.view for found in objects})
-    columns: dict[str, Column] = {
+    columns: dict[str, object_table.Column] = {
         "boxes": boxes,
-        "labels": labels_of_names([found.name for found in objects], label_map, source),
+        "labels": object_table.labels_of_names([found.name for found in objects], label_map, source),
         "difficult": np.array([found.difficult for found in objects], np.bool_),
         "truncated": np.array([found.truncated for found in objects], np.bool_),
         _VIEW: np.array([views.index(found.view) for found in objects], np.int64),
     }
     kept = has_area & (difficult | ~columns["difficult"])
-    table = ObjectTable(images[kept], {name: column[kept] for name, column in columns.items()}, len(annotations))
+    table = object_table.ObjectTable(
+        images[kept], {name: column[kept] for name, column in columns.items()}, len(annotations)
+    )
     if not truth:
         return table, None, views
     top, left, bottom, right = corners.T
@@ -170,7 +163,7 @@ def _tables(
         "truth_labels": columns["labels"],
         "truth_difficult": columns["difficult"],
     }
-    return table, ObjectTable(images, scored, len(annotations)), views
+    return table, object_table.ObjectTable(images, scored, len(annotations)), views
 
 
 def folder_of_year(root: AnyPath, year: int | None) -> AnyPath:

@@ -48,8 +48,33 @@ _ZERO_BASED = -1  # subtracted from labels that count from 0
 _NAMES_IN_VOC = {"train": "train", "validation": "val", "test": "test"}
 
 
+class DataOfOneSize:
+    """Base of data whose images have one size; nothing is to be checked or fetched, unless a subclass does so."""
+
+    image_size: ClassVar[int]
+    size_field: ClassVar[str] = "data.image_size"
+    mixing: ClassVar[None] = None
+
+    def check_complete(self) -> None:
+        """Do nothing: what gives the examples says itself what there is."""
+
+    def check_there(self, split: str) -> None:
+        """Do nothing, as `check_complete`."""
+
+    def prepare(self) -> None:
+        """Do nothing: what gives the examples does it."""
+
+    def resized(self, image_size: int, field: str) -> NoReturn:
+        """Refuse images of another size, for which this field of a recipe asks."""
+        raise one_size(self, field, image_size)
+
+    def evaluation(self) -> Sequence[Augment]:
+        """Return no augmentations."""
+        return ()
+
+
 @dataclass(frozen=True)
-class MnistData:
+class MnistData(DataOfOneSize):
     """MNIST: 55,000 examples to train on, 5,000 to validate and 10,000 to test."""
 
     folder: str | None = None
@@ -64,27 +89,15 @@ class MnistData:
     scale: Literal["half", "one"] = "half"
     """Range of the pixels: -0.5 to 0.5, as in the MNIST trainer, or -1 to 1, as in slim."""
 
-    size_field: ClassVar[str] = "data.image_size"
     image_size: ClassVar[int] = 28
     splits: ClassVar[Sequence[str]] = SPLITS
     function: ClassVar[None] = None
-    mixing: ClassVar[None] = None
-
-    def check_complete(self) -> None:
-        """Do nothing: the data comes with the project."""
-
-    def check_there(self, split: str) -> None:
-        """Do nothing: what is missing is fetched."""
 
     def found_from(self, folder: Path) -> MnistData:
         """Take the files from the current folder, or else from another one, if they are in it."""
         name = self.folder or "data/mnist"
         is_elsewhere = not is_folder(name) and is_folder(folder / name)
         return replace(self, folder=str(folder / name)) if is_elsewhere else self
-
-    def resized(self, image_size: int, field: str) -> NoReturn:
-        """Refuse images of another size, for which this field of a recipe asks."""
-        raise one_size(self, field, image_size)
 
     def path_of(self, split: str) -> str | None:
         """Return the folder of the files."""
@@ -119,10 +132,6 @@ class MnistData:
     def training(self) -> Sequence[Augment]:
         """Return the augmentations of training batches, in their order."""
         return self.augment
-
-    def evaluation(self) -> Sequence[Augment]:
-        """Return no augmentations."""
-        return ()
 
     def inputs(self, batch: Mapping[str, Any]) -> Tensor:
         """Make the input of the network: floats of shape (batch, 1, 28, 28)."""
@@ -454,10 +463,7 @@ class DetectionData(PathData, Checked):
     objects_column: str | None = None
     """The column of objects there; None: likewise."""
 
-    class_file: ClassVar[tuple[str, str]] = (
-        "label_map",
-        "a label map: a file with the id and the name of each class",
-    )
+    class_file: ClassVar[tuple[str, str]] = ("label_map", "a label map: a file with the id and the name of each class")
     known: ClassVar[str] = (
         "sharded records; a folder of PASCAL VOC; Parquet or Arrow files; a data set of Hugging Face's or of TFDS "
         "(tfds:NAME/VERSION/SPLIT); or a file of COCO's annotations.json, with :FOLDER after it where its images are "
@@ -500,13 +506,6 @@ class DetectionData(PathData, Checked):
         if not isinstance(self.resizer, FixedShapeResizer):
             raise one_size(self, field, image_size)
         return replace(self, resizer=replace(self.resizer, height=image_size, width=image_size))
-
-    def given(self, split: str) -> Reader | None:
-        """Call the function that gives the examples in place of paths."""
-        from lockstep.readers.reader import reader_from
-
-        assert self.function is not None, "asked where it is there"
-        return reader_from(self.function(split))
 
     def reader(self, split: str, num_classes: int, *, to_train: bool = False) -> Reader:
         """Open the examples of a split; with what they are scored against, unless it is to train on them."""

@@ -186,8 +186,7 @@ def _first_weights(train: messages.TrainConfig) -> InitialWeights | None:
     )
     everything = train.load_all_detection_checkpoint_vars
     return InitialWeights(
-        train.fine_tune_checkpoint,
-        takes="classifier" if not is_detector else "detector" if everything else "features",
+        train.fine_tune_checkpoint, takes="classifier" if not is_detector else "detector" if everything else "features"
     )
 
 

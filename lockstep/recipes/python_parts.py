@@ -21,7 +21,7 @@ from lockstep.metrics.metric import Metric, check_metrics
 from lockstep.optim.from_torch import Argument, BoundFromTorch, FromTorch, TorchOptimizerByName
 from lockstep.optim.schedules import LearningRate
 from lockstep.recipes.code import Function
-from lockstep.recipes.data import PathData, Split, one_size
+from lockstep.recipes.data import DataOfOneSize, PathData, Split
 from lockstep.recipes.parts import CrossEntropy
 from lockstep.recipes.tasks import OwnTask
 
@@ -215,7 +215,7 @@ _OF_TASK = ("losses", "score", "counts", "metrics", "predict")
 
 
 @dataclass(frozen=True)
-class PythonData(_Called):
+class PythonData(DataOfOneSize, _Called):
     """Examples with any fields, from a function of the user's own."""
 
     function: Function
@@ -232,24 +232,12 @@ class PythonData(_Called):
     """The examples to train on."""
 
     image_size: ClassVar[int] = 0
-    size_field: ClassVar[str] = "data.image_size"
     splits: ClassVar[Sequence[str]] = ()
     """The function alone knows."""
-    mixing: ClassVar[None] = None
-
-    def check_complete(self) -> None:
-        """Do nothing: the function says what there is."""
-
-    def check_there(self, split: str) -> None:
-        """Do nothing: the function says what there is."""
 
     def found_from(self, folder: Path) -> PythonData:
         """Return the same data: the function finds it."""
         return self
-
-    def resized(self, image_size: int, field: str) -> NoReturn:
-        """Refuse images of another size, for which this field of a recipe asks."""
-        raise one_size(self, field, image_size)
 
     def path_of(self, split: str) -> None:
         """Return None: the examples have no path that is known."""
@@ -262,9 +250,6 @@ class PythonData(_Called):
             expected=f"what {self.function.full_name} returns",
             hint="leave the path out, and choose the examples by --split",
         )
-
-    def prepare(self) -> None:
-        """Do nothing: the function does it."""
 
     def given(self, split: str) -> Reader | None:
         """Call the function."""
@@ -289,10 +274,6 @@ class PythonData(_Called):
                 hint="return [ls.augmentations.HorizontalFlip()]; [] for none",
             )
         return tuple(made)
-
-    def evaluation(self) -> Sequence[Augment]:
-        """Return no augmentations."""
-        return ()
 
     def inputs(self, batch: Mapping[str, Any]) -> Tensor:
         """Make the input of the network."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, get_args
 
+from lockstep import optim
 from lockstep.augmentations.augment import Augment
 from lockstep.augmentations.lists import AUGMENTATIONS
 from lockstep.checks import Checked, check_type
@@ -23,61 +24,13 @@ from lockstep.exchange.exchange import AllReduce, Alone
 from lockstep.loggers.kinds import Csv, Mlflow, Trackio, Wandb
 from lockstep.losses.regularization import L1, L2
 from lockstep.models import InceptionV3, LeNet, Mnist, SqueezeNet, Timm, Torchvision
-from lockstep.optim import (
-    LAMB,
-    LARS,
-    SGD,
-    Adagrad,
-    Adam,
-    AdamW,
-    AdaptiveClip,
-    ByName,
-    ClipGlobalNorm,
-    ClipNorm,
-    ClipValue,
-    Cosine,
-    Exponential,
-    LayerDecay,
-    MovingAverage,
-    OneCycle,
-    PiecewiseConstant,
-    Polynomial,
-    RMSProp,
-    ScaledByBatch,
-    ScaleGradients,
-    Warmup,
-)
 from lockstep.optim.from_torch import FromTorch, TorchOptimizerByName
 from lockstep.optim.optimizers import FTRL, Adadelta
 from lockstep.optim.rules import Optimizer
 from lockstep.optim.schedules import Constant, Schedule
 from lockstep.optim.transforms import GradientTransform
+from lockstep.recipes import parts, python_parts
 from lockstep.recipes.data import DetectionData, ImageData, MnistData
-from lockstep.recipes.parts import (
-    Checkpoints,
-    CrossEntropy,
-    DataLoading,
-    DetectionEvaluation,
-    Evaluate,
-    InitialWeights,
-    Monitoring,
-    NonNegativeInt64,
-    PositiveInt64,
-    Stage,
-    Verification,
-)
-from lockstep.recipes.python_parts import (
-    PythonData,
-    PythonHook,
-    PythonModel,
-    PythonOptimizer,
-    PythonTask,
-    as_data,
-    as_hook,
-    as_model,
-    as_optimizer,
-    as_task,
-)
 from lockstep.recipes.tasks import Classification, Detection
 from lockstep.served.exchanges import Asynchronous, Backups, is_served, num_computing
 from lockstep.towers.towers import Precision, Towers
@@ -85,23 +38,38 @@ from lockstep.training.attempt import LossAverage, Nonfinite
 from lockstep.types import End
 
 CLASSES_OF: Mapping[Any, tuple[type, ...]] = {
-    Schedule: (Constant, Cosine, Exponential, Polynomial, PiecewiseConstant, OneCycle, Warmup, ScaledByBatch),
+    Schedule: (
+        Constant,
+        optim.Cosine,
+        optim.Exponential,
+        optim.Polynomial,
+        optim.PiecewiseConstant,
+        optim.OneCycle,
+        optim.Warmup,
+        optim.ScaledByBatch,
+    ),
     Optimizer: (
-        SGD,
-        RMSProp,
-        Adam,
-        AdamW,
-        Adagrad,
+        optim.SGD,
+        optim.RMSProp,
+        optim.Adam,
+        optim.AdamW,
+        optim.Adagrad,
         Adadelta,
         FTRL,
-        LARS,
-        LAMB,
+        optim.LARS,
+        optim.LAMB,
         TorchOptimizerByName,
-        ByName,
-        LayerDecay,
-        PythonOptimizer,
+        optim.ByName,
+        optim.LayerDecay,
+        python_parts.PythonOptimizer,
     ),
-    GradientTransform: (ScaleGradients, ClipNorm, ClipGlobalNorm, ClipValue, AdaptiveClip),
+    GradientTransform: (
+        optim.ScaleGradients,
+        optim.ClipNorm,
+        optim.ClipGlobalNorm,
+        optim.ClipValue,
+        optim.AdaptiveClip,
+    ),
     Augment: AUGMENTATIONS,
 }
 """The classes a recipe may name where the library takes anything that fits a protocol."""
@@ -141,7 +109,7 @@ NEW_NAMES: Mapping[type, Mapping[str, NewName]] = {
     SqueezeSsd: {"aspect_ratios": NewName("anchor_ratios", _inverse, "height over width, not width over height")},
     FasterRcnnFpn: _OF_TWO_STAGES,
     MaskRcnnFpn: _OF_TWO_STAGES,
-    Monitoring: {"on_loss": NewName("on_failure")},
+    parts.Monitoring: {"on_loss": NewName("on_failure")},
 }
 """Fields by the names that they once had, which saved recipes and command lines still hold: they are read, and the log
 says the new name."""
@@ -162,7 +130,7 @@ Model = (
     | Ssdlite
     | Fcos
     | TorchvisionDetector
-    | PythonModel
+    | python_parts.PythonModel
 )
 
 
@@ -174,19 +142,19 @@ class Recipe(Checked):
     """Name of the run, and of its folder where none is given."""
     model: Model
     """The network that is trained."""
-    data: MnistData | ImageData | DetectionData | PythonData
+    data: MnistData | ImageData | DetectionData | python_parts.PythonData
     """The examples, and how they become inputs of the network."""
     optimizer: Optimizer
     """How gradients change the parameters."""
-    task: PythonTask | None = None
+    task: python_parts.PythonTask | None = None
     """What the model learns; None: the classes of images, or where objects are on them, by the kind of `data`."""
-    loss: CrossEntropy = field(default_factory=CrossEntropy)
+    loss: parts.CrossEntropy = field(default_factory=parts.CrossEntropy)
     """The loss that is minimized, together with the regularization."""
-    warm_start: InitialWeights | None = None
+    warm_start: parts.InitialWeights | None = None
     """Where the first weights come from; None: the model initializes them."""
-    batch_size: PositiveInt64 = 128
+    batch_size: parts.PositiveInt64 = 128
     """Examples an update, over all towers."""
-    seed: NonNegativeInt64 = 0
+    seed: parts.NonNegativeInt64 = 0
     """Seed of the initial weights, the order of the examples, the augmentation and the towers' random streams."""
     frozen: tuple[str, ...] = ()
     """Patterns of parameters that are not trained."""
@@ -200,25 +168,25 @@ class Recipe(Checked):
     """Transforms of the gradients of each tower before they are summed, in this order."""
     gradient_transforms: tuple[GradientTransform, ...] = ()
     """Transforms of the averaged gradients before the update, in this order."""
-    average: MovingAverage | None = None
+    average: optim.MovingAverage | None = None
     """Moving average of the parameters, kept beside them."""
-    feed: DataLoading = field(default_factory=DataLoading)
+    feed: parts.DataLoading = field(default_factory=parts.DataLoading)
     """How the examples reach the workers."""
     loss_average: LossAverage = field(default_factory=LossAverage)
     """How the losses that are reported beside the raw ones are smoothed."""
     nonfinite: Nonfinite = "stop"
     """Policy for losses or gradients that are not finite: end the run, skip the attempt, roll back to the last
     checkpoint and leave its examples out, or ignore it."""
-    nonfinite_budget: NonNegativeInt64 = 10
+    nonfinite_budget: parts.NonNegativeInt64 = 10
     """Attempts that may be skipped, or rolled back from, before the run ends after all."""
-    num_towers: PositiveInt64 | None = None
+    num_towers: parts.PositiveInt64 | None = None
     """Slices of the batch; None: as many as the workers of the first start, and from then on that number. All shipped
     recipes name it, so that they are the same experiment on any machine."""
     towers: Towers = field(default_factory=Towers)
     """How each tower computes; `num_towers` alone says how many there are."""
-    num_workers: PositiveInt64 | None = None
+    num_workers: parts.PositiveInt64 | None = None
     """Processes, one device each; None: one for each accelerator, on a CPU as many as towers and cores allow."""
-    workers_per_device: PositiveInt64 | None = None
+    workers_per_device: parts.PositiveInt64 | None = None
     """Workers that may share an accelerator, and then exchange over gloo; None: each has one of its own."""
     num_threads: NumThreads | None = None
     """Torch's threads in each worker; None: its share of the host's cores, but one where the exchange is exact on a
@@ -229,19 +197,19 @@ class Recipe(Checked):
     """How the gradients of the towers become one update."""
     end: End | None = None
     """When the run ends; None: when it is stopped, or with its last stage."""
-    stages: tuple[Stage, ...] = ()
+    stages: tuple[parts.Stage, ...] = ()
     """Stages of the run, one after another; none: the run has no stages."""
-    checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    checkpoints: parts.Checkpoints = field(default_factory=parts.Checkpoints)
     """When checkpoints are written, and which are kept."""
-    watch: Monitoring = field(default_factory=Monitoring)
+    watch: parts.Monitoring = field(default_factory=parts.Monitoring)
     """What is reported and watched, how often, and what follows when workers are lost."""
-    verify: Verification = field(default_factory=Verification)
+    verify: parts.Verification = field(default_factory=parts.Verification)
     """What is written down so that the run can be verified later."""
     loggers: tuple[Wandb | Mlflow | Trackio | Csv, ...] = ()
     """Live loggers: they get what `metrics.jsonl` gets, as often as `watch.metrics` says, and all scores."""
-    evaluate: Evaluate = field(default_factory=Evaluate)
+    evaluate: parts.Evaluate = field(default_factory=parts.Evaluate)
     """When and how the run is scored."""
-    hooks: tuple[PythonHook, ...] = ()
+    hooks: tuple[python_parts.PythonHook, ...] = ()
     """Functions of the user's own that are called after each attempt, in this order."""
 
     def __post_init__(self) -> None:
@@ -300,7 +268,7 @@ class Recipe(Checked):
 
     def check_image_sizes(self, least: int, only: int | None = None) -> None:
         """Refuse images, of a stage too, with sides below `least`, or not of the `only` size, if there is one."""
-        if isinstance(self.data, PythonData):
+        if isinstance(self.data, python_parts.PythonData):
             return
         of_stages = {f"stages[{number}].image_size": stage.image_size for number, stage in enumerate(self.stages)}
         given = {name: size for name, size in of_stages.items() if size is not None}
@@ -326,7 +294,7 @@ class Recipe(Checked):
     def of(
         cls,
         model: Callable[..., Any],
-        reader: Callable[..., Any] | PythonData,
+        reader: Callable[..., Any] | python_parts.PythonData,
         losses: Callable[..., Any] | None = None,
         *,
         task: Any = None,
@@ -351,10 +319,10 @@ class Recipe(Checked):
             name: of the run.
             more: other fields of the recipe: batch_size=64, end=ls.Epochs(10), ...
         """
-        optimizer = as_optimizer(optimizer or AdamW(1e-3))
-        made = as_task(task, losses, score)
-        network, data = as_model(model, num_classes), as_data(reader, None, has_task=True)
-        return cls(name, network, data, optimizer, made, hooks=tuple(map(as_hook, hooks)), **more)
+        optimizer = python_parts.as_optimizer(optimizer or optim.AdamW(1e-3))
+        made = python_parts.as_task(task, losses, score)
+        network, data = python_parts.as_model(model, num_classes), python_parts.as_data(reader, None, has_task=True)
+        return cls(name, network, data, optimizer, made, hooks=tuple(map(python_parts.as_hook, hooks)), **more)
 
     def with_parts(
         self,
@@ -368,24 +336,24 @@ class Recipe(Checked):
         hooks: Sequence[Callable[..., Any]] = (),
     ) -> Recipe:
         """Return the recipe with parts of a script's own; see `ls.run` for what each of them is."""
-        given: dict[str, Any] = {"hooks": (*self.hooks, *map(as_hook, hooks))}
-        if (own := as_task(task, losses, score)) is not None:
+        given: dict[str, Any] = {"hooks": (*self.hooks, *map(python_parts.as_hook, hooks))}
+        if (own := python_parts.as_task(task, losses, score)) is not None:
             given["task"] = own
         if model is not None:
-            given["model"] = as_model(model, self.model.num_classes)
+            given["model"] = python_parts.as_model(model, self.model.num_classes)
         if optimizer is not None:
-            given["optimizer"] = as_optimizer(optimizer)
+            given["optimizer"] = python_parts.as_optimizer(optimizer)
         if reader is not None:
-            given["data"] = as_data(reader, self.data, has_task=(own or self.task) is not None)
+            given["data"] = python_parts.as_data(reader, self.data, has_task=(own or self.task) is not None)
         return replace(self, **given)
 
     @property
-    def chosen_task(self) -> Classification | Detection | PythonTask:
+    def chosen_task(self) -> Classification | Detection | python_parts.PythonTask:
         """What the model learns: its losses, scores and metrics."""
         if self.task is not None:
             return self.task
         if isinstance(self.data, DetectionData):
-            return Detection(self.data, self.num_classes, self.evaluate.detection or DetectionEvaluation())
+            return Detection(self.data, self.num_classes, self.evaluate.detection or parts.DetectionEvaluation())
         return Classification(
             self.data.inputs, self.loss, self.evaluate.top, self.evaluate.flip, mixing=self.data.mixing
         )

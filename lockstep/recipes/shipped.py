@@ -320,9 +320,7 @@ def _ssdlite_coco() -> Recipe:
         name="ssdlite_coco",
         model=Ssdlite(num_classes=_COCO_LABELS),
         data=DetectionData(
-            crowd=False,
-            resizer=FixedShapeResizer(320, 320, "antialiased"),
-            augment=(RandomIoUCrop(), HorizontalFlip()),
+            crowd=False, resizer=FixedShapeResizer(320, 320, "antialiased"), augment=(RandomIoUCrop(), HorizontalFlip())
         ),
         optimizer=_momentum(optim.Cosine(0.15, epochs), 0.15, weight_decay=4e-5),
         batch_size=192,

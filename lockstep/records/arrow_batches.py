@@ -97,7 +97,6 @@ class _Table(NamedTuple):
 
     @classmethod
     def root(cls, data: bytes) -> _Table:
-        """Return the table that these bytes hold."""
         return cls(data, *struct.unpack_from("<I", data))
 
     def _field(self, number: int) -> int:
@@ -113,7 +112,6 @@ class _Table(NamedTuple):
         return self.place + offset if offset else 0
 
     def has(self, number: int) -> bool:
-        """Whether a field is there."""
         return self._field(number) > 0
 
     def number(self, number: int, kind: str) -> int:
@@ -122,7 +120,6 @@ class _Table(NamedTuple):
         return value
 
     def table(self, number: int) -> _Table:
-        """Return a field that is a table."""
         if not (place := self._field(number)):
             raise ValueError(f"no field {number}")
         return _Table(self.data, place + struct.unpack_from("<I", self.data, place)[0])

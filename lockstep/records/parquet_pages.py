@@ -210,8 +210,6 @@ class Pages:
 
 
 class _Content(NamedTuple):
-    """What is in a page."""
-
     page: _Page
     levels: npt.NDArray[np.int64] | None
     """The definition level of each value; None where all are there."""
@@ -226,8 +224,6 @@ class _Content(NamedTuple):
 
 
 class _Decoded(NamedTuple):
-    """Byte strings in memory."""
-
     data: bytes
     bounds: npt.NDArray[np.int64]
     """Where each begins and ends, (values, 2); an end of -1 for one that is null."""
@@ -242,8 +238,6 @@ class _Decoded(NamedTuple):
 
 
 class _InFile(NamedTuple):
-    """Byte strings in a file."""
-
     read: Read
     base: int
     bounds: npt.NDArray[np.int64]

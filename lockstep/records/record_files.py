@@ -18,7 +18,7 @@ from lockstep.errors import DataError
 from lockstep.records.index_cache import Cache, ranges_through
 from lockstep.records.open_files import FilePart, OpenFiles, check_unchanged, open_file, read_stored, stored_range
 from lockstep.records.record_index import MEMORY_LIMIT_BYTES, index_of, too_large
-from lockstep.records.shards import find_shards
+from lockstep.records.shards import Paths, find_shards
 from lockstep.records.tfrecord import (
     HEAD_BYTES,
     TAIL_BYTES,
@@ -173,12 +173,7 @@ class RecordFiles:
     """
 
     def __init__(
-        self,
-        paths: str | AnyPath | Sequence[str | AnyPath],
-        *,
-        verify: bool = True,
-        memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
-        cache: Cache = None,
+        self, paths: Paths, *, verify: bool = True, memory_limit_bytes: int = MEMORY_LIMIT_BYTES, cache: Cache = None
     ) -> None:
         self.verify = verify
         self._ranges = ranges_through(cache)

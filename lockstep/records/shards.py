@@ -12,6 +12,7 @@ from contextlib import suppress
 from fnmatch import fnmatchcase
 from itertools import islice, product
 from pathlib import Path
+from typing import TypeAlias
 
 from lockstep.checks import check_type, wrong_type
 from lockstep.errors import DataError
@@ -31,8 +32,11 @@ _LONGEST_PATH_BYTES, _LONGEST_PART_BYTES = 4095, 255
 _MOST_NAMED = 5
 _MOST_SHOWN = 100
 
+Paths: TypeAlias = str | AnyPath | Sequence[str | AnyPath]
+"""A path or a pattern, or several of them."""
 
-def find_shards(paths: str | AnyPath | Sequence[str | AnyPath]) -> list[AnyPath]:
+
+def find_shards(paths: Paths) -> list[AnyPath]:
     """List the files of a path, of a pattern, or of several of these, in turn.
 
     A pattern is one of the shell: * for any characters, ? for one, [a-z] for one of these. Its files come sorted by
@@ -69,7 +73,7 @@ def expand_braces(path: str | AnyPath) -> list[str]:
     return ["".join(parts) for parts in product(*choices)]
 
 
-def list_of_paths(paths: str | AnyPath | Sequence[str | AnyPath]) -> Sequence[str | AnyPath]:
+def list_of_paths(paths: Paths) -> Sequence[str | AnyPath]:
     """Make a list of one path or several."""
     if isinstance(paths, str | Path | RemotePath):
         return [paths]
@@ -178,10 +182,7 @@ def _matching_in_store(path: RemotePath) -> list[AnyPath]:
     files = [each for each, hidden in zip(found, is_hidden, strict=True) if each.is_file() and not hidden]
     if not files:
         raise DataError(
-            f"No file is named like {path}",
-            given=_held(above),
-            expected="one file or more",
-            hint="check the pattern",
+            f"No file is named like {path}", given=_held(above), expected="one file or more", hint="check the pattern"
         )
     _check_complete(files, path.name)
     return [*files]

@@ -281,7 +281,6 @@ class ParquetTable(TableFile):
         return max((self._group_bytes(leaf, group) for group in groups), default=0)
 
     def _layout(self) -> bytes:
-        """The footer."""
         size = self.version.size_bytes
         end = self._bytes(min(_END_BYTES, size), max(0, size - _END_BYTES))
         length = int.from_bytes(end[-8:-4], "little")

@@ -373,7 +373,6 @@ def _scores(record: RunRecord) -> list[ScoreFacts]:
 
 
 def _recipe(record: RunRecord) -> RecipeFacts:
-    """Compare the recipe of a run with the shipped one of its name."""
     text = _bytes_of(record.path / RECIPE).decode(errors="replace")
     recipe = record.recipe
     if recipe is None or recipe.name not in names():

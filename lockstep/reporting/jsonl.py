@@ -132,8 +132,6 @@ def without_nonfinite(value: Any) -> Any:
 
 @dataclass
 class _Content:
-    """What is in a file, line by line."""
-
     num_lines: int = 0
     last_position: int = -1
     evaluated: set[tuple[int, str]] = field(default_factory=set)

@@ -7,15 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.errors import WorkdirError
-from lockstep.reporting.events import (
-    EventFile,
-    cut_events,
-    event_paths,
-    histogram_summary,
-    image_summary,
-    scalar_summary,
-    text_summary,
-)
+from lockstep.reporting import events
 from lockstep.reporting.jsonl import evaluation_tag, facts_of, scalars_of
 from lockstep.reporting.throughput import InputTotals, Throughput, moment_before
 from lockstep.types import Interval, Progress, StepReport
@@ -42,10 +34,12 @@ class Summaries:
 
     def __init__(self, folder: Path, *, from_step: int, interval: Interval = TWO_MINUTES) -> None:
         _make(folder)
-        self._evaluated = {(from_step, tag) for path in event_paths(folder) for tag in cut_events(path, from_step)}
+        self._evaluated = {
+            (from_step, tag) for path in events.event_paths(folder) for tag in events.cut_events(path, from_step)
+        }
         self._interval = interval
         self._folder = folder
-        self._file = EventFile(folder) if interval.amount else None
+        self._file = events.EventFile(folder) if interval.amount else None
         self._pace = Throughput()
         self._input = InputTotals()
         self._latest: Progress | None = None
@@ -71,21 +65,21 @@ class Summaries:
         new = {tag: value for tag, value in tags.items() if (step, tag) not in self._evaluated}
         if new:
             self._evaluated.update((step, tag) for tag in new)
-            self._append(scalar_summary(new), step)
+            self._append(events.scalar_summary(new), step)
 
     def write_text(self, tag: str, text: str, step: int) -> None:
         """Write a text, which is shown as it is: a recipe, a module tree, a mark in the run's history."""
-        self._append(text_summary(tag, text), step)
+        self._append(events.text_summary(tag, text), step)
 
     def write_images(self, images: Mapping[str, npt.NDArray[Any]], step: int) -> None:
         """Write images by tag; see `image_summary`."""
-        self._append(image_summary(images), step)
+        self._append(events.image_summary(images), step)
 
     def write_histograms(self, histograms: Mapping[str, Histogram], scalars: Mapping[str, float], step: int) -> None:
         """Write histograms and scalars by tag, and how many numbers of each histogram are not finite, if there are."""
         nonfinite = {f"nonfinite/{tag}": float(h.num_nonfinite) for tag, h in histograms.items() if h.num_nonfinite}
-        summary = histogram_summary(histograms)
-        summary.MergeFrom(scalar_summary({**scalars, **nonfinite}))
+        summary = events.histogram_summary(histograms)
+        summary.MergeFrom(events.scalar_summary({**scalars, **nonfinite}))
         self._append(summary, step)
 
     def flush(self) -> None:
@@ -103,11 +97,11 @@ class Summaries:
                 self._file.close()
 
     def _append(self, summary: Summary, step: int) -> None:
-        self._file = self._file or EventFile(self._folder)
+        self._file = self._file or events.EventFile(self._folder)
         self._file.write(summary, step)
 
     def _write(self, report: StepReport) -> None:
-        self._append(scalar_summary({**_scalars(report, self._pace), **self._input.scalars()}), report.step)
+        self._append(events.scalar_summary({**_scalars(report, self._pace), **self._input.scalars()}), report.step)
         self._pace, self._input = Throughput(), InputTotals()
         self._unwritten = None
         self._is_due = False

@@ -12,18 +12,7 @@ import torch
 from lockstep.checks import check_type
 from lockstep.durable import make_folder
 from lockstep.errors import InputError, WorkdirError
-from lockstep.reporting.trace_files import (
-    PHASES,
-    STEPS,
-    TRACES,
-    ClockOffset,
-    TracePart,
-    boot_of_host,
-    clock_offset,
-    epoch_seconds,
-    merge_parts,
-    part_path,
-)
+from lockstep.reporting import trace_files
 from lockstep.screen import log
 from lockstep.spans import Recorder, Span
 from lockstep.tensors import reading_waits
@@ -59,7 +48,7 @@ class Trace:
 
     def __init__(self, workdir: str | Path, steps: StepRange | range | str, *, start: int = 0) -> None:
         self.steps, self._step = _steps_of(steps), start
-        self._folder = Path(workdir) / TRACES
+        self._folder = Path(workdir) / trace_files.TRACES
         self._name = ""
         self._worker: Worker | None = None
         self._recorder: Recorder | None = None
@@ -99,7 +88,9 @@ class Trace:
             )
         now = time.perf_counter()
         if self._recorder is not None:
-            self._recorder.add(STEPS, f"step {self._step}", self._since, now, {"examples": report.num_examples})
+            self._recorder.add(
+                trace_files.STEPS, f"step {self._step}", self._since, now, {"examples": report.num_examples}
+            )
             self._has_steps = True
         self._step, self._since = report.step, now
         if not self._is_over and self._step >= self.steps.stop:
@@ -143,7 +134,7 @@ class Trace:
 
     def _add_phase(self, phase: str, began: float, ended: float, step: int) -> None:
         if self._recorder is not None:
-            self._recorder.add(PHASES, phase, began, ended, {"step": step})
+            self._recorder.add(trace_files.PHASES, phase, began, ended, {"step": step})
 
     def _end(self, worker: Worker) -> None:
         """End the trace; all workers do so together."""
@@ -165,22 +156,22 @@ class Trace:
             if self._device is not None:
                 self._recorder.spans += self._device.spans(self._recorder.on_device)
 
-    def _write_part(self, worker: Worker, clock: ClockOffset | None) -> None:
+    def _write_part(self, worker: Worker, clock: trace_files.ClockOffset | None) -> None:
         recorder, self._recorder = self._recorder, None
         if recorder is None or not self._has_steps:
             return
-        part = TracePart(
+        part = trace_files.TracePart(
             worker.rank,
             f"{worker.name} (pid {os.getpid()})",
             worker.num_workers,
             tuple(recorder.spans),  # a thread may be late, and add to them still
             recorder.num_dropped,
             clock,
-            boot_of_host(),
-            epoch_seconds(),
+            trace_files.boot_of_host(),
+            trace_files.epoch_seconds(),
         )
         try:
-            part.write(part_path(self._folder, self._name, worker.rank))
+            part.write(trace_files.part_path(self._folder, self._name, worker.rank))
         except WorkdirError as error:
             log.warning("this worker's part of the trace is lost: %s %s", error.what, error.given)
 
@@ -188,7 +179,7 @@ class Trace:
         if not worker.is_chief:
             return
         try:
-            for merged in merge_parts(self._folder):
+            for merged in trace_files.merge_parts(self._folder):
                 log.info("%s", merged.describe())
         except (OSError, WorkdirError) as error:
             log.warning("the trace is not written: %s", error)
@@ -206,17 +197,17 @@ def _steps_of(steps: StepRange | range | str) -> StepRange:
     return StepRange.parse(steps) if isinstance(steps, str) else steps
 
 
-def compare_clocks(worker: Worker) -> ClockOffset:
+def compare_clocks(worker: Worker) -> trace_files.ClockOffset:
     """Compare the clock of this worker with the chief's, by barriers; all workers call it together."""
     if worker.num_local_workers == worker.num_workers:
-        return ClockOffset(0.0, 0.0)
+        return trace_files.ClockOffset(0.0, 0.0)
     own: list[list[float]] = []
     for _ in range(_COMPARISONS):
         began = time.perf_counter()
         worker.group.barrier("clocks are compared")
         own.append([began, time.perf_counter()])
     chief = worker.group.gather(own)[0]
-    return ClockOffset(0.0, 0.0) if worker.is_chief else clock_offset(own, chief)
+    return trace_files.ClockOffset(0.0, 0.0) if worker.is_chief else trace_files.clock_offset(own, chief)
 
 
 class DeviceClock:

@@ -48,8 +48,6 @@ _UNKNOWN = Owner("", 0, "0", "", 0, "")
 
 
 class _Entry(NamedTuple):
-    """The content of a lease file."""
-
     owner: Owner
     renewed: float
     """Time of the last renewal in seconds, by the server's clock."""
@@ -255,7 +253,6 @@ def _write(path: AnyPath, owner: Owner) -> None:
 
 
 def _delete(path: AnyPath) -> None:
-    """Delete a file, if it is there."""
     if isinstance(path, RemotePath):
         path.unlink()
     else:

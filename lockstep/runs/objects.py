@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from lockstep.readers.detection import DetectionReader
 from lockstep.readers.object_survey import ObjectSurvey, survey_objects
 from lockstep.recipes.data import DetectionData
 from lockstep.recipes.recipe import Recipe
-from lockstep.runs.build import SCORED
+from lockstep.runs.build import SCORED, Parts
 from lockstep.screen import log
 from lockstep.served.exchanges import towers_of
 from lockstep.training.loop import probe_memory
@@ -35,9 +35,6 @@ from lockstep.training.memory import describe_batch, lack_of_memory_told
 from lockstep.types import Batch
 from lockstep.workers.random_streams import RandomStreams
 from lockstep.workers.rank import Worker
-
-if TYPE_CHECKING:
-    from lockstep.runs.build import Parts
 
 _MOST_OBJECTS = 200
 """Number of objects that are compared with the anchors."""
@@ -190,7 +187,7 @@ def largest(data: DetectionData, known: ObjectSurvey) -> Largest:
     """
     resizer, most = data.resizer, known.most_objects
     keeps_aspect = all(isinstance(each, _KEEP_THE_ASPECT) for each in data.augment)
-    height, width = resizer.largest_shape
+    height, width = resizer.largest
     if known.is_complete and keeps_aspect and not resizer.has_one_shape:
         sizes = [resizer.size_of(*size) for size in np.unique(known.sizes, axis=0).tolist()]
         height, width = (max(sides) for sides in zip(*sizes, strict=True))

@@ -108,24 +108,40 @@ class ClassProbability(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Predictions:
-    """The most probable classes of each image, and the files that could not be read."""
+class _OfImages:
+    """What a model says of images in files, and the files that could not be read."""
 
     reader: ImageList
     """All files that were given, in their order."""
+    skipped: Sequence[BadExample]
+    """The files that could not be read, with their places and the reasons."""
+    step: int
+    """The number of updates that the weights have had."""
+    weights: Weights
+
+    def _as_json(self, predictions: Sequence[Mapping[str, Any]]) -> str:
+        facts = {
+            "step": self.step,
+            "weights": self.weights,
+            "folder": self.reader.folder,
+            "predictions": predictions,
+            "skipped": [{"file": bad.example_id, "problem": bad.reason} for bad in self.skipped],
+        }
+        return json.dumps(facts, indent=1, allow_nan=False) + "\n"
+
+
+@dataclass(frozen=True)
+class Predictions(_OfImages):
+    """The most probable classes of each image, and the files that could not be read."""
+
     positions: Tensor
-    """The places of the images among these files: int64 of shape (images,)."""
+    """The places of the images among all files: int64 of shape (images,)."""
     labels: Tensor
     """The most probable classes of each image, the most probable first: int64 of shape (images, top)."""
     probabilities: Tensor
     """Their probabilities, by the softmax of the logits of all classes: float32 of shape (images, top)."""
     class_names: Mapping[int, str]
     """Names of the classes by label, as far as the run knows them."""
-    skipped: Sequence[BadExample]
-    """The files that could not be read, with their places and the reasons."""
-    step: int
-    """The number of updates that the weights have had."""
-    weights: Weights
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -207,7 +223,7 @@ def predict(
         skipped += batch.bad
     names = KnownData.of(trained.workdir).class_names
     places, classes, values = map(torch.cat, (positions, labels, probabilities))
-    return Predictions(reader, places, classes, values, names, skipped, trained.step, trained.weights)
+    return Predictions(reader, skipped, trained.step, trained.weights, places, classes, values, names)
 
 
 def _images(recipe: Recipe, paths: str | Path | Sequence[str | Path]) -> tuple[ImageList, Sequence[Augment]]:
@@ -264,18 +280,7 @@ def predictions_json(predictions: Predictions) -> str:
         {"file": file, "classes": [dict(zip(_COLUMNS, _cells(each), strict=True)) for each in classes]}
         for file, classes in found
     ]
-    return _as_json(predictions, listed)
-
-
-def _as_json(found: Predictions | FoundObjects | Outputs, predictions: Sequence[Mapping[str, Any]]) -> str:
-    facts = {
-        "step": found.step,
-        "weights": found.weights,
-        "folder": found.reader.folder,
-        "predictions": predictions,
-        "skipped": [{"file": bad.example_id, "problem": bad.reason} for bad in found.skipped],
-    }
-    return json.dumps(facts, indent=1, allow_nan=False) + "\n"
+    return predictions._as_json(listed)
 
 
 def _cells(found: ClassProbability) -> tuple[int, str, float]:
@@ -302,20 +307,13 @@ class FoundObject(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FoundObjects:
+class FoundObjects(_OfImages):
     """The objects on each image, and the files that could not be read."""
 
-    reader: ImageList
-    """All files that were given, in their order."""
     images: Sequence[DetectedImage]
-    """What was found, image by image, with their places among these files."""
+    """What was found, image by image, with their places among all files."""
     class_names: Mapping[int, str]
     """Names of the classes by label, as far as the run knows them."""
-    skipped: Sequence[BadExample]
-    """The files that could not be read, with their places and the reasons."""
-    step: int
-    """The number of updates that the weights have had."""
-    weights: Weights
 
     def __len__(self) -> int:
         return len(self.images)
@@ -349,19 +347,8 @@ def detect(
 
     The images are decoded and resized as in an evaluation of the run. The data of the run need not be there.
 
-    Args:
-        run: the workdir, for its newest checkpoint that is intact; or `WORKDIR@STEP`.
-        paths: files, folders with images in them or below, or both.
-        weights: the parameters as they are, or their moving averages; None: as the recipe scores them.
-        device: "cpu"; None for an accelerator where there is one.
-        allow_code: call the code of a user's own that the recipe names, though others may have written the run.
-        progress: called with the number of files that are done, and of all.
-
-    Raises:
-        InputError: there is no run, or its model is no detector; a path is not there (`DataError`), or holds no images.
-        CheckpointError: there is no such checkpoint, or it is damaged.
-        NonFiniteError: a box or a score is not finite.
-        LockstepError: none of the files can be read.
+    The arguments and what is raised are those of `predict`; an InputError also says of a model that it is no detector,
+    a NonFiniteError of a box or a score that it is not finite.
     """
     trained = trained_model(str(run), weights, allow_code=allow_code)
     recipe, task = trained.recipe, trained.recipe.chosen_task
@@ -389,7 +376,7 @@ def detect(
         masks = [found["masks"]] if "masks" in found else []
         kept.update(*kept.prepare(indices, ids, *columns, *masks))
     names = KnownData.of(trained.workdir).class_names
-    return FoundObjects(reader, [*kept], names, skipped, trained.step, trained.weights)
+    return FoundObjects(reader, skipped, trained.step, trained.weights, [*kept], names)
 
 
 def _with_sizes(batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
@@ -401,7 +388,7 @@ def _with_sizes(batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
 def found_objects_json(found: FoundObjects) -> str:
     """Write what was found as JSON: step, weights, folder, and the lists `predictions` and `skipped`."""
     files = enumerate(found.files)
-    return _as_json(found, [{"file": file, "objects": [*map(_facts, found.objects(index))]} for index, file in files])
+    return found._as_json([{"file": file, "objects": [*map(_facts, found.objects(index))]} for index, file in files])
 
 
 def _facts(found: FoundObject) -> dict[str, Any]:
@@ -414,20 +401,13 @@ def _facts(found: FoundObject) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Outputs:
+class Outputs(_OfImages):
     """What the `predict` of a task returns for each image, and the files that could not be read."""
 
-    reader: ImageList
-    """All files that were given, in their order."""
     positions: Tensor
-    """The place of each image among these files, int64 of shape (images,)."""
+    """The place of each image among all files, int64 of shape (images,)."""
     values: Mapping[str, Tensor]
     """Tensors by name, on the CPU, with the images first."""
-    skipped: Sequence[BadExample]
-    """The files that could not be read, with their places and the reasons."""
-    step: int
-    """The number of updates that the weights have had."""
-    weights: Weights
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -439,7 +419,7 @@ class Outputs:
             {"file": self.reader.example_id(position), **{name: rows[name][index] for name in rows}}
             for index, position in enumerate(self.positions.tolist())
         ]
-        return _as_json(self, without_nonfinite(predictions))
+        return self._as_json(without_nonfinite(predictions))
 
 
 def outputs(
@@ -455,19 +435,8 @@ def outputs(
 
     The images are decoded and preprocessed as in an evaluation of the run, whose data is images: `ImageData`.
 
-    Args:
-        run: the workdir, for its newest checkpoint that is intact; or `WORKDIR@STEP`.
-        paths: files, folders with images in them or below, or both.
-        weights: the parameters as they are, or their moving averages; None: as the recipe scores them.
-        device: "cpu"; None for an accelerator where there is one.
-        allow_code: call the code that the recipe names, though others may have written the run.
-        progress: called with the number of files that are done, and of all.
-
-    Raises:
-        InputError: there is no run, its task has no `predict`, or it returns something else than tensors by name; a
-            path is not there (`DataError`), or holds no images.
-        CheckpointError: there is no such checkpoint, or it is damaged.
-        LockstepError: none of the files can be read.
+    The arguments and what is raised are those of `predict`; an InputError also says that the task has no `predict`, or
+    returns something else than tensors by name.
     """
     trained = trained_model(str(run), weights, allow_code=allow_code)
     compute, data = _predict_of(trained), trained.recipe.data
@@ -499,7 +468,7 @@ def outputs(
         positions.append(example_indices(batch)[: batch.valid])
         skipped += batch.bad
     values = {name: torch.cat([each[name] for each in found]) for name in found[0]}
-    return Outputs(reader, torch.cat(positions), values, skipped, trained.step, trained.weights)
+    return Outputs(reader, skipped, trained.step, trained.weights, torch.cat(positions), values)
 
 
 def _predict_of(trained: Trained) -> Any:

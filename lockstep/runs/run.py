@@ -184,14 +184,7 @@ class Run:
     ) -> None:
         self._recipe, self._worker = recipe, worker
         check_metrics(metrics, taken=recipe.chosen_task.score_names or ())
-        check_inputs(
-            recipe,
-            path,
-            accept_changes=accept_changes,
-            fork_from=fork_from,
-            metrics=metrics,
-            loggers=loggers,
-        )
+        check_inputs(recipe, path, accept_changes=accept_changes, fork_from=fork_from, metrics=metrics, loggers=loggers)
         if recipe.watch.on_failure == "continue" and worker.num_workers > 1:
             generations_of(worker)
         workdir = Workdir(path) if path else None

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import takewhile, zip_longest
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -35,11 +35,9 @@ from lockstep.mask_runs import pixels_in
 from lockstep.metrics.coco import outcomes
 from lockstep.randomness import Draws
 from lockstep.readers.coco_results import CocoResults, ImageResults
+from lockstep.readers.reader import Reader
 from lockstep.recipes.parts import Pictures
 from lockstep.runs.workdir import class_names
-
-if TYPE_CHECKING:
-    from lockstep.readers.reader import Reader
 
 Inputs = Callable[[Mapping[str, Any]], Any]
 

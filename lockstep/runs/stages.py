@@ -80,12 +80,7 @@ def recipe_at_start(recipe: Recipe) -> Recipe:
 class Stages:
     """The stages of a run and the parts of the present one, on one worker; the others make the same calls."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        worker: Worker,
-        metrics: Mapping[str, Metric] = NO_METRICS,
-    ) -> None:
+    def __init__(self, recipe: Recipe, worker: Worker, metrics: Mapping[str, Metric] = NO_METRICS) -> None:
         self._recipe, self._worker, self._metrics = recipe, worker, metrics
         self._given = given_once(recipe)  # asked once a split, and not again by each stage
         with _errors_name_stage(1 if recipe.stages else None):

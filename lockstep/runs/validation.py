@@ -66,12 +66,7 @@ class Validation:
     """
 
     def __init__(
-        self,
-        recipe: Recipe,
-        parts: Parts,
-        worker: Worker,
-        logger: MetricsLogger | None,
-        history: Mapping[int, float],
+        self, recipe: Recipe, parts: Parts, worker: Worker, logger: MetricsLogger | None, history: Mapping[int, float]
     ) -> None:
         self._recipe, self._parts, self._worker, self._logger = recipe, parts, worker, logger
         self._latest: Evaluation | None = None

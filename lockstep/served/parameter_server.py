@@ -20,20 +20,8 @@ from torch import Tensor
 from lockstep.errors import LockstepError, WorkerError
 from lockstep.exchange.transports import create_memory
 from lockstep.exchange.tree import PartialSum
+from lockstep.served import wire
 from lockstep.served.leases import Leases, SliceLease
-from lockstep.served.wire import (
-    Block,
-    BlockUse,
-    Frames,
-    MemoryPlan,
-    NoMessageError,
-    Reception,
-    ServedMemory,
-    agreed_layouts,
-    all_reached,
-    lost,
-    reach,
-)
 from lockstep.tensors import copy_all
 from lockstep.workers.group import JSON
 from lockstep.workers.rank import Worker
@@ -72,7 +60,7 @@ class _Client:
     """A worker that computes, as the server knows it."""
 
     rank: int
-    frames: Frames
+    frames: wire.Frames
     is_here: bool
     """It maps the chief's memory."""
     version: int = -1
@@ -99,14 +87,14 @@ class Server:
     ) -> None:
         self.lock = threading.RLock()
         self._worker, self._leases = worker, leases
-        layouts = agreed_layouts(worker, gradients, published)
+        layouts = wire.agreed_layouts(worker, gradients, published)
         num_computing = worker.num_workers - 1
         # A worker reads one version at most, one is the newest, and one is being written. There are never more
         # gradients: late ones that workers compute, those begun for the next update, and those of the last one.
-        plan = MemoryPlan(*layouts, num_computing + 2, 2 * (num_computing + leases.required))
+        plan = wire.MemoryPlan(*layouts, num_computing + 2, 2 * (num_computing + leases.required))
         descriptor = create_memory(plan.num_bytes)
         self._memory = plan.map(descriptor)
-        self._published, self._gradients = BlockUse(plan.num_published), BlockUse(plan.num_gradients)
+        self._published, self._gradients = wire.BlockUse(plan.num_published), wire.BlockUse(plan.num_gradients)
         self._arriving, self._answering = threading.Condition(self.lock), threading.Condition(self.lock)
         self._newest: _Newest | None = None
         self._held: dict[int, Arrival] = {}
@@ -156,7 +144,7 @@ class Server:
                 self._arriving.wait(_LOOK_SECONDS)
                 self._check()
                 if not self._leases.workers:
-                    raise lost(self._worker, "all workers that compute", self._said)
+                    raise wire.lost(self._worker, "all workers that compute", self._said)
             self._taken = [self._held.pop(lease.slice) for lease in taken]
             for slice_ in self._held.keys() - self._leases.held.keys():  # they have become too old
                 self._gradients.release(self._held.pop(slice_).block)
@@ -209,27 +197,26 @@ class Server:
         if self._failed is not None:
             raise self._failed
 
-    def _connect(self, descriptor: int, plan: MemoryPlan) -> dict[int, _Client]:
+    def _connect(self, descriptor: int, plan: wire.MemoryPlan) -> dict[int, _Client]:
         worker = self._worker
         hosts: list[str] = worker.group.gather(worker.host)
-        reception = Reception(worker, hosts, descriptor)
+        reception = wire.Reception(worker, hosts, descriptor)
         try:
             worker.group.broadcast({**reception.place, "blocks": [plan.num_published, plan.num_gradients]})
-            all_reached(worker, "")
+            wire.all_reached(worker, "")
             connections = reception.wait()
         finally:
             reception.close()
             os.close(descriptor)
-        return {rank: _Client(rank, Frames(each), hosts[rank] == hosts[0]) for rank, each in connections.items()}
+        return {rank: _Client(rank, wire.Frames(each), hosts[rank] == hosts[0]) for rank, each in connections.items()}
 
     # A thread for each worker -----------------------------------------------------------------------------------------
 
     def _serve(self, client: _Client) -> None:
-        """Answer a worker until it goes."""
         try:
             while True:
                 self._handle(client, client.frames.receive())
-        except NoMessageError as error:
+        except wire.NoMessageError as error:
             self._failed = WorkerError(
                 f"What {self._worker.group.names[client.rank]} has sent to the chief cannot be read.",
                 given=str(error),
@@ -247,7 +234,9 @@ class Server:
         match request:
             case {"gradient": [int(slice_), int(version), list(numbers)], "message": message}:
                 if client.lease != SliceLease(client.rank, slice_, version) or not all(map(_is_number, numbers)):
-                    raise NoMessageError(f"a gradient of slice {slice_}, version {version}, which it has no lease of")
+                    raise wire.NoMessageError(
+                        f"a gradient of slice {slice_}, version {version}, which it has no lease of"
+                    )
                 self._take_gradient(client, client.lease, numbers, message)
             case {"fetch": True}:
                 self._answer(client)
@@ -256,7 +245,7 @@ class Server:
             case {"oldest": True}:
                 client.frames.send({"oldest": int(self._memory.oldest)})
             case _:
-                raise NoMessageError(f"{request}"[:80])
+                raise wire.NoMessageError(f"{request}"[:80])
 
     def _take_gradient(self, client: _Client, lease: SliceLease, numbers: list[float], message: JSON) -> None:
         block = self._memory.gradients[client.block]
@@ -396,17 +385,17 @@ class Client:
 
     def __init__(self, worker: Worker, gradients: Sequence[Tensor], published: Sequence[Tensor]) -> None:
         self._worker = worker
-        layouts = agreed_layouts(worker, gradients, published)
+        layouts = wire.agreed_layouts(worker, gradients, published)
         worker.group.gather(worker.host)
         place = worker.group.broadcast(None)
-        connection, descriptor = reach(worker, place)
-        self._frames = Frames(connection, worker.group.check_peers)
+        connection, descriptor = wire.reach(worker, place)
+        self._frames = wire.Frames(connection, worker.group.check_peers)
         self._is_here = descriptor is not None
         """On the chief's host: tensors pass through its memory, else through memory of this worker alone."""
         if descriptor is None:
-            self._memory = ServedMemory(torch.zeros(1), *([Block.alone(layout)] for layout in layouts))
+            self._memory = wire.ServedMemory(torch.zeros(1), *([wire.Block.alone(layout)] for layout in layouts))
         else:
-            self._memory = MemoryPlan(*layouts, *place["blocks"]).map(descriptor)
+            self._memory = wire.MemoryPlan(*layouts, *place["blocks"]).map(descriptor)
             os.close(descriptor)
         self._room = 0
         """The block for the gradient of the last lease."""
@@ -470,4 +459,4 @@ class Client:
             return function()
         except ConnectionError as error:
             said = str(error).lower()
-        raise lost(self._worker, "the chief", said)
+        raise wire.lost(self._worker, "the chief", said)

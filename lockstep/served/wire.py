@@ -28,12 +28,7 @@ from torch import Tensor
 
 from lockstep.errors import InputError, PeerLostError, WorkerError
 from lockstep.exchange.transports import FlatLayout, check_memory
-from lockstep.workers.connections import (
-    INTERFACE_OF_GLOO,
-    Listener,
-    address_of,
-    connect,
-)
+from lockstep.workers.connections import INTERFACE_OF_GLOO, Listener, address_of, connect
 from lockstep.workers.group import JSON
 from lockstep.workers.limits import HANDSHAKE_SECONDS, START_SECONDS
 from lockstep.workers.peers import process_behind

@@ -98,10 +98,7 @@ _FLAGS = {
     "cudnn_deterministic": _Flag(lambda: cudnn.deterministic, lambda on: setattr(cudnn, "deterministic", on)),
     "deterministic": _Flag(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
     # Torch fills what a deterministic operator allocates with NaN, unless told not to: no operator reads it.
-    _FILL: _Flag(
-        lambda: getattr(deterministic, _FILL),
-        lambda on: setattr(deterministic, _FILL, on),
-    ),
+    _FILL: _Flag(lambda: getattr(deterministic, _FILL), lambda on: setattr(deterministic, _FILL, on)),
 }
 
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
 from lockstep.errors import WorkerError
 from lockstep.tensors import numbers_on
-from lockstep.types import BadExample
-
-if TYPE_CHECKING:
-    from lockstep.training.attempt import Readings
-    from lockstep.training.replicas import Replicas
-    from lockstep.types import Batch
-    from lockstep.workers.rank import Worker
+from lockstep.training.attempt import Readings
+from lockstep.training.replicas import Replicas
+from lockstep.types import BadExample, Batch
+from lockstep.workers.rank import Worker
 
 
 class Extras(NamedTuple):

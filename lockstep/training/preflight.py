@@ -11,13 +11,14 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType, NoneType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lockstep.checkpoints.encoding import check_saveable
+from lockstep.checkpoints.store import Checkpoint
 from lockstep.checks import check_type
 from lockstep.data.loader import Loader
 from lockstep.description import Change, changes, described, paths
@@ -36,9 +37,6 @@ from lockstep.version import __version__
 from lockstep.workers.devices import describe_accelerator, describe_cpu, unusable_gpu, unused_kind
 from lockstep.workers.environment import chosen_waits, short_waits_here
 from lockstep.workers.rank import Worker, join
-
-if TYPE_CHECKING:
-    from lockstep.checkpoints.store import Checkpoint
 
 _OF_STEP = ("towers", "exchange", "threads", "accelerator")
 """Known with the first step alone."""

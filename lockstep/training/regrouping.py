@@ -14,29 +14,25 @@ from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import closing
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lockstep.checkpoints.encoding import decode_tensors, decode_values, encode_tensors, encode_values
 from lockstep.checkpoints.store import Checkpoint
+from lockstep.data.loader import Loader
 from lockstep.errors import PeerLostError
-from lockstep.exchange.exchange import AllReduce, Exchange
+from lockstep.exchange.exchange import AllReduce, Exchange, TransportName
 from lockstep.exchange.tree import PartialSum, TreeSum
 from lockstep.screen import log
 from lockstep.served.exchanges import is_served
 from lockstep.training.preflight import check_data
 from lockstep.training.replicas import checksum_of
 from lockstep.training.saving import load_run, snapshot
-from lockstep.types import StepReport
+from lockstep.training.state import TrainState
+from lockstep.types import End, StepReport
 from lockstep.workers.rank import Worker, generations_of, join, regroup
-
-if TYPE_CHECKING:
-    from lockstep.data.loader import Loader
-    from lockstep.exchange.exchange import TransportName
-    from lockstep.training.state import TrainState
-    from lockstep.types import End
 
 PIECE_BYTES = 16 << 20
 """Bytes that are handed over at once: an exchange takes as much for each worker, beside the state itself."""

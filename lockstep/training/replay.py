@@ -13,12 +13,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lockstep.checkpoints.encoding import can_encode, decode_tensors, encode_tensors
+from lockstep.exchange.exchange import TransportName
+from lockstep.exchange.tree import PartialSum
 from lockstep.ragged import Ragged
 from lockstep.screen import log
 from lockstep.tensors import write_values
@@ -28,16 +30,12 @@ from lockstep.training.attempt import Given
 from lockstep.training.memory import is_lack_of_memory
 from lockstep.training.regrouping import passed_on
 from lockstep.training.replicas import Replicas, checksum_of
+from lockstep.training.state import TrainState
 from lockstep.training.verdict import NO_MEMORY, Judgement, TowerResult, judge, result_of
 from lockstep.types import Batch, FaultError, ReplayVerdict
 from lockstep.workers.devices import describe_accelerator, describe_cpu, describe_machine
 from lockstep.workers.group import unlike_most
-
-if TYPE_CHECKING:
-    from lockstep.exchange.exchange import TransportName
-    from lockstep.exchange.tree import PartialSum
-    from lockstep.training.state import TrainState
-    from lockstep.workers.rank import Worker
+from lockstep.workers.rank import Worker
 
 ALIGNMENT_BYTES = 512
 """Kernels of a CPU and of a GPU look at no more of an address when they choose how to compute."""

@@ -11,17 +11,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from lockstep.training.state import TrainState
 from lockstep.types import FaultError, ReplayVerdict
 from lockstep.workers.group import unlike_most
-
-if TYPE_CHECKING:
-    from lockstep.training.state import TrainState
-    from lockstep.workers.rank import Worker
+from lockstep.workers.rank import Worker
 
 _BITS = 20  # the sum of the squares of 8,192 workers is below 2 ** 53, and so exact in float64
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -147,7 +147,6 @@ def _compare(section: str, own: Mapping[str, Tensor], saved: Mapping[str, Tensor
 
 
 def _modules(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules that have an extra state, by name."""
     return {
         name: module
         for name, module in model.named_modules()

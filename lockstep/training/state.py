@@ -25,15 +25,7 @@ from lockstep.spans import span
 from lockstep.tensors import copy_all, to_channels_last, write_values
 from lockstep.towers.statistics import changeable_buffers
 from lockstep.towers.tower_outputs import sparse_parameters
-from lockstep.training.attempt import (
-    Attempt,
-    LossAverage,
-    Nonfinite,
-    Outcome,
-    Proposal,
-    Readings,
-    describe_nonfinite,
-)
+from lockstep.training.attempt import Attempt, LossAverage, Nonfinite, Outcome, Proposal, Readings, describe_nonfinite
 from lockstep.training.freezing import freeze, matches
 from lockstep.training.saved_state import Stateful, check_compatible, checked_stateful, extra_state, set_extra_state
 
@@ -199,11 +191,7 @@ class TrainState:
     def propose(self, attempt: Attempt) -> Proposal:
         """Compute what an update is made of, and what decides whether it is made; nothing changes."""
         gradients = Gradients(
-            self._names,
-            attempt.gradients,
-            divisor=attempt.loss_scale or 1.0,
-            rows=attempt.rows,
-            owned=attempt.owned,
+            self._names, attempt.gradients, divisor=attempt.loss_scale or 1.0, rows=attempt.rows, owned=attempt.owned
         )
         if self._penalties is None:
             return Proposal(attempt, attempt.losses, gradients)

@@ -24,26 +24,11 @@ from lockstep.towers.hosting import StepInputs, TowerBatch, TowerHost
 from lockstep.towers.statistics import restored
 from lockstep.towers.tower_outputs import MissingGradients
 from lockstep.towers.towers import Towers, counted_towers
-from lockstep.training.attempt import (
-    Attempt,
-    Given,
-    Outcome,
-    PendingAttempt,
-    PendingUpdate,
-    Readings,
-    versions_of,
-)
+from lockstep.training import preflight
+from lockstep.training.attempt import Attempt, Given, Outcome, PendingAttempt, PendingUpdate, Readings, versions_of
 from lockstep.training.extras import Extras, ExtraSums
 from lockstep.training.memory import is_lack_of_memory, note_on_memory
 from lockstep.training.nonfinite import handle
-from lockstep.training.preflight import (
-    check_buffers,
-    check_parameters,
-    check_state_and_towers,
-    check_training_mode,
-    compare_first_step,
-    prepare_steps,
-)
 from lockstep.training.replay import Replay
 from lockstep.training.replicas import Replicas
 from lockstep.training.state import TrainState
@@ -112,7 +97,7 @@ def bind(state: TrainState, towers: Towers | None = None, exchange: Exchange | N
     Raises:
         InputError: a part has the wrong type, or the state is one that only the chief has the whole of.
     """
-    check_state_and_towers(state, towers)
+    preflight.check_state_and_towers(state, towers)
     worker = join()
     key = (counted_towers(towers, worker.num_workers), exchange or AllReduce())
     if state.is_served and worker.num_workers > 1:
@@ -123,7 +108,7 @@ def bind(state: TrainState, towers: Towers | None = None, exchange: Exchange | N
             hint='save it, and ls.resume(state, loader, DIR, changed=("exchange",)) on all workers',
         )
     if state.resumed:
-        compare_first_step(state, *key, worker)
+        preflight.compare_first_step(state, *key, worker)
     step: BoundStep | None = state.steps.get((BoundStep, *key))
     if step is None or step.group is not worker.group:  # which another group has taken the place of
         step = state.steps[BoundStep, *key] = BoundStep(state, *key, worker, step)
@@ -154,7 +139,7 @@ class Step:
             state.penalised,
             reducer.num_leaves,
             is_chief=worker.is_chief,
-            check=partial(check_parameters, self.state),
+            check=partial(preflight.check_parameters, self.state),
         )
         if before is not None:
             self._missing.told = before._missing.told
@@ -168,8 +153,8 @@ class Step:
         """
         self._resumed = time.perf_counter()
         self._started = self._resumed - elapsed_seconds
-        check_parameters(self.state)
-        check_buffers(self.state)
+        preflight.check_parameters(self.state)
+        preflight.check_buffers(self.state)
 
     def resume(self) -> None:
         """The loop body is over: the clock of the next step begins."""
@@ -206,17 +191,11 @@ class Step:
             if is_lack_of_memory(error):
                 _, tower, part = parts[min(len(self._host.leaves), len(parts) - 1)]
                 error.add_note(note_on_memory(part, tower, self.towers, self.worker.device))
-            check_parameters(self.state)
+            preflight.check_parameters(self.state)
             raise
 
     def _report_of(
-        self,
-        outcome: Outcome,
-        readings: Readings,
-        position: int,
-        epoch_size: int,
-        elapsed_seconds: float,
-        **more: Any,
+        self, outcome: Outcome, readings: Readings, position: int, epoch_size: int, elapsed_seconds: float, **more: Any
     ) -> StepReport:
         """Report an attempt; `position` is where the stream stands after it, `more` are further fields."""
         return StepReport(
@@ -239,14 +218,9 @@ class BoundStep(Step):
     """
 
     def __init__(
-        self,
-        state: TrainState,
-        towers: Towers,
-        exchange: Exchange,
-        worker: Worker,
-        before: BoundStep | None = None,
+        self, state: TrainState, towers: Towers, exchange: Exchange, worker: Worker, before: BoundStep | None = None
     ) -> None:
-        prepare_steps(state, towers, exchange, worker, was_made=before is not None)
+        preflight.prepare_steps(state, towers, exchange, worker, was_made=before is not None)
         self._mine = assign_towers(towers.num_towers, worker.num_workers)[worker.rank]
         num_leaves, mine = (
             (worker.num_workers, [worker.rank]) if towers.joined else (towers.num_towers, list(self._mine))
@@ -483,7 +457,7 @@ class BoundStep(Step):
                 hint="give `batches` and `train_step` the same Towers",
             )
         if not self.state.model.training:
-            check_training_mode(self.state)
+            preflight.check_training_mode(self.state)
 
     def _inputs(self, batch: Batch, counts: Sequence[Counts], step: int, began: float) -> StepInputs:
         return StepInputs(

@@ -233,13 +233,7 @@ def _branches(blocks: Mapping[str, str], places: Mapping[str, str]) -> list[Rena
 
 
 # What a convolution with batch norm consists of, once its scope has the name of its module.
-_CONVOLUTION = (
-    Rename("/weights$", ".conv.weight", CONVOLUTION),
-    Rename("/BatchNorm/gamma$", ".bn.weight"),
-    Rename("/BatchNorm/beta$", ".bn.bias"),
-    Rename("/BatchNorm/moving_mean$", ".bn.running_mean"),
-    Rename("/BatchNorm/moving_variance$", ".bn.running_var"),
-)
+_CONVOLUTION = (Rename("/weights$", ".conv.weight", CONVOLUTION), Rename("/BatchNorm/", ".bn/"), *NORM)
 # The reference trainers give batch norm no scale: a factor of 1, with which torch's begins.
 _SCALE = (r"\.bn\.weight$",)
 
@@ -331,7 +325,6 @@ SSD_INCEPTION_V3 = NameMap(
         *ssd_layers(3),
         Rename(f"^FeatureExtractor/{_SLIM}", _SLIM),
         *SLIM_INCEPTION_V3.renames,
-        *NORM,
         Rename("^(Conv2d|Mixed)_", r"backbone.features.\1_"),
     ),
     may_lack=_SCALE,

@@ -110,10 +110,7 @@ def _open_path(path: Path) -> WeightSource:
 
 def _no_weights(path: AnyPath) -> NotFoundError:
     return NotFoundError(
-        f"There are no weights called {path}.",
-        given="no such file or folder",
-        expected=KNOWN,
-        hint=hint_for_path(path),
+        f"There are no weights called {path}.", given="no such file or folder", expected=KNOWN, hint=hint_for_path(path)
     )
 
 

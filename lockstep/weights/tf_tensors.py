@@ -29,17 +29,7 @@ import torch
 from torch import Tensor
 
 from lockstep.errors import CheckpointError
-from lockstep.records import example
-from lockstep.records.protobuf import (
-    FOUR_BYTES,
-    VARINT,
-    WITH_LENGTH,
-    Buffer,
-    MalformedError,
-    Span,
-    message_fields,
-    read_varint,
-)
+from lockstep.records import example, protobuf
 from lockstep.weights.source import TensorInfo
 
 Extent = tuple[int, int]
@@ -60,11 +50,11 @@ class Message:
         MalformedError: these are no fields.
     """
 
-    def __init__(self, data: Buffer, start: int = 0, stop: int | None = None) -> None:
+    def __init__(self, data: protobuf.Buffer, start: int = 0, stop: int | None = None) -> None:
         self.data = data
-        self.fields = list(message_fields(data, start, len(data) if stop is None else stop))
+        self.fields = list(protobuf.message_fields(data, start, len(data) if stop is None else stop))
 
-    def spans(self, number: int, wire_type: int = WITH_LENGTH) -> list[Span]:
+    def spans(self, number: int, wire_type: int = protobuf.WITH_LENGTH) -> list[protobuf.Span]:
         """Start and stop of each content of a field."""
         wanted = number << 3 | wire_type
         return [(start, stop) for tag, start, stop in self.fields if tag == wanted]
@@ -80,15 +70,15 @@ class Message:
 
     def integer(self, number: int, default: int = 0) -> int:
         """An integer of 64 bits with a sign; the default if the field is absent."""
-        spans = self.spans(number, VARINT)
+        spans = self.spans(number, protobuf.VARINT)
         if not spans:
             return default
-        value = read_varint(self.data, *spans[-1])[0] & 0xFFFFFFFFFFFFFFFF
+        value = protobuf.read_varint(self.data, *spans[-1])[0] & 0xFFFFFFFFFFFFFFFF
         return value - (value >> 63 << 64)
 
     def fixed32(self, number: int) -> int:
         """An unsigned integer of 4 bytes; 0 if the field is absent."""
-        spans = self.spans(number, FOUR_BYTES)
+        spans = self.spans(number, protobuf.FOUR_BYTES)
         return int.from_bytes(self.data[slice(*spans[-1])], "little") if spans else 0
 
     def text(self, number: int) -> str:
@@ -131,7 +121,7 @@ class BundleEntry:
         """Read a BundleEntryProto."""
         shard, offset, size = map(message.integer, (3, 4, 5))
         if min(shard, offset, size) < 0:
-            raise MalformedError(f"shard {shard}, offset {offset} and size {size}", 0)
+            raise protobuf.MalformedError(f"shard {shard}, offset {offset} and size {size}", 0)
         slices = tuple(map(slice_of, message.messages(7)))
         return cls(message.integer(1), shape_of(message.message(2)), shard, offset, size, message.fixed32(6), slices)
 
@@ -160,7 +150,7 @@ def shape_of(message: Message) -> tuple[int, ...]:
     """
     shape = tuple(dimension.integer(1) for dimension in message.messages(2))
     if message.integer(3) or len(shape) > _MOST_DIMENSIONS or min(shape, default=0) < 0:
-        raise MalformedError(f"the shape {shape[:8]}", 0)
+        raise protobuf.MalformedError(f"the shape {shape[:8]}", 0)
     return shape
 
 
@@ -174,7 +164,7 @@ def least_version(message: Message) -> int:
     return message.integer(2)
 
 
-def text_of(data: Buffer) -> str:
+def text_of(data: protobuf.Buffer) -> str:
     """Bytes as text; what is not UTF-8 in it is escaped."""
     return bytes(data).decode(errors="backslashreplace")
 
@@ -270,9 +260,9 @@ def from_bytes(data: bytes, dtype: torch.dtype, *, big_endian: bool = False) -> 
 _EIGHT_BYTES = 1
 # Numbers of the fields with packed values, by data type: float_val, double_val, scomplex_val, dcomplex_val ...
 _FIXED = {
-    torch.float32: (5, FOUR_BYTES),
+    torch.float32: (5, protobuf.FOUR_BYTES),
     torch.float64: (6, _EIGHT_BYTES),
-    torch.complex64: (9, FOUR_BYTES),
+    torch.complex64: (9, protobuf.FOUR_BYTES),
     torch.complex128: (12, _EIGHT_BYTES),
 }
 # ... and int_val, int64_val, bool_val, half_val (the bits of a half), with what an integer there is cast to.
@@ -297,18 +287,18 @@ def proto_values(message: Message, dtype: torch.dtype) -> Tensor:
     if dtype in _FIXED:
         return _fixed(message, dtype, *_FIXED[dtype])
     if dtype not in _VARINTS:
-        raise MalformedError(f"{dtype}, which version 1 does not have,", 0)
+        raise protobuf.MalformedError(f"{dtype}, which version 1 does not have,", 0)
     number, stored = _VARINTS[dtype]
-    spans = message.spans(number) + message.spans(number, VARINT)
+    spans = message.spans(number) + message.spans(number, protobuf.VARINT)
     values = example.feature_values(message.data, example.Feature(example.INT64S, spans))
     return torch.from_numpy(np.asarray(values).astype(stored)).view(dtype)
 
 
 def _fixed(message: Message, dtype: torch.dtype, number: int, wire_type: int) -> Tensor:
-    spans = message.spans(number, WITH_LENGTH) + message.spans(number, wire_type)
+    spans = message.spans(number, protobuf.WITH_LENGTH) + message.spans(number, wire_type)
     data = b"".join(message.data[start:stop] for start, stop in spans)
     if len(data) % dtype.itemsize:
-        raise MalformedError(f"{len(data)} bytes of {dtype.itemsize} each", spans[0][0])
+        raise protobuf.MalformedError(f"{len(data)} bytes of {dtype.itemsize} each", spans[0][0])
     return from_bytes(data, dtype)
 
 

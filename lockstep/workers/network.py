@@ -58,10 +58,7 @@ class Gathering(Protocol):
 
 
 def choose_network(
-    group: Gathering,
-    rank: int,
-    store: tuple[str, int] | None,
-    environment: MutableMapping[str, str] = os.environ,
+    group: Gathering, rank: int, store: tuple[str, int] | None, environment: MutableMapping[str, str] = os.environ
 ) -> Network | None:
     """Have gloo and NCCL use the interface that leads to the other hosts, and try whether that reaches them.
 

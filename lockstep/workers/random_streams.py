@@ -122,7 +122,6 @@ class _PythonStream:
         self._second_normal: float | None = None
 
     def set_aside(self) -> None:
-        """Save its state."""
         if self._memory is None:
             self._kept = random.getstate()
         else:
@@ -134,7 +133,6 @@ class _PythonStream:
         return None if words is None else (words[0], words[_NUM_WORDS], _python().gauss_next)
 
     def put_back(self) -> None:
-        """Restore its state."""
         if self._memory is None:
             random.setstate(self._kept)
         else:
