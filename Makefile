@@ -6,7 +6,7 @@ TORCH_OLDEST := 2.11.0
 TRIAL := CUDA_VISIBLE_DEVICES= LOCKSTEP_GPU_TESTS=cpu $(BIN)/python -m pytest tests/gpu -n auto --maxprocesses 8 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-detection test test-slow test-quick test-gpu test-gpu-trial test-oldest check bench clean
+.PHONY: help setup demo demo-detection test test-slow test-quick test-gpu test-gpu-trial test-oldest check docs bench clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -48,10 +48,13 @@ check: $(SETUP) ## formatting, lint, types, spelling
 	$(BIN)/mypy
 	$(BIN)/codespell
 
+docs: $(SETUP) ## build the documentation site in build/docs; a warning, a lost link or a public name without a docstring fails
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -c docs . build/docs
+
 bench: $(SETUP) ## measure a step, its update and a save against PyTorch by hand
 	$(BIN)/python benchmarks/parity_step.py
 	$(BIN)/python benchmarks/update.py
 	$(BIN)/python benchmarks/checkpoint.py
 
-clean: ## remove the virtual environments (runs and data stay)
-	rm -rf .venv .venv-oldest
+clean: ## remove the virtual environments and the site (runs and data stay)
+	rm -rf .venv .venv-oldest build/docs docs/generated

@@ -49,7 +49,7 @@ ROOT = Path(__file__).parent.parent
 FIXTURES = ROOT / "tests" / "fixtures"
 PAGES = [
     *ROOT.glob("*.md"),
-    *(ROOT / "docs").rglob("*.md"),
+    *(each for each in (ROOT / "docs").rglob("*.md") if each.parent.name != "generated"),
     ROOT / "deploy" / "slurm.sh",
     ROOT / "deploy" / "kubernetes.yaml",
 ]
@@ -227,7 +227,14 @@ def _make_images() -> None:
     assert main(["convert", "images", "flowers5", "--to", "flower-shards", "--processes", "1"]) == 0
 
 
+def files_of(page: Path) -> dict[str, str]:
+    """The files that a page shows, each below its name."""
+    return dict(re.findall(r"^`([\w.]+)`:\n\n```\w+\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL))
+
+
 def _make_recipes() -> None:
+    for name, text in files_of(ROOT / "docs" / "tutorials" / "own-network.md").items():
+        Path(name).write_text(text)
     for name in ("mine.py", "my_script.py", "script.py"):
         Path(name).write_text("import lockstep as ls\nls.join()\n")
     recipe = replace(recipe_of_photos(num_classes=5, train="photos/train"), batch_size=8)
@@ -256,7 +263,7 @@ def _make_runs() -> None:
     )
     Path("photos.toml").write_text(to_toml(recipe))
     assert cli_train.train_as_worker(["train", "photos.toml", "--workdir", "runs/inception_v3", "--device", "cpu"]) == 0
-    for name in ("flowers", "mine"):
+    for name in ("flowers", "mine", "photos"):
         shutil.copytree("runs/inception_v3", Path("runs") / name)
     _save_also(Path("runs/flowers"), 500)
 

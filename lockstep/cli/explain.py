@@ -28,7 +28,7 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
 
     path = arguments.field
     found = fields_at(path) if path else FieldsFound("", [], [Recipe])
-    parts, pages = found.parts, _pages(found)
+    parts, pages = found.parts, field_pages(found)
     if arguments.json:
         listed = {kind_name(part): {each.name: each.meaning for each in fields_of(part)} for part in parts}
         write_json({"field": found.path, "pages": pages, "parts": listed})
@@ -39,7 +39,7 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     return 0
 
 
-def _pages(found: FieldsFound) -> list[dict[str, Any]]:
+def field_pages(found: FieldsFound) -> list[dict[str, Any]]:
     """The pages of a field; parts of which it says and takes the same share one."""
     from lockstep.inline_toml import kind_name
     from lockstep.recipes.fields import set_by
