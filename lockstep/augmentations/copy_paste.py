@@ -46,7 +46,6 @@ class CopyPaste(WithPartners):
     p: Probability = 1.0
     """The probability that objects are pasted onto an image; else it stays as it is."""
     field: str = "image"
-    """The field of a batch that holds the images."""
 
     num_partners: ClassVar[int] = 1
 

@@ -62,6 +62,7 @@ class ResizingCrop(Checked, ABC):
     """Base of the crops that resize: `parts` says what becomes of each image, and it is made where images are read."""
 
     size: int
+    """Height and width of the result, in pixels."""
     field: str
 
     @abstractmethod
@@ -99,7 +100,6 @@ class DistortedCrop(ResizingCrop):
     """
 
     size: PositiveInt
-    """Height and width of the result, in pixels."""
     min_object_covered: NonNegativeFloat = 0.1
     """The share of one of the boxes, or of the image where it has none, that a crop has to show."""
     aspect: Bounds = (0.75, 1.33)
@@ -157,7 +157,6 @@ class RandomResizedCrop(ResizingCrop):
     """A random crop by the law of torchvision's transform of this name."""
 
     size: PositiveInt
-    """Height and width of the result, in pixels."""
     scale: Shares = (0.08, 1.0)
     """The share of the image that a crop takes, at least and at most."""
     ratio: Bounds = (3 / 4, 4 / 3)
@@ -182,7 +181,6 @@ class CentralCrop(ResizingCrop):
     """The middle of each image: how the Inception systems evaluate."""
 
     size: PositiveInt
-    """Height and width of the result, in pixels."""
     fraction: Share = 0.875
     """The share of each side, not of the area."""
     resize: Annotated[str, OneOf(METHODS)] = ANTIALIASED
@@ -200,7 +198,6 @@ class Resize(ResizingCrop):
     """All of each image."""
 
     size: PositiveInt
-    """Height and width of the result, in pixels."""
     resize: Annotated[str, OneOf(METHODS)] = ANTIALIASED
     """"antialiased"; or "bilinear", "nearest", "bicubic" or "area" as TensorFlow 1 computes them, which alias."""
     field: str = "image"
@@ -453,7 +450,6 @@ class ShortSideCrop(ResizingCrop):
     """Each image resized to a short side of so many pixels, and a part of it: how VGG networks see images."""
 
     size: PositiveInt
-    """Height and width of the result, in pixels."""
     short_side: Annotated[tuple[PositiveInt, PositiveInt], ordered] = (256, 512)
     """The least and the most pixels of the short side; each whole number between them is drawn as often."""
     place: Literal["random", "middle"] = "random"

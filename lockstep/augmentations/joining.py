@@ -35,6 +35,7 @@ class WithPartners(Checked):
 
     p: float
     field: str
+    """The field of a batch that holds the images."""
 
     def needs_partners(self, draws: Draws) -> Bools:
         """Draw which images are put together with others, shape (batch,)."""

@@ -188,7 +188,6 @@ class MixUp(WithPartners):
     p: Probability = 1.0
     """The probability that an image is mixed; else it stays as it is."""
     field: str = "image"
-    """The field of a batch that holds the images."""
 
     num_partners: ClassVar[int] = 1
 
@@ -258,7 +257,6 @@ class Mosaic(WithPartners):
     p: Probability = 1.0
     """The probability that others are put around an image; else it stays as it is."""
     field: str = "image"
-    """The field of a batch that holds the images."""
 
     num_partners: ClassVar[int] = 3
 

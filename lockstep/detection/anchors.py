@@ -15,13 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.detection import blocks
-from lockstep.detection.boxes import clip
+from lockstep.detection.boxes import Shape, clip
 from lockstep.errors import InputError
 from lockstep.tensors import sent_to
 
 AnyAnchorGenerator = blocks.AnchorGenerator | blocks.DefaultBoxGenerator | blocks.PyramidAnchorGenerator
-Shape = tuple[int, int]
-"""Height and width."""
 _Pair = tuple[float, float]
 """Values of the vertical and of the horizontal direction."""
 

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from lockstep.detection.blocks import IoaSimilarity, IouSimilarity, Similarity, ThresholdedIouSimilarity
 
+Shape = tuple[int, int]
+"""Height and width, in pixels or cells."""
 _EPSILON = 1e-7  # torchvision's, for boxes without area
 
 
@@ -21,7 +23,7 @@ def area(boxes: Tensor) -> Tensor:
     return height * width
 
 
-def clip(boxes: Tensor, shape: tuple[int, int]) -> Tensor:
+def clip(boxes: Tensor, shape: Shape) -> Tensor:
     """Move edges that are outside of an image of this height and width to its border."""
     height, width = shape
     top, left, bottom, right = boxes.unbind(-1)

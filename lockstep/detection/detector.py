@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, pad
 
+from lockstep.detection.boxes import Shape
 from lockstep.images.objects import as_ragged
 from lockstep.mask_runs import Flips
 from lockstep.tensors import tensor_on
@@ -49,13 +50,13 @@ class Targets:
     """float32 (n,): of each object in the losses."""
     is_crowd: Sequence[Tensor]
     """bool (n,)."""
-    shape: tuple[int, int]
+    shape: Shape
     """Height and width of the network's input, in pixels."""
     masks: Sequence[Tensor] | None = None
     """uint8 (n, height, width) at the size of the image, 1 where the object is."""
 
     @classmethod
-    def of(cls, batch: Mapping[str, Any], shape: tuple[int, int], sizes: Sequence[tuple[int, int]]) -> Targets:
+    def of(cls, batch: Mapping[str, Any], shape: Shape, sizes: Sequence[tuple[int, int]]) -> Targets:
         """Take the objects of a batch that has the fields of `DetectionTargets`.
 
         Args:
@@ -102,7 +103,7 @@ class DetectionModel(nn.Module):
         """
         return images
 
-    def anchors(self, shape: tuple[int, int], device: torch.device) -> Tensor | None:
+    def anchors(self, shape: Shape, device: torch.device) -> Tensor | None:
         """Return all anchors on an input, which are compared with the objects of the data before a run begins.
 
         Args:

@@ -33,7 +33,7 @@ from lockstep.detection.anchor_matching import (
 from lockstep.detection.anchors import BackboneAnchors, by_anchor, in_order
 from lockstep.detection.blocks import IouSimilarity, PyramidAnchorGenerator, ThresholdMatcher, XYBoxCoder
 from lockstep.detection.box_coders import AnyBoxCoder, decode, encode
-from lockstep.detection.boxes import clip
+from lockstep.detection.boxes import Shape, clip
 from lockstep.detection.detector import DetectionModel, Detections, Targets
 from lockstep.detection.fpn import FeaturePyramidNetwork, LastLevelMaxPool
 from lockstep.detection.nms import NmsLimits, batched_nms, multiclass_nms, tried_nms
@@ -103,7 +103,7 @@ class Regions(NamedTuple):
     """How many are on each image."""
     num_learning: list[int]
     """How many on each image learn an object."""
-    largest: tuple[int, int] | None = None
+    largest: Shape | None = None
     """Height and width that no box exceeds; None: unknown."""
 
 
@@ -132,7 +132,7 @@ class FasterRcnnNet(DetectionModel):
         """Normalise images, (batch, 3, height, width) from 0 to 255, red, green and blue, as for ImageNet."""
         return normalize(images / 255)
 
-    def anchors(self, shape: tuple[int, int], device: torch.device) -> Tensor:
+    def anchors(self, shape: Shape, device: torch.device) -> Tensor:
         """Return the anchors of all levels on an input of this height and width, (anchors, 4)."""
         return torch.cat(self.level_anchors(shape, device))
 
@@ -176,7 +176,7 @@ class FasterRcnnNet(DetectionModel):
         }
 
     @torch.no_grad()
-    def propose(self, objectness: Tensor, codes: Tensor, shape: tuple[int, int]) -> list[Tensor]:
+    def propose(self, objectness: Tensor, codes: Tensor, shape: Shape) -> list[Tensor]:
         """Return the proposals of each image, (proposals, 4), best first, by objectness: logits (batch, anchors).
 
         Codes are (batch, anchors, 4), and the shape is that of the input.
@@ -190,7 +190,7 @@ class FasterRcnnNet(DetectionModel):
             rounds *= 4
 
     @torch.no_grad()
-    def tried_proposals(self, objectness: Tensor, codes: Tensor, shape: tuple[int, int], rounds: int) -> Proposals:
+    def tried_proposals(self, objectness: Tensor, codes: Tensor, shape: Shape, rounds: int) -> Proposals:
         """Return what `propose` does, after so many rounds of NMS, without a read where reading waits."""
         settings, levels = self.settings, self.level_anchors(shape, codes.device)
         pre_nms_top_n, post_nms_top_n = settings.proposals(training=self.training)
@@ -214,7 +214,7 @@ class FasterRcnnNet(DetectionModel):
 
     @torch.no_grad()
     def _draw(
-        self, objectness: Tensor, codes: Tensor, shape: tuple[int, int], assigned: AssignedAnchors
+        self, objectness: Tensor, codes: Tensor, shape: Shape, assigned: AssignedAnchors
     ) -> tuple[DrawnAnchors, Regions]:
         """Draw what both stages learn from; the host reads once, all numbers of all images."""
         settings, targets, rounds = self.settings, assigned.targets, ROUNDS
@@ -314,7 +314,7 @@ class RoIHeads(nn.Module):
                 nn.init.uniform_(layer.weight, -bound, bound, generator=generator)
                 nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
 
-    def forward(self, levels: Sequence[Tensor], regions: Regions, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    def forward(self, levels: Sequence[Tensor], regions: Regions, shape: Shape) -> tuple[Tensor, Tensor]:
         """Return logits (regions, 1 + classes) and codes (regions, 1 + classes, 4), the background first."""
         pooled = multiscale_roi_align(
             levels, regions.boxes, regions.image_of, _POOLED, image_shape=shape, sampling_ratio=2
@@ -541,7 +541,7 @@ class MaskRoIHeads(RoIHeads):
         nn.init.kaiming_normal_(upsampling.weight, mode="fan_out", nonlinearity="relu", generator=generator)
         nn.init.constant_(upsampling.get_parameter("bias"), 0)
 
-    def masks(self, levels: Sequence[Tensor], regions: Regions, shape: tuple[int, int]) -> Tensor:
+    def masks(self, levels: Sequence[Tensor], regions: Regions, shape: Shape) -> Tensor:
         """Return logits (regions, 1 + classes, 28, 28), those of the background first."""
         pooled = multiscale_roi_align(
             levels, regions.boxes, regions.image_of, _MASK_POOLED, image_shape=shape, sampling_ratio=2

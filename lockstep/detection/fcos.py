@@ -20,7 +20,7 @@ from lockstep.detection.anchor_matching import BACKGROUND, after_none, rows_of_o
 from lockstep.detection.anchors import BackboneAnchors, by_anchor, in_order
 from lockstep.detection.blocks import LinearBoxCoder, PyramidAnchorGenerator, WeightedGiou, WeightedSigmoidFocal
 from lockstep.detection.box_coders import decode, encode
-from lockstep.detection.boxes import area, clip
+from lockstep.detection.boxes import Shape, area, clip
 from lockstep.detection.detector import DetectionModel, Detections, Targets
 from lockstep.detection.fpn import FeaturePyramidNetwork, LastLevelP6P7
 from lockstep.detection.losses import classification_loss, localization_loss
@@ -81,7 +81,7 @@ class FcosNet(DetectionModel):
         """Normalise images, (batch, 3, height, width) from 0 to 255, red, green and blue, as for ImageNet."""
         return normalize(images / 255)
 
-    def anchors(self, shape: tuple[int, int], device: torch.device) -> Tensor:
+    def anchors(self, shape: Shape, device: torch.device) -> Tensor:
         """Return all anchors on an input of this height and width, (points, 4)."""
         return torch.cat(self.level_anchors(shape, device))
 

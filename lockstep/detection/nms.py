@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lockstep.detection.blocks import BatchNonMaxSuppression, PostProcessing
-from lockstep.detection.boxes import area, clip
+from lockstep.detection.boxes import Shape, area, clip
 from lockstep.detection.detector import Detections
 from lockstep.detection.targets import FIRST_LABEL
 from lockstep.errors import InputError
@@ -127,7 +127,7 @@ def multiclass_nms(boxes: Tensor, scores: Tensor, limits: NmsLimits) -> Detectio
 
 
 def postprocess(
-    config: PostProcessing, boxes: Tensor, logits: Tensor, shape: tuple[int, int], *, has_background: bool = True
+    config: PostProcessing, boxes: Tensor, logits: Tensor, shape: Shape, *, has_background: bool = True
 ) -> list[Detections]:
     """Choose the detections of each image as the Object Detection API does.
 
@@ -177,7 +177,7 @@ def _candidates(boxes: Tensor, scores: Tensor, score_threshold: float) -> _Candi
     return _Candidates(boxes.flatten(0, 1)[of_boxes], scores.flatten()[places], places % num_classes)
 
 
-def _detections(config: BatchNonMaxSuppression, boxes: Tensor, scores: Tensor, shape: tuple[int, int]) -> Detections:
+def _detections(config: BatchNonMaxSuppression, boxes: Tensor, scores: Tensor, shape: Shape) -> Detections:
     """Choose the detections of one image: boxes (anchors, q, 4), scores (anchors, classes)."""
     if torch.compiler.is_exporting():
         return _exported(config, boxes, scores, shape)
@@ -195,7 +195,7 @@ def _detections(config: BatchNonMaxSuppression, boxes: Tensor, scores: Tensor, s
     return joined.detections()
 
 
-def _exported(config: BatchNonMaxSuppression, boxes: Tensor, scores: Tensor, shape: tuple[int, int]) -> Detections:
+def _exported(config: BatchNonMaxSuppression, boxes: Tensor, scores: Tensor, shape: Shape) -> Detections:
     if config.use_class_agnostic_nms or config.soft_nms_sigma:
         raise InputError(
             "A graph has no such non-maximum suppression.",
@@ -360,9 +360,7 @@ def _no_places(scores: Tensor) -> Tensor:
     return scores.new_empty(0, dtype=torch.int64)
 
 
-def fixed_detections(
-    boxes: Tensor, scores: Tensor, limits: NmsLimits, shape: tuple[int, int] | None = None
-) -> Detections:
+def fixed_detections(boxes: Tensor, scores: Tensor, limits: NmsLimits, shape: Shape | None = None) -> Detections:
     """Choose the detections of one image, each class by itself, in a fixed number of steps.
 
     It is `multiclass_nms` for graphs that `torch.export` traces, where no shape depends on data: below the detections

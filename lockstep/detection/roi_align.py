@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lockstep.detection.boxes import area
+from lockstep.detection.boxes import Shape, area
 from lockstep.tensors import reading_waits, tensor_on
 
 CANONICAL_SIZE = 224
@@ -27,9 +27,9 @@ def multiscale_roi_align(
     features: Sequence[Tensor],
     boxes: Tensor,
     image_of: Tensor,
-    output_size: tuple[int, int],
+    output_size: Shape,
     *,
-    image_shape: tuple[int, int],
+    image_shape: Shape,
     sampling_ratio: int = 0,
 ) -> Tensor:
     """Average the features within each cell of a grid over each box (He et al.: Mask R-CNN, 2017).
@@ -58,7 +58,7 @@ def multiscale_roi_align(
     return _weighted_sums(features, image_of, level_of, rows, columns)
 
 
-def crop_and_resize(features: Tensor, boxes: Tensor, image_of: Tensor, crop_size: tuple[int, int]) -> Tensor:
+def crop_and_resize(features: Tensor, boxes: Tensor, image_of: Tensor, crop_size: Shape) -> Tensor:
     """Interpolate the features at the points of a grid over each box, whose corners are points of it.
 
     As TensorFlow's operator of this name: a point outside of the feature map is 0. Gradients reach the features, and
@@ -84,11 +84,7 @@ def crop_and_resize(features: Tensor, boxes: Tensor, image_of: Tensor, crop_size
 
 
 def roi_align_masks(
-    masks: Tensor,
-    boxes: Tensor,
-    object_of: Tensor,
-    output_size: tuple[int, int],
-    largest: tuple[int, int] | None = None,
+    masks: Tensor, boxes: Tensor, object_of: Tensor, output_size: Shape, largest: Shape | None = None
 ) -> Tensor:
     """Average the mask of an object within each cell of a grid over each box, as `multiscale_roi_align` does.
 
@@ -124,11 +120,7 @@ class _Side(NamedTuple):
 
 
 def _sides(
-    boxes: Tensor,
-    limits: Tensor,
-    output_size: tuple[int, int],
-    sampling_ratio: int,
-    largest: tuple[int, int] | None = None,
+    boxes: Tensor, limits: Tensor, output_size: Shape, sampling_ratio: int, largest: Shape | None = None
 ) -> tuple[_Side, _Side]:
     """Find the cells and weights along both sides: of boxes (n, 4) in cells, on maps of height and width (n, 2)."""
     starts, sizes = boxes[:, :2], boxes[:, 2:] - boxes[:, :2]

@@ -31,7 +31,7 @@ from lockstep.detection.anchor_matching import (
 )
 from lockstep.detection.anchors import AnyAnchorGenerator, BackboneAnchors, anchors_per_cell, by_anchor, in_order
 from lockstep.detection.box_coders import AnyBoxCoder, code_size, decode, encode
-from lockstep.detection.boxes import clip
+from lockstep.detection.boxes import Shape, clip
 from lockstep.detection.detector import DetectionModel, Detections, Targets
 from lockstep.detection.losses import classification_loss, localization_loss, takes_boxes
 from lockstep.detection.nms import NmsLimits, multiclass_nms
@@ -135,7 +135,7 @@ class SsdNet(DetectionModel):
         normal = normalize(images / 255, mean, std)  # in torchvision's order, for its numbers
         return normal.flip(1) if self.settings.bgr else normal
 
-    def anchors(self, shape: tuple[int, int], device: torch.device) -> Tensor:
+    def anchors(self, shape: Shape, device: torch.device) -> Tensor:
         """Return all anchors on an input of this height and width, (anchors, 4)."""
         return torch.cat(self._anchors(shape, device))
 
@@ -243,9 +243,7 @@ def _hard_negatives(per_positive: int, losses: Tensor, matches: Tensor) -> Tenso
     return is_object | ((matches == BACKGROUND) & (ranks < number))
 
 
-def per_class_detections(
-    boxes: Tensor, logits: Tensor, shape: tuple[int, int], *, limits: NmsLimits
-) -> list[Detections]:
+def per_class_detections(boxes: Tensor, logits: Tensor, shape: Shape, *, limits: NmsLimits) -> list[Detections]:
     """Choose detections as torchvision's SSD does: the softmax's best ones of each class, then NMS.
 
     Args:

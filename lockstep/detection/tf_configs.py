@@ -297,7 +297,6 @@ class Ssd(Detector):
     net: ClassVar[str] = "lockstep.detection.tf_ssd.TfSsd"
 
     num_classes: NumClasses
-    """Number of classes, without the background."""
     feature_extractor: SsdFeatureExtractor
     """The backbone, and the layers on top of it."""
     box_coder: blocks.BoxCoder
@@ -348,7 +347,6 @@ class FasterRcnn(Detector):
     net: ClassVar[str] = "lockstep.detection.tf_faster_rcnn.TfFasterRcnn"
 
     num_classes: NumClasses
-    """Number of classes, without the background."""
     feature_extractor: FasterRcnnFeatureExtractor
     """The backbone."""
     first_stage_anchor_generator: blocks.AnchorGenerator

@@ -22,7 +22,7 @@ from lockstep.detection import blocks, faster_rcnn
 from lockstep.detection.anchor_matching import IGNORED, hard_examples, match_images
 from lockstep.detection.anchors import BackboneAnchors, anchors_per_cell, by_anchor
 from lockstep.detection.box_coders import decode, encode
-from lockstep.detection.boxes import area, clip
+from lockstep.detection.boxes import Shape, area, clip
 from lockstep.detection.detector import DetectionModel, Detections, Targets
 from lockstep.detection.losses import classification_loss
 from lockstep.detection.nms import postprocess, tried_nms
@@ -86,7 +86,7 @@ class TfFasterRcnn(DetectionModel):
         """Subtract the means of ImageNet from images (batch, 3, height, width), red, green and blue, 0 to 255."""
         return normalize(images.float(), _MEAN, (1.0, 1.0, 1.0))
 
-    def anchors(self, shape: tuple[int, int], device: torch.device) -> Tensor:
+    def anchors(self, shape: Shape, device: torch.device) -> Tensor:
         """Return all anchors on an input of this height and width, (anchors, 4); clipped to it, but for training."""
         (anchors,) = self._anchors(shape, device)
         return clip(anchors, shape) if self._clips_anchors else anchors
@@ -139,7 +139,7 @@ class TfFasterRcnn(DetectionModel):
         }
 
     @torch.no_grad()
-    def propose(self, objectness: Tensor, codes: Tensor, shape: tuple[int, int]) -> list[Tensor]:
+    def propose(self, objectness: Tensor, codes: Tensor, shape: Shape) -> list[Tensor]:
         """Return the proposals of each image, (proposals, 4), best first.
 
         Objectness is logits (batch, anchors, 2), of the background first, and codes are (batch, anchors, 4).
@@ -150,7 +150,7 @@ class TfFasterRcnn(DetectionModel):
 
     @torch.no_grad()
     def tried_proposals(
-        self, objectness: Tensor, codes: Tensor, shape: tuple[int, int], rounds: int, num_candidates: int
+        self, objectness: Tensor, codes: Tensor, shape: Shape, rounds: int, num_candidates: int
     ) -> faster_rcnn.Proposals:
         """Return what `propose` does, without a read where reading waits.
 
@@ -174,7 +174,7 @@ class TfFasterRcnn(DetectionModel):
         boxes = boxes.gather(1, places[..., None].expand(-1, -1, 4))
         return faster_rcnn.Proposals(boxes, is_there.gather(1, places), is_settled & is_enough.all())
 
-    def _candidates(self, objectness: Tensor, codes: Tensor, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    def _candidates(self, objectness: Tensor, codes: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
         """Return boxes (batch, anchors, 4) and their scores (batch, anchors), below all for those of no use."""
         anchors = self.anchors(shape, codes.device)
         boxes = decode(_CODER, codes, anchors)
@@ -190,7 +190,7 @@ class TfFasterRcnn(DetectionModel):
 
     @torch.no_grad()
     def _draw(
-        self, objectness: Tensor, codes: Tensor, shape: tuple[int, int], assigned: faster_rcnn.AssignedAnchors
+        self, objectness: Tensor, codes: Tensor, shape: Shape, assigned: faster_rcnn.AssignedAnchors
     ) -> tuple[faster_rcnn.DrawnAnchors, faster_rcnn.Regions]:
         """Draw what both stages learn from; the host reads once, all numbers of all images.
 
@@ -220,7 +220,7 @@ class TfFasterRcnn(DetectionModel):
         number, fraction = config.first_stage_minibatch_size, config.first_stage_positive_balance_fraction
         return faster_rcnn.drawn_anchors(assigned, anchors, _CODER, number, fraction, numbers)
 
-    def _features_of(self, features: Tensor, regions: faster_rcnn.Regions, shape: tuple[int, int]) -> Tensor:
+    def _features_of(self, features: Tensor, regions: faster_rcnn.Regions, shape: Shape) -> Tensor:
         """Return what the last layer of the ResNet makes of each region: (regions, 2048, height, width)."""
         size = self.config.initial_crop_size
         kernel, stride = self.config.maxpool_kernel_size, self.config.maxpool_stride
@@ -332,7 +332,7 @@ def _of_means(image_of: Tensor, num_images: int) -> Tensor:
     return 1 / (counts[image_of] * num_images).to(torch.float32)
 
 
-def _shares(boxes: Tensor, shape: tuple[int, int]) -> Tensor:
+def _shares(boxes: Tensor, shape: Shape) -> Tensor:
     """Return boxes in pixels as shares of height and width."""
     return boxes / tensor_on(boxes.device, (*shape, *shape), boxes.dtype)
 

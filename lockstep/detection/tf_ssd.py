@@ -16,6 +16,7 @@ from torch import Generator, Tensor, nn
 from lockstep.detection.anchors import anchors_per_cell, by_anchor
 from lockstep.detection.blocks import PostProcessing
 from lockstep.detection.box_coders import code_size
+from lockstep.detection.boxes import Shape
 from lockstep.detection.detector import Detections
 from lockstep.detection.nms import postprocess
 from lockstep.detection.ssd import AnchorTargets, SsdNet, SsdSettings
@@ -94,7 +95,7 @@ def _settings(config: Ssd) -> SsdSettings:
 
 
 def _detections(
-    config: PostProcessing, has_background: bool, boxes: Tensor, logits: Tensor, shape: tuple[int, int]
+    config: PostProcessing, has_background: bool, boxes: Tensor, logits: Tensor, shape: Shape
 ) -> list[Detections]:
     return postprocess(config, boxes[:, :, None], logits, shape, has_background=has_background)
 

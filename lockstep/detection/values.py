@@ -30,14 +30,28 @@ class Detector(Model):
     image_size: ClassVar[int] = 300
     smallest_image: ClassVar[int] = 1
 
+    num_classes: NumClasses
+    """Number of classes, without the background."""
+
     if TYPE_CHECKING:
 
         def build(self, seed: int) -> DetectionModel:
             """Make the net, as any model does."""
 
 
+class ScoredDetector(Detector):
+    """Base of those that leave out detections of low scores, and those that overlap better ones."""
+
+    score_threshold: Probability
+    """Detections have higher scores than this."""
+    iou_threshold: Probability
+    """Detections of a class do not overlap by more."""
+    max_detections: PositiveInt
+    """Most detections of an image."""
+
+
 @dataclass(frozen=True)
-class Ssd300(Detector):
+class Ssd300(ScoredDetector):
     """Torchvision's SSD on VGG16 for images of 300 x 300 pixels (ssd300_vgg16), with its parameters' names."""
 
     net: ClassVar[str] = "lockstep.detection.ssd.ssd300"
@@ -45,17 +59,13 @@ class Ssd300(Detector):
     smallest_image: ClassVar[int] = 268
 
     num_classes: NumClasses
-    """Number of classes, without the background."""
     score_threshold: Probability = 0.01
-    """Detections have higher scores than this."""
     iou_threshold: Probability = 0.45
-    """Detections of a class do not overlap by more."""
     max_detections: PositiveInt = 200
-    """Most detections of an image."""
 
 
 @dataclass(frozen=True)
-class Ssdlite(Detector):
+class Ssdlite(ScoredDetector):
     """Torchvision's SSDlite on MobileNetV3 (ssdlite320_mobilenet_v3_large), with its parameters' names.
 
     From nothing, the running statistics of its batch norm are of use after some 400 steps: they begin with a variance
@@ -67,20 +77,16 @@ class Ssdlite(Detector):
     smallest_image: ClassVar[int] = 32
 
     num_classes: NumClasses
-    """Number of classes, without the background."""
     reduced_tail: bool = True
     """The backbone's last blocks have half the channels, as in torchvision's weights of COCO; False: for a backbone
     with the weights of a classifier."""
     score_threshold: Probability = 0.001
-    """Detections have higher scores than this."""
     iou_threshold: Probability = 0.55
-    """Detections of a class do not overlap by more."""
     max_detections: PositiveInt = 300
-    """Most detections of an image."""
 
 
 @dataclass(frozen=True)
-class Fcos(Detector):
+class Fcos(ScoredDetector):
     """Torchvision's FCOS on ResNet-50 with a feature pyramid (fcos_resnet50_fpn), with its parameters' names."""
 
     net: ClassVar[str] = "lockstep.detection.fcos.fcos"
@@ -88,19 +94,15 @@ class Fcos(Detector):
     smallest_image: ClassVar[int] = 32
 
     num_classes: NumClasses
-    """Number of classes, without the background."""
     score_threshold: Probability = 0.2
-    """Detections have higher scores than this."""
     iou_threshold: Probability = 0.6
-    """Detections of a class do not overlap by more."""
     candidates_per_level: PositiveInt = 1000
     """The best so many of a level compete."""
     max_detections: PositiveInt = 100
-    """Most detections of an image."""
 
 
 @dataclass(frozen=True)
-class SqueezeSsd(Detector):
+class SqueezeSsd(ScoredDetector):
     """A small SSD on SqueezeNet 1.1, which learns from a few hundred images in minutes without an accelerator.
 
     It takes images as Caffe's SqueezeNet, whose weights are warm-started with `add_prefix="backbone."`.
@@ -111,7 +113,6 @@ class SqueezeSsd(Detector):
     smallest_image: ClassVar[int] = 32
 
     num_classes: NumClasses
-    """Number of classes, without the background."""
     layers: tuple[PositiveInt, ...] = (7, 12)
     """Layers of SqueezeNet's features that anchors predict from, in order: 3 and 4 have a cell for 4 x 4 pixels, 6 and
     7 for 8 x 8, 9 to 12 for 16 x 16."""
@@ -124,11 +125,8 @@ class SqueezeSsd(Detector):
     matched_threshold: Probability = 0.5
     """IoU from which on an anchor learns an object."""
     score_threshold: Probability = 0.02
-    """Detections have higher scores than this."""
     iou_threshold: Probability = 0.45
-    """Detections of a class do not overlap by more."""
     max_detections: PositiveInt = 100
-    """Most detections of an image."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -150,7 +148,7 @@ class SqueezeSsd(Detector):
 
 
 @dataclass(frozen=True)
-class FasterRcnnFpn(Detector):
+class FasterRcnnFpn(ScoredDetector):
     """Torchvision's Faster R-CNN on a ResNet-50 with a feature pyramid.
 
     Fields of the first stage and of what is drawn have the names of its arguments, others those of the SSDs. Its losses
@@ -162,7 +160,6 @@ class FasterRcnnFpn(Detector):
     smallest_image: ClassVar[int] = 32
 
     num_classes: NumClasses
-    """Number of classes, without the background."""
     freeze_batchnorm: bool = True
     """The backbone's batch norm keeps statistics, scale and shift of the weights that it starts from; False: it learns
     them, for a start from nothing with many images a tower."""
@@ -189,11 +186,8 @@ class FasterRcnnFpn(Detector):
     box_positive_fraction: Probability = 0.25
     """Largest share of these that learn an object."""
     score_threshold: Probability = 0.05
-    """Detections have higher scores than this."""
     iou_threshold: Probability = 0.5
-    """Detections of a class do not overlap by more."""
     max_detections: PositiveInt = 100
-    """Most detections of an image."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -232,7 +226,6 @@ class TorchvisionDetector(Detector):
     name: Annotated[str, Hint('write name="retinanet_resnet50_fpn_v2"')]
     """As in "retinanet_resnet50_fpn_v2"."""
     num_classes: NumClasses
-    """Number of classes, without the background."""
     options: Mapping[str, Option] = field(default_factory=dict)
     """Other arguments of the function of that name: {"score_thresh": 0.2}."""
 

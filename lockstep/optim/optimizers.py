@@ -29,13 +29,11 @@ class SGD(Rule):
     takes_complex: ClassVar[bool] = True
 
     lr: LearningRate
-    """The learning rate: a number, or a schedule of the step."""
     momentum: Fraction = 0.0
     """Share of the momentum buffer that an update keeps; 0: no momentum. 0.9 is usual."""
     nesterov: bool = False
     """Nesterov's form of momentum."""
     weight_decay: WeightDecay = 0.0
-    """Times the parameter, added to its gradient; one number, or by pattern."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,13 +87,11 @@ class Adam(Rule):
     decoupled: ClassVar[bool] = False
 
     lr: LearningRate
-    """The learning rate: a number, or a schedule of the step."""
     betas: Betas = (0.9, 0.999)
     """Decays of the running means of the gradients and of their squares."""
     eps: NonNegativeFloat = 1e-8
     """Added to the root that gradients are divided by, so that none is divided by nearly nothing."""
     weight_decay: WeightDecay = 0.0
-    """Times the parameter, added to its gradient; one number, or by pattern."""
     epsilon_hat: bool = False
     """Add eps to the root of exp_avg_sq as it is, not corrected: TensorFlow's form, in section 2 of the paper."""
 
@@ -161,9 +157,7 @@ class Adagrad(Rule):
     kernel: ClassVar[str | None] = "adagrad"
 
     lr: LearningRate
-    """The learning rate: a number, or a schedule of the step."""
     weight_decay: WeightDecay = 0.0
-    """Times the parameter, added to its gradient; one number, or by pattern."""
     initial_accumulator_value: NonNegativeFloat = 0.0
     """What the sums start at."""
     eps: NonNegativeFloat = 1e-10
@@ -212,13 +206,11 @@ class Adadelta(Rule):
     """
 
     lr: LearningRate
-    """The learning rate: a number, or a schedule of the step."""
     rho: Fraction = 0.9
     """The decay of both means."""
     eps: Annotated[PositiveFloat, Hint("set eps=1e-6: the first update is as large as the root of eps")] = 1e-6
     """Added to the root that gradients are divided by, so that none is divided by nearly nothing."""
     weight_decay: WeightDecay = 0.0
-    """Times the parameter, added to its gradient; one number, or by pattern."""
 
     def start(self, parameter: Tensor) -> dict[str, Tensor]:
         """Make the mean squares of gradients and updates, at 0."""
@@ -253,13 +245,11 @@ class RMSProp(Rule):
     """
 
     lr: LearningRate
-    """The learning rate: a number, or a schedule of the step."""
     alpha: Fraction = 0.9
     """The decay of the mean, which TensorFlow calls `decay`."""
     eps: NonNegativeFloat = 1e-10
     """Inside the root, so its size is that of a squared gradient."""
     weight_decay: WeightDecay = 0.0
-    """Times the parameter, added to its gradient; one number, or by pattern."""
     momentum: Fraction = 0.0
     """Share of the momentum buffer that an update keeps; 0: no momentum. 0.9 is usual."""
     centered: bool = False
@@ -330,7 +320,6 @@ class FTRL(Rule):
     l2_shrinkage: NonNegativeFloat = 0.0
     """L2 on the size of the parameters as they are; `l2` stabilises, and acts on the solution."""
     weight_decay: WeightDecay = 0.0
-    """Times the parameter, added to its gradient; one number, or by pattern."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -399,7 +388,6 @@ class LARS(Rule):
     """
 
     lr: LearningRate
-    """The learning rate: a number, or a schedule of the step."""
     momentum: Fraction = 0.9
     """Share of the momentum buffer that an update keeps; 0: no momentum. 0.9 is usual."""
     weight_decay: WeightDecay = 0.0
@@ -443,7 +431,6 @@ class LAMB(Rule):
     """
 
     lr: LearningRate
-    """The learning rate: a number, or a schedule of the step."""
     betas: Betas = (0.9, 0.999)
     """Decays of the running means of the gradients and of their squares."""
     eps: NonNegativeFloat = 1e-6

@@ -186,7 +186,9 @@ class Rule(Checked, ABC):
     """An optimizer whose update is a function of parameter, gradient, slots, learning rate and step."""
 
     lr: LearningRate
+    """The learning rate: a number, or a schedule of the step."""
     weight_decay: WeightDecay
+    """Times the parameter, added to its gradient; one number, or by pattern."""
     kernel: ClassVar[str | None] = None
     """The name of torch's fused kernel, if `apply` can use one."""
     takes_complex: ClassVar[bool] = False

@@ -32,7 +32,7 @@ _LONGEST_PATH_BYTES, _LONGEST_PART_BYTES = 4095, 255
 _MOST_NAMED = 5
 _MOST_SHOWN = 100
 
-Paths: TypeAlias = str | AnyPath | Sequence[str | AnyPath]
+Paths: TypeAlias = "str | AnyPath | Sequence[str | AnyPath]"
 """A path or a pattern, or several of them."""
 
 
