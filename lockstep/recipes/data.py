@@ -158,9 +158,14 @@ class PathData:
 
     train: str | None
     validation: str | None
+    """Path of the examples that are scored during the run; None: none are. "10 %": so many of those at `train`, which
+    are not trained on; a hash of each one's name decides, so that it stays where it is when others are added."""
     test: str | None
+    """Path of the examples that are scored after the end of the run; None: the validation examples are."""
     function: Function | None
+    """`reader(split)` gives the examples in place of paths: see `PythonData`; the fields are those of this data."""
     split: Split
+    """The examples to train on."""
     cache: str | None
     cache_gb: float | None
 
@@ -278,10 +283,7 @@ class ImageData(PathData, Checked):
     train: str | None = None
     """Path or pattern of the training examples."""
     validation: str | None = None
-    """Path of the examples that are scored during the run; None: none are. "10 %": so many of those at `train`, which
-    are not trained on; a hash of each one's name decides, so that it stays where it is when others are added."""
     test: str | None = None
-    """Path of the examples that are scored after the end of the run; None: the validation examples are."""
     image_size: PositiveInt = 299
     """Height and width of the images that the network sees, in pixels."""
     preprocessing: Preprocessing = field(default_factory=Inception)
@@ -291,9 +293,7 @@ class ImageData(PathData, Checked):
     decoding: Decoding = field(default_factory=Decoding)
     """How image files become pixels."""
     function: Function | None = None
-    """`reader(split)` gives the examples in place of paths: see `PythonData`; the fields are those of this data."""
     split: Split = "train"
-    """The examples to train on."""
     cache: str | None = None
     """The folder where indices of records and of tar shards, and what is read of object stores, are kept, never beside
     them; None: the user's cache."""
@@ -404,10 +404,7 @@ class DetectionData(PathData, Checked):
     """Path or pattern of records, a folder of VOC, or a file of annotations.json, with the folder of its images after a
     colon where that is not beside it."""
     validation: str | None = None
-    """Path of the examples that are scored during the run; None: none are. "10 %": so many of those at `train`, which
-    are not trained on; a hash of each one's name decides, so that it stays where it is when others are added."""
     test: str | None = None
-    """Path of the examples that are scored after the end of the run; None: the validation examples are."""
     train_split: str | None = None
     """The list in ImageSets/Main of VOC's folder; None: "train", for the others "val" and "test". Of a folder without
     lists all images are read."""
@@ -450,9 +447,7 @@ class DetectionData(PathData, Checked):
     decoding: Decoding = field(default_factory=Decoding)
     """How image files become pixels."""
     function: Function | None = None
-    """`reader(split)` gives the examples in place of paths: see `PythonData`; the fields are those of this data."""
     split: Split = "train"
-    """The examples to train on."""
     cache: str | None = None
     """The folder where indices of records, and what is read of object stores, are kept, never beside them; None: the
     user's cache."""
