@@ -1,4 +1,4 @@
-"""The documentation site, which `make docs` builds from the Markdown of the repository; `site_pages.py` makes the rest."""
+"""The documentation site, which `make docs` builds from the pages of the repository; `site_pages.py` makes the rest."""
 
 import sys
 from pathlib import Path
@@ -23,6 +23,9 @@ nitpicky = True
 nitpick_ignore_regex = [("py:.*", ".*")]  # types of other libraries, whose sites are not asked, and of inner modules
 myst_heading_anchors = 4
 highlight_language = "none"
+html_copy_source = False
+html_favicon = "images/favicon.svg"
+smartquotes = False  # a word in quotes is one to be typed
 
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"

@@ -30,7 +30,9 @@ FOLDER = "docs/generated"
 DECISIONS = "docs/decisions"
 PACKAGES = [lockstep, *(each for name in lockstep.__all__ if inspect.ismodule(each := getattr(lockstep, name)))]
 PUBLIC = {f"{package.__name__}.{name}": getattr(package, name) for package in PACKAGES for name in package.__all__}
-HOMES = {f"{value.__module__}.{value.__qualname__}": name for name, value in PUBLIC.items() if hasattr(value, "__qualname__")}
+HOMES = {
+    f"{value.__module__}.{value.__qualname__}": name for name, value in PUBLIC.items() if hasattr(value, "__qualname__")
+}
 """The public names by where the classes and functions are defined."""
 TOPICS = {"model": "the model", "data": "data and augmentations", "optimizer": "the optimizer", "run": "the run"}
 """The pages of fields: of these parts, and of all others."""
@@ -46,6 +48,8 @@ def library_pages() -> Iterator[tuple[str, str]]:
             value = getattr(package, name)
             if inspect.isclass(value):
                 lines += ["", f".. autoclass:: {package.__name__}.{name}", "   :members:"]
+            elif inspect.ismodule(value) and package is not lockstep:
+                lines += ["", f".. automodule:: {value.__name__}", "   :members:"]
             elif not inspect.ismodule(value):
                 lines += ["", f".. autofunction:: {package.__name__}.{name}"]
         title = package.__name__.replace("lockstep", "ls", 1)
@@ -68,7 +72,7 @@ def _field(found: FieldsFound) -> Iterator[str]:
     for page in pages:
         of = f" Of {', '.join(f'`{each}`' for each in page['of'])}." if len(pages) > 1 else ""
         yield f"{_markdown(page['meaning'])}{of}\n"
-        yield f"- takes {_markdown(page['takes'])}\n- default: `{page['default']}`"
+        yield f"- takes {_markdown(page['takes'])}\n- default: {_markdown(page['default'])}"
         if page["set_by"]:
             yield f"- set by {', '.join(f'{name} (`{value}`)' for name, value in page['set_by'].items())}"
         yield f"- `{page['example']}`\n"
@@ -122,7 +126,7 @@ def write_pages(app: Sphinx, config: Any) -> None:
 def add_contents(app: Sphinx, page: str, source: list[str]) -> None:
     """Make the contents of the site: those of the home page are its lists of links, by heading.
 
-    Pages that a page lists at its end are in no other contents: to draw those of hundreds of pages on each takes minutes.
+    Pages that a page lists at its end are in no other contents: to draw hundreds of them on each page takes minutes.
     """
     folder, _, name = page.rpartition("/")
     if page == "docs/index":
@@ -163,10 +167,10 @@ def _plain(text: str) -> str:
 def link_names(app: Sphinx, document: nodes.document) -> None:
     """Make links of the names in back-ticks and of the types in signatures that the site has a place for."""
     for literal in list(document.findall(nodes.literal)):
-        if not isinstance(literal.parent, nodes.title | nodes.reference | addnodes.pending_xref):
-            if link := _link_of(literal.astext(), app.env.docname):
-                literal.replace_self(link)
-                link += literal
+        linked = isinstance(literal.parent, nodes.title | nodes.reference | addnodes.pending_xref)
+        if not linked and (link := _link_of(literal.astext(), app.env.docname)):
+            literal.replace_self(link)
+            link += literal
     for link in list(document.findall(addnodes.pending_xref)):
         if link["refdomain"] == "py" and link["reftype"] != "obj":
             target = HOMES.get(link["reftarget"], link["reftarget"])

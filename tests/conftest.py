@@ -138,11 +138,15 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def files_of_the_checkout() -> set[Path]:
-    """Files and folders that tests might leave; of `runs`, where a demo may be under way, its folders alone."""
+    """Files and folders that tests might leave; of `runs`, where a demo may be under way, its folders alone.
+
+    What `make docs` makes is left out: it may run beside the tests.
+    """
     found, folders = set[Path](), [ROOT]
+    site = {ROOT / "build", ROOT / "docs" / "generated"}
     while folders:
         for path in folders.pop().iterdir():
-            if path.name.startswith(".") or path.name == "__pycache__":  # of tools
+            if path.name.startswith(".") or path.name == "__pycache__" or path in site:  # of tools
                 continue
             found.add(path)
             if path.is_dir() and path.parent.name != "runs" and not path.is_symlink():

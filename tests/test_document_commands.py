@@ -44,6 +44,7 @@ from lockstep.records.record_files import RecordFiles
 from lockstep.records.tfrecord import write_records
 from lockstep.types import Interval
 from tests.saved_runs import recipe_of_photos
+from tests.test_tutorials import files_of
 
 ROOT = Path(__file__).parent.parent
 FIXTURES = ROOT / "tests" / "fixtures"
@@ -225,11 +226,6 @@ def _make_images() -> None:
     Path("imagenet_metadata.txt").write_text("".join(f"{each}\tdog {each}\n" for each in synsets))
     assert main(["convert", "boxes", "annotations", "--to", "boxes.csv"]) == 0
     assert main(["convert", "images", "flowers5", "--to", "flower-shards", "--processes", "1"]) == 0
-
-
-def files_of(page: Path) -> dict[str, str]:
-    """The files that a page shows, each below its name."""
-    return dict(re.findall(r"^`([\w.]+)`:\n\n```\w+\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL))
 
 
 def _make_recipes() -> None:

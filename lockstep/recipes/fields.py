@@ -270,8 +270,13 @@ def _no_field(path: str, word: str, parts: Sequence[type]) -> RecipeError:
 
 def set_by(path: str) -> Mapping[str, str]:
     """Return the value of a field in the shipped recipes that have another one than the default, by their names."""
-    found = {name: _set_in(find(name), _words(path)) for name in names()}
+    found = {name: _set_in(recipe, _words(path)) for name, recipe in _shipped().items()}
     return {name: shown for name, shown in found.items() if shown is not None}
+
+
+@cache
+def _shipped() -> Mapping[str, Recipe]:
+    return {name: find(name) for name in names()}
 
 
 def _set_in(value: Any, words: Sequence[str]) -> str | None:
