@@ -110,8 +110,9 @@ def pytest_collection_finish() -> None:
     """Spare tests that collect garbage a look through all that pytest has made, which took a second each time."""
     gc.collect()
     gc.freeze()
-    for logger in logging.root.manager.loggerDict.values():
-        if isinstance(logger, logging.Logger):  # to those of torch that do not propagate pytest adds handlers each time
+    for name, logger in logging.root.manager.loggerDict.items():
+        # To each of those of torch, which do not, pytest adds handlers for each test. This one would speak on the screen.
+        if isinstance(logger, logging.Logger) and name != "torch.__trace":
             logger.propagate = True
 
 
