@@ -111,7 +111,7 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     for name, logger in logging.root.manager.loggerDict.items():
-        # To each of those of torch, which do not, pytest adds handlers for each test. This one would speak on the screen.
+        # For each test pytest adds handlers to all of torch that do not. This one alone would speak on the screen.
         if isinstance(logger, logging.Logger) and name != "torch.__trace":
             logger.propagate = True
 
