@@ -26,8 +26,10 @@ import pytest
 import torch
 import worker_processes
 
+from lockstep.readers import mnist
 from lockstep.screen import LineHandler
 from lockstep.storage import remote_path
+from lockstep.storage.remote_path import AnyPath
 
 ROOT = Path(__file__).parent.parent
 NUM_SLOWEST_SHOWN, MAX_CPU_SECONDS = 20, 300.0
@@ -50,6 +52,8 @@ DATA_VARIABLES = re.compile(r"LOCKSTEP_(COCO|VOC|FLOWERS|MORE_TFRECORDS|INCEPTIO
 """Paths of data that the user names for the suite, from the folder where pytest is started; tests see them, too."""
 PROCESS_EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", worker_processes.EVENT}
 process_starts: list[str] = []
+watch_ends = 0.0
+"""When this process is ended, by the clock of `time.monotonic`, unless the watch is set anew."""
 
 
 def note_process_start(event: str, _arguments: object) -> None:
@@ -92,10 +96,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: -costs[item.path])
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Make tests without a look, now and again, for garbage among those that are made."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish() -> None:
     """Spare tests that collect garbage a look through all that pytest has made, which took a second each time."""
     gc.collect()
     gc.freeze()
+    for name, logger in logging.root.manager.loggerDict.items():
+        # For each test pytest adds handlers to all of torch that do not. This one alone would speak on the screen.
+        if isinstance(logger, logging.Logger) and name != "torch.__trace":
+            logger.propagate = True
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -105,11 +123,16 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def end_this_process_after(seconds: float, config: pytest.Config) -> None:
-    """Show the stacks of all threads then, and end the process: it hangs where no exception reaches it.
+    """Show the stacks of all threads then, or a tenth later, and end the process: it hangs where no exception comes.
 
-    pytest-timeout raises an exception in the test, which native code does not hear, and an `except` may swallow.
+    pytest-timeout raises an exception in the test, which native code does not hear, and an `except` may swallow. One
+    watch, a thread of its own, is for many tests: to start and to end it costs two waits for the system's scheduler.
     """
-    faulthandler.dump_traceback_later(seconds, exit=True, file=config.stash[STDERR])
+    global watch_ends
+    now = time.monotonic()
+    if not seconds <= watch_ends - now <= 1.1 * seconds:
+        watch_ends = now + 1.1 * seconds
+        faulthandler.dump_traceback_later(1.1 * seconds, exit=True, file=config.stash[STDERR])
 
 
 def seconds_of(item: pytest.Item) -> float:
@@ -117,19 +140,19 @@ def seconds_of(item: pytest.Item) -> float:
     return float(mark.args[0] if mark else item.config.getini("timeout")) + SECONDS_TO_END
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> None:
     """Let no test go on for ever: xdist names the one whose process has ended, and goes on with the others."""
     end_this_process_after(seconds_of(item), item.config)
-    try:
-        return (yield)
-    finally:
-        faulthandler.cancel_dump_traceback_later()
 
 
-def pytest_runtest_teardown(item: pytest.Item) -> None:
+@pytest.hookimpl(trylast=True)
+def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
     """Go on to watch: pytest stops to do so where a test has failed."""
-    end_this_process_after(seconds_of(item), item.config)
+    global watch_ends
+    watch_ends = 0.0
+    if isinstance(node, pytest.Item):
+        end_this_process_after(seconds_of(node), node.config)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -205,6 +228,23 @@ def _home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
     new = sorted(str(path.relative_to(ROOT)) for path in files_of_the_checkout() - before)
     assert not new, f"a test has left these in the checkout, unless somebody else has meanwhile: {', '.join(new)}"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _mnist_is_unpacked_once() -> Iterator[None]:
+    """Most tests that read it are about something else; it is unpacked for a quarter of a second."""
+    unpack, known = mnist.load_idx, dict[object, mnist.UInt8s]()
+
+    def load_idx(path: AnyPath, most_rows: int | None = None) -> mnist.UInt8s:
+        if not isinstance(path, Path):
+            return unpack(path, most_rows)
+        found = path.stat()
+        key = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, most_rows)
+        return known[key] if key in known else known.setdefault(key, unpack(path, most_rows))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mnist, "load_idx", load_idx)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

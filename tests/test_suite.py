@@ -67,23 +67,35 @@ HANGING_TEST = """
 import time
 
 import conftest
+import pytest
 
 conftest.SECONDS_TO_END = 0.5
 
 
-def test_that_hangs():
+def test_before():
+    pass
+
+
+@pytest.fixture
+def hangs():
+    yield
     while True:
         try:
             time.sleep(60)
         except BaseException:
             pass
+
+
+def test_that_hangs(hangs):
+    assert OK
 """
 
 
 @pytest.mark.slow
 @pytest.mark.process
-def test_a_test_that_hangs_and_hears_no_exception_is_named_and_ended(tmp_path: Path) -> None:
-    (tmp_path / "test_hanging.py").write_text(HANGING_TEST)
+@pytest.mark.parametrize("ok", [True, False])
+def test_a_test_that_hangs_and_hears_no_exception_is_named_and_ended(tmp_path: Path, ok: bool) -> None:
+    (tmp_path / "test_hanging.py").write_text(HANGING_TEST.replace("OK", str(ok)))
     ended = subprocess.run(
         [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), f"--rootdir={tmp_path}",
          "-p", "conftest", "-p", "no:cacheprovider", "-o", "timeout=5", "test_hanging.py"],
@@ -91,4 +103,4 @@ def test_a_test_that_hangs_and_hears_no_exception_is_named_and_ended(tmp_path: P
         capture_output=True, text=True, timeout=HANG_SECONDS,
     )  # fmt: skip
     assert ended.returncode == 1
-    assert "in test_that_hangs" in ended.stderr
+    assert "in hangs" in ended.stderr

@@ -20,7 +20,7 @@ from lockstep.cli import chaos
 from lockstep.cli.main import main
 
 ROOT = Path(__file__).parent.parent.parent
-SMALL = ["mnist", "--workers", "2", "--set", "batch_size=8"]
+SMALL = ["mnist", "--workers", "2", "--set", "batch_size=8", "--set", "data.split=validation"]  # 5,000 images
 
 
 @pytest.fixture(autouse=True)

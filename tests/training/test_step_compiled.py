@@ -15,7 +15,7 @@ import pytest
 import torch
 from device_calls import accelerator
 from torch import Tensor, nn
-from torch._dynamo import config, reset
+from torch._dynamo import config, lookup_backend, reset
 from torch._dynamo.utils import counters
 from torch.nn import functional as F
 
@@ -117,10 +117,23 @@ def test_a_compiled_model_trains_as_the_plain_one_does() -> None:
     torch.testing.assert_close(compiled_too, plain, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.process
-@pytest.mark.skipif(shutil.which("c++") is None and shutil.which("g++") is None, reason="there is no C++ compiler")
+NO_CPP = shutil.which("c++") is None and shutil.which("g++") is None
+CPP = [pytest.mark.slow, pytest.mark.process, pytest.mark.skipif(NO_CPP, reason="there is no C++ compiler")]
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=CPP)])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_compiled_in_buckets_a_backward_pass_gives_gradients_on_its_way() -> None:
+def test_compiled_in_buckets_a_backward_pass_gives_gradients_on_its_way(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch cuts a net before a backend sees its parts: without C++ the same is known at the same time."""
+    monkeypatch.setattr(hosting, "_compiler_in_buckets", hosting._compiler_in_buckets.__wrapped__)
+    if backend != "inductor":
+        compiler = lookup_backend(backend)
+        without_options = {"inductor": lambda graph, inputs, **_options: compiler(graph, inputs)}
+        monkeypatch.setattr(
+            torch._dynamo, "lookup_backend", lambda name: without_options.get(name) or lookup_backend(name)
+        )
     model = nn.Sequential(nn.Linear(8, 600), nn.Linear(600, 600), nn.Linear(600, 600), nn.BatchNorm1d(600))
     state, x = copy.deepcopy(model.state_dict()), torch.randn(4, 8)
     expected = torch.autograd.grad(model(x).square().sum(), [*model.parameters()])
