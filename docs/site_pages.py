@@ -30,7 +30,9 @@ FOLDER = "docs/generated"
 DECISIONS = "docs/decisions"
 PACKAGES = [lockstep, *(each for name in lockstep.__all__ if inspect.ismodule(each := getattr(lockstep, name)))]
 PUBLIC = {f"{package.__name__}.{name}": getattr(package, name) for package in PACKAGES for name in package.__all__}
-HOMES = {f"{value.__module__}.{value.__qualname__}": name for name, value in PUBLIC.items() if hasattr(value, "__qualname__")}
+HOMES = {
+    f"{value.__module__}.{value.__qualname__}": name for name, value in PUBLIC.items() if hasattr(value, "__qualname__")
+}
 """The public names by where the classes and functions are defined."""
 TOPICS = {"model": "the model", "data": "data and augmentations", "optimizer": "the optimizer", "run": "the run"}
 """The pages of fields: of these parts, and of all others."""

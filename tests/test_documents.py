@@ -16,7 +16,9 @@ from lockstep.augmentations.lists import AUGMENTATIONS
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "lockstep"
-PAGES = sorted([*ROOT.glob("*.md"), *(each for each in (ROOT / "docs").rglob("*.md") if each.parent.name != "generated")])
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *(each for each in (ROOT / "docs").rglob("*.md") if each.parent.name != "generated")]
+)
 README, TOUR, ARCHITECTURE = ROOT / "README.md", ROOT / "docs" / "tour.md", ROOT / "docs" / "architecture.md"
 
 

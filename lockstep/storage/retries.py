@@ -19,7 +19,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from contextvars import ContextVar
 from queue import SimpleQueue
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from lockstep.errors import LockstepError, StoreError
 from lockstep.screen import log, one_line
@@ -151,7 +151,8 @@ def _unless_silent(request: Callable[[], Result], probe: Callable[[], object], e
     while not wait([answer], _LOOK_SECONDS).done:
         if end.is_set() and not wait([answer], _LAST_SECONDS).done:
             probed = _begun(probe)
-            wait([answer, probed], _LAST_SECONDS, FIRST_COMPLETED)
+            both: list[Future[Any]] = [answer, probed]
+            wait(both, _LAST_SECONDS, FIRST_COMPLETED)
             if not answer.done() and (not probed.done() or probed.exception()):
                 raise TimeoutError("the store does not answer")
     return answer.result()
