@@ -16,11 +16,21 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
-from pathlib import Path
+from functools import cache, lru_cache
+from glob import escape
+from pathlib import Path, PurePosixPath
 
 from lockstep.checkpoints.manifest import MANIFEST, DamagedError, FileEntry, Manifest
-from lockstep.checkpoints.mirror import KnownBucket, Latest, OnBucket, broken, files_in, link_or_copy, steps_listed
+from lockstep.checkpoints.mirror import (
+    KnownBucket,
+    Latest,
+    OnBucket,
+    broken,
+    files_in,
+    is_stopped,
+    link_or_copy,
+    steps_listed,
+)
 from lockstep.checkpoints.retention import PINNED
 from lockstep.checkpoints.store import Store
 from lockstep.durable import atomic_write, make_folder, sync_and_close, sync_folder
@@ -29,14 +39,14 @@ from lockstep.records.index_cache import cache_folder
 from lockstep.run_files import CHECKPOINTS, KEPT_HERE, LATEST, LEASE, LEASE_NAME, step_name
 from lockstep.screen import log
 from lockstep.storage.remote_path import ObjectStat, RemotePath
-from lockstep.storage.retries import at_once, told
+from lockstep.storage.retries import at_once, is_refused, told, wait_before_try
 
 try:
     import fcntl
 except ImportError:  # elsewhere than on Linux and macOS one process at a time is the user's part
     fcntl = None  # type: ignore[assignment]
 
-_NUM_LOOKS = 5
+_NUM_LOOKS, _SECONDS_BETWEEN_LOOKS = 5, 0.1
 _MOST_LEASE_BYTES = 1 << 12
 _LONGEST_NAME = 255
 
@@ -61,8 +71,8 @@ def local_folder(url: str | RemotePath) -> Path:
 def fetch_run(url: str | RemotePath, *, contents: bool = True) -> Path:
     """Bring the folder of a run up to date with the bucket, and return it.
 
-    A folder that is as new as the bucket, or in which a process of this machine works, stays as it is. Where the bucket
-    holds no run yet, the folder becomes the place of a new one.
+    A folder that is as new as the bucket, or in which a process of this machine works, stays as it is, but for
+    checkpoints that are damaged here. Where the bucket holds no run yet, the folder becomes the place of a new one.
 
     Args:
         url: of the run's folder on the bucket.
@@ -70,31 +80,62 @@ def fetch_run(url: str | RemotePath, *, contents: bool = True) -> Path:
             its manifest alone: enough to tell what a run does.
 
     Raises:
-        WorkdirError: the bucket cannot be reached or read, or the folder there holds something else.
+        WorkdirError: the bucket cannot be reached or read, the folder there holds something else, or, without
+            `contents`, no run.
         CheckpointError: all checkpoints on the bucket are damaged.
     """
     bucket, home = RemotePath(str(url)), local_folder(url)
-    with reached(bucket), _locked(home):
-        origin = KnownBucket.read(home)
-        if origin and origin.is_held:
+    with reached(bucket):
+        if not contents:
+            return _fetched_records(bucket, home)
+        with _locked(home, bucket):
+            origin = KnownBucket.read(home)
+            if origin and origin.is_held:
+                return home
+            found = _looked(bucket)
+            if found.latest is None:
+                _check_is_free(bucket, found)
+                if origin and origin.tokens and all(name.startswith(LEASE) for name in found.listing):
+                    aside = home.rename(_free_name(home))
+                    log.warning("%s has been deleted on the bucket; the copy here is kept as %s", bucket, aside)
+                    origin = None
+                if origin is None:
+                    KnownBucket(str(bucket)).write(home)
+                return home
+            filling = _Filling(bucket, found, found.latest, home, True, origin or KnownBucket(str(bucket)))
+            if filling.known.goes_on_from(found.latest) and Store(home / CHECKPOINTS).steps():
+                filling.mend()
+            else:
+                filling.fill()
             return home
-        found = _looked(bucket)
-        if found.latest is None:
-            _check_is_free(bucket, found)
-            if contents and origin and origin.tokens and all(name.startswith(LEASE) for name in found.listing):
-                aside = home.rename(_free_name(home))
-                log.warning("%s has been deleted on the bucket; the copy here is kept as %s", bucket, aside)
-                origin = None
-            if origin is None:
-                KnownBucket(str(bucket)).write(home)
-            return home
-        is_current = origin is not None and bool(Store(home / CHECKPOINTS).steps())
-        if contents and origin and is_current and found.latest.token in origin.tokens:
-            return home
-        target = home if contents else home.with_name(f"{home.name}.records")
+
+
+def _fetched_records(bucket: RemotePath, home: Path) -> Path:
+    """Fetch all but the contents of checkpoints, into a folder of its own: a download into the other goes on."""
+    origin = KnownBucket.read(home)
+    if origin and origin.is_held:
+        return home
+    found = _looked(bucket)
+    if found.latest is None:
+        _check_is_free(bucket, found)
+        if origin is None:
+            raise no_run_on(bucket)
+        return home
+    target = home.with_name(f"{home.name}.records")
+    with _locked(target, bucket):
         known = KnownBucket.read(target) or KnownBucket(str(bucket))
-        _Filling(bucket, found, found.latest, target, contents, known).fill()
-        return target
+        _Filling(bucket, found, found.latest, target, False, known).fill()
+    return target
+
+
+def no_run_on(bucket: str | RemotePath) -> WorkdirError:
+    """The error for a folder on a bucket that holds no run."""
+    return WorkdirError(
+        f"There is no run in {bucket}.",
+        given="no checkpoint that is whole",
+        expected="the folder of a run on a bucket",
+        hint=f"check the URL, or train first: lockstep train mnist --workdir {bucket}",
+    )
 
 
 def _looked(bucket: RemotePath) -> OnBucket:
@@ -128,6 +169,26 @@ def reached(bucket: RemotePath) -> Iterator[None]:
         ) from error
 
 
+class Outages:
+    """Outages of a store that is looked at again and again: each is told once, and outlived."""
+
+    def __init__(self) -> None:
+        self._is_away = False
+
+    @contextlib.contextmanager
+    def outlived(self) -> Iterator[None]:
+        """Go on after a block that could not reach a store; where that has refused, or all else is wrong, it raises."""
+        try:
+            yield
+            self._is_away = False
+        except WorkdirError as error:
+            if error.__cause__ is None or is_refused(error.__cause__):
+                raise
+            if not self._is_away and not is_stopped():
+                log.warning("%s Given: %s; %s. It is looked at again", error.what, error.given, error.hint)
+            self._is_away = True
+
+
 def _check_is_free(bucket: RemotePath, found: OnBucket) -> None:
     """Refuse a folder without a checkpoint that is whole if it holds something else, or what is left of a run.
 
@@ -157,12 +218,20 @@ def _all_damaged(bucket: RemotePath, given: str) -> CheckpointError:
 
 
 @contextlib.contextmanager
-def _locked(home: Path) -> Iterator[None]:
+def _locked(folder: Path, bucket: RemotePath) -> Iterator[None]:
     """Let one process of this machine at a time look at a folder and fill it."""
-    home.parent.mkdir(parents=True, exist_ok=True)
-    with home.with_name(f".{home.name}.lock").open("ab") as file:
-        if fcntl:
-            fcntl.flock(file, fcntl.LOCK_EX)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_name(f".{folder.name}.lock").open("ab") as file:
+        is_told = False
+        while fcntl:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if not is_told:
+                    log.info("another process of this machine downloads %s to %s: it is waited for", bucket, folder)
+                is_told = True
+                wait_before_try(_SECONDS_BETWEEN_LOOKS, error)
         yield
 
 
@@ -184,12 +253,51 @@ class _Filling:
 
     def fill(self) -> None:
         """Download what the target lacks beside it, and put that into it."""
-        for left in self.target.parent.glob(f".{self.target.name}.*.partial"):  # of processes that were killed
+        with self._staging() as staging:
+            self._fetched(staging)._put_in_place(staging)
+
+    def mend(self) -> None:
+        """Download again what is damaged of the checkpoints here; of one that is damaged there, too, say so."""
+        store = Store(self.target / CHECKPOINTS)
+        if not (steps := [step for step in self.latest.checkpoints if self._is_to_mend(store, step)]):
+            return
+        with self._staging() as staging:
+            for step in steps:
+                try:
+                    manifest = self.found.check_files(self.bucket, self.found.manifest(self.bucket, step))
+                    self._fetch_checkpoint(manifest, staging / _folder_of(manifest))
+                except DamagedError as damage:
+                    _tell_damaged(damage)
+                    continue
+                log.warning("%s is damaged or gone; it is downloaded again from %s", store.path(step), self.bucket)
+                if store.path(step).exists():
+                    store.discard(step)
+                self._put_checkpoint(store, manifest, staging / CHECKPOINTS)
+
+    def _is_to_mend(self, store: Store, step: int) -> bool:
+        """Whether a checkpoint is damaged here, or gone although none is newer; the newest one is read."""
+        folder = store.path(step)
+        if not folder.exists():
+            return (store.newest() or 0) <= self.latest.step
+        try:
+            for entry in Manifest.read(folder).files:
+                entry.check_size(folder)
+                path = folder / entry.name
+                if step == self.latest.step and _hash_of(path, path.stat().st_mtime_ns) != entry.sha256:
+                    return True
+        except DamagedError:
+            return True
+        return False
+
+    @contextlib.contextmanager
+    def _staging(self) -> Iterator[Path]:
+        """Make a folder beside the target, which is gone at the end; what others have left goes, too."""
+        for left in self.target.parent.glob(f".{escape(self.target.name)}.*.partial"):  # of processes that were killed
             shutil.rmtree(left, ignore_errors=True)
         staging = self.target.with_name(f".{self.target.name}.{uuid.uuid4().hex}.partial")
         (staging / CHECKPOINTS).mkdir(parents=True)
         try:
-            self._fetched(staging)._put_in_place(staging)
+            yield staging
         finally:
             shutil.rmtree(staging, ignore_errors=True)
 
@@ -228,7 +336,7 @@ class _Filling:
                 del self.whole[manifest.step]
                 damages.append(damage)
         for each in damages:
-            _tell_left_out(f"{each.what} Given: {each.given}; expected: {each.expected}.")
+            _tell_damaged(each)
         if self.contents and not self.whole:
             raise _all_damaged(self.bucket, "; ".join(f"{each.what} ({each.given})" for each in damages))
 
@@ -242,6 +350,10 @@ class _Filling:
                 found.append(name)
             else:
                 _tell_left_out(f"{f'{self.bucket}/{name}'!r} is no name of a file of a run.")
+        folders = {str(above) for name in found for above in PurePosixPath(name).parents}
+        for name in filter(folders.__contains__, found):
+            _tell_left_out(f"{self.bucket}/{name} is a file, and a folder with others.")
+        found = [name for name in found if name not in folders]
         leases = [] if self.contents else sorted(filter(LEASE_NAME.fullmatch, self.found.listing))
         return found + leases[-1:]
 
@@ -268,9 +380,13 @@ class _Filling:
         def read(step: int) -> Manifest | DamagedError:
             name = f"{CHECKPOINTS}/{step_name(step)}"
             try:
-                is_here = f"{name}/{MANIFEST}" in self.found.listing and self._is_here(f"{name}/{MANIFEST}")
-                known = Manifest.read(self.target / name) if is_here else None
-                return self.found.manifest(self.bucket, step, known)
+                manifest = None
+                if f"{name}/{MANIFEST}" in self.found.listing and self._is_here(f"{name}/{MANIFEST}"):
+                    with contextlib.suppress(CheckpointError):
+                        manifest = Manifest.read(self.target / name)
+                manifest = manifest or self.found.manifest(self.bucket, step)
+                is_whole_here = self.contents and self._has(self.target, manifest)
+                return manifest if is_whole_here else self.found.check_files(self.bucket, manifest)
             except DamagedError as damage:
                 return damage
 
@@ -305,7 +421,7 @@ class _Filling:
 
     def _fetch_file(self, name: str, file: Path) -> None:
         object_ = self.bucket / name
-        file.parent.mkdir(parents=True, exist_ok=True)
+        _make_way(file)
         if name.startswith(LEASE):
             file.write_bytes(object_.read_range(_MOST_LEASE_BYTES, 0))
             changed = object_.changed_unix_seconds()
@@ -336,16 +452,16 @@ class _Filling:
         next fetch makes good what a kill cuts off here.
         """
         store = Store(self.target / CHECKPOINTS)
-        unsent = [step for step in store.steps() if step > self.latest.step] if self.contents else []
-        if unsent:
-            self._keep_aside(unsent[-1])
+        damaged = {*self.latest.checkpoints} - {*self.whole}
+        only_here = [step for step in store.steps() if step > self.latest.step or step in damaged]
+        if only_here and self.contents:
+            self._keep_aside(only_here)
         make_folder(store.folder)
         for manifest in self.whole.values():
             self._put_checkpoint(store, manifest, staging / CHECKPOINTS)
         names = self._names()
         for name in filter(self._is_staged, names):
-            (self.target / name).parent.mkdir(parents=True, exist_ok=True)
-            (staging / name).replace(self.target / name)
+            (staging / name).replace(_make_way(self.target / name))
         leases = [path.name for path in self.target.glob(f"{LEASE}*")] if not self.contents else []
         for name in {*leases, *(name for name, _ in files_in(self.target))} - {*names}:
             (self.target / name).unlink(missing_ok=True)
@@ -372,7 +488,7 @@ class _Filling:
         else:
             (folder / PINNED).unlink(missing_ok=True)
 
-    def _keep_aside(self, newest: int) -> None:
+    def _keep_aside(self, only_here: Sequence[int]) -> None:
         """Copy a folder with checkpoints that nobody else has."""
 
         def copy(source: str, target: str) -> None:
@@ -382,8 +498,8 @@ class _Filling:
         aside = _free_name(self.target)
         shutil.copytree(self.target, aside, copy_function=copy)
         log.warning(
-            "%s has been taken further elsewhere, to step %d; the copy here, with step %d, is kept as %s",
-            *(self.bucket, self.latest.step, newest, aside),
+            "%s has been taken further elsewhere, to step %d; the copy here, with step %s, is kept as %s",
+            *(self.bucket, self.latest.step, " and ".join(map(str, only_here)), aside),
         )
 
 
@@ -397,6 +513,10 @@ def _tell_left_out(what: str) -> None:
     log.warning("%s It is left out.", what)
 
 
+def _tell_damaged(damage: DamagedError) -> None:
+    _tell_left_out(f"{damage.what} Given: {damage.given}; expected: {damage.expected}.")
+
+
 def _free_name(home: Path) -> Path:
     """A name for a folder that is kept, with the time in it."""
     aside = home.with_name(f"{home.name}.before-{time.strftime('%Y%m%dT%H%M%S')}")
@@ -406,11 +526,28 @@ def _free_name(home: Path) -> Path:
 
 
 def _verify(entry: FileEntry, folder: Path, there: RemotePath) -> None:
-    with (folder / entry.name).open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-        os.fsync(file.fileno())
-    if found != entry.sha256:
+    path = folder / entry.name
+    sync_and_close(os.open(path, os.O_RDWR))
+    if (found := _hash_of(path, path.stat().st_mtime_ns)) != entry.sha256:
         raise broken(there / entry.name, f"sha256 {found}", f"sha256 {entry.sha256}, as the manifest says")
+
+
+def _make_way(file: Path) -> Path:
+    """Return the path of a file that is to be written, once there is its folder, and no folder of its name."""
+    for above in [*file.parents]:
+        if above.is_file():
+            above.unlink()
+    if file.is_dir():
+        shutil.rmtree(file)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    return file
+
+
+@lru_cache(64)
+def _hash_of(path: Path, changed_ns: int) -> str:
+    """The SHA-256 of a file; one that has not changed since is not read again."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _is_name(name: str) -> bool:

@@ -22,7 +22,6 @@ import os
 import re
 import shutil
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -39,11 +38,11 @@ from lockstep.owner import Owner, this_process
 from lockstep.run_files import CHECKPOINTS, KEPT_HERE, LATEST, MARKER, RESULT, named_step, step_name
 from lockstep.screen import log
 from lockstep.storage.remote_path import ObjectStat, RemotePath
-from lockstep.storage.retries import ended_by, told
+from lockstep.storage.retries import Ending, ended_by, told
 
 _ASIDE = ".upload.partial"
-_STOP_SECONDS, _LOOK_SECONDS = 5.0, 0.1
-"""So long a run that stops goes on to try; what is being sent is sent. And how often it looks whether it is to stop."""
+_STOP_SECONDS = 5.0
+"""So long a run that stops goes on to try; what is being sent is sent, if the store answers."""
 _FORMAT, _MOST_BYTES, _MOST_CHECKPOINTS = 1, 1 << 20, 10_000
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 
@@ -106,36 +105,47 @@ class OnBucket:
                 return cls(listing, Latest.decode((bucket / LATEST).read_range(_MOST_BYTES, 0)))
             except (ValueError, RecursionError) as error:
                 log.warning("%s is damaged (%s): the checkpoints are looked through", bucket / LATEST, error)
-        manifests = [each for step in steps_listed(listing) if (each := _whole_manifest(bucket, step, listing))]
-        steps = tuple(each.step for each in manifests)
-        return cls(listing, Latest(steps[-1], steps, token_of(manifests[-1])) if steps else None)
+        steps = steps_listed(listing)
+        for count in range(len(steps), 0, -1):
+            if newest := _whole_manifest(bucket, steps[count - 1], listing):
+                return cls(listing, Latest(newest.step, tuple(steps[:count]), token_of(newest)))
+        return cls(listing, None)
 
-    def manifest(self, bucket: RemotePath, step: int, known: Manifest | None = None) -> Manifest:
-        """Read the manifest of a checkpoint, unless it is `known`, and compare with it the sizes of the files.
+    def manifest(self, bucket: RemotePath, step: int) -> Manifest:
+        """Read the manifest of a checkpoint.
 
         Raises:
-            DamagedError: it is none, or a file is missing or of another size.
+            DamagedError: it is none.
         """
-        folder, name = bucket / CHECKPOINTS / step_name(step), f"{CHECKPOINTS}/{step_name(step)}"
-        found = self.listing.get(f"{name}/{MANIFEST}")
+        path = bucket / CHECKPOINTS / step_name(step) / MANIFEST
+        found = self.listing.get(f"{CHECKPOINTS}/{step_name(step)}/{MANIFEST}")
         if found is None or not 0 < found.st_size <= MAX_MANIFEST_BYTES:
             given = "no such object" if found is None else f"{found.st_size:,} bytes"
-            raise broken(folder / MANIFEST, given, f"a manifest of at most {MAX_MANIFEST_BYTES:,} bytes")
-        path = folder / MANIFEST
-        manifest = known or Manifest.decode(path.read_range(MAX_MANIFEST_BYTES + 1, 0), path)
+            raise broken(path, given, f"a manifest of at most {MAX_MANIFEST_BYTES:,} bytes")
+        manifest = Manifest.decode(path.read_range(MAX_MANIFEST_BYTES + 1, 0), path)
         if manifest.step != step:
-            raise broken(folder / MANIFEST, f"step {manifest.step}", f"step {step}")
+            raise broken(path, f"step {manifest.step}", f"step {step}")
+        return manifest
+
+    def check_files(self, bucket: RemotePath, manifest: Manifest) -> Manifest:
+        """Compare the sizes of a checkpoint's files with its manifest, and return that.
+
+        Raises:
+            DamagedError: a file is missing, or of another size.
+        """
+        name = f"{CHECKPOINTS}/{step_name(manifest.step)}"
         for entry in manifest.files:
             there = self.listing.get(f"{name}/{entry.name}")
             if there is None or there.st_size != entry.size_bytes:
                 given = "no such object" if there is None else f"{there.st_size:,} bytes"
-                raise broken(folder / entry.name, given, f"{entry.size_bytes:,} bytes, as the manifest says")
+                raise broken(bucket / name / entry.name, given, f"{entry.size_bytes:,} bytes, as the manifest says")
         return manifest
 
 
 def _whole_manifest(bucket: RemotePath, step: int, listing: dict[str, ObjectStat]) -> Manifest | None:
     try:
-        return OnBucket(listing, None).manifest(bucket, step)
+        found = OnBucket(listing, None)
+        return found.check_files(bucket, found.manifest(bucket, step))
     except DamagedError as damage:
         log.warning("%s It is left out: %s", damage.what, damage.given)
         return None
@@ -188,6 +198,10 @@ class KnownBucket:
         with atomic_write(folder / MARKER, parents=True) as file:
             file.write(json.dumps(body).encode())
 
+    def goes_on_from(self, latest: Latest) -> bool:
+        """Whether the folder goes on from this state of the bucket."""
+        return latest.token in self.tokens
+
     @property
     def is_held(self) -> bool:
         """Whether another process of this machine, or this one, works in the folder and uploads it."""
@@ -200,31 +214,11 @@ def shown_path(folder: Path) -> str:
     return origin.url if origin else str(folder)
 
 
-class _StopRequest(threading.Event):
-    """Is set `_STOP_SECONDS` after the run was asked to stop, by whatever signal."""
+def is_stopped() -> bool:
+    """Whether a signal, whichever, has asked this process for a stop."""
+    from lockstep.workers.rank import join
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._seen: float | None = None
-
-    def is_set(self) -> bool:
-        """Whether requests that fail are to be made again no more."""
-        from lockstep.workers.rank import join
-
-        if self._seen is None and join().pulse.stop_requested:
-            self.set()
-        return self._seen is not None and time.monotonic() - self._seen >= _STOP_SECONDS
-
-    def set(self) -> None:
-        """Note that the run stops: the seconds count from here."""
-        self._seen = self._seen or time.monotonic()
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait for it, for so many seconds; returns whether it is set."""
-        until = time.monotonic() + (timeout or 0.0)
-        while not self.is_set() and (left := until - time.monotonic()) > 0:
-            time.sleep(min(left, _LOOK_SECONDS))
-        return self.is_set()
+    return join().pulse.stop_requested is not None
 
 
 _mirrors: dict[Path, Mirror] = {}
@@ -279,10 +273,12 @@ class Mirror:
         """Whether a script of this process has brought the folder up to date, and goes on in it."""
         self._lock, self._uploading = threading.Lock(), threading.Lock()
         self._thread: threading.Thread | None = None
-        self._is_asked, self._is_failing = False, False
+        self._is_asked = False
+        self._failure: Exception | None = None
+        """Why the last upload has failed, if it has."""
         self._is_unsettled = False
         """Whether `settle` has failed in this process, which has told it, and has waited long enough."""
-        self._stop = _StopRequest()
+        self._stop = Ending(is_stopped, _STOP_SECONDS)
         self._lost: WorkdirError | None = None
         self._newest, self._retention = -1, Retention()
         self._latest: Latest | None = None
@@ -300,7 +296,7 @@ class Mirror:
         with self._lock:
             self._newest, self._retention, self._is_asked = step, retention, True
             if self._thread is None:
-                self._stop = _StopRequest()
+                self._stop = Ending(is_stopped, _STOP_SECONDS)
                 self._thread = threading.Thread(target=self._work, name="upload", daemon=True)
                 self._thread.start()
 
@@ -328,6 +324,8 @@ class Mirror:
         if stops and self._is_unsettled:
             return
         try:
+            if self._failure and self._stop.is_set():
+                raise self._failure
             with ended_by(self._stop):
                 self._upload()
         except WorkdirError:
@@ -339,7 +337,7 @@ class Mirror:
                 raise failure from error
             log.warning("%s Given: %s; %s", failure.what, failure.given, failure.hint)
         else:
-            self._is_failing = self._is_unsettled = False
+            self._failure, self._is_unsettled = None, False
 
     def _not_settled(self, error: Exception) -> UploadError:
         return UploadError(
@@ -377,18 +375,14 @@ class Mirror:
             self._check_known(Latest.decode((self.bucket / LATEST).read_bytes()))
 
     def _check_known(self, latest: Latest) -> None:
-        if not self._knows(latest):
+        origin = KnownBucket.read(self.folder)
+        if origin is None or not origin.goes_on_from(latest):
             raise WorkdirError(
                 f"The run in {self.bucket} has been taken further by another process than this start's.",
                 given=f"step {latest.step}, which was not uploaded from {self.folder}",
                 expected="one start of a run at a time",
                 hint="let the other one go on; or start again, and what is there is taken up",
             )
-
-    def _knows(self, latest: Latest) -> bool:
-        """Whether the folder goes on from a state of the bucket."""
-        origin = KnownBucket.read(self.folder)
-        return origin is not None and latest.token in origin.tokens
 
     def _work(self) -> None:
         while True:
@@ -407,14 +401,13 @@ class Mirror:
             except Exception as error:
                 self._tell(error)
             else:
-                if self._is_failing:
+                if self._failure:
                     log.info("%s can be written again: all up to step %d is there", self.bucket, self._newest)
-                self._is_failing = False
+                self._failure = None
 
     def _tell(self, error: Exception) -> None:
         self._sent = None  # who knows what was written
-        if not self._is_failing:
-            self._is_failing = True
+        if not self._failure:
             what = (
                 "see that the credentials are valid and may write there"
                 if isinstance(error, PermissionError)
@@ -428,6 +421,7 @@ class Mirror:
                 _told(error),
                 what,
             )
+        self._failure = error
 
     # One upload -------------------------------------------------------------------------------------------------------
 
@@ -455,7 +449,7 @@ class Mirror:
             sent: dict[int, Manifest] = {}
             for step in found.latest.checkpoints if found.latest else ():
                 with suppress(DamagedError):
-                    sent[step] = found.manifest(self.bucket, step)
+                    sent[step] = found.check_files(self.bucket, found.manifest(self.bucket, step))
             if found.latest:
                 self._check_known(found.latest)
             listed = {step: f"{CHECKPOINTS}/{step_name(step)}/{PINNED}" for step in sent}

@@ -12,6 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from lockstep.checkpoints.fetching import no_run_on
 from lockstep.checkpoints.mirror import shown_path
 from lockstep.checkpoints.store import Store
 from lockstep.checks import NonNegativeFloat, PositiveInt, check_together, check_value
@@ -90,12 +91,7 @@ def chosen_run(arguments: argparse.Namespace) -> ChosenRun:
 def no_run_in(path: Path) -> WorkdirError:
     """Return the error for a folder that holds no run, which names one that may be meant."""
     if is_url(shown := shown_path(path)):
-        return WorkdirError(
-            f"There is no run in {shown}.",
-            given="no checkpoint that is whole",
-            expected="the folder of a run on a bucket",
-            hint=f"check the URL, or train first: lockstep train mnist --workdir {shown}",
-        )
+        return no_run_on(shown)
     runs = sorted(found.parent for found in path.glob(f"*/{RECIPE}"))
     meant = runs[0] if runs else None if path.exists() else closest_path(path)
     return WorkdirError(

@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from lockstep.checkpoints.fetching import fetch_run, reached
-from lockstep.checkpoints.mirror import shown_path
+from lockstep.checkpoints.fetching import Outages, fetch_run, reached
+from lockstep.checkpoints.mirror import is_stopped, shown_path
 from lockstep.checkpoints.store import Checkpoint
 from lockstep.cli.cards import Card, Tile, card, contact_sheet
 from lockstep.cli.given_run import ScoredRun, has_ended, scored_run
 from lockstep.cli.shared import choose_num_workers, given_seat, join_workers, worker_exit_code
 from lockstep.durable import atomic_write, make_folder
-from lockstep.errors import InputError, LockstepError, WorkdirError
+from lockstep.errors import InputError, LockstepError
 from lockstep.evaluation.evaluate import Evaluation, evaluate_unless_stopped
 from lockstep.evaluation.follow import Polling, follow
 from lockstep.images.drawing import printable
@@ -55,7 +55,7 @@ from lockstep.runs.validation import evaluation_outputs
 from lockstep.runs.workdir import KnownData, Workdir, class_names
 from lockstep.screen import log
 from lockstep.storage.remote_path import RemotePath, is_url
-from lockstep.storage.retries import is_refused
+from lockstep.storage.retries import Ending, ended_by
 from lockstep.training.saving import load_states, read_checkpoint
 from lockstep.types import Batch
 from lockstep.workers.rank import Worker
@@ -197,22 +197,16 @@ class _BucketLooks:
     """Looks at a run on a bucket every `_SECONDS_BETWEEN_LOOKS`, and brings here what has come."""
 
     def __init__(self, bucket: RemotePath) -> None:
-        self._bucket, self._is_over, self._is_away, self._next = bucket, False, False, 0.0
+        self._bucket, self._is_over, self._outages, self._next = bucket, False, Outages(), 0.0
 
     def is_over(self) -> bool:
-        """Whether the run there is over, and all of its checkpoints are here; an outage is told once, and outlived."""
+        """Whether the run there is over, and all of its checkpoints are here; a stop ends a look."""
         if time.monotonic() >= self._next:
-            try:
+            with self._outages.outlived(), ended_by(Ending(is_stopped)):
                 with reached(self._bucket):
                     is_over = has_ended(self._bucket)  # asked first: the last checkpoint is there before the end
                 fetch_run(self._bucket)
-                self._is_over, self._is_away = is_over, False
-            except WorkdirError as error:
-                if error.__cause__ is None or is_refused(error.__cause__):
-                    raise
-                if not self._is_away:
-                    log.warning("%s Given: %s; %s. It is looked at again", error.what, error.given, error.hint)
-                self._is_away = True
+                self._is_over = is_over
             self._next = time.monotonic() + _SECONDS_BETWEEN_LOOKS
         return self._is_over
 
@@ -229,10 +223,6 @@ def _check_one_host(url: str, worker: Worker) -> None:
 
 def _follow(run: ScoredRun, polling: Polling, scoring: _Scoring, worker: Worker) -> bool:
     """Score each new checkpoint; returns whether the run came to its end, and no worker was stopped."""
-
-    def is_stopped() -> bool:
-        return worker.pulse.stop_requested is not None
-
     is_over, shown = run.is_over, shown_path(run.path)
     if is_url(shown):
         _check_one_host(shown, worker)

@@ -170,19 +170,30 @@ def _run_status(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     if not arguments.follow:
         _show(_look(arguments.paths), as_json=arguments.json)
         return 0
-    if arguments.json or not is_terminal(sys.stdout):
-        before = None
-        while before is None or any(each.state == "running" for each in before):
-            found = _look(arguments.paths)
-            now = [status.without_clock for status in found]
-            if now != before:
-                _show(found, as_json=arguments.json)
-                sys.stdout.flush()
-            before = now
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
+    if not arguments.json and is_terminal(sys.stdout):
+        _follow(arguments.paths)
         return 0
-    _follow(arguments.paths)
+    before = None
+    for found in _looks(arguments.paths):
+        now = [status.without_clock for status in found]
+        if now != before:
+            _show(found, as_json=arguments.json)
+            sys.stdout.flush()
+        before = now
     return 0
+
+
+def _looks(paths: Sequence[str]) -> Iterator[list[RunStatus]]:
+    """Look at runs again and again, until none is running; a bucket that is away for a while is told, and outlived."""
+    from lockstep.checkpoints.fetching import Outages
+
+    found, outages = _look(paths), Outages()
+    yield found
+    while any(status.state == "running" for status in found):
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+        with outages.outlived():
+            found = _look(paths)
+        yield found
 
 
 def _look(paths: Sequence[str]) -> list[RunStatus]:
@@ -240,15 +251,11 @@ def _follow(paths: Sequence[str]) -> None:
 
     console = Console()
     with Live(console=console, auto_refresh=False) as live:
-        while True:
-            statuses = _look(paths)
+        for statuses in _looks(paths):
             is_running = any(status.state == "running" for status in statuses)
             # What is shown last stays, and is not cut.
             lines = status_lines(statuses, width_of(sys.stdout), console.height if is_running else None)
             live.update(Text("\n".join(lines)), refresh=True)
-            if not is_running:
-                return
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
 
 
 COMMAND = Command("say what runs are doing, or have come to", _add_status_arguments, _run_status)

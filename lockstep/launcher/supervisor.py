@@ -492,12 +492,15 @@ class Supervisor:
         )
 
     def _end_survivors(self) -> None:
-        """End the others some time after a failure: till then they may notice it, and close their files, or save."""
+        """End the others some time after a failure: till then they may notice it, and close their files.
+
+        The chief, the first of those that take part, may be saving, and gets more time.
+        """
         seconds = self._clock() - self._first_failure if self._first_failure else 0.0
         if seconds > self._limits.save_seconds:
             self._kill(self._members)
         elif seconds > self._limits.grace_seconds:
-            self._kill(member for member in self._members if member.phase != "save")
+            self._kill(member for member in self._members if member.phase != "save" or member is not self._part[0])
 
     def _end_late(self) -> None:
         """End workers that do not save in the time that there is: they would be killed from outside without a word."""

@@ -202,8 +202,9 @@ def _check_boxes_suffice(path: str | Path, asked: Mapping[str, int]) -> None:
         raise InputError(
             f"{path} has boxes and classes of objects alone.",
             given=", ".join(names),
-            expected="records, or annotations of COCO or VOC, for these",
-            hint="leave them out",
+            expected="records, or annotations of COCO, for these",
+            hint="write the objects as COCO's annotations (segmentation, keypoints) beside the images, which are read "
+            "as they are, or made into records by lockstep convert coco; or leave them out",
         )
 
 

@@ -44,6 +44,8 @@ EXPIRY_SECONDS = 60.0
 _CLOCK = f"{LEASE}clock-"
 _MAX_BYTES = 1 << 12
 _NUM_READS, _READ_PAUSE_SECONDS = 20, 0.05
+_PATIENCE_SECONDS = 3.0
+"""For a renewal that is under way when the lease is given up."""
 _UNKNOWN = Owner("", 0, "0", "", 0, "")
 
 
@@ -103,10 +105,15 @@ class Lease:
         """Give the folder up, if it is still this process's; a store is asked once, for the process is to end."""
         self._released.set()
         try:
-            with self._writing, ended_by(self._released):
-                mine = _read(self.path)
-                if mine and mine.owner == self.owner:
-                    _write(self.path, replace(self.owner, released=True))
+            if not self._writing.acquire(timeout=_PATIENCE_SECONDS):
+                raise TimeoutError("the store does not answer")
+            try:
+                with ended_by(self._released):
+                    mine = _read(self.path)
+                    if mine and mine.owner == self.owner:
+                        _write(self.path, replace(self.owner, released=True))
+            finally:
+                self._writing.release()
         except Exception as error:  # of a store: any
             log.info("%s cannot be released (%s); it is void without this process", self.path, _told(error))
 

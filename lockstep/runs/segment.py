@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lockstep.checkpoints.store import Store
 from lockstep.data.loader import Loader
-from lockstep.errors import LockstepError, PeerLostError, StoreError
+from lockstep.errors import PeerLostError, StoreError
 from lockstep.exchange.exchange import AllReduce, is_exact
 from lockstep.loggers.logger import Logger, LoggerKind
 from lockstep.loggers.loggers import Loggers
@@ -36,6 +36,7 @@ from lockstep.screen import log
 from lockstep.served.exchanges import is_served
 from lockstep.spans import span
 from lockstep.storage.remote_path import is_url
+from lockstep.storage.retries import told
 from lockstep.training.loop import Hook, every, steps_without_survival
 from lockstep.training.replicas import Replicas
 from lockstep.training.saving import Saver
@@ -232,8 +233,10 @@ class Segment:
                 self._save()
                 self._files.saver.wait()
                 self._files.workdir.settle(stops=True)
-            except LockstepError as error:  # what has ended the run says more
-                log.error("%s Given: %s; %s", error.what, error.given, error.hint)
+            except Exception as error:  # of a disk, of a logger: what has ended the run says what to do
+                log.error(
+                    "step %d could not be saved: %s; older checkpoints are as they were", self._state.step, told(error)
+                )
 
     def _let_chief_save(self) -> None:
         """Live on for a while, where the chief is another worker, which would be ended soon after this one.

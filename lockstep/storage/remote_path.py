@@ -334,7 +334,12 @@ class RemotePath:
 
     def _call(self, request: Callable[[Any], Result], before_repeat: Callable[[], None] | None = None) -> Result:
         """Make a request of the store, again and again where it may help."""
-        return with_retries(lambda: _asked(self._scheme, request), str(self), before_repeat=before_repeat)
+        return with_retries(
+            lambda: _asked(self._scheme, request),
+            str(self),
+            before_repeat=before_repeat,
+            probe=lambda: _asked(self._scheme, lambda fs: fs.exists(self._path)),
+        )
 
 
 class DataPath(RemotePath):

@@ -4,7 +4,8 @@ The waits are those of "Exponential Backoff And Jitter" (AWS Architecture Blog, 
 time of up to 0.2 s * 2**n, 20 s at most. Credentials that have expired are another case: whoever gives them has to
 give new ones, which is waited for.
 
-Requests `at_once` end with the first error. Ctrl-C waits for none of them: their threads end with the process.
+Requests `at_once` end with the first error. Ctrl-C waits for none of them: their threads end with the process. Nor does
+a process that is to end (`ended_by`) wait for a store that no longer answers.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from contextvars import ContextVar
 from queue import SimpleQueue
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from lockstep.errors import LockstepError, StoreError
 from lockstep.screen import log, one_line
@@ -48,13 +50,49 @@ _SAYS_EXPIRED = re.compile(r"expire|not valid in the specified time")
 """Azure's error for all that it does not take, a wrong key, too: only its text says what is wrong."""
 _QUERY = re.compile(r"(://[^\s?]+)\?\S*")
 _MOST_CHARACTERS = 300
+_LOOK_SECONDS, _LAST_SECONDS = 0.1, 3.0
+"""How often is looked whether there is to be an end, and how long a store may then be silent."""
 _end: ContextVar[threading.Event | None] = ContextVar("end", default=None)
 """Ends the waits of this thread, see `ended_by`."""
 
 
+class Ending(threading.Event):
+    """Is set some time after it was asked for: by `set`, or by what `is_asked` tells.
+
+    Args:
+        is_asked: is called until it has said so once.
+        grace_seconds: from then on.
+    """
+
+    def __init__(self, is_asked: Callable[[], object], grace_seconds: float = 0.0) -> None:
+        super().__init__()
+        self._is_asked, self._grace_seconds = is_asked, grace_seconds
+        self._asked_at: float | None = None
+
+    def is_set(self) -> bool:
+        """Whether requests that fail are to be made again no more."""
+        if self._asked_at is None and self._is_asked():
+            self.set()
+        return self._asked_at is not None and time.monotonic() - self._asked_at >= self._grace_seconds
+
+    def set(self) -> None:
+        """Ask for the end: the time of grace counts from here."""
+        self._asked_at = self._asked_at or time.monotonic()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for it, for so many seconds; returns whether it is set."""
+        until = time.monotonic() + (timeout or 0.0)
+        while not self.is_set() and (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, _LOOK_SECONDS))
+        return self.is_set()
+
+
 @contextmanager
 def ended_by(event: threading.Event) -> Iterator[None]:
-    """Have the requests of this thread fail at their first error once an event is set, and their waits end with it."""
+    """Have the requests of this thread fail at their first error once an event is set, and their waits end with it.
+
+    What is being asked then is waited for as long as the store answers at all.
+    """
     token = _end.set(event)
     try:
         yield
@@ -62,7 +100,7 @@ def ended_by(event: threading.Event) -> Iterator[None]:
         _end.reset(token)
 
 
-def _wait(seconds: float, error: Exception) -> None:
+def wait_before_try(seconds: float, error: Exception) -> None:
     """Wait before another try; raises the error once there is to be none."""
     if (end := _end.get()) is None:
         time.sleep(seconds)
@@ -76,10 +114,13 @@ def with_retries(
     *,
     tries: int = NUM_TRIES,
     before_repeat: Callable[[], None] | None = None,
+    probe: Callable[[], object] | None = None,
 ) -> Result:
     """Make a request until it succeeds, or has failed so often that the error is raised; `what` names it in the log.
 
-    What `before_repeat` raises, when it is called after a wait, is raised at once.
+    What `before_repeat` raises, when it is called after a wait, is raised at once. Where there is a `probe`, a small
+    request of the same store, it is made once this thread is to end (`ended_by`) and the answer does not come: if it
+    raises, or has no answer either, a TimeoutError is raised, and the request left alone.
 
     Raises:
         StoreError: the credentials have expired, and no new ones have come.
@@ -89,7 +130,7 @@ def with_retries(
         if before_repeat and (number > 1 or waited):
             before_repeat()
         try:
-            return request()
+            return _unless_silent(request, probe, end) if probe and (end := _end.get()) else request()
         except Exception as error:
             if (end := _end.get()) and end.is_set():
                 raise
@@ -101,15 +142,46 @@ def with_retries(
             wait_seconds = random.uniform(0, min(_LONGEST_WAIT_SECONDS, _FIRST_WAIT_SECONDS * 2**number))
             number += 1
             log.info("%s: %s; try %d of %d follows in %.1f s", what, told(error), number, tries, wait_seconds)
-            _wait(wait_seconds, error)
+            wait_before_try(wait_seconds, error)
+
+
+def _unless_silent(request: Callable[[], Result], probe: Callable[[], object], end: threading.Event) -> Result:
+    """Make a request in a thread, which is left alone if the store is silent once there is to be an end."""
+    answer = _begun(request)
+    while not wait([answer], _LOOK_SECONDS).done:
+        if end.is_set() and not wait([answer], _LAST_SECONDS).done:
+            probed = _begun(probe)
+            both: list[Future[Any]] = [answer, probed]
+            wait(both, _LAST_SECONDS, FIRST_COMPLETED)
+            if not answer.done() and (not probed.done() or probed.exception()):
+                raise TimeoutError("the store does not answer")
+    return answer.result()
+
+
+def _begun(request: Callable[[], Result]) -> Future[Result]:
+    """Begin to make a request, in a thread that ends with the process."""
+    answer: Future[Result] = Future()
+
+    def work() -> None:
+        try:
+            answer.set_result(request())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=work, name="request", daemon=True).start()
+    return answer
 
 
 def at_once(request: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
     """Make a request for each item, `MOST_AT_ONCE` at a time, and return the results in the order of the items.
 
-    The first error is raised, once those under way have ended, too; an interrupt is raised at once.
+    The first error is raised, once those under way have ended, too; an interrupt is raised at once. Where this thread
+    is to end (`ended_by`) and not all are made, that is an InterruptedError.
     """
-    numbered, end, ended = enumerate([*items]), threading.Event(), SimpleQueue[BaseException | None]()
+    outer = _end.get()
+    end = Ending(outer.is_set if outer else lambda: False)
+    todo, ended = [*items], SimpleQueue[BaseException | None]()
+    numbered = enumerate(todo)
     results: dict[int, Result] = {}
 
     def work() -> None:
@@ -132,6 +204,8 @@ def at_once(request: Callable[[Item], Result], items: Iterable[Item]) -> list[Re
         end.set()
     if errors:
         raise errors[0]
+    if len(results) < len(todo):
+        raise InterruptedError("this process is to end")
     return [results[number] for number in sorted(results)]
 
 
@@ -179,5 +253,5 @@ def _wait_for_credentials(error: Exception, what: str, waited: float) -> float:
             hint="renew them (aws sso login, gcloud auth application-default login, az login), or give a role that is "
             "renewed by itself, and start the same command again: it goes on from its last checkpoint",
         ) from error
-    _wait(_CREDENTIALS_POLL_SECONDS, error)
+    wait_before_try(_CREDENTIALS_POLL_SECONDS, error)
     return waited + _CREDENTIALS_POLL_SECONDS

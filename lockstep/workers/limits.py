@@ -61,7 +61,7 @@ class Limits:
     grace_seconds: float = 1.0
     """For the others to end by themselves when one has failed."""
     save_seconds: float = 60.0
-    """For those of them that save then."""
+    """For the chief, if it saves then."""
     regroup_seconds: float = 30.0
     """For all of those that are left to find each other, once all of them have been told of a failure."""
     stop_seconds: float | None = None

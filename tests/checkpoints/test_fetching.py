@@ -20,12 +20,13 @@ from lockstep.checkpoints import fetching
 from lockstep.checkpoints.fetching import fetch_run, local_folder, reached
 from lockstep.checkpoints.manifest import hash_of_json
 from lockstep.checkpoints.mirror import KnownBucket, Latest, MirroredStore, store_in
-from lockstep.checkpoints.retention import Retention
+from lockstep.checkpoints.retention import PINNED, Retention
 from lockstep.checkpoints.store import Store
 from lockstep.errors import CheckpointError, DataError, WorkdirError
 from lockstep.run_files import LATEST
 from lockstep.storage import retries
 from lockstep.storage.remote_path import RemotePath
+from lockstep.storage.retries import Ending, ended_by
 
 
 @pytest.fixture
@@ -113,6 +114,29 @@ def test_records_alone(machines: Machines, place: RemotePath) -> None:
     origin = KnownBucket.read(folder)
     assert origin
     assert origin.url == str(place)
+
+
+def test_records_of_no_run_leave_nothing(machines: Machines, place: RemotePath) -> None:
+    machines.use("second")
+    nowhere = new_place()
+    with pytest.raises(WorkdirError, match="There is no run in memory://"):
+        fetch_run(nowhere, contents=False)
+    assert not local_folder(nowhere).parent.exists()
+
+
+def test_a_download_by_another_process_is_told_and_keeps_no_look_waiting(
+    machines: Machines, place: RemotePath, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    machines.use("second")
+    folder = local_folder(place)
+    with fetching._locked(folder, place):  # of this opening of the file, as that of another process
+        assert steps(fetch_run(place, contents=False)) == [1, 2]
+        with pytest.raises(WorkdirError), ended_by(Ending(lambda: "it is waited for" in caplog.text)):
+            fetch_run(place)
+        assert not folder.exists()
+    assert f"another process of this machine downloads {place}" in caplog.text
+    assert steps(fetch_run(place)) == [1, 2]
 
 
 def test_a_run_that_goes_on_deletes_what_is_being_fetched(
@@ -347,6 +371,91 @@ def test_a_broken_checkpoint_is_told_and_never_chosen(
     assert "It is left out." in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "is_known", "has_latest"),
+    [
+        ("parameters.safetensors", lambda data: data[:-1], True, True),
+        ("parameters.safetensors", None, True, True),
+        ("parameters.safetensors", None, True, False),
+        ("manifest.json", flip, False, True),
+        ("manifest.json", None, False, False),
+    ],
+)
+def test_a_whole_copy_outlives_a_broken_one_on_the_bucket(
+    machines: Machines,
+    place: RemotePath,
+    name: str,
+    change: Callable[[bytes], bytes] | None,
+    is_known: bool,
+    has_latest: bool,
+) -> None:
+    """Another machine went on: where the manifest there tells, the copy here is that one, else it is set aside."""
+    machines.use("second")
+    train(place, 3)
+    file = place / "checkpoints" / "step-00000002" / name
+    before = file.read_bytes()
+    if change:
+        file.write_bytes(change(before))
+    else:
+        file.unlink()
+    if not has_latest:
+        (place / LATEST).unlink()
+    machines.use("first")
+    folder = fetch_run(place)
+    assert steps(folder) == ([1, 2, 3] if is_known else [1, 3])
+    copies = [folder] if is_known else [*folder.parent.glob("*.before-*")]
+    assert [Store(copy / "checkpoints").read(2) is not None for copy in copies] == [True]
+    if is_known:
+        train(place, 4)
+        assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("step", "change", "is_told"),
+    [
+        (2, lambda file: file.write_bytes(file.read_bytes()[:-1]), True),
+        (2, lambda file: file.write_bytes(flip(file.read_bytes())), True),
+        (2, lambda file: shutil.rmtree(file.parent), True),
+        (1, lambda file: file.unlink(), True),
+        (1, lambda file: file.touch(), False),
+    ],
+)
+def test_a_damaged_copy_is_fetched_again(
+    machines: Machines,
+    place: RemotePath,
+    caplog: pytest.LogCaptureFixture,
+    step: int,
+    change: Callable[[Path], object],
+    is_told: bool,
+) -> None:
+    """Though the bucket is as this folder knows it; of other files the folder's own stay."""
+    folder = local_folder(place)
+    before = files(folder)
+    (folder / "notes").write_text("of this machine")
+    (place / "checkpoints" / "step-00000002" / PINNED).write_bytes(b"")
+    change(folder / "checkpoints" / f"step-0000000{step}" / "parameters.safetensors")
+    assert fetch_run(place) == folder
+    assert {name: data for name, data in files(folder).items() if PINNED not in name} == {
+        **before,
+        "notes": b"of this machine",
+    }
+    assert (f"step-0000000{step} is damaged or gone; it is downloaded again" in caplog.text) == is_told
+    caplog.clear()
+    fetch_run(place)
+    assert not caplog.text
+
+
+def test_what_is_damaged_here_and_there_is_told(
+    machines: Machines, place: RemotePath, caplog: pytest.LogCaptureFixture
+) -> None:
+    for root in (place, local_folder(place)):
+        file = root / "checkpoints" / "step-00000002" / "parameters.safetensors"
+        file.write_bytes(flip(file.read_bytes()))
+    assert steps(fetch_run(place)) == [1, 2]
+    assert "is damaged. Given: sha256" in caplog.text
+    assert [*local_folder(place).parent.glob(".*.partial")] == []
+
+
 @pytest.mark.parametrize("has_latest", [True, False])
 def test_where_all_are_broken_nothing_begins_afresh(machines: Machines, place: RemotePath, has_latest: bool) -> None:
     for step in (1, 2):
@@ -438,7 +547,10 @@ def test_a_whole_bucket_is_no_workdir(url: str) -> None:
         fetch_run(url)
 
 
-def test_what_a_killed_process_has_left_goes(machines: Machines, place: RemotePath) -> None:
+@pytest.mark.parametrize("name", ["mine", "mine[1]"])
+def test_what_a_killed_process_has_left_goes(machines: Machines, name: str) -> None:
+    place = new_place().parent / name
+    train(place, 1)
     machines.use("second")
     folder = local_folder(place)
     (folder.parent / f".{folder.name}.abc.partial").mkdir(parents=True)

@@ -74,6 +74,33 @@ def test_files_come_many_at_once(place: RemotePath, object_store: FaultyProxy) -
     assert {*LOGS} < {*files(folder)}
 
 
+def test_a_file_becomes_a_folder_and_a_folder_a_file(
+    machines: Machines, place: RemotePath, caplog: pytest.LogCaptureFixture
+) -> None:
+    def go_on(step: int) -> Path:
+        folder = fetch_run(place)
+        write(mirrored(folder), step)
+        mirrored(folder).mirror.settle()
+        return folder
+
+    (place / "summaries" / "one").write_bytes(b"1")
+    (place / "notes").write_bytes(b"a file")
+    go_on(4)
+    machines.use("first")
+    for name in ("notes", "summaries/one", *LOGS):
+        (place / name).unlink()
+    (place / "summaries").write_bytes(b"a file")
+    (place / "notes" / "one").write_bytes(b"1")
+    folder = go_on(5)
+    assert ((folder / "summaries").read_bytes(), (folder / "notes" / "one").read_bytes()) == (b"a file", b"1")
+    machines.use("second")
+    assert files(fetch_run(place)) == files(folder)
+    (place / "notes").write_bytes(b"both at once, as stores let it be")
+    machines.use("third")
+    assert files(fetch_run(place)) == files(folder)
+    assert f"{place}/notes is a file, and a folder with others. It is left out." in caplog.text
+
+
 @pytest.mark.process
 def test_an_interrupt_in_a_download_ends_it_at_once(
     place: RemotePath, object_store: FaultyProxy, tmp_path: Path

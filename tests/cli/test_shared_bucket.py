@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +17,8 @@ from pathlib import Path
 import pytest
 from bucket_runs import Machines, copied, new_place
 from bucket_script import train
-from object_server import FaultyProxy
+from object_server import Fault, FaultyProxy
+from worker_processes import HANG_SECONDS
 
 import lockstep as ls
 from lockstep.checkpoints.fetching import fetch_run, local_folder
@@ -24,9 +31,11 @@ from lockstep.cli.verify import verify_as_worker
 from lockstep.errors import LockstepError, WorkdirError
 from lockstep.evaluation import follow
 from lockstep.owner import this_process
-from lockstep.storage.remote_path import RemotePath
+from lockstep.storage import retries
+from lockstep.storage.remote_path import ObjectStat, RemotePath
+from lockstep.storage.retries import with_retries
 from lockstep.training.run_weights import open_weights, run_at_step
-from lockstep.workers.rank import leave
+from lockstep.workers.rank import join, leave
 from lockstep.workers.store_server import LAUNCHED
 
 
@@ -105,6 +114,33 @@ def test_a_run_that_is_followed_is_listed_once_a_look(
     assert states == ["running", "finished"]
     assert counts[0] > 10
     assert counts[1:] == [4, 4, 4]
+
+
+def test_a_run_that_is_followed_outlives_an_outage_and_not_a_wrong_url(
+    trained: RemotePath,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    place, looks = copied(trained), list[int]()
+    owner = replace(this_process(), host="node7", system="of another machine")
+    (place / ".lease-000001").write_bytes(owner.encode())
+    walk = RemotePath.walk_files
+
+    def walk_files(self: RemotePath) -> dict[str, ObjectStat]:
+        looks.append(len(looks))
+        if len(looks) in (2, 3):
+            raise ConnectionError("no route")
+        if len(looks) == 4:
+            (place / ".lease-000001").write_bytes(replace(owner, released=True).encode())
+        return walk(self)
+
+    monkeypatch.setattr(RemotePath, "walk_files", walk_files)
+    monkeypatch.setattr(status, "_SECONDS_BETWEEN_LOOKS", 0.0)
+    assert main(["status", str(place), "--follow", "--json"]) == 0
+    assert re.findall(r'"state": "(\w+)"', capsys.readouterr().out) == ["running", "finished"]
+    assert caplog.text.count("It is looked at again") == 1
+    assert main(["status", f"{place}2", "--follow"]) == 2
 
 
 def test_its_weights(trained: RemotePath, tmp_path: Path) -> None:
@@ -221,6 +257,7 @@ def test_who_follows_outlives_an_outage_and_not_a_refusal(
 ) -> None:
     monkeypatch.setattr(scoring, "_SECONDS_BETWEEN_LOOKS", 0.0)
     looks = scoring._BucketLooks(trained)
+    leave()
     for error in (ConnectionError("no route"), OSError("reset"), PermissionError("no rights")):
         with monkeypatch.context() as patch:
             patch.setattr(RemotePath, "read_bytes", raising(error))
@@ -231,6 +268,54 @@ def test_who_follows_outlives_an_outage_and_not_a_refusal(
                 assert not looks.is_over()
     assert caplog.text.count("It is looked at again") == 1
     assert looks.is_over()
+
+
+def test_a_stop_ends_a_look(
+    trained: RemotePath, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    leave()
+    monkeypatch.setattr(RemotePath, "_call", lambda self, *_: with_retries(raising(OSError("no route")), str(self)))
+    monkeypatch.setattr(retries.random, "uniform", lambda *_: 60.0)
+    threading.Timer(0.3, setattr, (join().pulse, "stop_requested", "SIGTERM")).start()
+    began = time.monotonic()
+    assert not scoring._BucketLooks(trained).is_over()
+    assert time.monotonic() - began < 60.0
+    assert "It is looked at again" not in caplog.text
+    leave()
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_a_stop_ends_the_tries_of_who_follows(
+    trained: RemotePath, bucket: RemotePath, object_store: FaultyProxy, tmp_path: Path
+) -> None:
+    """A look at a store that is away would take half a minute."""
+    place = bucket / "runs" / "mine"
+    for name in trained.walk_files():
+        (place / name).write_bytes((trained / name).read_bytes())
+    (place / "history.jsonl").unlink()
+    words = ["evaluate", str(place), "--follow", "--device", "cpu", "--workers", "1", "--allow-code"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    with (tmp_path / "log").open("w+") as log:
+        process = subprocess.Popen([sys.executable, "-m", "lockstep", *words], env=environment, stderr=log)
+        told = ""
+
+        def waits_for(text: str) -> None:
+            nonlocal told
+            deadline = time.monotonic() + HANG_SECONDS
+            while text not in told and process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.05)
+                told = (tmp_path / "log").read_text()
+            assert text in told
+
+        waits_for("weights of step 2")
+        object_store.faults = [Fault("drop", 10**6, method="")]
+        waits_for("try 5 of 8 follows")
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(HANG_SECONDS) == 143, (tmp_path / "log").read_text()
+    assert time.monotonic() - began < HANG_SECONDS / 20
+    assert "try 8 of 8 follows" not in (tmp_path / "log").read_text()
 
 
 def raising(error: Exception) -> Callable[..., bytes]:

@@ -174,6 +174,26 @@ def test_a_failure_ends_the_others_after_the_time_of_grace() -> None:
     assert times["killed"] - times["failed"] == pytest.approx(1.2, abs=0.15)
 
 
+def test_the_chief_may_save_after_a_failure_and_nobody_else() -> None:
+    times: dict[int, float] = {}
+
+    def script(server: FakeServer, requests: list[str]) -> Iterator[None]:
+        yield
+        *saving, last = server.workers
+        last.fail("Traceback\nValueError: bad\n")
+        began = server.now
+        server.end(last, 1, says=1)
+        while any(worker.alive for worker in saving):
+            for number, worker in enumerate(saving):
+                if worker.alive:
+                    worker.beat(phase="save")
+                    times[number] = server.now - began
+            yield
+
+    supervise(script, 3, grace_seconds=1.0, save_seconds=8.0)
+    assert times == {0: pytest.approx(8.2, abs=0.3), 1: pytest.approx(1.2, abs=0.3)}
+
+
 def test_the_others_are_told_of_a_failure_and_not_of_what_survivors_say() -> None:
     def script(server: FakeServer, requests: list[str]) -> Iterator[None]:
         first, second, third = server.workers

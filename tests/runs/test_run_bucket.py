@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -33,6 +34,7 @@ from lockstep.errors import InputError, StoreError, WorkdirError
 from lockstep.images.pillow import png_bytes
 from lockstep.owner import this_process
 from lockstep.run_files import LATEST
+from lockstep.runs.metrics_logger import MetricsLogger
 from lockstep.runs.run import _check_shared
 from lockstep.runs.workdir import Workdir
 from lockstep.storage import retries
@@ -262,6 +264,29 @@ def failed_at(run: Path) -> int:
 EXPIRED = Fault("status", 10**6, path="photos/.*png", status=400)
 
 
+def test_a_save_at_last_that_fails_hides_nothing(
+    machines: Machines,
+    photos: RemotePath,
+    object_store: FaultyProxy,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(retries, "_CREDENTIALS_WAIT_SECONDS", 0.0)
+    right = MetricsLogger.flush
+
+    def flush(self: MetricsLogger) -> None:
+        if "is saved at step" in caplog.text:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        right(self)
+
+    monkeypatch.setattr(MetricsLogger, "flush", flush)
+    object_store.faults = [replace(EXPIRED, after=50)]
+    with pytest.raises(StoreError, match="the credentials have expired"):
+        train_stored(str(photos), tmp_path / "run")
+    assert "could not be saved: [Errno 28] No space left on device; older checkpoints are as they were" in caplog.text
+
+
 def test_credentials_that_expire_end_the_run_with_its_step_saved(
     machines: Machines,
     photos: RemotePath,
@@ -317,9 +342,11 @@ def test_of_several_workers_the_chief_saves_whoever_is_first(
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("is_silent", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_signal_while_the_bucket_is_away_ends_the_run_soon(
-    machines: Machines, bucket: RemotePath, object_store: FaultyProxy, tmp_path: Path
+    machines: Machines, bucket: RemotePath, object_store: FaultyProxy, tmp_path: Path, is_silent: bool
 ) -> None:
+    """Connections are refused, or taken, and nothing is answered."""
     place = bucket / "runs" / "x"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", LONG_SCRIPT, str(place)]
@@ -328,19 +355,19 @@ def test_a_signal_while_the_bucket_is_away_ends_the_run_soon(
     assert process.stdout
     while process.poll() is None and step_of(place) < 3:
         time.sleep(0.05)
-    object_store.refuses = True
+    object_store.refuses, object_store.delay_seconds = not is_silent, HANG_SECONDS * is_silent
     time.sleep(1.0)
     began = time.monotonic()
     process.send_signal(signal.SIGTERM)
     said = process.communicate(timeout=HANG_SECONDS)[0].decode()
-    assert time.monotonic() - began < HANG_SECONDS / 4
+    assert time.monotonic() - began < HANG_SECONDS / 10
     text = (tmp_path / "log").read_text()
     assert said.startswith("stopped "), text
     step = int(said.split()[1])
     assert text.count("The run is not on the bucket as it is here") == 1
     assert f"the run is whole in {local_folder(place)}, up to step {step}" in text
     assert Store(local_folder(place) / "checkpoints").newest() == step
-    object_store.refuses = False
+    object_store.reset()
     assert train(str(place), step + 3).step == step + 3
     assert step_of(place) == step + 3
 

@@ -87,6 +87,47 @@ def test_requests_at_once_come_in_order_and_end_with_the_first_error() -> None:
     assert at_once(request, []) == []
 
 
+def test_once_it_is_to_end_a_silent_store_is_left_alone_and_a_slow_one_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(retries, "_LAST_SECONDS", 0.1)
+    monkeypatch.setattr(retries, "_LOOK_SECONDS", 0.01)
+    silent, end, probes = threading.Event(), threading.Event(), list[int]()
+
+    def probe() -> None:
+        probes.append(1)
+        if len(probes) == 3:
+            raise ConnectionError("refused")
+
+    def silence() -> str:
+        silent.wait(60.0)
+        return "late"
+
+    threading.Timer(0.2, end.set).start()
+    with ended_by(end), pytest.raises(TimeoutError, match="the store does not answer"):
+        with_retries(silence, "s3://b/x", probe=probe)
+    assert len(probes) == 3  # while it answers, what is sent is sent
+    with ended_by(end), pytest.raises(TimeoutError):
+        with_retries(silence, "s3://b/x", probe=silence)
+    threading.Timer(0.3, silent.set).start()
+    with ended_by(end):
+        assert with_retries(silence, "s3://b/x", probe=list) == "late"
+
+
+def test_requests_at_once_end_as_the_thread_that_makes_them() -> None:
+    end, begun = threading.Event(), list[int]()
+
+    def request(number: int) -> int:
+        begun.append(number)
+        if len(begun) == 20:
+            end.set()
+        return number
+
+    with ended_by(end), pytest.raises(InterruptedError):
+        at_once(request, range(1000))
+    assert len(begun) < 20 + MOST_AT_ONCE
+
+
 class ClientAuthenticationError(Exception):
     """As Azure's."""
 
