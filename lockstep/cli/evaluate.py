@@ -55,12 +55,12 @@ def _add_arguments(evaluate: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
-    from lockstep.launcher.launch import is_worker, launch
+    from lockstep.launcher.launch import is_worker, launch_command
 
     if is_worker():
         return evaluate_as_worker(list(argv))
     seat = given_seat(arguments, os.environ)
-    return launch(
+    return launch_command(
         argv,
         plan=plan_evaluate,
         main=evaluate_as_worker,

@@ -82,7 +82,7 @@ def test_what_one_host_alone_refuses_is_refused_as_it_plans(
         plans.append((argv, plan))
         return 0
 
-    monkeypatch.setattr("lockstep.launcher.launch.launch", launch)
+    monkeypatch.setattr("lockstep.launcher.launch.launch_command", launch)
     assert main([*words, "--hosts", "2", "--host-rank", "1", "--chief", "node0:29500"]) == 0
     [(argv, plan)] = plans
     with pytest.raises(LockstepError, match=words[-1]):
