@@ -14,8 +14,8 @@ from typing import Any
 
 from lockstep.cli.shared import (
     Command,
-    OldFlag,
     add_host_arguments,
+    add_json_argument,
     add_machine_arguments,
     add_weights_arguments,
     given_seat,
@@ -44,7 +44,7 @@ def _add_arguments(evaluate: argparse.ArgumentParser) -> None:
     evaluate.add_argument(
         "--to", type=Path, metavar="FILE", help="write the result, with --follow the last one, as JSON"
     )
-    evaluate.add_argument("--json", dest="to", type=Path, action=OldFlag, new="--to")
+    add_json_argument(evaluate)
     evaluate.add_argument(
         "--confusion", type=Path, metavar="FILE", help="which classes are taken for which: a table of CSV"
     )

@@ -114,7 +114,6 @@ def test_a_chief_may_be_a_name_or_an_address(chief: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("line", "old", "new", "value"),
     [
-        ("evaluate runs/mine --json scores.json", "--json", "--to", Path("scores.json")),
         ("chaos mnist --report=report.json", "--report", "--to", Path("report.json")),
         ("convert images photos --to shards --overwrite", "--overwrite", "--force", True),
         ("convert boxes photos --to boxes.csv --overwrite", "--overwrite", "--force", True),
