@@ -6,6 +6,7 @@ import os
 import runpy
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,11 @@ def test_all_commands_but_run_can_be_quiet(monkeypatch: pytest.MonkeyPatch, caps
 def test_quiet_may_stand_before_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCKSTEP_QUIET", "")
     given: list[Any] = []
+
+    def note(_: object, argv: Sequence[str]) -> int:
+        given.append((argv, os.environ["LOCKSTEP_QUIET"]))
+        return 0
+
     for name in ("recipes", "run"):
         command = COMMANDS[name]._replace(
             run=lambda arguments, argv: given.append((argv, os.environ["LOCKSTEP_QUIET"])) or 0
