@@ -87,14 +87,19 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     page = html_page(title, cards) if path.suffix == ".html" else png_bytes(contact_sheet(title, cards, side))
     with atomic_write(path, failure=InputError) as file:
         file.write(page)
-    num_bad = sum(bool(card.problem) for card in cards)
-    if arguments.json:
-        write_json({"file": str(path), "examples": len(cards), "problems": num_bad, "detections": _counts(compared)})
-        return 0
-    counted = f"{len(cards)} example{'s' if len(cards) > 1 else ''}"
-    problems = f", {num_bad} with a problem" if num_bad else ""
-    write_lines([f"{path}: {counted}{problems}{_counted(compared)}"])
+    _tell(arguments, len(cards), sum(bool(card.problem) for card in cards), compared)
     return 0
+
+
+def _tell(arguments: argparse.Namespace, num_shown: int, num_bad: int, compared: Sequence[Compared]) -> None:
+    """Say what is on the page."""
+    if arguments.json:
+        facts = {"examples": num_shown, "problems": num_bad, "detections": _counts(compared)}
+        write_json({"file": arguments.to, **facts})
+        return
+    counted = f"{num_shown} example{'s' if num_shown > 1 else ''}"
+    problems = f", {num_bad} with a problem" if num_bad else ""
+    write_lines([f"{arguments.to}: {counted}{problems}{_counted(compared)}"])
 
 
 def _check_detections(arguments: argparse.Namespace) -> None:
