@@ -747,7 +747,7 @@ import sys
 sys.platform = "darwin"
 from lockstep.launcher.launch import launch_command
 import toy
-sys.exit(launch(sys.argv[1:], plan=toy.plan, main=toy.main))
+sys.exit(launch_command(sys.argv[1:], plan=toy.plan, main=toy.main))
 """
 
 
