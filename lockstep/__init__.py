@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from lockstep.evaluation.precise_statistics import PreciseStatistics as PreciseStatistics
     from lockstep.exchange.exchange import AllReduce as AllReduce
     from lockstep.exchange.exchange import Alone as Alone
+    from lockstep.launcher.calls import launch as launch
     from lockstep.ragged import Ragged as Ragged
     from lockstep.reporting.trace import Trace as Trace
     from lockstep.runs.predict import FoundObjects as FoundObjects

@@ -42,6 +42,7 @@ TOPICS = {
         "documents",
         "suite",
         "naming",
+        "notebooks",
         "public_names",
     },
     "cli": {"commands", "names_on_screen", "photo_commands", "staged_run"},

@@ -379,6 +379,27 @@ def test_a_command_runs(command: str) -> None:
         run([*words, *itertools.chain(*shortened)])
 
 
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("evaluate runs/mine --json", {"step": 2, "weights": "raw", "split": "validation"}),
+        ("predict runs/flowers@2 photos/val/a --json", {"step": 2, "skipped": []}),
+        ("show photos/train --to page.html --json", {"file": "page.html", "examples": 16, "problems": 0}),
+        ("convert images photos --to new --json", {"to": "new", "shards": 4, "records": 20}),
+        ("import checkpoint net.ckpt --to net.safetensors --json", {"file": "net.safetensors"}),
+        ("import pipeline old.config --to new.toml --json", {"file": "new.toml", "refused": None}),
+        ("export runs/flowers@2 --to model.safetensors --json", {"step": 2, "weights": "raw"}),
+    ],
+)
+def test_what_reports_writes_one_json_object_and_nothing_else(
+    command: str, told: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(command.split())
+    found = json.loads(capsys.readouterr().out)
+    assert {name: found.get(name) for name in told} == told, found
+
+
 def starts_workers(command: str) -> bool:
     """Whether a command starts several processes on one host, and needs no launcher that few machines have."""
     of_script = command.startswith("lockstep run ") and ".py" in command

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ from lockstep.cli.shared import (
     Command,
     OldFlag,
     add_code_argument,
+    add_json_argument,
     add_machine_arguments,
     check_output_folder,
     check_target,
@@ -22,7 +24,7 @@ from lockstep.cli.shared import (
 from lockstep.durable import atomic_write
 from lockstep.errors import InputError
 from lockstep.owner import scratch_folder
-from lockstep.screen import log, write_lines
+from lockstep.screen import log, write_json, write_lines
 
 if TYPE_CHECKING:
     from lockstep.recipes.recipe import Recipe
@@ -52,6 +54,7 @@ def _add_arguments(chaos: argparse.ArgumentParser) -> None:
     chaos.add_argument(
         "--to", type=Path, metavar="FILE", help="write all that was done, and what became of it, as JSON"
     )
+    add_json_argument(chaos)
     chaos.add_argument("--report", dest="to", type=Path, action=OldFlag, new="--to")
     chaos.add_argument("--keep", type=Path, metavar="DIR", help="a new folder for the runs, which are kept in it")
     chaos.add_argument("--towers", type=int, metavar="N", help="slices of the batch (default: those of the recipe)")
@@ -87,7 +90,10 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
             rounds=arguments.rounds,
             flags=flags,
         ).run()
-    write_lines(report.table())
+    if arguments.json:
+        write_json(json.loads(report.as_json()))
+    else:
+        write_lines(report.table())
     if arguments.to is not None:
         with atomic_write(arguments.to) as file:
             file.write(report.as_json().encode())

@@ -1,4 +1,8 @@
-"""`lockstep completion`: a script by which a shell completes commands, flags, recipes, fields of `--set` and runs."""
+"""What other programs make of the parser of all commands: completion in shells, and the manual page.
+
+`lockstep completion` writes a script by which a shell completes commands, flags, recipes, fields of `--set` and runs;
+`lockstep man` the page for `man lockstep`.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from typing import Any
 from lockstep.cli.shared import Command
 from lockstep.cli.train import SHIPPED_RECIPES
 from lockstep.errors import InputError
+from lockstep.version import __version__
 
 SHELLS = ("bash", "zsh", "fish")
 _RUNS = "ls -d runs/*/ 2>/dev/null"
@@ -37,7 +42,7 @@ def completion_command(make_parser: Callable[[], argparse.ArgumentParser]) -> Co
 
 def _add_arguments(completion: argparse.ArgumentParser) -> None:
     completion.add_argument(
-        "shell", choices=SHELLS, help="the shell; docs/reference/completion.md says where to put it"
+        "shell", choices=SHELLS, help="the shell; docs/reference/command-line.md says where to put it"
     )
 
 
@@ -45,12 +50,7 @@ def _script(parser: argparse.ArgumentParser, shell: str) -> str:
     try:
         import shtab
     except ImportError:
-        raise InputError(
-            "The library that writes completions is not installed.",
-            given="no shtab",
-            expected="shtab, which is small and needs nothing else",
-            hint="pip install 'lockstep-train[completion]'",
-        ) from None
+        raise _not_installed("shtab") from None
     from lockstep.recipes.fields import all_fields
 
     fields = sorted(all_fields())
@@ -63,6 +63,32 @@ def _script(parser: argparse.ArgumentParser, shell: str) -> str:
             action.complete = shtab.cmd(_LISTED[action.dest])
     script: str = shtab.complete(parser, shell=shell)
     return script + (_BASH if shell == "bash" else "")
+
+
+def man_command(make_parser: Callable[[], argparse.ArgumentParser]) -> Command:
+    """Make the command that writes the manual page, for the parser of all commands."""
+
+    def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
+        try:
+            from argparse_manpage.manpage import Manpage
+        except ImportError:
+            raise _not_installed("argparse-manpage") from None
+        parser = make_parser()
+        page = Manpage(parser, format="single-commands-section")
+        page.description, page.manual, page.source = parser.description, "User Commands", f"lockstep {__version__}"
+        sys.stdout.write(str(page))
+        return 0
+
+    return Command("write the page that `man lockstep` shows", lambda man: None, run)
+
+
+def _not_installed(library: str) -> InputError:
+    return InputError(
+        "The library that writes this is not installed.",
+        given=f"no {library}",
+        expected=f"{library}, which is small and needs nothing else",
+        hint="pip install 'lockstep-train[completion]'",
+    )
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[Any]:

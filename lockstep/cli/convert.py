@@ -6,19 +6,21 @@ import argparse
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import reduce
 from operator import add
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lockstep.cli.shared import Command, OldFlag, format_size
+from lockstep.cli.shared import Command, OldFlag, add_json_argument, format_size
 from lockstep.errors import DataError
 from lockstep.listing import hint_for_path, what_is_there
 from lockstep.reporting.console import format_duration, show_progress
-from lockstep.screen import log
+from lockstep.screen import log, write_json
 
 if TYPE_CHECKING:
     from lockstep.convert.image_folder import LabelledImage
+    from lockstep.convert.imagenet import BoxCounts
     from lockstep.convert.sharding import Settings, Summary
     from lockstep.readers.label_map import LabelMap
 
@@ -30,24 +32,29 @@ class Converter(NamedTuple):
 
     help: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], None]
+    run: Callable[[argparse.Namespace], Mapping[str, Any]]
+    """Says in the log what it has done, and returns it for `--json`."""
 
 
 def _add_arguments(convert: argparse.ArgumentParser) -> None:
     convert.description = "Make sharded records of a data set. The same command again goes on where it was stopped."
     kinds = convert.add_subparsers(dest="kind", metavar="KIND", required=True)
     for name, converter in CONVERTERS.items():
-        converter.add_arguments(kinds.add_parser(name, help=converter.help, description=f"Convert {converter.help}."))
+        parser = kinds.add_parser(name, help=converter.help, description=f"Convert {converter.help}.")
+        converter.add_arguments(parser)
+        add_json_argument(parser)
 
 
 def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     if "folder" in arguments and arguments.kind != "mnist":  # which is fetched to a folder that is not there
         _check_there(arguments.folder)
     try:
-        CONVERTERS[arguments.kind].run(arguments)
+        done = CONVERTERS[arguments.kind].run(arguments)
     except KeyboardInterrupt:
         log.info("Stopped. What is finished is kept: the same command goes on.")
         raise
+    if arguments.json:
+        write_json({"to": str(arguments.to), **done})
     return 0
 
 
@@ -103,7 +110,7 @@ def _add_images(command: argparse.ArgumentParser) -> None:
     split.add_argument("--validation-per-class", type=int, metavar="N", help="validate with N images of each class")
 
 
-def _convert_images(arguments: argparse.Namespace) -> None:
+def _convert_images(arguments: argparse.Namespace) -> Mapping[str, Any]:
     from lockstep.convert.image_folder import image_sets, split_images
 
     share, per_class = arguments.validation_share, arguments.validation_per_class
@@ -111,7 +118,7 @@ def _convert_images(arguments: argparse.Namespace) -> None:
         sets = image_sets(arguments.folder, arguments.labels)
     else:
         sets = split_images(arguments.folder, arguments.labels, share=share, per_class=per_class)
-    _convert_sets(arguments, sets)
+    return _convert_sets(arguments, sets)
 
 
 def _add_imagenet(command: argparse.ArgumentParser) -> None:
@@ -127,13 +134,15 @@ def _add_imagenet(command: argparse.ArgumentParser) -> None:
     _add_num_shards(command, train=1024, validation=128)
 
 
-def _convert_imagenet(arguments: argparse.Namespace) -> None:
+def _convert_imagenet(arguments: argparse.Namespace) -> Mapping[str, Any]:
     from lockstep.convert.imagenet import imagenet_sets
 
-    _convert_sets(arguments, imagenet_sets(arguments.folder, arguments.labels, arguments.metadata, arguments.boxes))
+    return _convert_sets(
+        arguments, imagenet_sets(arguments.folder, arguments.labels, arguments.metadata, arguments.boxes)
+    )
 
 
-def _convert_sets(arguments: argparse.Namespace, sets: Mapping[str, Sequence[LabelledImage]]) -> None:
+def _convert_sets(arguments: argparse.Namespace, sets: Mapping[str, Sequence[LabelledImage]]) -> Mapping[str, Any]:
     from lockstep.convert.image_folder import convert_images
 
     num_shards = {"train": arguments.train_shards, "validation": arguments.validation_shards}
@@ -142,7 +151,7 @@ def _convert_sets(arguments: argparse.Namespace, sets: Mapping[str, Sequence[Lab
         with _settings(arguments, name) as settings:
             summary = convert_images(arguments.folder, images, arguments.to, name, num_shards[name], settings=settings)
         summaries.append(summary)
-    _log_summary(summaries, arguments.to)
+    return _log_summary(summaries, arguments.to)
 
 
 def _add_validation(command: argparse.ArgumentParser) -> None:
@@ -156,12 +165,13 @@ def _add_validation(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _sort_validation(arguments: argparse.Namespace) -> None:
+def _sort_validation(arguments: argparse.Namespace) -> Mapping[str, Any]:
     from lockstep.convert.imagenet import sort_validation
 
     with show_progress("validation images") as show:
         num_images = sort_validation(arguments.folder, arguments.labels, arguments.to, arguments.how, progress=show)
     log.info("%d images in folders of their classes in %s", num_images, arguments.to)
+    return {"images": num_images}
 
 
 def _add_boxes(command: argparse.ArgumentParser) -> None:
@@ -171,7 +181,7 @@ def _add_boxes(command: argparse.ArgumentParser) -> None:
     _add_force(command, "write over a file that is there")
 
 
-def _convert_boxes(arguments: argparse.Namespace) -> None:
+def _convert_boxes(arguments: argparse.Namespace) -> Mapping[str, Any]:
     from lockstep.convert.imagenet import write_boxes
     from lockstep.readers.label_map import read_labels
 
@@ -186,6 +196,7 @@ def _convert_boxes(arguments: argparse.Namespace) -> None:
         counts.num_files,
         counts.num_skipped,
     )
+    return _plain(counts)
 
 
 def _add_mnist(command: argparse.ArgumentParser) -> None:
@@ -202,19 +213,23 @@ def _add_mnist(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _convert_mnist(arguments: argparse.Namespace) -> None:
+def _convert_mnist(arguments: argparse.Namespace) -> Mapping[str, Any]:
     from lockstep.convert.mnist import convert_mnist
 
     started = time.monotonic()
     written = convert_mnist(arguments.to, arguments.layout, arguments.folder)
+    seconds = time.monotonic() - started
+    num_records = sum(each.num_records for each in written)
+    num_bytes = sum(each.path.stat().st_size for each in written)
     log.info(
         "%d records in %d files in %s, %s, in %s",
-        sum(each.num_records for each in written),
+        num_records,
         len(written),
         arguments.to,
-        format_size(sum(each.path.stat().st_size for each in written)),
-        format_duration(time.monotonic() - started),
+        format_size(num_bytes),
+        format_duration(seconds),
     )
+    return {"records": num_records, "files": len(written), "bytes": num_bytes, "seconds": seconds}
 
 
 def _add_voc(command: argparse.ArgumentParser) -> None:
@@ -232,7 +247,7 @@ def _add_voc(command: argparse.ArgumentParser) -> None:
     _add_detection(command, "that of the set")
 
 
-def _convert_voc(arguments: argparse.Namespace) -> None:
+def _convert_voc(arguments: argparse.Namespace) -> Mapping[str, Any]:
     from lockstep.convert.detection import convert_voc
 
     with _settings(arguments, arguments.set) as settings:
@@ -247,7 +262,7 @@ def _convert_voc(arguments: argparse.Namespace) -> None:
             num_shards=arguments.shards,
             settings=settings,
         )
-    _log_summary([summary], arguments.to)
+    return _log_summary([summary], arguments.to)
 
 
 def _add_coco(command: argparse.ArgumentParser) -> None:
@@ -263,7 +278,7 @@ def _add_coco(command: argparse.ArgumentParser) -> None:
     _add_detection(command, "that of the file of annotations")
 
 
-def _convert_coco(arguments: argparse.Namespace) -> None:
+def _convert_coco(arguments: argparse.Namespace) -> Mapping[str, Any]:
     from lockstep.convert.detection import convert_coco
 
     with _settings(arguments, Path(arguments.annotations).stem) as settings:
@@ -279,7 +294,7 @@ def _convert_coco(arguments: argparse.Namespace) -> None:
             num_shards=arguments.shards,
             settings=settings,
         )
-    _log_summary([summary], arguments.to)
+    return _log_summary([summary], arguments.to)
 
 
 def _add_detection(command: argparse.ArgumentParser, default_name: str) -> None:
@@ -313,16 +328,17 @@ def _add_prepare(command: argparse.ArgumentParser) -> None:
     command.set_defaults(max_skipped=0)
 
 
-def _prepare(arguments: argparse.Namespace) -> None:
+def _prepare(arguments: argparse.Namespace) -> Mapping[str, Any]:
     from lockstep.convert.prepare import Preparation, prepare
 
     preparation = Preparation(arguments.short_side, arguments.quality, arguments.subsampling)
     with _settings(arguments, "prepare") as settings:
         done = prepare(arguments.shards, arguments.to, preparation, base=arguments.name, settings=settings)
-    _log_summary([done.summary], arguments.to)
+    facts = _log_summary([done.summary], arguments.to)
     before, after = done.num_bytes_before, done.summary.num_bytes
     sizes = format_size(before), format_size(after)
     log.info("%s: %s before, %s after (%.0f %%)", preparation, *sizes, 100 * after / before)
+    return {**facts, "bytes_before": before}
 
 
 @contextmanager
@@ -334,7 +350,7 @@ def _settings(arguments: argparse.Namespace, title: str) -> Iterator[Settings]:
         yield Settings(arguments.processes, arguments.max_skipped, arguments.force, show)
 
 
-def _log_summary(summaries: Sequence[Summary], output: Path) -> None:
+def _log_summary(summaries: Sequence[Summary], output: Path) -> dict[str, Any]:
     total = reduce(add, summaries)
     kept = f" ({total.num_kept} of them before)" if total.num_kept else ""
     skipped = f", {len(total.skipped)} skipped (listed in {output}/.*.conversion.json)" if total.skipped else ""
@@ -348,6 +364,12 @@ def _log_summary(summaries: Sequence[Summary], output: Path) -> None:
         format_duration(total.seconds),
         skipped,
     )
+    return _plain(total)
+
+
+def _plain(counted: Summary | BoxCounts) -> dict[str, Any]:
+    """What was counted, for JSON."""
+    return {name.removeprefix("num_"): value for name, value in asdict(counted).items()}
 
 
 CONVERTERS = {

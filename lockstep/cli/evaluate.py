@@ -14,8 +14,8 @@ from typing import Any
 
 from lockstep.cli.shared import (
     Command,
-    OldFlag,
     add_host_arguments,
+    add_json_argument,
     add_machine_arguments,
     add_weights_arguments,
     given_seat,
@@ -44,7 +44,7 @@ def _add_arguments(evaluate: argparse.ArgumentParser) -> None:
     evaluate.add_argument(
         "--to", type=Path, metavar="FILE", help="write the result, with --follow the last one, as JSON"
     )
-    evaluate.add_argument("--json", dest="to", type=Path, action=OldFlag, new="--to")
+    add_json_argument(evaluate)
     evaluate.add_argument(
         "--confusion", type=Path, metavar="FILE", help="which classes are taken for which: a table of CSV"
     )
@@ -55,12 +55,12 @@ def _add_arguments(evaluate: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
-    from lockstep.launcher.launch import is_worker, launch
+    from lockstep.launcher.launch import is_worker, launch_command
 
     if is_worker():
         return evaluate_as_worker(list(argv))
     seat = given_seat(arguments, os.environ)
-    return launch(
+    return launch_command(
         argv,
         plan=plan_evaluate,
         main=evaluate_as_worker,

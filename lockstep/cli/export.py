@@ -6,16 +6,17 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from lockstep.cli.shared import Command, add_weights_arguments, check_target, format_size
+from lockstep.cli.shared import Command, add_json_argument, add_weights_arguments, check_target, format_size
 from lockstep.durable import atomic_write
 from lockstep.errors import InputError
 from lockstep.reporting.console import show_elapsed
-from lockstep.screen import write_lines
+from lockstep.screen import write_json, write_lines
 
 
 def _add_arguments(export: argparse.ArgumentParser) -> None:
     add_weights_arguments(export)
     export.add_argument("--to", required=True, metavar="FILE", help="model.safetensors, model.pt2 or model.onnx")
+    add_json_argument(export)
     export.add_argument("--force", action="store_true", help="overwrite the file")
 
 
@@ -34,6 +35,11 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
         parts = encode_model(trained, path.suffix)
         with atomic_write(path, failure=InputError) as file:
             num_bytes = sum(file.write(part) for part in parts)
+    if arguments.json:
+        recipe = trained.recipe.name
+        of = {"recipe": recipe, "step": trained.step, "weights": trained.weights}
+        write_json({"file": str(path), "bytes": num_bytes, **of})
+        return 0
     weights = f"{trained.weights} weights of step {trained.step} of {trained.recipe.name}"
     write_lines([f"{path}: {weights}, {format_size(num_bytes)}"])
     return 0

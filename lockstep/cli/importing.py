@@ -8,15 +8,16 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.cli.shared import Command, check_target, format_size
+from lockstep.cli.shared import Command, add_json_argument, check_target, format_size
 from lockstep.durable import atomic_write
 from lockstep.errors import InputError
 from lockstep.listing import hint_for_path
 from lockstep.reporting.console import show_progress
-from lockstep.screen import write_lines
+from lockstep.screen import write_json, write_lines
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,7 +64,11 @@ def _import_checkpoint(arguments: argparse.Namespace, _: Sequence[str]) -> int:
         for part in encode_tensors(tensors):
             file.write(part)
     num_bytes = sum(tensor.nbytes for tensor in tensors.values())
-    report = str(planned.report.after(tensors))
+    done = planned.report.after(tensors)
+    if arguments.json:
+        write_json({"file": str(path), "tensors": len(tensors), "bytes": num_bytes, "report": done.as_json()})
+        return 0
+    report = str(done)
     write_lines([*report.splitlines(), f"{path}: {len(tensors):,} tensors, {format_size(num_bytes)}"])
     return 0
 
@@ -125,8 +130,8 @@ def _add_pipeline_arguments(importing: argparse.ArgumentParser) -> None:
 
 
 def _import_pipeline(arguments: argparse.Namespace, _: Sequence[str]) -> int:
+    from lockstep.recipes.fields import explained_toml
     from lockstep.recipes.pipeline_config import import_pipeline
-    from lockstep.recipes.toml import to_toml
 
     path, target = arguments.path, arguments.to
     what = "A pipeline.config is imported as a recipe, a file of TOML."
@@ -134,8 +139,15 @@ def _import_pipeline(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     name = path.name.removesuffix(path.suffix)
     made = import_pipeline(_text(path), str(path), name, substitute_model=arguments.substitute_model)
     with atomic_write(target, failure=InputError) as file:
-        file.write(to_toml(made.recipe).encode())
+        file.write(explained_toml(made.recipe).encode())
     counts = Counter[str](row.outcome.fate for row in made.rows)
+    if arguments.json:
+        rows = [
+            {"line": row.place.line, "field": row.field, "value": row.value, **asdict(row.outcome)} for row in made.rows
+        ]
+        refused = made.refusal and str(made.refusal)
+        write_json({"file": str(target), "fields": rows, "substituted": dict(made.substitutes), "refused": refused})
+        return 0
     summary = ", ".join(f"{counts[fate]} {words}" for fate, words in _FATES.items())
     write_lines([*_table(made.rows), f"{target}: {len(made.rows)} fields, {summary}", *_more(made)])
     return 0
@@ -203,7 +215,9 @@ KINDS = {"checkpoint": _CHECKPOINT, "pipeline": _PIPELINE}
 def _add_arguments(importing: argparse.ArgumentParser) -> None:
     kinds = importing.add_subparsers(dest="kind", metavar="KIND", required=True)
     for name, kind in KINDS.items():
-        kind.add_arguments(kinds.add_parser(name, help=kind.help, description=f"Import {kind.help}."))
+        parser = kinds.add_parser(name, help=kind.help, description=f"Import {kind.help}.")
+        kind.add_arguments(parser)
+        add_json_argument(parser)
 
 
 def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:

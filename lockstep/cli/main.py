@@ -30,8 +30,8 @@ from lockstep.cli import (
     train,
     verify,
 )
-from lockstep.cli.completion import completion_command
-from lockstep.cli.shared import EXIT_CODES, INTERRUPTED, OUTPUT_CLOSED, in_words_of_flags, parsed
+from lockstep.cli.completion import completion_command, man_command
+from lockstep.cli.shared import EXIT_CODES, INTERRUPTED, OUTPUT_CLOSED, QUIET_HELP, in_words_of_flags, parsed
 from lockstep.errors import LockstepError
 from lockstep.lazy import import_lazily
 from lockstep.screen import QUIET, Lines, log, one_line, show_log
@@ -83,6 +83,7 @@ COMMANDS = {
     "recipes": recipes.COMMAND,
     "explain": explain.COMMAND,
     "completion": completion_command(lambda: parser()),
+    "man": man_command(lambda: parser()),
 }
 
 
@@ -112,6 +113,7 @@ def parser() -> argparse.ArgumentParser:
         epilog=f"{EXAMPLES}\n\n{EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    top.add_argument("--quiet", action="store_true", help=QUIET_HELP)
     top.add_argument("--version", action="version", version=f"lockstep {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
@@ -168,8 +170,9 @@ def _has_lost_reader(stream: TextIO) -> bool:
 def _run(argv: list[str]) -> int:
     arguments = parse(argv)
     command = COMMANDS[arguments.command]
-    if getattr(arguments, "quiet", False):
+    if arguments.quiet:
         os.environ[QUIET] = "1"
+    argv = argv[argv.index(arguments.command) :]  # workers parse what is of the command
     if arguments.command != "run":  # a script decides on its own where log lines go, and what is imported when
         show_log()
         import_lazily("torch", "numpy")  # what can be refused without them is refused at once

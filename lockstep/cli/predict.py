@@ -7,6 +7,7 @@ of a task of your own as JSON.
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -14,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.checks import NonNegativeInt, PositiveInt, Probability, check_value
-from lockstep.cli.shared import Command, add_weights_arguments, check_output_folder
+from lockstep.cli.shared import Command, add_json_argument, add_weights_arguments, check_output_folder
 from lockstep.durable import atomic_write
 from lockstep.errors import InputError
 from lockstep.reporting.console import show_progress
-from lockstep.screen import log, write_lines
+from lockstep.screen import log, write_json, write_lines
 
 if TYPE_CHECKING:
     from lockstep.cli.given_run import ChosenRun
@@ -35,9 +36,8 @@ _MOST_NAMED = 10
 def _add_arguments(predict: argparse.ArgumentParser) -> None:
     add_weights_arguments(predict)
     predict.add_argument("images", nargs="+", metavar="FILE|FOLDER", help="images, and folders with images below them")
-    predict.add_argument(
-        "--to", required=True, type=Path, metavar="DIR", help=f"for {CSV}, {JSON} and {PAGE}; {PICTURES} of objects"
-    )
+    predict.add_argument("--to", type=Path, metavar="DIR", help=f"for {CSV}, {JSON} and {PAGE}; {PICTURES} of objects")
+    add_json_argument(predict)
     predict.add_argument("--force", action="store_true", help="write to a folder that is not empty")
     predict.add_argument("--top", metavar="N", help="the N most probable classes of each image, or all (default: 5)")
     predict.add_argument(
@@ -51,7 +51,15 @@ def _add_arguments(predict: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     check_value("show", arguments.show, NonNegativeInt)
-    check_output_folder(arguments.to, overwrite=arguments.force)
+    if arguments.to:
+        check_output_folder(arguments.to, overwrite=arguments.force)
+    elif not arguments.json:
+        raise InputError(
+            "What is predicted is written to a folder, or as JSON to the standard output.",
+            given="neither --to nor --json",
+            expected="one of them, or both",
+            hint="--to predictions",
+        )
 
     from lockstep.cli.given_run import chosen_run
     from lockstep.recipes.data import DetectionData
@@ -59,23 +67,27 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     run = chosen_run(arguments)
     of_data = _found_objects if isinstance(run.recipe.data, DetectionData) else _classes
     find = of_data if run.recipe.task is None else _own_outputs
-    predictions = find(arguments, run)
+    predictions, text = find(arguments, run)
+    if arguments.json:
+        write_json(json.loads(text))
     for bad in predictions.skipped[:_MOST_NAMED]:
         log.warning("skipped: %s", bad.reason)
     if len(predictions.skipped) > _MOST_NAMED:
         log.warning("and %d more: %s names all", len(predictions.skipped) - _MOST_NAMED, JSON)
+    if arguments.json:
+        return 0
     skipped = f", {len(predictions.skipped)} skipped" if predictions.skipped else ""
     images = f"{len(predictions)} image{'s' if len(predictions) != 1 else ''}"
     write_lines([f"{arguments.to}: {images}{skipped}, by the {predictions.weights} weights of step {predictions.step}"])
     return 0
 
 
-def _classes(arguments: argparse.Namespace, run: ChosenRun) -> Predictions | FoundObjects | Outputs:
+def _classes(arguments: argparse.Namespace, run: ChosenRun) -> tuple[Predictions | FoundObjects | Outputs, str]:
     if arguments.min_score is not None:
         raise _not_for("a classifier", f"--min-score {arguments.min_score:g}", "the run of a detector")
     top = _top(arguments.top or str(_TOP))
 
-    from lockstep.runs.predict import predict
+    from lockstep.runs.predict import predict, predictions_json
 
     with show_progress("predicting") as show:
         predictions = predict(
@@ -87,11 +99,13 @@ def _classes(arguments: argparse.Namespace, run: ChosenRun) -> Predictions | Fou
             allow_code=arguments.allow_code,
             progress=show,
         )
-    _write(predictions, arguments.to, arguments.show)
-    return predictions
+    text = predictions_json(predictions)
+    if arguments.to:
+        _write(predictions, text, arguments.to, arguments.show)
+    return predictions, text
 
 
-def _found_objects(arguments: argparse.Namespace, run: ChosenRun) -> Predictions | FoundObjects | Outputs:
+def _found_objects(arguments: argparse.Namespace, run: ChosenRun) -> tuple[Predictions | FoundObjects | Outputs, str]:
     if arguments.top is not None:
         raise _not_for("a detector", f"--top {arguments.top}", "the run of a classifier")
     from lockstep.recipes.parts import Pictures
@@ -102,7 +116,7 @@ def _found_objects(arguments: argparse.Namespace, run: ChosenRun) -> Predictions
         check_value("min_score", arguments.min_score, Probability)
         how = replace(how, min_score=arguments.min_score)
 
-    from lockstep.runs.predict import detect
+    from lockstep.runs.predict import detect, found_objects_json
 
     with show_progress("detecting") as show:
         found = detect(
@@ -113,11 +127,13 @@ def _found_objects(arguments: argparse.Namespace, run: ChosenRun) -> Predictions
             allow_code=arguments.allow_code,
             progress=show,
         )
-    _write_objects(found, arguments.to, arguments.show, how)
-    return found
+    text = found_objects_json(found)
+    if arguments.to:
+        _write_objects(found, text, arguments.to, arguments.show, how)
+    return found, text
 
 
-def _own_outputs(arguments: argparse.Namespace, run: ChosenRun) -> Outputs:
+def _own_outputs(arguments: argparse.Namespace, run: ChosenRun) -> tuple[Outputs, str]:
     for flag, given in {"--top": arguments.top, "--min-score": arguments.min_score}.items():
         if given is not None:
             raise _not_for("one of a task of your own", f"{flag} {given}", "the run of a task of Lockstep")
@@ -133,9 +149,11 @@ def _own_outputs(arguments: argparse.Namespace, run: ChosenRun) -> Outputs:
             allow_code=arguments.allow_code,
             progress=show,
         )
-    with atomic_write(arguments.to / JSON, parents=True, failure=InputError) as file:
-        file.write(found.as_json().encode())
-    return found
+    text = found.as_json()
+    if arguments.to:
+        with atomic_write(arguments.to / JSON, parents=True, failure=InputError) as file:
+            file.write(text.encode())
+    return found, text
 
 
 def _not_for(what: str, flag: str, expected: str) -> InputError:
@@ -158,14 +176,14 @@ def _top(text: str) -> int | None:
     return int(text)
 
 
-def _write(predictions: Predictions, folder: Path, num_shown: int) -> None:
+def _write(predictions: Predictions, text: str, folder: Path, num_shown: int) -> None:
     """Write all files, or none."""
-    from lockstep.runs.predict import predictions_csv, predictions_json
+    from lockstep.runs.predict import predictions_csv
 
     files = {
         # Files are named by people: their names need not be text.
         CSV: predictions_csv(predictions).encode(errors="backslashreplace"),
-        JSON: predictions_json(predictions).encode(),
+        JSON: text.encode(),
     }
     if num_shown:
         files[PAGE] = _page(predictions, num_shown)
@@ -174,14 +192,13 @@ def _write(predictions: Predictions, folder: Path, num_shown: int) -> None:
             stack.enter_context(atomic_write(folder / name, parents=True, failure=InputError)).write(content)
 
 
-def _write_objects(found: FoundObjects, folder: Path, num_shown: int, how: Pictures) -> None:
+def _write_objects(found: FoundObjects, text: str, folder: Path, num_shown: int, how: Pictures) -> None:
     """Write all files, or none: what was found, and the first images with it."""
-    from lockstep.runs.predict import found_objects_json
     from lockstep.runs.showing import drawn, examples, write_picture
 
     with ExitStack() as stack:
         file = stack.enter_context(atomic_write(folder / JSON, parents=True, failure=InputError))
-        file.write(found_objects_json(found).encode())
+        file.write(text.encode())
         first = found.images[:num_shown]
         shown = examples(found.reader, [image.example_index for image in first], order="sequential")
         for image, example in zip(first, shown, strict=True):

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 
 def _add_arguments(recipes: argparse.ArgumentParser) -> None:
-    add_json_argument(recipes)
-    recipes.add_argument(
+    written = recipes.add_mutually_exclusive_group()
+    add_json_argument(written)
+    written.add_argument(
         "--schema", action="store_true", help="write the JSON schema of recipes, by which editors complete TOML"
     )
 

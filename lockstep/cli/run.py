@@ -78,14 +78,14 @@ def _add_arguments(run: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
-    from lockstep.launcher.launch import is_worker, launch
+    from lockstep.launcher.launch import is_worker, launch_command
 
     seat = given_seat(arguments, os.environ)
     if seat is None:  # of several hosts each refuses it in the plan, so that the others hear of it
         _check_script(arguments.script)
     if is_worker():
         return _work(list(argv))
-    return launch(argv, plan=_plan, main=_work, preload=_OF_SCRIPTS, spares=_OF_RUNS, seat=seat)
+    return launch_command(argv, plan=_plan, main=_work, preload=_OF_SCRIPTS, spares=_OF_RUNS, seat=seat)
 
 
 def _check_script(script: str) -> None:

@@ -53,7 +53,7 @@ from lockstep.runs.showing import ShownExample, examples
 from lockstep.runs.stages import recipe_at, recipe_at_start
 from lockstep.runs.validation import evaluation_outputs
 from lockstep.runs.workdir import KnownData, Workdir, class_names
-from lockstep.screen import log
+from lockstep.screen import log, write_json
 from lockstep.storage.remote_path import RemotePath, is_url
 from lockstep.storage.retries import Ending, ended_by
 from lockstep.training.saving import load_states, read_checkpoint
@@ -92,6 +92,8 @@ def score_in_worker(arguments: argparse.Namespace) -> int:
         closing(_Scoring(run, arguments, worker)) as scoring,
     ):
         is_complete = _follow(run, run.polling, scoring, worker) if run.polling else scoring.score(_checkpoint(run))
+        if arguments.json and scoring.latest:
+            write_json(scoring.latest)
         return 0 if is_complete else worker_exit_code(worker)
 
 
@@ -133,6 +135,8 @@ class _Scoring:
     def __init__(self, run: ScoredRun, arguments: argparse.Namespace, worker: Worker) -> None:
         self._run, self._arguments, self._worker = run, arguments, worker
         self._files = ScoreFiles(run.path)
+        self.latest: Mapping[str, Any] = {}
+        """What the chief has found last."""
         prepared(run.recipe, worker)
         self._build(recipe_at_start(run.recipe))
         worker.pulse.at(0, "evaluate")  # while it waits, too: a stop leaves nothing to save
@@ -188,6 +192,7 @@ class _Scoring:
         log_scores(result, split)
         images = evaluation_outputs(self._task, self._examples.reader(split))
         self._files.write(result, split, data, images)
+        self.latest = _facts(result, split, data)
         if self._arguments.to:
             write_result(result, split, self._arguments.to, data)
         self._details.write(self._examples.reader(split), self._class_names)

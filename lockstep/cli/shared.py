@@ -49,6 +49,8 @@ INTERRUPTED = 130
 OUTPUT_CLOSED = 141
 """The exit code of a command whose output nobody reads any more, as of others that SIGPIPE ends."""
 
+QUIET_HELP = "tell warnings and errors alone, no progress"
+
 _UNITS = ("bytes", "kB", "MB", "GB", "TB")
 
 
@@ -74,7 +76,7 @@ class Command(NamedTuple):
         """Add the flags of this command to its parser, and the one that all have but `run`: a script has its own."""
         self.add_arguments(parser)
         for each in _innermost(parser) if self.has_quiet else ():
-            each.add_argument("--quiet", action="store_true", help="tell warnings and errors alone, no progress")
+            each.add_argument("--quiet", action="store_true", default=argparse.SUPPRESS, help=QUIET_HELP)
 
 
 def _innermost(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
@@ -115,7 +117,8 @@ def in_words_of_flags(text: str, flags: Mapping[str, str]) -> str:
     return text
 
 
-def add_json_argument(command: argparse.ArgumentParser) -> None:
+# argparse has no public name for what has arguments.
+def add_json_argument(command: argparse._ActionsContainer) -> None:
     """Add the flag of commands that report: what they have found, as one JSON value on the standard output."""
     command.add_argument("--json", action="store_true", help="write JSON, for programs")
 
@@ -144,7 +147,6 @@ def add_host_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--chief", metavar="HOST:PORT", help="where the chief's host listens for the others")
 
 
-# argparse has no public name for the group that is returned.
 def add_code_argument(command: argparse.ArgumentParser) -> None:
     """Add the flag that lets a run's code be called whoever has written it."""
     command.add_argument(
@@ -154,6 +156,7 @@ def add_code_argument(command: argparse.ArgumentParser) -> None:
     )
 
 
+# argparse has no public name for the group that is returned.
 def add_weights_arguments(command: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
     """Add the flags that choose the weights of a run; returns the group of those that choose the checkpoint."""
     command.add_argument("run", metavar="RUN[@STEP]", help="the folder of a run, and a step (default: the newest)")

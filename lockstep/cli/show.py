@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from lockstep.checks import FiniteFloat, Range, check_value
-from lockstep.cli.shared import Command, check_target
+from lockstep.cli.shared import Command, add_json_argument, check_target
 from lockstep.durable import atomic_write
 from lockstep.errors import InputError
-from lockstep.screen import write_lines
+from lockstep.screen import write_json, write_lines
 
 if TYPE_CHECKING:
     from lockstep.cli.source import ExampleStream
@@ -42,6 +42,7 @@ def _add_arguments(show: argparse.ArgumentParser) -> None:
     show.add_argument(
         "--min-score", type=float, metavar="X", help="leave out detections of lower scores (default: 0.5)"
     )
+    add_json_argument(show)
     show.add_argument("--repeat", type=int, default=1, metavar="N", help="augment each so many times")
 
 
@@ -86,11 +87,19 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     page = html_page(title, cards) if path.suffix == ".html" else png_bytes(contact_sheet(title, cards, side))
     with atomic_write(path, failure=InputError) as file:
         file.write(page)
-    num_bad = sum(bool(card.problem) for card in cards)
-    counted = f"{len(cards)} example{'s' if len(cards) > 1 else ''}"
-    problems = f", {num_bad} with a problem" if num_bad else ""
-    write_lines([f"{path}: {counted}{problems}{_counted(compared)}"])
+    _tell(arguments, len(cards), sum(bool(card.problem) for card in cards), compared)
     return 0
+
+
+def _tell(arguments: argparse.Namespace, num_shown: int, num_bad: int, compared: Sequence[Compared]) -> None:
+    """Say what is on the page."""
+    if arguments.json:
+        facts = {"examples": num_shown, "problems": num_bad, "detections": _counts(compared)}
+        write_json({"file": arguments.to, **facts})
+        return
+    counted = f"{num_shown} example{'s' if num_shown > 1 else ''}"
+    problems = f", {num_bad} with a problem" if num_bad else ""
+    write_lines([f"{arguments.to}: {counted}{problems}{_counted(compared)}"])
 
 
 def _check_detections(arguments: argparse.Namespace) -> None:
@@ -126,12 +135,14 @@ def _comparison(arguments: argparse.Namespace, stream: ExampleStream) -> Compari
 
 
 def _counted(compared: Sequence[Compared]) -> str:
-    if not compared:
-        return ""
-    right, wrong, missed = (
-        sum(getattr(each, name) for each in compared) for name in ("num_right", "num_wrong", "num_missed")
-    )
-    return f"; detections: {right} right, {wrong} wrong, {missed} objects missed"
+    counts = _counts(compared)
+    return "; detections: {right} right, {wrong} wrong, {missed} objects missed".format(**counts) if counts else ""
+
+
+def _counts(compared: Sequence[Compared]) -> dict[str, int] | None:
+    """How many detections are right and wrong, and how many objects are missed; None where none are compared."""
+    names = ("right", "wrong", "missed")
+    return {name: sum(getattr(each, f"num_{name}") for each in compared) for name in names} if compared else None
 
 
 def _positions(text: str, num_draws: int) -> range:

@@ -121,7 +121,7 @@ def _add_ways_to_run(train: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
-    from lockstep.launcher.launch import is_worker, launch
+    from lockstep.launcher.launch import is_worker, launch_command
     from lockstep.workers.limits import Limits
 
     if arguments.all and not arguments.print_recipe:
@@ -150,7 +150,7 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     if tells and seat:
         with suppress(LockstepError):  # the plan refuses it, and tells the other hosts
             _read(arguments, at_end)
-    code = launch(
+    code = launch_command(
         argv,
         plan=plan_train,
         main=train_as_worker,

@@ -22,7 +22,7 @@ from lockstep.launcher.rendezvous import Seat
 from lockstep.owner import scratch_folder
 from lockstep.recipes.recipe import Recipe
 from lockstep.run_files import SUMMARIES
-from lockstep.runs.run import Run
+from lockstep.runs.run import Run, watch_of_launcher
 from lockstep.runs.start import check_sources
 from lockstep.runs.workdir import Result
 from lockstep.screen import log, show_log
@@ -41,15 +41,8 @@ def plan_training(arguments: argparse.Namespace) -> dict[str, Any]:
     check_given(arguments, run)
     workers = choose_workers(run.recipe, given_seat(arguments, os.environ))
     _log_idle_devices(run.recipe, num_computing(run.recipe.exchange, workers))
-    watch = run.recipe.watch
-    restarts = watch.restarts if run.path and not arguments.rehearse else 0  # else there is nothing to go on from
-    survival = {"min_workers": watch.min_workers, "replacements": watch.restarts}
-    return {
-        "workers": workers,
-        "hang_seconds": watch.hang_seconds,
-        "restarts": restarts,
-        "survival": survival if watch.on_failure == "continue" else None,
-    }
+    watch = watch_of_launcher(run.recipe, has_workdir=run.path is not None and not arguments.rehearse)
+    return {"workers": workers, **watch}
 
 
 def check_given(arguments: argparse.Namespace, run: GivenRun) -> None:

@@ -44,11 +44,11 @@ def _add_arguments(verify: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
-    from lockstep.launcher.launch import is_worker, launch
+    from lockstep.launcher.launch import is_worker, launch_command
 
     if is_worker():
         return verify_as_worker(list(argv))
-    return launch(argv, plan=plan_verify, main=verify_as_worker, preload=("torch", "lockstep.cli.verifying"))
+    return launch_command(argv, plan=plan_verify, main=verify_as_worker, preload=("torch", "lockstep.cli.verifying"))
 
 
 def plan_verify(argv: list[str]) -> dict[str, Any]:

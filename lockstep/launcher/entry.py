@@ -58,15 +58,16 @@ def _exit_now(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _load_function(name: str) -> Callable[[list[str]], Any]:
+def load_function(name: str) -> Callable[..., Any]:
+    """Import a function by the name that `reference` has given it."""
     module, _, function = name.partition(":")
-    resolved: Callable[[list[str]], Any] = getattr(import_module(module), function)
+    resolved: Callable[..., Any] = getattr(import_module(module), function)
     return resolved
 
 
 def _plan(task: Mapping[str, Any], channel: Channel) -> int:
     try:
-        channel.send({"plan": _load_function(task["function"])(task["argv"])})
+        channel.send({"plan": load_function(task["function"])(task["argv"])})
     except SystemExit as leaving:
         return _exit_code(leaving)
     except Exception as error:
@@ -95,7 +96,7 @@ def _worker(task: Mapping[str, Any], channel: Channel) -> NoReturn:
             import torch
 
             torch.set_num_threads(pulse.shared_threads)
-        code = _load_function(task["function"])(task["argv"]) or 0
+        code = load_function(task["function"])(task["argv"]) or 0
     except SystemExit as leaving:
         code = _exit_code(leaving)
     except BaseException as error:

@@ -51,9 +51,12 @@ class Event:
 
 
 class ForkServer:
-    """The launcher's end of the server: asks for processes, and hears when they begin and end."""
+    """The launcher's end of the server: asks for processes, and hears when they begin and end.
 
-    def __init__(self, preload: Sequence[str]) -> None:
+    `screen` are the descriptors that its processes have as standard output and error; None are those of this one.
+    """
+
+    def __init__(self, preload: Sequence[str], screen: tuple[int, int] | None = None) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._serves = False
         path = [str(each) for each in sys.path]
@@ -67,6 +70,8 @@ class ForkServer:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code],
                 stdin=subprocess.DEVNULL,
+                stdout=screen and screen[0],
+                stderr=screen and screen[1],
                 env=worker_environment(
                     {name: value for name, value in os.environ.items() if name != KEY}, is_alone=is_alone_here()
                 ),

@@ -265,6 +265,11 @@ class Conclusion(NamedTuple):
     level: int = 0
     text: str = ""
 
+    def show(self) -> None:
+        """Log the last lines."""
+        if self.text:
+            log.log(self.level, "%s", Lines(self.text))
+
 
 class Agent:
     """Serves the supervisor of another host, which also gets the signals that reach this launcher, by name."""

@@ -36,7 +36,7 @@ from lockstep.launcher.rendezvous import Rendezvous, Seat, meet_chief, network_t
 from lockstep.launcher.supervisor import STOPPED_EARLY, RunOutcome, Supervisor
 from lockstep.launcher.survival import Restarts, Survival
 from lockstep.launcher.watchdog import Failure, root_cause
-from lockstep.screen import Lines, log
+from lockstep.screen import log
 from lockstep.terminal import outlive_terminal
 from lockstep.workers.channel import Channel
 from lockstep.workers.cluster import WorkerEnvironment
@@ -68,7 +68,7 @@ def exit_code_of_stop(by: str, *, requeue: bool = False) -> int:
     return PREEMPTED if requeue and by == "SIGTERM" else STOPPED[by]
 
 
-def launch(
+def launch_command(
     argv: Sequence[str],
     *,
     plan: Plan,
@@ -105,31 +105,52 @@ def launch(
             check()
         return _run_here(list(argv), plan, main, num_hosts=seat.num_hosts if seat else 1)
     outlive_terminal()
-    requests: list[str] = []
-    collect = stops_handled_by(lambda number, _: requests.append(signal.Signals(number).name))
     with closing(ForkServer(preload)) as server:
         if check:
             check()
-        with collect, closing(server):
-            launcher = _Launcher(server, list(argv), requests, requeue, spares)
-            conclusion = _conduct(launcher, plan, main, limits or Limits(), seat)
-    # Only now are all processes gone, and nothing can write below the last lines.
-    if conclusion.text:
-        log.log(conclusion.level, "%s", Lines(conclusion.text))
+        conclusion = conduct(server, argv, plan, main, spares=spares, limits=limits, requeue=requeue, seat=seat)
+    conclusion.show()
     return conclusion.code
 
 
-def _conduct(launcher: _Launcher, plan: Plan, main: Main, limits: Limits, seat: Seat | None) -> Conclusion:
+def conduct(
+    server: ForkServer,
+    argv: Sequence[str],
+    plan: Plan | Mapping[str, Any],
+    main: Main,
+    *,
+    spares: Sequence[str] = (),
+    limits: Limits | None = None,
+    requeue: bool = False,
+    seat: Seat | None = None,
+) -> Conclusion:
+    """Run `main(argv)` on workers that a server forks, as `launch_command` does, and close the server.
+
+    The plan may be made already. Nothing is shown of why the run has ended: only then are all processes gone, and
+    nothing can write below the last lines.
+    """
+    requests: list[str] = []
+    with (
+        stops_handled_by(lambda number, _: requests.append(signal.Signals(number).name)),
+        closing(server),
+    ):
+        launcher = _Launcher(server, list(argv), requests, requeue, spares)
+        return _conduct(launcher, plan, main, limits or Limits(), seat)
+
+
+def _conduct(
+    launcher: _Launcher, plan: Plan | Mapping[str, Any], main: Main, limits: Limits, seat: Seat | None
+) -> Conclusion:
     """Plan and supervise a run on this host, and lead or follow the other hosts."""
     try:
         key = run_key(os.environ) if seat else b""
-        planned = launcher.make(plan)
+        planned = launcher.make(plan) if callable(plan) else plan
         if seat and not seat.is_chief:
             return launcher.follow(seat, key, planned, main)
         if not isinstance(planned, Conclusion):
             return launcher.lead(seat, key, planned, main, limits)
         if seat and planned.text:
-            log.log(planned.level, "%s", Lines(planned.text))
+            planned.show()
             turn_away(seat, key, planned.text)
             return planned._replace(text="")
         return planned
@@ -288,13 +309,18 @@ def _run_here(argv: list[str], plan: Plan, main: Main, num_hosts: int) -> int:
     try:
         num_workers = plan(argv)["workers"]
         if num_workers > 1 or num_hosts > 1:
-            raise InputError(
-                "Several workers need Linux.",
-                given=(f"{num_workers} workers" if num_hosts == 1 else f"{num_hosts} hosts") + f" on {sys.platform}",
-                expected="1 worker",
-                hint="ask for 1 worker: it runs the towers in turn, and gives the same result",
-            )
+            raise several_need_linux(f"{num_workers} workers" if num_hosts == 1 else f"{num_hosts} hosts")
     except LockstepError as error:
         log.error("%s", error)
         return WRONG_INPUT
     return main(argv) or 0
+
+
+def several_need_linux(given: str) -> InputError:
+    """Return the error for workers that cannot be forked and watched here."""
+    return InputError(
+        "Several workers need Linux.",
+        given=f"{given} on {sys.platform}",
+        expected="1 worker",
+        hint="ask for 1 worker: it runs the towers in turn, and gives the same result",
+    )

@@ -11,7 +11,7 @@ from typing import Any
 from lockstep.cores import usable_cores
 from lockstep.doctor.disk import above_runs
 from lockstep.errors import InputError
-from lockstep.launcher.launch import launch
+from lockstep.launcher.launch import launch_command
 from lockstep.owner import scratch_folder
 from lockstep.planning.model import RunCosts, Seating
 from lockstep.recipes.code import functions_of, with_code
@@ -77,7 +77,7 @@ def probe_on_workers(request: ProbeRequest) -> RunCosts | int:
     try:
         with scratch_folder(".lockstep-plan-", _place_for_saves()) as folder:
             request.write(folder)
-            code = launch([str(folder)], plan=plan_probe, main=probe_in_worker, preload=_PRELOAD, limits=limits)
+            code = launch_command([str(folder)], plan=plan_probe, main=probe_in_worker, preload=_PRELOAD, limits=limits)
             return code or RunCosts.read(json.loads((folder / _FOUND).read_text()))
     except OSError as error:
         raise InputError(

@@ -253,7 +253,15 @@ def fields_at(path: str) -> FieldsFound:
 
 
 def _words(path: str) -> list[str]:
-    return [(bare or quoted) for quoted, bare in re.findall(r"""["']([^"']*)["']|([^.]+)""", path)] or [path]
+    words = [(bare or quoted) for quoted, bare in re.findall(r"""["']([^"']*)["']|([^.]+)""", path)]
+    if path and "" in re.sub(r"""["'][^"']*["']""", "quoted", path).split("."):
+        raise RecipeError(
+            f"{path!r} is no path to a field: it has an empty word.",
+            given=path,
+            expected="words with one point between two of them",
+            hint=f"lockstep explain {'.'.join(words) or 'optimizer.lr'}",
+        )
+    return words or [path]
 
 
 def _no_field(path: str, word: str, parts: Sequence[type]) -> RecipeError:

@@ -7,7 +7,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,10 +18,13 @@ from lockstep.checks import check_type
 from lockstep.description import described
 from lockstep.errors import InputError, LockstepError, PeerLostError
 from lockstep.evaluation.evaluate import Evaluation
+from lockstep.launcher.calls import call_on_workers, not_in_module
 from lockstep.loggers.logger import Logger, LoggerKind
 from lockstep.metrics.metric import NO_METRICS, Metric, check_metrics
 from lockstep.owner import Owner
+from lockstep.recipes.code import functions_of, with_code
 from lockstep.recipes.recipe import Model, Recipe
+from lockstep.recipes.toml import from_toml, to_toml
 from lockstep.reporting.throughput import InputTotals, Throughput
 from lockstep.runs.inputs import check_inputs
 from lockstep.runs.objects import check_objects
@@ -78,10 +82,12 @@ def run(
     accept_changes: bool = False,
     accept_data_change: bool = False,
     fork_from: str | None = None,
+    workers: int | None = None,
 ) -> Result:
-    """Train by a recipe, or resume the run in its workdir: what `lockstep train` does, from a script.
+    """Train by a recipe, or resume the run in its workdir: what `lockstep train` does, from a script or a notebook.
 
     A script started by itself is one worker; under `lockstep run --workers 4` all workers call this, and are one run.
+    With `workers=2` this process starts so many, as `ls.launch` does, waits for them, and is none itself.
     Ctrl-C, SIGTERM or SIGUSR1 ends the run after its step, saved, with the reason "stopped"; the script goes on then,
     and the runs that follow in it are stopped, too. Called outside the main thread, it leaves signals to the script.
 
@@ -112,6 +118,8 @@ def run(
         accept_data_change: go on although the data has changed since the run was saved, if it has as many examples;
             the log and the history name the changes.
         fork_from: another run's workdir, or RUN@STEP, whose full state a run without checkpoints begins with.
+        workers: how many processes to start for this run, 1 or more; None trains in this one. Functions and classes of
+            your own are of modules then, which the workers import; metrics and loggers are parts of task and recipe.
 
     The recipe in the workdir names these functions, and the fingerprints of their source: a resume by other code is
     refused as one by another recipe is. Commands such as `lockstep evaluate` call those that are in a module; those of
@@ -124,29 +132,65 @@ def run(
         InputError: the recipe lacks a path, its data cannot come from a function, or the data has changed; its best
             checkpoint is to be kept by a score that there is not; or a function returns something else than it has to.
         WorkdirError: the workdir holds something else, or a run of another recipe.
+        WorkerError: a worker that was started here has failed; what it said is shown before.
     """
     hint = 'write ls.run(ls.recipes.find("mnist"), "runs/mnist")'
     check_type("recipe", recipe, Recipe, expected="a Recipe", hint=hint)
+    own = {"model": model, "task": task, "losses": losses, "score": score, "reader": reader, "optimizer": optimizer}
+    flags: dict[str, Any] = {"accept_changes": accept_changes, "fork_from": fork_from}
+    flags["accept_data_change"] = accept_data_change
+    if workers is not None:
+        _check_travels(metrics=metrics, loggers=loggers)
+        return _run_on(workers, recipe.with_parts(**own, hooks=hooks), workdir, flags)
     worker = join(recipe.device, workers_per_device=recipe.workers_per_device, chief_serves=is_served(recipe.exchange))
     path = fetch_run(str(workdir)) if is_url(workdir) else None if workdir is None else Path(workdir)
-    recipe = recipe.with_parts(
-        model=model, task=task, losses=losses, score=score, reader=reader, optimizer=optimizer, hooks=hooks
-    )
+    recipe = recipe.with_parts(**own, hooks=hooks)
     saved = Workdir(path).recipe() if path else None
     num_towers = recipe.num_towers or (saved.num_towers if saved else None)
     recipe = replace(recipe, num_towers=num_towers or num_computing(recipe.exchange, worker.num_workers))
     is_main = threading.current_thread() is threading.main_thread()
     with stop_on_signals(worker.pulse) if is_main else nullcontext():
-        return Run(
-            recipe,
-            path,
-            worker,
-            accept_changes=accept_changes,
-            accept_data_change=accept_data_change,
-            fork_from=fork_from,
-            metrics=metrics,
-            loggers=loggers,
-        ).run()
+        return Run(recipe, path, worker, metrics=metrics, loggers=loggers, **flags).run()
+
+
+def _check_travels(**given: Mapping[str, Metric] | Sequence[Logger | LoggerKind]) -> None:
+    """Refuse objects that are no part of the recipe, which is all that workers get."""
+    for name in (name for name, value in given.items() if value):
+        raise InputError(
+            f"Workers that are started for a run get no {name} beside its recipe.",
+            given=f"{name}, and workers",
+            expected=f"{name} in a part of the recipe",
+            hint="metrics are an attribute of the class that is task=..."
+            if name == "metrics"
+            else 'replace(recipe, loggers=(ls.loggers.Csv("log.csv"),))',
+        )
+
+
+def _run_on(workers: int, recipe: Recipe, workdir: str | Path | None, flags: Mapping[str, Any]) -> Result:
+    """Train on workers that are started for it, and which find by its name what the recipe names."""
+    for function in functions_of(recipe):
+        if not function.is_in_module:
+            raise not_in_module(function.name, "ls.run")
+    place = None if workdir is None else str(workdir)
+    call = partial(_run_as_worker, to_toml(recipe), place, **flags)
+    watch = watch_of_launcher(recipe, has_workdir=place is not None)
+    return Result.of_saved(call_on_workers(call, workers, watch, shown_as="ls.run"))
+
+
+def _run_as_worker(recipe: str, workdir: str | None, **flags: Any) -> dict[str, Any]:
+    return asdict(run(with_code(from_toml(recipe, "the recipe")), workdir, **flags))
+
+
+def watch_of_launcher(recipe: Recipe, *, has_workdir: bool) -> dict[str, Any]:
+    """What a launcher is to do for a run when workers are lost or hang: a part of its plan."""
+    watch = recipe.watch
+    return {
+        "hang_seconds": watch.hang_seconds,
+        "restarts": watch.restarts if has_workdir else 0,  # else there is nothing to go on from
+        "survival": {"min_workers": watch.min_workers, "replacements": watch.restarts}
+        if watch.on_failure == "continue"
+        else None,
+    }
 
 
 def _check_shared(path: Path) -> None:

@@ -37,6 +37,7 @@ from lockstep.reporting.jsonl import without_nonfinite
 from lockstep.run_files import CHECKPOINTS, CHOICES, DATA, HISTORY, LEASE, MARKER, RECIPE, RESULT, SAVES, WARM_START
 from lockstep.runs.lease import Lease, check_free, take
 from lockstep.screen import log
+from lockstep.types import BadExample
 from lockstep.version import __version__
 from lockstep.weights.warm_start import WarmStartReport
 
@@ -342,6 +343,16 @@ class Result:
         }
         found: dict[str, Any] = without_nonfinite(facts)
         return found
+
+    @classmethod
+    def of_saved(cls, saved: Mapping[str, Any]) -> Result:
+        """Make it of what `dataclasses.asdict` has made of it, and JSON of that."""
+        evaluation, best = saved["evaluation"], saved["best"]
+        if evaluation:
+            from lockstep.evaluation.evaluate import Evaluation
+
+            evaluation = Evaluation(**evaluation | {"bad": tuple(BadExample(*each) for each in evaluation["bad"])})
+        return cls(**{**saved, "evaluation": evaluation, "best": best and Best(**best)})
 
     def as_json(self) -> str:
         """Make the text of the file."""

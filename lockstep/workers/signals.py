@@ -56,8 +56,9 @@ def stops_handled_by(handle: Callable[[int, FrameType | None], object]) -> Itera
 def stop_on_signals(pulse: Pulse) -> Iterator[None]:
     """The first SIGINT or notice requests a stop after the current step; then SIGINT ends the process at once.
 
-    A notice never ends it, however often it comes: that would cost the checkpoint. Does nothing where a launcher
-    listens to the pulse: it decides for all its workers. Enter it in the main thread.
+    A notice never ends it, however often it comes: that would cost the checkpoint. At a prompt, or in a notebook, the
+    next SIGINT raises KeyboardInterrupt, and what is typed next is not meant: the request is forgotten at the end. Does
+    nothing where a launcher listens to the pulse: it decides for all its workers. Enter it in the main thread.
     """
     if pulse.launched:
         yield
@@ -65,12 +66,16 @@ def stop_on_signals(pulse: Pulse) -> Iterator[None]:
 
     def handle(number: int, _: FrameType | None) -> None:
         # The next SIGINT must also end a process that is deep in compiled code, where no handler of Python's runs.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler if _is_at_prompt() else signal.SIG_DFL)
         request_stop(pulse, owner, number)
 
     owner = os.getpid()
-    with stops_handled_by(handle):
-        yield
+    try:
+        with stops_handled_by(handle):
+            yield
+    finally:
+        if _is_at_prompt():
+            pulse.stop_requested = None
 
 
 def pass_on_notices(pulse: Pulse) -> None:
@@ -125,6 +130,11 @@ def log_stop(pulse: Pulse, step: int) -> None:
         log.warning("stopped at step %d by Ctrl-C", step)
 
 
+def _is_at_prompt() -> bool:
+    """Whether this is Python's prompt, or the kernel of a notebook: what is typed next is not meant by a request."""
+    return hasattr(sys, "ps1")
+
+
 def _is_main_thread() -> bool:
     return threading.get_ident() == _MAIN_THREAD
 
@@ -164,7 +174,7 @@ class _Interrupts:
         self._num_loops -= 1
         if self._num_loops:
             return
-        if hasattr(sys, "ps1"):  # a prompt: what is typed next is not meant
+        if _is_at_prompt():
             self._pulse.stop_requested = None
         if _is_main_thread() and _handler_of(SIGINT) is self.handler:
             _set_handler(SIGINT, self.replaced)

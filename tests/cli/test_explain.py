@@ -49,6 +49,11 @@ def test_without_a_field_all_parts_are_listed(capsys: Capture) -> None:
     assert 'hint:     did you mean "adamw"?' not in said(capsys, "explain", "nothing", code=2)
 
 
+@pytest.mark.parametrize("path", ["optimizer..lr", ".optimizer.lr", "optimizer.lr."])
+def test_an_empty_word_is_no_field(path: str, capsys: Capture) -> None:
+    assert "hint:     lockstep explain optimizer.lr" in said(capsys, "explain", path, code=2)
+
+
 def test_the_shipped_recipes_have_a_line_each(capsys: Capture) -> None:
     lines = said(capsys, "recipes").splitlines()
     assert [line for line in lines if not line.startswith(" ")] == names()
@@ -57,6 +62,9 @@ def test_the_shipped_recipes_have_a_line_each(capsys: Capture) -> None:
     assert listed["raccoon"]["length"] == "60 epochs, 6 images an update"
     assert listed["flowers_two_stages"]["length"] == "1000 steps and 500 steps, 32 images an update"
     assert "$defs" in json.loads(said(capsys, "recipes", "--schema"))
+    with pytest.raises(SystemExit):
+        main(["recipes", "--json", "--schema"])
+    assert "not allowed with argument" in capsys.readouterr().err
 
 
 def test_a_printed_recipe_is_short_and_explained(capsys: Capture) -> None:

@@ -6,7 +6,9 @@ import os
 import runpy
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -123,6 +125,23 @@ def test_all_commands_but_run_can_be_quiet(monkeypatch: pytest.MonkeyPatch, caps
     for words in ["train x", "status", "convert images x --to y", "import checkpoint x --to y", "benchmark input x"]:
         assert parse([*words.split(), "--quiet"]).quiet, words
     assert parse(["run", "script.py", "--", "--quiet"]).arguments == ["--quiet"]
+
+
+def test_quiet_may_stand_before_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCKSTEP_QUIET", "")
+    given: list[Any] = []
+
+    def note(_: object, argv: Sequence[str]) -> int:
+        given.append((argv, os.environ["LOCKSTEP_QUIET"]))
+        return 0
+
+    for name in ("recipes", "run"):
+        command = COMMANDS[name]._replace(
+            run=lambda arguments, argv: given.append((argv, os.environ["LOCKSTEP_QUIET"])) or 0
+        )
+        monkeypatch.setitem(COMMANDS, name, command)
+    assert main(["--quiet", "recipes", "--json"]) == main(["--quiet", "run", "train.py"]) == 0
+    assert given == [(["recipes", "--json"], "1"), (["run", "train.py"], "1")], "workers parse it without --quiet"
 
 
 def interrupt(*_: object) -> None:

@@ -82,7 +82,7 @@ def test_what_one_host_alone_refuses_is_refused_as_it_plans(
         plans.append((argv, plan))
         return 0
 
-    monkeypatch.setattr("lockstep.launcher.launch.launch", launch)
+    monkeypatch.setattr("lockstep.launcher.launch.launch_command", launch)
     assert main([*words, "--hosts", "2", "--host-rank", "1", "--chief", "node0:29500"]) == 0
     [(argv, plan)] = plans
     with pytest.raises(LockstepError, match=words[-1]):
@@ -114,7 +114,6 @@ def test_a_chief_may_be_a_name_or_an_address(chief: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("line", "old", "new", "value"),
     [
-        ("evaluate runs/mine --json scores.json", "--json", "--to", Path("scores.json")),
         ("chaos mnist --report=report.json", "--report", "--to", Path("report.json")),
         ("convert images photos --to shards --overwrite", "--overwrite", "--force", True),
         ("convert boxes photos --to boxes.csv --overwrite", "--overwrite", "--force", True),

@@ -160,7 +160,7 @@ def test_a_time_of_grace_that_is_none(seconds: str) -> None:
 
 def test_requeue_and_grace_reach_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     told: dict[str, object] = {}
-    monkeypatch.setattr("lockstep.launcher.launch.launch", lambda argv, **options: told.update(options) or 0)
+    monkeypatch.setattr("lockstep.launcher.launch.launch_command", lambda argv, **options: told.update(options) or 0)
     for words, seconds, requeue in ([], None, False), (["--requeue", "--grace", "90"], 90.0, True):
         argv = ["train", "mnist", *words]
         train.COMMAND.run(parse(argv), argv)

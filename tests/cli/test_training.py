@@ -388,7 +388,7 @@ def ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             check()
         return 3
 
-    monkeypatch.setattr("lockstep.launcher.launch.launch", launch)
+    monkeypatch.setattr("lockstep.launcher.launch.launch_command", launch)
     monkeypatch.chdir(tmp_path)
     return tmp_path / "told"
 
@@ -476,6 +476,6 @@ def test_the_command_is_the_one_that_the_recipe_named_when_the_run_began(
         recipe.unlink()
         return 5
 
-    monkeypatch.setattr("lockstep.launcher.launch.launch", launch)
+    monkeypatch.setattr("lockstep.launcher.launch.launch_command", launch)
     assert main(["train", name, "--set", TELL]) == 5
     assert ended.read_text().endswith("/runs/mnist 5\n")

@@ -270,12 +270,12 @@ import sys
 
 import toy
 from lockstep.launcher import forkserver
-from lockstep.launcher.launch import launch
+from lockstep.launcher.launch import launch_command
 from lockstep.launcher.watchdog import Limits
 
 if __name__ == "__main__":
     forkserver._CLOSE_SECONDS = 3600  # longer than any test waits
-    code = launch(sys.argv[1:], plan=toy.plan, main=toy.main, preload=[{preload}], limits=Limits({limits}))
+    code = launch_command(sys.argv[1:], plan=toy.plan, main=toy.main, preload=[{preload}], limits=Limits({limits}))
     assert [{preload}] or "torch" not in sys.modules
     sys.exit(code)
 """
@@ -745,9 +745,9 @@ def test_importing_the_launcher_loads_no_torch() -> None:
 ELSEWHERE = """
 import sys
 sys.platform = "darwin"
-from lockstep.launcher.launch import launch
+from lockstep.launcher.launch import launch_command
 import toy
-sys.exit(launch(sys.argv[1:], plan=toy.plan, main=toy.main))
+sys.exit(launch_command(sys.argv[1:], plan=toy.plan, main=toy.main))
 """
 
 

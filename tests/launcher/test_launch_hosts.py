@@ -27,7 +27,7 @@ import time
 from pathlib import Path
 
 from lockstep.errors import InputError
-from lockstep.launcher.launch import launch
+from lockstep.launcher.launch import launch_command
 from lockstep.launcher.rendezvous import Seat
 from lockstep.workers.pulse import of_this_process
 from lockstep.workers.store_server import StoreAddress, inherited
@@ -69,7 +69,7 @@ def main(argv):
 if __name__ == "__main__":
     seat = Seat(2, HOST, "127.0.0.1", int(sys.argv[3]))
     import toy
-    sys.exit(launch(sys.argv[1:], plan=toy.plan, main=toy.main, preload=(), seat=seat))
+    sys.exit(launch_command(sys.argv[1:], plan=toy.plan, main=toy.main, preload=(), seat=seat))
 """
 
 

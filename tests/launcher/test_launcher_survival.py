@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lockstep.errors import InputError
-from lockstep.launcher.launch import launch
+from lockstep.launcher.launch import launch_command
 from lockstep.launcher.survival import Survival
 from lockstep.launcher.watchdog import Failure
 from lockstep.workers.membership import Generation
@@ -233,7 +233,7 @@ def run_with(folder: Path, num_workers: int, num_steps: int, *faults: str, **pla
     survival = {"min_workers": 1, "replacements": 3} | plan
     argv = [str(folder), json.dumps({"workers": num_workers, "survival": survival}), str(num_steps), *faults]
     preload, spares = ("torch", "lockstep.exchange.collectives"), ("no_such_module", "wave")
-    code = launch(argv, plan=surviving_run.plan, main=surviving_run.main, preload=preload, spares=spares)
+    code = launch_command(argv, plan=surviving_run.plan, main=surviving_run.main, preload=preload, spares=spares)
     said = [json.loads(line) for file in folder.iterdir() for line in file.read_text().splitlines()]
     return code, sorted(said, key=lambda words: words[-1])
 

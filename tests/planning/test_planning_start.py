@@ -70,7 +70,7 @@ def test_a_save_is_measured_beside_the_runs_and_nothing_is_left_by_a_worker_that
         (made[-1] / "first").mkdir()
         return 130
 
-    monkeypatch.setattr(start, "launch", ends_without_tidying)
+    monkeypatch.setattr(start, "launch_command", ends_without_tidying)
     for folder in (tmp_path, run, run / "checkpoints"):
         monkeypatch.chdir(folder)
         assert probe_on_workers(ProbeRequest(recipe_of(1), (1,))) == 130

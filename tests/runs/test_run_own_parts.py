@@ -114,6 +114,32 @@ def test_a_run_of_own_parts_has_all_that_one_of_shipped_parts_has(tmp_path: Path
     assert torch.equal(net.frozen.weight, recipe().model.build(0).frozen.weight)
 
 
+@pytest.mark.process
+def test_workers_that_are_started_for_a_run_learn_what_one_in_this_process_learns(tmp_path: Path) -> None:
+    here = ls.run(recipe(task=Regression), tmp_path / "here")
+    there = ls.run(recipe(task=Regression), tmp_path / "there", workers=2)
+    assert learned(tmp_path / "there") == learned(tmp_path / "here")
+    assert there.facts == here.facts
+    assert '"workers": 2' in (tmp_path / "there" / "history.jsonl").read_text()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"metrics": {"furthest": Furthest()}}, "get no metrics beside its recipe"),
+        ({"loggers": [ls.loggers.Csv()]}, "get no loggers beside its recipe"),
+        ({"hooks": [lambda report: None]}, "is not in a module"),
+        ({"hooks": [partial(own_parts.hook, every=object())]}, r"hook\(...\) is an object, and not sent"),
+        ({"task": Regression()}, r"Regression\(...\) is an object, and not sent"),
+        ({"workers": 0}, "workers is out of range"),
+    ],
+)
+def test_what_workers_cannot_import_is_refused(given: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(ls.InputError, match=said):
+        ls.run(recipe(task=Regression), tmp_path / "run", **{"workers": 2, **given})
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_weights_are_drawn_from_the_seed_and_no_stream_is_touched() -> None:
     before = torch.get_rng_state()
     first, same, other = (recipe().model.build(seed).last.weight for seed in (1, 1, 2))

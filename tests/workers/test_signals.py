@@ -42,6 +42,17 @@ def test_the_first_signal_requests_a_stop_and_the_next_ctrl_c_would_end_the_proc
     assert [signal.getsignal(each) for each in NUMBERS] == before
 
 
+def test_at_a_prompt_the_request_is_forgotten_and_the_next_ctrl_c_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "ps1", "In : ", raising=False)
+    pulse = Pulse()
+    with stop_on_signals(pulse):
+        signal.raise_signal(signal.SIGINT)
+        assert pulse.stop_requested == "SIGINT"
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert pulse.stop_requested is None
+
+
 def test_handlers_are_put_back_after_an_error() -> None:
     before = [signal.getsignal(each) for each in NUMBERS]
     with pytest.raises(ZeroDivisionError), stop_on_signals(Pulse()):
