@@ -10,6 +10,7 @@ import argparse
 import os
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 from lockstep.errors import InputError, WorkdirError
@@ -58,10 +59,11 @@ def folder_of_run(arguments: argparse.Namespace) -> Path:
             expected="a folder for the run",
             hint="leave it out; or --print-recipe > mine.toml, and lockstep train mine.toml --workdir none",
         )
-    return Path(arguments.workdir or Path("runs") / _name(arguments.recipe))
+    return Path(arguments.workdir or Path("runs") / name_of_run(arguments.recipe))
 
 
-def _name(word: str) -> str:
+def name_of_run(word: str) -> str:
+    """Return the name of the run that is trained on the data at a path."""
     path = Path(os.path.abspath(word.partition(".json:")[0]))  # noqa: PTH100 (a link keeps its name)
     name = re.sub(r"[^\w-]+", "_", path.name.partition(".")[0]).strip("_") or "data"
     return f"{name}_data" if name in names() else name
@@ -80,7 +82,7 @@ def own_run(arguments: argparse.Namespace) -> argparse.Namespace | None:
     trained = getattr(saved.data, "train", None)
     begun_in = KnownData.of(Workdir(folder)).folder or ""
     theirs = {os.path.abspath(os.path.join(place, trained)) for place in ("", begun_in)} if trained else set()  # noqa: PTH100, PTH118 (it may be a pattern)
-    if theirs.isdisjoint(_places(arguments.recipe)):
+    if not any(os.path.abspath(place) in theirs for place in _places(arguments.recipe)):  # noqa: PTH100 (likewise)
         raise WorkdirError(
             f"The run in {folder} has other data.",
             given=f"{arguments.recipe}; that run is trained on {trained or 'data of its own'}",
@@ -90,18 +92,27 @@ def own_run(arguments: argparse.Namespace) -> argparse.Namespace | None:
     return argparse.Namespace(**{**vars(arguments), "recipe": str(folder), "workdir": None})
 
 
-def _places(word: str) -> set[str]:
-    """Return where the data is, and the set to train on within it."""
+def _places(word: str) -> Iterator[str]:
+    """Yield where the data is, then the set to train on within it, which is looked for only then."""
     from lockstep.runs.own_data import find_data_sets
 
-    return {os.path.abspath(path) for path in (word, find_data_sets(word).train)}  # noqa: PTH100 (they may be patterns)
+    yield word
+    yield find_data_sets(word).train
 
 
 def check_own_data(arguments: argparse.Namespace, *, several_hosts: bool) -> None:
     """Refuse what can be refused before torch is loaded, by names alone."""
     from lockstep.runs.own_data import find_data_sets
 
-    folder_of_run(arguments)
+    data, folder = Path(arguments.recipe), folder_of_run(arguments)
+    if data.is_dir() and not is_url(str(folder)) and folder.resolve().is_relative_to(data.resolve()):
+        outside = os.path.relpath(data.resolve().parent / "runs" / name_of_run(arguments.recipe))
+        raise WorkdirError(
+            "The folder of the run would be among the data, and be taken for some of it.",
+            given=f"{folder}, in {data.resolve()}",
+            expected="a folder elsewhere",
+            hint=f"lockstep train {shlex.quote(arguments.recipe)} --workdir {shlex.quote(outside)}",
+        )
     if several_hosts or arguments.rehearse or arguments.fork_from:
         flag = "several hosts" if several_hosts else "--rehearse" if arguments.rehearse else "--fork-from"
         raise InputError(
