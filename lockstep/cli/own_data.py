@@ -11,10 +11,11 @@ import os
 import re
 import shlex
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
-from lockstep.errors import InputError, WorkdirError
-from lockstep.readers.split_folders import RECORDS, TABLE, TAR, TFDS
+from lockstep.errors import DataError, InputError, WorkdirError
+from lockstep.readers.split_folders import RECORDS, TABLE, TAR, TFDS, find_split
 from lockstep.recipes.shipped import names
 from lockstep.run_files import HISTORY, RECIPE
 from lockstep.runs.workdir import KnownData, Workdir
@@ -40,6 +41,8 @@ def names_data(word: str) -> bool:
         is_there = path.exists()
     except OSError:  # a name that no system takes, or a folder that may not be read
         return False
+    with suppress(DataError):  # of a split that is not there: it is said later
+        is_there = is_there or find_split(word) is not None
     is_data = TABLE.search(word) or RECORDS.search(word) or TAR.search(word) or _PATTERN.search(word)
     return is_there or word.startswith(TFDS) or is_data is not None
 

@@ -16,7 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lockstep import optim
-from lockstep.augmentations.colours import RandomDistortColor
+from lockstep.augmentations.colours import (
+    RandomAdjustBrightness,
+    RandomAdjustContrast,
+    RandomAdjustSaturation,
+    RandomDistortColor,
+)
 from lockstep.augmentations.resizers import FixedShapeResizer
 from lockstep.augmentations.turns import HorizontalFlip
 from lockstep.augmentations.zoom import RandomIoUCrop
@@ -39,6 +44,10 @@ _FEW_TO_SCORE = 200
 """With fewer images to validate one of them moves the score too much to stop by it."""
 _LARGEST_SIDE, _DETECTOR_SIDE, _CELL = 192, 320, 16
 _MANY = 500
+_OF_LARGE = (RandomIoUCrop(min_scale=0.5), HorizontalFlip(), RandomDistortColor())
+"""How images with large objects are augmented, as in `raccoon`."""
+_OF_SMALL = (HorizontalFlip(), RandomAdjustBrightness(0.1), RandomAdjustContrast(), RandomAdjustSaturation())
+"""How those with small objects are, as in `bccd`, but for its vertical flip: few things but cells have no upper side."""
 
 
 class Chosen(NamedTuple):
@@ -113,7 +122,7 @@ def _with_validation(found: Found) -> tuple[Any, dict[str, int], dict[str, str]]
     if found.has_objects:
         data = DetectionData(sets.train, sets.validation, sets.test, train_split=sets.train_split)
     else:
-        data = ImageData(sets.train, sets.validation, sets.test, labels=sets.labels)
+        data = ImageData(sets.train, sets.validation, sets.test, labels=sets.labels, labels_offset=found.first_label)
         reasons["data.labels"] = "the classes to train on: some folders are empty, or another set lacks a class"
     if sets.validation is None and sets.test is None:
         shares = ["10 %"] if found.num_images >= _MANY else ["20 %", "30 %", "40 %"]
@@ -239,7 +248,7 @@ def _detector(
         data=replace(
             data,
             resizer=FixedShapeResizer(height, width, "antialiased"),
-            augment=(*([RandomIoUCrop(min_scale=0.5)] if is_large else []), HorizontalFlip(), RandomDistortColor()),
+            augment=_OF_LARGE if is_large else _OF_SMALL,
         ),
         warm_start=InitialWeights(
             str(weights), WarmStart(add_prefix="backbone.", skip=(r"^head\.", r"^backbone\.norms\."))
@@ -258,7 +267,9 @@ def _detector(
     return recipe, {
         "model": f"a small detector, quick on processors; {len(found.classes)} classes, anchors of the objects' sizes",
         "data.resizer": "the shape of most images; the longer side is enough for a processor",
-        "data.augment": "objects are large, so parts of images are learned from, too" if is_large else "",
+        "data.augment": "objects are large, so parts of images are learned from, too"
+        if is_large
+        else "objects are small: images stay whole, and hues as they are",
         "frozen": "the first layers know edges and colours already" if weights else "",
         "optimizer": f"the rate rises for {warmup} steps, and falls to 0",
         "average": "scored and exported are averages of the last updates, which vary less",

@@ -22,7 +22,7 @@ from lockstep.readers.label_tables import label_table_among
 from lockstep.readers.open import open_detection, open_source
 from lockstep.readers.paths import annotations_among, class_folders, entries_of, shards_among
 from lockstep.readers.reader import Reader
-from lockstep.readers.split_folders import ENDINGS, find_split
+from lockstep.readers.split_folders import ENDINGS, find_split, split_names
 from lockstep.storage.remote_path import is_url
 
 LEAST_IMAGES = 10
@@ -63,7 +63,11 @@ def find_data_sets(path: str) -> DataSets:
         DataError: there is no data, or none that can be learned from: no classes, one, or next to no images.
     """
     place = Path(path)
-    if is_url(path) or find_split(path):
+    if is_url(path):
+        return DataSets(path)
+    if named := _by_name({name: f"{path.rstrip('/')}/{name}" for name in split_names(path)}):
+        return DataSets(named["train"], named.get("validation"), named.get("test"))
+    if find_split(path):
         return DataSets(path)
     if place.is_file():
         _check_file(place)
@@ -340,6 +344,8 @@ class Found:
     """Files of a kind that is not read."""
     empty: tuple[str, ...] = ()
     """Folders without an image, which are no classes."""
+    first_label: int = 0
+    """The label of the first class."""
     box_sides: Any = field(default_factory=lambda: np.zeros((0, 2)))
     """Height and width of the objects, as shares of those of their images, (objects, 2)."""
 
@@ -371,7 +377,8 @@ def look_at(sets: DataSets, seconds: float = SECONDS_TO_LOOK) -> Found:
         )
     named = getattr(reader, "classes", ())
     names = dict(enumerate(named)) if not isinstance(named, Mapping) else dict(named)
-    first = int(seen.has_objects)
+    # Label 0 is that of the background: of objects, and of records whose labels begin at 1.
+    first = int(seen.has_objects or (not names and min(seen.labels, default=0) == 1))
     last = max([*names, *seen.labels], default=first)
     classes = tuple(names.get(label) or str(label) for label in range(first, last + 1))
     counts = getattr(reader, "counts", None) or {classes[k - first]: seen.labels[k] for k in range(first, last + 1)}
@@ -395,6 +402,7 @@ def look_at(sets: DataSets, seconds: float = SECONDS_TO_LOOK) -> Found:
         tuple(seen.broken),
         tuple(str(path.relative_to(place)) for path in _unread(place)) if place.is_dir() else (),
         tuple(name for name in class_folders(place) if name not in sets.labels) if sets.labels else (),
+        first,
         np.concatenate(seen.sides) if seen.sides else np.zeros((0, 2)),
     )
 
