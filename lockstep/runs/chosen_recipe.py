@@ -47,7 +47,7 @@ _MANY = 500
 _OF_LARGE = (RandomIoUCrop(min_scale=0.5), HorizontalFlip(), RandomDistortColor())
 """How images with large objects are augmented, as in `raccoon`."""
 _OF_SMALL = (HorizontalFlip(), RandomAdjustBrightness(0.1), RandomAdjustContrast(), RandomAdjustSaturation())
-"""How those with small objects are, as in `bccd`, but for its vertical flip: few things but cells have no upper side."""
+"""How those with small objects are, as in `bccd`, but for its vertical flip: most things have an upper side."""
 
 
 class Chosen(NamedTuple):
