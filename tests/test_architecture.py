@@ -45,7 +45,7 @@ TOPICS = {
         "notebooks",
         "public_names",
     },
-    "cli": {"commands", "names_on_screen", "photo_commands", "staged_run"},
+    "cli": {"commands", "first_commands", "names_on_screen", "photo_commands", "staged_run"},
     "models": {"backbones"},
     "training": {"wrong_arguments"},
 }

@@ -16,11 +16,12 @@ from lockstep.checkpoints.fetching import no_run_on
 from lockstep.checkpoints.mirror import shown_path
 from lockstep.checkpoints.store import Store
 from lockstep.checks import NonNegativeFloat, PositiveInt, check_together, check_value
+from lockstep.cli.meant import run_meant
 from lockstep.cli.own_data import names_data, own_run
 from lockstep.cli.shared import check_target, given_seat, run_folder
 from lockstep.cores import NumThreads
 from lockstep.errors import InputError, RecipeError, WorkdirError
-from lockstep.listing import closest_path, hint_for_path, what_is_there
+from lockstep.listing import did_you_mean, hint_for_path, what_is_there
 from lockstep.recipes.code import with_code
 from lockstep.recipes.data import SPLITS
 from lockstep.recipes.recipe import Recipe, recipe_changes
@@ -92,15 +93,11 @@ def no_run_in(path: Path) -> WorkdirError:
     """Return the error for a folder that holds no run, which names one that may be meant."""
     if is_url(shown := shown_path(path)):
         return no_run_on(shown)
-    runs = sorted(found.parent for found in path.glob(f"*/{RECIPE}"))
-    meant = runs[0] if runs else None if path.exists() else closest_path(path)
     return WorkdirError(
         f"There is no run in {path}.",
         given=what_is_there(path),
         expected=f"the folder of a run, with a {RECIPE}",
-        hint=f"did you mean {meant}?"
-        if meant
-        else f"check the path, or train first: lockstep train mnist --workdir {path}",
+        hint=run_meant(path),
     )
 
 
@@ -180,10 +177,7 @@ def given_run(arguments: argparse.Namespace) -> GivenRun:
     in the workdir; else that of the shipped recipe. Where data is named in place of a recipe, it is the run that has
     begun with it.
     """
-    if names_data(arguments.recipe):
-        if (begun := own_run(arguments)) is None:
-            raise _not_begun(arguments.recipe)
-        arguments = begun
+    arguments = _of_begun_run(arguments)
     named, folder = _named(arguments.recipe)
     is_shipped = arguments.recipe in names()
     recipe = _changed(replace(named, num_towers=None) if is_shipped else named, folder, arguments)
@@ -196,25 +190,31 @@ def given_run(arguments: argparse.Namespace) -> GivenRun:
     return GivenRun(replace(recipe, num_towers=num_towers), path)
 
 
-def _not_begun(word: str) -> InputError:
-    """Make the error of a command, or of workers that another launcher has started, where data stands for a recipe."""
-    return InputError(
+def _of_begun_run(arguments: argparse.Namespace) -> argparse.Namespace:
+    """Put the run that has begun in place of the data that stands for a recipe."""
+    if not names_data(word := arguments.recipe):
+        return arguments
+    if begun := own_run(argparse.Namespace(**{"workdir": None, **vars(arguments)})):
+        return begun
+    raise InputError(
         f"{word} is neither a recipe nor the folder of a run, and no run on this data has begun.",
         given=word,
         expected="a recipe, or the folder of a run",
-        hint=f"lockstep train {shlex.quote(word)} --print-recipe > mine.toml; then train mine.toml",
+        hint=f"train on it first: lockstep train {shlex.quote(word)}; "
+        f"or lockstep train {shlex.quote(word)} --print-recipe > mine.toml, and name mine.toml",
     )
 
 
 def given_recipe(arguments: argparse.Namespace) -> Recipe:
     """Return the recipe of a command line, whatever its workdir holds."""
+    arguments = _of_begun_run(arguments)
     return _changed(*_named(arguments.recipe), arguments)
 
 
 def _named(word: str) -> tuple[Recipe, Path | None]:
     """Return the recipe that a word names, and the folder where it is the one of a run."""
     folder = run_folder(word)
-    if not is_url(word) and (word in names() or word.endswith(".toml") or not (os.sep in word or folder.exists())):
+    if not is_url(word) and (word in names() or word.endswith(".toml")):
         return find(word), None
     if Workdir(folder).holds_run:
         recipe = Workdir(folder).recipe()
@@ -222,16 +222,19 @@ def _named(word: str) -> tuple[Recipe, Path | None]:
         return recipe, folder
     if is_url(word):
         raise no_run_in(folder)
-    run = next((above for above in folder.parents if (above / RECIPE).is_file()), None)
+    runs = [above for above in folder.parents if (above / RECIPE).is_file()]
+    runs += sorted(found.parent for found in folder.glob(f"*/{RECIPE}"))
+    what_for = "put a folder of images for each class into it" if folder.is_dir() else "name a folder of images"
     raise RecipeError(
-        f"{word} is neither a recipe nor the folder of a run.",
+        f"{word} is neither data, nor a recipe, nor the folder of a run.",
         given=what_is_there(folder),
-        expected=f"data; a run's folder, with a {RECIPE}; {', '.join(names())}; or a file that ends in .toml",
-        hint=f"lockstep train {run}"
-        if run
-        else hint_for_path(folder)
-        if not folder.exists()
-        else "name another folder",
+        expected="data, such as a folder with a folder of images for each class; the folder of a run; "
+        "a name that `lockstep recipes` lists; or a file that ends in .toml",
+        hint=f"lockstep train {shlex.quote(str(runs[0]))}"
+        if runs
+        else f"{what_for}, and give the same command again"
+        if folder.exists()
+        else did_you_mean(word, names()) or hint_for_path(folder),
     )
 
 

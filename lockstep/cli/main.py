@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import select
-import shlex
 import sys
 from collections.abc import Sequence
 from typing import NoReturn, TextIO
@@ -31,6 +30,7 @@ from lockstep.cli import (
     verify,
 )
 from lockstep.cli.completion import completion_command, man_command
+from lockstep.cli.meant import command_meant, rest_meant
 from lockstep.cli.shared import EXIT_CODES, INTERRUPTED, OUTPUT_CLOSED, QUIET_HELP, in_words_of_flags, parsed
 from lockstep.errors import LockstepError
 from lockstep.lazy import import_lazily
@@ -39,7 +39,8 @@ from lockstep.terminal import width_of, wrapped
 from lockstep.version import __version__
 
 EXAMPLES = """examples:
-  lockstep train mnist --towers 2 --workdir runs/mnist    train; the same again resumes
+  lockstep train photos                                   train on a folder with a folder of images for each class
+  lockstep train mnist --towers 2 --workdir runs/mnist    train by a recipe; the same again resumes
   lockstep train mnist --set optimizer.lr.initial=0.02    change one field of the recipe
   lockstep recipes                                        the recipes that come with it
   lockstep explain optimizer.lr                           what a field of recipes means, takes and is by default
@@ -88,9 +89,13 @@ COMMANDS = {
 
 
 class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
+    def error(self, message: str, hint: str = "") -> NoReturn:
+        """Say what is wrong and what was meant, not all flags, among which it would not be seen."""
+        lines = (line.partition("  ")[0] for line in EXAMPLES.replace("\n  ", "\n").splitlines())
+        example = next((line for line in lines if f"{line} ".startswith(f"{self.prog} ")), "")
+        way = f"  hint:     {hint}\n" if hint else f"  such as:  {example}\n" if example else ""
         # The shell expands a pattern to names of files, which may hold anything.
-        super().error(one_line(message))
+        self.exit(2, f"{self.prog}: error: {one_line(message)}\n{way}  help:     {self.prog} --help\n")
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         super().exit(status, message and _fitted(message, sys.stderr))
@@ -105,7 +110,7 @@ def _fitted(text: str, stream: TextIO) -> str:
     return "\n".join(part for line in text.split("\n") for part in wrapped(line, width))
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> _Parser:
     """Make the parser of all commands."""
     top = _Parser(
         prog="lockstep",
@@ -124,12 +129,14 @@ def parser() -> argparse.ArgumentParser:
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Parse a command line. For `run`, `arguments` holds the arguments of the script."""
     top = parser()
+    if argv and argv[0] not in COMMANDS and not argv[0].startswith("-"):
+        top.error(f"there is no command {argv[0]}", command_meant(argv, COMMANDS, train.SHIPPED_RECIPES))
     arguments = parsed(top, argv)
-    if arguments.arguments and arguments.command != "run":
-        whole = " ".join([getattr(arguments, "recipe", ""), *arguments.arguments])
-        is_path = arguments.command == "train" and os.path.exists(whole)  # noqa: PTH110 (that of pathlib raises)
-        quoted = f"; a name with spaces is quoted: lockstep train {shlex.quote(whole)}" if is_path else ""
-        top.error(f"unrecognized arguments: {' '.join(arguments.arguments)}{quoted}")
+    if (rest := arguments.arguments) and arguments.command != "run":
+        command = _Parser(prog=f"lockstep {arguments.command}")
+        COMMANDS[arguments.command].add_to(command)
+        hint = rest_meant(arguments.command, getattr(arguments, "recipe", ""), rest, command._option_string_actions)
+        command.error(f"unrecognized arguments: {' '.join(rest)}", hint)
     return arguments
 
 

@@ -10,10 +10,12 @@ import argparse
 import os
 import re
 import shlex
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
-from lockstep.errors import InputError, WorkdirError
-from lockstep.readers.split_folders import RECORDS, TABLE, TAR, TFDS
+from lockstep.errors import DataError, InputError, WorkdirError
+from lockstep.readers.split_folders import RECORDS, TABLE, TAR, TFDS, find_split
 from lockstep.recipes.shipped import names
 from lockstep.run_files import HISTORY, RECIPE
 from lockstep.runs.workdir import KnownData, Workdir
@@ -39,6 +41,8 @@ def names_data(word: str) -> bool:
         is_there = path.exists()
     except OSError:  # a name that no system takes, or a folder that may not be read
         return False
+    with suppress(DataError):  # of a split that is not there: it is said later
+        is_there = is_there or find_split(word) is not None
     is_data = TABLE.search(word) or RECORDS.search(word) or TAR.search(word) or _PATTERN.search(word)
     return is_there or word.startswith(TFDS) or is_data is not None
 
@@ -58,10 +62,11 @@ def folder_of_run(arguments: argparse.Namespace) -> Path:
             expected="a folder for the run",
             hint="leave it out; or --print-recipe > mine.toml, and lockstep train mine.toml --workdir none",
         )
-    return Path(arguments.workdir or Path("runs") / _name(arguments.recipe))
+    return Path(arguments.workdir or Path("runs") / name_of_run(arguments.recipe))
 
 
-def _name(word: str) -> str:
+def name_of_run(word: str) -> str:
+    """Return the name of the run that is trained on the data at a path."""
     path = Path(os.path.abspath(word.partition(".json:")[0]))  # noqa: PTH100 (a link keeps its name)
     name = re.sub(r"[^\w-]+", "_", path.name.partition(".")[0]).strip("_") or "data"
     return f"{name}_data" if name in names() else name
@@ -80,7 +85,7 @@ def own_run(arguments: argparse.Namespace) -> argparse.Namespace | None:
     trained = getattr(saved.data, "train", None)
     begun_in = KnownData.of(Workdir(folder)).folder or ""
     theirs = {os.path.abspath(os.path.join(place, trained)) for place in ("", begun_in)} if trained else set()  # noqa: PTH100, PTH118 (it may be a pattern)
-    if theirs.isdisjoint(_places(arguments.recipe)):
+    if not any(os.path.abspath(place) in theirs for place in _places(arguments.recipe)):  # noqa: PTH100 (likewise)
         raise WorkdirError(
             f"The run in {folder} has other data.",
             given=f"{arguments.recipe}; that run is trained on {trained or 'data of its own'}",
@@ -90,18 +95,27 @@ def own_run(arguments: argparse.Namespace) -> argparse.Namespace | None:
     return argparse.Namespace(**{**vars(arguments), "recipe": str(folder), "workdir": None})
 
 
-def _places(word: str) -> set[str]:
-    """Return where the data is, and the set to train on within it."""
+def _places(word: str) -> Iterator[str]:
+    """Yield where the data is, then the set to train on within it, which is looked for only then."""
     from lockstep.runs.own_data import find_data_sets
 
-    return {os.path.abspath(path) for path in (word, find_data_sets(word).train)}  # noqa: PTH100 (they may be patterns)
+    yield word
+    yield find_data_sets(word).train
 
 
 def check_own_data(arguments: argparse.Namespace, *, several_hosts: bool) -> None:
     """Refuse what can be refused before torch is loaded, by names alone."""
     from lockstep.runs.own_data import find_data_sets
 
-    folder_of_run(arguments)
+    data, folder = Path(arguments.recipe), folder_of_run(arguments)
+    if data.is_dir() and not is_url(str(folder)) and folder.resolve().is_relative_to(data.resolve()):
+        outside = os.path.relpath(data.resolve().parent / "runs" / name_of_run(arguments.recipe))
+        raise WorkdirError(
+            "The folder of the run would be among the data, and be taken for some of it.",
+            given=f"{folder}, in {data.resolve()}",
+            expected="a folder elsewhere",
+            hint=f"lockstep train {shlex.quote(arguments.recipe)} --workdir {shlex.quote(outside)}",
+        )
     if several_hosts or arguments.rehearse or arguments.fork_from:
         flag = "several hosts" if several_hosts else "--rehearse" if arguments.rehearse else "--fork-from"
         raise InputError(

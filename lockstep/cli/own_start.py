@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from logging import ERROR
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from lockstep.run_files import RECIPE
 from lockstep.runs.workdir import Result
 from lockstep.screen import Lines, log
 from lockstep.terminal import in_columns
-from lockstep.types import Epochs
+from lockstep.types import Epochs, Steps
 
 if TYPE_CHECKING:
     from lockstep.runs.chosen_recipe import Chosen
@@ -84,8 +85,13 @@ def _choose(arguments: argparse.Namespace) -> tuple[Found, Chosen]:
 
     found = look_at(find_data_sets(arguments.recipe))
     num_devices = 0 if arguments.device == "cpu" else num_accelerators()
-    chosen = choose_recipe(found, folder_of_run(arguments).name, find_weights(), num_devices)
-    return found, chosen._replace(recipe=changed_by_flags(chosen.recipe, arguments))
+    choose = partial(choose_recipe, found, folder_of_run(arguments).name, find_weights(), num_devices)
+    chosen = choose()
+    changed = changed_by_flags(chosen.recipe, arguments)
+    if changed.end != chosen.recipe.end and isinstance(changed.end, Steps | Epochs):
+        chosen = choose(changed.end)
+        changed = changed_by_flags(chosen.recipe, arguments)
+    return found, chosen._replace(recipe=changed)
 
 
 def _toml(found: Found, chosen: Chosen, word: str) -> str:
@@ -114,6 +120,7 @@ def _described(found: Found, word: str) -> list[str]:
         ("sizes", sizes + ("" if same else f", typically {middle[0]} x {middle[1]}")),
         ("broken", broken),
         *([("not read", unread)] if unread else []),
+        *([("no class", f"{shorten(found.empty, 3)}: without an image")] if found.empty else []),
     ]
     return [f"{word}: {found.kind}", *(f"  {line}" for line in _rows(rows))]
 
@@ -148,7 +155,8 @@ def _choices(found: Found, chosen: Chosen) -> list[str]:
     task = "detector: where objects are, and what" if found.has_objects else "classifier: one class for each image"
     where = recipe.warm_start.path if recipe.warm_start else None
     updates = f", {chosen.num_steps:,} updates" if isinstance(recipe.end, Epochs) else ""
-    falls_to_0 = f"steps={recipe.end!r}" in repr(recipe.optimizer)  # unless flags have set another end
+    length = recipe.end.count if isinstance(recipe.end, Steps) else recipe.end
+    falls_to_0 = f"steps={length!r}" in repr(recipe.optimizer)  # not where hours end it, or nothing does
     rate = f"; the rate falls to 0 as a cosine{'' if falls_to_0 else ', but not at this end: optimizer.lr.steps'}"
     resizer = getattr(data, "resizer", None)
     shape = f"{resizer.height} x {resizer.width}" if resizer else f"{data.image_size} x {data.image_size}"
@@ -184,7 +192,8 @@ def _scored(chosen: Chosen) -> str:
 def _stopping(chosen: Chosen) -> str:
     patience = chosen.recipe.evaluate.patience
     if patience is None:
-        return f"no: {chosen.num_validation} images to validate say too little for that"
+        few = f"{chosen.num_validation} images to validate say too little for that"
+        return f"no: {few if chosen.num_validation else 'there are no images to validate'}"
     return f"after {patience} evaluations in a row without a better score, one every {chosen.recipe.evaluate.every}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from lockstep.checks import Range, check_value
 from lockstep.cli.shared import Command, check_target, run_folder
 from lockstep.durable import atomic_write
 from lockstep.errors import InputError, LockstepError
+from lockstep.run_files import RECIPE
 from lockstep.screen import write_json, write_lines
 
 if TYPE_CHECKING:
@@ -46,6 +48,10 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     from lockstep.report.page import report_json, report_page, run_report
     from lockstep.runs.record import RunRecord, format_time
 
+    if wrong := next((path for path in paths if not os.path.lexists(path / RECIPE)), None):
+        from lockstep.cli.given_run import no_run_in
+
+        raise no_run_in(wrong)
     records = list(map(RunRecord, paths))
     examples = [_examples(record, arguments.examples) if arguments.examples else [] for record in records]
     runs = list(map(run_report, records, _names(paths), examples))

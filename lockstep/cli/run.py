@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import runpy
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -94,7 +95,9 @@ def _check_script(script: str) -> None:
             f"There is no script {script}.",
             given=script,
             expected="a Python file",
-            hint="check the path: lockstep run my_script.py --workers 4",
+            hint=f"lockstep train {shlex.quote(script)}"
+            if Path(script).is_dir()
+            else "check the path: lockstep run my_script.py --workers 4",
         )
 
 

@@ -24,6 +24,7 @@ from lockstep.recipes.data import DetectionData, MnistData
 from lockstep.recipes.python_parts import PythonData
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.shipped import find, names
+from lockstep.run_files import RECIPE
 
 if TYPE_CHECKING:
     from lockstep.readers.reader import Reader
@@ -94,6 +95,13 @@ def check_source(source: str) -> None:
     """Refuse a recipe that cannot be read, and a word that is neither a path nor a recipe; torch is not loaded."""
     if is_recipe(source):
         find(source)
+    elif (Path(source) / RECIPE).is_file():
+        raise InputError(
+            f"{source} is the folder of a run.",
+            given=source,
+            expected="data, or a recipe",
+            hint=f"name the recipe of the run: {Path(source) / RECIPE}",
+        )
     elif not _PATTERN.search(source) and not Path(source).exists() and not find_split(source):
         raise InputError(
             f"There is neither a recipe nor data called {source}.",

@@ -223,11 +223,13 @@ def _looked(paths: Sequence[str]) -> list[tuple[RunStatus, RunRecord | None]]:
         else:
             found.append((status_of(record), record))
     if not found:
+        from lockstep.cli.meant import run_meant
+
         raise InputError(
             "There are no runs there.",
             given=", ".join(paths),
             expected="the workdir of a run, or a folder with some in it",
-            hint="lockstep train mnist --workdir runs/mnist makes one",
+            hint=run_meant(named[0]),
         )
     if len(problems) == len(found):
         raise problems[0]

@@ -42,7 +42,8 @@ class ImageFolder:
 
     Args:
         path: the folder.
-        labels: a file with one label a line, the name of a folder; other folders are not read.
+        labels: the names of the folders, or a file with one a line; other folders are not read. The log names those
+            that have no images, or are not there: one part of the data may lack a class.
         background: add a class 0 without images, as in the ImageNet of TensorFlow's reference models.
         decoding: how images are decoded when they are asked for.
         cache: where what is read of an object store is kept; by default in the user's cache.
@@ -53,7 +54,7 @@ class ImageFolder:
     def __init__(
         self,
         path: str | AnyPath,
-        labels: str | AnyPath | None = None,
+        labels: str | AnyPath | tuple[str, ...] | None = None,
         *,
         background: bool = False,
         decoding: Decoding = AS_STORED,
@@ -176,19 +177,22 @@ def _files_by_class(
             return _in_order_of(labels, files_by_label(table), path), None
         folders = [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
         others = sorted({entry.name for entry in entries} - {*folders})
-        classes = folders if labels is None else labels
-        if absent := sorted({*classes} - {*folders}):
-            raise _unusable(path, f"no folder {shorten(absent)}", "a folder for each label")
+        there = folders if labels is None else sorted({*labels} & {*folders})
+        if labels and not there:
+            raise _unusable(path, f"no folder {shorten(labels)}", "a folder for each label")
         with ThreadPoolExecutor(_THREADS) as pool:
-            listed = dict(zip(classes, pool.map(lambda name: images_below(path / name), classes), strict=True))
-        files = {name: [f"{name}/{image}" for image in found.names] for name, found in listed.items()}
+            listed = dict(zip(there, pool.map(lambda name: images_below(path / name), there), strict=True))
+        classes = folders if labels is None else labels
+        files = {name: [f"{name}/{image}" for image in listed[name].names] if name in there else [] for name in classes}
         others += [f"{name}/{other}" for name, found in listed.items() for other in found.others]
     except OSError as error:
         raise _unusable(path, str(error), "a folder of folders that may be read") from error
     if not files:
         raise _unusable(path, f"only {shorten(others)}" if others else "an empty folder", "a folder for each class")
     if empty := [name for name, found in files.items() if not found]:
-        raise _unusable(path, f"no images in {shorten(empty)}", f"one {', '.join(ENDINGS)} or more for each class")
+        if labels is None or len(empty) == len(files):
+            raise _unusable(path, f"no images in {shorten(empty)}", f"one {', '.join(ENDINGS)} or more for each class")
+        log.warning("There are no images of %s in %s", shorten(empty), path, chief_only=True)
     if others := sorted([*others, *({*folders} - {*files})]):
         log.warning("Not read in %s: %s", path, shorten(others), chief_only=True)
     stats = [stat for found in listed.values() for stat in found.stats or ()]

@@ -145,7 +145,7 @@ class ImageTable(_Images):
         paths: the files: a path, a pattern such as "train-*.parquet", or several of these.
         image: the name of the column of images; by default the one that can be meant, by its type and name.
         label: the name of the column of labels; likewise.
-        labels: a file with the name of each class on a line of its own: its number is that of the line, from 0 on.
+        labels: the names of the classes, or a file with one on each line: its number is that of the line, from 0 on.
         decoding: how images are decoded when they are asked for.
         cache: the folder where what is read of an object store is kept; by default in the user's cache.
 
@@ -159,7 +159,7 @@ class ImageTable(_Images):
         *,
         image: str | None = None,
         label: str | None = None,
-        labels: str | AnyPath | None = None,
+        labels: str | AnyPath | tuple[str, ...] | None = None,
         decoding: Decoding = AS_STORED,
         cache: Cache = None,
     ) -> None:

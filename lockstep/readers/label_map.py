@@ -92,9 +92,12 @@ def write_label_map(path: str | Path, label_map: LabelMap) -> None:
         file.write("\n".join(map(_item, label_map.labels)).encode())
 
 
-def read_labels(path: str | AnyPath) -> tuple[str, ...]:
-    """Read a file with one label a line; space around labels and empty lines at the end are ignored."""
-    labels = tuple(line.strip() for line in _read(path).rstrip().splitlines())
+def read_labels(path: str | AnyPath | tuple[str, ...]) -> tuple[str, ...]:
+    """Read a file with one label a line; space around labels and empty lines at the end are ignored.
+
+    In place of the file there may be the labels themselves.
+    """
+    labels = path if isinstance(path, tuple) else tuple(line.strip() for line in _read(path).rstrip().splitlines())
     twice = [label for label, count in Counter(labels).items() if count > 1]
     problem = ""
     if "" in labels:

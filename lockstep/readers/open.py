@@ -52,7 +52,7 @@ class _Options(NamedTuple):
     cache: Cache
     image: str | None
     label: str | None
-    labels: str | AnyPath | None
+    labels: str | AnyPath | tuple[str, ...] | None
 
 
 def open_source(
@@ -64,7 +64,7 @@ def open_source(
     cache: Cache = None,
     image_column: str | None = None,
     label_column: str | None = None,
-    labels: str | AnyPath | None = None,
+    labels: str | AnyPath | tuple[str, ...] | None = None,
 ) -> Reader:
     """Open data with the right reader, found by the names in a folder, and by the first record of a file of records.
 
@@ -90,7 +90,7 @@ def open_source(
             default in the user's cache.
         image_column: of a table, the column of images, where the name and type do not tell.
         label_column: of a table, the column of labels; likewise.
-        labels: of a table or of folders of images, a file with the name of each class, whose number is that of its line
+        labels: of a table or of folders of images, the names of the classes, or a file with one on each line, numbered
             from 0 on; by default they are numbered in the order of their names.
     """
     reader = _open(path, _Options(everything, truth, decoding, cache, image_column, label_column, labels))

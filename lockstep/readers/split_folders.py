@@ -94,6 +94,17 @@ def find_split(path: str | Path) -> NamedSplit | None:
     )
 
 
+def split_names(path: str | Path) -> tuple[str, ...]:
+    """Return the names of the splits in a folder of these kinds; none where a path leads to no such folder."""
+    place = _data_dir() / str(path).removeprefix(TFDS) if str(path).startswith(TFDS) else Path(str(path))
+    if not _is_folder(place):
+        return ()
+    splits = _splits_of(place)
+    if splits is None and (version := _only_version(place, str(path), None)):
+        splits = _splits_of(version)
+    return tuple(splits or ())
+
+
 def _may_be_split(folder: Path, name: str, splits: Iterable[str]) -> bool:
     """Whether a name that is none of the splits is likely to be meant as one, not as that of a file."""
     if any((folder / file).exists() for file in (FEATURES, _DICT)):

@@ -212,7 +212,7 @@ class PathData:
         if self.function is None:
             check_there(self.path(split), self.known)
         field, expected = self.class_file
-        if (path := getattr(self, field)) is not None:
+        if isinstance(path := getattr(self, field), str):
             check_there(path, expected)
 
     @property
@@ -243,7 +243,7 @@ class PathData:
 
     def found_from(self, folder: Path) -> Self:
         """Take each path that leads nowhere from another folder, if it leads somewhere there."""
-        fields = [each for each in (*self.splits, self.class_file[0]) if getattr(self, each) is not None]
+        fields = [each for each in (*self.splits, self.class_file[0]) if isinstance(getattr(self, each), str)]
         return self._with({each: found_from(folder, getattr(self, each)) for each in fields})
 
     def part_of(self, source: Reader, split: str) -> Reader:
@@ -307,9 +307,10 @@ class ImageData(PathData, Checked):
     """The column of images in Parquet or Arrow files; None: it is found by its type and name."""
     label_column: str | None = None
     """The column of labels there; None: likewise."""
-    labels: str | None = None
-    """A file with the name of each class, one a line: of folders of images, and of tables whose labels are text. Their
-    numbers are those of the lines, from 0 on, in each split; None: the order of the names that a split has."""
+    labels: str | tuple[str, ...] | None = None
+    """The names of the classes, or a file with one a line: of folders of images, and of tables whose labels are text.
+    They are numbered by their order, from 0 on, in each split, which may lack some; None: the order of the names that a
+    split has."""
 
     size_field: ClassVar[str] = "data.image_size"
     """The field of a recipe that says the size of the images, for errors."""

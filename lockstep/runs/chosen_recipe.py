@@ -16,7 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lockstep import optim
-from lockstep.augmentations.colours import RandomDistortColor
+from lockstep.augmentations.colours import (
+    RandomAdjustBrightness,
+    RandomAdjustContrast,
+    RandomAdjustSaturation,
+    RandomDistortColor,
+)
 from lockstep.augmentations.resizers import FixedShapeResizer
 from lockstep.augmentations.turns import HorizontalFlip
 from lockstep.augmentations.zoom import RandomIoUCrop
@@ -39,6 +44,10 @@ _FEW_TO_SCORE = 200
 """With fewer images to validate one of them moves the score too much to stop by it."""
 _LARGEST_SIDE, _DETECTOR_SIDE, _CELL = 192, 320, 16
 _MANY = 500
+_OF_LARGE = (RandomIoUCrop(min_scale=0.5), HorizontalFlip(), RandomDistortColor())
+"""How images with large objects are augmented, as in `raccoon`."""
+_OF_SMALL = (HorizontalFlip(), RandomAdjustBrightness(0.1), RandomAdjustContrast(), RandomAdjustSaturation())
+"""How those with small objects are, as in `bccd`, but for its vertical flip: most things have an upper side."""
 
 
 class Chosen(NamedTuple):
@@ -56,7 +65,7 @@ class Chosen(NamedTuple):
         end = self.recipe.end
         if isinstance(end, Steps):
             return end.count
-        return math.ceil(end.count * self.num_train / self.recipe.batch_size) if isinstance(end, Epochs) else None
+        return end.steps(self.num_train, self.recipe.batch_size) if isinstance(end, Epochs) else None
 
     @property
     def num_scored(self) -> int:
@@ -74,7 +83,9 @@ def find_weights() -> Path | None:
     return next((place / WEIGHTS for place in places if (place / WEIGHTS).is_file()), None)
 
 
-def choose_recipe(found: Found, name: str, weights: Path | None, num_devices: int) -> Chosen:
+def choose_recipe(
+    found: Found, name: str, weights: Path | None, num_devices: int, end: Steps | Epochs | None = None
+) -> Chosen:
     """Choose a recipe for data.
 
     Args:
@@ -82,10 +93,11 @@ def choose_recipe(found: Found, name: str, weights: Path | None, num_devices: in
         name: of the run.
         weights: of SqueezeNet's features, to start from; None: from none.
         num_devices: accelerators here; 0 where processors compute.
+        end: of the run, to which the rates fall; None: it is chosen, too.
     """
     data, counts, reasons = _with_validation(found)
     chosen = _detector if found.has_objects else _classifier
-    recipe, more = chosen(found, data, counts, weights, max(1, num_devices))
+    recipe, more = chosen(found, data, counts, weights, max(1, num_devices), end)
     feed = DataLoading(bad_examples="skip", bad_budget=max(100, len(found.broken) * 1000))
     recipe = replace(recipe, name=name, feed=feed if found.broken else DataLoading(), num_towers=max(1, num_devices))
     reasons |= more | {
@@ -94,7 +106,7 @@ def choose_recipe(found: Found, name: str, weights: Path | None, num_devices: in
         else "none were found: the net learns from these images alone",
         "feed": "images that cannot be read are left out" if found.broken else "",
         "evaluate.patience": "the run ends after so many evaluations without a better score",
-        "end": "fewer images are seen more often",
+        "end": "as it was asked for" if end else "fewer images are seen more often",
         "num_towers": "one for each accelerator" if num_devices > 1 else "one slice: the whole batch at once",
     }
     return Chosen(
@@ -110,7 +122,8 @@ def _with_validation(found: Found) -> tuple[Any, dict[str, int], dict[str, str]]
     if found.has_objects:
         data = DetectionData(sets.train, sets.validation, sets.test, train_split=sets.train_split)
     else:
-        data = ImageData(sets.train, sets.validation, sets.test)
+        data = ImageData(sets.train, sets.validation, sets.test, labels=sets.labels, labels_offset=found.first_label)
+        reasons["data.labels"] = "the classes to train on: some folders are empty, or another set lacks a class"
     if sets.validation is None and sets.test is None:
         shares = ["10 %"] if found.num_images >= _MANY else ["20 %", "30 %", "40 %"]
         data = _held_out(data, shares, len(found.classes))
@@ -139,7 +152,21 @@ def _epochs(num_images: int, *, images_seen: int, least: int, most: int) -> int:
     return max(least, min(most, round(images_seen / num_images)))
 
 
-def _scoring(epochs: int, num_validation: int, **more: Any) -> Evaluate:
+class _Length(NamedTuple):
+    """How long a run is: its end, what its schedule of rates takes, and epochs."""
+
+    end: Steps | Epochs
+    of_schedule: int | Epochs
+    num_epochs: float
+
+    @classmethod
+    def of(cls, end: Steps | Epochs, num_train: int, batch_size: int) -> _Length:
+        if isinstance(end, Epochs):
+            return cls(end, end, end.count)
+        return cls(end, end.count, end.count * batch_size / num_train)
+
+
+def _scoring(epochs: float, num_validation: int, **more: Any) -> Evaluate:
     """Score about six times, or ten where there are enough images to stop by their scores."""
     is_enough = num_validation >= _FEW_TO_SCORE
     every = Interval(max(1, round(epochs / (10 if is_enough else 6))), "epochs")
@@ -147,19 +174,24 @@ def _scoring(epochs: int, num_validation: int, **more: Any) -> Evaluate:
 
 
 def _classifier(
-    found: Found, data: Any, counts: Mapping[str, int], weights: Path | None, num_devices: int
+    found: Found,
+    data: Any,
+    counts: Mapping[str, int],
+    weights: Path | None,
+    num_devices: int,
+    end: Steps | Epochs | None,
 ) -> tuple[Recipe, dict[str, str]]:
     given = find("flowers_small")
     side, num_train = _image_side(found), counts["train"]
     batch = (32 if num_train >= 2 * 128 else 16) * num_devices
     seen = 9_000 if weights else 40_000
     epochs = _epochs(num_train, images_seen=seen, least=5 if num_train < 20_000 else 2, most=30 if weights else 100)
-    ends = Epochs(epochs)
+    length = _Length.of(end or Epochs(epochs), num_train, batch)
     rates = {r"^features\.": 0.0005 if weights else 0.01, r"^classifier\.": 0.005 if weights else 0.01}
     assert isinstance(given.optimizer, optim.ByName)
     decays = {r"^features\.": 0.0 if weights else 5e-4, r"^classifier\.": 0.1 if weights else 5e-4}
     optimizer = optim.ByName(
-        {p: optim.SGD(optim.Cosine(rates[p], ends), momentum=0.9, weight_decay=decays[p]) for p in rates}
+        {p: optim.SGD(optim.Cosine(rates[p], length.of_schedule), momentum=0.9, weight_decay=decays[p]) for p in rates}
     )
     warm_start = given.warm_start and replace(given.warm_start, path=str(weights))
     assert isinstance(given.data, ImageData)
@@ -171,9 +203,9 @@ def _classifier(
         frozen=given.frozen if weights else (),
         optimizer=optimizer,
         batch_size=batch,
-        end=ends,
+        end=length.end,
         checkpoints=Checkpoints(Interval(20, "seconds")),
-        evaluate=_scoring(epochs, counts["validation"], flip=True),
+        evaluate=_scoring(length.num_epochs, counts["validation"], flip=True),
     )
     return recipe, {
         "model": f"a small net, quick on processors; {len(found.classes)} classes",
@@ -194,14 +226,21 @@ def _image_side(found: Found) -> int:
 
 
 def _detector(
-    found: Found, data: Any, counts: Mapping[str, int], weights: Path | None, num_devices: int
+    found: Found,
+    data: Any,
+    counts: Mapping[str, int],
+    weights: Path | None,
+    num_devices: int,
+    end: Steps | Epochs | None,
 ) -> tuple[Recipe, dict[str, str]]:
     given = find("bccd")
     (height, width), num_train = _detector_shape(found), counts["train"]
     layers, sizes = _anchors(found, height, width)
     is_large = bool(np.median(np.sqrt(np.prod(found.box_sides, 1))) > 0.25) if len(found.box_sides) else False
     epochs = _epochs(num_train, images_seen=4400 if weights else 20_000, least=5, most=60 if weights else 150)
-    ends, rate = Epochs(epochs), 0.01 if num_train >= 150 else 0.005
+    batch, rate = 8 * num_devices, 0.01 if num_train >= 150 else 0.005
+    length = _Length.of(end or Epochs(epochs), num_train, batch)
+    warmup = min(50, int(length.num_epochs * num_train / batch / 4))
     ratios = _ratios(found, height, width)
     recipe = replace(
         given,
@@ -209,7 +248,7 @@ def _detector(
         data=replace(
             data,
             resizer=FixedShapeResizer(height, width, "antialiased"),
-            augment=(*([RandomIoUCrop(min_scale=0.5)] if is_large else []), HorizontalFlip(), RandomDistortColor()),
+            augment=_OF_LARGE if is_large else _OF_SMALL,
         ),
         warm_start=InitialWeights(
             str(weights), WarmStart(add_prefix="backbone.", skip=(r"^head\.", r"^backbone\.norms\."))
@@ -217,18 +256,22 @@ def _detector(
         if weights
         else None,
         frozen=given.frozen if weights else (),
-        optimizer=optim.SGD(optim.Cosine(rate, ends, warmup_steps=50), momentum=0.9, weight_decay=5e-4),
-        batch_size=8 * num_devices,
-        end=ends,
+        optimizer=optim.SGD(
+            optim.Cosine(rate, length.of_schedule, warmup_steps=warmup), momentum=0.9, weight_decay=5e-4
+        ),
+        batch_size=batch,
+        end=length.end,
         checkpoints=Checkpoints(Interval(20, "seconds")),
-        evaluate=_scoring(epochs, counts["validation"], detection=given.evaluate.detection),
+        evaluate=_scoring(length.num_epochs, counts["validation"], detection=given.evaluate.detection),
     )
     return recipe, {
         "model": f"a small detector, quick on processors; {len(found.classes)} classes, anchors of the objects' sizes",
         "data.resizer": "the shape of most images; the longer side is enough for a processor",
-        "data.augment": "objects are large, so parts of images are learned from, too" if is_large else "",
+        "data.augment": "objects are large, so parts of images are learned from, too"
+        if is_large
+        else "objects are small: images stay whole, and hues as they are",
         "frozen": "the first layers know edges and colours already" if weights else "",
-        "optimizer": "the rate rises for 50 steps, and falls to 0",
+        "optimizer": f"the rate rises for {warmup} steps, and falls to 0",
         "average": "scored and exported are averages of the last updates, which vary less",
     }
 

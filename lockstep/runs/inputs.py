@@ -114,7 +114,7 @@ def check_same_classes(split: str, scored: Mapping[int, str], trained: Mapping[i
                 expected=f"the same label for each class in both: {shorten(list(trained.values()))}",
                 hint="have a folder with at least one image for each class in both; of objects, set data.label_map to "
                 "a label map with all classes, or repair the ids of the categories; of folders, and of tables whose "
-                "labels are text, set data.labels to a file with the name of each class, one a line",
+                "labels are text, set data.labels to the names of all classes, or to a file with one a line",
             )
 
 

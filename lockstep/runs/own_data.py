@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +22,7 @@ from lockstep.readers.label_tables import label_table_among
 from lockstep.readers.open import open_detection, open_source
 from lockstep.readers.paths import annotations_among, class_folders, entries_of, shards_among
 from lockstep.readers.reader import Reader
-from lockstep.readers.split_folders import ENDINGS, find_split
+from lockstep.readers.split_folders import ENDINGS, find_split, split_names
 from lockstep.storage.remote_path import is_url
 
 LEAST_IMAGES = 10
@@ -28,6 +30,9 @@ SECONDS_TO_LOOK = 10.0
 """How long images are looked at; of more than fit into it those that were seen stand for the others."""
 _AT_ONCE = 16
 _ZIPPED = (".zip", ".rar", ".7z", ".tgz", ".tar.gz", ".tar.xz", ".tar.bz2")
+_VIDEOS = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".mpg")
+_WEIGHTS = (".pt", ".pth", ".ckpt", ".safetensors", ".h5", ".keras", ".onnx", ".npz", ".pkl")
+_TEXTS = (".txt", ".md", ".pdf", ".doc", ".docx", ".xls", ".xlsx", ".xml", ".yaml", ".yml", ".html", ".ipynb")
 _UNREAD = (".heic", ".heif", ".avif", ".cr2", ".nef", ".arw", ".dng", ".raw")
 _NAMES = {
     "train": ("train", "training"),
@@ -47,6 +52,8 @@ class DataSets(NamedTuple):
     """The list of VOC's folder to train on."""
     lists: bool = False
     """Whether the sets are lists of VOC's folder."""
+    labels: tuple[str, ...] | None = None
+    """The classes to train on, where some folders are empty, or another set lacks one; None: all sets have the same."""
 
 
 def find_data_sets(path: str) -> DataSets:
@@ -56,32 +63,57 @@ def find_data_sets(path: str) -> DataSets:
         DataError: there is no data, or none that can be learned from: no classes, one, or next to no images.
     """
     place = Path(path)
-    if is_url(path) or find_split(path):
+    if is_url(path):
         return DataSets(path)
-    if place.name.lower().endswith(_ZIPPED) and place.is_file():
-        folder = place.name[: place.name.index(".", 1)]
-        unpack = f"unzip {_word(place)} -d {_word(folder)}" if place.suffix.lower() == ".zip" else "unpack it"
-        raise DataError(
-            f"{path} is an archive, and images are read from folders.",
-            given=place.name,
-            expected="a folder with a folder of images for each class; or tar shards as WebDataset makes them",
-            hint=f"{unpack}; then lockstep train {_word(folder)}",
-        )
-    if place.exists() and not place.is_dir() and place.suffix.lower() == ".csv":
-        raise DataError(
-            f"{path} is a table; what is trained on is the folder that it is in.",
-            given=path,
-            expected="a folder of images with one table in it, with the columns filename,label",
-            hint=f"lockstep train {_word(place.parent)}",
-        )
-    if place.exists() and place.name.lower().endswith(ENDINGS + _UNREAD) and place.is_file():
-        raise DataError(
-            f"{path} is one image.",
-            given=path,
-            expected="a folder with a folder of images for each class",
-            hint=f"lockstep train {_word(place.absolute().parent.parent)}",
-        )
+    if named := _by_name({name: f"{path.rstrip('/')}/{name}" for name in split_names(path)}):
+        return DataSets(named["train"], named.get("validation"), named.get("test"))
+    if find_split(path):
+        return DataSets(path)
+    if place.is_file():
+        _check_file(place)
     return _sets_in(place) if place.is_dir() else DataSets(path)
+
+
+def _check_file(file: Path) -> None:
+    """Refuse a file that is no data by the ending of its name, with the command that was meant."""
+    name, word, folder = file.name.lower(), _word(file), _word(file.parent)
+    unpacked = file.name[: file.name.find(".", 1)]
+    unpack = f"unzip {word} -d {_word(unpacked)}" if name.endswith(".zip") else "unpack it"
+    weights = f"to start from them: lockstep train photos --set warm_start.path={word}"
+    kinds = {
+        _ZIPPED: ("an archive, and images are read from folders", f"{unpack}; then lockstep train {_word(unpacked)}"),
+        (".csv",): ("a table; what is trained on is the folder that it is in", f"lockstep train {folder}"),
+        ENDINGS + _UNREAD: ("one image", f"lockstep train {_word(_folder_of_image(file))}"),
+        _VIDEOS: ("a video, and images are read", _frames_of(file)),
+        (".py",): ("a script", f"lockstep run {word}"),
+        _WEIGHTS: ("a file of weights", f"{weights}; what is in it: lockstep inspect {word}"),
+        _TEXTS: ("no data, by its name", f"name the folder of your images, such as lockstep train {folder}"),
+    }
+    for endings, (what, hint) in kinds.items():
+        if name.endswith(endings):
+            raise DataError(
+                f"{file} is {what}.",
+                given=file.name,
+                expected="a folder with a folder of images for each class",
+                hint=hint,
+            )
+
+
+def _folder_of_image(file: Path) -> Path:
+    """Return the folder above that of an image, if it has folders of images, else that of the image."""
+    return above if _is_above_classes(above := file.parent.parent) else file.parent
+
+
+def _is_above_classes(folder: Path) -> bool:
+    """Whether there are two folders of images or more in a folder."""
+    inside = (entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    return sum(1 for _ in islice(filter(_has_image, inside), 2)) == 2
+
+
+def _frames_of(video: Path) -> str:
+    return (
+        f"take images out of it first: mkdir -p photos/CLASS; ffmpeg -i {_word(video)} -vf fps=1 photos/CLASS/%06d.jpg"
+    )
 
 
 def _sets_in(folder: Path) -> DataSets:
@@ -103,11 +135,32 @@ def _sets_in(folder: Path) -> DataSets:
         if has_classes["train"] or names.issuperset(entry.name.lower() for entry in folders):
             # Images of a test without classes, as contests have them, cannot be scored.
             named = {split: place for split, place in named.items() if split == "train" or has_classes[split]}
-            for each in named.values():
-                _check_classes(Path(each))
-            return DataSets(named["train"], named.get("validation"), named.get("test"))
-    _check_classes(folder)
-    return DataSets(str(folder))
+            train, validation, test = (named.get(split) for split in _NAMES)
+            return DataSets(named["train"], validation, test, labels=_common_labels(folder, named))
+    return DataSets(str(folder), labels=_common_labels(folder, {"train": str(folder)}))
+
+
+def _common_labels(folder: Path, named: Mapping[str, str]) -> tuple[str, ...] | None:
+    """Return the classes to train on, if the folders of the sets are not all the same and have images; else None."""
+    trained, is_same = _check_classes(Path(named["train"])), True
+    for split, place in named.items():
+        there = class_folders(place)
+        classes = _with_images(Path(place), there)
+        if unknown := sorted({*classes} - {*trained}):
+            raise DataError(
+                f"The {split} images are of classes that none is trained on.",
+                given=f"{shorten(unknown)} in {place}",
+                expected=f"the classes in {named['train']}: {shorten(trained)}",
+                hint=f"move {shorten(unknown)} out of {place}, or add images to {Path(named['train'], unknown[0])}",
+            )
+        is_same &= there == trained == classes
+    return None if is_same else trained
+
+
+def _with_images(folder: Path, classes: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the classes that have images; those of a table have."""
+    is_table = label_table_among(entries_of(folder)) is not None
+    return classes if is_table else tuple(name for name in classes if _has_image(folder / name))
 
 
 def _annotations_beside_images(folder: Path) -> str | None:
@@ -170,25 +223,32 @@ def _sets_of_voc(folder: Path) -> DataSets:
     return DataSets(path, train_split=next(iter(sorted(lists)), None), lists=bool(lists))
 
 
-def _check_classes(folder: Path) -> None:
-    """Refuse a folder without classes, with one, or with next to no images."""
+def _check_classes(folder: Path) -> tuple[str, ...]:
+    """Return the classes in a folder that have images; refuse it without classes, with one, or next to no images."""
     below = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
     _check_not_of_yolo(folder)
-    if below and not any(_images_in(folder)):
+    if below and not _has_image(folder):
         raise _without_images(folder, below)
-    classes = class_folders(folder)
+    is_named_below = folder.parent != Path() and not any(entry.is_dir() for entry in below)
+    if is_named_below and label_table_among(below) is None and _is_above_classes(folder.parent):
+        raise DataError(
+            f"{folder} holds the images of one class.",
+            given=f"images, and no folders, in {folder}",
+            expected="the folder above it, with a folder of images for each class",
+            hint=f"lockstep train {_word(folder.parent)}",
+        )
+    classes = _with_images(folder, class_folders(folder))
     if len(classes) == 1:
-        inner = sorted(entry.name for entry in (folder / classes[0]).glob("*") if entry.is_dir())
-        inside = folder / classes[0]
+        inside, inner = _first_fork(folder / classes[0])
         raise DataError(
             f"There is one class in {folder}, and a classifier tells two or more apart.",
-            given=f"the class {classes[0]}" + (f", with the folders {shorten(inner, 3)} in it" if inner else ""),
+            given=f"the class {classes[0]}" + (f", with the folders {shorten(inner, 3)} in {inside}" if inner else ""),
             expected="a folder of images for each of two or more classes",
             hint=f"lockstep train {_word(inside)}"
-            if len(inner) > 1
+            if inner
             else f"add a folder of images that show something else, such as {folder / 'other'}",
         )
-    count = sum(1 for _, _ in zip(_images_in(folder), range(LEAST_IMAGES), strict=False))
+    count = sum(1 for _ in islice(_images_in(folder), LEAST_IMAGES))
     if count < LEAST_IMAGES:
         raise DataError(
             f"There are too few images in {folder} to learn from and to score.",
@@ -196,6 +256,16 @@ def _check_classes(folder: Path) -> None:
             expected=f"{LEAST_IMAGES} or more, and better 30 of each class",
             hint="add images, and give the same command again",
         )
+    return classes
+
+
+def _first_fork(folder: Path) -> tuple[Path, list[str]]:
+    """Go down through folders that hold one folder each; return the first with several, and their names, if any."""
+    inner = sorted(entry.name for entry in folder.glob("[!.]*") if entry.is_dir())
+    while len(inner) == 1:
+        folder /= inner[0]
+        inner = sorted(entry.name for entry in folder.glob("[!.]*") if entry.is_dir())
+    return folder, inner
 
 
 def _without_images(folder: Path, below: Sequence[Path]) -> DataError:
@@ -206,6 +276,13 @@ def _without_images(folder: Path, below: Sequence[Path]) -> DataError:
             given=f"{len(unread)} files such as {unread[0].relative_to(folder)}",
             expected=", ".join(ENDINGS),
             hint=f"convert them first, with ImageMagick: mogrify -format jpg {_word(unread[0].parent)}/*{ending}",
+        )
+    if videos := sorted(path for path in folder.rglob("*") if path.name.lower().endswith(_VIDEOS)):
+        return DataError(
+            f"There are videos in {folder}, and images are read.",
+            given=str(videos[0]),
+            expected="a folder of images for each class",
+            hint=_frames_of(videos[0]),
         )
     return DataError(
         f"There are no images in {folder}.",
@@ -226,7 +303,14 @@ def _check_not_of_yolo(folder: Path) -> None:
 
 
 def _images_in(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.rglob("*") if path.name.lower().endswith(ENDINGS))
+    """Yield the images in a folder and below, without what is hidden, as `ImageFolder` reads them."""
+    for at, folders, names in os.walk(folder):
+        folders[:] = (name for name in folders if name[0] != ".")
+        yield from (Path(at, name) for name in names if name.lower().endswith(ENDINGS) and name[0] != ".")
+
+
+def _has_image(folder: Path) -> bool:
+    return any(_images_in(folder))
 
 
 def _unread(folder: Path) -> list[Path]:
@@ -258,6 +342,10 @@ class Found:
     """Images that cannot be read, each with the reason."""
     unread: tuple[str, ...] = ()
     """Files of a kind that is not read."""
+    empty: tuple[str, ...] = ()
+    """Folders without an image, which are no classes."""
+    first_label: int = 0
+    """The label of the first class."""
     box_sides: Any = field(default_factory=lambda: np.zeros((0, 2)))
     """Height and width of the objects, as shares of those of their images, (objects, 2)."""
 
@@ -289,7 +377,8 @@ def look_at(sets: DataSets, seconds: float = SECONDS_TO_LOOK) -> Found:
         )
     named = getattr(reader, "classes", ())
     names = dict(enumerate(named)) if not isinstance(named, Mapping) else dict(named)
-    first = int(seen.has_objects)
+    # Label 0 is that of the background: of objects, and of records whose labels begin at 1.
+    first = int(seen.has_objects or (not names and min(seen.labels, default=0) == 1))
     last = max([*names, *seen.labels], default=first)
     classes = tuple(names.get(label) or str(label) for label in range(first, last + 1))
     counts = getattr(reader, "counts", None) or {classes[k - first]: seen.labels[k] for k in range(first, last + 1)}
@@ -312,6 +401,8 @@ def look_at(sets: DataSets, seconds: float = SECONDS_TO_LOOK) -> Found:
         np.array(seen.sizes),
         tuple(seen.broken),
         tuple(str(path.relative_to(place)) for path in _unread(place)) if place.is_dir() else (),
+        tuple(name for name in class_folders(place) if name not in sets.labels) if sets.labels else (),
+        first,
         np.concatenate(seen.sides) if seen.sides else np.zeros((0, 2)),
     )
 
@@ -319,7 +410,7 @@ def look_at(sets: DataSets, seconds: float = SECONDS_TO_LOOK) -> Found:
 def _opened(sets: DataSets) -> Reader:
     if sets.lists:
         return open_detection(sets.train, split=sets.train_split or "train")
-    return open_source(sets.train)
+    return open_source(sets.train, labels=sets.labels)
 
 
 def _kind(reader: Reader, path: str, has_objects: bool) -> str:

@@ -60,7 +60,7 @@ def test_a_folder_that_holds_no_run_is_refused(
     if is_there:
         (tmp_path / "run").mkdir()
     assert main(["report", str(tmp_path / "run"), "--to", str(tmp_path / "page.html")]) == 2
-    assert f"{tmp_path / 'run'} is not the folder of a run that can be read." in caplog.text
+    assert f"There is no run in {tmp_path / 'run'}." in caplog.text
     assert not (tmp_path / "page.html").exists()
 
 
@@ -72,11 +72,6 @@ def test_a_folder_that_cannot_be_read_is_refused(
     assert main(["report", str(tmp_path / "run"), "--to", str(tmp_path / "page.html")]) == 2
     assert "is not the folder of a run that can be read." in caplog.text
     assert "not a folder that this user may read" in caplog.text
-
-
-def test_a_folder_without_a_recipe_is_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert main(["report", str(tmp_path)]) == 2
-    assert "no plain file recipe.toml" in caplog.text
 
 
 def test_files_that_cannot_be_read_are_named_on_the_page(tmp_path: Path) -> None:

@@ -84,13 +84,13 @@ def test_a_folder_that_is_no_run_is_told_with_what_is_there(run: Path, tmp_path:
     (tmp_path / "empty").mkdir()
     (run / "checkpoints").mkdir()
     there = {
-        "empty": ("an empty folder", "name another folder"),
+        "empty": ("an empty folder", "put a folder of images for each class into it, and give the same command again"),
         "run/checkpoints": ("an empty folder", f"lockstep train {run}"),
         "rum": ("no such file or folder", f"did you mean {run}?"),
         "run/recipe.json": ("no such file or folder", f"lockstep train {run}"),
     }
     for name, (found, hint) in there.items():
-        with pytest.raises(ls.RecipeError, match="is neither a recipe nor the folder of a run") as caught:
+        with pytest.raises(ls.RecipeError, match="is neither data, nor a recipe") as caught:
             given(str(tmp_path / name))
         assert (caught.value.given, caught.value.hint) == (found, hint)
 

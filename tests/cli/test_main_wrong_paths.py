@@ -49,8 +49,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("predict mnist photo.jpg --to out", "There is no run in mnist.", "did you mean runs/mnist?"),
         ("predict nothere photo.jpg --to out", "There is no run in nothere.", "lockstep train mnist --workdir nothere"),
         ("train nothere.toml --print-recipe", "nothere.toml: the recipe cannot be read.", "check the path"),
-        ("train nowhere/run --print-recipe", "nowhere/run is neither a recipe nor the folder of a run.", ""),
-        ("train empty --print-recipe", "empty is neither a recipe nor the folder of a run.", "name another folder"),
+        ("train nowhere/run --print-recipe", "nowhere/run is neither data, nor a recipe", ""),
+        ("train empty --print-recipe", "empty is neither data, nor a recipe", "put a folder of images"),
     ],
 )  # fmt: skip
 def test_a_wrong_path_is_one_error_and_nothing_is_written(

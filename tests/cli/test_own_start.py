@@ -15,8 +15,10 @@ from PIL import Image
 
 from lockstep.cli.main import main
 from lockstep.cli.own_data import names_data, own_run, remark_on_name
+from lockstep.optim import ByName
 from lockstep.recipes.data import ImageData
 from lockstep.recipes.toml import load
+from lockstep.runs.inputs import check_inputs
 from lockstep.runs.own_data import DataSets, find_data_sets
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "flowers5"
@@ -55,6 +57,29 @@ def test_a_dry_run_says_what_it_found_and_prints_the_recipe(photos: Path, capsys
     assert recipe.data.image_size == 64
     assert "# held out of " in out
     assert recipe.name == "my_photos"
+
+
+def test_classes_are_named_where_the_folders_of_the_sets_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for colour, name in enumerate(("blue", "green", "red")):
+        images_of(Path("data/train", name), 5, colour)
+    images_of(Path("data/val/red"), 2, 2)
+    Path("data/train/none").mkdir()
+    assert main(["train", "data", "--dry-run", "--steps", "30"]) == 0
+    out, said = capsys.readouterr()
+    assert "none: without an image" in said
+    assert "30 steps; the rate falls to 0 as a cosine\n" in said
+    Path("mine.toml").write_text(out)
+    recipe = load(Path("mine.toml"))
+    assert isinstance(recipe.data, ImageData)
+    assert recipe.data.labels == ("blue", "green", "red")
+    check_inputs(recipe, None)
+    scored = recipe.data.reader("validation", 3)
+    assert scored.read_batch(np.arange(2))["label"].tolist() == [2, 2]
+    assert isinstance(recipe.optimizer, ByName)
+    assert {each.lr(30) for each in recipe.optimizer.optimizers.values()} == {0.0}
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_on_a_narrow_terminal_each_row_is_a_paragraph(
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["nothing_of_this_name"], "there is no such recipe"),
+        (["nothing_of_this_name"], "is neither data, nor a recipe"),
         (["mnist", "--workers", "1,x"], "These are no numbers of workers."),
         (["mnist", "--workers", ""], "These are no numbers of workers."),
         (["mnist", "--workers", "-1"], "These are no numbers of workers."),

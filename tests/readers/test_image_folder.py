@@ -77,6 +77,15 @@ def test_a_file_of_labels_gives_their_order(tmp_path: Path, caplog: pytest.LogCa
     assert caplog.messages == [f"Not read in {folder}: a"]
 
 
+def test_a_part_of_the_data_may_lack_classes_that_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = folder_of(tmp_path, "c/3.png", "b/x.txt")
+    reader = ImageFolder(folder, ("a", "b", "../images", "c"))
+    assert reader.counts == {"a": 0, "b": 0, "../images": 0, "c": 1}
+    assert ids_of(reader) == ["c/3.png"]
+    assert reader.read_batch(np.arange(1))["label"].tolist() == [3]
+    assert caplog.messages[0] == f"There are no images of a, b, ../images in {folder}"
+
+
 def test_with_a_background_labels_begin_at_1(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, "a/0.png", "b/1.png")
     for labels in (None, file_with(tmp_path, "a\nb\n")):
@@ -123,7 +132,7 @@ def test_names_need_not_be_utf8(tmp_path: Path) -> None:
         ((), None, "[Errno 2] No such file or directory", "a folder of folders that may be read"),
         (("0.png", "1.png"), None, "only 0.png, 1.png", "a folder for each class"),
         (("a/0.png", "b/x.txt", "c/y.txt"), None, "no images in b, c", "one .jpg, .jpeg, .jpe, .png, .webp"),
-        (("a/0.png",), "a\nb\n../images\n", "no folder ../images, b", "a folder for each label"),
+        (("a/0.png",), "b\n../images\n", "no folder b, ../images", "a folder for each label"),
     ],
 )
 def test_a_folder_without_classes_is_refused(

@@ -223,7 +223,7 @@ def test_names_without_a_class_of_the_training_split_are_refused_or_numbered_by_
     train = written(tmp_path / "train.parquet", {"image": images(3), "label": all_names})
     held_out = written(tmp_path / "val.parquet", {"image": images(2), "label": some})
     trained, scored = (dict(enumerate(ImageTable(path).classes)) for path in (train, held_out))
-    with pytest.raises(DataError, match=r"have other labels(.|\n)*set data\.labels to a file"):
+    with pytest.raises(DataError, match=r"have other labels(.|\n)*set data\.labels to the names"):
         check_same_classes("validation", scored, trained)
     (tmp_path / "labels.txt").write_text("red\nblue\ngreen\n")
     data = ImageData(train=str(train), validation="val.parquet", labels="labels.txt").found_from(tmp_path)

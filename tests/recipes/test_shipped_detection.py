@@ -87,6 +87,7 @@ def precision(recipe: Recipe, workdir: Path) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3 * 3600)  # three whole trainings on one thread
 @pytest.mark.usefixtures("in_the_project")
 def test_blood_cells_are_found(tmp_path: Path) -> None:
     found = [precision(replace(find("bccd"), seed=seed), tmp_path / str(seed)) for seed in range(3)]
