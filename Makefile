@@ -2,11 +2,12 @@
 VENV := .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.installed
-TORCH_OLDEST := 2.11.0
+RELEASE := .venv-release
+RELEASE_TOOLS := build==1.6.1 twine==7.0.0 check-jsonschema==0.39.0
 TRIAL := CUDA_VISIBLE_DEVICES= LOCKSTEP_GPU_TESTS=cpu $(BIN)/python -m pytest tests/gpu -n auto --maxprocesses 8 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-detection test test-slow test-quick test-gpu test-gpu-trial test-oldest check docs bench clean
+.PHONY: help setup demo demo-detection test test-slow test-quick test-gpu test-gpu-trial test-oldest test-newest test-one-worker check docs bench dist release-check clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -38,9 +39,18 @@ test-gpu: $(SETUP) ## run the tests that need a GPU, one after another
 test-gpu-trial: $(SETUP) ## run the tests for a GPU on the CPU, whose tensors are then treated as a GPU's
 	$(TRIAL) -m "gpu and not slow"
 
-test-oldest: ## run the tests on the oldest torch that is supported, in a virtual environment of its own
-	scripts/setup .venv-oldest torch==$(TORCH_OLDEST)
+test-oldest: ## run the tests on the oldest versions that are supported, in a virtual environment of its own
+	mkdir -p build
+	sed -n '/^dependencies/,/^dev = /p' pyproject.toml | grep -v '^docs = ' | grep -oE '[A-Za-z0-9_-]+>=[0-9.]+' | sed 's/>=/==/' > build/oldest.txt
+	scripts/setup .venv-oldest -c build/oldest.txt
 	.venv-oldest/bin/python -m pytest -n auto --maxprocesses 8 --dist loadfile
+
+test-newest: ## run the tests on the newest versions there are, in a virtual environment of its own
+	scripts/setup .venv-newest --upgrade
+	.venv-newest/bin/python -m pytest -n auto --maxprocesses 8 --dist loadfile
+
+test-one-worker: $(SETUP) ## train, resume and report with one worker, as on macOS
+	$(BIN)/python -m pytest -m "" tests/test_systems.py
 
 check: $(SETUP) ## formatting, lint, types, spelling
 	$(BIN)/ruff format --check .
@@ -56,5 +66,17 @@ bench: $(SETUP) ## measure a step, its update and a save against PyTorch by hand
 	$(BIN)/python benchmarks/update.py
 	$(BIN)/python benchmarks/checkpoint.py
 
+$(RELEASE)/.installed: Makefile
+	python3 -m venv $(RELEASE)
+	$(RELEASE)/bin/pip install --quiet --disable-pip-version-check $(RELEASE_TOOLS)
+	touch $@
+
+dist: $(RELEASE)/.installed ## build the source distribution and the wheel in dist; LOCKSTEP_REPOSITORY is the address that links lead to
+	rm -f dist/lockstep_train-*
+	$(RELEASE)/bin/python -m build
+
+release-check: dist ## what has to hold before a release: versions, files, and that the wheel trains where it is installed
+	scripts/release_check --tools $(RELEASE)/bin --torch "$$(grep ^torch== constraints.txt)"
+
 clean: ## remove the virtual environments and the site (runs and data stay)
-	rm -rf .venv .venv-oldest build/docs docs/generated
+	rm -rf .venv .venv-oldest .venv-newest $(RELEASE) build/docs docs/generated

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from lockstep.lazy import lazy_names
 from lockstep.version import __version__ as __version__
+
+if sys.platform == "win32":
+    # One line for who gives the command, without a traceback; for who imports the library the error that imports raise.
+    _IS_COMMAND = sys.argv[0] == "-m" or "lockstep" in sys.argv[0].replace("\\", "/").rpartition("/")[2]
+    raise (SystemExit if _IS_COMMAND else ImportError)(
+        "Lockstep does not run on Windows: use Linux, for example in WSL 2, or macOS with one worker"
+    )
 
 if TYPE_CHECKING:
     from lockstep import augmentations as augmentations

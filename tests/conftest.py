@@ -16,6 +16,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,9 @@ def note_process_start(event: str, _arguments: object) -> None:
         process_starts.append(event)
 
 
-platform.processor()  # runs `uname` once in a process; so would the first import of h5py, within some test
+# Each of these runs a command once in a process; so would some test that imports h5py, or numpy.testing of numpy 1.26.
+platform.processor()
+import_module("numpy.testing")
 sys.addaudithook(note_process_start)
 
 hypothesis.settings.register_profile("ci", max_examples=25, deadline=None)

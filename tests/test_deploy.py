@@ -133,3 +133,27 @@ def test_the_manifest_counts_no_preemption_as_a_failure_and_repeats_no_wrong_inp
         if "onExitCodes" in rule
     }
     assert actions == {(PREEMPTED,): "Ignore", (WRONG_INPUT,): "FailJob"}
+
+
+def test_compose_starts_two_hosts_of_one_run() -> None:
+    yaml = pytest.importorskip("yaml")
+    compose = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())
+    hosts = [parse(service["command"].split()) for service in compose["services"].values()]
+    assert [host.host_rank for host in hosts] == [*range(hosts[0].hosts)] == [0, 1]
+    assert {host.chief for host in hosts} == {f"{next(iter(compose['services']))}:29500"}
+    assert len({(host.recipe, host.workdir, host.towers) for host in hosts}) == 1
+    for service, host in zip(compose["services"].values(), hosts, strict=True):
+        assert host.grace < int(service["stop_grace_period"].removesuffix("s"))
+        assert str(host.workdir).startswith(service["volumes"][1].partition(":")[2])
+        assert (ROOT / "deploy" / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
+
+
+def test_the_image_runs_as_a_user_and_gets_all_that_a_wheel_is_made_of() -> None:
+    lines = (ROOT / "deploy/Dockerfile").read_text().splitlines()
+    users = [line.split()[1] for line in lines if line.startswith("USER")]
+    assert users == ["1000:1000"], "a number: Kubernetes can see that it is not root"
+    assert "torch==2.13.0" in (ROOT / "constraints.txt").read_text().splitlines()
+    assert "ARG TORCH_VERSION=2.13.0" in lines
+    sent = [line[1:] for line in (ROOT / "deploy/Dockerfile.dockerignore").read_text().splitlines() if line[0] == "!"]
+    assert all((ROOT / name).exists() for name in sent)
+    assert {"setup.py", "pyproject.toml", "README.md", "lockstep", "data/squeezenet"} <= {*sent}

@@ -9,6 +9,7 @@ run that goes on. A kill leaves it as it was, or so that the next fetch goes on 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
@@ -40,11 +41,6 @@ from lockstep.run_files import CHECKPOINTS, KEPT_HERE, LATEST, LEASE, LEASE_NAME
 from lockstep.screen import log
 from lockstep.storage.remote_path import ObjectStat, RemotePath
 from lockstep.storage.retries import at_once, is_refused, told, wait_before_try
-
-try:
-    import fcntl
-except ImportError:  # elsewhere than on Linux and macOS one process at a time is the user's part
-    fcntl = None  # type: ignore[assignment]
 
 _NUM_LOOKS, _SECONDS_BETWEEN_LOOKS = 5, 0.1
 _MOST_LEASE_BYTES = 1 << 12
@@ -223,7 +219,7 @@ def _locked(folder: Path, bucket: RemotePath) -> Iterator[None]:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_name(f".{folder.name}.lock").open("ab") as file:
         is_told = False
-        while fcntl:
+        while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break

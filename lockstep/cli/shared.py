@@ -9,6 +9,7 @@ import argparse
 import logging
 import os
 import re
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -319,9 +320,9 @@ def choose_num_workers(
     """Return the number of workers to start on this host; a number wanted that is out of range is refused.
 
     By default one for each accelerator, or as many as may share it; on a CPU one for each tower and at most one a core;
-    never more than towers. Workers and towers are those of all hosts, of which each takes as even a share as can be.
-    Workers that serve the others, and compute no tower, come on top of these on the first host, and need no
-    accelerator; but where a single one would compute on one, it is alone.
+    never more than towers; one on other systems than Linux. Workers and towers are those of all hosts, of which each
+    takes as even a share as can be. Workers that serve the others, and compute no tower, come on top of these on the
+    first host, and need no accelerator; but where a single one would compute on one, it is alone.
     """
     from lockstep.exchange.tree import assign_towers
     from lockstep.workers.devices import num_accelerators
@@ -343,7 +344,7 @@ def choose_num_workers(
     most = 0 if device == "cpu" else num_accelerators() * (workers_per_device or 1)
     serving = num_servers if seat is None or seat.host_rank == 0 else 0
     if wanted is None:
-        computing = min(most or usable_cores(), num_towers or most or 1)
+        computing = min(most or usable_cores(), num_towers or most or 1) if sys.platform == "linux" else 1
         return 1 if most and computing == 1 and seat is None else computing + serving
     if most:
         most += serving

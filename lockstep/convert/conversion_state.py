@@ -6,10 +6,10 @@ has finished, and never takes those of another conversion for its own.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -20,9 +20,6 @@ from lockstep.durable import atomic_write
 from lockstep.errors import DataError
 from lockstep.listing import shorten
 from lockstep.screen import log
-
-if sys.platform != "win32":
-    import fcntl
 
 _MAX_BYTES = 1 << 30
 _MAX_NAMED = 3
@@ -122,10 +119,7 @@ def _unchanged(
 
 @contextmanager
 def lock_shards(folder: Path, base: str) -> Iterator[None]:
-    """Lock the shards of this name against a second conversion, until this one and all its processes have ended.
-
-    Nothing is locked where the system has no `flock`.
-    """
+    """Lock the shards of this name against a second conversion, until this one and all its processes have ended."""
     path = folder / f".{base}.lock"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -138,16 +132,15 @@ def lock_shards(folder: Path, base: str) -> Iterator[None]:
             hint="name another folder, or let it be written",
         ) from error
     with file:
-        if sys.platform != "win32":
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise DataError(
-                    f"Shards of this name are being written in {folder} already.",
-                    given=f"{path}, held by another process",
-                    expected="one conversion at a time",
-                    hint="wait for it or stop it, or name another folder",
-                ) from None
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DataError(
+                f"Shards of this name are being written in {folder} already.",
+                given=f"{path}, held by another process",
+                expected="one conversion at a time",
+                hint="wait for it or stop it, or name another folder",
+            ) from None
         yield
 
 

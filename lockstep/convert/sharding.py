@@ -6,7 +6,6 @@ killing one is always safe. When the process that started them dies, their next 
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 import traceback
@@ -232,7 +231,7 @@ def run_tasks(tasks: Sequence[Task], work: Work[Task, Event], num_processes: int
         LockstepError: raised by `work`, as the same class.
         WorkerError: `work` raised something else, or a process died.
     """
-    if min(num_processes, len(tasks)) <= 1 or not hasattr(os, "fork"):
+    if min(num_processes, len(tasks)) <= 1:
         for task in tasks:
             yield from work(task)
         return

@@ -35,7 +35,7 @@ _LINE_BYTES = 64
 _SPINS = 200
 _PAUSE_SECONDS = 20e-6
 _LOOK_EVERY, _CHECK_EVERY = 100, 2_000
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_SEALS = sum(getattr(fcntl, f"F_SEAL_{name}", 0) for name in ("SHRINK", "GROW", "SEAL"))  # which Linux has alone
 
 
 class SharedMemoryTransport:

@@ -6,7 +6,6 @@ Those of this machine are read one by one, as they are wanted; those in an objec
 from __future__ import annotations
 
 import os
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
@@ -20,8 +19,8 @@ from lockstep.storage.remote_path import AnyPath, ObjectStat, RemotePath
 
 _MOST_OPEN = 128
 _MOST_FETCHED = 512
-
-_seeking = threading.Lock()
+_MOST_AT_ONCE = 1 << 30
+"""Linux reads at most 2 GiB in one call; macOS refuses to read more."""
 
 
 class Version(NamedTuple):
@@ -143,9 +142,9 @@ def read_at(file: BinaryIO, size: int, offset: int) -> bytes:
     """
     if isinstance(file, RemoteFile):
         return file.read_at(size, offset)
-    data = _read_once(file, size, offset)
-    while 0 < len(data) < size:  # The system gives at most 2 GiB at once.
-        if not (more := _read_once(file, size - len(data), offset + len(data))):
+    data = os.pread(file.fileno(), min(size, _MOST_AT_ONCE), offset)
+    while 0 < len(data) < size:
+        if not (more := os.pread(file.fileno(), min(size - len(data), _MOST_AT_ONCE), offset + len(data))):
             break
         data += more
     return data
@@ -153,14 +152,6 @@ def read_at(file: BinaryIO, size: int, offset: int) -> bytes:
 
 def reader_at(file: BinaryIO) -> Callable[[int, int], bytes]:
     """Return what reads so many bytes from an offset on, few enough for one call, of an unbuffered file."""
-    if isinstance(file, RemoteFile) or not hasattr(os, "pread"):
+    if isinstance(file, RemoteFile):
         return partial(read_at, file)
     return partial(os.pread, file.fileno())
-
-
-def _read_once(file: BinaryIO, size: int, offset: int) -> bytes:
-    if hasattr(os, "pread"):
-        return os.pread(file.fileno(), size, offset)
-    with _seeking:  # Windows has no pread.
-        file.seek(offset)
-        return file.read(size)

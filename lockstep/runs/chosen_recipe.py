@@ -79,7 +79,8 @@ class Chosen(NamedTuple):
 def find_weights() -> Path | None:
     """Return the weights that come with the project, or were put into the cache; None where they are not here."""
     cache = cache_folder()
-    places = [Path("data"), Path(__file__).parents[2] / "data", *([cache] if cache else [])]
+    package = Path(__file__).parents[1]
+    places = [Path("data"), package / "weights", package.parent / "data", *([cache] if cache else [])]
     return next((place / WEIGHTS for place in places if (place / WEIGHTS).is_file()), None)
 
 

@@ -19,6 +19,7 @@ content: whoever fetches blocks locks their numbers in it, so that others wait f
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import struct
@@ -34,11 +35,6 @@ from typing import NamedTuple
 import google_crc32c
 
 from lockstep.screen import log
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 BLOCK_BYTES = 1 << 16
 """What is checked and kept as one. Smaller blocks take more look-ups, larger ones more bytes for one record."""
@@ -273,8 +269,8 @@ def open_block_cache(folder: Path | None, cache_gb: float | None = None) -> Bloc
     if cache_gb == 0:
         return None
     try:
-        if folder is None or not hasattr(os, "pread"):
-            raise OSError("the user has no home" if folder is None else "this system has no reads at an offset")
+        if folder is None:
+            raise OSError("the user has no home")
         return BlockCache(folder, None if cache_gb is None else int(cache_gb * 1e9))
     except OSError as error:
         _tell(folder or Path(), error)
@@ -307,8 +303,7 @@ def _number_of(object_id: bytes) -> int:
 def _flock(descriptor: int, *, is_alone: bool) -> bool:
     """Mark an open file as in use; tells whether it could be done, which `is_alone` is if nobody else uses it."""
     try:
-        if fcntl is not None:
-            fcntl.flock(descriptor, (fcntl.LOCK_EX if is_alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, (fcntl.LOCK_EX if is_alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:  # a file system without locks

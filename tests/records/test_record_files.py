@@ -24,7 +24,7 @@ from object_server import Fault, FaultyProxy
 from worker_processes import HANG_SECONDS
 
 from lockstep.errors import DataError, InputError
-from lockstep.records import record_files
+from lockstep.records import open_files, record_files
 from lockstep.records.example import parse_example, parse_sequence_example
 from lockstep.records.index_cache import LimitedCache
 from lockstep.records.record_files import RecordFile, RecordFiles
@@ -124,10 +124,10 @@ def test_reading_all_tells_where_each_record_ends(path: Path) -> None:
         assert data[:end] == b"".join(map(frame, PAYLOADS[:count]))
 
 
-def test_records_are_read_where_the_system_has_no_pread(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "pread")
-    file = RecordFile(path)
-    assert [file.read(2), file.read(0)] == [PAYLOADS[2], PAYLOADS[0]]
+def test_what_the_system_does_not_read_at_once_is_read_in_parts(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_files, "_MOST_AT_ONCE", 3)
+    with path.open("rb", buffering=0) as file:
+        assert open_files.read_at(file, 1000, 5) == path.read_bytes()[5:1005]
 
 
 @pytest.mark.process
