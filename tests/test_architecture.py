@@ -42,6 +42,8 @@ TOPICS = {
         "documents",
         "suite",
         "naming",
+        "packaging",
+        "systems",
         "notebooks",
         "public_names",
     },
