@@ -8,13 +8,6 @@ from typing import TYPE_CHECKING
 from lockstep.lazy import lazy_names
 from lockstep.version import __version__ as __version__
 
-if sys.platform == "win32":
-    # One line for who gives the command, without a traceback; for who imports the library the error that imports raise.
-    _IS_COMMAND = sys.argv[0] == "-m" or "lockstep" in sys.argv[0].replace("\\", "/").rpartition("/")[2]
-    raise (SystemExit if _IS_COMMAND else ImportError)(
-        "Lockstep does not run on Windows: use Linux, for example in WSL 2, or macOS with one worker"
-    )
-
 if TYPE_CHECKING:
     from lockstep import augmentations as augmentations
     from lockstep import data as data
@@ -83,4 +76,10 @@ if TYPE_CHECKING:
     from lockstep.workers.rank import Worker as Worker
     from lockstep.workers.rank import join as join
 else:
+    if sys.platform == "win32":
+        # One line for who gives the command; for who imports the library the error that imports raise.
+        _IS_COMMAND = sys.argv[0] == "-m" or "lockstep" in sys.argv[0].replace("\\", "/").rpartition("/")[2]
+        raise (SystemExit if _IS_COMMAND else ImportError)(
+            "Lockstep does not run on Windows: use Linux, for example in WSL 2, or macOS with one worker"
+        )
     __getattr__, __dir__, __all__ = lazy_names(__name__)
