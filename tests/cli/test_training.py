@@ -34,7 +34,7 @@ def plan(*words: str) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("words", "error", "message"),
     [
-        (["mnst"], ls.RecipeError, "no such recipe"),
+        (["mnst"], ls.RecipeError, 'did you mean "mnist"'),
         (
             ["mnist", "--towers", "3"],
             ls.InputError,
