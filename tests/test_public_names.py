@@ -21,10 +21,10 @@ DOORS = [
 ]
 
 
-def test_there_are_at_most_64_names_and_123_of_sub_packages() -> None:
+def test_there_are_at_most_65_names_and_123_of_sub_packages() -> None:
     """Augmentations do not count: each is a kind that recipe files name, which must be read in any case."""
     packages = [package for package in DOORS[1:] if package is not lockstep.augmentations]
-    assert len(lockstep.__all__) - 1 <= 64
+    assert len(lockstep.__all__) - 1 <= 65
     assert sum(len(package.__all__) for package in packages) <= 123
 
 
@@ -55,7 +55,8 @@ def test_the_names_are_listed_before_they_are_loaded(package: ModuleType) -> Non
 def test_every_import_of_a_public_name_is_found() -> None:
     """A line that is written in another way would be seen by type checkers alone."""
     for package in DOORS:
-        (block,) = (node for node in ast.parse(inspect.getsource(package)).body if isinstance(node, ast.If))
+        conditions = [node for node in ast.parse(inspect.getsource(package)).body if isinstance(node, ast.If)]
+        (block,) = (node for node in conditions if ast.unparse(node.test) == "TYPE_CHECKING")
         assert sorted(alias.name for node in block.body for alias in node.names) == package.__all__
 
 
