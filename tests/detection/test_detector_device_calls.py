@@ -106,8 +106,7 @@ def test_detectors_of_two_stages_learn_the_same_where_the_host_waits(
     two_stages: DetectionModel, rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where NMS needs more rounds or boxes than it has at first, and the proposals are made again."""
-    for module in (faster_rcnn, tf_faster_rcnn):
-        monkeypatch.setattr(module, "ROUNDS", rounds)
+    monkeypatch.setattr(faster_rcnn, "ROUNDS", rounds)
     monkeypatch.setattr(tf_faster_rcnn, "CANDIDATES", 4 * rounds)
     fields = fields_of(OBJECTS)
     expected = train(two_stages, fields)

@@ -117,7 +117,7 @@ def test_a_folder_without_one_of_the_classes_is_refused(tmp_path: Path) -> None:
         "  expected: the same label for each class in both: blue, green, red\n"
         "  hint:     have a folder with at least one image for each class in both; of objects, set data.label_map to "
         "a label map with all classes, or repair the ids of the categories; of folders, and of tables whose labels "
-        "are text, set data.labels to a file with the name of each class, one a line"
+        "are text, set data.labels to the names of all classes, or to a file with one a line"
     )
     first = image_folder(tmp_path / "first", classes=("blue", "green"))
     examples = Examples(make_recipe(given[0], f"data.test={first}"))
