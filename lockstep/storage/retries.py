@@ -197,9 +197,10 @@ def at_once(request: Callable[[Item], Result], items: Iterable[Item]) -> list[Re
             ended.put(error)
 
     try:
-        for _ in range(MOST_AT_ONCE):
+        num_threads = min(MOST_AT_ONCE, len(todo))
+        for _ in range(num_threads):
             threading.Thread(target=work, name="request", daemon=True).start()
-        errors = [error for _ in range(MOST_AT_ONCE) if (error := ended.get())]
+        errors = [error for _ in range(num_threads) if (error := ended.get())]
     finally:
         end.set()
     if errors:
