@@ -288,7 +288,8 @@ class _Filling:
     @contextlib.contextmanager
     def _staging(self) -> Iterator[Path]:
         """Make a folder beside the target, which is gone at the end; what others have left goes, too."""
-        for left in self.target.parent.glob(f".{escape(self.target.name)}.*.partial"):  # of processes that were killed
+        # Those of processes that were killed; that of the records beside the target has another name.
+        for left in self.target.parent.glob(f".{escape(self.target.name)}.{'[0-9a-f]' * 32}.partial"):
             shutil.rmtree(left, ignore_errors=True)
         staging = self.target.with_name(f".{self.target.name}.{uuid.uuid4().hex}.partial")
         (staging / CHECKPOINTS).mkdir(parents=True)
@@ -451,7 +452,7 @@ class _Filling:
         damaged = {*self.latest.checkpoints} - {*self.whole}
         only_here = [step for step in store.steps() if step > self.latest.step or step in damaged]
         if only_here and self.contents:
-            self._keep_aside(only_here)
+            self._keep_aside(only_here, staging / "aside")
         make_folder(store.folder)
         for manifest in self.whole.values():
             self._put_checkpoint(store, manifest, staging / CHECKPOINTS)
@@ -484,15 +485,15 @@ class _Filling:
         else:
             (folder / PINNED).unlink(missing_ok=True)
 
-    def _keep_aside(self, only_here: Sequence[int]) -> None:
-        """Copy a folder with checkpoints that nobody else has."""
+    def _keep_aside(self, only_here: Sequence[int], staged: Path) -> None:
+        """Copy a folder with checkpoints that nobody else has; under its name it is whole."""
 
         def copy(source: str, target: str) -> None:
             is_of_checkpoint = Path(source).parent.parent.name == CHECKPOINTS  # whose files never change
             (link_or_copy if is_of_checkpoint else shutil.copy2)(Path(source), Path(target))
 
-        aside = _free_name(self.target)
-        shutil.copytree(self.target, aside, copy_function=copy)
+        shutil.copytree(self.target, staged, copy_function=copy)
+        aside = staged.rename(_free_name(self.target))
         log.warning(
             "%s has been taken further elsewhere, to step %d; the copy here, with step %s, is kept as %s",
             *(self.bucket, self.latest.step, " and ".join(map(str, only_here)), aside),

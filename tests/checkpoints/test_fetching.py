@@ -102,6 +102,25 @@ def test_checkpoints_that_nobody_else_has_are_set_aside(
     assert f"taken further elsewhere, to step 3; the copy here, with step 9, is kept as {aside}" in caplog.text
 
 
+def test_half_a_copy_has_no_name(machines: Machines, place: RemotePath, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = local_folder(place)
+    write(Store(folder / "checkpoints"), 9)
+    machines.use("second")
+    train(place, 3)
+    machines.use("first")
+    links: list[Path] = []
+
+    def die(file: Path, _: Path) -> None:
+        links.append(file)
+        if len(links) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(fetching, "link_or_copy", die)
+    with pytest.raises(KeyboardInterrupt):
+        fetch_run(place)
+    assert sorted(path.name for path in folder.parent.iterdir()) == [f".{folder.name}.lock", folder.name]
+
+
 def test_records_alone(machines: Machines, place: RemotePath) -> None:
     machines.use("second")
     (place / ".lease-000001").write_bytes(b"{}")
@@ -114,6 +133,24 @@ def test_records_alone(machines: Machines, place: RemotePath) -> None:
     origin = KnownBucket.read(folder)
     assert origin
     assert origin.url == str(place)
+
+
+def test_a_fetch_leaves_that_of_the_records_alone(
+    machines: Machines, place: RemotePath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where `lockstep status` looks at a run while `lockstep train` of the same machine begins to go on with it."""
+    machines.use("second")
+    right, others = RemotePath.download, list[Path]()
+
+    def download(self: RemotePath, file: Path) -> None:
+        right(self, file)
+        if not others:
+            others.append(file)
+            fetch_run(place)
+
+    monkeypatch.setattr(RemotePath, "download", download)
+    assert steps(fetch_run(place, contents=False)) == [1, 2]
+    assert steps(local_folder(place)) == [1, 2]
 
 
 def test_records_of_no_run_leave_nothing(machines: Machines, place: RemotePath) -> None:
@@ -553,7 +590,7 @@ def test_what_a_killed_process_has_left_goes(machines: Machines, name: str) -> N
     train(place, 1)
     machines.use("second")
     folder = local_folder(place)
-    (folder.parent / f".{folder.name}.abc.partial").mkdir(parents=True)
+    (folder.parent / f".{folder.name}.{'0a' * 16}.partial").mkdir(parents=True)
     fetch_run(place)
     assert sorted(os.listdir(folder.parent)) == [f".{folder.name}.lock", folder.name]  # noqa: PTH208
     assert fetching.fcntl is not None
