@@ -348,7 +348,7 @@ def test_a_fetch_that_is_killed_is_made_good(
 
 def test_signed_queries_are_not_told(place: RemotePath) -> None:
     with pytest.raises(WorkdirError) as caught, reached(place):
-        raise OSError("GET https://host/key?sig=secret failed")
+        raise OSError("GET https://me:secret@host/key?sig=secret failed")
     assert caught.value.given == "OSError: GET https://host/key failed"
 
 
