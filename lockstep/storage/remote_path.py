@@ -242,7 +242,7 @@ class RemotePath:
         """List all objects in the folder and below it, by their path within it, in order, by few requests."""
         found = self._call(lambda fs: fs.find(self._path, detail=True))
         inside = {
-            _normal(path).removeprefix(f"{self._path}/"): stat_of(info)
+            path.lstrip("/").removeprefix(f"{self._path}/"): stat_of(info)  # as it is: "a//b" is another than "a/b"
             for path, info in found.items()
             if not path.endswith("/")  # an object that stands for a folder
         }

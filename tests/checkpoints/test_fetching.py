@@ -12,9 +12,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import fsspec
 import pytest
 from bucket_runs import Machines, files, mirrored, new_place, objects
 from checkpoint_helpers import write
+from fsspec.implementations.memory import MemoryFile
 
 from lockstep.checkpoints import fetching
 from lockstep.checkpoints.fetching import fetch_run, local_folder, reached
@@ -546,6 +548,14 @@ def test_names_that_lead_elsewhere_are_left_out(
     assert {*files(folder)} == {name for name in listing if name != LATEST}
     for name in bad:
         assert repr(f"{place}/{name}") in caplog.text
+
+
+def test_objects_that_no_path_names_are_left_out(machines: Machines, place: RemotePath) -> None:
+    store = fsspec.filesystem("memory")
+    for name in (f"/{place.key}//notes", f"/{place.key}/./more"):
+        store.store[name] = MemoryFile(store, name, b"x")
+    machines.use("second")
+    assert "recipe.toml" in files(fetch_run(place))
 
 
 def test_no_room_is_told_before_anything_is_downloaded(
