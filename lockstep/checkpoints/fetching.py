@@ -81,46 +81,45 @@ def fetch_run(url: str | RemotePath, *, contents: bool = True) -> Path:
         CheckpointError: all checkpoints on the bucket are damaged.
     """
     bucket, home = RemotePath(str(url)), local_folder(url)
-    with reached(bucket):
-        if not contents:
-            return _fetched_records(bucket, home)
-        with _locked(home, bucket):
-            origin = KnownBucket.read(home)
-            if origin and origin.is_held:
-                return home
-            found = _looked(bucket)
-            if found.latest is None:
-                _check_is_free(bucket, found)
-                if origin and origin.tokens and all(name.startswith(LEASE) for name in found.listing):
-                    aside = home.rename(_free_name(home))
-                    log.warning("%s has been deleted on the bucket; the copy here is kept as %s", bucket, aside)
-                    origin = None
-                if origin is None:
-                    KnownBucket(str(bucket)).write(home)
-                return home
-            filling = _Filling(bucket, found, found.latest, home, True, origin or KnownBucket(str(bucket)))
-            if filling.known.goes_on_from(found.latest) and Store(home / CHECKPOINTS).steps():
-                filling.mend()
-            else:
-                filling.fill()
+    # A download goes on while others look at the records, which are fetched into a folder of their own.
+    with reached(bucket), _locked(home, bucket) if contents else contextlib.nullcontext():
+        origin = KnownBucket.read(home)
+        if origin and origin.is_held:
             return home
+        found = _looked(bucket)
+        if found.latest is None:
+            _check_is_free(bucket, found)
+            if contents:
+                _make_place(bucket, found, home, origin)
+            elif origin is None:
+                raise no_run_on(bucket)
+            return home
+        if not contents:
+            return _fetched_records(bucket, found, found.latest, home)
+        filling = _Filling(bucket, found, found.latest, home, True, origin or KnownBucket(str(bucket)))
+        if filling.known.goes_on_from(found.latest) and Store(home / CHECKPOINTS).steps():
+            filling.mend()
+        else:
+            filling.fill()
+        return home
 
 
-def _fetched_records(bucket: RemotePath, home: Path) -> Path:
-    """Fetch all but the contents of checkpoints, into a folder of its own: a download into the other goes on."""
-    origin = KnownBucket.read(home)
-    if origin and origin.is_held:
-        return home
-    found = _looked(bucket)
-    if found.latest is None:
-        _check_is_free(bucket, found)
-        if origin is None:
-            raise no_run_on(bucket)
-        return home
+def _make_place(bucket: RemotePath, found: OnBucket, home: Path, origin: KnownBucket | None) -> None:
+    """Make the folder of a run that the bucket does not hold yet, or no longer."""
+    if origin and origin.tokens and all(name.startswith(LEASE) for name in found.listing):
+        aside = home.rename(_free_name(home))
+        log.warning("%s has been deleted on the bucket; the copy here is kept as %s", bucket, aside)
+        origin = None
+    if origin is None:
+        KnownBucket(str(bucket)).write(home)
+
+
+def _fetched_records(bucket: RemotePath, found: OnBucket, latest: Latest, home: Path) -> Path:
+    """Fetch all but the contents of checkpoints."""
     target = home.with_name(f"{home.name}.records")
     with _locked(target, bucket):
         known = KnownBucket.read(target) or KnownBucket(str(bucket))
-        _Filling(bucket, found, found.latest, target, False, known).fill()
+        _Filling(bucket, found, latest, target, False, known).fill()
     return target
 
 
