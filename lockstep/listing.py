@@ -1,4 +1,4 @@
-"""Names in messages and tables: long lists shortened, the closest of the names and paths there are, lines of CSV."""
+"""Names and sizes in messages and tables: long lists shortened, the closest names and paths there are, lines of CSV."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 _MOST_COMPARED = 1000
+_UNITS = ("bytes", "kB", "MB", "GB", "TB")
 _RUNS = Path("runs")
 """Where `lockstep train` keeps the folders of runs that are given no other."""
 
@@ -19,6 +20,12 @@ def shorten(names: Sequence[str], most: int = 5, *, separator: str = ", ") -> st
     """Join the first `most` names, and say how many more there are: `a, b and 1,234 more`."""
     more = len(names) - most
     return separator.join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def format_size(num_bytes: int) -> str:
+    """Format a number of bytes: "812 bytes", "12.3 MB"."""
+    power = min((len(str(num_bytes)) - 1) // 3, len(_UNITS) - 1)
+    return f"{num_bytes / 1000**power:.{min(power, 1)}f} {_UNITS[power]}"
 
 
 def did_you_mean(word: object, words: Iterable[str]) -> str:

@@ -12,7 +12,8 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import PurePath
 from typing import Any, TextIO
@@ -175,6 +176,17 @@ def log_new_name(old: str, new: str) -> None:
     if old not in said:
         os.environ[_OLD_NAMES] = "\n".join([*said, old])
         log.warning("%s is called %s now", old, new, chief_only=True)
+
+
+@contextmanager
+def errors_alone() -> Iterator[None]:
+    """Log errors alone in the block, as where data or parts are made once more, which remark what was said before."""
+    before = log.logger.level
+    log.logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.logger.setLevel(before)
 
 
 def show_log(worker_name: str | None = None, stream: TextIO | None = None, level: int = logging.INFO) -> None:

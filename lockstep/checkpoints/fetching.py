@@ -81,46 +81,45 @@ def fetch_run(url: str | RemotePath, *, contents: bool = True) -> Path:
         CheckpointError: all checkpoints on the bucket are damaged.
     """
     bucket, home = RemotePath(str(url)), local_folder(url)
-    with reached(bucket):
-        if not contents:
-            return _fetched_records(bucket, home)
-        with _locked(home, bucket):
-            origin = KnownBucket.read(home)
-            if origin and origin.is_held:
-                return home
-            found = _looked(bucket)
-            if found.latest is None:
-                _check_is_free(bucket, found)
-                if origin and origin.tokens and all(name.startswith(LEASE) for name in found.listing):
-                    aside = home.rename(_free_name(home))
-                    log.warning("%s has been deleted on the bucket; the copy here is kept as %s", bucket, aside)
-                    origin = None
-                if origin is None:
-                    KnownBucket(str(bucket)).write(home)
-                return home
-            filling = _Filling(bucket, found, found.latest, home, True, origin or KnownBucket(str(bucket)))
-            if filling.known.goes_on_from(found.latest) and Store(home / CHECKPOINTS).steps():
-                filling.mend()
-            else:
-                filling.fill()
+    # A download goes on while others look at the records, which are fetched into a folder of their own.
+    with reached(bucket), _locked(home, bucket) if contents else contextlib.nullcontext():
+        origin = KnownBucket.read(home)
+        if origin and origin.is_held:
             return home
+        found = _looked(bucket)
+        if found.latest is None:
+            _check_is_free(bucket, found)
+            if contents:
+                _make_place(bucket, found, home, origin)
+            elif origin is None:
+                raise no_run_on(bucket)
+            return home
+        if not contents:
+            return _fetched_records(bucket, found, found.latest, home)
+        filling = _Filling(bucket, found, found.latest, home, True, origin or KnownBucket(str(bucket)))
+        if filling.known.goes_on_from(found.latest) and Store(home / CHECKPOINTS).steps():
+            filling.mend()
+        else:
+            filling.fill()
+        return home
 
 
-def _fetched_records(bucket: RemotePath, home: Path) -> Path:
-    """Fetch all but the contents of checkpoints, into a folder of its own: a download into the other goes on."""
-    origin = KnownBucket.read(home)
-    if origin and origin.is_held:
-        return home
-    found = _looked(bucket)
-    if found.latest is None:
-        _check_is_free(bucket, found)
-        if origin is None:
-            raise no_run_on(bucket)
-        return home
+def _make_place(bucket: RemotePath, found: OnBucket, home: Path, origin: KnownBucket | None) -> None:
+    """Make the folder of a run that the bucket does not hold yet, or no longer."""
+    if origin and origin.tokens and all(name.startswith(LEASE) for name in found.listing):
+        aside = home.rename(_free_name(home))
+        log.warning("%s has been deleted on the bucket; the copy here is kept as %s", bucket, aside)
+        origin = None
+    if origin is None:
+        KnownBucket(str(bucket)).write(home)
+
+
+def _fetched_records(bucket: RemotePath, found: OnBucket, latest: Latest, home: Path) -> Path:
+    """Fetch all but the contents of checkpoints."""
     target = home.with_name(f"{home.name}.records")
     with _locked(target, bucket):
         known = KnownBucket.read(target) or KnownBucket(str(bucket))
-        _Filling(bucket, found, found.latest, target, False, known).fill()
+        _Filling(bucket, found, latest, target, False, known).fill()
     return target
 
 
@@ -288,7 +287,8 @@ class _Filling:
     @contextlib.contextmanager
     def _staging(self) -> Iterator[Path]:
         """Make a folder beside the target, which is gone at the end; what others have left goes, too."""
-        for left in self.target.parent.glob(f".{escape(self.target.name)}.*.partial"):  # of processes that were killed
+        # Those of processes that were killed; that of the records beside the target has another name.
+        for left in self.target.parent.glob(f".{escape(self.target.name)}.{'[0-9a-f]' * 32}.partial"):
             shutil.rmtree(left, ignore_errors=True)
         staging = self.target.with_name(f".{self.target.name}.{uuid.uuid4().hex}.partial")
         (staging / CHECKPOINTS).mkdir(parents=True)
@@ -451,7 +451,7 @@ class _Filling:
         damaged = {*self.latest.checkpoints} - {*self.whole}
         only_here = [step for step in store.steps() if step > self.latest.step or step in damaged]
         if only_here and self.contents:
-            self._keep_aside(only_here)
+            self._keep_aside(only_here, staging / "aside")
         make_folder(store.folder)
         for manifest in self.whole.values():
             self._put_checkpoint(store, manifest, staging / CHECKPOINTS)
@@ -484,15 +484,15 @@ class _Filling:
         else:
             (folder / PINNED).unlink(missing_ok=True)
 
-    def _keep_aside(self, only_here: Sequence[int]) -> None:
-        """Copy a folder with checkpoints that nobody else has."""
+    def _keep_aside(self, only_here: Sequence[int], staged: Path) -> None:
+        """Copy a folder with checkpoints that nobody else has; under its name it is whole."""
 
         def copy(source: str, target: str) -> None:
             is_of_checkpoint = Path(source).parent.parent.name == CHECKPOINTS  # whose files never change
             (link_or_copy if is_of_checkpoint else shutil.copy2)(Path(source), Path(target))
 
-        aside = _free_name(self.target)
-        shutil.copytree(self.target, aside, copy_function=copy)
+        shutil.copytree(self.target, staged, copy_function=copy)
+        aside = staged.rename(_free_name(self.target))
         log.warning(
             "%s has been taken further elsewhere, to step %d; the copy here, with step %s, is kept as %s",
             *(self.bucket, self.latest.step, " and ".join(map(str, only_here)), aside),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import threading
@@ -213,10 +214,15 @@ class Manifest:
             files = tuple(FileEntry(**entry) for entry in body["files"])
             scores = {str(name): float(score) for name, score in body.get("scores", {}).items()}
             manifest = cls(int(body["step"]), int(body["saved_unix_seconds"]), files, scores, body.get("best_by"))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            names = [file.name for file in files]
+            are_named = VALUES in names and all(map(_FILE_NAME.fullmatch, names))
+            if not all(type(file.size_bytes) is int for file in files):
+                raise ValueError("sizes that are no numbers of bytes")
+            if not all(map(math.isfinite, scores.values())):
+                raise ValueError("scores that are not finite")
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise damaged(path, f"other fields ({error!r})", f"those of format {FORMAT}") from error
-        names = [file.name for file in files]
-        if VALUES not in names or not all(map(_FILE_NAME.fullmatch, names)):
+        if not are_named:
             raise damaged(path, f"files {names}", f"{VALUES}, and sections with names of their own and {SUFFIX!r}")
         if manifest.best_by not in (None, *manifest.scores):
             raise damaged(path, f"the best by {manifest.best_by!r}", "one of the scores, or none")

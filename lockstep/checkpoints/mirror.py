@@ -170,7 +170,7 @@ def steps_listed(listing: dict[str, ObjectStat]) -> list[int]:
 
 @dataclass(frozen=True)
 class KnownBucket:
-    """What a folder of this machine knows of the bucket that it mirrors."""
+    """What a folder of this machine knows of the bucket that it mirrors; a copy of the folder mirrors nothing."""
 
     url: str
     tokens: tuple[str, ...] = ()
@@ -185,6 +185,8 @@ class KnownBucket:
         """Read what a folder knows; None where it is no mirror."""
         try:
             body = json.loads((folder / MARKER).read_bytes())
+            if body["folder"] != os.path.realpath(folder):
+                return None
             owner = Owner.decode(body["owner"].encode()) if body["owner"] else None
             files = {name: [*map(int, facts)] for name, facts in body.get("files", {}).items()}
             return cls(str(body["url"]), tuple(map(str, body["tokens"])), owner, files)
@@ -194,7 +196,8 @@ class KnownBucket:
     def write(self, folder: Path) -> None:
         """Write it into the folder."""
         owner = self.owner.encode().decode() if self.owner else None
-        body = {"url": self.url, "tokens": self.tokens, "owner": owner, "files": self.files}
+        place = os.path.realpath(folder)
+        body = {"folder": place, "url": self.url, "tokens": self.tokens, "owner": owner, "files": self.files}
         with atomic_write(folder / MARKER, parents=True) as file:
             file.write(json.dumps(body).encode())
 
@@ -372,7 +375,7 @@ class Mirror:
     def check_latest(self) -> None:
         """Check, without a lease, that `latest.json` is none of another process; raises WorkdirError."""
         with suppress(FileNotFoundError, ValueError, RecursionError):
-            self._check_known(Latest.decode((self.bucket / LATEST).read_bytes()))
+            self._check_known(Latest.decode((self.bucket / LATEST).read_range(_MOST_BYTES, 0)))
 
     def _check_known(self, latest: Latest) -> None:
         origin = KnownBucket.read(self.folder)

@@ -12,9 +12,9 @@ from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lockstep.cli.shared import Command, OldFlag, add_json_argument, format_size
+from lockstep.cli.shared import Command, OldFlag, add_json_argument
 from lockstep.errors import DataError
-from lockstep.listing import hint_for_path, what_is_there
+from lockstep.listing import format_size, hint_for_path, what_is_there
 from lockstep.reporting.console import format_duration, show_progress
 from lockstep.screen import log, write_json
 

@@ -6,9 +6,10 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from lockstep.cli.shared import Command, add_json_argument, add_weights_arguments, check_target, format_size
+from lockstep.cli.shared import Command, add_json_argument, add_weights_arguments, check_target
 from lockstep.durable import atomic_write
 from lockstep.errors import InputError
+from lockstep.listing import format_size
 from lockstep.reporting.console import show_elapsed
 from lockstep.screen import write_json, write_lines
 

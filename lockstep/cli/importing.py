@@ -12,10 +12,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.cli.shared import Command, add_json_argument, check_target, format_size
+from lockstep.cli.shared import Command, add_json_argument, check_target
 from lockstep.durable import atomic_write
 from lockstep.errors import InputError
-from lockstep.listing import hint_for_path
+from lockstep.listing import format_size, hint_for_path
 from lockstep.reporting.console import show_progress
 from lockstep.screen import write_json, write_lines
 

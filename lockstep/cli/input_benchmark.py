@@ -23,6 +23,7 @@ from lockstep.data.batch_reader import BatchReader, SkipBad
 from lockstep.data.loader import Loader
 from lockstep.data.order import Int64s, Order
 from lockstep.data.rows import BatchRequest, TrainingRows
+from lockstep.reporting.console import format_rate
 from lockstep.tracing import INPUT_STAGES, sum_seconds
 from lockstep.types import Batch
 
@@ -308,8 +309,9 @@ def _slowest(measured: Measured) -> Limit:
 def _verdict(measured: Measured, limit: Limit) -> str:
     loader = measured.loader.examples_per_second
     if measured.step is None:
-        return f"The input gives {_rate(loader)} examples/s: {_of_the_input(measured, _slowest(measured))}."
-    given = f"The input gives {_rate(loader)} examples/s, the step takes {_rate(measured.step.examples_per_second)}"
+        return f"The input gives {format_rate(loader)} examples/s: {_of_the_input(measured, _slowest(measured))}."
+    taken = format_rate(measured.step.examples_per_second)
+    given = f"The input gives {format_rate(loader)} examples/s, the step takes {taken}"
     if limit == "step":
         return f"{given}: the step is the limit."
     if limit == "both":
@@ -375,9 +377,10 @@ def _from_storage(measured: Measured) -> Iterator[str]:
     needed = loader if measured.step is None else min(loader, measured.step.examples_per_second)
     if from_storage < _FROM_STORAGE * needed:
         yield (
-            f"Read for the first time, examples came at {_rate(first.examples_per_second)} a second, and at "
-            f"{_rate(again.examples_per_second)} again: until they lie in memory, the input gives about "
-            f"{_rate(from_storage)}, and storage is the limit. If they never fit in, a local disk helps, or an order "
+            f"Read for the first time, examples came at {format_rate(first.examples_per_second)} a second, and at "
+            f"{format_rate(again.examples_per_second)} again: until they lie in memory, the input gives about "
+            f"{format_rate(from_storage)}, and storage is the limit. "
+            "If they never fit in, a local disk helps, or an order "
             "in blocks (BlockShuffled)."
         )
 
@@ -412,7 +415,3 @@ def _flag(measured: Measured, number: int) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
-
-
-def _rate(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

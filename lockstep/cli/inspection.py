@@ -20,8 +20,9 @@ import torch
 
 from lockstep.checkpoints.manifest import Manifest
 from lockstep.checkpoints.store import Store
-from lockstep.cli.shared import check_no_flag_of_weights, format_error, format_size
+from lockstep.cli.shared import check_no_flag_of_weights, format_error
 from lockstep.errors import CheckpointError, DataError
+from lockstep.listing import format_size
 from lockstep.readers.split_folders import find_split
 from lockstep.records.example import Values, parse_sequence_example
 from lockstep.records.open_files import open_file

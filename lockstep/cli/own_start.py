@@ -7,11 +7,10 @@ import heapq
 import re
 import shlex
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from logging import ERROR
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ from lockstep.listing import shorten
 from lockstep.recipes.recipe import Recipe
 from lockstep.run_files import RECIPE
 from lockstep.runs.workdir import Result
-from lockstep.screen import Lines, log
+from lockstep.screen import Lines, errors_alone, log
 from lockstep.terminal import in_columns
 from lockstep.types import Epochs, Steps
 
@@ -43,11 +42,11 @@ def begin_own_run(arguments: argparse.Namespace) -> None:
     if own_run(arguments):
         return
     folder = folder_of_run(arguments)
-    with _quiet():
+    with errors_alone():
         found, chosen = _choose(arguments)
     log.info("%s", Lines("\n".join([*_described(found, arguments.recipe), "", *_choices(found, chosen)])))
     if chosen.num_steps:
-        with _quiet():
+        with errors_alone():
             seconds = _estimate(chosen, chosen.num_steps)
         log.info("%s", Lines(f"  {'time'.ljust(11)}  {_duration(seconds)} on this machine"))
     folder.mkdir(parents=True, exist_ok=True)
@@ -60,22 +59,11 @@ def begin_own_run(arguments: argparse.Namespace) -> None:
 
 def print_own_recipe(arguments: argparse.Namespace) -> str:
     """Say what would be trained, and return the recipe; nothing is written."""
-    with _quiet():
+    with errors_alone():
         found, chosen = _choose(arguments)
     if not arguments.print_recipe:
         log.info("%s", Lines("\n".join([*_described(found, arguments.recipe), "", *_choices(found, chosen)])))
     return _toml(found, chosen, arguments.recipe)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Leave out what readers remark as they open data: the run that begins opens it again, and says so once."""
-    before = log.logger.level
-    log.logger.setLevel(ERROR)
-    try:
-        yield
-    finally:
-        log.logger.setLevel(before)
 
 
 def _choose(arguments: argparse.Namespace) -> tuple[Found, Chosen]:

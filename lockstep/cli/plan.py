@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from lockstep.checks import Hint, PositiveFloat, PositiveInt, Range, check_value
-from lockstep.cli.shared import Command, add_code_argument, add_json_argument, format_size
+from lockstep.cli.shared import Command, add_code_argument, add_json_argument
 from lockstep.errors import InputError
+from lockstep.listing import format_size
 from lockstep.reporting.console import flowed, format_duration, format_rate
 from lockstep.screen import write_json, write_lines
 from lockstep.terminal import in_columns, num_columns, width_of

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import torch
 
-from lockstep.cli.shared import INTERRUPTED, format_size
+from lockstep.cli.shared import INTERRUPTED
 from lockstep.doctor.check_result import CheckResult, judged
 from lockstep.errors import InputError
+from lockstep.listing import format_size
 from lockstep.planning.model import Prediction, RunCosts, predict_step
 from lockstep.planning.start import ProbeRequest, probe_on_workers
 from lockstep.recipes.recipe import Recipe

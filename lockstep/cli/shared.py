@@ -52,8 +52,6 @@ OUTPUT_CLOSED = 141
 
 QUIET_HELP = "tell warnings and errors alone, no progress"
 
-_UNITS = ("bytes", "kB", "MB", "GB", "TB")
-
 
 class Command(NamedTuple):
     """A command of `lockstep`: its line in the help, its flags, and the function that runs it."""
@@ -295,12 +293,6 @@ def check_no_flag_of_weights(arguments: argparse.Namespace, holds: str, examples
                 expected="a checkpoint, or a run",
                 hint=f"leave --{flag} out; lockstep show shows the examples of {examples}",
             )
-
-
-def format_size(num_bytes: int) -> str:
-    """Format a number of bytes: "812 bytes", "12.3 MB"."""
-    power = min((len(str(num_bytes)) - 1) // 3, len(_UNITS) - 1)
-    return f"{num_bytes / 1000**power:.{min(power, 1)}f} {_UNITS[power]}"
 
 
 def format_error(error: LockstepError) -> str:

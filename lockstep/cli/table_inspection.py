@@ -6,8 +6,9 @@ import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from lockstep.cli.shared import check_no_flag_of_weights, format_error, format_size
+from lockstep.cli.shared import check_no_flag_of_weights, format_error
 from lockstep.errors import DataError, LockstepError
+from lockstep.listing import format_size
 from lockstep.readers.split_folders import TABLE, find_split
 from lockstep.readers.table_columns import find_image, find_label, find_objects
 from lockstep.records.shards import expand_braces, find_shards

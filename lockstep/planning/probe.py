@@ -5,12 +5,11 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import cycle, islice
-from logging import ERROR
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +24,7 @@ from lockstep.exchange.tree import GradientHook, PartialSum, TreeSum
 from lockstep.planning.model import Link, RunCosts, SaveCost, Seating, SentBucket, Way, WorkerCost, way_of
 from lockstep.recipes.recipe import Recipe
 from lockstep.runs.build import Examples, Parts, build
-from lockstep.screen import log
+from lockstep.screen import errors_alone, log
 from lockstep.tensors import numbers_on, reading_waits
 from lockstep.training.memory import forget_peak, peak_bytes
 from lockstep.training.saving import Saver
@@ -278,7 +277,7 @@ class _Place:
     def _bound(self, num_towers: int, watch: _Watch) -> tuple[Callable[[Batch], object], list[Batch]]:
         """Build a step of this worker alone, which has been made once, and some batches for it."""
         parts, alone = self._built(num_towers)
-        with _quietly():
+        with errors_alone():
             step = BoundStep(parts.state, parts.towers, _Watched(watch, is_exact(self._recipe.exchange)), alone)
             parts.state.resolve(parts.loader.epoch_size, self._recipe.batch_size)
         step.resolved_for = (parts.loader.epoch_size, parts.loader.batch_size)
@@ -297,17 +296,6 @@ class _Place:
             log.info("measuring %s, %s", what, beside)
 
 
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Log errors alone in the block: what a run says of its parts at its start is no news of a measurement."""
-    level = log.logger.level
-    log.logger.setLevel(ERROR)
-    try:
-        yield
-    finally:
-        log.logger.setLevel(level)
-
-
 def _built(
     examples: Examples, recipe: Recipe, worker: Worker, num_towers: int, tower_size: int
 ) -> tuple[Parts, Worker]:
@@ -317,7 +305,7 @@ def _built(
         worker, rank=0, num_workers=1, local_rank=0, num_local_workers=1, group=Group.alone(), pulse=Pulse()
     )
     part = replace(recipe, num_towers=num_towers, batch_size=num_towers * tower_size)
-    with _quietly():
+    with errors_alone():
         return build(part, alone, is_prepared=True, opened=examples), alone
 
 

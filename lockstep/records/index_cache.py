@@ -19,7 +19,6 @@ import hashlib
 import os
 import shutil
 import struct
-import tempfile
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -35,7 +34,7 @@ from lockstep.records.shards import check_local
 from lockstep.screen import log
 from lockstep.storage.cached_ranges import CachedRanges
 from lockstep.storage.ranges import ObjectRange, fetch_ranges
-from lockstep.storage.remote_path import AnyPath, RemotePath
+from lockstep.storage.remote_path import AnyPath, ObjectStat, RemotePath
 
 Index = TypeVar("Index")
 
@@ -83,7 +82,7 @@ def local_copy(path: AnyPath, cache: Cache = None) -> Path:
     """Return a file of this machine with the content of a file: of an object a copy in the cache, made once an etag.
 
     Raises:
-        DataError: there is no room for it.
+        DataError: there is no room for it, or no cache.
         FileNotFoundError: there is no such object.
     """
     return local_copies([path], cache)[0] if isinstance(path, RemotePath) else path
@@ -91,10 +90,16 @@ def local_copy(path: AnyPath, cache: Cache = None) -> Path:
 
 def local_copies(paths: Sequence[RemotePath], cache: Cache = None) -> list[Path]:
     """Copy objects that belong together into one folder of the cache, under their names, as `local_copy` does."""
-    kept = cache_folder(cache)
+    if (kept := cache_folder(cache)) is None:  # not among the temporary files, where anybody could put another one
+        raise DataError(
+            f"{paths[0]} cannot be copied: there is no cache.",
+            given="a user without a home",
+            expected="a folder for what is copied of an object store",
+            hint="set XDG_CACHE_HOME to a folder of this user's, or name one: data.cache of a recipe",
+        )
     stats = [path.stat() for path in paths]
     told = "\n".join(f"{path} {stat}" for path, stat in zip(paths, stats, strict=True))
-    folder = (kept or Path(tempfile.gettempdir())) / "copies" / hashlib.sha256(told.encode()).hexdigest()[:32]
+    folder = kept / "copies" / hashlib.sha256(told.encode()).hexdigest()[:32]
     copies = [folder / path.name for path in paths]
     is_there = folder.is_dir()
     if not all(_has_size(copy, stat.st_size) for copy, stat in zip(copies, stats, strict=True)):
@@ -107,8 +112,8 @@ def local_copies(paths: Sequence[RemotePath], cache: Cache = None) -> list[Path]
         partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.partial")
         try:
             partial.mkdir(parents=True)
-            for path in paths:
-                _download(path, partial / path.name)
+            for path, stat in zip(paths, stats, strict=True):
+                _download(path, stat, partial / path.name)
             with suppress(OSError):  # another process was faster
                 partial.rename(folder)
         except OSError as error:
@@ -130,8 +135,7 @@ def _has_size(file: Path, size: int) -> bool:
         return False
 
 
-def _download(path: RemotePath, file: Path) -> None:
-    stat = path.stat()
+def _download(path: RemotePath, stat: ObjectStat, file: Path) -> None:
     with file.open("wb") as written:
         for start in range(0, stat.st_size, _COPIED_BYTES):
             written.writelines(fetch_ranges([ObjectRange(path, stat, start, _COPIED_BYTES)]))

@@ -13,6 +13,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from lockstep.listing import format_size
 from lockstep.recipes.tasks import Classification, Detection
 from lockstep.report.curves import (
     MOST_POINTS,
@@ -47,7 +48,6 @@ GENERATOR = "lockstep report"
 """The name of its maker in the head of each page: a file that has it may be written anew."""
 _STATES = {"finished": "✔", "running": "▶", "stopped": "❚❚", "failed": "✖", "killed": "✖", "not started": "○"}
 _SCRIPTS, _STYLES = ("uplot.min.js", "page.js"), ("uplot.min.css", "page.css")
-_UNITS = ("bytes", "kB", "MB", "GB", "TB")
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ def _environment() -> Environment:
         "duration": _or_dash(format_duration),
         "count": _or_dash("{:,}".format),
         "percent": _or_dash("{:.1%}".format),
-        "size": _or_dash(_size),
+        "size": _or_dash(format_size),
         "words": _or_dash(str),
         "listed": in_words,
         "quoted": shlex.quote,
@@ -239,8 +239,3 @@ def _drawn(chart: Chart) -> dict[str, Any]:
     curves = [{"name": one_line(curve.name), "steps": curve.steps, "values": curve.values} for curve in chart.curves]
     marks = [mark._asdict() for mark in chart.marks]
     return {"curves": curves, "marks": marks, "from_zero": chart.from_zero}
-
-
-def _size(num_bytes: int) -> str:
-    power = min((len(str(num_bytes)) - 1) // 3, len(_UNITS) - 1)
-    return f"{num_bytes / 1000**power:.{min(power, 1)}f} {_UNITS[power]}"

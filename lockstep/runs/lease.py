@@ -35,7 +35,7 @@ from lockstep.owner import Owner, this_process
 from lockstep.run_files import LEASE, LEASE_NAME
 from lockstep.screen import log
 from lockstep.storage.remote_path import AnyPath, RemotePath
-from lockstep.storage.retries import ended_by
+from lockstep.storage.retries import ended_by, told
 
 RENEW_SECONDS = 10.0
 EXPIRY_SECONDS = 60.0
@@ -267,7 +267,7 @@ def _delete(path: AnyPath) -> None:
 
 
 def _told(error: Exception) -> str:
-    return str(getattr(error, "strerror", None) or error)
+    return told(Exception(getattr(error, "strerror", None) or error))
 
 
 def _read(path: AnyPath) -> _Entry | None:

@@ -22,6 +22,7 @@ import errno
 import fcntl
 import os
 import shutil
+import stat
 import struct
 import time
 import weakref
@@ -34,6 +35,7 @@ from typing import NamedTuple
 
 import google_crc32c
 
+from lockstep.durable import atomic_write
 from lockstep.screen import log
 
 BLOCK_BYTES = 1 << 16
@@ -93,6 +95,7 @@ class BlockCache:
             self._descriptor, self._num_sets = self._opened(size_bytes)
             _flock(self._descriptor, is_alone=False)
         self._finalize = weakref.finalize(self, os.close, self._descriptor)
+        self._finalize.atexit = False  # a thread that goes on then would write into what is opened next
         self._contents_start = _HEAD_BYTES + self._num_sets * _SET_BYTES
         self.may_write = True
         """Whether blocks are kept: not from the moment on at which the disk is full."""
@@ -160,12 +163,13 @@ class BlockCache:
 
     def _place_for(self, key: BlockKey) -> tuple[int, int]:
         """Choose the entry for a block: its own, or else a free one of the emptier set, or the oldest of both sets."""
-        choices = []
+        choices, latest = [], int(time.time()) + _SECONDS_BETWEEN_STAMPS
         for number in key.sets:
             start, entries = self._entries(number)
             if (way := _way_of(key.tag, entries)) is not None:
                 return start, way
-            stamps = [stamp for _, _, stamp in _ENTRY.iter_unpack(entries)]
+            # One of a clock that was set wrong would stay for ever.
+            stamps = [stamp if stamp <= latest else 0 for _, _, stamp in _ENTRY.iter_unpack(entries)]
             oldest = min(stamps)
             choices.append((-stamps.count(0), oldest, start, stamps.index(oldest)))
         return min(choices)[2:]
@@ -207,34 +211,34 @@ class BlockCache:
         if found:
             os.close(found[0])
             log.info("%s is made anew: it had another size", self._place)
-        return self._made(num_sets), num_sets
+        self._make(num_sets)
+        if (found := self._found()) is None:
+            raise OSError(errno.EBUSY, "Another process has made it meanwhile", str(self._place))
+        return found
 
     def _found(self) -> tuple[int, int] | None:
         with suppress(FileNotFoundError):
-            descriptor = os.open(self._place, os.O_RDWR | os.O_CLOEXEC)
-            head = os.pread(descriptor, _HEAD.size, 0)
+            descriptor = os.open(self._place, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            status = os.fstat(descriptor)
+            if status.st_uid not in (os.geteuid(), self._place.parent.stat().st_uid):  # blocks of whose making?
+                os.close(descriptor)
+                raise PermissionError(errno.EPERM, "It belongs to another user", str(self._place))
+            head = os.pread(descriptor, _HEAD.size, 0) if stat.S_ISREG(status.st_mode) else b""
             if len(head) == _HEAD.size:
                 magic, num_sets, check = _HEAD.unpack(head)
                 size = _HEAD_BYTES + num_sets * (_SET_BYTES + _WAYS * BLOCK_BYTES)
                 is_sound = magic == _MAGIC and check == google_crc32c.value(head[:-4]) and num_sets
-                if is_sound and os.fstat(descriptor).st_size == size:
+                if is_sound and status.st_size == size:
                     return descriptor, num_sets
             os.close(descriptor)
         return None
 
-    def _made(self, num_sets: int) -> int:
-        aside = self._place.with_name(f".{self._place.name}.{os.getpid()}.partial")
+    def _make(self, num_sets: int) -> None:
         head = struct.pack("<8sQ", _MAGIC, num_sets)
-        descriptor = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        try:
-            os.ftruncate(descriptor, _HEAD_BYTES + num_sets * (_SET_BYTES + _WAYS * BLOCK_BYTES))
-            os.pwrite(descriptor, head + struct.pack("<I", google_crc32c.value(head)), 0)
-            aside.replace(self._place)
-        except OSError:
-            os.close(descriptor)
-            aside.unlink(missing_ok=True)
-            raise
-        return descriptor
+        with atomic_write(self._place) as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(head + struct.pack("<I", google_crc32c.value(head)))
+            file.truncate(_HEAD_BYTES + num_sets * (_SET_BYTES + _WAYS * BLOCK_BYTES))
 
     @contextmanager
     def _locked(self, places: Iterable[tuple[int, int]], *, waits: bool) -> Iterator[set[tuple[int, int]]]:

@@ -37,19 +37,12 @@ EXTRAS = {
 _LOCAL_SCHEMES = {"memory"}
 """Reached by fsspec alone: a store in this process, for tests."""
 _URL = re.compile(r"([a-z][a-z0-9+.-]+)://(.*)", re.IGNORECASE | re.DOTALL)
+_SIGNED = re.compile(r"[?&](sig|signature|(x-(amz|goog)-)?(signature|credential|security-token)|token)=", re.IGNORECASE)
+"""Queries by which whoever has the URL may read; "?" alone stands in patterns."""
 MOST_CONNECTIONS = 32
 """Connections to a store, of each process."""
 CONNECT_SECONDS, READ_SECONDS = 10, 30
 """After these a request fails: without a connection, and without a byte."""
-_OPTIONS: dict[str, Any] = {"use_listings_cache": False}
-_OPTIONS_OF_S3: dict[str, Any] = {
-    "config_kwargs": {
-        "max_pool_connections": MOST_CONNECTIONS,
-        "connect_timeout": CONNECT_SECONDS,
-        "read_timeout": READ_SECONDS,
-        "retries": {"total_max_attempts": 1},  # `with_retries` makes requests again, and says so
-    }
-}
 _STAMPS = (
     "ETag",
     "etag",
@@ -109,15 +102,15 @@ class RemotePath:
         scheme = found[1].lower() if found else ""
         if not found or scheme not in EXTRAS | dict.fromkeys(_LOCAL_SCHEMES):
             raise DataError(
-                f"{url} is in no store that is known.",
+                f"{told(ValueError(url))} is in no store that is known.",
                 given=f"an address that begins with {scheme}:" if found else "no URL",
                 expected="a path in the file system, or a URL that begins with s3://, gs://, az:// or hf://",
                 hint="mount it, or copy it, and give the path of the folder",
             )
-        if re.match(r"[^/@]*:[^/@]*@", found[2]):
+        if re.match(r"[^/@]*:[^/@]*@", found[2]) or _SIGNED.search(found[2]):
             raise DataError(
-                f"{scheme}://... holds a password.",
-                given="a URL with a user and a password",
+                f"{scheme}://... holds a password, or is signed.",
+                given="a URL with a user and a password, or with a signature",
                 expected="the bucket and the path alone: recipes, logs and checkpoints keep the URL",
                 hint="give credentials the way the provider's own tools take them, by environment or profile",
             )
@@ -249,7 +242,7 @@ class RemotePath:
         """List all objects in the folder and below it, by their path within it, in order, by few requests."""
         found = self._call(lambda fs: fs.find(self._path, detail=True))
         inside = {
-            _normal(path).removeprefix(f"{self._path}/"): stat_of(info)
+            path.lstrip("/").removeprefix(f"{self._path}/"): stat_of(info)  # as it is: "a//b" is another than "a/b"
             for path, info in found.items()
             if not path.endswith("/")  # an object that stands for a folder
         }
@@ -448,9 +441,8 @@ _made: list[tuple[int, Any]] = []
 def _filesystem(scheme: str, pid: int) -> Any:
     import fsspec
 
-    of_scheme = _OPTIONS_OF_S3 if EXTRAS.get(scheme) == "s3" else {}
     try:
-        made = fsspec.filesystem(scheme, skip_instance_cache=True, **_OPTIONS, **of_scheme)
+        made = fsspec.filesystem(scheme, skip_instance_cache=True, use_listings_cache=False, **_options_of(scheme))
         made.retries = 1
     except ImportError as error:
         raise DataError(
@@ -461,6 +453,23 @@ def _filesystem(scheme: str, pid: int) -> Any:
         ) from error
     _made.append((pid, made))
     return made
+
+
+def _options_of(scheme: str) -> dict[str, Any]:
+    """How the package that reaches a store takes our limits: by itself that of Google waits for ever."""
+    if EXTRAS.get(scheme) == "s3":
+        config = {
+            "max_pool_connections": MOST_CONNECTIONS,
+            "connect_timeout": CONNECT_SECONDS,
+            "read_timeout": READ_SECONDS,
+            "retries": {"total_max_attempts": 1},  # `with_retries` makes requests again, and says so
+        }
+        return {"config_kwargs": config}
+    if EXTRAS.get(scheme) == "gcs":
+        from aiohttp import ClientTimeout
+
+        return {"requests_timeout": ClientTimeout(sock_connect=CONNECT_SECONDS, sock_read=READ_SECONDS)}
+    return {}
 
 
 def _normal(path: str) -> str:

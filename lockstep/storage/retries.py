@@ -10,6 +10,7 @@ a process that is to end (`ended_by`) wait for a store that no longer answers.
 
 from __future__ import annotations
 
+import errno
 import random
 import re
 import threading
@@ -33,6 +34,8 @@ _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.2, 20.0
 _CREDENTIALS_WAIT_SECONDS, _CREDENTIALS_POLL_SECONDS = 300.0, 5.0
 """Less than a loader's `timeout_seconds`, so that it is this wait that says what is wrong."""
 _FINAL = (LockstepError, FileNotFoundError, IsADirectoryError, NotADirectoryError, NotImplementedError)
+_FINAL_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENAMETOOLONG}
+"""What the disk of this machine says of a download."""
 _FINAL_KINDS = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "DefaultCredentialsError"}
 """Errors that another try does not mend; of libraries that are not loaded here, by their names."""
 _EXPIRED = {
@@ -48,7 +51,7 @@ _EXPIRED = {
 _OF_AZURE = "ClientAuthenticationError"
 _SAYS_EXPIRED = re.compile(r"expire|not valid in the specified time")
 """Azure's error for all that it does not take, a wrong key, too: only its text says what is wrong."""
-_QUERY = re.compile(r"(://[^\s?]+)\?\S*")
+_QUERY, _USER = re.compile(r"(://[^\s?]+)\?\S*"), re.compile(r"://[^\s/@]*@")
 _MOST_CHARACTERS = 300
 _LOOK_SECONDS, _LAST_SECONDS = 0.1, 3.0
 """How often is looked whether there is to be an end, and how long a store may then be silent."""
@@ -137,7 +140,8 @@ def with_retries(
             if has_expired(error):
                 waited = _wait_for_credentials(error, what, waited)
                 continue
-            if is_refused(error) or isinstance(error, _FINAL) or number == tries:
+            is_final = isinstance(error, _FINAL) or getattr(error, "errno", None) in _FINAL_ERRNOS
+            if is_refused(error) or is_final or number == tries:
                 raise
             wait_seconds = random.uniform(0, min(_LONGEST_WAIT_SECONDS, _FIRST_WAIT_SECONDS * 2**number))
             number += 1
@@ -233,9 +237,9 @@ def says_forbidden(error: BaseException) -> bool:
 
 
 def told(error: BaseException) -> str:
-    """Say on one line what is wrong, without the queries of URLs, which may be signed."""
+    """Say on one line what is wrong, without queries of URLs, which may be signed, and users, who have passwords."""
     text = f"{error.what} {error.given}" if isinstance(error, LockstepError) else f"{error}" or type(error).__name__
-    return _QUERY.sub(r"\1", one_line(text))[:_MOST_CHARACTERS]
+    return _USER.sub("://", _QUERY.sub(r"\1", one_line(text)))[:_MOST_CHARACTERS]
 
 
 def _wait_for_credentials(error: Exception, what: str, waited: float) -> float:

@@ -12,9 +12,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import fsspec
 import pytest
 from bucket_runs import Machines, files, mirrored, new_place, objects
 from checkpoint_helpers import write
+from fsspec.implementations.memory import MemoryFile
 
 from lockstep.checkpoints import fetching
 from lockstep.checkpoints.fetching import fetch_run, local_folder, reached
@@ -102,6 +104,25 @@ def test_checkpoints_that_nobody_else_has_are_set_aside(
     assert f"taken further elsewhere, to step 3; the copy here, with step 9, is kept as {aside}" in caplog.text
 
 
+def test_half_a_copy_has_no_name(machines: Machines, place: RemotePath, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = local_folder(place)
+    write(Store(folder / "checkpoints"), 9)
+    machines.use("second")
+    train(place, 3)
+    machines.use("first")
+    links: list[Path] = []
+
+    def die(file: Path, _: Path) -> None:
+        links.append(file)
+        if len(links) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(fetching, "link_or_copy", die)
+    with pytest.raises(KeyboardInterrupt):
+        fetch_run(place)
+    assert sorted(path.name for path in folder.parent.iterdir()) == [f".{folder.name}.lock", folder.name]
+
+
 def test_records_alone(machines: Machines, place: RemotePath) -> None:
     machines.use("second")
     (place / ".lease-000001").write_bytes(b"{}")
@@ -114,6 +135,24 @@ def test_records_alone(machines: Machines, place: RemotePath) -> None:
     origin = KnownBucket.read(folder)
     assert origin
     assert origin.url == str(place)
+
+
+def test_a_fetch_leaves_that_of_the_records_alone(
+    machines: Machines, place: RemotePath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where `lockstep status` looks at a run while `lockstep train` of the same machine begins to go on with it."""
+    machines.use("second")
+    right, others = RemotePath.download, list[Path]()
+
+    def download(self: RemotePath, file: Path) -> None:
+        right(self, file)
+        if not others:
+            others.append(file)
+            fetch_run(place)
+
+    monkeypatch.setattr(RemotePath, "download", download)
+    assert steps(fetch_run(place, contents=False)) == [1, 2]
+    assert steps(local_folder(place)) == [1, 2]
 
 
 def test_records_of_no_run_leave_nothing(machines: Machines, place: RemotePath) -> None:
@@ -311,7 +350,7 @@ def test_a_fetch_that_is_killed_is_made_good(
 
 def test_signed_queries_are_not_told(place: RemotePath) -> None:
     with pytest.raises(WorkdirError) as caught, reached(place):
-        raise OSError("GET https://host/key?sig=secret failed")
+        raise OSError("GET https://me:secret@host/key?sig=secret failed")
     assert caught.value.given == "OSError: GET https://host/key failed"
 
 
@@ -511,6 +550,14 @@ def test_names_that_lead_elsewhere_are_left_out(
         assert repr(f"{place}/{name}") in caplog.text
 
 
+def test_objects_that_no_path_names_are_left_out(machines: Machines, place: RemotePath) -> None:
+    store = fsspec.filesystem("memory")
+    for name in (f"/{place.key}//notes", f"/{place.key}/./more"):
+        store.store[name] = MemoryFile(store, name, b"x")
+    machines.use("second")
+    assert "recipe.toml" in files(fetch_run(place))
+
+
 def test_no_room_is_told_before_anything_is_downloaded(
     machines: Machines, place: RemotePath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -553,7 +600,7 @@ def test_what_a_killed_process_has_left_goes(machines: Machines, name: str) -> N
     train(place, 1)
     machines.use("second")
     folder = local_folder(place)
-    (folder.parent / f".{folder.name}.abc.partial").mkdir(parents=True)
+    (folder.parent / f".{folder.name}.{'0a' * 16}.partial").mkdir(parents=True)
     fetch_run(place)
     assert sorted(os.listdir(folder.parent)) == [f".{folder.name}.lock", folder.name]  # noqa: PTH208
     assert fetching.fcntl is not None

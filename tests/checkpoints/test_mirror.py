@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -374,6 +376,26 @@ def test_without_a_lease_what_another_machine_has_made_is_not_overwritten(
     with pytest.raises(WorkdirError, match="has been taken further by another process"):
         store.mirror.settle()
     assert objects(place) == before
+
+
+def test_a_copy_of_the_folder_is_no_mirror(machines: Machines, place: RemotePath, tmp_path: Path) -> None:
+    folder = train(place, 1)
+    (tmp_path / "link").symlink_to(folder)
+    assert isinstance(store_in(tmp_path / "link"), MirroredStore)
+    shutil.copytree(folder, tmp_path / "copy")
+    assert not isinstance(store_in(tmp_path / "copy"), MirroredStore)
+    assert fetch_run(place) == folder
+
+
+def test_a_huge_latest_is_not_read(machines: Machines, place: RemotePath) -> None:
+    store = mirrored(train(place, 1))
+    (place / LATEST).write_bytes(b"[" * (1 << 25))
+    tracemalloc.start()
+    try:
+        store.mirror.check_latest()
+        assert tracemalloc.get_traced_memory()[1] < 1 << 23
+    finally:
+        tracemalloc.stop()
 
 
 def test_whoever_holds_a_folder_is_written_down(machines: Machines, place: RemotePath) -> None:

@@ -177,9 +177,13 @@ def test_an_unknown_format_is_an_error_and_no_damage(store: Store, version: obje
         (lambda m: m["files"].pop(), "values.json, and sections with names"),
         (lambda m: m["files"][0].update(size_bytes=1 << 60), f"{1 << 60:,} bytes"),
         (lambda m: m["files"][0].update(size_bytes=-1), "-1 bytes"),
+        (lambda m: m["files"][0].update(size_bytes="1"), "sizes that are no numbers of bytes"),
+        (lambda m: m["files"][0].update(name=1), "other fields"),
         (lambda m: m["files"][0].update(mode="w"), "other fields"),
         (lambda m: m.update(files=3), "other fields"),
         (lambda m: m.update(step="x"), "other fields"),
+        (lambda m: m.update(step=float("inf")), "other fields"),
+        (lambda m: m.update(scores={"loss": float("nan")}), "scores that are not finite"),
         (lambda m: m.pop("saved_unix_seconds"), "other fields (KeyError('saved_unix_seconds'))"),
     ],
 )

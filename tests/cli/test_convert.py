@@ -17,8 +17,8 @@ from worker_processes import HANG_SECONDS
 
 from lockstep.cli.convert import CONVERTERS
 from lockstep.cli.main import main, parse
-from lockstep.cli.shared import format_size
 from lockstep.convert.image_folder import image_sets
+from lockstep.listing import format_size
 from lockstep.records.example import parse_example
 from lockstep.records.record_files import RecordFiles
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from lockstep.cli.convert import CONVERTERS
-from lockstep.cli.shared import format_size
 from lockstep.convert.prepare import Preparation, prepared_record
 from lockstep.errors import DataError, InputError
+from lockstep.listing import format_size
 from lockstep.records.example import serialize_example
 from lockstep.records.record_files import RecordFiles
 from lockstep.records.tfrecord import write_records

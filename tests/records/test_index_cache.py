@@ -105,6 +105,8 @@ def test_a_user_without_a_home_has_no_cache(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(Path, "home", homeless)
     save_index(tmp_path / "data", KIND, VERSION, b"content")
     assert load_index(tmp_path / "data", KIND, VERSION, bytes) is None
+    with pytest.raises(DataError, match="without a home"):  # and not among all users' temporary files
+        local_copies(stored(a=b"1"))
 
 
 # Copies of objects ----------------------------------------------------------------------------------------------------
@@ -135,6 +137,23 @@ def test_objects_that_belong_together_are_in_one_folder(tmp_path: Path) -> None:
     copies = local_copies(stored(a=b"1", b=b"2"), tmp_path)
     assert {copy.name: copy.read_bytes() for copy in copies} == {"a": b"1", "b": b"2"}
     assert len({copy.parent for copy in copies}) == 1
+
+
+def test_an_object_that_changes_before_it_is_copied_is_not_taken_for_what_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (path,) = stored(weights=b"first")
+    told = index_cache.log.info
+
+    def change(*arguments: object) -> None:
+        told(*arguments)
+        path.write_bytes(b"other")
+
+    monkeypatch.setattr(index_cache.log, "info", change)
+    with pytest.raises(DataError, match="has changed since it was listed"):
+        local_copy(path)
+    monkeypatch.undo()
+    assert local_copy(path, tmp_path).read_bytes() == b"other"
 
 
 def test_a_cache_without_room_for_a_copy_says_so(tmp_path: Path) -> None:

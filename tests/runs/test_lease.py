@@ -519,13 +519,13 @@ def test_a_bucket_that_is_out_of_reach_is_told_once(
     lease = take(new_place())
 
     def fail(_: RemotePath) -> float:
-        raise OSError("no route to host")
+        raise OSError("no route to https://host/key?sig=secret")
 
     with monkeypatch.context() as patched:
         patched.setattr(RemotePath, "changed_unix_seconds", fail)
         lease._renew()
         lease._renew()
-    assert caplog.messages == [f"{lease.path} cannot be renewed: no route to host"]
+    assert caplog.messages == [f"{lease.path} cannot be renewed: no route to https://host/key"]
     lease.release()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -172,6 +174,72 @@ def test_a_damaged_file_is_made_anew(tmp_path: Path, damage: object) -> None:
     cache = BlockCache(tmp_path, SMALL)
     cache.put(block_key(OBJECT, 0), b"y")
     assert BlockCache(tmp_path, SMALL).get(block_key(OBJECT, 0), 1) == b"y"
+
+
+def test_a_file_of_another_user_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a folder that anybody may write to; that of the owner of the folder is."""
+    BlockCache(tmp_path, SMALL).put(block_key(OBJECT, 0), b"x")
+    owner = tmp_path.stat().st_uid
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: owner + 1)
+        assert BlockCache(tmp_path).get(block_key(OBJECT, 0), 1) == b"x"
+    right = os.fstat
+    patched = lambda descriptor: os.stat_result((*right(descriptor)[:4], owner + 1, *right(descriptor)[5:]))  # noqa: E731
+    monkeypatch.setattr(os, "fstat", patched)
+    with pytest.raises(PermissionError, match="another user"):
+        BlockCache(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["remote-blocks", ".remote-blocks.PID.partial"])
+def test_no_link_is_followed(tmp_path: Path, name: str) -> None:
+    """Not even one of a name that another user can foresee, where the folder is one for all."""
+    (tmp_path / "precious").write_bytes(b"1234")
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / name.replace("PID", str(os.getpid()))).symlink_to(tmp_path / "precious")
+    if name == "remote-blocks":
+        with pytest.raises(OSError, match="symbolic links"):
+            BlockCache(tmp_path / "cache", SMALL)
+    else:
+        BlockCache(tmp_path / "cache", SMALL).put(block_key(OBJECT, 0), b"x")
+    assert (tmp_path / "precious").read_bytes() == b"1234"
+
+
+def test_a_pipe_in_its_place_is_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "remote-blocks")
+    cache = BlockCache(tmp_path, SMALL)
+    cache.put(block_key(OBJECT, 0), b"x")
+    assert BlockCache(tmp_path).get(block_key(OBJECT, 0), 1) == b"x"
+
+
+def test_stamps_of_a_clock_that_was_wrong_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 4e9
+    monkeypatch.setattr(block_cache.time, "time", lambda: now)
+    cache = BlockCache(tmp_path, SMALL)
+    for number in range(64):
+        cache.put(BlockKey(b"tag %4d" % number, number, (0, 1)), b"x")
+    now = 1e9
+    keys = [BlockKey(b"new %4d" % number, number, (0, 1)) for number in range(64)]
+    for key in keys:
+        cache.put(key, b"y")
+    assert all(cache.get(key, 1) == b"y" for key in keys)
+
+
+@pytest.mark.process
+def test_what_is_opened_at_the_end_of_a_process_is_not_written_to(tmp_path: Path) -> None:
+    """By a thread that still reads, into a file that has been given the number of the cache's."""
+    code = f"""
+import atexit, os
+def end():
+    for _ in range(9):
+        os.open({str(tmp_path / "other")!r}, os.O_RDWR | os.O_CREAT)
+    cache.put(block_key(bytes(16), 0), b"x")
+atexit.register(end)
+from pathlib import Path
+from lockstep.storage.block_cache import BlockCache, block_key
+cache = BlockCache(Path({str(tmp_path)!r}), {SMALL})
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert (tmp_path / "other").stat().st_size == 0
 
 
 def test_half_of_what_is_free_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

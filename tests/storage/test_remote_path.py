@@ -5,10 +5,14 @@ from __future__ import annotations
 import pickle
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import fsspec
 import pytest
 
 from lockstep.errors import DataError
+from lockstep.storage import remote_path
 from lockstep.storage.remote_path import RemotePath, any_path, is_url, stat_of
 
 
@@ -34,6 +38,7 @@ def test_a_path_of_this_machine_stays_one() -> None:
     assert any_path("a/b") == Path("a/b")
     assert any_path(Path("a")) == Path("a")
     assert any_path("s3://bucket/a") == any_path(RemotePath("s3://bucket/a"))
+    assert RemotePath("s3://bucket/train-??&tokens=3").name == "train-??&tokens=3"
     assert not is_url("a:b")
 
 
@@ -43,6 +48,9 @@ def test_a_path_of_this_machine_stays_one() -> None:
         ("ftp://host/a", "an address that begins with ftp:"),
         ("a/b", "no URL"),
         ("s3://me:secret@bucket/a", "a password"),
+        ("az://box/a?sv=2024&sig=secret", "with a signature"),
+        ("s3://bucket/a?X-Amz-Credential=secret", "with a signature"),
+        ("https://box.blob.core.windows.net/a?sig=secret", "an address that begins with https:"),
     ],
 )
 def test_other_urls_are_refused(url: str, given: str) -> None:
@@ -90,3 +98,13 @@ def test_an_etag_with_quotes_and_one_without_are_one_version() -> None:
     """As adlfs tells them."""
     assert stat_of({"etag": '"0x8D"', "size": 3}) == stat_of({"etag": "0x8D", "size": 3})
     assert stat_of({"etag": '"0x8D"', "size": 3}) != stat_of({"etag": "0x8E", "size": 3})
+
+
+def test_a_store_of_google_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its package takes this for each of its requests, and by itself none; it is in no extra that the tests have."""
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(remote_path, "_made", [])
+    monkeypatch.setattr(fsspec, "filesystem", lambda _, **options: given.update(options) or SimpleNamespace())
+    remote_path._filesystem.__wrapped__("gs", -1)
+    timeout = given["requests_timeout"]
+    assert (timeout.total, timeout.sock_connect, timeout.sock_read) == (None, 10, 30)

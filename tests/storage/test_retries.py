@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 
 import pytest
@@ -45,9 +46,10 @@ def test_it_gives_up(waits: list[float]) -> None:
     assert len(calls) == NUM_TRIES == len(waits) + 1
 
 
-def test_what_no_repeat_mends_is_raised_at_once(waits: list[float]) -> None:
-    calls, request = failing(99, PermissionError("403"))
-    with pytest.raises(PermissionError):
+@pytest.mark.parametrize("error", [PermissionError("403"), OSError(errno.ENOSPC, "No space left on device")])
+def test_what_no_repeat_mends_is_raised_at_once(waits: list[float], error: OSError) -> None:
+    calls, request = failing(99, error)
+    with pytest.raises(type(error)):
         with_retries(request, "s3://b/x")  # type: ignore[arg-type]
     assert (len(calls), waits) == (1, [])
 
