@@ -134,7 +134,7 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     if is_worker() and not arguments.print_recipe:
         return train_as_worker(list(argv))
     begins = is_first_start_on_data(arguments)
-    if arguments.print_recipe or (begins and arguments.dry_run):
+    if arguments.print_recipe:
         sys.stdout.write(_printed_recipe(arguments, begins=begins))
         return 0
     seat = given_seat(arguments, os.environ)
@@ -145,6 +145,9 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
         from lockstep.cli.own_data import check_own_data
 
         check_own_data(arguments, several_hosts=seat is not None)
+    if begins and arguments.dry_run:
+        sys.stdout.write(_printed_recipe(arguments, begins=True))
+        return 0
     tells = not (begins or arguments.rehearse or arguments.dry_run) and (seat is None or seat.is_chief)
     at_end: list[tuple[str, str]] = []
     if tells and seat:

@@ -34,6 +34,7 @@ _VIDEOS = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".mpg")
 _WEIGHTS = (".pt", ".pth", ".ckpt", ".safetensors", ".h5", ".keras", ".onnx", ".npz", ".pkl")
 _TEXTS = (".txt", ".md", ".pdf", ".doc", ".docx", ".xls", ".xlsx", ".xml", ".yaml", ".yml", ".html", ".ipynb")
 _UNREAD = (".heic", ".heif", ".avif", ".cr2", ".nef", ".arw", ".dng", ".raw")
+_OF_PROJECTS = frozenset(("pyproject.toml", "setup.py"))
 _NAMES = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "val"),
@@ -119,6 +120,7 @@ def _frames_of(video: Path) -> str:
 def _sets_in(folder: Path) -> DataSets:
     entries = [entry for entry in entries_of(folder) if isinstance(entry, Path)]
     folders = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+    _check_no_project(folder, entries, folders)
     if shards := shards_among(entries):
         return _sets_of_shards(folder, shards)
     if annotations := annotations_among(entries):
@@ -138,6 +140,18 @@ def _sets_in(folder: Path) -> DataSets:
             train, validation, test = (named.get(split) for split in _NAMES)
             return DataSets(named["train"], validation, test, labels=_common_labels(folder, named))
     return DataSets(str(folder), labels=_common_labels(folder, {"train": str(folder)}))
+
+
+def _check_no_project(folder: Path, entries: Sequence[Path], folders: Sequence[Path]) -> None:
+    """Refuse a project, whose folders are no classes though there may be images in some."""
+    if made := [entry.name for entry in entries if entry.name in _OF_PROJECTS]:
+        below = next((entry for entry in folders if _has_image(entry)), folder / "photos")
+        raise DataError(
+            f"{_told(folder)} is a project of Python, whose folders are no classes of images.",
+            given=f"{made[0]} beside {shorten([entry.name for entry in folders], 3) or 'no folders'}",
+            expected="a folder with a folder of images for each class",
+            hint=f"name the folder of your images in it, such as lockstep train {_word(below)}",
+        )
 
 
 def _common_labels(folder: Path, named: Mapping[str, str]) -> tuple[str, ...] | None:
@@ -285,7 +299,7 @@ def _without_images(folder: Path, below: Sequence[Path]) -> DataError:
             hint=_frames_of(videos[0]),
         )
     return DataError(
-        f"There are no images in {folder}.",
+        f"There are no images in {_told(folder)}.",
         given=shorten(sorted(entry.name for entry in below)),
         expected="a folder of images for each class; COCO's or VOC's folder with annotations; shards or tables",
         hint="name the folder that the folders of the classes are in",
@@ -315,6 +329,11 @@ def _has_image(folder: Path) -> bool:
 
 def _unread(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.suffix.lower() in _UNREAD)
+
+
+def _told(folder: Path) -> Path:
+    """Return the folder as a sentence names it: `.` by its name."""
+    return folder if folder.name else folder.resolve()
 
 
 def _word(path: object) -> str:
