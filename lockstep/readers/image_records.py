@@ -60,7 +60,7 @@ class ImageRecords(OfRecordFiles):
             check_not_turned(decoding)
         self._records = RecordFiles(paths, verify=verify, cache=cache)
         self.schema = schema
-        """Which features become which fields."""
+        """What makes fields of the features of a record."""
         self._features, self._decoding = schema.features, decoding
         self.decoder = load_decoder(decoding)
 

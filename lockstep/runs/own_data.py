@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -391,12 +391,7 @@ def look_at(sets: DataSets, seconds: float = SECONDS_TO_LOOK) -> Found:
         DataError: the data cannot be opened, none of its images can be read, or there is one class.
     """
     sets, reader, is_zero_based = _opened(sets)
-    began, seen = time.monotonic(), _Seen()
-    order = np.argsort(np.arange(len(reader)) * 0.6180339887 % 1, kind="stable")
-    for first in range(0, len(order), _AT_ONCE):
-        seen.take(reader, order[first : first + _AT_ONCE])
-        if time.monotonic() - began > seconds:
-            break
+    seen = _Seen.of(reader, seconds)
     _check_boxes(sets, reader, seen)
     if not seen.sizes:
         raise DataError(
@@ -537,6 +532,17 @@ class _Seen:
         self.has_objects = False
         self.largest_px = 0.0
         """The longest side of a box."""
+
+    @classmethod
+    def of(cls, reader: Reader, seconds: float) -> Self:
+        """Read and decode images, evenly spread, for so long at most."""
+        began, seen = time.monotonic(), cls()
+        order = np.argsort(np.arange(len(reader)) * 0.6180339887 % 1, kind="stable")
+        for first in range(0, len(order), _AT_ONCE):
+            seen.take(reader, order[first : first + _AT_ONCE])
+            if time.monotonic() - began > seconds:
+                break
+        return seen
 
     def take(self, reader: Reader, indices: Any) -> None:
         """Read and decode some images; those together, of which one cannot be read, one by one."""
