@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import PurePath
@@ -206,7 +206,7 @@ def write_lines(lines: Iterable[str]) -> None:
     sys.stdout.write("".join(f"{part}\n" for line in lines for part in wrapped(one_line(line), width)))
 
 
-def write_json(value: object) -> None:
-    """Write a value as JSON to the standard output, in printable ASCII."""
-    text = json.dumps(value, indent=1, allow_nan=False)
+def write_json(value: Mapping[str, Any], *, in_one_line: bool = False) -> None:
+    """Write an object as JSON to the standard output, in printable ASCII; in one line where others follow it."""
+    text = json.dumps(value, indent=None if in_one_line else 1, allow_nan=False)
     sys.stdout.write(text.replace("\x7f", "\\u007f") + "\n")

@@ -32,6 +32,7 @@ from lockstep.cli import chaos, evaluate, plan, verify
 from lockstep.cli import run as cli_run
 from lockstep.cli import train as cli_train
 from lockstep.cli.main import main, parse, parser
+from lockstep.cli.shared import _innermost
 from lockstep.cli.training import choose_workers
 from lockstep.doctor import libraries
 from lockstep.doctor.libraries import LoadResult
@@ -379,25 +380,51 @@ def test_a_command_runs(command: str) -> None:
         run([*words, *itertools.chain(*shortened)])
 
 
+OBJECTS: dict[str, dict[str, Any]] = {
+    "benchmark input photos/train --batch-size 2 --augment lenet --seconds 0.1 --json": {"what": "photos/train"},
+    "convert images photos --to new --json": {"to": "new", "shards": 4, "records": 20},
+    "doctor --seconds 0 --workdir none --json": {"can_train": True},
+    "evaluate runs/mine --json": {"step": 2, "weights": "raw", "split": "validation"},
+    "explain optimizer.lr --json": {"field": "optimizer.lr"},
+    "export runs/flowers@2 --to model.safetensors --json": {"step": 2, "weights": "raw"},
+    "import checkpoint net.ckpt --to net.safetensors --json": {"file": "net.safetensors"},
+    "import pipeline old.config --to new.toml --json": {"file": "new.toml", "refused": None},
+    "inspect runs/mine --json": {"problems": []},
+    "inspect shards --json": {"kind": "records", "problems": []},
+    "predict runs/flowers@2 photos/val/a --json": {"step": 2, "skipped": []},
+    "recipes --json": {},
+    "report runs/mine --json": {},
+    "runs runs --where batch_size=100 --json": {},
+    "show photos/train --to page.html --json": {"file": "page.html", "examples": 16, "problems": 0},
+    "status runs/mine --json": {},
+    "verify runs/mnist --no-replay --json": {},
+}
+"""What commands tell programs; of `chaos` and `plan`, which start processes, their own tests read it."""
+
+
 @pytest.mark.process
-@pytest.mark.parametrize(
-    ("command", "told"),
-    [
-        ("evaluate runs/mine --json", {"step": 2, "weights": "raw", "split": "validation"}),
-        ("predict runs/flowers@2 photos/val/a --json", {"step": 2, "skipped": []}),
-        ("show photos/train --to page.html --json", {"file": "page.html", "examples": 16, "problems": 0}),
-        ("convert images photos --to new --json", {"to": "new", "shards": 4, "records": 20}),
-        ("import checkpoint net.ckpt --to net.safetensors --json", {"file": "net.safetensors"}),
-        ("import pipeline old.config --to new.toml --json", {"file": "new.toml", "refused": None}),
-        ("export runs/flowers@2 --to model.safetensors --json", {"step": 2, "weights": "raw"}),
-    ],
-)
+@pytest.mark.parametrize(("command", "told"), OBJECTS.items())
 def test_what_reports_writes_one_json_object_and_nothing_else(
     command: str, told: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(command.split())
     found = json.loads(capsys.readouterr().out)
+    assert isinstance(found, dict)
     assert {name: found.get(name) for name in told} == told, found
+    if (listed := command.split()[0]) in ("recipes", "runs", "status", "report"):
+        assert found["recipes" if listed == "recipes" else "runs"]
+
+
+def test_all_commands_that_write_json_are_tried() -> None:
+    inner = next(action.choices for action in parser()._actions if isinstance(action.choices, dict))
+    writes = {
+        name
+        for name, each in inner.items()
+        if any("--json" in leaf._option_string_actions for leaf in _innermost(each))
+    }
+    assert writes == {command.split()[0] for command in OBJECTS} | {"chaos", "plan"}
+    page = (ROOT / "docs" / "reference" / "command-line.md").read_text()
+    assert writes == set(re.findall(r"`(\w+)`", page.partition("These have it:")[2].partition(".")[0]))
 
 
 def starts_workers(command: str) -> bool:

@@ -107,6 +107,7 @@ def check_own_data(arguments: argparse.Namespace, *, several_hosts: bool) -> Non
     """Refuse what can be refused before torch is loaded, by names alone."""
     from lockstep.runs.own_data import find_data_sets
 
+    find_data_sets(arguments.recipe)
     data, folder = Path(arguments.recipe), folder_of_run(arguments)
     if data.is_dir() and not is_url(str(folder)) and folder.resolve().is_relative_to(data.resolve()):
         outside = os.path.relpath(data.resolve().parent / "runs" / name_of_run(arguments.recipe))
@@ -125,4 +126,3 @@ def check_own_data(arguments: argparse.Namespace, *, several_hosts: bool) -> Non
             hint=f"lockstep train {shlex.quote(arguments.recipe)} --print-recipe > mine.toml; "
             "then the same with mine.toml in place of the data",
         )
-    find_data_sets(arguments.recipe)

@@ -31,7 +31,7 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
         return 0
     listed = [{"name": name, "trains": summary_of(name), **_needs(find(name))} for name in names()]
     if arguments.json:
-        write_json(listed)
+        write_json({"recipes": listed})
         return 0
     for recipe in listed:
         write_lines([recipe["name"], *(f"  {key}:{' ' * (8 - len(key))}{recipe[key]}" for key in [*recipe][1:])])

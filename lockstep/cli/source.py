@@ -17,8 +17,7 @@ from lockstep.data.order import Order
 from lockstep.data.rows import Rows
 from lockstep.errors import DataError, InputError
 from lockstep.images.objects import object_fields
-from lockstep.listing import did_you_mean
-from lockstep.readers.paths import KNOWN
+from lockstep.listing import did_you_mean, hint_for_path
 from lockstep.readers.split_folders import find_split
 from lockstep.recipes.data import DetectionData, MnistData
 from lockstep.recipes.python_parts import PythonData
@@ -106,8 +105,8 @@ def check_source(source: str) -> None:
         raise InputError(
             f"There is neither a recipe nor data called {source}.",
             given=source,
-            expected=f"a recipe ({', '.join(names())}, or a file.toml), or a path: {KNOWN}",
-            hint=did_you_mean(source, names()) or "check the path",
+            expected="a recipe that `lockstep recipes` lists, a file.toml, or a path to data",
+            hint=did_you_mean(source, names()) or hint_for_path(source),
         )
 
 

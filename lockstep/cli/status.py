@@ -177,7 +177,7 @@ def _run_status(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     for found in _looks(arguments.paths):
         now = [status.without_clock for status in found]
         if now != before:
-            _show(found, as_json=arguments.json)
+            _show(found, as_json=arguments.json, in_one_line=True)
             sys.stdout.flush()
         before = now
     return 0
@@ -236,11 +236,11 @@ def _looked(paths: Sequence[str]) -> list[tuple[RunStatus, RunRecord | None]]:
     return found
 
 
-def _show(statuses: Sequence[RunStatus], *, as_json: bool) -> None:
+def _show(statuses: Sequence[RunStatus], *, as_json: bool, in_one_line: bool = False) -> None:
     if as_json:
         from lockstep.reporting.jsonl import without_nonfinite
 
-        write_json([without_nonfinite(asdict(status)) for status in statuses])
+        write_json({"runs": [without_nonfinite(asdict(status)) for status in statuses]}, in_one_line=in_one_line)
     else:
         write_lines(status_lines(statuses, width_of(sys.stdout)))
 
@@ -294,7 +294,7 @@ def _run_runs(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     if arguments.json:
         from lockstep.reporting.jsonl import without_nonfinite
 
-        write_json([without_nonfinite({**asdict(status), "fields": fields}) for status, fields in listed])
+        write_json({"runs": [without_nonfinite({**asdict(status), "fields": fields}) for status, fields in listed]})
         return 0
     columns = ("run", "recipe", "state", "step", "score", "loss", *names)
     rows = [_runs_row(status, fields) for status, fields in listed]

@@ -124,27 +124,21 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     from lockstep.launcher.launch import is_worker, launch_command
     from lockstep.workers.limits import Limits
 
-    if arguments.all and not arguments.print_recipe:
-        raise InputError(
-            "--all says how much of a recipe is printed.",
-            given="--all without --print-recipe",
-            expected="both, or neither",
-            hint=f"lockstep train {arguments.recipe} --print-recipe --all",
-        )
+    _check_flags(arguments)
     if is_worker() and not arguments.print_recipe:
         return train_as_worker(list(argv))
     begins = is_first_start_on_data(arguments)
-    if arguments.print_recipe or (begins and arguments.dry_run):
+    if arguments.print_recipe:
         sys.stdout.write(_printed_recipe(arguments, begins=begins))
         return 0
     seat = given_seat(arguments, os.environ)
-    if arguments.grace is not None:
-        hint = Hint("give the seconds between the signal and the end of the machine")
-        check_value("--grace", arguments.grace, Annotated[float, Range(gt=0, finite=False), hint])
     if begins:
         from lockstep.cli.own_data import check_own_data
 
         check_own_data(arguments, several_hosts=seat is not None)
+    if begins and arguments.dry_run:
+        sys.stdout.write(_printed_recipe(arguments, begins=True))
+        return 0
     tells = not (begins or arguments.rehearse or arguments.dry_run) and (seat is None or seat.is_chief)
     at_end: list[tuple[str, str]] = []
     if tells and seat:
@@ -164,6 +158,19 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     for command, run in at_end if tells else ():
         _run_on_end(command, run, code)
     return code
+
+
+def _check_flags(arguments: argparse.Namespace) -> None:
+    if arguments.all and not arguments.print_recipe:
+        raise InputError(
+            "--all says how much of a recipe is printed.",
+            given="--all without --print-recipe",
+            expected="both, or neither",
+            hint=f"lockstep train {arguments.recipe} --print-recipe --all",
+        )
+    if arguments.grace is not None:
+        hint = Hint("give the seconds between the signal and the end of the machine")
+        check_value("--grace", arguments.grace, Annotated[float, Range(gt=0, finite=False), hint])
 
 
 def _printed_recipe(arguments: argparse.Namespace, *, begins: bool) -> str:

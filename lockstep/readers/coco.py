@@ -14,7 +14,7 @@ from lockstep.images.masks import MaskOutlines
 from lockstep.readers.coco_annotations import CocoAnnotations, Outlines, read_coco
 from lockstep.readers.fingerprint import Fingerprint, checksum, tells_options
 from lockstep.readers.image_files import ImageFiles
-from lockstep.readers.label_map import LabelMap
+from lockstep.readers.label_map import LabelMap, ZeroBasedError
 from lockstep.readers.object_table import (
     NO_AREA,
     AnnotatedImages,
@@ -153,7 +153,7 @@ def _classes(
         shift = int(zero_based)
         least = 1 - shift
         if len(used) and used[0] < least:
-            raise DataError(
+            raise (DataError if used[0] else ZeroBasedError)(
                 f"The ids of categories in {path} cannot be labels.",
                 given=f"the id {used[0]} of {names[0]!r}",
                 expected=f"ids from {least} on: the label 0 is that of the background",

@@ -59,7 +59,9 @@ class ImageRecords(OfRecordFiles):
         if any(name.rpartition("/")[2] in EDGES for name in schema.features):
             check_not_turned(decoding)
         self._records = RecordFiles(paths, verify=verify, cache=cache)
-        self._schema, self._features, self._decoding = schema, schema.features, decoding
+        self.schema = schema
+        """What makes fields of the features of a record."""
+        self._features, self._decoding = schema.features, decoding
         self.decoder = load_decoder(decoding)
 
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
@@ -71,7 +73,7 @@ class ImageRecords(OfRecordFiles):
             )
             for number, (data, source) in zip(numbers, self._records.read_each(numbers), strict=True)
         ]
-        return self._schema.fields(examples)
+        return self.schema.fields(examples)
 
 
 class Schema(Protocol):

@@ -20,7 +20,7 @@ from lockstep.readers import table_columns
 from lockstep.readers.fingerprint import Fingerprint, checksum, named_parts, tells_options
 from lockstep.readers.image_files import FileNames, check_not_turned, load_decoder, present_files
 from lockstep.readers.image_records import are_edges
-from lockstep.readers.label_map import LabelMap, read_labels
+from lockstep.readers.label_map import LabelMap, ZeroBasedError, read_labels
 from lockstep.readers.object_table import ObjectTable, check_label_map, labels_of_names, warn_of_objects
 from lockstep.readers.reader import Cost, Int64s
 from lockstep.readers.schemas import truth_of_records
@@ -392,7 +392,7 @@ def _labels(
     if names or zero_based:
         return numbers + 1, dict(enumerate(names, 1))
     if len(numbers) and least == 0:
-        raise DataError(
+        raise ZeroBasedError(
             f"The classes of objects in {source} cannot be labels.",
             given="the number 0",
             expected="numbers from 1 on: the label 0 is that of the background",

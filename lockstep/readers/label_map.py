@@ -29,6 +29,10 @@ UNKNOWN_LABEL = -1
 """The label of an object of a record whose class the label map lacks."""
 
 
+class ZeroBasedError(DataError):
+    """Data of objects whose classes count from 0, where 0 is the label of the background."""
+
+
 @dataclass(frozen=True)
 class Label:
     """A class: its number, its name in the data, and a name for people if the first is a code."""

@@ -24,7 +24,7 @@ import tomli_w
 from lockstep.checks import OneOf, Range
 from lockstep.errors import RecipeError
 from lockstep.inline_toml import kind_name
-from lockstep.listing import did_you_mean
+from lockstep.listing import did_you_mean, shorten
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.shipped import find, names
 from lockstep.recipes.toml import FieldPath, as_toml, escaped_toml, field_hints, field_type, to_tables, write
@@ -271,7 +271,7 @@ def _no_field(path: str, word: str, parts: Sequence[type]) -> RecipeError:
     return RecipeError(
         f"{path}: there is no such field in a recipe.",
         given=word,
-        expected=f"one of {', '.join(known)}" if known else "the path before it, which leads to no part",
+        expected=f"one of {shorten(known, 8)}" if known else "the path before it, which leads to no part",
         hint=hint or "`lockstep explain` lists the parts",
     )
 

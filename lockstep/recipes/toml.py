@@ -25,7 +25,7 @@ import tomli_w
 
 from lockstep.errors import LockstepError, RecipeError
 from lockstep.inline_toml import kind_name
-from lockstep.listing import did_you_mean
+from lockstep.listing import did_you_mean, shorten
 from lockstep.recipes.code import Function
 from lockstep.recipes.recipe import CLASSES_OF, NEW_NAMES, SAID_ELSEWHERE, Recipe
 from lockstep.screen import log_new_name
@@ -176,8 +176,10 @@ def unknown_field(cls: type, name: str, path: FieldPath) -> RecipeError:
     return RecipeError(
         f"{path.at(name)}: there is no such field.",
         given=name,
-        expected=f"one of {', '.join(known)}" if known else f"no field: {kind_name(cls)} has none",
-        hint=f"set {elsewhere} instead" if elsewhere else did_you_mean(name, known) or "remove it",
+        expected=f"one of {shorten([*known], 8)}" if known else f"no field: {kind_name(cls)} has none",
+        hint=f"set {elsewhere} instead"
+        if elsewhere
+        else did_you_mean(name, known) or "remove it; `lockstep explain` lists what there is",
     )
 
 

@@ -122,8 +122,13 @@ def _with_validation(found: Found) -> tuple[Any, dict[str, int], dict[str, str]]
     data: Any
     if found.has_objects:
         data = DetectionData(sets.train, sets.validation, sets.test, train_split=sets.train_split)
+        data = replace(data, label_map=sets.label_map, labels_offset=found.labels_offset)
+        if sets.label_map:
+            reasons["data.label_map"] = "the names of the classes, beside the records"
+        if found.labels_offset:
+            reasons["data.labels_offset"] = "the classes count from 0, where 0 is the background"
     else:
-        data = ImageData(sets.train, sets.validation, sets.test, labels=sets.labels, labels_offset=found.first_label)
+        data = ImageData(sets.train, sets.validation, sets.test, labels=sets.labels, labels_offset=found.labels_offset)
         reasons["data.labels"] = "the classes to train on: some folders are empty, or another set lacks a class"
     if sets.validation is None and sets.test is None:
         shares = ["10 %"] if found.num_images >= _MANY else ["20 %", "30 %", "40 %"]

@@ -7,10 +7,12 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -18,11 +20,16 @@ from lockstep.errors import DataError
 from lockstep.images.objects import as_ragged
 from lockstep.listing import shorten
 from lockstep.readers.image_folder import ImageFolder
+from lockstep.readers.image_records import ImageRecords
+from lockstep.readers.image_tables import DetectionTable
+from lockstep.readers.label_map import UNKNOWN_LABEL, LabelMap, ZeroBasedError, read_label_map
 from lockstep.readers.label_tables import label_table_among
 from lockstep.readers.open import open_detection, open_source
 from lockstep.readers.paths import annotations_among, class_folders, entries_of, shards_among
 from lockstep.readers.reader import Reader
+from lockstep.readers.schemas import DetectionSchema
 from lockstep.readers.split_folders import ENDINGS, find_split, split_names
+from lockstep.records.text_format import quoted
 from lockstep.storage.remote_path import is_url
 
 LEAST_IMAGES = 10
@@ -34,6 +41,8 @@ _VIDEOS = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".mpg")
 _WEIGHTS = (".pt", ".pth", ".ckpt", ".safetensors", ".h5", ".keras", ".onnx", ".npz", ".pkl")
 _TEXTS = (".txt", ".md", ".pdf", ".doc", ".docx", ".xls", ".xlsx", ".xml", ".yaml", ".yml", ".html", ".ipynb")
 _UNREAD = (".heic", ".heif", ".avif", ".cr2", ".nef", ".arw", ".dng", ".raw")
+_LABEL_MAP, _MOST_NAMED = "label_map.pbtxt", 1000
+_OF_PROJECTS = frozenset(("pyproject.toml", "setup.py"))
 _NAMES = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "val"),
@@ -54,6 +63,8 @@ class DataSets(NamedTuple):
     """Whether the sets are lists of VOC's folder."""
     labels: tuple[str, ...] | None = None
     """The classes to train on, where some folders are empty, or another set lacks one; None: all sets have the same."""
+    label_map: str | None = None
+    """The file beside records with the name of each class of objects."""
 
 
 def find_data_sets(path: str) -> DataSets:
@@ -119,6 +130,7 @@ def _frames_of(video: Path) -> str:
 def _sets_in(folder: Path) -> DataSets:
     entries = [entry for entry in entries_of(folder) if isinstance(entry, Path)]
     folders = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+    _check_no_project(folder, entries, folders)
     if shards := shards_among(entries):
         return _sets_of_shards(folder, shards)
     if annotations := annotations_among(entries):
@@ -138,6 +150,18 @@ def _sets_in(folder: Path) -> DataSets:
             train, validation, test = (named.get(split) for split in _NAMES)
             return DataSets(named["train"], validation, test, labels=_common_labels(folder, named))
     return DataSets(str(folder), labels=_common_labels(folder, {"train": str(folder)}))
+
+
+def _check_no_project(folder: Path, entries: Sequence[Path], folders: Sequence[Path]) -> None:
+    """Refuse a project, whose folders are no classes though there may be images in some."""
+    if made := [entry.name for entry in entries if entry.name in _OF_PROJECTS]:
+        below = next((entry for entry in folders if _has_image(entry)), folder / "photos")
+        raise DataError(
+            f"{_told(folder)} is a project of Python, whose folders are no classes of images.",
+            given=f"{made[0]} beside {shorten([entry.name for entry in folders], 3) or 'no folders'}",
+            expected="a folder with a folder of images for each class",
+            hint=f"name the folder of your images in it, such as lockstep train {_word(below)}",
+        )
 
 
 def _common_labels(folder: Path, named: Mapping[str, str]) -> tuple[str, ...] | None:
@@ -285,7 +309,7 @@ def _without_images(folder: Path, below: Sequence[Path]) -> DataError:
             hint=_frames_of(videos[0]),
         )
     return DataError(
-        f"There are no images in {folder}.",
+        f"There are no images in {_told(folder)}.",
         given=shorten(sorted(entry.name for entry in below)),
         expected="a folder of images for each class; COCO's or VOC's folder with annotations; shards or tables",
         hint="name the folder that the folders of the classes are in",
@@ -317,6 +341,11 @@ def _unread(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.suffix.lower() in _UNREAD)
 
 
+def _told(folder: Path) -> Path:
+    """Return the folder as a sentence names it: `.` by its name."""
+    return folder if folder.name else folder.resolve()
+
+
 def _word(path: object) -> str:
     return shlex.quote(str(path))
 
@@ -344,8 +373,8 @@ class Found:
     """Files of a kind that is not read."""
     empty: tuple[str, ...] = ()
     """Folders without an image, which are no classes."""
-    first_label: int = 0
-    """The label of the first class."""
+    labels_offset: int = 0
+    """What the recipe subtracts from labels: -1 where the classes of objects count from 0."""
     box_sides: Any = field(default_factory=lambda: np.zeros((0, 2)))
     """Height and width of the objects, as shares of those of their images, (objects, 2)."""
 
@@ -361,13 +390,9 @@ def look_at(sets: DataSets, seconds: float = SECONDS_TO_LOOK) -> Found:
     Raises:
         DataError: the data cannot be opened, none of its images can be read, or there is one class.
     """
-    reader = _opened(sets)
-    began, seen = time.monotonic(), _Seen()
-    order = np.argsort(np.arange(len(reader)) * 0.6180339887 % 1, kind="stable")
-    for first in range(0, len(order), _AT_ONCE):
-        seen.take(reader, order[first : first + _AT_ONCE])
-        if time.monotonic() - began > seconds:
-            break
+    sets, reader, is_zero_based = _opened(sets)
+    seen = _Seen.of(reader, seconds)
+    _check_boxes(sets, reader, seen)
     if not seen.sizes:
         raise DataError(
             f"None of the images at {sets.train} can be read.",
@@ -377,8 +402,10 @@ def look_at(sets: DataSets, seconds: float = SECONDS_TO_LOOK) -> Found:
         )
     named = getattr(reader, "classes", ())
     names = dict(enumerate(named)) if not isinstance(named, Mapping) else dict(named)
+    names |= read_label_map(sets.label_map).names if sets.label_map else {}
     # Label 0 is that of the background: of objects, and of records whose labels begin at 1.
-    first = int(seen.has_objects or (not names and min(seen.labels, default=0) == 1))
+    least = min((label for label in seen.labels if label >= 0), default=1)
+    first = min(1, least) if seen.has_objects else int(not names and least == 1)
     last = max([*names, *seen.labels], default=first)
     classes = tuple(names.get(label) or str(label) for label in range(first, last + 1))
     counts = getattr(reader, "counts", None) or {classes[k - first]: seen.labels[k] for k in range(first, last + 1)}
@@ -402,15 +429,79 @@ def look_at(sets: DataSets, seconds: float = SECONDS_TO_LOOK) -> Found:
         tuple(seen.broken),
         tuple(str(path.relative_to(place)) for path in _unread(place)) if place.is_dir() else (),
         tuple(name for name in class_folders(place) if name not in sets.labels) if sets.labels else (),
-        first,
+        first - int(seen.has_objects) - int(is_zero_based),
         np.concatenate(seen.sides) if seen.sides else np.zeros((0, 2)),
     )
 
 
-def _opened(sets: DataSets) -> Reader:
+def _opened(sets: DataSets) -> tuple[DataSets, Reader, bool]:
+    """Open the data to train on, by the label map beside records; say whether what it has of objects counts from 0."""
+    detection = partial(open_detection, sets.train, split=sets.train_split or "train")
     if sets.lists:
-        return open_detection(sets.train, split=sets.train_split or "train")
-    return open_source(sets.train, labels=sets.labels)
+        return sets, detection(), False
+    try:
+        reader = open_source(sets.train, labels=sets.labels)
+    except ZeroBasedError:
+        return sets, detection(zero_based=True), True
+    if not (isinstance(reader, ImageRecords) and isinstance(reader.schema, DetectionSchema)):
+        return sets, reader, False
+    if found := _label_map_beside(sets.train):
+        return sets._replace(label_map=str(found)), detection(label_map=read_label_map(found)), False
+    return sets, reader, False
+
+
+def _folder_of_shards(path: str) -> Path:
+    return place if (place := Path(path)).is_dir() else place.parent
+
+
+def _label_map_beside(path: str) -> Path | None:
+    """Return the label map beside shards: the one of the usual name, or the only one."""
+    found = sorted(_folder_of_shards(path).glob("*.pbtxt"))
+    usual = [each for each in found if each.name == _LABEL_MAP]
+    return next(iter(usual), found[0] if len(found) == 1 else None)
+
+
+def _check_boxes(sets: DataSets, reader: Reader, seen: _Seen) -> None:
+    """Refuse what would be left out image by image, though all of it is written in another way than is read."""
+    if isinstance(reader, ImageRecords) and (UNKNOWN_LABEL in seen.labels or not seen.sizes):
+        _refuse_names_without_numbers(sets)
+    if isinstance(reader, DetectionTable) and 4 * len(seen.broken) > len(seen.broken) + len(seen.sizes):
+        raise DataError(
+            f"Many rows of {sets.train} cannot be used.",
+            given=f"{len(seen.broken)} of {len(seen.broken) + len(seen.sizes)}: {seen.broken[0]}",
+            expected="boxes as x, y, width and height in pixels of the image, which can be decoded",
+            hint="where boxes are left, top, right and bottom, write right - left and bottom - top in place of these",
+        )
+    if len(seen.sides) and 0 < seen.largest_px <= 1:
+        raise DataError(
+            f"The objects at {sets.train} are of one pixel at most.",
+            given=f"boxes of {seen.largest_px:.2g} pixels at most",
+            expected="boxes in pixels, or in records as shares of the image",
+            hint="multiply boxes that are shares by the width and height of their image, and write the data again",
+        )
+
+
+def _refuse_names_without_numbers(sets: DataSets) -> None:
+    """Refuse records whose objects have names of classes alone that no label map has, with one that has them all."""
+    reader = open_detection(sets.train, split="train", label_map=LabelMap(()))
+    names = set[str]()
+    for index in range(min(len(reader), _MOST_NAMED)):
+        with suppress(DataError):
+            (texts,) = reader.read_batch(np.array([index]))["class_text"]
+            names |= {*texts} - {""}
+    lacking = sorted(names - {*(read_label_map(sets.label_map).ids if sets.label_map else ())})
+    if lacking:
+        file = Path(sets.label_map or _folder_of_shards(sets.train) / _LABEL_MAP)
+        items = [
+            f"item {{ id: {label.id} name: {quoted(label.name)} }}" for label in LabelMap.alphabetical(names).labels
+        ]
+        raise DataError(
+            f"Objects at {sets.train} have names of classes, and no numbers.",
+            given=f"{shorten(lacking)} in image/object/class/text, "
+            + (f"and none of these in {sets.label_map}" if sets.label_map else "and no label map"),
+            expected=f"a label map beside the records that has all of them, {file}",
+            hint=f"printf '%s\\n' {_word(' '.join(items))} > {_word(file)}; then give the same command again",
+        )
 
 
 def _kind(reader: Reader, path: str, has_objects: bool) -> str:
@@ -439,6 +530,19 @@ class _Seen:
         self.sides: list[Any] = []
         self.broken: list[str] = []
         self.has_objects = False
+        self.largest_px = 0.0
+        """The longest side of a box."""
+
+    @classmethod
+    def of(cls, reader: Reader, seconds: float) -> Self:
+        """Read and decode images, evenly spread, for so long at most."""
+        began, seen = time.monotonic(), cls()
+        order = np.argsort(np.arange(len(reader)) * 0.6180339887 % 1, kind="stable")
+        for first in range(0, len(order), _AT_ONCE):
+            seen.take(reader, order[first : first + _AT_ONCE])
+            if time.monotonic() - began > seconds:
+                break
+        return seen
 
     def take(self, reader: Reader, indices: Any) -> None:
         """Read and decode some images; those together, of which one cannot be read, one by one."""
@@ -459,8 +563,10 @@ class _Seen:
             self.labels.update(fields["label"].tolist())
         elif "boxes" in fields:
             self.has_objects = True
-            boxes = as_ragged(fields["boxes"]).values.numpy()
-            self.sides.append(boxes[:, 2:] - boxes[:, :2])
+            boxes = as_ragged(fields["boxes"])
+            self.sides.append((boxes.values[:, 2:] - boxes.values[:, :2]).numpy())
+            shapes = np.array([image.shape[1:] for image in images])[boxes.owner.numpy()]
+            self.largest_px = max(self.largest_px, float((self.sides[-1] * shapes).max(initial=0.0)))
             self.labels.update(as_ragged(fields["labels"]).values.tolist())
         else:
             raise _no_images(fields)
@@ -470,6 +576,7 @@ def _no_images(fields: Mapping[str, Any]) -> DataError:
     return DataError(
         "This data has neither classes of images nor objects on them.",
         given=f"the fields {', '.join(fields)}",
-        expected="images with a class each, or with boxes and labels",
-        hint="lockstep train mnist is for digits; for other data write a recipe with a reader of your own",
+        expected="images with a class each, or with boxes and labels: in records image/class/label or image/object/; "
+        "in tables a column label, or a column objects of bbox and category",
+        hint="name the columns so; for other data write a recipe with a reader of your own",
     )

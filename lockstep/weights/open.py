@@ -110,7 +110,10 @@ def _open_path(path: Path) -> WeightSource:
 
 def _no_weights(path: AnyPath) -> NotFoundError:
     return NotFoundError(
-        f"There are no weights called {path}.", given="no such file or folder", expected=KNOWN, hint=hint_for_path(path)
+        f"There are no weights called {path}.",
+        given="no such file or folder",
+        expected="a file or folder of weights, or a run of Lockstep or a checkpoint of it",
+        hint=hint_for_path(path),
     )
 
 

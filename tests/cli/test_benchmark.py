@@ -125,8 +125,11 @@ def test_the_recipe_feeds_as_the_flags_say() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["mnst"], ["There is neither a recipe nor data called mnst.", "mnist_reference", 'did you mean "mnist"?']),
-        (["gone/train"], ["nor data called gone/train", "given:    gone/train", "TFRecord files", "check the path"]),
+        (
+            ["mnst"],
+            ["There is neither a recipe nor data called mnst.", "`lockstep recipes` lists", 'did you mean "mnist"?'],
+        ),
+        (["gone/train"], ["nor data called gone/train", "given:    gone/train", "check the path"]),
         (["gone/train-*"], ["No file is named like gone/train-*", "there is no folder gone", "check the pattern"]),
         (["gone.toml"], ["gone.toml"]),
         (["mnist", "--augment", "vgg"], ["A recipe says itself", "--augment vgg for the recipe mnist", "leave it out"]),

@@ -57,7 +57,7 @@ def test_an_empty_word_is_no_field(path: str, capsys: Capture) -> None:
 def test_the_shipped_recipes_have_a_line_each(capsys: Capture) -> None:
     lines = said(capsys, "recipes").splitlines()
     assert [line for line in lines if not line.startswith(" ")] == names()
-    listed = {each["name"]: each for each in json.loads(said(capsys, "recipes", "--json"))}
+    listed = {each["name"]: each for each in json.loads(said(capsys, "recipes", "--json"))["recipes"]}
     assert listed["raccoon"]["data"] == "data/raccoon, with the project"
     assert listed["raccoon"]["length"] == "60 epochs, 6 images an update"
     assert listed["flowers_two_stages"]["length"] == "1000 steps and 500 steps, 32 images an update"

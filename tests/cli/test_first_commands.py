@@ -12,7 +12,7 @@ from lockstep.recipes.shipped import find
 from lockstep.run_files import HISTORY
 from lockstep.runs.workdir import Workdir
 
-MOST_LINES = 5
+MOST_LINES, MOST_CHARACTERS = 5, 600
 FILES = (
     *(f"{folder}/{name}/{number}.jpg" for folder in ("photos", "my photos", "a/b") for name in ("red", "green")
       for number in range(9)),
@@ -20,7 +20,8 @@ FILES = (
     *("few/red/1.jpg", "few/green/2.jpg", "heic/red/1.heic", "heic/green/2.HEIC", "films/red/1.mp4", "film.mp4"),
     *("photos.zip", "labels.csv", "net.pt", "train.py", "notes.txt", "set/train/a/1.jpg", "set/valid/b/1.jpg"),
     *(f"set/train/{name}/{number}.jpg" for name in "ac" for number in range(6)),
-    "runs/old/checkpoints/step-00000005/state.json",
+    "runs/old/checkpoints/step-00000005/state.json", "texts/a.txt",
+    *(f"project/{name}" for name in ("pyproject.toml", "tests/a.jpg", "docs/b.jpg")),
 )  # fmt: skip
 
 
@@ -59,6 +60,10 @@ ANSWERS = [
     ("train labels.csv", "lockstep train ."),
     ("train set", "move b out of set/valid, or add images to set/train/b"),
     ("train . --workdir here", "lockstep train . --workdir ../runs/"),
+    ("train . --workdir here --dry-run", "lockstep train . --workdir ../runs/"),
+    ("train project", "lockstep train project/docs"),
+    ("train project --dry-run", "lockstep train project/docs"),
+    ("train texts --dry-run", "name the folder that the folders of the classes are in"),
     ("train notes.txt", "name the folder of your images"),
     ("train train.py", "lockstep run train.py"),
     ("train net.pt", "--set warm_start.path=net.pt"),
@@ -75,6 +80,13 @@ ANSWERS = [
     ("plan photos", "lockstep train photos --print-recipe > mine.toml"),
     ("run photos", "lockstep train photos"),
     ("show runs/old --to page.html", "runs/old/recipe.toml"),
+    ("show phtos --to page.html", "did you mean photos?"),
+    ("show mnits --to page.html", 'did you mean "mnist"?'),
+    ("benchmark input wrongword", "check the path; it is read from {}"),
+    ("inspect ntes.txt", "did you mean notes.txt?"),
+    ("inspect wrongword", "check the path; it is read from {}"),
+    ("explain wrongword", "`lockstep explain` lists the parts"),
+    ("train mnist --print-recipe --set wrongword=1", "`lockstep explain` lists what there is"),
     ("convert photos", "lockstep convert images photos --to shards"),
 ]  # fmt: skip
 ANSWERS_OF_PROCESSES = [
@@ -111,6 +123,7 @@ def test_it_is_answered_with_what_was_meant(
     said = capsys.readouterr().err or caplog.text  # of `run`, whose script says where log lines go
     assert code == 2
     assert len(said.splitlines()) <= MOST_LINES, said
+    assert len(said) <= MOST_CHARACTERS, said
     last = next(line for line in said.splitlines() if line.startswith(("  hint: ", "  such as: ")))
     assert meant.format(place) in last
     assert sorted(place.rglob("*")) == before

@@ -57,7 +57,7 @@ def _another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_it_does(trained: RemotePath, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", str(trained), "--json"]) == 0
-    (status,) = json.loads(capsys.readouterr().out)
+    (status,) = json.loads(capsys.readouterr().out)["runs"]
     assert (status["run"], status["state"], status["step"]) == (str(trained), "finished", 2)
     assert status["checkpoint"] == 2
     assert not local_folder(trained).exists()
@@ -74,7 +74,7 @@ def test_that_it_goes_on_elsewhere(
         assert main(["status", str(trained), "--json"]) == 0
     finally:
         lease.write_bytes(before)
-    (status,) = json.loads(capsys.readouterr().out)
+    (status,) = json.loads(capsys.readouterr().out)["runs"]
     assert (status["state"], status["host"]) == ("running", "node7")
 
 

@@ -80,7 +80,7 @@ def test_a_run_at_work_says_how_long_it_takes_and_that_it_stands_still(
     path = make_run(tmp_path / "run")
     with Workdir(path).held():
         Workdir(path).note("resume", step=9, workers=2)
-        (found,) = json.loads(said(capsys, "status", path, "--json"))
+        (found,) = json.loads(said(capsys, "status", path, "--json"))["runs"]
         assert (found["state"], found["seconds_left"], found["workers"]) == ("running", 50.0, 2)
         assert any(note.startswith("no step for") for note in found["notes"])
         assert "50 s" in said(capsys, "status", path)
@@ -92,7 +92,7 @@ def test_one_folder_that_cannot_be_read_hides_no_other_run(
     for name in ("bad", "worse"):
         (runs / "odd" / name).mkdir(parents=True)
         (runs / "odd" / name / "recipe.toml").symlink_to("nowhere")
-    found = {Path(facts["run"]).name: facts for facts in json.loads(said(capsys, "status", runs, "--json"))}
+    found = {Path(facts["run"]).name: facts for facts in json.loads(said(capsys, "status", runs, "--json"))["runs"]}
     assert {name: facts["state"] for name, facts in found.items()} == {
         "one": "finished", "two": "stopped", "three": "failed", "bad": "unreadable", "worse": "unreadable",
     }  # fmt: skip
@@ -132,7 +132,7 @@ def test_following_says_nothing_while_nothing_happens(
             held.__exit__(None, None, None)
 
     monkeypatch.setattr(status.time, "sleep", sleep)
-    shown = _parsed(said(capsys, "status", path, "--follow", "--json"))
+    shown = _followed(said(capsys, "status", path, "--follow", "--json"))
     assert [facts[0]["state"] for facts in shown] == ["running", "failed"]
     assert any(note.startswith("no step for") for note in shown[0][0]["notes"])
 
@@ -152,7 +152,7 @@ def test_one_is_one_and_a_command_can_be_pasted(tmp_path: Path, capsys: pytest.C
     (path / "quarantine.jsonl").write_text('{"example": "a", "reason": "b"}\n')
     (path / "refused" / "position-000000001").mkdir(parents=True)
     (path / "refused" / "position-000000001" / "report.json").write_text('{"step": 1}')
-    (found,) = json.loads(said(capsys, "status", path, "--json"))
+    (found,) = json.loads(said(capsys, "status", path, "--json"))["runs"]
     assert found["workers"] == 1
     assert found["notes"] == [
         f"to go on: lockstep train '{path}'",
@@ -177,18 +177,13 @@ def test_following_ends_with_the_last_run(
 
     monkeypatch.setattr(status.time, "sleep", sleep)
     shown = said(capsys, "status", runs / "one", "--follow", "--json")
-    states = [facts[0]["state"] for facts in _parsed(shown)]
+    states = [facts[0]["state"] for facts in _followed(shown)]
     assert states[0] == "running"
     assert states[-1] == "finished"
 
 
-def _parsed(text: str) -> list[Any]:
-    decoder, found, place = json.JSONDecoder(), [], 0
-    while place < len(text.rstrip()):
-        value, place = decoder.raw_decode(text, place)
-        found.append(value)
-        place += 1
-    return found
+def _followed(text: str) -> list[Any]:
+    return [json.loads(line)["runs"] for line in text.splitlines()]
 
 
 def test_the_best_run_comes_first(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -209,7 +204,7 @@ def test_fields_of_recipes_are_columns(runs: Path, capsys: pytest.CaptureFixture
     head, first, *_ = said(capsys, "runs", runs, "--show", "optimizer.lr").splitlines()
     assert head.split()[-1] == "optimizer.lr"
     assert first.split()[-1] == "0.2"
-    (found, *_) = json.loads(said(capsys, "runs", runs, "--show", "optimizer.lr", "--json"))
+    (found, *_) = json.loads(said(capsys, "runs", runs, "--show", "optimizer.lr", "--json"))["runs"]
     assert found["fields"] == {"optimizer.lr": 0.2}
 
 

@@ -96,7 +96,10 @@ def test_a_misspelt_word_is_recognised() -> None:
     )
 
 
-@pytest.mark.parametrize(("name", "hint"), [("numbers", 'did you mean "number"?'), ("colour", "remove it")])
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("numbers", 'did you mean "number"?'), ("colour", "remove it; `lockstep explain` lists what there is")],
+)
 def test_an_unknown_field_is_refused(name: str, hint: str) -> None:
     with pytest.raises(RecipeError) as caught:
         read(Part, {"number": 1, name: 2}, HERE)
