@@ -11,7 +11,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from lockstep.checkpoints.store import Store
+from lockstep.checkpoints.store import Store, digests_of
 from lockstep.data.loader import Loader
 from lockstep.errors import PeerLostError, StoreError
 from lockstep.exchange.exchange import AllReduce, is_exact
@@ -343,13 +343,13 @@ class Segment:
                 self._files.workdir.note_save(self._state.step, self._loader.position, self._logger.metrics.num_lines)
                 write_digests = partial(self._logger.write_digests, self._state.step, self._loader.position)
             scores = self.validation.scores
-            self._files.saver.save(self._state, self._loader, scores=scores, before_write=write_digests)
+            self._files.saver.save(self._state, self._loader, scores=scores, before_commit=write_digests)
             if self._logger:
                 self._logger.mark("save", self._state.step)
 
     def _write_digests(self) -> None:
         if self._logger:
-            self._logger.write_digests(self._state.step, self._loader.position, self._state.sections())
+            self._logger.write_digests(self._state.step, self._loader.position, digests_of(self._state.sections()))
 
     def _open_logger(self, stack: ExitStack, event: RunEvent) -> MetricsLogger | None:
         if self._files is None or not self._worker.is_chief:
