@@ -52,7 +52,7 @@ class ChainDigests(NamedTuple):
         return cls(facts["digests"], facts.get("of") == "files")
 
     def unlike(self, tensors: Tensors) -> list[str]:
-        """Return the tensors that are not these: `parameters 'conv.weight'`; of a section's file the first one alone."""
+        """Return the tensors that are not these: `parameters 'conv.weight'`; of a file the first one alone."""
         if self.of_files:
             given = digests_of(tensors)
         else:
