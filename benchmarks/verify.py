@@ -19,10 +19,10 @@ import torch
 from measuring import compared, record, show, take_turns
 
 import lockstep as ls
+from lockstep.checkpoints.store import digests_of
 from lockstep.recipes.shipped import find
 from lockstep.reporting.chain import CHAIN, ChainFile, attempt_facts
 from lockstep.runs.build import build
-from lockstep.training.replicas import digests_of
 
 STEPS, LINES, DIGESTS = 10, 1_000, 10
 

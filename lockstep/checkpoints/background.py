@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from lockstep.checkpoints.encoding import JSON, Tensors, check_saveable
-from lockstep.checkpoints.store import BeforeWrite, Store
+from lockstep.checkpoints.store import BeforeCommit, Store
 from lockstep.screen import log
 from lockstep.spans import span
 from lockstep.tensors import reading_waits
@@ -177,11 +177,11 @@ class BackgroundWriter:
         values: Mapping[str, JSON],
         scores: Mapping[str, float] | None = None,
         *,
-        before_write: BeforeWrite | None = None,
+        before_commit: BeforeCommit | None = None,
     ) -> None:
         """Have `Store.write` called with these arguments as they are now; they may change once this has returned.
 
-        The thread calls `before_write`.
+        The thread calls `before_commit`.
 
         Raises:
             CheckpointError: a tensor cannot be saved, or the checkpoint before this one could not be written.
@@ -192,7 +192,7 @@ class BackgroundWriter:
             copies = Copies(tensors)
         thread = threading.Thread(
             target=self._write,
-            args=(step, copies, deepcopy(values), dict(scores or {}), before_write),
+            args=(step, copies, deepcopy(values), dict(scores or {}), before_commit),
             name=f"checkpoint of step {step}",
         )
         thread.start()
@@ -225,11 +225,11 @@ class BackgroundWriter:
         copies: Copies,
         values: Mapping[str, JSON],
         scores: Mapping[str, float],
-        before_write: BeforeWrite | None,
+        before_commit: BeforeCommit | None,
     ) -> None:
         try:
             with span("write checkpoint", lane=("checkpoint", 0)):
-                self.store.write(step, copies.on_host(), values, scores, before_write=before_write)
+                self.store.write(step, copies.on_host(), values, scores, before_commit=before_commit)
         except BaseException as error:
             self._error = error
             # It is raised by whoever asks next; nobody may.

@@ -112,8 +112,7 @@ def size_bytes(tensors: Tensors) -> int:
 
 def encode_tensors(members: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> Iterator[memoryview]:
     """A safetensors file in parts: its header, then each tensor; those that share memory are written each in full."""
-    # Wide kinds first, as the library has them: then each tensor is aligned.
-    names = sorted(members, key=lambda name: (-members[name].element_size(), name))
+    names = names_in_file(members)
     header: dict[str, Any] = {_RESERVED: dict(metadata)} if metadata else {}
     end = 0
     for name in names:
@@ -125,6 +124,11 @@ def encode_tensors(members: Mapping[str, Tensor], metadata: Mapping[str, str] | 
     yield memoryview(len(text).to_bytes(8, "little") + text)
     for name in names:
         yield _memory_of(members[name])
+
+
+def names_in_file(members: Mapping[str, Tensor]) -> list[str]:
+    """The order of the tensors in a file: wide kinds first, as the library has them; then each tensor is aligned."""
+    return sorted(members, key=lambda name: (-members[name].element_size(), name))
 
 
 def can_encode(tensor: Tensor) -> bool:

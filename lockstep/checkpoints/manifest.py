@@ -114,28 +114,50 @@ class _Threads:
             del given, future, call  # a call may hold a whole file
 
 
-def write_files(folder: Path, contents: Mapping[str, Iterable[bytes | memoryview]]) -> tuple[FileEntry, ...]:
-    """Write new files, given by their parts, which are on the disk when this returns; returns their entries.
+class RunningHash:
+    """The SHA-256 of a file, in hexadecimal, that is given part by part."""
+
+    def __init__(self, parts: Iterable[bytes | memoryview] = ()) -> None:
+        self._sha256 = hashlib.sha256()
+        self.after: list[str] = []
+        """What it was after each part."""
+        for part in parts:
+            self.update(part)
+
+    def update(self, part: bytes | memoryview) -> None:
+        """Add the next part."""
+        self._sha256.update(part)
+        self.after.append(self._sha256.hexdigest())
+
+
+def write_files(
+    folder: Path, contents: Mapping[str, Iterable[bytes | memoryview]]
+) -> dict[str, tuple[FileEntry, RunningHash]]:
+    """Write new files, given by their parts, which are on the disk when this returns.
 
     One thread hashes what is written meanwhile, another waits for the disk.
+
+    Returns:
+        By name the entry of each file, and its hash.
     """
-    entries, synced = [], []
+    written: dict[str, tuple[FileEntry, RunningHash]] = {}
     with _Threads() as hasher, _Threads() as syncer:
+        synced = []
         for name, parts in contents.items():
-            size_bytes, sha256 = 0, hashlib.sha256()
+            size_bytes, running = 0, RunningHash()
             with (folder / name).open("xb", buffering=0) as file:
                 for part in parts:
-                    hashed = hasher.submit(sha256.update, part)
+                    hashed = hasher.submit(running.update, part)
                     size_bytes += len(part)
                     rest = memoryview(part)
                     while rest:  # the system takes at most 2 GiB at once
                         rest = rest[file.write(rest) or 0 :]
                     hashed.result()
                 synced.append(syncer.submit(sync_and_close, os.dup(file.fileno())))
-            entries.append(FileEntry(name, size_bytes, sha256.hexdigest()))
+            written[name] = FileEntry(name, size_bytes, running.after[-1]), running
         for each in synced:
             each.result()
-    return tuple(entries)
+    return written
 
 
 @dataclass(frozen=True)

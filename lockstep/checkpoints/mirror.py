@@ -31,7 +31,7 @@ from typing import Any
 
 from lockstep.checkpoints.manifest import MANIFEST, MAX_MANIFEST_BYTES, DamagedError, Manifest
 from lockstep.checkpoints.retention import PINNED, Retention
-from lockstep.checkpoints.store import BeforeWrite, Store
+from lockstep.checkpoints.store import BeforeCommit, Store
 from lockstep.durable import atomic_write
 from lockstep.errors import CheckpointError, LockstepError, WorkdirError
 from lockstep.owner import Owner, this_process
@@ -248,9 +248,9 @@ class MirroredStore(Store):
         super().__init__(mirror.folder / CHECKPOINTS, retention)
         self.mirror = mirror
 
-    def write(self, step: int, *arguments: Any, before_write: BeforeWrite | None = None) -> Path:
+    def write(self, step: int, *arguments: Any, before_commit: BeforeCommit | None = None) -> Path:
         """Save a checkpoint, as `Store.write` does, and begin to upload it."""
-        path = super().write(step, *arguments, before_write=before_write)
+        path = super().write(step, *arguments, before_commit=before_commit)
         self.mirror.begin(step, self.retention)
         return path
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import hashlib
 import math
 import os
 import re
@@ -32,9 +31,19 @@ from lockstep.checkpoints.encoding import (
     encode_tensors,
     encode_values,
     find_nonfinite,
+    names_in_file,
     size_bytes,
 )
-from lockstep.checkpoints.manifest import MANIFEST, SUFFIX, VALUES, DamagedError, Manifest, damaged, write_files
+from lockstep.checkpoints.manifest import (
+    MANIFEST,
+    SUFFIX,
+    VALUES,
+    DamagedError,
+    Manifest,
+    RunningHash,
+    damaged,
+    write_files,
+)
 from lockstep.checkpoints.retention import PINNED, CheckpointRatings, Retention, set_scores
 from lockstep.durable import make_folder, sync_folder
 from lockstep.errors import CheckpointError, InputError, NotFoundError
@@ -69,8 +78,11 @@ class Checkpoint:
 
 
 Check: TypeAlias = "Callable[[Checkpoint], object]"
-BeforeWrite: TypeAlias = "Callable[[Tensors, str], object]"
-"""Is given the tensors of a checkpoint, and the SHA-256 of its `values.json`."""
+Digests: TypeAlias = Mapping[str, Mapping[str, str]]
+"""Section -> name -> the first 64 bits, in hexadecimal, of the SHA-256 of the section's file up to the tensor's end."""
+BeforeCommit: TypeAlias = Callable[[Digests, str], object]
+"""Is given the digests of a checkpoint's tensors, and the SHA-256 of its `values.json`."""
+_NUM_DIGITS = 16
 
 
 class Store:
@@ -129,7 +141,7 @@ class Store:
         values: Mapping[str, JSON],
         scores: Mapping[str, float] | None = None,
         *,
-        before_write: BeforeWrite | None = None,
+        before_commit: BeforeCommit | None = None,
     ) -> Path:
         """Save a checkpoint, and delete those that are no longer to be kept.
 
@@ -141,7 +153,7 @@ class Store:
             tensors: by section and name.
             values: what is no tensor; `FROZEN` in it tells which parameters are not trained.
             scores: of these tensors, by name, where they are known; they may be given later, with the same tensors.
-            before_write: called before the checkpoint is there.
+            before_commit: called once the files are on the disk, before they have the checkpoint's name.
 
         Returns:
             The checkpoint's folder; it is on the disk.
@@ -169,13 +181,12 @@ class Store:
                 sweep(self.folder)
                 best_by = self.retention.best if self.is_among_best(step, finite) else None
                 draft = Manifest(step, int(time.time()), (), finite, best_by)
-                kept = self._kept(step, tensors)
-                if before_write:
-                    before_write(tensors, kept[VALUES] if kept else hashlib.sha256(encoded_values).hexdigest())
-                if kept:
+                if kept := self._kept(step, tensors):
+                    if before_commit:
+                        before_commit(*kept)
                     set_scores(self.path(step), draft)
                 else:
-                    self._write_new(draft, tensors, encoded_values)
+                    self._write_new(draft, tensors, encoded_values, before_commit)
                 sync_folder(self.folder)
             except OSError as error:
                 raise self._not_written(step, size_bytes(tensors) + len(encoded_values), error) from error
@@ -275,29 +286,38 @@ class Store:
             raise damaged(checkpoint.path, f"values that are not finite: {shorten(bad)}", "finite ones")
         return checkpoint
 
-    def _kept(self, step: int, tensors: Tensors) -> dict[str, str]:
-        """Return the hashes of the files of the step's checkpoint, if it has an intact one of these tensors."""
+    def _kept(self, step: int, tensors: Tensors) -> tuple[Digests, str] | None:
+        """Return the digests of these tensors and the hash of the values, if the step has an intact checkpoint."""
         if not self.path(step).exists():
-            return {}
+            return None
         try:
             self._load(step)
             files = {file.name: file.sha256 for file in Manifest.read(self.path(step)).files}
         except DamagedError as damage:
             log.warning("%s Given: %s; expected: %s. It is replaced.", damage.what, damage.given, damage.expected)
-            return {}
-        wanted = {f"{section}{SUFFIX}": _sha256(members) for section, members in tensors.items()}
+            return None
+        hashes = {section: RunningHash(encode_tensors(members)) for section, members in tensors.items()}
+        wanted = {f"{section}{SUFFIX}": running.after[-1] for section, running in hashes.items()}
         if files != wanted | {VALUES: files[VALUES]}:
             log.warning("%s holds other tensors than are to be saved now. It is replaced.", self.path(step))
-            return {}
-        return files
+            return None
+        return {section: _named(members, hashes[section]) for section, members in tensors.items()}, files[VALUES]
 
-    def _write_new(self, draft: Manifest, tensors: Tensors, encoded_values: bytes) -> None:
+    def _write_new(
+        self, draft: Manifest, tensors: Tensors, encoded_values: bytes, before_commit: BeforeCommit | None
+    ) -> None:
         final = self.path(draft.step)
         temporary = unfinished_path(final, "new")
         delete(temporary)
         try:
             temporary.mkdir()
-            _write_files(temporary, draft, tensors, encoded_values)
+            contents = {f"{section}{SUFFIX}": encode_tensors(members) for section, members in tensors.items()}
+            written = write_files(temporary, {**contents, VALUES: [encoded_values]})
+            manifest = dataclasses.replace(draft, files=tuple(entry for entry, _ in written.values()))
+            write_files(temporary, {MANIFEST: [manifest.encode()]})
+            if before_commit:
+                digests = {section: _named(tensors[section], written[f"{section}{SUFFIX}"][1]) for section in tensors}
+                before_commit(digests, written[VALUES][0].sha256)
             if (final / PINNED).exists():
                 (temporary / PINNED).touch()
             sync_folder(temporary)
@@ -342,12 +362,6 @@ class Store:
         )
 
 
-def _write_files(folder: Path, draft: Manifest, tensors: Tensors, encoded_values: bytes) -> None:
-    contents = {f"{section}{SUFFIX}": encode_tensors(members) for section, members in tensors.items()}
-    files = write_files(folder, {**contents, VALUES: [encoded_values]})
-    write_files(folder, {MANIFEST: [dataclasses.replace(draft, files=files).encode()]})
-
-
 def _decode(name: str, data: bytes) -> dict[str, Any]:
     return decode_values(data) if name == VALUES else decode_tensors(data)
 
@@ -356,11 +370,15 @@ def _are_names(names: Any) -> bool:
     return isinstance(names, list) and all(isinstance(name, str) for name in names)
 
 
-def _sha256(members: Mapping[str, Tensor]) -> str:
-    sha256 = hashlib.sha256()
-    for part in encode_tensors(members):
-        sha256.update(part)
-    return sha256.hexdigest()
+def digests_of(tensors: Tensors) -> Digests:
+    """The digests that a checkpoint of these tensors has."""
+    return {section: _named(members, RunningHash(encode_tensors(members))) for section, members in tensors.items()}
+
+
+def _named(members: Mapping[str, Tensor], running: RunningHash) -> dict[str, str]:
+    """The digest of each tensor, from what the hash of its file was after each part: its header, then the tensors."""
+    digests = zip(names_in_file(members), running.after[1:], strict=True)
+    return {name: sha256[:_NUM_DIGITS] for name, sha256 in digests}
 
 
 def unfinished_path(final: Path, kind: Literal["new", "old"]) -> Path:

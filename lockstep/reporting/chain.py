@@ -6,7 +6,8 @@ Whoever knows the last link knows whether any line was changed, taken out or put
   that it has there;
 - an evaluation, as in `metrics.jsonl`;
 - `digests`: of each tensor of the model and the optimizer after a step, by section and name, and of the values of a
-  checkpoint. It may come some attempts later, as the thread that writes the checkpoint makes it: it tells its position;
+  checkpoint: `of` "files" what the hash of the section's file was after the tensor. It may come some attempts later, as
+  the thread that writes the checkpoint makes it: it tells its position;
 - an `event` that begins or ends a segment, or that lines were lost before it: what the numbers rest on (recipe,
   choices, data, workers), as far as it is not as in the event before;
 - the `result` of a run that has ended, as in `result.json`.

@@ -12,10 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from lockstep.checkpoints.encoding import Tensors
 from lockstep.checkpoints.manifest import MANIFEST, VALUES, Manifest
-from lockstep.checkpoints.store import Store
+from lockstep.checkpoints.store import Digests, Store, digests_of
 from lockstep.errors import LockstepError, WorkdirError
 from lockstep.readers.fingerprint import checksum
 from lockstep.recipes.recipe import Recipe, is_harmless, recipe_changes
@@ -27,7 +28,7 @@ from lockstep.runs.lease import find_holder
 from lockstep.runs.record import as_unix_seconds, links_within
 from lockstep.runs.workdir import Workdir
 from lockstep.training.choices import Choices, differences
-from lockstep.training.replicas import digests_of
+from lockstep.training.replicas import digest
 from lockstep.training.saving import check_values
 from lockstep.types import ProgressFunction
 
@@ -36,6 +37,32 @@ _SCORE_TOLERANCE = 1e-3
 _OF_CHAIN_ALONE = ("in_metrics", "link")
 _ENDS = ("end", "stop")
 """Events after which nothing may be missing: they come when all lines are on the disk."""
+
+
+class ChainDigests(NamedTuple):
+    """The digests in a line of the chain."""
+
+    by_section: Digests
+    of_files: bool = True
+    """A digest covers its section's file up to the end of the tensor; else, by an older version, its elements alone."""
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> ChainDigests:
+        """Return those of a line."""
+        return cls(facts["digests"], facts.get("of") == "files")
+
+    def unlike(self, tensors: Tensors) -> list[str]:
+        """Return the tensors that are not these: `parameters 'conv.weight'`; of a file the first one alone."""
+        if self.of_files:
+            given = digests_of(tensors)
+        else:
+            given = {section: {name: digest(t) for name, t in members.items()} for section, members in tensors.items()}
+        unlike: list[str] = []
+        for section, wanted in self.by_section.items():
+            found = given.get(section, {})
+            names = [name for name in dict.fromkeys([*wanted, *found]) if wanted.get(name) != found.get(name)]
+            unlike += [f"{section} {name!r}" for name in names[: 1 if self.of_files else None]]
+        return unlike
 
 
 @dataclass
@@ -59,8 +86,8 @@ class Examination:
     """With all that is as in the event before."""
     made_with: Recipe | None = None
     """The recipe of the last start; None where the chain has none that can be read."""
-    digests: dict[int, dict[int, dict[str, dict[str, str]]]] = field(default_factory=dict)
-    """Digests of the tensors by step and position."""
+    digests: dict[int, dict[int, ChainDigests]] = field(default_factory=dict)
+    """Digests in the chain, by step and position."""
     values: dict[tuple[int, int], str] = field(default_factory=dict)
     """SHA-256 of the `values.json` of checkpoints, by step and position."""
     logged: list[dict[str, Any]] = field(default_factory=list)
@@ -169,7 +196,7 @@ def _keep(found: Examination, facts: dict[str, Any], position: int) -> None:
     if facts.get("in_metrics") or "evaluation" in facts:  # of an attempt or an evaluation, not both
         found.logged.append({name: value for name, value in facts.items() if name not in _OF_CHAIN_ALONE})
     elif "digests" in facts:
-        found.digests.setdefault(facts["step"], {})[facts.get("at", position)] = facts["digests"]
+        found.digests.setdefault(facts["step"], {})[facts.get("at", position)] = ChainDigests.of(facts)
         if "values" in facts:
             found.values[facts["step"], facts.get("at", position)] = str(facts["values"])
     elif "event" in facts:
@@ -336,7 +363,7 @@ def _check_checkpoints(
         wanted = by_position.get(position)
         if wanted is None:
             found.problems.append(f"checkpoint of step {step}: it is at position {position}, in the chain at another")
-        elif different := different_tensors(wanted, digests_of(checkpoint.tensors)):
+        elif different := wanted.unlike(checkpoint.tensors):
             found.problems.append(f"checkpoint of step {step}: {named_in_short(different)} not as in the chain")
         if manifest:
             _check_manifest(found, manifest, position)
@@ -359,16 +386,6 @@ def _check_manifest(found: Examination, manifest: Manifest, position: int) -> No
                 f"checkpoint of step {step}: the score {name} in {MANIFEST} is {score!r}, and in the chain "
                 f"{chained[0] if chained else 'there is none'}"
             )
-
-
-def different_tensors(wanted: Mapping[str, Mapping[str, str]], given: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Return the tensors whose digests differ, by section and name: `parameters 'conv.weight'`."""
-    return [
-        f"{section} {name!r}"
-        for section, names in wanted.items()
-        for name in dict.fromkeys([*names, *given.get(section, {})])
-        if names.get(name) != given.get(section, {}).get(name)
-    ]
 
 
 def named_in_short(tensors: Sequence[str]) -> str:

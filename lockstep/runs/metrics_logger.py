@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lockstep.checkpoints.store import Digests
 from lockstep.data.loader import Loader
 from lockstep.loggers.loggers import Loggers
 from lockstep.recipes.parts import Monitoring
@@ -19,13 +20,11 @@ from lockstep.runs.showing import with_marks
 from lockstep.towers.towers import Towers
 from lockstep.training.loop import Hook, every
 from lockstep.training.observe import ActivationSource, GradientSource, Observer, Source, VariableSource
-from lockstep.training.replicas import digests_of
 from lockstep.training.state import TrainState
 from lockstep.types import Interval, Progress, StepReport
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-    from torch import Tensor
 
 
 class MetricsLogger:
@@ -138,15 +137,13 @@ class MetricsLogger:
         if self._watch.summaries.amount:
             self._summaries.write_evaluation(step, name, scores)
 
-    def write_digests(
-        self, step: int, position: int, tensors: Mapping[str, Mapping[str, Tensor]], values_sha256: str = ""
-    ) -> None:
-        """Write digests of the tensors, by section and name, as they were at a step, into the chain.
+    def write_digests(self, step: int, position: int, digests: Digests, values_sha256: str = "") -> None:
+        """Write the digests of the tensors as they were at a step into the chain.
 
         For a checkpoint, whose `values.json` has a SHA-256, they are on the disk when this returns. The thread that
         writes it may call this while the run goes on.
         """
-        facts = {"step": step, "at": position, "digests": digests_of(tensors)}
+        facts = {"step": step, "at": position, "of": "files", "digests": digests}
         if values_sha256:
             facts["values"] = values_sha256
         self.chain.write(facts)

@@ -21,13 +21,12 @@ from lockstep.recipes.code import functions_of
 from lockstep.recipes.recipe import Recipe, is_harmless, recipe_changes
 from lockstep.recipes.toml import from_toml
 from lockstep.reporting.chain import CHAIN, as_read, attempt_facts, read_chain
-from lockstep.runs.examination import Examination, different_tensors, named_in_short, told_differences
+from lockstep.runs.examination import ChainDigests, Examination, named_in_short, told_differences
 from lockstep.runs.segment import data_digest, how_summed
 from lockstep.runs.stages import Stages
 from lockstep.runs.start import resolve_choices
 from lockstep.training.choices import Choices, differences
 from lockstep.training.loop import steps_without_survival
-from lockstep.training.replicas import digests_of
 from lockstep.training.saving import read_checkpoint, store_of
 from lockstep.types import NonFiniteError, ProgressFunction, StepReport, Steps
 from lockstep.workers.rank import Worker
@@ -375,8 +374,9 @@ class _Replay:
     def _compare_tensors(self, facts: Mapping[str, Any]) -> None:
         sections, step = self._stages.parts.state.sections(), facts["step"]
         self._found.digests_at.append(step)
-        wanted = {section: names for section, names in facts["digests"].items() if section in sections}
-        different = different_tensors(wanted, digests_of(sections))
+        wanted: ChainDigests = facts["digests"]
+        compared = {section: names for section, names in wanted.by_section.items() if section in sections}
+        different = wanted._replace(by_section=compared).unlike(sections)
         if not different:
             return
         self._found.has_same_bits = False

@@ -11,7 +11,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from lockstep.checkpoints.store import Store
+from lockstep.checkpoints.store import Store, digests_of
 from lockstep.data.loader import Loader
 from lockstep.errors import PeerLostError, StoreError
 from lockstep.exchange.exchange import AllReduce, is_exact
@@ -73,7 +73,16 @@ class RunEvent(NamedTuple):
     """Reports that a chief before may have been lost without writing down; they are in no history."""
 
 
-@dataclass(frozen=True)
+class LastSave(NamedTuple):
+    """The state that was saved last."""
+
+    stage: int
+    step: int
+    position: int
+    scores: Mapping[str, float]
+
+
+@dataclass
 class Files:
     """The files of a run."""
 
@@ -81,6 +90,8 @@ class Files:
     store: Store
     saver: Saver
     loggers: Loggers
+    last_save: LastSave | None = None
+    """By this process."""
 
     @classmethod
     def of(cls, workdir: Workdir, recipe: Recipe, loggers: Sequence[Logger | LoggerKind] = ()) -> Files:
@@ -134,7 +145,7 @@ class Segment:
         """With the scores of this segment."""
         self.must_regroup = False
         """It has ended since others are to join."""
-        self._saved: tuple[int, Mapping[str, float]] | None = None
+        self._saved: LastSave | None = None
         self._is_stopped = False
 
     def run(self, event: RunEvent) -> Reason | None:
@@ -184,6 +195,8 @@ class Segment:
             self._validate()
         before = step_before(self._start, self._loader.batch_size)
         is_due = event == "continue" and self._recipe.checkpoints.every.passed(before, self._start)
+        if is_due and self._files and self._files.store.path(self._state.step).exists():
+            self._saved = self._files.last_save  # before a worker was lost
         if is_due or event not in ("join", "continue"):
             self._save()
 
@@ -333,23 +346,22 @@ class Segment:
                 self._save()
 
     def _save(self) -> None:
-        what = self._state.step, self.validation.scores
+        what = LastSave(self._stages.now.number, self._state.step, self._loader.position, self.validation.scores)
         if self._files and what != self._saved:
-            self._saved = what
+            self._saved = self._files.last_save = what
             self._files.workdir.check_held()
             write_digests = None
             if self._logger:
                 self._logger.flush()
                 self._files.workdir.note_save(self._state.step, self._loader.position, self._logger.metrics.num_lines)
                 write_digests = partial(self._logger.write_digests, self._state.step, self._loader.position)
-            scores = self.validation.scores
-            self._files.saver.save(self._state, self._loader, scores=scores, before_write=write_digests)
+            self._files.saver.save(self._state, self._loader, scores=what.scores, before_commit=write_digests)
             if self._logger:
                 self._logger.mark("save", self._state.step)
 
     def _write_digests(self) -> None:
         if self._logger:
-            self._logger.write_digests(self._state.step, self._loader.position, self._state.sections())
+            self._logger.write_digests(self._state.step, self._loader.position, digests_of(self._state.sections()))
 
     def _open_logger(self, stack: ExitStack, event: RunEvent) -> MetricsLogger | None:
         if self._files is None or not self._worker.is_chief:

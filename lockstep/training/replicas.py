@@ -166,8 +166,3 @@ def digest(tensor: Tensor) -> str:
     """The first 16 hex digits of the SHA-256 of a tensor's elements."""
     values = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
     return hashlib.sha256(values.numpy().data).hexdigest()[:16]
-
-
-def digests_of(sections: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, str]]:
-    """The `digest` of each tensor, by section and name."""
-    return {section: {name: digest(t) for name, t in tensors.items()} for section, tensors in sections.items()}

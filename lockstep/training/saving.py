@@ -14,7 +14,7 @@ from lockstep.checkpoints.background import BackgroundWriter, wait_for_writers
 from lockstep.checkpoints.encoding import FROZEN
 from lockstep.checkpoints.fetching import fetch_run, local_folder
 from lockstep.checkpoints.mirror import MirroredStore, mirror_of, store_in
-from lockstep.checkpoints.store import BeforeWrite, Checkpoint, Store
+from lockstep.checkpoints.store import BeforeCommit, Checkpoint, Store
 from lockstep.checks import Count, FiniteFloat, PositiveFloat, check_all, check_type, check_value
 from lockstep.data.loader import Loader, check_stream
 from lockstep.errors import CheckpointError, InputError, NotFoundError
@@ -97,12 +97,12 @@ class Saver:
         loader: Loader,
         *,
         scores: Mapping[str, float] | None = None,
-        before_write: BeforeWrite | None = None,
+        before_commit: BeforeCommit | None = None,
     ) -> None:
         """Begin to write a checkpoint of the run as it is now; the arguments are those of `lockstep.save`.
 
-        With `before_write` the thread calls that first, with the copied tensors by section and name, and the SHA-256
-        that `values.json` of the checkpoint will have.
+        The thread calls `before_commit` once the files are on the disk, with the digests of the tensors and the SHA-256
+        of `values.json`, before the checkpoint has its name.
 
         Raises:
             CheckpointError: the one before could not be written, or a tensor cannot be saved. That the state is not
@@ -111,7 +111,7 @@ class Saver:
         if not join().is_chief:
             return
         step, tensors, values = snapshot(states, loader)
-        self._writer.begin(step, tensors, values, scores, before_write=before_write)
+        self._writer.begin(step, tensors, values, scores, before_commit=before_commit)
 
     def wait(self) -> None:
         """Wait until the last checkpoint is on the disk, or on the bucket."""

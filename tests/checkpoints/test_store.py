@@ -12,6 +12,8 @@ from checkpoint_helpers import assert_consistent, sections_of, unfinished, write
 from safetensors.torch import load_file
 
 from lockstep.checkpoints import Retention, Store
+from lockstep.checkpoints.manifest import RunningHash
+from lockstep.checkpoints.store import Digests, digests_of
 from lockstep.errors import CheckpointError
 
 
@@ -89,6 +91,37 @@ def test_files_are_those_of_the_format(store: Store) -> None:
         "best_by": None,
     }
     assert json.loads((path / "values.json").read_text()) == {"step": 7}
+
+
+def test_each_byte_is_hashed_once_for_manifest_and_digests(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A digest is what the file's own hash was after the tensor; the checkpoint has no name yet when they are told."""
+    told: list[tuple[Digests, str, bool]] = []
+    hashed: list[int] = []
+    update = RunningHash.update
+    monkeypatch.setattr(RunningHash, "update", lambda self, part: (hashed.append(len(part)), update(self, part))[1])
+    sections = sections_of(3)
+    for _ in range(2):  # the second one finds it there
+        path = store.write(3, sections, {}, before_commit=lambda *told_: told.append((*told_, store.path(3).exists())))
+        if len(told) == 1:
+            assert sum(hashed) == sum(file.stat().st_size for file in path.iterdir())
+    digests, values, _ = told[0]
+    assert told == [(digests, values, False), (digests, values, True)]
+    assert values == hashlib.sha256((path / "values.json").read_bytes()).hexdigest()
+    for section, members in digests_of(sections).items():
+        data = (path / f"{section}.safetensors").read_bytes()
+        start = 8 + int.from_bytes(data[:8], "little")
+        places = {name: each["data_offsets"][1] for name, each in json.loads(data[8:start]).items()}
+        wanted = {name: hashlib.sha256(data[: start + end]).hexdigest()[:16] for name, end in places.items()}
+        assert digests[section] == members == wanted
+
+
+def test_what_is_told_before_a_checkpoint_has_its_name_may_fail(store: Store) -> None:
+    def refuse(*_: object) -> None:
+        raise CheckpointError("No.", given="a full disk", expected="room", hint="make room")
+
+    with pytest.raises(CheckpointError, match=r"No\."):
+        store.write(3, sections_of(3), {}, before_commit=refuse)
+    assert (store.steps(), unfinished(store.folder)) == ([], [])
 
 
 def test_an_intact_checkpoint_is_not_written_again(store: Store) -> None:

@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,8 @@ def test_a_stopped_worker_and_the_chief_are_lost(undisturbed: dict[str, bytes], 
     losses = [line for line in history if line["event"] == "continue"]
     assert [line["from"] for line in losses] == ["memory"] * 2, said
     assert [line["lost"].split()[1] for line in losses] == ["2", "0"]
+    saved = Counter(json.loads(line)["step"] for line in (tmp_path / "run/saves.jsonl").read_text().splitlines())
+    assert (losses[0]["step"], saved[20]) == (20, 1), "the chief had saved it before worker 2 was lost"
     assert any(line["event"] == "join" for line in history), said
     assert history[-1]["event"] == "end"
 
