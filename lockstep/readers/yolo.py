@@ -110,9 +110,10 @@ def _files_of(sets: YoloSets, split: str | None, path: str | AnyPath) -> list[_F
             texts[folder] = _texts_in(mirrored(image.parent) or image.parent)
         files.append(_File(image, texts[folder].get(image.stem)))
     if not any(file.text for file in files):
+        there = f"{len(files)} images, and no text that is named like one of them" if files else "no images"
         raise DataError(
-            f"There are no labels of the images in {shorten([str(place) for place in places], 2)}.",
-            given=f"{len(files)} images, and no text that is named like one of them",
+            f"There are no images with labels in {shorten([str(place) for place in places], 2)}.",
+            given=there,
             expected="images, and a text for each with objects: labels/1.txt for images/1.jpg, or 1.txt beside 1.jpg",
             hint="copy the labels there; without objects there is nothing to learn or to score",
         )

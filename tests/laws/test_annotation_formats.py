@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from annotation_formats import DATA, FORMATS, Images, coco, names_of
+from annotation_formats import DATA, FORMATS, Images, coco, names_of, roboflow_yolo
 from tiny_detector import TinyDetector, tiny_recipe
 
 import lockstep as ls
@@ -84,10 +84,57 @@ def test_every_format_gives_the_same_targets(written: Format, source: str, tmp_p
     num_classes = 90 if source == "coco" else len(names_of(images))
     share = "40 %" if source != "coco" else "50 %"
     given = coco(images, folder, tmp_path / "known") / "annotations/all.json"
-    # The reference has the ids of categories as labels, or the label map's; half of the numbers are read by Coco alone.
     known, other = (
         DetectionData(str(path), share, label_map=label_map)
         for path in (given, written(images, folder, tmp_path / "new"))
     )
     for split in ("train", "validation"):
         assert targets_of(other, split, num_classes) == targets_of(known, split, num_classes)
+
+
+def trained(path: Path, workdir: Path) -> list[Any]:
+    """What three updates of a detector on BCCD come to: losses and scores, and the bytes of the last checkpoint."""
+    data = DetectionData(str(path), "40 %", resizer=tiny_recipe(path).data.resizer)  # type: ignore[union-attr]
+    model = PythonModel(Function.of(TinyDetector), num_classes=3)
+    leave()
+    Run(replace(tiny_recipe(path), data=data, model=model, end=ls.Steps(3)), workdir, ls.join("cpu")).run()
+    (last,) = workdir.glob("checkpoints/step-*3")
+    files = sorted(file for file in last.iterdir() if file.suffix == ".safetensors")
+    return [(workdir / "metrics.jsonl").read_text(), *[file.read_bytes() for file in files]]
+
+
+@pytest.fixture(scope="module")
+def known_run(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    folder = tmp_path_factory.mktemp("known")
+    return trained(coco(*SOURCES["bccd"], folder / "data") / "annotations/all.json", folder / "run")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "written", [pytest.param(each, marks=() if each is roboflow_yolo else pytest.mark.slow) for each in FORMATS]
+)
+def test_every_format_gives_the_same_run(written: Format, known_run: list[Any], tmp_path: Path) -> None:
+    found = trained(written(*SOURCES["bccd"], tmp_path / "data"), tmp_path / "run")
+    assert len(found) > 1
+    assert found == known_run
+
+
+@pytest.mark.parametrize("written", FORMATS)
+def test_every_format_is_shown_converted_and_found_as_data_of_ones_own(
+    written: Format, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    images, folder = SOURCES["bccd"]
+    path = written(images, folder, tmp_path / "data")
+    assert main(["show", str(path), "--to", str(tmp_path / "sheet.png"), "--positions", "0:2"]) == 0
+    caplog.set_level(logging.ERROR, "lockstep")
+    command = argparse.ArgumentParser()
+    CONVERTERS["detection"].add_arguments(command)
+    words = [str(path), "--to", str(tmp_path / "shards"), "--processes", "1"]
+    assert CONVERTERS["detection"].run(command.parse_args(words))["records"] == len(images)
+    shards, given = (DetectionData(str(place)) for place in (tmp_path / "shards", path))
+    of_shards, of_data = (targets_of(data, "train", 3) for data in (shards, given))
+    assert of_shards[1:3] + of_shards[4:] == of_data[1:3] + of_data[4:]
+    found = look_at(find_data_sets(str(path)))
+    assert (found.num_images, found.classes, found.has_objects) == (len(images), ("Platelets", "RBC", "WBC"), True)
+    assert sum(found.counts.values()) == sum(len(image.objects) for image in images)
+    assert torch.tensor(found.box_sides).shape == (sum(found.counts.values()), 2)
