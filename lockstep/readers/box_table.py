@@ -1,4 +1,4 @@
-"""Reads boxes from a table of CSV, a line for each object, as the Object Detection API's `xml_to_csv` writes it."""
+"""Reads boxes from a table of CSV, a line for each object, as users of the Object Detection API make it of XML."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class AnnotationsAt(NamedTuple):
     place: AnyPath
     """COCO's file, the folder of VOC, YOLO's `data.yaml` or folder, the table of CSV."""
     images: AnyPath | None = None
-    """Of COCO the folder of the images, where the path names it."""
+    """The folder of COCO's images, where the path names it."""
 
 
 def annotations_at(path: str | Path) -> AnnotationsAt | None:

@@ -43,7 +43,7 @@ class YoloSets(NamedTuple):
     names_in: AnyPath
     """The file that says them."""
     images: Mapping[str, tuple[AnyPath, ...]]
-    """Of each set the folders of images, and the texts that list some; of one without a name under ""."""
+    """The folders of images of each set, and the texts that list some; of a set without a name under ""."""
     num_keypoints: int = 0
     """Numbers that a line has for keypoints after those of the box."""
 
