@@ -273,7 +273,9 @@ def _add_coco(command: argparse.ArgumentParser) -> None:
     command.add_argument("--masks", action="store_true", help="write the objects' masks too")
     command.add_argument("--keypoints", action="store_true", help="write their keypoints too")
     command.add_argument(
-        "--zero-based", action="store_true", help="the file numbers its categories from 0: the labels are the ids + 1"
+        "--zero-based",
+        action="store_true",
+        help="the labels are the ids + 1 (default: if there is a class of the id 0)",
     )
     _add_detection(command, "that of the file of annotations")
 
@@ -289,7 +291,35 @@ def _convert_coco(arguments: argparse.Namespace) -> Mapping[str, Any]:
             masks=arguments.masks,
             keypoints=arguments.keypoints,
             label_map=_label_map(arguments),
-            zero_based=arguments.zero_based,
+            zero_based=arguments.zero_based or None,
+            base=arguments.name,
+            num_shards=arguments.shards,
+            settings=settings,
+        )
+    return _log_summary([summary], arguments.to)
+
+
+def _add_any_detection(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "data",
+        metavar="PATH",
+        help="VOC's folder, images with XML, YOLO's data.yaml or folder, CSV, COCO's annotations",
+    )
+    command.add_argument(
+        "--split", default="train", metavar="NAME", help="the list or set, if there are any: train (default), val, test"
+    )
+    _add_detection(command, "that of the split")
+
+
+def _convert_any_detection(arguments: argparse.Namespace) -> Mapping[str, Any]:
+    from lockstep.convert.detection import convert_detection
+
+    with _settings(arguments, arguments.split) as settings:
+        summary = convert_detection(
+            arguments.data,
+            arguments.to,
+            split=arguments.split,
+            label_map=_label_map(arguments),
             base=arguments.name,
             num_shards=arguments.shards,
             settings=settings,
@@ -380,6 +410,7 @@ CONVERTERS = {
     ),
     "boxes": Converter("ImageNet's bounding boxes, from XML to one CSV file", _add_boxes, _convert_boxes),
     "mnist": Converter("MNIST's original files", _add_mnist, _convert_mnist),
+    "detection": Converter("images with objects, in whatever format", _add_any_detection, _convert_any_detection),
     "voc": Converter("a data set in PASCAL VOC's format", _add_voc, _convert_voc),
     "coco": Converter("a data set in COCO's format", _add_coco, _convert_coco),
     "prepare": Converter("shards into shards of smaller images", _add_prepare, _prepare),

@@ -26,6 +26,9 @@ from lockstep.readers.coco import Coco
 from lockstep.readers.combine import Concatenated
 from lockstep.readers.image_records import EDGES
 from lockstep.readers.label_map import Label, LabelMap, read_label_map, write_label_map
+from lockstep.readers.object_table import AnnotatedImages
+from lockstep.readers.open import open_detection
+from lockstep.readers.paths import ANNOTATED
 from lockstep.readers.reader import Reader
 from lockstep.readers.voc import Voc, annotation_files, folder_of_year
 from lockstep.records.example import Values, serialize_example
@@ -88,14 +91,14 @@ def convert_coco(
     masks: bool = False,
     keypoints: bool = False,
     label_map: LabelMap | None = None,
-    zero_based: bool = False,
+    zero_based: bool | None = None,
     base: str | None = None,
     num_shards: int | None = None,
     settings: Settings = DEFAULT,
 ) -> Summary:
     """Write the examples of a data set in COCO's format to shards BASE-00000-of-00002 ... in the folder `output`.
 
-    Without a label map the labels are the ids of the categories, or the ids + 1 if they are zero-based, and
+    Without a label map the labels are the ids of the categories, or the ids + 1 if they count from 0, and
     `label_map.pbtxt` is written beside the shards. Images are skipped as by `convert_voc`.
 
     Args:
@@ -105,7 +108,7 @@ def convert_coco(
         masks: write the objects' masks too.
         keypoints: write their keypoints too.
         label_map: the number of each class.
-        zero_based: the file numbers its categories from 0.
+        zero_based: the file numbers its categories from 0; None: found by the categories, as by `Coco`.
         base: the name before the number of a shard; by default that of the file of annotations.
         num_shards: by default one for each 1000 examples.
         settings: how the conversion runs.
@@ -119,6 +122,43 @@ def convert_coco(
     }
     base = base or path.stem
     return _convert_examples(reader, reader.classes, label_map, output, base, num_shards, options, settings)
+
+
+def convert_detection(
+    path: str | Path,
+    output: Path,
+    *,
+    split: str = "train",
+    label_map: LabelMap | None = None,
+    base: str | None = None,
+    num_shards: int | None = None,
+    settings: Settings = DEFAULT,
+) -> Summary:
+    """Write the images and objects at a path, in any format that `open_detection` reads, to shards in a folder.
+
+    Without a label map the labels are those of the data, and `label_map.pbtxt` is written beside the shards. Images are
+    skipped as by `convert_voc`.
+
+    Args:
+        path: a folder of VOC, or of images and XML; YOLO's `data.yaml`; a table of CSV; COCO's annotations.
+        output: the folder of the shards, made if need be.
+        split: the list or set that is read, if there are any.
+        label_map: the number of each class.
+        base: the name before the number of a shard; by default that of the split.
+        num_shards: by default one for each 1000 examples.
+        settings: how the conversion runs.
+    """
+    reader = open_detection(path, split=split, label_map=label_map)
+    if not isinstance(reader, AnnotatedImages):
+        raise InputError(
+            f"{path} has no annotations to convert.",
+            given=f"data that is read by {type(reader).__name__}",
+            expected=ANNOTATED,
+            hint="name annotations; records and tables are read as they are",
+        )
+    return _convert_examples(
+        reader, reader.classes, label_map, output, base or split, num_shards, reader.fingerprint(), settings
+    )
 
 
 def _voc_readers(

@@ -22,8 +22,9 @@ from lockstep.convert.image_folder import Box, LabelledImage, Synset, find_sets,
 from lockstep.durable import atomic_write
 from lockstep.errors import DataError
 from lockstep.listing import shorten
+from lockstep.readers.boxed_images import BoxedImage, BoxedObject
 from lockstep.readers.label_map import read_labels
-from lockstep.readers.voc import VocAnnotation, VocObject, read_voc_xml
+from lockstep.readers.voc import read_voc_xml
 from lockstep.screen import log
 from lockstep.types import ProgressFunction
 
@@ -186,7 +187,7 @@ def read_boxes(path: Path) -> dict[str, tuple[Box, ...]]:
     return boxes
 
 
-def _wanted_boxes(annotation: VocAnnotation, synset: str, synsets: Collection[str]) -> Iterator[Box]:
+def _wanted_boxes(annotation: BoxedImage, synset: str, synsets: Collection[str]) -> Iterator[Box]:
     for each in annotation.objects:
         box = _relative_box(each, annotation.width, annotation.height)
         is_of_another = each.name != synset and each.name in synsets
@@ -194,7 +195,7 @@ def _wanted_boxes(annotation: VocAnnotation, synset: str, synsets: Collection[st
             yield box
 
 
-def _relative_box(found: VocObject, width: int, height: int) -> Box:
+def _relative_box(found: BoxedObject, width: int, height: int) -> Box:
     """Convert whole pixels to shares of the size at which the image was shown."""
     top, left, bottom, right = (int(edge) for edge in found.box)
     xmin, xmax = sorted(min(max(edge / width, 0.0), 1.0) for edge in (left, right))

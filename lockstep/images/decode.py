@@ -173,6 +173,12 @@ class EncodedImage:
         object.__setattr__(self, "_sides", size)
         return size
 
+    @property
+    def orientation(self) -> int:
+        """How EXIF asks for the stored raster to be turned, 1 to 8, whether or not it is; 1: it is upright."""
+        with _naming(self.source):
+            return _read_header(self.data, exif=True).orientation
+
     def decode(self, region: Region | None = None, at_least: tuple[int, int] | None = None) -> Tensor:
         """Decode the image, or a region of it: uint8 of shape (3, height, width), red, green and blue.
 

@@ -29,9 +29,9 @@ from lockstep.readers.object_table import (
 from lockstep.readers.reader import Int64s
 from lockstep.records.index_cache import Cache
 from lockstep.records.shards import data_path
+from lockstep.screen import log
 from lockstep.storage.remote_path import AnyPath
 
-_ZERO_BASED = "set zero_based (--zero-based, or data.labels_offset=-1 in a recipe)"
 _SPANS = "spans"  # the column of the start and stop of each object's outline
 
 
@@ -68,8 +68,9 @@ class Coco(AnnotatedImages):
         keypoints: read their keypoints, too.
         label_map: the label of each category, by its name or display name; without it a category's id is its label,
             which for COCO means 80 labels from 1 to 90.
-        zero_based: the file numbers its categories from 0, and there is no label map: the label of a category is its
-            id + 1, since 0 is the label of the background.
+        zero_based: the label of a category is its id + 1, where there is no label map, since 0 is the label of the
+            background; None: so it is where the file has a category 0 that is more than the background, or than the
+            group of the others, as Roboflow writes it.
         decoding: how images are decoded when they are asked for.
         crowd: keep the objects that are crowds.
         empty_images: keep the images without objects.
@@ -85,7 +86,7 @@ class Coco(AnnotatedImages):
         masks: bool = False,
         keypoints: bool = False,
         label_map: LabelMap | None = None,
-        zero_based: bool = False,
+        zero_based: bool | None = None,
         decoding: Decoding = AS_STORED,
         crowd: bool = True,
         empty_images: bool = True,
@@ -93,8 +94,9 @@ class Coco(AnnotatedImages):
         cache: Cache = None,
     ) -> None:
         switches = {"masks": masks, "keypoints": keypoints, "crowd": crowd, "empty_images": empty_images}
-        for name, value in {**switches, "zero_based": zero_based, "truth": truth}.items():
+        for name, value in {**switches, "truth": truth}.items():
             check_value(name, value, bool)
+        check_value("zero_based", zero_based, bool | None)
         check_label_map(label_map)
         path, folder = data_path(annotations), data_path(images)
         read = read_coco(path, masks=masks, keypoints=keypoints)
@@ -144,12 +146,16 @@ class Coco(AnnotatedImages):
 
 
 def _classes(
-    read: CocoAnnotations, label_map: LabelMap | None, zero_based: bool, path: AnyPath
+    read: CocoAnnotations, label_map: LabelMap | None, zero_based: bool | None, path: AnyPath
 ) -> tuple[Int64s, dict[int, str], dict[int, int]]:
     """Return the label of each object; and by label the name of each class, and its id in the file."""
-    used, places = np.unique(read.category_ids, return_inverse=True)
+    used, first, places = np.unique(read.category_ids, return_index=True, return_inverse=True)
     names = [read.categories[number] for number in used.tolist()]
     if label_map is None:
+        if zero_based is None:
+            zero_based = 0 in read.categories and (0 in used or not read.zero_is_a_group)
+            if zero_based:
+                log.info("the categories of %s count from 0: the label of each is its id + 1", path, chief_only=True)
         shift = int(zero_based)
         least = 1 - shift
         if len(used) and used[0] < least:
@@ -157,13 +163,14 @@ def _classes(
                 f"The ids of categories in {path} cannot be labels.",
                 given=f"the id {used[0]} of {names[0]!r}",
                 expected=f"ids from {least} on: the label 0 is that of the background",
-                hint=("" if used[0] else f"{_ZERO_BASED}, and each label is the id + 1; or ")
+                hint=("" if used[0] else "leave zero_based out, and each label is the id + 1; or ")
                 + "give a label_map, with a label for each category by its name",
             )
         classes = {number + shift: name for number, name in read.categories.items()}
         return read.category_ids + shift, classes, {number + shift: number for number in read.categories}
     ids = label_map.ids
-    labels = labels_of_names(names, label_map, str(path))[places]
+    labels = labels_of_names(names, label_map, str(path), lambda place: read.file_names[read.images[first[place]]])
+    labels = labels[places]
     return labels, label_map.names, {ids[name]: number for number, name in read.categories.items() if name in ids}
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from lockstep.errors import DataError
 from lockstep.images.masks import Int32s, packed_outline
+from lockstep.readers.label_map import BACKGROUND
 from lockstep.readers.object_table import Column, Float64s
 from lockstep.readers.reader import Int64s
 from lockstep.records.open_files import content_of
@@ -83,6 +84,8 @@ class CocoAnnotations(NamedTuple):
     """Height and width of each image, (images, 2)."""
     categories: dict[int, str]
     """The name of each category by its id."""
+    zero_is_a_group: bool
+    """The category 0 is no class by its looks: the background, or what is above the others."""
     object_ids: Int64s
     images: Int64s
     """The index of each object's image."""
@@ -135,6 +138,7 @@ def read_coco(path: AnyPath, *, masks: bool = False, keypoints: bool = False) ->
         file_names=file_names,
         sizes=sizes,
         categories=_categories(categories, objects, path),
+        zero_is_a_group=_is_group(categories),
         object_ids=objects["id"],
         images=_indices_of_images(objects, image_ids, path),
         category_ids=objects["category_id"],
@@ -284,6 +288,12 @@ def _categories(categories: Sequence[Any], objects: Column, path: AnyPath) -> di
         given = f"annotation {first['id']} is of category {first['category_id']}, which is not listed"
         raise _unusable(path, given, "category_id")
     return dict(pairs)
+
+
+def _is_group(categories: Sequence[Any]) -> bool:
+    zero = next((category["name"] for category in categories if category["id"] == 0), "")
+    is_above = any(category["id"] != 0 and category.get("supercategory") == zero for category in categories)
+    return is_above or zero.strip("_").lower() == BACKGROUND
 
 
 def _text(found: dict[str, Any], name: str) -> str:

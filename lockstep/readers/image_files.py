@@ -156,6 +156,28 @@ def present_files(folder: AnyPath, names: Sequence[str], cache: Cache = None) ->
     return FileNames(folder, names, _check_present(folder, names), cache)
 
 
+def upright_sizes(folder: AnyPath, names: Sequence[str], decoding: Decoding, cache: Cache = None) -> Int64s:
+    """Read the height and width of images, (files, 2), by their headers, where annotations do not say them.
+
+    Raises:
+        DataError: an image is missing, cannot be read, or would be turned as EXIF asks for: tools draw boxes on turned
+            images, and those of the raster as it is stored would be others.
+    """
+    files, sizes = present_files(folder, names, cache), np.empty((len(names), 2), np.int64)
+    for first in range(0, len(names), _MOST_ASKED):
+        places = range(first, min(first + _MOST_ASKED, len(names)))
+        for place, image in zip(places, files.read_each(places, decoding), strict=True):
+            sizes[place] = image.size[::-1]
+            if image.orientation != 1:
+                raise DataError(
+                    f"{image.source} is stored as a raster that is turned when it is shown.",
+                    given=f"the EXIF orientation {image.orientation}",
+                    expected="an upright image: the boxes do not say which of both they are drawn on",
+                    hint="write such images anew, turned, with ImageMagick: mogrify -auto-orient *.jpg",
+                )
+    return sizes
+
+
 def load_decoder(decoding: Decoding) -> str:
     """Load the library that decodes images, and return its name and version.
 

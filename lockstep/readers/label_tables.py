@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import csv
+import io
 import posixpath
 from collections import Counter
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path, PurePosixPath
 
 from lockstep.errors import DataError
 from lockstep.listing import shorten
+from lockstep.records.open_files import content_of
 from lockstep.storage.remote_path import AnyPath
 
 FILE_COLUMNS = ("file", "filename", "file_name", "image", "image_id", "image_path", "path", "filepath", "name", "id")
 LABEL_COLUMNS = ("label", "class", "class_name", "category", "label_name", "species", "target")
-_OF_BOXES = frozenset(("xmin", "ymin", "xmax", "ymax", "bbox"))
+EDGE_COLUMNS = (
+    ("ymin", "y_min", "y1", "top"),
+    ("xmin", "x_min", "x1", "left"),
+    ("ymax", "y_max", "y2", "bottom"),
+    ("xmax", "x_max", "x2", "right"),
+)
+"""The names that the columns of a box's edges may have: top, left, bottom and right, in pixels."""
 
 
 def label_table_among(entries: Sequence[AnyPath]) -> Path | None:
@@ -22,6 +31,37 @@ def label_table_among(entries: Sequence[AnyPath]) -> Path | None:
     tables = [entry for entry in entries if isinstance(entry, Path) and entry.suffix.lower() == ".csv"]
     folders = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
     return tables[0] if len(tables) == 1 and len(folders) <= 1 else None
+
+
+def is_table_of_boxes(table: Path) -> bool:
+    """Whether the first line of a table of CSV names edges of boxes."""
+    return any(columns_of(header, EDGE_COLUMNS) for _, header in read_table(table, most=1))
+
+
+def columns_of(header: Sequence[str], wanted: Sequence[Sequence[str]]) -> list[int]:
+    """Find the columns of which each has one of some names; none unless all are there. Upper case is as lower case."""
+    lower = [name.lower() for name in header]
+    found = [next((lower.index(name) for name in names if name in lower), -1) for names in wanted]
+    return [] if -1 in found else found
+
+
+def read_table(table: AnyPath, most: int | None = None) -> list[tuple[int, list[str]]]:
+    """Read the lines of a table of CSV with their numbers, but for empty ones, at most so many; values are stripped.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    try:
+        lines = csv.reader(io.StringIO(content_of(table).decode("utf-8-sig"), newline=""))
+        filled = ((lines.line_num, [value.strip() for value in line]) for line in lines if line)
+        return [*islice(filled, most)]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(
+            f"{table} cannot be read.",
+            given=str(error),
+            expected="a table of CSV in UTF-8, with a line for each image or object",
+            hint="write it again with the columns filename,label, or filename,class,xmin,ymin,xmax,ymax",
+        ) from error
 
 
 def files_by_label(table: Path) -> dict[str, list[str]]:
@@ -33,27 +73,16 @@ def files_by_label(table: Path) -> dict[str, list[str]]:
     Raises:
         DataError: a column is missing, the table is of boxes, a file is not there, or has no class or several.
     """
-    try:
-        with table.open(newline="", encoding="utf-8-sig") as file:
-            lines = csv.reader(file)
-            columns = _columns(table, [name.strip() for name in next(lines, [])])
-            named = [_of_line(table, lines.line_num, line, columns) for line in lines if line]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(
-            f"{table} cannot be read.",
-            given=str(error),
-            expected="a table of CSV in UTF-8, with a line for each image",
-            hint="write it again with the columns filename,label",
-        ) from error
-    files = _files(table, named)
+    (_, header), *lines = read_table(table) or [(1, [])]
+    columns = _columns(table, header)
     found: dict[str, list[str]] = {}
-    for name, label in sorted(files.items()):
+    for name, label in sorted(_files(table, [_of_line(table, *line, columns) for line in lines]).items()):
         found.setdefault(label, []).append(name)
     return dict(sorted(found.items()))
 
 
-def _files(table: Path, named: Sequence[Sequence[str]]) -> dict[str, str]:
-    """Return the class of each file, by its path within the table's folder."""
+def files_named(table: AnyPath, names: Sequence[str]) -> list[str]:
+    """Find the files that a table names beside it, and in the folders that are there, as paths within its folder."""
     inside = [entry for entry in table.parent.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
     places = {path.name: path.name for path in table.parent.iterdir() if path.is_file()}
     for folder in inside:
@@ -62,26 +91,32 @@ def _files(table: Path, named: Sequence[Sequence[str]]) -> dict[str, str]:
     without_ending = [(PurePosixPath(name).with_suffix("").as_posix(), path) for name, path in places.items()]
     times = Counter(name for name, _ in without_ending)
     places = {name: path for name, path in without_ending if times[name] == 1} | places
-    wanted = [(posixpath.normpath(name), label) for name, label in named]
-    if missing := [name for name, _ in wanted if name not in places]:
+    wanted = [posixpath.normpath(name) for name in names]
+    if missing := [name for name in dict.fromkeys(wanted) if name not in places]:
         raise DataError(
             f"{table} names images that are not there.",
-            given=f"{len(missing)} of {len(named)}: {shorten(missing, 3)}",
+            given=f"{len(missing)} of {len({*wanted})}: {shorten(missing, 3)}",
             expected=f"the names of files in {table.parent}" + "".join(f", or in {each}" for each in inside),
             hint="copy these images there, or take their lines out",
         )
-    if not wanted:
+    return [places[name] for name in wanted]
+
+
+def _files(table: Path, named: Sequence[Sequence[str]]) -> dict[str, str]:
+    """Return the class of each file, by its path within the table's folder."""
+    places = files_named(table, [name for name, _ in named])
+    if not places:
         raise _unusable(table, "no line but the first", "write a line for each image")
     files: dict[str, str] = {}
-    for name, label in wanted:
-        if files.setdefault(places[name], label) != label:
-            raise _unusable(table, f"{name!r} as {files[places[name]]!r} and as {label!r}", "take one of the lines out")
+    for (name, label), place in zip(named, places, strict=True):
+        if files.setdefault(place, label) != label:
+            raise _unusable(table, f"{name!r} as {files[place]!r} and as {label!r}", "take one of the lines out")
     return files
 
 
 def _of_line(table: Path, number: int, line: Sequence[str], columns: Sequence[int]) -> list[str]:
     """Return the file and the class that a line names."""
-    values = [line[column].strip() if column < len(line) else "" for column in columns]
+    values = [line[column] if column < len(line) else "" for column in columns]
     if not all(values):
         raise _unusable(table, f"line {number}: {','.join(line)}", "fill it in, or take the line out")
     return values
@@ -98,19 +133,15 @@ def _unusable(table: Path, given: str, hint: str) -> DataError:
 
 def _columns(table: Path, header: Sequence[str]) -> list[int]:
     """Return the places of the columns of files and of labels."""
-    lower = [name.lower() for name in header]
-    found = [
-        next((lower.index(name) for name in names if name in lower), None) for names in (FILE_COLUMNS, LABEL_COLUMNS)
-    ]
-    if _OF_BOXES & {*lower}:
+    if {"bbox", *(names[0] for names in EDGE_COLUMNS)} & {name.lower() for name in header}:
         raise DataError(
-            f"{table} is a table of boxes, and boxes are read from annotations.",
+            f"{table} is a table of boxes, and does not say them as such are read.",
             given=f"the columns {shorten(header)}",
-            expected="a folder of PASCAL VOC, or COCO's annotations.json",
-            hint="export the annotations as VOC or COCO from the tool that made the table",
+            expected="filename,class,xmin,ymin,xmax,ymax, with the edges in pixels",
+            hint="name the columns so in the first line",
         )
-    columns = [place for place in found if place is not None]
-    if len(columns) < 2:
+    columns = columns_of(header, (FILE_COLUMNS, LABEL_COLUMNS))
+    if not columns:
         raise DataError(
             f"{table} does not say the class of each image.",
             given=f"the columns {shorten(header) or '(none)'}",

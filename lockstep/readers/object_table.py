@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -162,14 +162,20 @@ def check_label_map(label_map: object) -> None:
         check_type("label_map", label_map, LabelMap, expected="a LabelMap", hint="read it: read_label_map(path)")
 
 
-def labels_of_names(names: Sequence[str], label_map: LabelMap, source: str) -> Int64s:
-    """Look up the labels of objects by class name; an error if the label map lacks a class of `source`."""
+def labels_of_names(
+    names: Sequence[str], label_map: LabelMap, source: str, image_of: Callable[[int], str] | None = None
+) -> Int64s:
+    """Look up the labels of objects by class name; an error if the label map lacks a class of `source`.
+
+    `image_of` returns the file name of an image with an object, by the place of the object's name.
+    """
     if missing := sorted({*names} - {*label_map.ids}):
+        example = f"an object of it is on {image_of(names.index(missing[0]))}; " if image_of else ""
         raise DataError(
-            f"The label map lacks classes of {source}.",
-            given=f"no {shorten(missing)}",
-            expected="a label for each class that an object is of, by its name or its display name",
-            hint="add them to the label map, or take these objects out of the annotations",
+            f"{shorten(missing)} {'is' if len(missing) == 1 else 'are'} not in the label map.",
+            given=f"{example}the class {missing[0]!r} of {source}",
+            expected=f"a class that the label map has, by its name or its display name: {shorten([*label_map.ids])}",
+            hint="add it to the label map, or take its objects out of the annotations",
         )
     return np.array([label_map.ids[name] for name in names], np.int64)
 

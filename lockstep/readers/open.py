@@ -15,20 +15,34 @@ from typing import Any, Literal, NamedTuple
 from lockstep.errors import DataError, InputError
 from lockstep.images.decode import AS_STORED, Decoding
 from lockstep.listing import hint_for_path, shorten
+from lockstep.readers.box_table import BoxTable
 from lockstep.readers.coco import Coco
 from lockstep.readers.image_folder import ImageFolder
 from lockstep.readers.image_records import ImageRecords, Schema
 from lockstep.readers.image_tables import DetectionTable, ImageTable
 from lockstep.readers.label_map import LabelMap
 from lockstep.readers.mnist import mnist_records
-from lockstep.readers.paths import annotations_among, classes_among, entries_of, held, shards_among, unknown_data
+from lockstep.readers.paths import (
+    ANNOTATED,
+    SETS,
+    AnnotationsAt,
+    annotations_at,
+    classes_among,
+    entries_of,
+    has_images,
+    held,
+    shards_among,
+    unknown_data,
+)
 from lockstep.readers.reader import Reader
 from lockstep.readers.schemas import DetectionSchema, ImageNetSchema
-from lockstep.readers.split_folders import ENDINGS, RECORDS, TABLE, TAR, find_split
+from lockstep.readers.split_folders import RECORDS, TABLE, TAR, find_split
 from lockstep.readers.table_columns import find_label, find_objects
 from lockstep.readers.tar_shards import TarShards
 from lockstep.readers.tfds import TfdsRecords
 from lockstep.readers.voc import Voc, folder_of_year
+from lockstep.readers.yolo import Yolo
+from lockstep.readers.yolo_sets import find_yolo_sets
 from lockstep.records.example import Values, parse_example
 from lockstep.records.index_cache import Cache, ranges_through
 from lockstep.records.open_files import OpenFiles, content_of
@@ -75,10 +89,12 @@ def open_source(
     - Parquet or Arrow files, a pattern of them, or their folder, also one of Hugging Face's datasets, with the split
       after a slash: `ImageTable`, or `DetectionTable` where images have objects and no class
     - a version of a data set of TFDS, such as tfds:mnist/3.0.1/train, or its folder: `TfdsRecords`
-    - a folder with annotations in XML: `Voc`, its split "train" where it has one, else all of it
-    - a file of annotations.json: `Coco`; its images are in the folder named after a colon, else in one beside the file
-      or its folder that is named like the split, else in "images" beside the file, beside the file itself, or in
-      "images" beside its folder
+    - a folder with annotations in XML, or of images and XML: `Voc`, its split "train" where it has one, else all of it
+    - a `data.yaml`, its folder, or a folder of images with YOLO's texts: `Yolo`, likewise
+    - a table of CSV with the edges of boxes, or the folder with it: `BoxTable`
+    - a file of annotations.json, or a folder with one: `Coco`; its images are in the folder named after a colon, else
+      in one beside the file or its folder that is named like the split, else in "images" beside the file, beside the
+      file itself, or in "images" beside its folder
 
     Args:
         path: what to open.
@@ -111,8 +127,9 @@ def _open(path: str | Path, options: _Options) -> Reader:
     _check_no_columns(path, options.image, options.label)
     if named:
         return TfdsRecords(path, truth=options.truth, decoding=options.decoding, cache=options.cache)
-    if of_coco := _annotations_and_images(path):
-        return _coco(*of_coco, options)
+    if found := annotations_at(path):
+        asked = {"decoding": options.decoding, "truth": options.truth, "cache": options.cache}
+        return _coco(found, options.everything, asked) if found.kind == "coco" else _boxed(found, None, asked)
     if (whole := data_path(path)).is_dir():
         return _open_folder(whole, options)
     return _open_files(find_shards(expand_braces(str(path))), str(path), options)
@@ -140,10 +157,10 @@ def open_detection(
 
     Args:
         path: as for `open_source`, but for a folder of VOC as given by `year`.
-        split: the list of VOC that is read, if the folder has lists.
+        split: the list of VOC, or the set of YOLO's `data.yaml`, that is read, if there are any.
         year: of VOC's challenge, if the path is the folder above that of the year.
         label_map: the label of each class by its name.
-        zero_based: the categories of COCO or of a table count from 0.
+        zero_based: the categories of COCO or of a table count from 0; those of COCO tell it themselves.
         masks: read masks, too.
         num_keypoints: read keypoints, too, so many for each object.
         num_multiclass_scores: read the scores that records have for each object, so many.
@@ -165,26 +182,21 @@ def open_detection(
     _check_no_columns(path, image_column, objects_column)
     if named:
         return TfdsRecords(path, objects=True, cache=cache, **options)
-    if of_coco := _annotations_and_images(path):
-        return Coco(
-            *of_coco,
-            masks=masks,
-            keypoints=num_keypoints > 0,
-            label_map=label_map,
-            zero_based=zero_based,
-            decoding=decoding,
-            truth=truth,
-            cache=cache,
-        )
     folder = data_path(path)
-    if folder.is_dir() and (year or annotations_among(entries_of(folder))):
-        has_lists = (folder_of_year(folder, year) / "ImageSets" / "Main").is_dir()
-        listed = split if has_lists else None
-        return Voc(folder, listed, year=year, label_map=label_map, decoding=decoding, truth=truth, cache=cache)
-    if folder.is_dir() and (shards := shards_among(entries_of(folder))):
+    if found := AnnotationsAt("voc", folder) if year and folder.is_dir() else annotations_at(path):
+        chosen: dict[str, Any] = {"label_map": label_map, "truth": truth, "decoding": decoding, "cache": cache}
+        if found.kind == "coco":
+            chosen |= {"masks": masks, "keypoints": num_keypoints > 0, "zero_based": zero_based or None}
+            return Coco(found.place, found.images or _images_beside(found.place), **chosen)
+        if found.kind != "voc":
+            _check_boxes_suffice(path, {"masks": masks, "num_keypoints": num_keypoints, "year": year is not None})
+        return _boxed(found, split, chosen, year)
+    if not folder.is_dir():
+        files = find_shards(expand_braces(str(path)))
+    elif shards := shards_among(entries_of(folder)):
         files = _one_set(folder, shards)
     else:
-        files = find_shards(expand_braces(str(path)))
+        raise _without_annotations(folder)
     schema = DetectionSchema(
         label_map,
         masks="any" if masks else "none",
@@ -208,27 +220,37 @@ def _check_boxes_suffice(path: str | Path, asked: Mapping[str, int]) -> None:
         )
 
 
-def _annotations_and_images(path: str | Path) -> tuple[AnyPath, AnyPath] | None:
-    """Return the file of annotations and the folder of images that a path of COCO's names; None for other paths."""
-    annotations, colon, images = str(path).rpartition(".json:")
-    whole = data_path(path)
-    if colon and not whole.exists():
-        return data_path(f"{annotations}.json"), data_path(images)
-    is_file = whole.suffix == ".json" and not whole.is_dir()
-    return (whole, _images_beside(whole)) if is_file else None
+def _boxed(found: AnnotationsAt, split: str | None, asked: Mapping[str, Any], year: int | None = None) -> Reader:
+    """Open annotations other than COCO's; by the list or set of a split where there are any, without a split "train".
+
+    Where no split is asked for and none is to train on, all of it is read.
+    """
+    if found.kind == "table":
+        return BoxTable(found.place, **asked)
+    if found.kind == "yolo":
+        sets = find_yolo_sets(found.place).images
+        named = "train" in sets if split is None else [*sets] != [""]
+        return Yolo(found.place, (split or "train") if named else None, **asked)
+    lists = folder_of_year(found.place, year) / "ImageSets" / "Main"
+    named = (lists / "train.txt").is_file() if split is None else lists.is_dir()
+    return Voc(found.place, (split or "train") if named else None, year=year, **asked)
+
+
+def _without_annotations(folder: AnyPath) -> DataError:
+    entries = entries_of(folder)
+    sets = [entry for entry in entries if entry.name.lower() in SETS and entry.is_dir()]
+    return DataError(
+        f"{folder} has no objects on images that are known.",
+        given=held(entries),
+        expected=f"records, or {ANNOTATED}",
+        hint=f"name one of its folders: {sets[0]}" if sets else "check the path",
+    )
 
 
 def _open_folder(folder: AnyPath, options: _Options) -> Reader:
     entries = entries_of(folder)
     if shards := shards_among(entries):
         return _open_files(_one_set(folder, shards), str(folder), options)
-    if annotations := annotations_among(entries):
-        # Those of captions have no categories, and come last.
-        if files := sorted(annotations.glob("*.json"), key=lambda file: ("captions" in file.name, file)):
-            raise unknown_data(str(folder), held(entries), f"name one of its files of annotations: {files[0]}")
-        has_lists = (folder / "ImageSets" / "Main" / "train.txt").is_file()
-        listed = "train" if has_lists else None
-        return Voc(folder, listed, decoding=options.decoding, truth=options.truth, cache=options.cache)
     classes_among(folder, entries)
     return ImageFolder(folder, options.labels, decoding=options.decoding, cache=options.cache)
 
@@ -293,12 +315,11 @@ def _check_no_columns(path: str | Path, *names: str | None) -> None:
         )
 
 
-def _coco(annotations: AnyPath, images: AnyPath, options: _Options) -> Reader:
-    """Open a file of annotations, with masks and keypoints if all objects have them."""
-    everything, truth, decoding, cache, *_ = options
-    opened = partial(Coco, annotations, images, decoding=decoding, truth=truth, cache=cache)
+def _coco(found: AnnotationsAt, everything: bool, asked: Mapping[str, Any]) -> Reader:
+    """Open a file of annotations, with everything also with masks and keypoints, if all objects have them."""
+    opened = partial(Coco, found.place, found.images or _images_beside(found.place), **asked)
     if everything:
-        has_masks, has_keypoints = _words_in(annotations, b'"segmentation"', b'"keypoints"')
+        has_masks, has_keypoints = _words_in(found.place, b'"segmentation"', b'"keypoints"')
         choices = [(has_masks, has_keypoints), (has_masks, False), (False, has_keypoints)]
         for masks, keypoints in dict.fromkeys(each for each in choices if any(each)):
             with suppress(DataError):  # the word may be in a category's name, or only some objects may have it
@@ -341,12 +362,5 @@ def _images_beside(annotations: AnyPath) -> AnyPath:
     split = annotations.stem.rpartition("_")[2]
     here, above = annotations.parent, annotations.parent.parent
     folders = [here / split, above / split, here / "images" / split, above / "images" / split, here / "images"]
-    folders += [] if _has_images(here) else [above / "images"]
+    folders += [] if has_images(here) else [above / "images"]
     return next((folder for folder in folders if folder.is_dir()), here)
-
-
-def _has_images(folder: AnyPath) -> bool:
-    try:
-        return any(entry.name.lower().endswith(ENDINGS) for entry in folder.iterdir())
-    except OSError:
-        return False

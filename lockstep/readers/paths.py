@@ -3,25 +3,40 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from lockstep.errors import DataError
 from lockstep.listing import hint_for_path, shorten
-from lockstep.readers.label_tables import files_by_label, label_table_among
+from lockstep.readers.label_tables import files_by_label, is_table_of_boxes, label_table_among
 from lockstep.readers.split_folders import ENDINGS, RECORDS, TAR, find_split
 from lockstep.records.shards import absence_of, data_path, expand_braces, find_shards
 from lockstep.storage.remote_path import AnyPath, is_url
 
+ANNOTATED = (
+    "VOC's folder, or one of images and XML; YOLO's data.yaml, or a folder with images and labels; a table of CSV "
+    "(filename,class,xmin,ymin,xmax,ymax); or COCO's annotations.json, with :FOLDER after it where its images are not "
+    "beside it"
+)
+"""What `annotations_at` finds, in words."""
 KNOWN = (
     "a folder with a folder of images for each class, or with a table of CSV (filename,label); "
     "TFRecord files, tar shards, Parquet or Arrow files, their folder or a pattern; "
-    "a data set that Hugging Face's datasets or TFDS (tfds:NAME/VERSION) keep, with /SPLIT after it; "
-    "VOC's folder; or COCO's annotations.json, with :FOLDER after it where its images are not beside it"
+    "a data set that Hugging Face's datasets or TFDS (tfds:NAME/VERSION) keep, with /SPLIT after it; " + ANNOTATED
 )
 """What `open_source` opens, in words."""
 
-_SETS = frozenset(("train", "validation", "valid", "val", "test"))
+MIRRORED = ("images", "labels")
+"""Where YOLO's tools have images, and the folder beside it with a text of the same name for each."""
+_KINDS: Mapping[str, Literal["coco", "yolo", "table"]] = {
+    ".json": "coco",
+    ".yaml": "yolo",
+    ".yml": "yolo",
+    ".csv": "table",
+}
+
+SETS = frozenset(("train", "validation", "valid", "val", "test"))
 """Names of folders of sets, which hold the folders of classes."""
 
 
@@ -55,8 +70,94 @@ def class_folders(folder: str | Path) -> tuple[str, ...]:
     if find_split(folder):
         return ()
     entries = entries_of(data_path(folder))
-    is_other = shards_among(entries) or annotations_among(entries)
+    is_other = shards_among(entries) or annotations_at(folder)
     return () if is_other else classes_among(data_path(folder), entries)
+
+
+class AnnotationsAt(NamedTuple):
+    """Annotations of objects on images, found by names."""
+
+    kind: Literal["coco", "voc", "yolo", "table"]
+    place: AnyPath
+    """COCO's file, the folder of VOC, YOLO's `data.yaml` or folder, the table of CSV."""
+    images: AnyPath | None = None
+    """The folder of COCO's images, where the path names it."""
+
+
+def annotations_at(path: str | Path) -> AnnotationsAt | None:
+    """Find annotations of objects by the names of files; of a table the first line is read. None: there are none.
+
+    Raises:
+        DataError: a folder has several files of COCO's annotations, or cannot be listed.
+    """
+    annotations, colon, images = str(path).rpartition(".json:")
+    whole = data_path(path)
+    if colon and not whole.exists():
+        return AnnotationsAt("coco", data_path(f"{annotations}.json"), data_path(images))
+    if not whole.is_dir():
+        kind = _KINDS.get(whole.suffix.lower())
+        return AnnotationsAt(kind, whole) if kind else None
+    entries = entries_of(whole)
+    if shards_among(entries):
+        return None
+    if inside := annotations_among(entries):
+        files = sorted(file for file in inside.glob("*.json") if "captions" not in file.name)
+        if len(files) > 1:
+            raise unknown_data(str(path), held(entries), f"name one of its files of annotations: {files[0]}")
+        return AnnotationsAt("coco", files[0]) if files else AnnotationsAt("voc", whole)
+    return _annotations_among(whole, entries)
+
+
+def _annotations_among(folder: AnyPath, entries: Sequence[AnyPath]) -> AnnotationsAt | None:
+    """Find annotations that lie among images, or in a folder beside theirs."""
+    folders = {entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")}
+    if yaml_among(entries) or folders.issuperset(MIRRORED) or _has_labels(folder, entries):
+        return AnnotationsAt("yolo", folder)
+    if not folders <= {"images", "JPEGImages", "xmls", "xml"}:
+        return None
+    if folders & {"xmls", "xml"} or any(entry.suffix.lower() == ".xml" for entry in entries):
+        return AnnotationsAt("voc", folder)
+    if table := label_table_among(entries):
+        return AnnotationsAt("table", table) if is_table_of_boxes(table) else None
+    files = [entry for entry in entries if entry.suffix == ".json"]
+    return AnnotationsAt("coco", files[0]) if len(files) == 1 else None
+
+
+def yaml_among(entries: Sequence[AnyPath]) -> AnyPath | None:
+    """Return YOLO's `data.yaml`, or the one file of YAML in a folder that holds labels, too."""
+    files = [entry for entry in entries if entry.suffix in (".yaml", ".yml")]
+    named = next((file for file in files if file.stem == "data"), None)
+    has_labels = any(entry.name == MIRRORED[1] and entry.is_dir() for entry in entries)
+    return named or (files[0] if len(files) == 1 and has_labels else None)
+
+
+def mirrored(images: AnyPath) -> AnyPath | None:
+    """Return the folder that is named as that of images, but for `labels` in place of the last `images`, if any is."""
+    tail, above = [], images
+    while above.name and above.name != MIRRORED[0]:
+        tail.append(above.name)
+        above = above.parent
+    if not above.name:
+        return None
+    found = above.parent / MIRRORED[1]
+    for name in reversed(tail):
+        found = found / name
+    return found if found.is_dir() else None
+
+
+def has_images(folder: AnyPath) -> bool:
+    """Whether images are in a folder itself; not in one that cannot be listed."""
+    try:
+        return any(entry.name.lower().endswith(ENDINGS) for entry in folder.iterdir())
+    except OSError:
+        return False
+
+
+def _has_labels(folder: AnyPath, entries: Sequence[AnyPath]) -> bool:
+    """Whether images are among these entries, and a text of labels for one, beside it or where it is mirrored."""
+    stems = {entry.stem for entry in entries if entry.name.lower().endswith(ENDINGS)}
+    there = any(entry.suffix == ".txt" and entry.stem in stems for entry in entries)
+    return there or (bool(stems) and mirrored(folder) is not None)
 
 
 def found_from(folder: Path, path: str) -> str:
@@ -116,7 +217,7 @@ def classes_among(folder: AnyPath, entries: Sequence[AnyPath]) -> tuple[str, ...
         )
     if not names:
         raise unknown_data(str(folder), held(entries))
-    if _SETS.issuperset(names):
+    if SETS.issuperset(names):
         raise DataError(
             f"{folder} holds sets of images, each with folders of classes.",
             given=f"the folders {', '.join(names)}",

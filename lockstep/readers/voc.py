@@ -7,41 +7,35 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Sequence
+from typing import Any, NoReturn
 from xml.etree.ElementTree import Element, ParseError, TreeBuilder, XMLParser
 
-import numpy as np
-
-from lockstep.checks import check_type, check_value
+from lockstep.checks import check_type
 from lockstep.errors import DataError
 from lockstep.images.decode import AS_STORED, Decoding
 from lockstep.listing import shorten
-from lockstep.readers import object_table
+from lockstep.readers.boxed_images import UNSPECIFIED, VIEW, BoxedImage, BoxedImages, BoxedObject, warn_of_others
 from lockstep.readers.fingerprint import Fingerprint, tells_options
-from lockstep.readers.image_files import ImageFiles
 from lockstep.readers.label_map import LabelMap
-from lockstep.readers.paths import is_folder
+from lockstep.readers.object_table import check_label_map
+from lockstep.readers.paths import has_images, is_folder
 from lockstep.readers.reader import Int64s
 from lockstep.readers.split_folders import ENDINGS
 from lockstep.records.index_cache import Cache
 from lockstep.records.open_files import content_of, fetched
 from lockstep.records.shards import data_path
-from lockstep.screen import log
 from lockstep.storage.remote_path import AnyPath
 
-_TENSORS = ("boxes", "labels", "difficult", "truncated")
-_VIEW = "view"
-_ANNOTATIONS = ("Annotations", "annotations")
+_ANNOTATIONS = ("Annotations", "annotations/xmls", "annotations", "xmls", "xml")
 _IMAGES = ("JPEGImages", "images")
 _EDGES = ("ymin", "xmin", "ymax", "xmax")
 _MOST_PIXELS = 2**31  # on a side
-_UNSPECIFIED = "Unspecified"  # VOC's own word for what nobody has named
-_FLAGS = {"0": False, "1": True, "false": False, "true": True, _UNSPECIFIED.lower(): False, "": False}
+_FLAGS = {"0": False, "1": True, "false": False, "true": True, UNSPECIFIED.lower(): False, "": False}
 
 
 @tells_options
-class Voc(object_table.AnnotatedImages):
+class Voc(BoxedImages):
     """The images of a split, in the order of its list, and the objects on them.
 
     The folder has Annotations/*.xml, JPEGImages/* and ImageSets/Main/<split>.txt, whose lines begin with the name of an
@@ -89,9 +83,7 @@ class Voc(object_table.AnnotatedImages):
         truth: bool = False,
         cache: Cache = None,
     ) -> None:
-        check_value("difficult", difficult, bool)
-        check_value("truth", truth, bool)
-        object_table.check_label_map(label_map)
+        check_label_map(label_map)
         folder = folder_of_year(data_path(root), year)
         there = annotation_files(folder)
         paths = there if split is None else split_files(folder, split, there)
@@ -99,71 +91,54 @@ class Voc(object_table.AnnotatedImages):
         read = {path: read_voc_xml(path, data) for path, data in zip(wanted, fetched(wanted), strict=True)}
         label_map = label_map or LabelMap.alphabetical(found.name for each in read.values() for found in each.objects)
         annotations = [read[path] for path in paths]
-        names = [each.file_name for each in annotations]
-        sizes = np.array([(each.height, each.width) for each in annotations], np.int64)
-        images = _existing(folder, _IMAGES)
-        files = ImageFiles(images, names, sizes, decoding, cache)
-        if split is None:
-            _warn_of_others(images, names)
-        objects, self._truth, self._views = _tables(annotations, label_map, difficult, truth, str(folder))
-        super().__init__(files, objects, _TENSORS, label_map.names)
+        images = _folder_of_images(folder)
+        super().__init__(
+            images,
+            annotations if split else _as_stored(images, annotations, [path.stem for path in paths]),
+            label_map,
+            source=str(folder),
+            flags=True,
+            difficult=difficult,
+            truth=truth,
+            decoding=decoding,
+            cache=cache,
+        )
 
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
         """Return the images of these examples, not decoded, and the fields of their objects."""
-        fields = self._fields(indices)
-        fields["view"] = [
-            [self._views[code] for code in self._objects.rows(_VIEW, index)] for index in indices.tolist()
-        ]
-        return fields if self._truth is None else fields | self._truth.ragged(self._truth.columns, indices)
+        fields = super().read_batch(indices)
+        fields["view"] = [[self.views[code] for code in self._objects.rows(VIEW, index)] for index in indices.tolist()]
+        return fields
 
     def fingerprint(self) -> Fingerprint:
         """Describe classes, images and objects by checksums, and name the views."""
-        return super().fingerprint() | {"views": ", ".join(self._views)}
+        return super().fingerprint() | {"views": ", ".join(self.views)}
 
 
-def _warn_of_others(folder: AnyPath, names: Iterable[str]) -> None:
-    images = {path.name for path in folder.iterdir() if path.name.lower().endswith(ENDINGS)}
-    if others := sorted(images - {*names}):
-        named = shorten(others)
-        log.warning("Not read in %s, since no annotation names them: %s", folder, named, chief_only=True)
+def _as_stored(folder: AnyPath, annotations: Sequence[BoxedImage], stems: Sequence[str]) -> list[BoxedImage]:
+    """Name the images as they are there, and tell which no annotation names.
 
-
-def _tables(
-    annotations: Sequence[VocAnnotation], label_map: LabelMap, difficult: bool, truth: bool, source: str
-) -> tuple[object_table.ObjectTable, object_table.ObjectTable | None, list[str]]:
-    """Tabulate the objects to train on, and with `truth` all objects, which detections are scored against.
-
-    Also return the views, by their number in the column "view".
+    Some tools leave the ending out of `filename`, or keep the name that an image had before it was renamed with its
+    annotation: it is then the one image that is named like the annotation, but for the ending.
     """
-    objects = [found for annotation in annotations for found in annotation.objects]
-    images = np.repeat(np.arange(len(annotations)), [len(annotation.objects) for annotation in annotations])
-    sizes = np.array([(annotation.height, annotation.width) for annotation in annotations], np.int64)[images]
-    corners = np.array([found.box for found in objects], np.float64).reshape(-1, 4)
-    boxes, has_area = object_table.shares_of_boxes(corners, sizes, source)
-    without = np.flatnonzero(~has_area).tolist()
-    names = [f"{objects[index].name} on {annotations[images[index]].file_name}" for index in without]
-    object_table.warn_of_objects(names, len(objects), source, object_table.NO_AREA)
-    views = sorted({found.view for found in objects})
-    columns: dict[str, object_table.Column] = {
-        "boxes": boxes,
-        "labels": object_table.labels_of_names([found.name for found in objects], label_map, source),
-        "difficult": np.array([found.difficult for found in objects], np.bool_),
-        "truncated": np.array([found.truncated for found in objects], np.bool_),
-        _VIEW: np.array([views.index(found.view) for found in objects], np.int64),
-    }
-    kept = has_area & (difficult | ~columns["difficult"])
-    table = object_table.ObjectTable(
-        images[kept], {name: column[kept] for name, column in columns.items()}, len(annotations)
-    )
-    if not truth:
-        return table, None, views
-    top, left, bottom, right = corners.T
-    scored = {
-        "truth_boxes": np.stack([left, top, right - left, bottom - top], axis=1),
-        "truth_labels": columns["labels"],
-        "truth_difficult": columns["difficult"],
-    }
-    return table, object_table.ObjectTable(images, scored, len(annotations)), views
+    there = {entry.name for entry in folder.iterdir()}
+    by_stem: dict[str, list[str]] = {}
+    for name in there:
+        if name.lower().endswith(ENDINGS):
+            by_stem.setdefault(name.rpartition(".")[0], []).append(name)
+    names = []
+    for annotation, stem in zip(annotations, stems, strict=True):
+        name = annotation.file_name
+        alike = by_stem.get(stem, [])
+        names.append(alike[0] if name not in there and "/" not in name and len(alike) == 1 else name)
+    warn_of_others(folder, there, names)
+    return [each._replace(file_name=name) for each, name in zip(annotations, names, strict=True)]
+
+
+def _folder_of_images(root: AnyPath) -> AnyPath:
+    """Return the folder of images in that of the annotations, or itself; if it holds none, that beside it."""
+    inside, beside = _existing(root, _IMAGES), _existing(root.parent, _IMAGES)
+    return beside if inside == root and beside != root.parent and not has_images(root) else inside
 
 
 def folder_of_year(root: AnyPath, year: int | None) -> AnyPath:
@@ -192,7 +167,7 @@ def annotation_files(root: AnyPath) -> list[AnyPath]:
         raise DataError(
             f"There are no annotations in {folder}.",
             given=f"no *.xml, but {shorten(years)}" if years else "no *.xml",
-            expected=f"a folder with {' or '.join(_ANNOTATIONS)} in it, or the files themselves",
+            expected="a folder with Annotations or annotations in it, or the files themselves",
             hint=f"give the year, such as {year}" if years else "check the path",
         )
     return there
@@ -255,31 +230,7 @@ def _matching(folder: AnyPath, pattern: str) -> list[AnyPath]:
         return []
 
 
-class VocObject(NamedTuple):
-    """An object on an image."""
-
-    name: str
-    box: tuple[float, ...]
-    """Top, left, bottom and right in pixels, as the file has them."""
-    difficult: bool
-    """Hard to recognise: evaluations leave it out."""
-    truncated: bool
-    """Reaching out of its box."""
-    view: str
-    """The side from which it is seen."""
-
-
-class VocAnnotation(NamedTuple):
-    """The annotation of one image."""
-
-    file_name: str
-    height: int
-    """Height of the image, in pixels."""
-    width: int
-    objects: tuple[VocObject, ...]
-
-
-def read_voc_xml(path: AnyPath, data: bytes | None = None) -> VocAnnotation:
+def read_voc_xml(path: AnyPath, data: bytes | None = None) -> BoxedImage:
     """Read one annotation. Parts of objects, such as hands, are skipped.
 
     `difficult` and `truncated` are 0 or 1, or false or true as some tools write them; missing or "Unspecified" is 0.
@@ -308,19 +259,19 @@ class _Builder(TreeBuilder):
         raise ValueError(f"a DOCTYPE {name}")
 
 
-def _annotation(root: Element) -> VocAnnotation:
+def _annotation(root: Element) -> BoxedImage:
     height, width = (_number(root, f"size/{name}") for name in ("height", "width"))
     if not all(side.is_integer() and 0 < side < _MOST_PIXELS for side in (height, width)):
         raise ValueError(f"a size of {width:g} x {height:g} pixels")
     objects = tuple(_object(each, place) for place, each in enumerate(root.iterfind("object"), 1))
-    return VocAnnotation(_text(root, "filename"), int(height), int(width), objects)
+    return BoxedImage(_text(root, "filename"), int(height), int(width), objects)
 
 
-def _object(found: Element, place: int) -> VocObject:
+def _object(found: Element, place: int) -> BoxedObject:
     try:
         box = tuple(_number(found, f"bndbox/{edge}") for edge in _EDGES)
-        view = found.findtext("pose", "").strip() or _UNSPECIFIED
-        return VocObject(_text(found, "name"), box, _flag(found, "difficult"), _flag(found, "truncated"), view)
+        view = found.findtext("pose", "").strip() or UNSPECIFIED
+        return BoxedObject(_text(found, "name"), box, _flag(found, "difficult"), _flag(found, "truncated"), view)
     except ValueError as error:
         raise ValueError(f"object {place}: {error}") from None
 

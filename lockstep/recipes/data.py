@@ -26,7 +26,7 @@ from lockstep.errors import DataError, InputError
 from lockstep.images.decode import Decoding
 from lockstep.images.normalisation import scale_image
 from lockstep.listing import hint_for_path
-from lockstep.readers.paths import check_there, found_from, is_folder
+from lockstep.readers.paths import ANNOTATED, check_there, found_from, is_folder
 from lockstep.recipes.code import Function
 from lockstep.recipes.preprocessing import Inception, Preprocessing, ResizedCrop
 from lockstep.records.shards import data_path
@@ -395,20 +395,21 @@ class ImageData(PathData, Checked):
 
 @dataclass(frozen=True)
 class DetectionData(PathData, Checked):
-    """Images with objects on them: sharded records, a folder of PASCAL VOC, tables, or COCO's annotations and images.
+    """Images with objects on them: sharded records, tables, or annotations of PASCAL VOC, YOLO, COCO or in CSV.
 
     Labels are numbered 1 to the model's `num_classes`. Those of the data are taken as they are if none is larger; else,
     as the 80 of COCO's up to 90, they are numbered by their order. With a label map they are the numbers in the map.
     """
 
     train: str | None = None
-    """Path or pattern of records, a folder of VOC, or a file of annotations.json, with the folder of its images after a
-    colon where that is not beside it."""
+    """Path or pattern of records; a folder of VOC, or of images and XML; YOLO's `data.yaml`, or a folder of images with
+    labels; a table of CSV; or a file of annotations.json, with the folder of its images after a colon where that is not
+    beside it."""
     validation: str | None = None
     test: str | None = None
     train_split: str | None = None
-    """The list in ImageSets/Main of VOC's folder; None: "train", for the others "val" and "test". Of a folder without
-    lists all images are read."""
+    """The list in ImageSets/Main of VOC's folder, or the set of YOLO's `data.yaml`; None: "train", for the others "val"
+    and "test". Of a folder without lists all images are read."""
     validation_split: str | None = None
     """The list of the validation examples; None: "val"."""
     test_split: str | None = None
@@ -461,11 +462,10 @@ class DetectionData(PathData, Checked):
 
     class_file: ClassVar[tuple[str, str]] = ("label_map", "a label map: a file with the id and the name of each class")
     known: ClassVar[str] = (
-        "sharded records; a folder of PASCAL VOC; Parquet or Arrow files; a data set of Hugging Face's or of TFDS "
-        "(tfds:NAME/VERSION/SPLIT); or a file of COCO's annotations.json, with :FOLDER after it where its images are "
-        "not beside it"
+        "sharded records; Parquet or Arrow files; a data set of Hugging Face's or of TFDS (tfds:NAME/VERSION/SPLIT); "
+        + ANNOTATED
     )
-    how_to_build: ClassVar[str] = "To build shards: `lockstep convert voc --help`, `lockstep convert coco --help`"
+    how_to_build: ClassVar[str] = "To build shards: `lockstep convert detection --help`"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -509,6 +509,7 @@ class DetectionData(PathData, Checked):
         from lockstep.readers.image_tables import DetectionTable
         from lockstep.readers.open import open_detection
         from lockstep.readers.tfds import TfdsRecords
+        from lockstep.readers.yolo import Yolo
 
         is_share = split == "validation" and self.validation_share is not None
         listed = "train" if is_share else split
@@ -528,7 +529,7 @@ class DetectionData(PathData, Checked):
             objects_column=self.objects_column,
         )
         is_numbered = (
-            isinstance(source, Coco | DetectionTable | TfdsRecords) and self.labels_offset == _ZERO_BASED
+            isinstance(source, Coco | DetectionTable | TfdsRecords | Yolo) and self.labels_offset == _ZERO_BASED
         )  # from 1 on, by its reader
         data = replace(self, labels_offset=0) if is_numbered else self
         return data.labelled(self.part_of(source, split), num_classes, to_train=to_train)

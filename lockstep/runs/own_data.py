@@ -23,12 +23,13 @@ from lockstep.readers.image_folder import ImageFolder
 from lockstep.readers.image_records import ImageRecords
 from lockstep.readers.image_tables import DetectionTable
 from lockstep.readers.label_map import UNKNOWN_LABEL, LabelMap, ZeroBasedError, read_label_map
-from lockstep.readers.label_tables import label_table_among
+from lockstep.readers.label_tables import is_table_of_boxes, label_table_among
 from lockstep.readers.open import open_detection, open_source
-from lockstep.readers.paths import annotations_among, class_folders, entries_of, shards_among
+from lockstep.readers.paths import annotations_among, annotations_at, class_folders, entries_of, shards_among
 from lockstep.readers.reader import Reader
 from lockstep.readers.schemas import DetectionSchema
 from lockstep.readers.split_folders import ENDINGS, find_split, split_names
+from lockstep.readers.yolo_sets import find_yolo_sets
 from lockstep.records.text_format import quoted
 from lockstep.storage.remote_path import is_url
 
@@ -39,7 +40,7 @@ _AT_ONCE = 16
 _ZIPPED = (".zip", ".rar", ".7z", ".tgz", ".tar.gz", ".tar.xz", ".tar.bz2")
 _VIDEOS = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".mpg")
 _WEIGHTS = (".pt", ".pth", ".ckpt", ".safetensors", ".h5", ".keras", ".onnx", ".npz", ".pkl")
-_TEXTS = (".txt", ".md", ".pdf", ".doc", ".docx", ".xls", ".xlsx", ".xml", ".yaml", ".yml", ".html", ".ipynb")
+_TEXTS = (".txt", ".md", ".pdf", ".doc", ".docx", ".xls", ".xlsx", ".xml", ".html", ".ipynb")
 _UNREAD = (".heic", ".heif", ".avif", ".cr2", ".nef", ".arw", ".dng", ".raw")
 _LABEL_MAP, _MOST_NAMED = "label_map.pbtxt", 1000
 _OF_PROJECTS = frozenset(("pyproject.toml", "setup.py"))
@@ -58,9 +59,9 @@ class DataSets(NamedTuple):
     validation: str | None = None
     test: str | None = None
     train_split: str | None = None
-    """The list of VOC's folder to train on."""
+    """The list of VOC's folder, or the set of YOLO's `data.yaml`, to train on."""
     lists: bool = False
-    """Whether the sets are lists of VOC's folder."""
+    """Whether the sets are such lists."""
     labels: tuple[str, ...] | None = None
     """The classes to train on, where some folders are empty, or another set lacks one; None: all sets have the same."""
     label_map: str | None = None
@@ -81,7 +82,10 @@ def find_data_sets(path: str) -> DataSets:
     if find_split(path):
         return DataSets(path)
     if place.is_file():
-        _check_file(place)
+        if place.suffix in (".yaml", ".yml"):
+            return _sets_of_yolo(path)
+        if not (place.suffix == ".csv" and is_table_of_boxes(place)):
+            _check_file(place)
     return _sets_in(place) if place.is_dir() else DataSets(path)
 
 
@@ -136,19 +140,19 @@ def _sets_in(folder: Path) -> DataSets:
     if annotations := annotations_among(entries):
         files = sorted(str(file) for file in annotations.glob("*.json") if "captions" not in file.name)
         return _sets_of_files(files) if files else _sets_of_voc(folder)
-    if file := _annotations_beside_images(folder):
-        return DataSets(file)
+    if found := annotations_at(folder):
+        return _sets_of_yolo(str(folder)) if found.kind == "yolo" else DataSets(str(found.place))
     if named := _by_name({entry.name: str(entry) for entry in folders}):
-        if train := _annotations_beside_images(Path(named["train"])):
-            there = {split: _annotations_beside_images(Path(place)) for split, place in named.items()}
-            return DataSets(train, there.get("validation"), there.get("test"))
+        annotated = {split: str(found.place) for split, place in named.items() if (found := annotations_at(place))}
+        if "train" in annotated:
+            return DataSets(**annotated)  # type: ignore[arg-type]  # of the names of sets alone
         has_classes = {split: _has_classes(Path(place)) for split, place in named.items()}
         names = {name for each in _NAMES.values() for name in each}
         if has_classes["train"] or names.issuperset(entry.name.lower() for entry in folders):
             # Images of a test without classes, as contests have them, cannot be scored.
             named = {split: place for split, place in named.items() if split == "train" or has_classes[split]}
-            train, validation, test = (named.get(split) for split in _NAMES)
-            return DataSets(named["train"], validation, test, labels=_common_labels(folder, named))
+            labels = _common_labels(folder, named)
+            return DataSets(named["train"], named.get("validation"), named.get("test"), labels=labels)
     return DataSets(str(folder), labels=_common_labels(folder, {"train": str(folder)}))
 
 
@@ -185,13 +189,6 @@ def _with_images(folder: Path, classes: tuple[str, ...]) -> tuple[str, ...]:
     """Return the classes that have images; those of a table have."""
     is_table = label_table_among(entries_of(folder)) is not None
     return classes if is_table else tuple(name for name in classes if _has_image(folder / name))
-
-
-def _annotations_beside_images(folder: Path) -> str | None:
-    """Return COCO's one file of annotations in a folder of images, as exported by Roboflow, or above that folder."""
-    files = [*folder.glob("*.json")]
-    folders = [entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
-    return str(files[0]) if len(files) == 1 and folders in ([], ["images"]) else None
 
 
 def _has_classes(folder: Path) -> bool:
@@ -247,10 +244,16 @@ def _sets_of_voc(folder: Path) -> DataSets:
     return DataSets(path, train_split=next(iter(sorted(lists)), None), lists=bool(lists))
 
 
+def _sets_of_yolo(path: str) -> DataSets:
+    sets = find_yolo_sets(path).images
+    if "train" not in sets:
+        return DataSets(path, train_split=next(filter(None, sets), None), lists=any(sets))
+    return DataSets(path, path if "val" in sets else None, path if "test" in sets else None, lists=True)
+
+
 def _check_classes(folder: Path) -> tuple[str, ...]:
     """Return the classes in a folder that have images; refuse it without classes, with one, or next to no images."""
     below = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
-    _check_not_of_yolo(folder)
     if below and not _has_image(folder):
         raise _without_images(folder, below)
     is_named_below = folder.parent != Path() and not any(entry.is_dir() for entry in below)
@@ -314,16 +317,6 @@ def _without_images(folder: Path, below: Sequence[Path]) -> DataError:
         expected="a folder of images for each class; COCO's or VOC's folder with annotations; shards or tables",
         hint="name the folder that the folders of the classes are in",
     )
-
-
-def _check_not_of_yolo(folder: Path) -> None:
-    if {"images", "labels"} <= {entry.name for entry in folder.iterdir() if entry.is_dir()}:
-        raise DataError(
-            f"{folder} has annotations as YOLO has them, and these are not read.",
-            given=f"the folders {folder / 'images'} and {folder / 'labels'}",
-            expected="annotations of COCO or of PASCAL VOC",
-            hint="export them as COCO from the tool that made them",
-        )
 
 
 def _images_in(folder: Path) -> Iterator[Path]:
@@ -509,6 +502,8 @@ def _kind(reader: Reader, path: str, has_objects: bool) -> str:
         "ImageFolder": "a folder of images for each class",
         "Voc": "images with annotations of PASCAL VOC",
         "Coco": "images with annotations of COCO",
+        "Yolo": "images with annotations of YOLO",
+        "BoxTable": "images with annotations in a table",
         "TarShards": "tar shards",
         "ImageRecords": "TFRecord files",
         "ImageTable": "a table of images",

@@ -84,6 +84,26 @@ def voc(path: Path) -> Reader:
     return ls.data.open_source(path)
 
 
+def boxes(path: Path) -> Reader:
+    """Images with YOLO's texts, and a table of their boxes."""
+    lines = ["filename,class,xmin,ymin,xmax,ymax"]
+    for name in ("images", "labels"):
+        (path / name).mkdir()
+    for number in range(NUM_IMAGES):
+        (path / "images" / f"{number}.jpg").write_bytes(jpeg(number))
+        if number % 3:
+            (path / "labels" / f"{number}.txt").write_text("0 0.5 0.5 0.25 0.5\n" * number)
+        lines.append(f"{number}.jpg,cat,1,2,5,7")
+    (path / "data.yaml").write_text("names: [cat]\ntrain: ../images\n")
+    (path / "labels.csv").write_text("\n".join(lines))
+    return ls.data.open_source(path)
+
+
+def boxes_in_csv(path: Path) -> Reader:
+    boxes(path)
+    return ls.data.open_source(path / "labels.csv")
+
+
 def images(path: Path) -> Reader:
     folder(path)
     return ImageList(path)
@@ -101,6 +121,8 @@ READERS = STREAMS | {
     "coco": (coco, lambda url: ls.data.open_source(f"{url}/annotations.json:{url}/images")),
     "coco, images beside": (coco, lambda url: ls.data.open_source(f"{url}/annotations.json", everything=True)),
     "voc": (voc, ls.data.open_source),
+    "yolo": (boxes, ls.data.open_source),
+    "boxes in csv": (boxes_in_csv, lambda url: ls.data.open_source(f"{url}/labels.csv")),
     "list": (images, ImageList),
     "records in braces": (records, lambda url: ls.data.open_source(f"{url}/train-{{00000..00001}}-of-00002")),
     "folder of records": (records, ls.data.open_source),

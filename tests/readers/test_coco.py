@@ -261,12 +261,9 @@ def test_the_label_map_of_coco_gives_the_ids_of_its_categories() -> None:
 
 def test_a_label_map_that_lacks_a_class_is_refused(tmp_path: Path) -> None:
     path, folder = written(tmp_path, document_of(annotation(1, 10, [0, 0, 1, 1])))
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=r"cat is not in the label map") as caught:
         Coco(path, folder, label_map=LabelMap((Label(1, "dog"),)))
-    assert caught.value.what == f"The label map lacks classes of {path}."
-    assert caught.value.given == "no cat"
-    assert caught.value.expected == "a label for each class that an object is of, by its name or its display name"
-    assert caught.value.hint == "add them to the label map, or take these objects out of the annotations"
+    assert caught.value.given == f"an object of it is on 1.png; the class 'cat' of {path}"
     with pytest.raises(InputError, match=r"label_map is str\n.*LabelMap\n.*read_label_map"):
         Coco(path, folder, label_map="map.pbtxt")  # type: ignore[arg-type]
 
@@ -276,12 +273,12 @@ def test_the_category_0_is_no_label(tmp_path: Path) -> None:
     document["categories"].append({"id": 0, "name": "cow"})
     path, folder = written(tmp_path, document)
     with pytest.raises(DataError) as caught:
-        Coco(path, folder)
+        Coco(path, folder, zero_based=False)
     assert caught.value.what == f"The ids of categories in {path} cannot be labels."
     assert caught.value.given == "the id 0 of 'cow'"
     assert caught.value.expected == "ids from 1 on: the label 0 is that of the background"
     assert caught.value.hint == (
-        "set zero_based (--zero-based, or data.labels_offset=-1 in a recipe), and each label is the id + 1; or "
+        "leave zero_based out, and each label is the id + 1; or "
         "give a label_map, with a label for each category by its name"
     )
     assert field_of(Coco(path, folder, label_map=LabelMap((Label(1, "cow"),))), "labels")[0] == [1]
@@ -291,12 +288,29 @@ def test_categories_that_count_from_0_have_labels_from_1(tmp_path: Path) -> None
     document = document_of(annotation(1, 10, [0, 0, 1, 1], category_id=0), annotation(2, 10, [1, 1, 2, 2]))
     document["categories"].append({"id": 0, "name": "cow"})
     path, folder = written(tmp_path, document)
-    reader = Coco(path, folder, zero_based=True)
-    assert field_of(reader, "labels")[0] == [1, 8]
-    assert field_of(reader, "class_text")[0] == ["cow", "cat"]
-    assert reader.classes == {1: "cow", 8: "cat", 10: "dog"}
+    for zero_based in (True, None):
+        reader = Coco(path, folder, zero_based=zero_based)
+        assert field_of(reader, "labels")[0] == [1, 8]
+        assert field_of(reader, "class_text")[0] == ["cow", "cat"]
+        assert reader.classes == {1: "cow", 8: "cat", 10: "dog"}
     with pytest.raises(InputError, match="zero_based is int"):
         Coco(path, folder, zero_based=1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("zero", "above", "label"),
+    [("animals", "animals", 7), ("__background__", "", 7), ("cow", "animals", 8), ("cow", ["cow"], 8)],
+    ids=["group", "background", "class", "no text"],
+)
+def test_a_category_0_without_objects_counts_if_it_is_a_class(
+    tmp_path: Path, zero: str, above: object, label: int
+) -> None:
+    """So that a set which lacks the class has the labels of one that does not."""
+    document = document_of(annotation(1, 10, [0, 0, 1, 1]))
+    for category in document["categories"]:
+        category["supercategory"] = above
+    document["categories"].append({"id": 0, "name": zero, "supercategory": "none"})
+    assert field_of(Coco(*written(tmp_path, document)), "labels")[0] == [label]
 
 
 def test_a_category_below_0_is_no_label(tmp_path: Path) -> None:

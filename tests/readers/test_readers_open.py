@@ -254,7 +254,9 @@ def test_images_of_coco_can_be_named(tmp_path: Path) -> None:
 def test_of_cocos_folder_a_file_has_to_be_named(tmp_path: Path) -> None:
     for name in ("captions_train2017", "instances_train2017"):
         annotations = coco_in(tmp_path / f"annotations/{name}.json", tmp_path / "train2017")
-    with pytest.raises(DataError, match=r"given: +annotations, train2017") as caught:
+    assert isinstance(open_source(tmp_path), Coco)
+    coco_in(tmp_path / "annotations/instances_val2017.json", tmp_path / "val2017")
+    with pytest.raises(DataError, match=r"given: +annotations, train2017, val2017") as caught:
         open_source(tmp_path)
     assert caught.value.hint == f"name one of its files of annotations: {annotations}"
 

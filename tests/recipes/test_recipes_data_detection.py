@@ -191,7 +191,7 @@ def test_what_cannot_be_meant_is_refused(options: dict[str, Any]) -> None:
 def test_a_path_that_nobody_told_says_how_to_build_the_data() -> None:
     with pytest.raises(DataError, match="told where its train images are") as caught:
         DetectionData().check_complete()
-    assert "lockstep convert coco" in (caught.value.hint or "")
+    assert "lockstep convert detection" in (caught.value.hint or "")
     assert "COCO" in (caught.value.expected or "")
 
 
@@ -205,7 +205,7 @@ def test_what_a_detector_can_read_is_offered_in_the_place_of_a_path_that_leads_n
     with pytest.raises(DataError, match="There is no data at") as caught:
         DetectionData(str(tmp_path / "bccd")).check_complete()
     assert caught.value.expected == DetectionData.known
-    assert "class" not in DetectionData.known
+    assert "each class" not in DetectionData.known
 
 
 def test_paths_are_looked_for_in_the_folder_of_the_run_too(tmp_path: Path) -> None:

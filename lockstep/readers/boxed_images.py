@@ -1,0 +1,144 @@
+"""Images with boxes of named classes on them, as VOC's XML, YOLO's texts and tables of CSV list them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lockstep.checks import check_value
+from lockstep.images.decode import Decoding
+from lockstep.listing import shorten
+from lockstep.readers.image_files import ImageFiles
+from lockstep.readers.label_map import LabelMap
+from lockstep.readers.object_table import (
+    NO_AREA,
+    AnnotatedImages,
+    Column,
+    ObjectTable,
+    labels_of_names,
+    shares_of_boxes,
+    warn_of_objects,
+)
+from lockstep.readers.reader import Int64s
+from lockstep.readers.split_folders import ENDINGS
+from lockstep.records.index_cache import Cache
+from lockstep.screen import log
+from lockstep.storage.remote_path import AnyPath
+
+UNSPECIFIED = "Unspecified"
+"""VOC's own word for what nobody has named."""
+VIEW = "view"
+
+
+class BoxedObject(NamedTuple):
+    """An object on an image."""
+
+    name: str
+    box: tuple[float, ...]
+    """Top, left, bottom and right in pixels, as the file has them."""
+    difficult: bool = False
+    """Hard to recognise: evaluations leave it out."""
+    truncated: bool = False
+    """Reaching out of its box."""
+    view: str = UNSPECIFIED
+    """The side from which it is seen."""
+
+
+class BoxedImage(NamedTuple):
+    """The annotation of one image."""
+
+    file_name: str
+    height: int
+    """Height of the image, in pixels."""
+    width: int
+    objects: tuple[BoxedObject, ...]
+
+
+class BoxedImages(AnnotatedImages):
+    """Base of readers of boxes of named classes: images in a folder, in the order given, and their objects.
+
+    Args:
+        folder: in which the file names are to be found.
+        images: the annotations.
+        label_map: the label of each class, by its name or display name.
+        source: what holds the annotations, for messages.
+        flags: the objects have the fields "difficult" and "truncated", too.
+        difficult: keep the objects that are marked as difficult.
+        decoding: how images are decoded when they are asked for.
+        truth: also give what detections are scored against, of all objects, in the very numbers of the annotations.
+        cache: where what is read of an object store is kept; by default in the user's cache.
+    """
+
+    def __init__(
+        self,
+        folder: AnyPath,
+        images: Sequence[BoxedImage],
+        label_map: LabelMap,
+        *,
+        source: str,
+        decoding: Decoding,
+        truth: bool,
+        cache: Cache,
+        flags: bool = False,
+        difficult: bool = True,
+    ) -> None:
+        check_value("difficult", difficult, bool)
+        check_value("truth", truth, bool)
+        sizes = np.array([(each.height, each.width) for each in images], np.int64)
+        files = ImageFiles(folder, [each.file_name for each in images], sizes, decoding, cache)
+        objects, self._truth, self.views = _tables(images, label_map, difficult, truth, source)
+        """The views, by their number in the column "view"."""
+        names = ("boxes", "labels", "difficult", "truncated") if flags else ("boxes", "labels")
+        super().__init__(files, objects, names, label_map.names)
+
+    def read_batch(self, indices: Int64s) -> dict[str, Any]:
+        """Return the images of these examples, not decoded, and the fields of their objects."""
+        fields = self._fields(indices)
+        return fields if self._truth is None else fields | self._truth.ragged(self._truth.columns, indices)
+
+
+def warn_of_others(folder: AnyPath, there: Iterable[str], named: Iterable[str]) -> None:
+    """Tell by the log which of the images in a folder no annotation names."""
+    if others := sorted({name for name in there if name.lower().endswith(ENDINGS)} - {*named}):
+        log.warning("Not read in %s, since no annotation names them: %s", folder, shorten(others), chief_only=True)
+
+
+def _tables(
+    images: Sequence[BoxedImage], label_map: LabelMap, difficult: bool, truth: bool, source: str
+) -> tuple[ObjectTable, ObjectTable | None, list[str]]:
+    """Tabulate the objects to train on, and with `truth` all objects, which detections are scored against.
+
+    Also return the views, by their number in the column "view".
+    """
+    objects = [found for image in images for found in image.objects]
+    owners = np.repeat(np.arange(len(images)), [len(image.objects) for image in images])
+    sizes = np.array([(image.height, image.width) for image in images], np.int64)[owners]
+    corners = np.array([found.box for found in objects], np.float64).reshape(-1, 4)
+    boxes, has_area = shares_of_boxes(corners, sizes, source)
+    without = np.flatnonzero(~has_area).tolist()
+    names = [f"{objects[index].name} on {images[owners[index]].file_name}" for index in without]
+    warn_of_objects(names, len(objects), source, NO_AREA)
+    views = sorted({found.view for found in objects})
+    labels = labels_of_names(
+        [found.name for found in objects], label_map, source, lambda index: images[owners[index]].file_name
+    )
+    columns: dict[str, Column] = {
+        "boxes": boxes,
+        "labels": labels,
+        "difficult": np.array([found.difficult for found in objects], np.bool_),
+        "truncated": np.array([found.truncated for found in objects], np.bool_),
+        VIEW: np.array([views.index(found.view) for found in objects], np.int64),
+    }
+    kept = has_area & (difficult | ~columns["difficult"])
+    table = ObjectTable(owners[kept], {name: column[kept] for name, column in columns.items()}, len(images))
+    if not truth:
+        return table, None, views
+    top, left, bottom, right = corners.T
+    scored = {
+        "truth_boxes": np.stack([left, top, right - left, bottom - top], axis=1),
+        "truth_labels": labels,
+        "truth_difficult": columns["difficult"],
+    }
+    return table, ObjectTable(owners, scored, len(images)), views

@@ -1,0 +1,219 @@
+"""Reads data sets in YOLO's format: for each image a text with a line for each object."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from lockstep.errors import DataError
+from lockstep.images.decode import AS_STORED, Decoding
+from lockstep.listing import shorten
+from lockstep.readers.boxed_images import BoxedImage, BoxedImages, BoxedObject
+from lockstep.readers.fingerprint import tells_options
+from lockstep.readers.image_files import upright_sizes
+from lockstep.readers.image_folder import images_below
+from lockstep.readers.label_map import Label, LabelMap
+from lockstep.readers.object_table import check_label_map
+from lockstep.readers.paths import mirrored
+from lockstep.readers.yolo_sets import YoloSets, find_yolo_sets
+from lockstep.records.index_cache import Cache
+from lockstep.records.open_files import content_of, fetched
+from lockstep.storage.remote_path import AnyPath
+
+_TOLERANCE = 0.01
+"""How far numbers may be outside of 0 to 1, as rounded ones are."""
+_NO_LABELS = frozenset(
+    ("classes", "notes", "readme", "readme.roboflow", "readme.dataset", "train", "val", "valid", "test")
+)
+"""Texts that tools put beside labels, without their ending."""
+_BOX, _LEAST_OF_POLYGON = 4, 6  # numbers of a line after the class
+
+
+@tells_options
+class Yolo(BoxedImages):
+    """The images of a set by their paths, and the objects on them.
+
+    A line of an image's text is the number of a class, from 0 on, and as shares of the image's width and height x and y
+    of a box's centre, its width and height; or x and y of three corners of a polygon or more, whose box is taken; with
+    `kpt_shape` in `data.yaml` numbers for keypoints follow, which are not read. An image without a text has no objects.
+    The text of `images/train/1.jpg` is `labels/train/1.txt`, or without such a folder it is beside the image.
+
+    A batch has an entry for each image, of n objects: "image", "source_id", "boxes", "labels" and "class_text", with
+    `truth` "truth_boxes", "truth_labels" and "truth_difficult": all as those of `Voc`, with no object difficult. The
+    label of a class is its number + 1.
+
+    Boxes are clipped to their image, and those without area left out, as the log tells. The header of each image is
+    read as the data is opened: its size is written nowhere else.
+
+    Args:
+        path: a `data.yaml`, the folder with one, one with the folders images and labels, or a folder of images. Without
+            a `data.yaml` there, the names of the classes are in one above, or in a classes.txt.
+        split: a set of `data.yaml`: "train", "val" or "test"; None for all images.
+        label_map: the label of each class, by its name.
+        decoding: how images are decoded when they are asked for.
+        truth: also give what detections are scored against.
+        cache: where what is read of an object store is kept; by default in the user's cache.
+    """
+
+    def __init__(
+        self,
+        path: str | AnyPath,
+        split: str | None = None,
+        *,
+        label_map: LabelMap | None = None,
+        decoding: Decoding = AS_STORED,
+        truth: bool = False,
+        cache: Cache = None,
+    ) -> None:
+        check_label_map(label_map)
+        sets = find_yolo_sets(path)
+        files = _files_of(sets, split, path)
+        folder, names = _common_folder([file.image for file in files])
+        sizes = upright_sizes(folder, names, decoding, cache)
+        texts = [file.text for file in files if file.text is not None]
+        contents = dict(zip(texts, fetched(texts), strict=True))
+        images = []
+        for file, name, (height, width) in zip(files, names, sizes.tolist(), strict=True):
+            text = None if file.text is None else contents[file.text]
+            objects = () if file.text is None else tuple(_objects(file.text, text, sets, height, width))
+            images.append(BoxedImage(name, height, width, objects))
+        label_map = label_map or LabelMap(tuple(Label(label, name) for label, name in enumerate(sets.names, 1)))
+        super().__init__(folder, images, label_map, source=str(path), decoding=decoding, truth=truth, cache=cache)
+
+
+class _File(NamedTuple):
+    image: AnyPath
+    text: AnyPath | None
+    """None where it has no objects."""
+
+
+def _files_of(sets: YoloSets, split: str | None, path: str | AnyPath) -> list[_File]:
+    """List the images of a set, or of all sets, with their texts; images that are not there are refused by name."""
+    if split is not None and split not in sets.images:
+        raise DataError(
+            f"{path} has no set {split!r}.",
+            given=f"{', '.join(sets.images) or 'no sets'} in {sets.names_in}",
+            expected="the set that is asked for",
+            hint='name it in data.yaml, or hold a share out: --set data.validation="10 %"',
+        )
+    wanted = sets.images.values() if split is None else [sets.images[split]]
+    places = [*dict.fromkeys(place for places in wanted for place in places)]
+    images = {str(image): image for place in places for image in _images_at(place)}
+    listed = {str(place) for place in places if place.is_dir()}
+    texts: dict[str, dict[str, AnyPath]] = {}
+    files = []
+    for image in (images[name] for name in sorted(images)):
+        folder = str(image.parent)
+        if folder not in texts:
+            texts[folder] = _texts_in(mirrored(image.parent) or image.parent)
+        files.append(_File(image, texts[folder].get(image.stem)))
+    if not any(file.text for file in files):
+        there = f"{len(files)} images, and no text that is named like one of them" if files else "no images"
+        raise DataError(
+            f"There are no images with labels in {shorten([str(place) for place in places], 2)}.",
+            given=there,
+            expected="images, and a text for each with objects: labels/1.txt for images/1.jpg, or 1.txt beside 1.jpg",
+            hint="copy the labels there; without objects there is nothing to learn or to score",
+        )
+    named = {(str(file.image.parent), file.image.stem) for file in files}
+    lost = [
+        str(text)
+        for folder, found in texts.items()
+        if any(folder == place or folder.startswith(f"{place}/") for place in listed)
+        for stem, text in found.items()
+        if (folder, stem) not in named and stem.lower() not in _NO_LABELS
+    ]
+    if lost:
+        raise DataError(
+            "There are labels of images that are not there.",
+            given=shorten(lost, 3),
+            expected="an image of the same name for each text",
+            hint="copy the images there, or take these texts away",
+        )
+    return files
+
+
+def _images_at(place: AnyPath) -> list[AnyPath]:
+    """List the images in a folder and below, or in a text, whose paths are those from its folder on."""
+    try:
+        if place.is_dir():
+            return [place / name for name in images_below(place).names]
+        lines = [line.strip() for line in content_of(place).decode().splitlines() if line.strip()]
+        return [place.parent / os.path.normpath(line) for line in lines]
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"{place} is no list of images.",
+            given=str(error),
+            expected="a folder of images, or a text with a path on each line",
+            hint="correct it, or the data.yaml that names it",
+        ) from error
+
+
+def _texts_in(folder: AnyPath) -> dict[str, AnyPath]:
+    """Return the texts of labels in a folder by their names, without the ending."""
+    return {entry.stem: entry for entry in folder.iterdir() if entry.suffix == ".txt" and entry.name[0] != "."}
+
+
+def _common_folder(paths: Sequence[AnyPath]) -> tuple[AnyPath, list[str]]:
+    """Return the folder that all images are in or below, and their paths within it."""
+    parents = {path.parent for path in paths}
+    folder = paths[0].parent
+    while not all(str(parent) == str(folder) or f"{parent}/".startswith(_prefix(folder)) for parent in parents):
+        folder = folder.parent
+    return folder, [str(path).removeprefix(_prefix(folder)) for path in paths]
+
+
+def _prefix(folder: AnyPath) -> str:
+    return "" if str(folder) == "." else f"{str(folder).rstrip('/')}/"
+
+
+def _objects(path: AnyPath, data: bytes | None, sets: YoloSets, height: int, width: int) -> Iterator[BoxedObject]:
+    """Read the lines of a text, with boxes in pixels of an image of this size."""
+    try:
+        lines = (content_of(path) if data is None else data).decode("utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unusable(path, str(error), sets) from error
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            label, *numbers = [float(word) for word in line.split()]
+            name = sets.names[int(label)] if label.is_integer() and 0 <= label < len(sets.names) else None
+            edges = _edges(numbers, sets.num_keypoints)
+        except ValueError:
+            raise _unusable(path, f"line {number}: {line.strip():.60}", sets) from None
+        if name is None:
+            raise DataError(
+                f"{path} has a class beyond the names.",
+                given=f"line {number}: the class {label:g}; {len(sets.names)} names in {sets.names_in}",
+                expected=f"0 to {len(sets.names) - 1}: {shorten(sets.names)}",
+                hint="add the name of the class, or correct the number",
+            )
+        yield BoxedObject(name, tuple(edge * side for edge, side in zip(edges, (height, width) * 2, strict=True)))
+
+
+def _edges(numbers: Sequence[float], num_keypoints: int) -> tuple[float, ...]:
+    """Return top, left, bottom and right of a box or a polygon, as shares; a ValueError says that it is neither."""
+    is_box = len(numbers) == _BOX or (num_keypoints and len(numbers) == _BOX + num_keypoints)
+    shares = numbers[:_BOX] if is_box else numbers
+    if not all(math.isfinite(each) and -_TOLERANCE <= each <= 1 + _TOLERANCE for each in shares):
+        raise ValueError
+    if is_box:
+        x, y, width, height = shares
+        return y - height / 2, x - width / 2, y + height / 2, x + width / 2
+    if len(shares) < _LEAST_OF_POLYGON or len(shares) % 2:
+        raise ValueError
+    return min(shares[1::2]), min(shares[::2]), max(shares[1::2]), max(shares[::2])
+
+
+def _unusable(path: AnyPath, given: str, sets: YoloSets) -> DataError:
+    keypoints = f", and {sets.num_keypoints} numbers of keypoints" if sets.num_keypoints else ""
+    return DataError(
+        f"{path} cannot be used as labels in YOLO's format.",
+        given=given,
+        expected=f"a class, and x, y, width and height of a box{keypoints}; or x and y of three corners or more: all "
+        "from 0 to 1, as shares of the image's width and height",
+        hint="export the labels again, or repair this line",
+    )

@@ -1,0 +1,261 @@
+"""Where the images and labels of a data set in YOLO's format are, and the names of its classes.
+
+A `data.yaml` names both. Of YAML it takes what such files are written in: at the left edge keys, with a value behind
+each, or below it a list or a map of values. No library for it is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from lockstep.errors import DataError
+from lockstep.listing import shorten
+from lockstep.readers.paths import MIRRORED, has_images, mirrored, yaml_among
+from lockstep.records.open_files import content_of
+from lockstep.records.shards import data_path
+from lockstep.storage.remote_path import AnyPath
+
+SPLITS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
+"""The sets that a `data.yaml` may name, and how."""
+CLASS_FILES = ("classes.txt", "obj.names", "_darknet.labels")
+"""Files with a class on each line, as labelImg, Darknet and Roboflow write them."""
+
+_KEYS = ("path", "names", "nc", "kpt_shape", *(name for names in SPLITS.values() for name in names))
+_MOST_BYTES = 1 << 20
+_SPECIAL = ("|", ">", "&", "*", "!", "[", "{", "%", "@", "`")
+"""What values of YAML that are no plain text begin with."""
+_QUOTED = r"""(?:"(?:[^"\\]|\\.)*+"|'(?:[^']|'')*+')"""
+_KEY = re.compile(r"""(["']?)([\w.-]+)\1\s*:(?:\s+(.*))?$""")
+_FLOW_ENTRY = re.compile(
+    rf"""(?:({_QUOTED}\s*+|[^\s,:"'\[\]{{}}][^,:"'\[\]{{}}]*+):\s+)?({_QUOTED}|[^\s,"'\[\]{{}}][^,\[\]{{}}]*+)"""
+)
+_LINE_ENTRY = re.compile(rf"""(?:({_QUOTED}\s*+|[^\s"':][^:]*+):\s+)?({_QUOTED}|[^\s"'].*)""")
+_COMMA = re.compile(r"\s*+(?:,\s*+|$)")
+
+
+class YoloSets(NamedTuple):
+    """A data set: the names of its classes by number, from 0 on, and its sets of images."""
+
+    names: tuple[str, ...]
+    names_in: AnyPath
+    """The file that says them."""
+    images: Mapping[str, tuple[AnyPath, ...]]
+    """The folders of images of each set, and the texts that list some; of a set without a name under ""."""
+    num_keypoints: int = 0
+    """Numbers that a line has for keypoints after those of the box."""
+
+
+def find_yolo_sets(path: str | AnyPath) -> YoloSets:
+    """Find the sets at a path: a `data.yaml`, the folder with one, a folder with images and labels, or one of images.
+
+    Raises:
+        DataError: nothing says the names of the classes, or the file that should cannot be used.
+    """
+    place = data_path(path)
+    if not place.is_dir():
+        return _sets_of_yaml(place)
+    if yaml := yaml_among([*place.iterdir()]):
+        return _sets_of_yaml(yaml)
+    folder = place / MIRRORED[0] if (place / MIRRORED[0]).is_dir() else place
+    images: dict[str, tuple[AnyPath, ...]] = {"": (folder,)}
+    if not has_images(folder):
+        inside = {entry.name.lower(): entry for entry in folder.iterdir() if entry.is_dir()}
+        named = {split: tuple(inside[name] for name in names if name in inside) for split, names in SPLITS.items()}
+        images = {split: folders for split, folders in named.items() if folders} or images
+    names, names_in, num_keypoints = _names_for(place, folder)
+    return YoloSets(names, names_in, images, num_keypoints)
+
+
+def _names_for(place: AnyPath, images: AnyPath) -> tuple[tuple[str, ...], AnyPath, int]:
+    """Find the file that names the classes: beside the labels, the images, or in one of the folders above."""
+    above = place.parent, place.parent.parent, place.parent.parent.parent
+    folders = dict.fromkeys([mirrored(images) or images, images, place, *above])
+    for folder in folders:
+        for name in CLASS_FILES:
+            if (file := folder / name).is_file():
+                lines = [line.strip() for line in _text_of(file).splitlines() if line.strip()]
+                return _checked_names(lines, None, file), file, 0
+        if folder.is_dir() and (yaml := yaml_among([*folder.iterdir()])):
+            found = _sets_of_yaml(yaml)
+            return found.names, yaml, found.num_keypoints
+    raise DataError(
+        f"Nothing says what the classes in {place} are: their labels are numbers.",
+        given=f"no data.yaml and no {CLASS_FILES[0]} in {shorten([str(folder) for folder in folders], 3)}",
+        expected="a data.yaml with names, or a text with a class on each line, the first that of the number 0",
+        hint=f"write the names of the classes into {place / CLASS_FILES[0]}",
+    )
+
+
+def _sets_of_yaml(file: AnyPath) -> YoloSets:
+    found = parse_data_yaml(_text_of(file), file)
+    given = found.get("names", ())
+    if isinstance(given, dict):
+        if [*given] != [str(number) for number in range(len(given))]:
+            raise _unusable(file, f"names with the numbers {shorten([*given])}")
+        given = [*given.values()]
+    if isinstance(given, str):
+        raise _unusable(file, f"names: {given:.40}")
+    names = _checked_names(given, found.get("nc"), file)
+    base, path = file.parent, found.get("path")
+    # What is written for another machine, or for the folder of all data sets, is most often the file's own folder.
+    root = base / path if isinstance(path, str) and (base / path).is_dir() else base
+    images = {}
+    for split, keys in SPLITS.items():
+        places = next((found[key] for key in keys if found.get(key)), ())
+        if isinstance(places, dict):
+            raise _unusable(file, f"{split} with keys")
+        if places:
+            images[split] = tuple(
+                _place(root, each, file) for each in ([places] if isinstance(places, str) else places)
+            )
+    return YoloSets(names, file, images, _num_of_keypoints(found.get("kpt_shape"), file))
+
+
+def _place(root: AnyPath, path: str, file: AnyPath) -> AnyPath:
+    """Find a folder of images, or a list of them; as exports have it, `../train/images` may mean `train/images`."""
+    tried = [root / path, root / path.removeprefix("../")]
+    found = next((place for place in tried if place.is_dir() or place.is_file()), None)
+    if found is None:
+        raise DataError(
+            f"{file} names images that are not there.",
+            given=f"{path}: neither {' nor '.join(map(str, dict.fromkeys(tried)))}",
+            expected="a folder of images, or a text that lists some, beside this file or below its path",
+            hint="correct the path in this file, or take its line out",
+        )
+    inside = found / MIRRORED[0]
+    return inside if found.is_dir() and inside.is_dir() and not has_images(found) else found
+
+
+def _num_of_keypoints(shape: object, file: AnyPath) -> int:
+    if not shape:
+        return 0
+    if not (isinstance(shape, list) and len(shape) == 2 and all(each.isdigit() and len(each) < 6 for each in shape)):
+        raise _unusable(file, f"kpt_shape: {shape}")
+    return int(shape[0]) * int(shape[1])
+
+
+def _checked_names(names: Sequence[str], count: object, file: AnyPath) -> tuple[str, ...]:
+    if not names:
+        raise _unusable(file, "no names of classes")
+    if twice := next((name for place, name in enumerate(names) if name in names[:place]), None):
+        raise _unusable(file, f"the name {twice!r} twice")
+    if count is not None and count != str(len(names)):
+        raise _unusable(file, f"nc: {count}, and {len(names)} names")
+    return tuple(names)
+
+
+# The text -----------------------------------------------------------------------------------------------------------
+
+
+def parse_data_yaml(text: str, file: object) -> dict[str, str | list[str] | dict[str, str]]:
+    """Read the keys that say where images are, and what classes: a text, a list of texts, or a map of each; no others.
+
+    Raises:
+        DataError: one of them is written in a way that is not read.
+    """
+    found: dict[str, str | list[str] | dict[str, str]] = {}
+    for key, number, value, below in _blocks(text):
+        try:
+            if key in _KEYS:
+                found[key] = _value(value, below)
+        except ValueError as error:
+            raise _unusable(file, f"{key} in line {number}: {error}") from None
+    return found
+
+
+def _blocks(text: str) -> Iterator[tuple[str, int, str, list[str]]]:
+    """Yield each key at the left edge, with the number of its line, what is behind it, and the lines below it."""
+    blocks: list[tuple[str, int, str, list[str]]] = []
+    for number, line in enumerate(map(_without_comment, text.splitlines()), 1):
+        if key := _KEY.match(line):
+            blocks.append((key[2], number, (key[3] or "").strip(), []))
+        elif line.strip() and blocks:
+            blocks[-1][3].append(line.strip())
+    yield from blocks
+
+
+def _without_comment(line: str) -> str:
+    quote = ""
+    for place, character in enumerate(line):
+        before = line[place - 1] if place else " "
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "\"'" and before in (*" [{,", character):
+            quote = character
+        elif character == "#" and before.isspace():
+            return line[:place].rstrip()
+    return line.rstrip()
+
+
+def _value(value: str, below: Sequence[str]) -> str | list[str] | dict[str, str]:
+    if value[:1] in ("[", "{"):
+        is_map, whole = value[0] == "{", " ".join([value, *below])
+        if whole[-1] != ("}" if is_map else "]"):
+            raise ValueError(f"{whole[:40]!r} is not closed")
+        entries = _entries(whole[1:-1].strip())
+    elif not value and below:
+        is_map = not below[0].startswith("- ")
+        if not is_map and (odd := [line for line in below if not line.startswith("- ")]):
+            raise ValueError(f"{odd[0][:40]!r} is no item")
+        entries = [_entry(line if is_map else line[2:].strip()) for line in below]
+    elif below or value[:1] in _SPECIAL:
+        raise ValueError(f"{(value or below[0])[:40]!r} is no single value")
+    else:
+        return "" if value in ("~", "null") else _unquoted(value)
+    if unlike := [text for key, text in entries if (key is not None) != is_map]:
+        raise ValueError(f"{unlike[0][:40]!r} " + ("has no key" if is_map else "has a key"))
+    return {str(key): text for key, text in entries} if is_map else [text for _, text in entries]
+
+
+def _entries(text: str) -> list[tuple[str | None, str]]:
+    """Return the items between brackets, each with its key if it has one."""
+    entries, at = [], 0
+    while at < len(text):
+        found = _FLOW_ENTRY.match(text, at)
+        after = _COMMA.match(text, found.end()) if found else None
+        if found is None or after is None:
+            raise ValueError(f"{text[at : at + 40]!r} is no single value")
+        entries.append(_pair(found))
+        at = after.end()
+    return entries
+
+
+def _entry(line: str) -> tuple[str | None, str]:
+    """Read an item on a line of its own, which may hold commas and brackets."""
+    found = _LINE_ENTRY.fullmatch(line)
+    if found is None or found[2][0] in _SPECIAL or found[2].startswith("- "):
+        raise ValueError(f"{line[:40]!r} is no single value")
+    return _pair(found)
+
+
+def _pair(found: re.Match[str]) -> tuple[str | None, str]:
+    return _unquoted(found[1].strip()) if found[1] else None, _unquoted(found[2].strip())
+
+
+def _unquoted(text: str) -> str:
+    if text[:1] not in ("'", '"'):
+        return text
+    if not re.fullmatch(_QUOTED, text):
+        raise ValueError(f"{text[:40]!r} is not closed")
+    return str(json.loads(text)) if text[0] == '"' else text[1:-1].replace("''", "'")
+
+
+def _text_of(file: AnyPath) -> str:
+    try:
+        if (size := file.stat().st_size) > _MOST_BYTES:
+            raise ValueError(f"{size} bytes")
+        return content_of(file).decode("utf-8-sig")
+    except (OSError, ValueError) as error:
+        raise _unusable(file, str(error)) from error
+
+
+def _unusable(file: object, given: str) -> DataError:
+    return DataError(
+        f"{file} does not say what the classes are, and where their images.",
+        given=given,
+        expected=f"names of classes, each once, as many as nc says if it is there; {', '.join(SPLITS)} with folders",
+        hint="write names: [cat, dog], or a line for each below names:, such as 0: cat; train: images/train",
+    )

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lockstep.errors import DataError
+from lockstep.readers.box_table import BoxTable
+from lockstep.readers.open import open_source
+
+HEADER = "filename,width,height,class,xmin,ymin,xmax,ymax\n"
+
+
+def written(folder: Path, table: str, *images: str) -> Path:
+    for name in images:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 4)).save(folder / name)
+    (folder / "labels.csv").write_text(table)
+    return folder / "labels.csv"
+
+
+def test_columns_have_the_names_that_tools_give_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    table = "x1,Y1,x2,y2,Label,image_path,more\n2,1,4,3,dog,images/b.png,\n0,0,9,2,cat,b\n,,,,,a.png,\n"
+    reader = open_source(written(tmp_path, table, "images/a.png", "images/b.png", "images/c.png").parent, truth=True)
+    assert isinstance(reader, BoxTable)
+    assert [reader.example_id(index) for index in range(len(reader))] == ["a.png", "b.png"]
+    batch = reader.read_batch(np.arange(2))
+    assert batch["class_text"] == [[], ["dog", "cat"]]
+    assert batch["boxes"].values.tolist() == [[0.25, 0.25, 0.75, 0.5], [0, 0, 0.5, 1]]
+    assert batch["truth_boxes"].values.tolist() == [[2, 1, 2, 2], [0, 0, 9, 2]]
+    assert caplog.messages == [f"Not read in {tmp_path}/images, since no annotation names them: c.png"]
+
+
+def test_an_image_has_the_size_that_the_table_says(tmp_path: Path) -> None:
+    reader = BoxTable(written(tmp_path, f"{HEADER}a.png,16,4,cat,0,0,8,4\n", "a.png"))
+    with pytest.raises(DataError, match="is not of the size that its annotation is for"):
+        reader.read_batch(np.array([0]))
+
+
+@pytest.mark.parametrize(
+    ("table", "given"),
+    [
+        (f"{HEADER}a.png,8,4,,0,0,8,4\n", "line 2: a.png,8,4,,0,0,8,4"),
+        (f"{HEADER}a.png,8,4,cat,0,0,8,4\na.png,8,4,cat,0,0,8\n", "line 3: a.png,8,4,cat,0,0,8,"),
+        (f"{HEADER}a.png,8,4,cat,0,nan,8,4\n", "line 2: a.png,8,4,cat,0,nan,8,4"),
+        (f"{HEADER}a.png,8,4,cat,0,0,8,4\na.png,8,5,cat,0,0,8,4\n", "line 3: a.png,8,5,cat,0,0,8,4"),
+        (f"{HEADER}a.png,0,4,cat,0,0,8,4\n", "line 2: a.png,0,4,cat,0,0,8,4"),
+        (f"{HEADER}a.png,8,4,cat,0,0,0.5,1\n", "boxes whose edges are all 1 at most: shares"),
+        (HEADER, "no line but the first"),
+        ("filename,label\na.png,cat\n", "the columns filename, label"),
+        ("", "the columns (none)"),
+    ],
+)
+def test_what_is_no_box_is_named(tmp_path: Path, table: str, given: str) -> None:
+    path = written(tmp_path, table, "a.png")
+    with pytest.raises(DataError) as caught:
+        BoxTable(path)
+    assert (caught.value.what, caught.value.given) == (f"{path} does not say the boxes on images.", given)
+    assert "filename,class,xmin,ymin,xmax,ymax" in str(caught.value.expected)
+
+
+def test_images_that_are_not_there_are_named(tmp_path: Path) -> None:
+    path = written(tmp_path, f"{HEADER}a.png,8,4,cat,0,0,8,4\nb.png,8,4,cat,0,0,8,4\n", "a.png")
+    with pytest.raises(DataError, match=r"names images that are not there\.\n.*1 of 2: b\.png"):
+        BoxTable(path)

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from lockstep.errors import DataError, InputError
+from lockstep.readers.label_map import Label, LabelMap
+from lockstep.readers.open import open_detection, open_source
+from lockstep.readers.reader import Reader
+from lockstep.readers.yolo import Yolo
+from lockstep.recipes.data import DetectionData
+
+
+def data_set(folder: Path, *labels: str | None, yaml: str = "names: [cat, dog]", split: str = "train") -> Path:
+    """An image of 8 x 4 pixels for each text of labels, and a data.yaml that names their set."""
+    for name in ("images", "labels"):
+        (folder / name / split).mkdir(parents=True, exist_ok=True)
+    for number, text in enumerate(labels):
+        Image.new("RGB", (8, 4)).save(folder / f"images/{split}/{number}.png")
+        if text is not None:
+            (folder / f"labels/{split}/{number}.txt").write_text(text)
+    there = folder / "data.yaml"
+    there.write_text((there.read_text() if there.exists() else yaml) + f"\n{split}: images/{split}\n")
+    return folder
+
+
+def boxes_of(reader: Reader, index: int = 0) -> list[list[float]]:
+    rows: list[list[float]] = reader.read_batch(np.array([index]))["boxes"].values.tolist()
+    return rows
+
+
+def test_a_line_is_a_box_a_polygon_or_a_box_with_keypoints(tmp_path: Path) -> None:
+    box, polygon = "1 0.5 0.5 0.25 0.5", "0 0.25 0.5 0.5 0.25 0.75 1"
+    reader = Yolo(data_set(tmp_path / "a", f"{box}\n\n{polygon}\n", None, ""), truth=True)
+    assert [len(each) for each in reader.read_batch(np.arange(3))["boxes"]] == [2, 0, 0]
+    assert boxes_of(reader) == [[0.25, 0.375, 0.75, 0.625], [0.25, 0.25, 1, 0.75]]
+    batch = reader.read_batch(np.array([0]))
+    assert batch["class_text"] == [["dog", "cat"]]
+    assert batch["truth_boxes"].values.tolist() == [[3, 1, 2, 2], [2, 1, 4, 3]]
+    assert [reader.example_id(index) for index in range(3)] == ["0.png", "1.png", "2.png"]
+    keypoints = data_set(tmp_path / "b", f"{box} 0.1 0.2 2 300 400 0", yaml="names: [cat, dog]\nkpt_shape: [2, 3]")
+    assert boxes_of(Yolo(keypoints)) == [[0.25, 0.375, 0.75, 0.625]]
+
+
+def test_sets_are_named_and_without_a_name_all_are_read(tmp_path: Path) -> None:
+    folder = data_set(tmp_path, "0 0.5 0.5 1 1")
+    data_set(folder, "1 0.5 0.5 1 1", "1 0.5 0.5 1 1", split="val")
+    assert [len(Yolo(folder, split)) for split in ("train", "val", None)] == [1, 2, 3]
+    assert len(open_source(folder)) == 1
+    data = DetectionData(str(folder), str(folder / "data.yaml"), labels_offset=-1)
+    assert [len(data.reader(split, 2)) for split in ("train", "validation")] == [1, 2]
+    assert len(open_detection(folder / "images/val", split="train")) == 2
+    with pytest.raises(DataError, match=r"has no set 'test'\.\n.*train, val in ") as caught:
+        DetectionData(test=str(folder)).reader("test", 2)
+    assert 'data.validation="10 %"' in str(caught.value.hint)
+
+
+def test_a_list_names_images_from_its_folder_on(tmp_path: Path) -> None:
+    folder = data_set(tmp_path, "0 0.5 0.5 1 1", "1 0.5 0.5 1 1")
+    (folder / "some.txt").write_text("./images/train/1.png\n")
+    (folder / "data.yaml").write_text("names: [cat, dog]\ntrain: some.txt\n")
+    assert Yolo(folder, "train").read_batch(np.array([0]))["class_text"] == [["dog"]]
+    (folder / "some.txt").write_text("./images/train/1.png\nimages/train/7.png\n")
+    with pytest.raises(DataError, match=r"Images are missing in .*\n.*no 7\.png"):
+        Yolo(folder, "train")
+
+
+def test_a_label_map_numbers_the_classes_and_has_to_have_them(tmp_path: Path) -> None:
+    folder = data_set(tmp_path, "1 0.5 0.5 1 1")
+    reader = Yolo(folder, label_map=LabelMap((Label(5, "dog"),)))
+    assert torch.equal(reader.read_batch(np.array([0]))["labels"].values, torch.tensor([5]))
+    with pytest.raises(DataError, match=r"dog is not in the label map\.\n.*is on 0\.png"):
+        Yolo(folder, label_map=LabelMap((Label(1, "cat"),)))
+
+
+def test_boxes_out_of_the_image_are_clipped_and_those_without_area_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "lockstep")
+    folder = data_set(tmp_path, "0 0.05 0.5 0.2 1\n1 0.5 0.5 0 1\n")
+    torch.testing.assert_close(boxes_of(Yolo(folder)), [[0.0, 0.0, 1.0, 0.15]], rtol=0, atol=1e-6)
+    assert caplog.messages == [
+        f"1 of 2 boxes in {folder} reach out of their image, and are clipped to it",
+        f"1 of 2 objects in {folder} have no area on their image, and are left out: dog on 0.png",
+    ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["0 4 2 2 1", "0 0.5 0.5 1", "0 0.5 0.5 1 1 0.9", "0 a 0.5 1 1", "0 nan 0.5 1 1", "cat 0.5 0.5 1 1", "0", "\ufffe"],
+)  # fmt: skip
+def test_a_line_that_is_no_label_is_named(tmp_path: Path, line: str) -> None:
+    folder = data_set(tmp_path, f"0 0.5 0.5 1 1\n{line}\n")
+    with pytest.raises(DataError) as caught:
+        Yolo(folder)
+    assert caught.value.what == f"{folder}/labels/train/0.txt cannot be used as labels in YOLO's format."
+    assert caught.value.given == f"line 2: {line}"
+    assert "shares of the image's width and height" in str(caught.value.expected)
+
+
+@pytest.mark.parametrize("number", ["2", "-1", "0.5"])
+def test_a_class_beyond_the_names_is_named(tmp_path: Path, number: str) -> None:
+    with pytest.raises(DataError, match="has a class beyond the names") as caught:
+        Yolo(data_set(tmp_path, f"{number} 0.5 0.5 1 1"))
+    assert caught.value.given == f"line 1: the class {number}; 2 names in {tmp_path}/data.yaml"
+    assert caught.value.expected == "0 to 1: cat, dog"
+
+
+def test_labels_of_images_that_are_not_there_are_named(tmp_path: Path) -> None:
+    folder = data_set(tmp_path, "0 0.5 0.5 1 1")
+    (folder / "labels/train/classes.txt").write_text("cat\ndog\n")
+    assert len(Yolo(folder)) == 1
+    (folder / "labels/train/7.txt").write_text("0 0.5 0.5 1 1")
+    with pytest.raises(DataError, match=rf"labels of images that are not there\.\n.*{folder}/labels/train/7\.txt"):
+        Yolo(folder)
+
+
+def test_a_set_without_images_or_labels_is_refused(tmp_path: Path) -> None:
+    folder = data_set(data_set(tmp_path, "0 0.5 0.5 1 1"), split="val")
+    with pytest.raises(DataError, match=r"no images with labels in .*val\.\n.*no images\n"):
+        DetectionData(str(folder), str(folder)).reader("validation", 2)
+    data_set(folder, None, split="test")
+    with pytest.raises(DataError, match=r"1 images, and no text that is named like one of them"):
+        Yolo(folder, "test")
+
+
+def test_an_image_that_exif_turns_is_refused(tmp_path: Path) -> None:
+    folder = data_set(tmp_path, "0 0.5 0.5 1 1")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (8, 4)).save(folder / "images/train/0.png", exif=exif)
+    with pytest.raises(DataError, match=r"is turned when it is shown\.\n.*the EXIF orientation 6") as caught:
+        Yolo(folder)
+    assert "mogrify -auto-orient" in str(caught.value.hint)
+
+
+def test_masks_and_keypoints_are_not_read(tmp_path: Path) -> None:
+    data = DetectionData(str(data_set(tmp_path, "0 0.5 0.5 1 1")), masks=True)
+    with pytest.raises(InputError, match="has boxes and classes of objects alone"):
+        data.reader("train", 2)

@@ -1,0 +1,118 @@
+"""The part of YAML that a data.yaml is written in, and what it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lockstep.errors import DataError
+from lockstep.readers.yolo_sets import find_yolo_sets, parse_data_yaml
+
+ROBOFLOW = """train: ../train/images
+val: ../valid/images
+
+nc: 3
+names: ['Platelets', 'RBC', 'WBC']
+
+roboflow:
+  workspace: team-roboflow
+  names: {nested: [1, 2]}
+  url: https://universe.roboflow.com/x/y#z
+"""
+ULTRALYTICS = """# COCO 2017 dataset
+path: ../datasets/coco # dataset root dir
+train: train2017.txt # train images (relative to 'path') 118287 images
+val:
+  - images/a
+  - 'images/b # c'
+test: ~
+names:
+  0: person
+  1: "traffic \\"light\\", red"
+  2: 'it''s # one'   # a comment
+  3: tennis racket, [2]
+kpt_shape: [17, 3]
+download: |
+  names: no
+  print("x")
+"""
+FLOWING = """names: [ person, "a, b",
+  'c: d',   # wrapped
+  traffic light ]
+train: a/b:c
+"""
+LISTED = "names:\n- a b\n- \"c, d\"\n- e[1]\n'path': \"x y\"\nval: {0: a, 'b': c}\n"
+
+
+def texts(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): texts(each) for key, each in value.items()}
+    return [*map(texts, value)] if isinstance(value, list) else "" if value is None else str(value)
+
+
+@pytest.mark.parametrize("text", [ROBOFLOW, ULTRALYTICS, FLOWING, LISTED])
+def test_keys_are_read_as_a_library_of_yaml_reads_them(text: str) -> None:
+    whole = yaml.safe_load(text)
+    known = {
+        key: texts(whole[key]) for key in ("path", "train", "val", "test", "names", "nc", "kpt_shape") if key in whole
+    }
+    assert parse_data_yaml(text, "data.yaml") == known
+
+
+@pytest.mark.parametrize(
+    ("text", "given"),
+    [
+        ("names: [a, [b]]", "names in line 1: '[b]' is no single value"),
+        ("\nnames: [a, b", "names in line 2: '[a, b' is not closed"),
+        ("names: |\n  a\n", "names in line 1: '|' is no single value"),
+        ("names: &x [a]", "names in line 1: '&x [a]' is no single value"),
+        ("names:\n  - - a\n", "names in line 1: '- a' is no single value"),
+        ("names:\n  a:\n    b\n", "names in line 1: 'a:' has no key"),
+        ("names:\n - a\n b\n", "names in line 1: 'b' is no item"),
+        ("names: {a, b}", "names in line 1: 'a' has no key"),
+        ("names: [a: b]", "names in line 1: 'b' has a key"),
+        ("names: [a,,b]", "names in line 1: ',b' is no single value"),
+        ("train: 'a", "train in line 1: \"'a\" is not closed"),
+        ("names: a", "names: a"),
+        ("train: a", "no names of classes"),
+        ("names: []", "no names of classes"),
+        ("names: [a, b, a]", "the name 'a' twice"),
+        ("names: {0: a, 2: b}", "names with the numbers 0, 2"),
+        ("names: [a, b]\nnc: 3", "nc: 3, and 2 names"),
+        ("names: [a]\ntrain: {0: b}", "train with keys"),
+        ("names: [a]\nkpt_shape: [17, x]", "kpt_shape: ['17', 'x']"),
+        ("names: [a]\n#" + "x" * (1 << 20), "1048588 bytes"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_used_is_named(text: str, given: str, tmp_path: Path) -> None:
+    (tmp_path / "data.yaml").write_text(text)
+    with pytest.raises(DataError) as caught:
+        find_yolo_sets(tmp_path)
+    assert caught.value.what == f"{tmp_path}/data.yaml does not say what the classes are, and where their images."
+    assert caught.value.given == given
+    assert "names of classes, each once" in str(caught.value.expected)
+    assert "names: [cat, dog]" in str(caught.value.hint)
+
+
+def test_images_that_are_named_but_not_there_are_said_where_they_were_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "data.yaml").write_text("names: [a]\ntrain: ../train/images\n")
+    with pytest.raises(DataError, match=r"names images that are not there") as caught:
+        find_yolo_sets(tmp_path)
+    assert caught.value.given == (f"../train/images: neither {tmp_path}/../train/images nor {tmp_path}/train/images")
+
+
+def test_names_are_in_a_file_beside_the_labels_or_above(tmp_path: Path) -> None:
+    folder = tmp_path / "set/images/train"
+    for name in ("images/train", "labels/train"):
+        (tmp_path / "set" / name).mkdir(parents=True)
+    (folder / "1.jpg").touch()
+    with pytest.raises(DataError, match=r"Nothing says what the classes in .* are: their labels are numbers"):
+        find_yolo_sets(folder)
+    (tmp_path / "set/classes.txt").write_text("cat\n\ndog \n")
+    assert find_yolo_sets(folder).names == find_yolo_sets(tmp_path / "set").names == ("cat", "dog")
+    assert find_yolo_sets(tmp_path / "set").images == {"train": (folder,)}
+    (tmp_path / "set/data.yaml").write_text("names: [cow]\ntrain: images/train\n")
+    assert find_yolo_sets(tmp_path / "set").names == ("cow",)
