@@ -98,6 +98,8 @@ class Start:
             hook.get()  # which refuses what could not be called with a report
         # It refuses what does not fit.
         bind_loop(parts.state, parts.towers, self.recipe.exchange)
+        if not (origin.is_resumed or origin.is_forked):
+            _check_fresh_norms(stages.now.recipe, parts, worker)
         return choices, origin
 
     def _load_origin(self, worker: Worker) -> Origin:
@@ -129,8 +131,6 @@ class Start:
         choices, origin = self.load(worker)
         stages, files = self.stages, self.files
         facts: dict[str, Any] = {"changed": [*self.changed, *choices.changed]}
-        if worker.is_chief and not (origin.is_resumed or origin.is_forked):
-            _warn_of_fresh_norms(self.stages.now.recipe, stages.parts)
         largest = max((span.recipe for span in stages.spans), key=lambda each: each.data.image_size)
         probe_largest_batch(largest, stages.parts, self.objects, worker)
         if not origin.is_resumed and (self.recipe.task or isinstance(self.recipe.model, PythonModel)):
@@ -261,8 +261,12 @@ def resolve_choices(recipe: Recipe, parts: Parts, worker: Worker, workdir: Workd
     return ResolvedChoices(before or now, now, changed)
 
 
-def _warn_of_fresh_norms(recipe: Recipe, parts: Parts) -> None:
-    """Warn of batch norm that keeps the statistics of a fresh model, and so normalises nothing."""
+def _check_fresh_norms(recipe: Recipe, parts: Parts, worker: Worker) -> None:
+    """Refuse batch norm that is frozen by the recipe over a fresh model, and so normalises nothing; of a part, warn.
+
+    Raises:
+        InputError: no norm that is frozen has the statistics of trained weights, and settings of the recipe free them.
+    """
     model, is_frozen = parts.state.model, parts.towers.batch_norm == "frozen"
     norms = {name: module for name, module in model.named_modules() if keeps_batch_statistics(module)}
     kept = {
@@ -277,17 +281,21 @@ def _warn_of_fresh_norms(recipe: Recipe, parts: Parts) -> None:
         return
     statistics: Any = [(module.running_mean, module.running_var) for module in kept.values()]
     are_fresh = torch.stack([~mean.any() & (variance == 1).all() for mean, variance in statistics]).tolist()
-    if fresh := [name for name, each in zip(kept, are_fresh, strict=True) if each]:
-        thawing = " ".join(f"--set {setting}" for setting in _thawing(recipe))
-        log.warning(
-            "%d of %d batch norms keep their statistics, and have those of a fresh model: with mean 0 and variance 1 "
-            "nothing is normalised, and losses may be in the millions: %s. Start from trained weights "
-            "(--set warm_start.path=FILE), or let %s",
-            len(fresh),
-            len(norms),
-            shorten(fresh),
-            f"them learn: {thawing}" if thawing else "the model train them",
+    fresh = [name for name, each in zip(kept, are_fresh, strict=True) if each]
+    thawing = " ".join(f"--set {setting}" for setting in _thawing(recipe))
+    given = f"{len(fresh)} of {len(norms)} batch norms keep their statistics, and have those of a fresh model"
+    why = "with mean 0 and variance 1 nothing is normalised, and losses may be in the millions"
+    mend = "start from trained weights (--set warm_start.path=FILE), or let "
+    mend += f"them learn: {thawing}" if thawing else "the model train them"
+    if fresh and len(fresh) == len(kept) and thawing:
+        raise InputError(
+            "Batch norm is frozen over weights that are not trained.",
+            given=f"{given}: {shorten(fresh)}",
+            expected=f"statistics of trained weights: {why} else",
+            hint=mend,
         )
+    if fresh and worker.is_chief:
+        log.warning("%s: %s: %s; %s", given, why, shorten(fresh), mend)
 
 
 def _thawing(recipe: Recipe) -> list[str]:

@@ -20,10 +20,10 @@ from lockstep.recipes.pipeline_config import import_pipeline
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.shipped import find
 from lockstep.recipes.toml import with_settings
-from lockstep.runs import stages
+from lockstep.runs import stages, start
 from lockstep.runs.build import Parts
 from lockstep.runs.run import Run
-from lockstep.runs.start import _check_activations, _thawing, _warn_of_fresh_norms
+from lockstep.runs.start import _check_activations, _check_fresh_norms, _thawing
 from lockstep.workers.rank import Worker
 
 
@@ -45,7 +45,7 @@ def tiny(given: Recipe, worker: Worker, reader: None, metrics: object) -> Parts:
 def run(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(stages, "build", tiny)
 
-    def start(workdir: Path, *settings: str, fork_from: str | None = None) -> dict[str, bytes]:
+    def began(workdir: Path, *settings: str, fork_from: str | None = None) -> dict[str, bytes]:
         torch.set_num_threads(1)
         given = with_settings(
             find("mnist"),
@@ -56,7 +56,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
         newest = max((workdir / "checkpoints").iterdir())
         return {path.name: path.read_bytes() for path in newest.iterdir() if path.name != "manifest.json"}
 
-    return start
+    return began
 
 
 def steps(workdir: Path) -> list[int]:
@@ -190,27 +190,26 @@ def normed(given: Recipe, worker: Worker, reader: None, metrics: object) -> Part
     return replace(made, state=ls.TrainState(model, ls.optim.SGD(0.05)))
 
 
-def test_batch_norm_that_keeps_fresh_statistics_is_told(monkeypatch: Any, caplog: Any) -> None:
-    def said(*settings: str) -> list[str]:
-        caplog.clear()
+def test_batch_norm_that_keeps_fresh_statistics_is_told_or_refused(caplog: Any) -> None:
+    def check(*settings: str) -> None:
         given = with_settings(find("mnist"), ["batch_size=4", "num_towers=1", *settings])
-        _warn_of_fresh_norms(given, normed(given, ls.join("cpu"), None, None))
-        return caplog.messages
+        _check_fresh_norms(given, normed(given, ls.join("cpu"), None, None), ls.join("cpu"))
 
-    (line,) = said()
-    assert line == (
+    check()  # no setting of the recipe frees it
+    assert caplog.messages == [
         "1 of 3 batch norms keep their statistics, and have those of a fresh model: with mean 0 and variance 1 "
-        "nothing is normalised, and losses may be in the millions: 0. Start from trained weights "
+        "nothing is normalised, and losses may be in the millions: 0; start from trained weights "
         "(--set warm_start.path=FILE), or let the model train them"
-    )
-    (line,) = said("towers.batch_norm=frozen")
+    ]
+    caplog.clear()
+    check("towers.batch_norm=frozen")  # one of the three has been trained
+    (line,) = caplog.messages
     assert line.startswith("2 of 3 batch norms")
-    assert ": 0, 1. " in line
     assert line.endswith("or let them learn: --set towers.batch_norm=mean")
 
 
-def test_fresh_statistics_are_told_before_the_first_step_and_not_on_a_resume(
-    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_frozen_batch_norm_over_fresh_weights_is_refused_before_the_first_step_and_not_on_a_resume(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def frozen(given: Recipe, worker: Worker, reader: None, metrics: object) -> Parts:
         parts = tiny(given, worker, reader, metrics)
@@ -219,11 +218,14 @@ def test_fresh_statistics_are_told_before_the_first_step_and_not_on_a_resume(
         return replace(parts, state=ls.TrainState(model, ls.optim.SGD(0.05)))
 
     monkeypatch.setattr(stages, "build", frozen)
-    for count, expected in ((2, 1), (4, 0)):
-        caplog.clear()
-        run(tmp_path / "run", "towers.batch_norm=frozen", f"end.count={count}")
-        told = [line for line in caplog.messages if line.startswith("1 of 1 batch norms keep their statistics")]
-        assert len(told) == expected
+    with pytest.raises(ls.InputError, match=r"(?s)1 of 1 batch norms.*let them learn: --set towers.batch_norm=mean"):
+        run(tmp_path / "run", "towers.batch_norm=frozen", "end.count=2")
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(start, "_check_fresh_norms", lambda *_: None)
+        run(tmp_path / "run", "towers.batch_norm=frozen", "end.count=2")
+    run(tmp_path / "run", "towers.batch_norm=frozen", "end.count=4")
+    assert steps(tmp_path / "run") == [1, 2, 3, 4]
 
 
 def test_the_settings_that_freeze_batch_norm_are_named() -> None:
