@@ -1,14 +1,11 @@
 """Where the images and labels of a data set in YOLO's format are, and the names of its classes.
 
-A `data.yaml` names both. Of YAML it takes what such files are written in: at the left edge keys, with a value behind
-each, or below it a list or a map of values. No library for it is needed.
+A `data.yaml` names both.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from lockstep.errors import DataError
@@ -25,15 +22,6 @@ CLASS_FILES = ("classes.txt", "obj.names", "_darknet.labels")
 
 _KEYS = ("path", "names", "nc", "kpt_shape", *(name for names in SPLITS.values() for name in names))
 _MOST_BYTES = 1 << 20
-_SPECIAL = ("|", ">", "&", "*", "!", "[", "{", "%", "@", "`")
-"""What values of YAML that are no plain text begin with."""
-_QUOTED = r"""(?:"(?:[^"\\]|\\.)*+"|'(?:[^']|'')*+')"""
-_KEY = re.compile(r"""(["']?)([\w.-]+)\1\s*:(?:\s+(.*))?$""")
-_FLOW_ENTRY = re.compile(
-    rf"""(?:({_QUOTED}\s*+|[^\s,:"'\[\]{{}}][^,:"'\[\]{{}}]*+):\s+)?({_QUOTED}|[^\s,"'\[\]{{}}][^,\[\]{{}}]*+)"""
-)
-_LINE_ENTRY = re.compile(rf"""(?:({_QUOTED}\s*+|[^\s"':][^:]*+):\s+)?({_QUOTED}|[^\s"'].*)""")
-_COMMA = re.compile(r"\s*+(?:,\s*+|$)")
 
 
 class YoloSets(NamedTuple):
@@ -147,100 +135,28 @@ def _checked_names(names: Sequence[str], count: object, file: AnyPath) -> tuple[
     return tuple(names)
 
 
-# The text -----------------------------------------------------------------------------------------------------------
-
-
 def parse_data_yaml(text: str, file: object) -> dict[str, str | list[str] | dict[str, str]]:
-    """Read the keys that say where images are, and what classes: a text, a list of texts, or a map of each; no others.
+    """Read the keys that say where images are, and what classes: a text, a list of texts, or a map of texts for each.
 
     Raises:
-        DataError: one of them is written in a way that is not read.
+        DataError: it is no YAML, or one of these keys has another value.
     """
+    import yaml
+
+    try:
+        whole = yaml.load(text, Loader=yaml.BaseLoader)  # makes nothing but texts, lists and maps
+    except (yaml.YAMLError, RecursionError) as error:
+        raise _unusable(file, " ".join(str(error).split())) from error
     found: dict[str, str | list[str] | dict[str, str]] = {}
-    for key, number, value, below in _blocks(text):
-        try:
-            if key in _KEYS:
-                found[key] = _value(value, below)
-        except ValueError as error:
-            raise _unusable(file, f"{key} in line {number}: {error}") from None
+    for key in _KEYS:
+        value = whole.get(key) if isinstance(whole, dict) else None
+        if value in (None, "~", "null"):
+            continue
+        items = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
+        if odd := [item for item in items if not isinstance(item, str)]:
+            raise _unusable(file, f"{key}: {odd[0]!s:.40} is no single value")
+        found[key] = value
     return found
-
-
-def _blocks(text: str) -> Iterator[tuple[str, int, str, list[str]]]:
-    """Yield each key at the left edge, with the number of its line, what is behind it, and the lines below it."""
-    blocks: list[tuple[str, int, str, list[str]]] = []
-    for number, line in enumerate(map(_without_comment, text.splitlines()), 1):
-        if key := _KEY.match(line):
-            blocks.append((key[2], number, (key[3] or "").strip(), []))
-        elif line.strip() and blocks:
-            blocks[-1][3].append(line.strip())
-    yield from blocks
-
-
-def _without_comment(line: str) -> str:
-    quote = ""
-    for place, character in enumerate(line):
-        before = line[place - 1] if place else " "
-        if quote:
-            quote = "" if character == quote else quote
-        elif character in "\"'" and before in (*" [{,", character):
-            quote = character
-        elif character == "#" and before.isspace():
-            return line[:place].rstrip()
-    return line.rstrip()
-
-
-def _value(value: str, below: Sequence[str]) -> str | list[str] | dict[str, str]:
-    if value[:1] in ("[", "{"):
-        is_map, whole = value[0] == "{", " ".join([value, *below])
-        if whole[-1] != ("}" if is_map else "]"):
-            raise ValueError(f"{whole[:40]!r} is not closed")
-        entries = _entries(whole[1:-1].strip())
-    elif not value and below:
-        is_map = not below[0].startswith("- ")
-        if not is_map and (odd := [line for line in below if not line.startswith("- ")]):
-            raise ValueError(f"{odd[0][:40]!r} is no item")
-        entries = [_entry(line if is_map else line[2:].strip()) for line in below]
-    elif below or value[:1] in _SPECIAL:
-        raise ValueError(f"{(value or below[0])[:40]!r} is no single value")
-    else:
-        return "" if value in ("~", "null") else _unquoted(value)
-    if unlike := [text for key, text in entries if (key is not None) != is_map]:
-        raise ValueError(f"{unlike[0][:40]!r} " + ("has no key" if is_map else "has a key"))
-    return {str(key): text for key, text in entries} if is_map else [text for _, text in entries]
-
-
-def _entries(text: str) -> list[tuple[str | None, str]]:
-    """Return the items between brackets, each with its key if it has one."""
-    entries, at = [], 0
-    while at < len(text):
-        found = _FLOW_ENTRY.match(text, at)
-        after = _COMMA.match(text, found.end()) if found else None
-        if found is None or after is None:
-            raise ValueError(f"{text[at : at + 40]!r} is no single value")
-        entries.append(_pair(found))
-        at = after.end()
-    return entries
-
-
-def _entry(line: str) -> tuple[str | None, str]:
-    """Read an item on a line of its own, which may hold commas and brackets."""
-    found = _LINE_ENTRY.fullmatch(line)
-    if found is None or found[2][0] in _SPECIAL or found[2].startswith("- "):
-        raise ValueError(f"{line[:40]!r} is no single value")
-    return _pair(found)
-
-
-def _pair(found: re.Match[str]) -> tuple[str | None, str]:
-    return _unquoted(found[1].strip()) if found[1] else None, _unquoted(found[2].strip())
-
-
-def _unquoted(text: str) -> str:
-    if text[:1] not in ("'", '"'):
-        return text
-    if not re.fullmatch(_QUOTED, text):
-        raise ValueError(f"{text[:40]!r} is not closed")
-    return str(json.loads(text)) if text[0] == '"' else text[1:-1].replace("''", "'")
 
 
 def _text_of(file: AnyPath) -> str:
