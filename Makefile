@@ -7,7 +7,7 @@ RELEASE_TOOLS := build==1.6.1 twine==7.0.0 check-jsonschema==0.39.0
 TRIAL := CUDA_VISIBLE_DEVICES= LOCKSTEP_GPU_TESTS=cpu $(BIN)/python -m pytest tests/gpu -n auto --maxprocesses 8 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-detection test test-slow test-quick test-gpu test-gpu-trial test-oldest test-newest test-one-worker check docs bench dist release-check clean
+.PHONY: help setup demo demo-detection test test-slow test-quick test-gpu test-gpu-trial test-oldest test-newest test-one-worker check docs docs-publish bench dist release-check clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -60,6 +60,9 @@ check: $(SETUP) ## formatting, lint, types, spelling
 
 docs: $(SETUP) ## build the documentation site in build/docs; a warning, a lost link or a public name without a docstring fails
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -c docs . build/docs
+
+docs-publish: docs ## put the site into the folder SITE: that of this version if the commit has its tag, else latest, beside the others
+	scripts/publish_docs "$(SITE)"
 
 bench: $(SETUP) ## measure a step, its update and a save against PyTorch by hand
 	$(BIN)/python benchmarks/parity_step.py

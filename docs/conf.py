@@ -13,6 +13,12 @@ html_title = f"Lockstep {__version__}"
 html_theme = "furo"
 html_additional_pages = {"index": "redirect.html"}
 templates_path = ["."]
+html_sidebars = {
+    "**": [
+        *("sidebar/brand.html", "sidebar/search.html", "versions.html", "sidebar/scroll-start.html"),
+        *("sidebar/navigation.html", "sidebar/scroll-end.html", "sidebar/variant-selector.html"),
+    ]
+}
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "site_pages"]
 
 root_doc = "docs/index"  # sources are where they are in the repository, so that their links hold on a code host too

@@ -60,7 +60,7 @@ def test_the_citation_and_the_changelog_have_the_version() -> None:
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == __version__
     headings = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert headings[0] == "Unreleased"
-    assert headings[1:2] in ([], [__version__])
+    assert headings[1] == __version__
 
 
 def test_workflows_call_what_the_project_has_with_the_least_rights() -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import logging
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -42,6 +45,31 @@ def test_a_field_says_what_it_means_takes_and_is_by_default(site: ModuleType) ->
     assert "\n- takes a whole number (1 or more, below 2\\*\\*63), or left out\n" in entry
     assert "\n- default: left out\n" in entry
     assert "\n- `--set evaluate.patience=1`" in entry
+
+
+@pytest.mark.process
+def test_versions_stand_beside_each_other_and_those_published_are_kept(tmp_path: Path) -> None:
+    built, site = tmp_path / "built", tmp_path / "site"
+    built.mkdir()
+
+    def publish(version: str, text: str) -> subprocess.CompletedProcess[str]:
+        (built / "index.html").write_text(text)
+        words = [ROOT / "scripts" / "publish_docs", site, "--built", built, "--version", version]
+        return subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, check=False)
+
+    assert publish("latest", "main").returncode == 0
+    assert "url=latest/" in (site / "index.html").read_text()
+    for version in ("0.9.0", "0.10.0", "latest"):
+        assert publish(version, version).returncode == 0
+    assert publish("0.10.0", "changed").stderr.endswith("remove it to publish it again\n")
+    assert publish("../elsewhere", "changed").returncode == 1
+    listed = json.loads((site / "switcher.json").read_text())
+    assert [each["name"] for each in listed] == ["0.10.0 (stable)", "0.9.0", "latest"]
+    assert {each["version"]: (site / each["url"] / "index.html").read_text() for each in listed} == {
+        "0.10.0": "0.10.0", "0.9.0": "0.9.0", "latest": "latest",
+    }  # fmt: skip
+    assert "url=0.10.0/" in (site / "index.html").read_text()
+    assert sorted(each.name for each in site.iterdir()) == ["0.10.0", "0.9.0", "index.html", "latest", "switcher.json"]
 
 
 def test_a_public_name_without_a_docstring_is_a_warning_which_fails_the_build(

@@ -152,7 +152,7 @@ def _choices(found: Found, chosen: Chosen) -> list[str]:
         ("task", task),
         ("scored on", _scored(chosen)),
         ("network", "SqueezeNet 1.1 with an SSD on it" if found.has_objects else "SqueezeNet 1.1"),
-        ("weights", _weights_row(where)),
+        *_weights_rows(where),
         ("input", f"{shape} pixels, {recipe.batch_size} images an update"),
         ("schedule", f"{recipe.end or 'until it is stopped'}{updates}{rate}"),
         ("stops early", _stopping(chosen)),
@@ -160,12 +160,18 @@ def _choices(found: Found, chosen: Chosen) -> list[str]:
     return ["what is trained", *(f"  {line}" for line in _rows(rows))]
 
 
-def _weights_row(path: str | None) -> str:
-    from lockstep.runs.chosen_recipe import LICENCE, WEIGHTS
+def _weights_rows(path: str | None) -> list[tuple[str, str]]:
+    """Say which weights are started from; without any, where they were looked for, what is lost, how to get them."""
+    from lockstep.runs.chosen_recipe import LICENCE, places_of_weights
 
     if path:
-        return f"{path} ({LICENCE})"
-    return f"none: data/{WEIGHTS} is not here. The net knows nothing yet, and needs thousands of images to do well"
+        return [("weights", f"{path} ({LICENCE})")]
+    places = places_of_weights()
+    return [
+        ("weights", f"none; these were looked for: {', '.join(map(str, places))}"),
+        ("", "without them all layers learn from your images alone, which takes thousands of them and more epochs"),
+        ("", f"to have them: the wheel holds them, and data/squeezenet of the project: copy the file to {places[-1]}"),
+    ]
 
 
 def _scored(chosen: Chosen) -> str:

@@ -30,6 +30,7 @@ from lockstep.errors import InputError
 from lockstep.models import SqueezeNet
 from lockstep.recipes.data import DetectionData, ImageData
 from lockstep.recipes.parts import Checkpoints, DataLoading, Evaluate, InitialWeights
+from lockstep.recipes.preprocessing import ResizedCrop
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.shipped import find
 from lockstep.recipes.toml import to_toml
@@ -76,12 +77,15 @@ class Chosen(NamedTuple):
         return during + 2 * (self.num_test or self.num_validation)
 
 
+def places_of_weights() -> list[Path]:
+    """Return where the weights may be: in the data here or of the checkout, with the package, or in the cache."""
+    cache, package = cache_folder(), Path(__file__).parents[1]
+    return [place / WEIGHTS for place in (Path("data"), package / "weights", package.parent / "data", cache) if place]
+
+
 def find_weights() -> Path | None:
     """Return the weights that come with the project, or were put into the cache; None where they are not here."""
-    cache = cache_folder()
-    package = Path(__file__).parents[1]
-    places = [Path("data"), package / "weights", package.parent / "data", *([cache] if cache else [])]
-    return next((place / WEIGHTS for place in places if (place / WEIGHTS).is_file()), None)
+    return next(filter(Path.is_file, places_of_weights()), None)
 
 
 def choose_recipe(
@@ -104,7 +108,7 @@ def choose_recipe(
     reasons |= more | {
         "warm_start": f"{LICENCE}; the layers that depend on the classes are new"
         if weights
-        else "none were found: the net learns from these images alone",
+        else "none were found: all layers learn from these images alone, for more epochs",
         "feed": "images that cannot be read are left out" if found.broken else "",
         "evaluate.patience": "the run ends after so many evaluations without a better score",
         "end": "as it was asked for" if end else "fewer images are seen more often",
@@ -193,18 +197,15 @@ def _classifier(
     seen = 9_000 if weights else 40_000
     epochs = _epochs(num_train, images_seen=seen, least=5 if num_train < 20_000 else 2, most=30 if weights else 100)
     length = _Length.of(end or Epochs(epochs), num_train, batch)
-    rates = {r"^features\.": 0.0005 if weights else 0.01, r"^classifier\.": 0.005 if weights else 0.01}
-    assert isinstance(given.optimizer, optim.ByName)
-    decays = {r"^features\.": 0.0 if weights else 5e-4, r"^classifier\.": 0.1 if weights else 5e-4}
-    optimizer = optim.ByName(
-        {p: optim.SGD(optim.Cosine(rates[p], length.of_schedule), momentum=0.9, weight_decay=decays[p]) for p in rates}
-    )
-    warm_start = given.warm_start and replace(given.warm_start, path=str(weights))
+    optimizer: optim.ByName | optim.AdamW
+    optimizer, learned = _tuning(length) if weights else _from_scratch(length, num_train, batch)
     assert isinstance(given.data, ImageData)
+    preprocessing = given.data.preprocessing if weights else ResizedCrop(least_area=0.35, jitter=0.3)
+    warm_start = given.warm_start and replace(given.warm_start, path=str(weights))
     recipe = replace(
         given,
-        model=SqueezeNet(num_classes=len(found.classes), fires_seen=3 if weights else None),
-        data=replace(data, image_size=side, preprocessing=given.data.preprocessing),
+        model=SqueezeNet(num_classes=len(found.classes), fires_seen=3),
+        data=replace(data, image_size=side, preprocessing=preprocessing),
         warm_start=warm_start if weights else None,
         frozen=given.frozen if weights else (),
         optimizer=optimizer,
@@ -217,10 +218,33 @@ def _classifier(
         "model": f"a small net, quick on processors; {len(found.classes)} classes",
         "data.image_size": f"half of the images have a shorter side of {_median_side(found)} pixels or more",
         "frozen": "the first layers know edges and colours already" if weights else "",
-        "optimizer": "the layers that were trained before learn slowly, the new one faster; both rates fall to 0",
+        "optimizer": learned,
         "batch_size": f"for {num_train} images to train on",
         "average": "scored and exported are averages of the last updates, which vary less",
     }
+
+
+def _tuning(length: _Length) -> tuple[optim.ByName, str]:
+    rates, decays = {r"^features\.": 0.0005, r"^classifier\.": 0.005}, {r"^features\.": 0.0, r"^classifier\.": 0.1}
+    optimizer = optim.ByName(
+        {p: optim.SGD(optim.Cosine(rates[p], length.of_schedule), momentum=0.9, weight_decay=decays[p]) for p in rates}
+    )
+    return optimizer, "the layers that were trained before learn slowly, the new one faster; both rates fall to 0"
+
+
+def _from_scratch(length: _Length, num_train: int, batch_size: int) -> tuple[optim.AdamW, str]:
+    """Return what trains a net without batch norm from drawn weights, from which SGD diverges or stands still."""
+    warmup = _warmup(length, num_train, batch_size)
+    optimizer = optim.AdamW(optim.Cosine(0.001, length.of_schedule, warmup_steps=warmup), weight_decay=0.05)
+    return (
+        optimizer,
+        f"all layers begin from drawn weights; the rate rises for {warmup} steps, and falls to 0",
+    )
+
+
+def _warmup(length: _Length, num_train: int, batch_size: int) -> int:
+    """Return how many updates the rate rises for, a quarter of all at most."""
+    return min(50, int(length.num_epochs * num_train / batch_size / 4))
 
 
 def _median_side(found: Found) -> int:
@@ -246,7 +270,7 @@ def _detector(
     epochs = _epochs(num_train, images_seen=4400 if weights else 20_000, least=5, most=60 if weights else 150)
     batch, rate = 8 * num_devices, 0.01 if num_train >= 150 else 0.005
     length = _Length.of(end or Epochs(epochs), num_train, batch)
-    warmup = min(50, int(length.num_epochs * num_train / batch / 4))
+    warmup = _warmup(length, num_train, batch)
     ratios = _ratios(found, height, width)
     recipe = replace(
         given,

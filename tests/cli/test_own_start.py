@@ -7,19 +7,29 @@ import json
 import shutil
 import subprocess
 import sys
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from lockstep.cli.main import main
 from lockstep.cli.own_data import names_data, own_run, remark_on_name
-from lockstep.optim import ByName
+from lockstep.optim import AdamW, ByName
 from lockstep.recipes.data import ImageData
+from lockstep.recipes.parts import DataLoading
+from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.toml import load
+from lockstep.runs import chosen_recipe
+from lockstep.runs.build import Examples
+from lockstep.runs.chosen_recipe import find_weights
 from lockstep.runs.inputs import check_inputs
 from lockstep.runs.own_data import DataSets, find_data_sets
+from lockstep.types import Epochs
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "flowers5"
 
@@ -57,6 +67,52 @@ def test_a_dry_run_says_what_it_found_and_prints_the_recipe(photos: Path, capsys
     assert recipe.data.image_size == 64
     assert "# held out of " in out
     assert recipe.name == "my_photos"
+
+
+def test_without_weights_it_says_where_they_belong_and_trains_for_longer(
+    photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def dry_run() -> tuple[Recipe, str]:
+        assert main(["train", "my photos", "--dry-run"]) == 0
+        out, said = capsys.readouterr()
+        Path("mine.toml").write_text(out)
+        return load(Path("mine.toml")), said
+
+    given = find_weights()
+    assert given
+    with_them, _ = dry_run()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(photos.parent / "cache"))
+    monkeypatch.setattr(chosen_recipe, "__file__", str(photos.parent / "elsewhere" / "runs" / "chosen_recipe.py"))
+    without, said = dry_run()
+    assert (without.warm_start, without.frozen) == (None, ())
+    assert isinstance(without.end, Epochs)
+    assert isinstance(with_them.end, Epochs)
+    assert without.end.count > 3 * with_them.end.count
+    assert isinstance(with_them.optimizer, ByName)
+    assert isinstance(without.optimizer, AdamW)
+    assert first_loss(without) < 2
+    assert "learn from your images alone" in said
+    assert f"looked for: {', '.join(map(str, chosen_recipe.places_of_weights()))}" in said
+
+    told = Path(said.partition("copy the file to ")[2].partition("\n")[0])
+    told.parent.mkdir(parents=True)
+    shutil.copy(given, told)
+    found, said = dry_run()
+    assert found.warm_start
+    assert (found.warm_start.path, found.end) == (str(told), with_them.end)
+    assert f"{told} (SqueezeNet 1.1 trained on ImageNet, MIT licence)" in said
+
+
+def first_loss(recipe: Recipe) -> float:
+    """The loss of drawn weights: about ln(classes), unless values grow from layer to layer."""
+    torch.manual_seed(0)
+    model, task = recipe.model.build(recipe.seed).train(), recipe.chosen_task
+    recipe = replace(recipe, feed=DataLoading(num_processes=0))
+    with closing(Examples(recipe).training().batches(range(1), 1, torch.device("cpu"))) as batches:
+        assert task.losses
+        found: Any = task.losses(model, next(batches))
+    losses = found[0] if isinstance(found, tuple) else found
+    return sum(loss.item() for loss in losses.values())
 
 
 def test_classes_are_named_where_the_folders_of_the_sets_differ(
