@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from lockstep.augmentations.random_crops import RandomCropToAspectRatio as RandomCropToAspectRatio
     from lockstep.augmentations.random_crops import RandomPadImage as RandomPadImage
     from lockstep.augmentations.random_crops import RandomPadToAspectRatio as RandomPadToAspectRatio
+    from lockstep.augmentations.random_crops import RandomSquareCropByScale as RandomSquareCropByScale
     from lockstep.augmentations.random_crops import SsdRandomCrop as SsdRandomCrop
     from lockstep.augmentations.random_crops import SsdRandomCropFixedAspectRatio as SsdRandomCropFixedAspectRatio
     from lockstep.augmentations.random_crops import SsdRandomCropPad as SsdRandomCropPad
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from lockstep.augmentations.resizers import KeepAspectRatioResizer as KeepAspectRatioResizer
     from lockstep.augmentations.resizers import RandomImageScale as RandomImageScale
     from lockstep.augmentations.resizers import RandomResizeMethod as RandomResizeMethod
+    from lockstep.augmentations.resizers import RandomScaleCropAndPadToSquare as RandomScaleCropAndPadToSquare
     from lockstep.augmentations.resizers import ResizeImage as ResizeImage
     from lockstep.augmentations.resizers import ResizeToMinDimension as ResizeToMinDimension
     from lockstep.augmentations.slim_presets import slim_preset as slim_preset

@@ -19,7 +19,13 @@ from lockstep.augmentations.augment import Augment, Deferred, turns
 from lockstep.augmentations.copy_paste import CopyPaste
 from lockstep.augmentations.mixing import MixUp, Mosaic
 from lockstep.augmentations.pixels import RandomBlackPatches, RandomPixelValueScale
-from lockstep.augmentations.resizers import RandomImageScale, RandomResizeMethod, ResizeImage, ResizeToMinDimension
+from lockstep.augmentations.resizers import (
+    RandomImageScale,
+    RandomResizeMethod,
+    RandomScaleCropAndPadToSquare,
+    ResizeImage,
+    ResizeToMinDimension,
+)
 from lockstep.augmentations.turns import HorizontalFlip, RandomRotation90, RandomVerticalFlip
 from lockstep.augmentations.zoom import FixedSizeCrop, RandomIoUCrop, RandomZoomOut, ScaleJitter
 
@@ -39,7 +45,9 @@ AUGMENTATIONS: tuple[type, ...] = (
     random_crops.RandomCropPadImage,
     random_crops.RandomCropToAspectRatio,
     random_crops.RandomPadToAspectRatio,
+    random_crops.RandomSquareCropByScale,
     RandomResizeMethod,
+    RandomScaleCropAndPadToSquare,
     ResizeImage,
     ResizeToMinDimension,
     boxes.ScaleBoxesToPixelCoordinates,

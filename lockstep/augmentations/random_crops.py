@@ -15,11 +15,11 @@ import torch
 
 from lockstep.augmentations.augment import Share, drawn_corners, drawn_shares
 from lockstep.augmentations.crops import DistortedLaw, Windows, objects_in_pixels
-from lockstep.augmentations.resizers import pad_images
+from lockstep.augmentations.resizers import check_sizes, pad_images
 from lockstep.checks import Checked, Hint, PositiveFloat, PositiveInt, Probability, Range, check_least_and_most
 from lockstep.errors import DataError, InputError
-from lockstep.images.fields import Image, cropped_image, images_of, name_of, sides_of
-from lockstep.images.moves import Bools, Float64s, Int64s, move
+from lockstep.images.fields import Image, cropped_image, decoded, images_of, name_of, sides_of
+from lockstep.images.moves import Bools, Float64s, Int64s, Region, move
 from lockstep.images.objects import Fields, as_ragged, move_objects, object_fields
 from lockstep.ragged import Ragged
 from lockstep.randomness import Draws
@@ -414,6 +414,61 @@ class SsdRandomCropPadFixedAspectRatio(Checked):
         """Return the batch with its images cropped and padded: a list of images of several sizes."""
         batch = crop_at_random(batch, draws, self.operations or _operations(), self)
         return pad_to_aspect_ratio(batch, draws, self)
+
+
+@dataclass(frozen=True)
+class RandomSquareCropByScale(Checked):
+    """Cut a square out of each image, black where it reaches out of it: random_square_crop_by_scale.
+
+    Its side is the image's longer one times a scale, its centre any pixel that is not near the edge (Zhou et al.:
+    Objects as Points, 2019). As in the reference the last row and column of the image are left out.
+    """
+
+    max_border: PositiveInt = 128
+    """Pixels of an edge in which no centre lies; halved until they are less than half of the image."""
+    scale_min: PositiveFloat = 0.6
+    """The least scale."""
+    scale_max: PositiveFloat = 1.3
+    """The largest scale."""
+    num_scales: PositiveInt = 8
+    """So many scales, evenly from the least to the largest, are drawn as often."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_least_and_most(self, "scale_min", "scale_max")
+
+    def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
+        """Return the batch with its images cut to squares: a list of images of several sizes."""
+        images = images_of(batch, "image", self)
+        sides = sides_of(images)
+        scales = np.linspace(self.scale_min, self.scale_max, self.num_scales, dtype=np.float32)
+        chosen = draws.integers("RandomSquareCropByScale image scale", 0, self.num_scales)
+        size = (scales[chosen] * sides.max(1, initial=0).astype(np.float32)).astype(np.int64)
+        border = self._border(sides)
+        corners = border + drawn_corners(draws, "RandomSquareCropByScale image centre", sides - 2 * border)
+        corners -= (size // 2)[:, None]
+        return _cut_squares(batch, images, corners, size, self)
+
+    def _border(self, sides: Int64s) -> Int64s:
+        exact = np.ceil(np.log2(np.float32(2 * self.max_border) / sides.astype(np.float32)))
+        return self.max_border // np.clip(np.exp2(exact), 1, self.max_border).astype(np.int64)
+
+
+def _cut_squares(batch: Fields, images: Sequence[Image], corners: Int64s, size: Int64s, wanted_by: object) -> Fields:
+    """Cut a square out of each image but for its last row and column, from corners that may lie outside of it."""
+    check_sizes(images, np.stack([size, size], axis=1), wanted_by)
+    squares = [Region(*corner, side, side) for corner, side in zip(corners.tolist(), size.tolist(), strict=True)]
+    pixels = []
+    for image, sides, square in zip(images, sides_of(images).tolist(), squares, strict=True):
+        start = [max(edge, 0) for edge in square[:2]]
+        end = [min(edge + square.height // 2 * 2, side - 1) for edge, side in zip(square[:2], sides, strict=True)]
+        height, width = (max(stop - first, 0) for stop, first in zip(end, start, strict=True))
+        inside = decoded(image, Region(*start, height, width)) if height and width else decoded(image)[:, :0, :0]
+        below, right = start[0] - square.top, start[1] - square.left
+        canvas = inside.new_zeros(square.height, square.width, len(inside)).permute(2, 0, 1)
+        canvas[:, below : below + inside.shape[1], right : right + inside.shape[2]] = inside
+        pixels.append(canvas)
+    return {**move_objects(batch, map(move, sides_of(images).tolist(), squares)), "image": pixels}
 
 
 def _operations(least: float = 0.5, most: float = 2.0) -> list[CropLimits]:

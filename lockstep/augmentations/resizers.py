@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import numpy as np
 import torch
 
-from lockstep.augmentations.augment import drawn_between
+from lockstep.augmentations.augment import drawn_between, drawn_shares
 from lockstep.augmentations.joining import Colours
 from lockstep.checks import Checked, OneOf, PositiveFloat, PositiveInt, check_least_and_most
 from lockstep.errors import DataError, InputError
@@ -191,6 +191,47 @@ class ResizeImage(Checked):
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch with its images decoded and resized, in one tensor; nothing is drawn."""
         return resize_alike(batch, (self.new_height, self.new_width), self.method, self)
+
+
+@dataclass(frozen=True)
+class RandomScaleCropAndPadToSquare(Checked):
+    """Resize each image by a random scale, its aspect kept, and make a square: random_scale_crop_and_pad_to_square.
+
+    At scale 1 the longer side is that of the square. What is larger is cut at a random place, what is smaller gets
+    black at the bottom and at the right (Tan et al.: EfficientDet, 2020).
+    """
+
+    output_size: PositiveInt = 512
+    """Height and width of the square, in pixels."""
+    scale_min: PositiveFloat = 0.1
+    """The least scale."""
+    scale_max: PositiveFloat = 2.0
+    """The scales stay below this one."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_least_and_most(self, "scale_min", "scale_max")
+
+    def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
+        """Return the batch with its images decoded, resized and cut to squares, in one tensor."""
+        images, size = images_of(batch, "image", self), self.output_size
+        sides = sides_of(images)
+        scale = drawn_between(draws, "RandomScaleCropAndPadToSquare image scale", self.scale_min, self.scale_max)
+        exact = sides.astype(np.float32)
+        shares = exact / exact.max(1, initial=1, keepdims=True)
+        sizes = np.maximum(((scale.astype(np.float32) * np.float32(size))[:, None] * shares).astype(np.int64), 1)
+        check_sizes(images, sizes, self)
+        offsets = drawn_shares(draws, "RandomScaleCropAndPadToSquare image offset", "rows", "columns")
+        corners = (np.maximum(sizes - size, 0) * offsets).astype(np.int64).tolist()
+        pairs = [*zip(sides.tolist(), sizes.tolist(), strict=True)]
+        moved = move_objects(batch, [move(side, to=to, half_pixel_centers=False) for side, to in pairs])
+        squares = [move(to, Region(*corner, size, size)) for (_, to), corner in zip(pairs, corners, strict=True)]
+        moved, pixels = move_objects(moved, squares), []
+        for image, (_, to), (top, left) in zip(images, pairs, corners, strict=True):
+            part = resized(decoded(image), *to, "bilinear", slice(top, top + size), slice(left, left + size))
+            pixels.append(part.new_zeros(len(part), size, size))
+            pixels[-1][:, : part.shape[1], : part.shape[2]] = part
+        return {**moved, "image": stacked(pixels, (size, size))}
 
 
 @dataclass(frozen=True)

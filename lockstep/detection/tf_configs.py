@@ -238,12 +238,31 @@ class FeaturePyramidNetworks(Checked):
     """Channels of the levels beyond those of the feature extractor."""
 
 
+_KERAS = "_keras"
+
+
 @dataclass(frozen=True)
-class SsdFeatureExtractor(Checked):
-    """The feature maps of an SSD: a backbone, and layers on top of it."""
+class FeatureExtractorType(Checked):
+    """Base of the feature extractors: the reference's name, of which that of TensorFlow 2's nets ends in "_keras"."""
 
     type: str
-    """The reference's name of the backbone, such as "ssd_mobilenet_v1"."""
+    """The reference's name of the backbone, such as "ssd_mobilenet_v1" or "faster_rcnn_resnet101_keras"."""
+
+    @property
+    def net(self) -> str:
+        """The name of the net, without "_keras"."""
+        return self.type.removesuffix(_KERAS)
+
+    @property
+    def is_keras(self) -> bool:
+        """Whether the net is built as the reference builds it of Keras's layers, in TensorFlow 2."""
+        return self.type.endswith(_KERAS)
+
+
+@dataclass(frozen=True)
+class SsdFeatureExtractor(FeatureExtractorType):
+    """The feature maps of an SSD: a backbone, and layers on top of it."""
+
     depth_multiplier: PositiveFloat = 1.0
     """Scales the channels of the backbone."""
     min_depth: PositiveInt = 16
@@ -265,11 +284,9 @@ class SsdFeatureExtractor(Checked):
 
 
 @dataclass(frozen=True)
-class FasterRcnnFeatureExtractor(Checked):
+class FasterRcnnFeatureExtractor(FeatureExtractorType):
     """The features of a Faster R-CNN."""
 
-    type: str
-    """The reference's name of the backbone, such as "faster_rcnn_resnet101"."""
     first_stage_features_stride: PositiveInt = 16
     """Pixels to a cell of the first stage's feature map: 8 or 16."""
     batch_norm_trainable: bool = False

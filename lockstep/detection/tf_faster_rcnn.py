@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +28,7 @@ from lockstep.detection.losses import classification_loss
 from lockstep.detection.nms import postprocess, tried_nms
 from lockstep.detection.roi_align import crop_and_resize
 from lockstep.detection.tf_configs import BatchNorm, FasterRcnn, Hyperparams, MaskRcnnBoxPredictor
+from lockstep.detection.tf_feature_maps import IMAGENET_MEAN
 from lockstep.detection.tf_layers import PartPenalties, TfBatchNorm, activation_layer, draw_weights, norm_layer
 from lockstep.detection.tf_supported import check_supported
 from lockstep.images.normalisation import normalize
@@ -39,7 +40,11 @@ from lockstep.tensors import reading_waits, tensor_on
 CANDIDATES = 4096
 """The best boxes of an image, among which NMS looks for proposals first where reading waits."""
 _LEAST_SIDE = 33
-_MEAN = (123.68, 116.779, 103.939)
+_DEPTHS: Mapping[str, Literal[50, 101, 152]] = {
+    "faster_rcnn_resnet50": 50,
+    "faster_rcnn_resnet101": 101,
+    "faster_rcnn_resnet152": 152,
+}
 _CODER = blocks.FasterRcnnBoxCoder()
 _ANCHOR_MATCHER = blocks.ArgmaxMatcher(0.7, 0.3, force_match_for_each_row=True)
 _REGION_MATCHER = blocks.ArgmaxMatcher(0.5, 0.5)
@@ -64,15 +69,15 @@ class TfFasterRcnn(DetectionModel):
         assert isinstance(predictor, MaskRcnnBoxPredictor), "others are refused"
         norm = partial(TfBatchNorm, _BATCH_NORM, is_fixed=not extractor.batch_norm_trainable)
         net = ResNet(
-            101 if extractor.type.endswith("101") else 50,
+            _DEPTHS[extractor.net],
             output_stride=8 if extractor.first_stage_features_stride == 8 else 16,
-            style="slim",
+            style="keras" if extractor.is_keras else "slim",
             norm_layer=norm,
             generator=generator,
         )
         self.backbone = IntermediateLayerGetter(net, {"layer3": "0"})
         self.rpn = FirstStage(config, generator=generator)
-        self.second_stage = nn.ModuleDict({"layer4": last_layer(norm, generator)})
+        self.second_stage = nn.ModuleDict({"layer4": last_layer(norm, generator, is_keras=extractor.is_keras)})
         self.box_head = BoxHead(predictor, config.num_classes, generator=generator)
         self.mask_head: MaskHead | None = None
         if predictor.predict_instance_masks:
@@ -84,7 +89,7 @@ class TfFasterRcnn(DetectionModel):
 
     def preprocess(self, images: Tensor) -> Tensor:
         """Subtract the means of ImageNet from images (batch, 3, height, width), red, green and blue, 0 to 255."""
-        return normalize(images.float(), _MEAN, (1.0, 1.0, 1.0))
+        return normalize(images.float(), IMAGENET_MEAN, (1.0, 1.0, 1.0))
 
     def anchors(self, shape: Shape, device: torch.device) -> Tensor:
         """Return all anchors on an input of this height and width, (anchors, 4); clipped to it, but for training."""
@@ -420,11 +425,18 @@ class MaskHead(nn.Module):
         return F.interpolate(hidden, self._size, mode="bilinear", align_corners=True)
 
 
-def last_layer(norm: NormLayer, generator: Generator | None = None) -> nn.Sequential:
-    """Make the last layer of a ResNet without its stride: it maps (regions, 1024, ...) to (regions, 2048, ...)."""
+def last_layer(norm: NormLayer, generator: Generator | None = None, *, is_keras: bool = False) -> nn.Sequential:
+    """Make the last layer of a ResNet: it maps (regions, 1024, ...) to (regions, 2048, ...).
+
+    The one of Keras has its stride of 2, in its first convolution; that of TF-Slim has none here.
+    """
+    strides = [2 if is_keras and not number else 1 for number in range(_BLOCKS)]
     with without_memory():
         layer = nn.Sequential(
-            *(Bottleneck(_SECOND if number else _FIRST, _SECOND // 4, 1, 1, norm) for number in range(_BLOCKS))
+            *(
+                Bottleneck(_SECOND if number else _FIRST, _SECOND // 4, stride, 1, norm, stride_in_1x1=True)
+                for number, stride in enumerate(strides)
+            )
         )
     give_memory(layer)
     kaiming_fan_out(layer, generator)

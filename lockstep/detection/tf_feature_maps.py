@@ -23,12 +23,22 @@ from lockstep.detection.tf_configs import (
     L2Regularizer,
     SsdFeatureExtractor,
     TruncatedNormalInitializer,
+    VarianceScalingInitializer,
 )
 from lockstep.detection.tf_layers import activation_layer, draw_weights, norm_layer
 from lockstep.models.inception_v3 import InceptionV3Net, Layers
 from lockstep.models.initial_weights import give_memory, without_memory
-from lockstep.models.layers import Conv2dNormActivation, IntermediateLayerGetter, NormLayer, Padding, conv2d
+from lockstep.models.layers import (
+    RELU,
+    RELU6,
+    Conv2dNormActivation,
+    IntermediateLayerGetter,
+    NormLayer,
+    Padding,
+    conv2d,
+)
 from lockstep.models.mobilenet import mobilenet_v1_features, mobilenet_v2_features, mobilenet_v3_features
+from lockstep.models.resnet import ResNet
 from lockstep.models.values import InceptionV3
 
 SLIM = Hyperparams(
@@ -53,16 +63,19 @@ class SsdFeatures(nn.Module):
         self, config: SsdFeatureExtractor, *, freeze_batchnorm: bool = False, generator: Generator | None = None
     ) -> None:
         super().__init__()
-        extractor = EXTRACTORS[config.type]
+        extractor = EXTRACTORS[config.net]
         self.on_top = config.conv_hyperparams or Hyperparams()
         """The hyperparameters of the layers on top of the backbone."""
-        self.of_backbone = self.on_top if config.override_base_feature_extractor_hyperparams else extractor.hyperparams
+        own = extractor.keras_hyperparams if config.is_keras else extractor.hyperparams
+        self.of_backbone = self.on_top if config.override_base_feature_extractor_hyperparams else own
+        self.mean, self.least_side = extractor.mean, extractor.least_side
         style = _Style(config, self.of_backbone, freeze_batchnorm, generator)
         layers = self._layers_of(config, extractor)
         self.features = IntermediateLayerGetter(extractor.make(style), {name: name for name in layers})
         self.out_channels = _channels_of(self.features)
         """Channels of each map."""
         self._pad_to_multiple = config.pad_to_multiple
+        self._smooths_on = config.is_keras
         made = partial(
             Conv2dNormActivation,
             norm_layer=norm_layer(self.on_top, freeze_batchnorm=freeze_batchnorm),
@@ -149,14 +162,14 @@ class TopDownFeatureMaps(SsdFeatures):
         """Map images of shape (batch, 3, height, width), from -1 to 1, to feature maps, the largest first."""
         projection, smoothing, bottom_up = cast(Iterable[nn.ModuleList], self.extra.children())
         laterals = [layer(each) for layer, each in zip(projection, self._maps(images), strict=True)]
-        # What goes on to the next finer level is not smoothed: so it is in the reference's layers of TF-Slim, whose
-        # checkpoints are warm-started, while those of Keras smooth it.
         summed = laterals.pop()
         levels = [summed]
         for lateral, layer in zip(reversed(laterals), reversed(smoothing), strict=True):
             height, width = lateral.shape[2:]
             summed = F.interpolate(summed, scale_factor=2.0)[..., :height, :width] + lateral
             levels.insert(0, layer(summed))
+            # What goes on to the next finer level is smoothed in the reference's layers of Keras, not in TF-Slim's.
+            summed = levels[0] if self._smooths_on else summed
         for layer in bottom_up:
             levels.append(layer(levels[-1]))
         return levels
@@ -177,10 +190,15 @@ class _Style:
 
     @property
     def norm_layer(self) -> NormLayer:
-        # Backbones without norms are refused: see `build_ssd`.
+        # Backbones without norms are refused: see `check_supported`.
         made = norm_layer(self.hyperparams, freeze_batchnorm=self.freeze_batchnorm)
         assert made is not None, "a backbone has norms"
         return made
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether the last layers of a MobileNet have fewer channels: those of a pyramid of depthwise layers."""
+        return self.config.use_depthwise and self.config.net.endswith("_fpn")
 
     def depth(self, channels: float) -> int:
         return max(int(channels * self.config.depth_multiplier), self.config.min_depth)
@@ -196,6 +214,7 @@ def _mobilenet_v1(style: _Style) -> nn.Module:
     return mobilenet_v1_features(
         depth_multiplier=style.config.depth_multiplier,
         min_depth=style.config.min_depth,
+        last_channels=(512, 256) if style.is_narrow else (1024, 1024),
         norm_layer=style.norm_layer,
         activation_layer=activation_layer(style.hyperparams),
         padding=style.padding,
@@ -204,12 +223,15 @@ def _mobilenet_v1(style: _Style) -> nn.Module:
 
 
 def _mobilenet_v2(style: _Style) -> nn.Module:
-    """Its activations are its own, whatever the configuration."""
+    """In TF-Slim its activations are its own, whatever the configuration; in Keras its last layer is never narrow."""
+    is_keras = style.config.is_keras
     return mobilenet_v2_features(
         width_mult=style.config.depth_multiplier,
         min_depth=style.config.min_depth,
+        last_channels=256 if style.is_narrow and not is_keras else 1280,
         wide_last=False,
         norm_layer=style.norm_layer,
+        activation_layer=activation_layer(style.hyperparams) if is_keras else RELU6,
         padding=style.padding,
         generator=style.generator,
     )
@@ -223,6 +245,21 @@ def _mobilenet_v3(size: Literal["large", "small"], style: _Style) -> nn.Module:
         reduced_tail=True,
         norm_layer=style.norm_layer,
         padding=style.padding,
+        generator=style.generator,
+    )
+
+
+def _resnet(depth: Literal[50, 101, 152], style: _Style) -> nn.Module:
+    """In TF-Slim a ReLU ends each block, and norms are its own, whatever the configuration; not so in Keras."""
+    active, is_keras, norm = activation_layer(style.hyperparams), style.config.is_keras, style.hyperparams.batch_norm
+    if norm is not None and not is_keras:
+        norm = replace(norm, decay=0.997, epsilon=1e-5, scale=True)
+    return ResNet(
+        depth,
+        style="keras",
+        norm_layer=replace(style, hyperparams=replace(style.hyperparams, batch_norm=norm)).norm_layer,
+        activation_layer=active,
+        sum_activation=active if is_keras else RELU,
         generator=style.generator,
     )
 
@@ -258,10 +295,40 @@ class _Extractor:
     """Channels of the layers that halve, at depth multiplier 1."""
     hyperparams: Hyperparams = SLIM
     """The hyperparameters of the backbone, where a configuration does not override them."""
+    keras_hyperparams: Hyperparams = SLIM
+    """The same of the backbone of Keras's layers."""
+    mean: tuple[float, float, float] | None = None
+    """Subtracted from red, green and blue of 0 to 255; None: they go from -1 to 1."""
+    least_side: int = 33
+    """The least height and width of images, in pixels, as in the reference."""
     maps: type[SsdFeatures] = MultiResolutionFeatureMaps
 
 
+IMAGENET_MEAN = (123.68, 116.779, 103.939)
+"""Subtracted from red, green and blue by the ResNets of the reference."""
 _V1 = replace(SLIM, regularize_depthwise=True)
+_RESNET = Hyperparams(
+    regularizer=L2Regularizer(1e-4),
+    initializer=VarianceScalingInitializer(),
+    batch_norm=BatchNorm(decay=0.997, scale=True, epsilon=1e-5),
+)
+
+
+def _retinanet(depth: Literal[50, 101, 152]) -> _Extractor:
+    return _Extractor(
+        partial(_resnet, depth),
+        ("layer1", "layer2", "layer3", "layer4"),
+        hyperparams=_RESNET,
+        # Keras's penalty is twice that of TF-Slim with the same factor, and its variance is half as large.
+        keras_hyperparams=replace(
+            _RESNET, regularizer=L2Regularizer(2e-4), initializer=VarianceScalingInitializer(factor=1.0)
+        ),
+        mean=IMAGENET_MEAN,
+        least_side=129,
+        maps=TopDownFeatureMaps,
+    )
+
+
 EXTRACTORS = {
     "ssd_mobilenet_v1": _Extractor(_mobilenet_v1, ("Conv2d_11_pointwise", "Conv2d_13_pointwise"), hyperparams=_V1),
     "ssd_mobilenet_v1_fpn": _Extractor(
@@ -274,6 +341,9 @@ EXTRACTORS = {
     "ssd_mobilenet_v2_fpn": _Extractor(_mobilenet_v2, ("3", "6", "13", "18"), maps=TopDownFeatureMaps),
     "ssd_mobilenet_v3_small": _Extractor(partial(_mobilenet_v3, "small"), ("9.expansion", "12")),
     "ssd_mobilenet_v3_large": _Extractor(partial(_mobilenet_v3, "large"), ("13.expansion", "16")),
+    "ssd_resnet50_v1_fpn": _retinanet(50),
+    "ssd_resnet101_v1_fpn": _retinanet(101),
+    "ssd_resnet152_v1_fpn": _retinanet(152),
     "ssd_inception_v3": _Extractor(_inception_v3, ("Mixed_5d", "Mixed_6e", "Mixed_7c"), (512, 256, 128)),
 }
 """The feature extractors that there are, by the reference's names."""
@@ -283,4 +353,4 @@ def feature_maps(
     config: SsdFeatureExtractor, *, freeze_batchnorm: bool = False, generator: Generator | None = None
 ) -> SsdFeatures:
     """Make the feature maps of a configuration."""
-    return EXTRACTORS[config.type].maps(config, freeze_batchnorm=freeze_batchnorm, generator=generator)
+    return EXTRACTORS[config.net].maps(config, freeze_batchnorm=freeze_batchnorm, generator=generator)

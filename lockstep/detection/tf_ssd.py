@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, cast
 
@@ -33,8 +34,6 @@ from lockstep.errors import InputError
 from lockstep.models.initial_weights import check_images, give_memory, without_memory
 from lockstep.models.layers import ActivationLayer, Conv2dNormActivation, NormLayer, conv2d
 
-_LEAST_SIDE = 33
-"""The least height and width of images, in pixels, as in the reference."""
 _HALF = (127.5, 127.5, 127.5)
 """Pixels go from -1 to 1."""
 
@@ -60,13 +59,15 @@ class TfSsd(SsdNet):
         else:
             assert isinstance(predictor, WeightSharedConvolutionalBoxPredictor), "others are refused"
             head = WeightSharedHead(predictor, *arguments, freeze_batchnorm=freeze, generator=generator)
-        super().__init__(_settings(config), backbone, head)
+        super().__init__(_settings(config, backbone.mean, backbone.least_side), backbone, head)
         parts = [(backbone.of_backbone, backbone.features), (backbone.on_top, backbone.extra), (head.hyperparams, head)]
+        if config.feature_extractor.is_keras:  # the reference hands the regularizer on to Keras's depthwise layers
+            parts = [(replace(hyperparams, regularize_depthwise=True), part) for hyperparams, part in parts]
         self._penalties = PartPenalties(self, parts if config.add_regularization_loss else ())
 
     def forward(self, inputs: Tensor, assigned: AnchorTargets | None = None) -> dict[str, Any]:
         """Predict logits, codes of boxes, and the anchors that they are relative to."""
-        check_images("This SSD", inputs, channels=3, smallest=_LEAST_SIDE)
+        check_images("This SSD", inputs, channels=3, smallest=self.settings.smallest_image)
         return super().forward(inputs, assigned)
 
     def losses(self, predictions: Mapping[str, Any], assigned: AnchorTargets) -> dict[str, Tensor]:
@@ -74,7 +75,7 @@ class TfSsd(SsdNet):
         return super().losses(predictions, assigned) | self._penalties.losses(self)
 
 
-def _settings(config: Ssd) -> SsdSettings:
+def _settings(config: Ssd, mean: tuple[float, float, float] | None, least_side: int) -> SsdSettings:
     of_class: Literal["class", "zeros"] = "zeros" if config.encode_background_as_zeros else "class"
     return SsdSettings(
         config.num_classes,
@@ -89,8 +90,9 @@ def _settings(config: Ssd) -> SsdSettings:
         negative_class_weight=config.negative_class_weight,
         normalize_loss_by_num_matches=config.normalize_loss_by_num_matches,
         normalize_loc_loss_by_codesize=config.normalize_loc_loss_by_codesize,
-        pixel_mean=_HALF,
-        pixel_std=_HALF,
+        pixel_mean=mean or _HALF,
+        pixel_std=(1.0, 1.0, 1.0) if mean else _HALF,
+        smallest_image=least_side,
     )
 
 

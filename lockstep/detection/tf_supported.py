@@ -12,16 +12,25 @@ from lockstep.errors import InputError
 from lockstep.inline_toml import kind_name
 from lockstep.listing import did_you_mean
 
-SSD_EXTRACTORS = (
+_SSD_KERAS = (
     "ssd_mobilenet_v1",
     "ssd_mobilenet_v1_fpn",
     "ssd_mobilenet_v2",
     "ssd_mobilenet_v2_fpn",
+    "ssd_resnet50_v1_fpn",
+    "ssd_resnet101_v1_fpn",
+    "ssd_resnet152_v1_fpn",
+)
+_FASTER_RCNN_KERAS = ("faster_rcnn_resnet50", "faster_rcnn_resnet101", "faster_rcnn_resnet152")
+"""Nets that the reference has in both forms: of TF-Slim's layers, and, with "_keras" at the end, of Keras's."""
+SSD_EXTRACTORS = (
+    *_SSD_KERAS,
+    *(f"{net}_keras" for net in _SSD_KERAS),
     "ssd_mobilenet_v3_small",
     "ssd_mobilenet_v3_large",
     "ssd_inception_v3",
 )
-FASTER_RCNN_EXTRACTORS = ("faster_rcnn_resnet50", "faster_rcnn_resnet101")
+FASTER_RCNN_EXTRACTORS = (*_FASTER_RCNN_KERAS, *(f"{net}_keras" for net in _FASTER_RCNN_KERAS))
 
 NEAREST = {
     "ssd_inception_v2": "ssd_inception_v3",
@@ -97,12 +106,7 @@ def _check_one_stage(model: tf_configs.Ssd) -> None:
             model.box_predictor, tf_configs.ConvolutionalBoxPredictor | tf_configs.WeightSharedConvolutionalBoxPredictor
         ),
         **_ignored_nms_options("post_processing", model.post_processing),
-        **_ignored_layer_options(
-            {
-                "feature_extractor.conv_hyperparams": extractor.conv_hyperparams,
-                "box_predictor.conv_hyperparams": getattr(model.box_predictor, "conv_hyperparams", None),
-            }
-        ),
+        **_ignored_layers(model),
     }
     if given := [f"model.{name}" for name, is_given in lacking.items() if is_given]:
         raise InputError(
@@ -111,13 +115,38 @@ def _check_one_stage(model: tf_configs.Ssd) -> None:
             expected="an SSD without it; a backbone has batch norm",
             hint="leave it out of the recipe, or set what stands in its place",
         )
-    if extractor.type == "ssd_inception_v3" and of_backbone is None:
+    if extractor.net == "ssd_inception_v3" and of_backbone is None:
         raise InputError(
             "ssd_inception_v3 has no layers of its own: they are always those of conv_hyperparams.",
             given="model.feature_extractor.override_base_feature_extractor_hyperparams=false",
             expected="true, as the reference wants it",
             hint="--set model.feature_extractor.override_base_feature_extractor_hyperparams=true",
         )
+
+
+def _ignored_layers(model: tf_configs.Ssd) -> dict[str, bool]:
+    """Return what an SSD's layers have not here, or not in the reference, and whether it is asked for."""
+    extractor = model.feature_extractor
+    layers = {
+        "feature_extractor.conv_hyperparams": extractor.conv_hyperparams,
+        "box_predictor.conv_hyperparams": getattr(model.box_predictor, "conv_hyperparams", None),
+    }
+    of_resnets = {"depth_multiplier": 1.0, "use_depthwise": False, "use_explicit_padding": False}
+    norms = {name: part.batch_norm for name, part in layers.items() if part is not None}
+    return {
+        **_ignored_layer_options(layers),
+        **{
+            f"{name}.batch_norm.train=false, with layers of Keras": extractor.is_keras
+            and norm is not None
+            and not norm.train
+            for name, norm in norms.items()
+        },
+        **{
+            f"feature_extractor.{name}={getattr(extractor, name)}, of a ResNet": "resnet" in extractor.net
+            and getattr(extractor, name) != usual
+            for name, usual in of_resnets.items()
+        },
+    }
 
 
 def _ignored_nms_options(name: str, given: PostProcessing) -> dict[str, bool]:
@@ -143,7 +172,7 @@ def _check_two_stages(model: tf_configs.FasterRcnn) -> None:
         "second_stage_box_predictor": not isinstance(predictor, tf_configs.MaskRcnnBoxPredictor),
         "initial_crop_size, maxpool_kernel_size or maxpool_stride, none": None in crops,
         f"feature_extractor.first_stage_features_stride={extractor.first_stage_features_stride}": (
-            extractor.first_stage_features_stride not in {8, 16}
+            extractor.first_stage_features_stride not in ({16} if extractor.is_keras else {8, 16})
         ),
         "feature_extractor.fpn": extractor.fpn is not None,
         "resize_masks=false": not model.resize_masks,
@@ -165,7 +194,7 @@ def _check_two_stages(model: tf_configs.FasterRcnn) -> None:
         raise InputError(
             "A Faster R-CNN is not trained with this here.",
             given=", ".join(given),
-            expected="two stages or three, a mask_rcnn_box_predictor, crops that are pooled, a stride of 8 or 16",
+            expected="two stages or three, a mask_rcnn_box_predictor, pooled crops, a stride of 16 or (TF-Slim) 8",
             hint="set what stands in its place, or take FasterRcnnFpn, which has a feature pyramid",
         )
 

@@ -31,8 +31,9 @@ SLIM_BATCH_NORM: NormLayer = partial(nn.BatchNorm2d, eps=0.001, momentum=0.0003)
 """As TF-Slim's MobileNets have it: a decay of 0.9997."""
 
 _V1_STEM_CHANNELS = 32
-_V1_LAYERS = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *((512, 1),) * 5, (1024, 2), (1024, 1))
-"""Channels after, and stride of, each depthwise convolution with the 1x1 one that follows it."""
+_V1_LAYERS = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *((512, 1),) * 5)
+"""Channels after, and stride of, each depthwise convolution with the 1x1 one that follows it, but for the last two."""
+_V1_LAST_STRIDES = (2, 1)
 _V1_STDDEV = 0.09
 
 
@@ -40,12 +41,13 @@ def mobilenet_v1_features(
     *,
     depth_multiplier: float = 1.0,
     min_depth: int = 8,
+    last_channels: tuple[int, int] = (1024, 1024),
     norm_layer: NormLayer | None = SLIM_BATCH_NORM,
     activation_layer: ActivationLayer | None = RELU6,
     padding: Padding = "same",
     generator: Generator | None = None,
 ) -> nn.Sequential:
-    """Make the layers from images to 1024 channels at stride 32.
+    """Make the layers from images to the last channels, of "Conv2d_12" and "Conv2d_13", at stride 32.
 
     They are "Conv2d_0", then "Conv2d_1_depthwise" and "Conv2d_1_pointwise" to "Conv2d_13_pointwise". "Conv2d_11" is the
     last one of stride 16. The multiplier scales the channels, of which `min_depth` remain in any case. Without norms
@@ -60,7 +62,8 @@ def mobilenet_v1_features(
     with without_memory():
         inputs = depth(_V1_STEM_CHANNELS)
         features.add_module("Conv2d_0", active(3, inputs, 3, 2))
-        for index, (channels, stride) in enumerate(_V1_LAYERS, start=1):
+        layers = *_V1_LAYERS, *zip(last_channels, _V1_LAST_STRIDES, strict=True)
+        for index, (channels, stride) in enumerate(layers, start=1):
             features.add_module(f"Conv2d_{index}_depthwise", active(inputs, inputs, 3, stride, groups=inputs))
             features.add_module(f"Conv2d_{index}_pointwise", active(inputs, outputs := depth(channels), 1))
             inputs = outputs
@@ -74,7 +77,7 @@ def mobilenet_v1_features(
     return features
 
 
-_V2_STEM_CHANNELS, _V2_LAST_CHANNELS = 32, 1280
+_V2_STEM_CHANNELS = 32
 _V2_BLOCKS = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
 """How many times a block expands its channels, its outputs, the number of such blocks, the stride of the first."""
 
@@ -83,12 +86,14 @@ def mobilenet_v2_features(
     *,
     width_mult: float = 1.0,
     min_depth: int = 8,
+    last_channels: int = 1280,
     wide_last: bool = True,
     norm_layer: NormLayer = nn.BatchNorm2d,
+    activation_layer: ActivationLayer | None = RELU6,
     padding: Padding = "symmetric",
     generator: Generator | None = None,
 ) -> nn.Sequential:
-    """Make the layers from images to 1280 channels at stride 32: the "features" of torchvision's net.
+    """Make the layers from images to the last channels at stride 32: the "features" of torchvision's net.
 
     Layer 0 is the first convolution; 1 to 17 are the inverted residuals; then comes a 1x1 convolution. Stride 16 is
     reached by layer 7; layer 14 goes on to 32, after its expansion. The multiplier scales the channels, which stay
@@ -102,7 +107,7 @@ def mobilenet_v2_features(
     def width(channels: int, multiplier: float = width_mult) -> int:
         return make_divisible(channels * multiplier, least=min_depth)
 
-    active = partial(Conv2dNormActivation, norm_layer=norm_layer, activation_layer=RELU6, padding=padding)
+    active = partial(Conv2dNormActivation, norm_layer=norm_layer, activation_layer=activation_layer, padding=padding)
     with without_memory():
         inputs = width(_V2_STEM_CHANNELS)
         layers: list[nn.Module] = [active(3, inputs, 3, 2)]
@@ -118,7 +123,7 @@ def mobilenet_v2_features(
                 ]
                 layers.append(InvertedResidual("conv", inside, is_residual=stride == 1 and inputs == outputs))
                 inputs = outputs
-        layers.append(active(inputs, width(_V2_LAST_CHANNELS, max(1.0, width_mult) if wide_last else width_mult), 1))
+        layers.append(active(inputs, width(last_channels, max(1.0, width_mult) if wide_last else width_mult), 1))
     features = give_memory(nn.Sequential(*layers))
     kaiming_fan_out(features, generator)
     return features

@@ -1,7 +1,8 @@
-"""ResNet-50 and ResNet-101 without their classifier, with the parameters named as in torchvision.
+"""ResNet-50, -101 and -152 without their classifier, with the parameters named as in torchvision.
 
 He et al., "Deep Residual Learning for Image Recognition" (2015). In torchvision's nets the first block of a layer has
-its stride, in TF-Slim's the last one.
+its stride, in its 3x3 convolution; in Keras's the first block has it in its first 1x1 convolution, as in the original
+nets of Caffe; in TF-Slim's the last block of the layer before has it.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from typing import Literal
 from torch import Generator, Tensor, nn
 
 from lockstep.models.initial_weights import give_memory, without_memory
-from lockstep.models.layers import MaxPool2dSame, NormLayer, conv2d, kaiming_fan_out
+from lockstep.models.layers import RELU, ActivationLayer, MaxPool2dSame, NormLayer, conv2d, kaiming_fan_out
 
-_BLOCKS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}
-_STRIDES = {"torchvision": (1, 2, 2, 2), "slim": (2, 2, 2, 1)}
+_BLOCKS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
+_STRIDES = {"torchvision": (1, 2, 2, 2), "slim": (2, 2, 2, 1), "keras": (1, 2, 2, 2)}
 _STEM_CHANNELS, _STEM_STRIDE = 64, 4
 
 
@@ -26,32 +27,55 @@ class ResNet(nn.Sequential):
     none, and the convolutions after it are dilated (atrous).
 
     Weights of TF-Slim's ResNet v1 give its numbers with the style "slim"; its norms have a decay of 0.997 (momentum
-    0.003) and epsilon 1e-5.
+    0.003) and epsilon 1e-5. With the style "keras" they give the same numbers, but for strides that are dilated, and
+    the outputs of its layers before they are strided.
+
+    Args:
+        depth: layers with weights, of the classifier's too.
+        output_stride: the largest stride.
+        style: whose strides and pool, as said above.
+        norm_layer: makes the norms.
+        activation_layer: follows convolutions inside of a block, and the first one.
+        sum_activation: follows the sum at the end of a block.
+        generator: draws the initial weights; torch's default one where none is given.
     """
 
     def __init__(
         self,
-        depth: Literal[50, 101] = 50,
+        depth: Literal[50, 101, 152] = 50,
         *,
         output_stride: Literal[8, 16, 32] = 32,
-        style: Literal["torchvision", "slim"] = "torchvision",
+        style: Literal["torchvision", "slim", "keras"] = "torchvision",
         norm_layer: NormLayer = nn.BatchNorm2d,
+        activation_layer: ActivationLayer | None = RELU,
+        sum_activation: ActivationLayer | None = RELU,
         generator: Generator | None = None,
     ) -> None:
         super().__init__()
         with without_memory():
             self.conv1 = conv2d(3, _STEM_CHANNELS, 7, 2, bias=False)
             self.bn1 = norm_layer(_STEM_CHANNELS)
-            self.relu = nn.ReLU(inplace=True)
+            self.relu = nn.Identity() if activation_layer is None else activation_layer()
             self.maxpool = nn.MaxPool2d(3, stride=2, padding=1) if style == "torchvision" else MaxPool2dSame(3, 2)
             inputs, reached, dilation = _STEM_CHANNELS, _STEM_STRIDE, 1
             for index, (count, layer_stride) in enumerate(zip(_BLOCKS[depth], _STRIDES[style], strict=True)):
                 layer, channels = nn.Sequential(), _STEM_CHANNELS << index
-                strided = 0 if style == "torchvision" else count - 1
+                strided = count - 1 if style == "slim" else 0
                 for block in range(count):
                     wanted = layer_stride if block == strided else 1
                     stride = wanted if reached < output_stride else 1
-                    layer.append(Bottleneck(inputs, channels, stride, dilation, norm_layer))
+                    layer.append(
+                        Bottleneck(
+                            inputs,
+                            channels,
+                            stride,
+                            dilation,
+                            norm_layer,
+                            activation_layer=activation_layer,
+                            sum_activation=sum_activation,
+                            stride_in_1x1=style == "keras",
+                        )
+                    )
                     inputs, reached = Bottleneck.expansion * channels, reached * stride
                     dilation = dilation * wanted // stride
                 self.add_module(f"layer{index + 1}", layer)
@@ -67,21 +91,34 @@ class Bottleneck(nn.Module):
     """A residual block: 1x1 to fewer channels, 3x3, 1x1 to four times as many, and what came in is added.
 
     What came in has a convolution of its own where its channels change; TF-Slim's blocks with a stride of their own
-    take each second value of it.
+    take each second value of it. With `stride_in_1x1` the first convolution has the stride, and not the second.
     """
 
     expansion = 4
 
-    def __init__(self, inputs: int, channels: int, stride: int, dilation: int, norm_layer: NormLayer) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        channels: int,
+        stride: int,
+        dilation: int,
+        norm_layer: NormLayer,
+        *,
+        activation_layer: ActivationLayer | None = RELU,
+        sum_activation: ActivationLayer | None = RELU,
+        stride_in_1x1: bool = False,
+    ) -> None:
         super().__init__()
         outputs = self.expansion * channels
-        self.conv1 = conv2d(inputs, channels, 1, bias=False)
+        first, second = (stride, 1) if stride_in_1x1 else (1, stride)
+        self.conv1 = conv2d(inputs, channels, 1, first, bias=False)
         self.bn1 = norm_layer(channels)
-        self.conv2 = conv2d(channels, channels, 3, stride, dilation=dilation, bias=False)
+        self.conv2 = conv2d(channels, channels, 3, second, dilation=dilation, bias=False)
         self.bn2 = norm_layer(channels)
         self.conv3 = conv2d(channels, outputs, 1, bias=False)
         self.bn3 = norm_layer(outputs)
-        self.relu = nn.ReLU(inplace=True)
+        self.activation = nn.Identity() if activation_layer is None else activation_layer()
+        self.relu = nn.Identity() if sum_activation is None else sum_activation()
         self.downsample: nn.Module | None = None
         if inputs != outputs:
             self.downsample = nn.Sequential(conv2d(inputs, outputs, 1, stride, bias=False), norm_layer(outputs))
@@ -91,8 +128,8 @@ class Bottleneck(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """Map shape (batch, inputs, height, width) to (batch, 4 * channels, height / stride, width / stride)."""
         shortcut = hidden if self.downsample is None else self.downsample(hidden)
-        hidden = self.relu(self.bn1(self.conv1(hidden)))
-        hidden = self.relu(self.bn2(self.conv2(hidden)))
+        hidden = self.activation(self.bn1(self.conv1(hidden)))
+        hidden = self.activation(self.bn2(self.conv2(hidden)))
         hidden = self.bn3(self.conv3(hidden))
         hidden += shortcut
         summed: Tensor = self.relu(hidden)

@@ -260,8 +260,11 @@ def _left_out(train: messages.TrainConfig) -> dict[str, FieldOutcome]:
     outcomes: dict[str, FieldOutcome] = {}
     if not train.fine_tune_checkpoint:
         outcomes |= dict.fromkeys(training.OF_FIRST_WEIGHTS, no_effect("no fine_tune_checkpoint is named"))
-    elif train.fine_tune_checkpoint_type not in ("", "classification", "detection"):
-        why = "it is neither classification nor detection; the weights are taken as those of a classifier"
+    elif train.fine_tune_checkpoint_type == "fine_tune":
+        why = "the reference knows it of CenterNet alone; all but the predictions is taken, as for detection"
+        outcomes["fine_tune_checkpoint_type"] = not_mapped(why)
+    elif train.fine_tune_checkpoint_type not in ("", *training.CHECKPOINT_TYPES):
+        why = f"it is none of {', '.join(training.CHECKPOINT_TYPES)}; the weights are taken as those of a classifier"
         outcomes["fine_tune_checkpoint_type"] = not_mapped(why)
     if not train.sync_replicas:
         outcomes["replicas_to_aggregate"] = no_effect("sync_replicas is not set")

@@ -284,8 +284,10 @@ OPTIONS = (
     "convert_class_logits_to_softmax",
     "random_absolute_pad_image",
     "random_self_concat_image",
+    "random_square_crop_by_scale",
+    "random_scale_crop_and_pad_to_square",
 )
-"""The data augmentation options of preprocessor.proto: 26 of October 2017, and four of 2018."""
+"""The data augmentation options of preprocessor.proto: 26 of October 2017, four of 2018, and two of 2020."""
 
 
 @dataclass(frozen=True)

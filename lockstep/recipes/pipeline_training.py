@@ -27,8 +27,17 @@ from lockstep.types import Steps
 if TYPE_CHECKING:
     from torch import nn
 
+    from lockstep.weights.warm_start import Takes
+
 OF_FIRST_WEIGHTS = ("from_detection_checkpoint", "load_all_detection_checkpoint_vars", "fine_tune_checkpoint_type")
 """The fields that say what `fine_tune_checkpoint` is, and what is taken of it."""
+CHECKPOINT_TYPES: Mapping[str, Takes] = {
+    "classification": "classifier",
+    "detection": "features",
+    "fine_tune": "features",
+    "full": "detector",
+}
+"""What is taken of a checkpoint by its `fine_tune_checkpoint_type`; "fine_tune" and "full" are of TensorFlow 2."""
 BY_NAME = ("freeze_variables", "update_trainable_variables", "bias_grad_multiplier")
 """The fields that choose parameters by the names of their variables."""
 _BIASES = ".*/biases"
@@ -181,24 +190,18 @@ def _first_weights(train: messages.TrainConfig) -> InitialWeights | None:
     """Say whose weights the checkpoint has; as in the reference, a variable that it lacks stays as it is."""
     if not train.fine_tune_checkpoint:
         return None
-    is_detector = train.fine_tune_checkpoint_type == "detection" or (
-        not train.fine_tune_checkpoint_type and train.from_detection_checkpoint
-    )
-    everything = train.load_all_detection_checkpoint_vars
-    return InitialWeights(
-        train.fine_tune_checkpoint, takes="classifier" if not is_detector else "detector" if everything else "features"
-    )
+    kind = train.fine_tune_checkpoint_type or ("detection" if train.from_detection_checkpoint else "classification")
+    if kind == "detection" and train.load_all_detection_checkpoint_vars:
+        kind = "full"
+    return InitialWeights(train.fine_tune_checkpoint, takes=CHECKPOINT_TYPES.get(kind, "classifier"))
 
 
 _NETS = {
-    "ssd_mobilenet_v1": "MobilenetV1",
-    "ssd_mobilenet_v2": "MobilenetV2",
-    "ssd_mobilenet_v3": "MobilenetV3",
-    "ssd_inception_v3": "InceptionV3",
-    "faster_rcnn_resnet50": "resnet_v1_50",
-    "faster_rcnn_resnet101": "resnet_v1_101",
+    r"ssd_mobilenet_v(\d)": r"MobilenetV\1",
+    r"ssd_inception_v(\d)": r"InceptionV\1",
+    r"(?:ssd|faster_rcnn)_resnet(\d+)": r"resnet_v1_\1",
 }
-"""The API's name of a backbone, by the beginning of its feature extractor's."""
+"""The API's name of a backbone, by a pattern of how its feature extractor's begins."""
 _SSD = {
     r"backbone\.": "FeatureExtractor/{net}",
     r"head\.box_predictor\.(\d+)\.": r"BoxPredictor_\1/BoxEncodingPredictor",
@@ -223,7 +226,7 @@ _LAYER = "*"
 
 def variables_of(model: nn.Module, extractor: str) -> dict[str, str]:
     """Return the API's name of each parameter of a detector, with a "*" in the place of its layer."""
-    net = next((name for start, name in _NETS.items() if extractor.startswith(start)), _LAYER)
+    net = next((found.expand(name) for start, name in _NETS.items() if (found := re.match(start, extractor))), _LAYER)
     parts = _FASTER_RCNN if extractor.startswith("faster_rcnn") else _SSD
     return {
         name: f"{_part_of(name, parts, net)}/{_LAYER}/{_kind_of(model, name)}" for name, _ in model.named_parameters()

@@ -144,8 +144,8 @@ def ssd_layers(num_maps: int) -> list[Rename]:
     return [*layers, *predictors, shared, *_block(r"(?:backbone\.extra|head)\.")]
 
 
-def _pyramid(bottom_up: int) -> list[Rename]:
-    """The layers of a pyramid on top of a backbone, whose halving layers count from here, and the predictor they share.
+def _pyramid(bottom_up: str, first: int) -> list[Rename]:
+    """The layers of a pyramid on a backbone, whose halving layers are called so and count from here, and the predictor.
 
     Layers that are depthwise have a second kernel, "pointwise_weights", in the place of the only one.
     """
@@ -156,7 +156,7 @@ def _pyramid(bottom_up: int) -> list[Rename]:
             Rename(rf"^{_SCOPE}\w+/fpn/projection_{level}/", f"backbone.extra.projection.{level - 1}/"),
             Rename(rf"^{_SCOPE}\w+/fpn/smoothing_{level}/", f"backbone.extra.smoothing.{level - 1}.convolution/"),
             Rename(
-                rf"^{_SCOPE}\w+/fpn/bottom_up_Conv2d_{bottom_up + level - 1}/",
+                rf"^{_SCOPE}\w+/fpn/{bottom_up}{first + level - 1}/",
                 f"backbone.extra.bottom_up.{level - 1}.convolution/",
             ),
         )
@@ -188,8 +188,12 @@ def _pyramid(bottom_up: int) -> list[Rename]:
 SSD_NETS = {
     "ssd_mobilenet_v1": _net([*ssd_layers(2), *_mobilenet_v1(_SCOPE, _FEATURES)]),
     "ssd_mobilenet_v2": _net([*ssd_layers(2), *_mobilenet_v2(_SCOPE, _FEATURES)]),
-    "ssd_mobilenet_v1_fpn": _net([*_pyramid(14), *_mobilenet_v1(_SCOPE, _FEATURES)]),
-    "ssd_mobilenet_v2_fpn": _net([*_pyramid(20), *_mobilenet_v2(_SCOPE, _FEATURES)]),
+    "ssd_mobilenet_v1_fpn": _net([*_pyramid("bottom_up_Conv2d_", 14), *_mobilenet_v1(_SCOPE, _FEATURES)]),
+    "ssd_mobilenet_v2_fpn": _net([*_pyramid("bottom_up_Conv2d_", 20), *_mobilenet_v2(_SCOPE, _FEATURES)]),
+    "ssd_resnet_v1_fpn": NameMap(
+        (*_pyramid("bottom_up_block", 5), *_block(r"(?:backbone\.extra|head)\."), *resnet_v1(_SCOPE, _FEATURES)),
+        may_lack=_NO_SCALE,
+    ),
     "ssd_mobilenet_v3_large": _net([*ssd_layers(2), *_mobilenet_v3(15, _LARGE, _SCOPE, _FEATURES)]),
     "ssd_mobilenet_v3_small": _net([*ssd_layers(2), *_mobilenet_v3(11, _SMALL, _SCOPE, _FEATURES)]),
 }

@@ -7,7 +7,12 @@ import pytest
 import torch
 from augmented import BOXES, batch_of, draws_of, noise, png
 
-from lockstep.augmentations import RandomCropPadImage, RandomPadImage, RandomPadToAspectRatio
+from lockstep.augmentations import (
+    RandomCropPadImage,
+    RandomPadImage,
+    RandomPadToAspectRatio,
+    RandomSquareCropByScale,
+)
 from lockstep.errors import DataError, InputError
 from lockstep.images.decode import EncodedImage
 from lockstep.images.objects import areas_of
@@ -148,3 +153,48 @@ def test_a_thin_image_that_would_take_too_much_memory_is_named() -> None:
     with pytest.raises(DataError, match=r"photo\.png is too large for RandomPadToAspectRatio") as caught:
         RandomPadToAspectRatio()(batch_of(thin), draws_of(1))
     assert "1 rows and 20000 columns, which would become" in str(caught.value)
+
+
+def square_crop(image: torch.Tensor, boxes: torch.Tensor, scale: float, y: int, x: int) -> tuple[Any, Any]:
+    """`random_square_crop_by_scale` of the reference's core/preprocessor.py, after its numbers are drawn."""
+    _, height, width = image.shape
+    size = int(np.float32(scale) * np.float32(max(height, width)))
+    top, left = y - size // 2, x - size // 2
+    ymin, xmin = max(top, 0), max(left, 0)
+    ymax, xmax = min(y + size // 2, height - 1), min(x + size // 2, width - 1)
+    canvas = torch.zeros(3, size, size, dtype=image.dtype)
+    part = image[:, ymin:ymax, xmin:xmax]
+    canvas[:, ymin - top :, xmin - left :][:, : part.shape[1], : part.shape[2]] = part
+    frame = (boxes * torch.tensor([height, width] * 2) - torch.tensor([top, left] * 2)) / size
+    is_outside = (frame[:, :2] >= 1).any(1) | (frame[:, 2:] <= 0).any(1)
+    return canvas, frame[~is_outside].clamp(0, 1)
+
+
+def test_square_crops_are_those_of_the_reference() -> None:
+    count, image = 300, noise(21, 30)
+    boxes = torch.tensor([[0.1, 0.1, 0.4, 0.3], [0.5, 0.6, 0.9, 0.95], [0.0, 0.0, 1.0, 1.0]])
+    files = [png(image) if number % 2 else image for number in range(count)]
+    after = RandomSquareCropByScale(max_border=8)(batch_of(*files, boxes=boxes), draws_of(count))
+    # A border of 8 is less than half of both sides; so the centres are those that the reference can draw.
+    allowed = {
+        (scale, y, x)
+        for scale in np.linspace(0.6, 1.3, 8, dtype=np.float32)
+        for y in range(8, 14)
+        for x in range(8, 23)
+    }
+    known = {key: square_crop(image, boxes, *key) for key in allowed}
+    drawn = set()
+    for pixels, objects in zip(after["image"], after["boxes"], strict=True):
+        (key,) = {
+            key for key, (canvas, _) in known.items() if canvas.shape == pixels.shape and torch.equal(canvas, pixels)
+        }
+        torch.testing.assert_close(objects, known[key][1], atol=1e-6, rtol=0)
+        drawn.add(key)
+    assert [{key[axis] for key in drawn} for axis in range(3)] == [{key[axis] for key in allowed} for axis in range(3)]
+
+
+@pytest.mark.parametrize(("side", "border"), [(300, 128), (256, 128), (255, 64), (128, 64), (100, 32), (2, 1), (1, 1)])
+def test_the_border_of_square_crops_is_halved_until_a_centre_is_left(side: int, border: int) -> None:
+    assert RandomSquareCropByScale()._border(np.array([[side, 300]])).tolist() == [[border, 128]]
+    (after,) = RandomSquareCropByScale()(batch_of(noise(side, 4), boxes=BOXES[:0]), draws_of(1))["image"]
+    assert after.shape[1] == after.shape[2]

@@ -7,7 +7,13 @@ import pytest
 import torch
 from augmented import BOXES, batch_of, draws_of, noise, png
 
-from lockstep.augmentations import RandomImageScale, RandomResizeMethod, ResizeImage, ResizeToMinDimension
+from lockstep.augmentations import (
+    RandomImageScale,
+    RandomResizeMethod,
+    RandomScaleCropAndPadToSquare,
+    ResizeImage,
+    ResizeToMinDimension,
+)
 from lockstep.augmentations.augment import Augment
 from lockstep.errors import DataError, InputError
 from lockstep.images.masks import dense_masks
@@ -96,3 +102,48 @@ def test_an_image_that_would_take_too_much_memory_is_named() -> None:
 def test_what_cannot_be_meant_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(InputError):
         ResizeImage(**fields)
+
+
+def scaled_square(image: Any, boxes: Any, masks: Any, size: int, scale: float, u: float, v: float) -> tuple[Any, ...]:
+    """`random_scale_crop_and_pad_to_square` of the reference's core/preprocessor.py, after its numbers are drawn."""
+    _, height, width = image.shape
+    longest = np.float32(max(height, width))
+    rows = int(np.float32(np.float32(scale) * np.float32(size)) * (np.float32(height) / longest))
+    columns = int(np.float32(np.float32(scale) * np.float32(size)) * (np.float32(width) / longest))
+    top, left = int(max(0.0, rows - size) * u), int(max(0.0, columns - size) * v)
+    canvas = torch.zeros(3, size, size, dtype=image.dtype)
+    part = resized(image, rows, columns, "bilinear")[:, top : top + size, left : left + size]
+    canvas[:, : part.shape[1], : part.shape[2]] = part
+    seen = (masks * 255).expand(3, -1, -1) if len(masks) == 1 else masks
+    nearest = resized(seen.to(torch.uint8), rows, columns, "nearest")[:1, top : top + size, left : left + size]
+    mask = torch.zeros(1, size, size, dtype=torch.uint8)
+    mask[:, : nearest.shape[1], : nearest.shape[2]] = nearest // 255
+    frame = (boxes * torch.tensor([rows, columns] * 2) - torch.tensor([top, left] * 2)) / size
+    is_outside = (frame[:, :2] >= 1).any(1) | (frame[:, 2:] <= 0).any(1)
+    return canvas, frame[~is_outside].clamp(0, 1), mask[: int((~is_outside).sum())]
+
+
+@pytest.mark.parametrize("sides", [(20, 33), (40, 25)])
+def test_scaled_squares_are_those_of_the_reference(sides: tuple[int, int]) -> None:
+    count, image, boxes = 60, noise(*sides), torch.tensor([[0.1, 0.15, 0.6, 0.55]])
+    masks = torch.zeros(1, *sides, dtype=torch.uint8)
+    masks[:, sides[0] // 10 : 6 * sides[0] // 10, 2:9] = 1
+    batch = {**batch_of(*[image] * count, boxes=boxes), "masks": [masks] * count}
+    after = RandomScaleCropAndPadToSquare(24, 0.3, 2.5)(batch, draws_of(count))
+    assert after["image"].shape == (count, 3, 24, 24)
+    column, draws = "RandomScaleCropAndPadToSquare image", draws_of(count)
+    scales = 0.3 + draws.uniform(f"{column} scale") * 2.2
+    offsets = [draws.uniform(f"{column} offset {axis}") for axis in ("rows", "columns")]
+    for row, (scale, u, v) in enumerate(zip(scales, *offsets, strict=True)):
+        pixels, objects, mask = scaled_square(image, boxes, masks, 24, scale, u, v)
+        assert torch.equal(after["image"][row], pixels)
+        torch.testing.assert_close(after["boxes"][row], objects, atol=1e-6, rtol=0)
+        assert torch.equal(after["masks"][row], mask)
+    assert scales.min() < 0.5 < 2 < scales.max()
+
+
+def test_a_thin_image_keeps_a_pixel_and_a_huge_square_is_refused() -> None:
+    (after,) = RandomScaleCropAndPadToSquare(8, 0.1, 0.2)(batch_of(noise(1, 90)), draws_of(1))["image"]
+    assert after.shape == (3, 8, 8)
+    with pytest.raises(InputError, match="scale_min is larger than scale_max"):
+        RandomScaleCropAndPadToSquare(8, 2.0, 1.0)

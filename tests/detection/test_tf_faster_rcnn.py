@@ -64,6 +64,27 @@ def test_published_configs_learn_and_detect(name: str) -> None:
             assert each.masks.shape == (len(each.boxes), *size)
 
 
+@torch.no_grad()
+def test_of_keras_layers_the_second_stage_has_a_stride_and_the_first_the_same_features() -> None:
+    config = published("mask_rcnn_resnet50_atrous_coco")
+    config = replace(
+        config,
+        feature_extractor=replace(
+            config.feature_extractor, type="faster_rcnn_resnet50_keras", first_stage_features_stride=16
+        ),
+    )
+    slim = replace(config, feature_extractor=replace(config.feature_extractor, type="faster_rcnn_resnet50")).build(0)
+    keras = config.build(0)
+    keras.load_state_dict(slim.state_dict())
+    features = [each.eval().backbone(images() / 255)["0"] for each in (slim, keras)]
+    torch.testing.assert_close(*features, rtol=1e-4, atol=1e-4)
+    crops = torch.rand(2, 1024, 7, 7)
+    assert [each.second_stage["layer4"](crops).shape[2:] for each in (slim, keras)] == [(7, 7), (4, 4)]
+    strided = replace(config.feature_extractor, first_stage_features_stride=8)
+    with pytest.raises(InputError, match="first_stage_features_stride=8"):
+        replace(config, feature_extractor=strided).build(0)
+
+
 @pytest.mark.parametrize("objects", [([], []), (BOXES, [])])
 def test_images_without_objects_train(net: TfFasterRcnn, objects: tuple[list[list[float]], list[list[float]]]) -> None:
     net.train().zero_grad()

@@ -12,6 +12,7 @@ from lockstep.detection.tf_configs import (
     BatchNorm,
     FeaturePyramidNetworks,
     Hyperparams,
+    L2Regularizer,
     SsdFeatureExtractor,
     TruncatedNormalInitializer,
 )
@@ -75,3 +76,30 @@ def test_frozen_batch_norm_keeps_its_statistics() -> None:
     maps = made(replace(SMALL, conv_hyperparams=Hyperparams(batch_norm=BatchNorm())), freeze_batchnorm=True).train()
     maps(torch.rand(2, 3, 64, 64))
     assert not any(buffer.any() for name, buffer in maps.named_buffers() if name.endswith("running_mean"))
+
+
+def test_a_pyramid_of_depthwise_layers_has_a_narrow_last_layer_but_for_the_mobilenet_v2_of_keras() -> None:
+    pyramid = replace(PYRAMID, depth_multiplier=1.0, fpn=FeaturePyramidNetworks(3, 5, 16))
+    channels = {
+        name: made(replace(pyramid, type=name)).extra.get_submodule("projection.2.0").in_channels
+        for name in ("ssd_mobilenet_v2_fpn", "ssd_mobilenet_v2_fpn_keras", "ssd_mobilenet_v1_fpn_keras")
+    }
+    assert [*channels.values()] == [256, 1280, 256]
+
+
+def test_the_defaults_of_a_resnet_are_those_of_slim_or_of_keras() -> None:
+    given = Hyperparams(activation="relu_6", batch_norm=BatchNorm(epsilon=0.5))
+    config = SsdFeatureExtractor("ssd_resnet50_v1_fpn", conv_hyperparams=given, fpn=FeaturePyramidNetworks(3, 7, 16))
+    slim, keras = made(config), made(replace(config, type="ssd_resnet50_v1_fpn_keras"))
+    assert [each.of_backbone.regularizer for each in (slim, keras)] == [L2Regularizer(1e-4), L2Regularizer(2e-4)]
+    assert slim.out_channels == [16] * 5
+    # TF-Slim keeps its own norms and the ReLU after each sum where a configuration overrides the rest.
+    overridden = replace(config, override_base_feature_extractor_hyperparams=True)
+    found = {}
+    for name in ("ssd_resnet50_v1_fpn", "ssd_resnet50_v1_fpn_keras"):
+        block = made(replace(overridden, type=name)).features["layer1"][0]  # type: ignore[index]
+        found[name] = (block.bn1.eps, type(block.activation), type(block.relu))  # type: ignore[union-attr]
+    assert found == {
+        "ssd_resnet50_v1_fpn": (1e-5, nn.ReLU6, nn.ReLU),
+        "ssd_resnet50_v1_fpn_keras": (0.5, nn.ReLU6, nn.ReLU6),
+    }

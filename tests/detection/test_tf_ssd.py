@@ -20,7 +20,7 @@ from lockstep.detection.blocks import (
     SsdAnchorGenerator,
 )
 from lockstep.detection.detector import Targets
-from lockstep.detection.tf_configs import Hyperparams, L2Regularizer, Ssd, SsdFeatureExtractor
+from lockstep.detection.tf_configs import BatchNorm, Hyperparams, L2Regularizer, Ssd, SsdFeatureExtractor
 from lockstep.detection.tf_feature_maps import EXTRACTORS
 from lockstep.detection.tf_ssd import TfSsd
 from lockstep.detection.tf_supported import NEAREST, SSD_EXTRACTORS, substituted
@@ -158,7 +158,7 @@ def test_images_smaller_than_the_net_can_take_are_refused() -> None:
 
 
 def test_the_list_of_extractors_is_that_of_those_that_are_made() -> None:
-    assert {*SSD_EXTRACTORS} == EXTRACTORS.keys()
+    assert {SsdFeatureExtractor(each).net for each in SSD_EXTRACTORS} == EXTRACTORS.keys()
     assert {near for name, near in NEAREST.items() if name.startswith("ssd")} <= EXTRACTORS.keys()
 
 
@@ -179,6 +179,19 @@ def test_the_list_of_extractors_is_that_of_those_that_are_made() -> None:
                 )
             },
             "model.feature_extractor.conv_hyperparams.force_use_bias",
+        ),
+        (
+            {
+                "feature_extractor": SsdFeatureExtractor(
+                    "ssd_mobilenet_v2_keras", conv_hyperparams=Hyperparams(batch_norm=BatchNorm(train=False))
+                )
+            },
+            "batch_norm.train=false, with layers of Keras",
+        ),
+        ({"feature_extractor": SsdFeatureExtractor("ssd_inception_v3_keras")}, "no feature extractor"),
+        (
+            {"feature_extractor": SsdFeatureExtractor("ssd_resnet50_v1_fpn", use_depthwise=True)},
+            "use_depthwise=True, of a ResNet",
         ),
         ({"feature_extractor": SsdFeatureExtractor("ssd_inception_v3")}, "override_base_feature_extractor"),
     ],

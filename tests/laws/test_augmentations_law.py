@@ -39,6 +39,7 @@ ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "ScaleJitter": {"target_size": (10, 12)},
     "SubtractChannelMean": {"means": (1.0, 2.0, 3.0)},
     "RandomResizeMethod": {"target_height": 9, "target_width": 7},
+    "RandomScaleCropAndPadToSquare": {"output_size": 11},
     "ResizeImage": {"new_height": 9, "new_width": 14},
     "ResizeToMinDimension": {"min_dimension": 7},
     "RetainBoxesAboveThreshold": {"threshold": 0.5},

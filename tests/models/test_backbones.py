@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Generator, nn
 
+from lockstep.models.layers import IntermediateLayerGetter
 from lockstep.models.mobilenet import mobilenet_v1_features, mobilenet_v2_features, mobilenet_v3_features
 from lockstep.models.resnet import ResNet
 from lockstep.models.vgg import vgg16_features
@@ -86,6 +87,7 @@ def test_a_reduced_tail_has_half_the_channels() -> None:
     [
         ("torchvision", 32, [4, 8, 16, 32]),
         ("torchvision", 16, [4, 8, 16, 16]),
+        ("keras", 32, [4, 8, 16, 32]),
         ("slim", 32, [8, 16, 32, 32]),
         ("slim", 16, [8, 16, 16, 16]),
         ("slim", 8, [8, 8, 8, 8]),
@@ -96,6 +98,20 @@ def test_a_resnet_goes_to_its_output_stride(style: str, output_stride: int, expe
     assert [found[f"layer{index}"] for index in range(1, 5)] == [
         (256 << index, stride) for index, stride in enumerate(expected)
     ]
+
+
+@torch.no_grad()
+def test_resnets_of_slim_and_of_keras_are_one_function_with_strides_at_two_places() -> None:
+    slim, keras = ResNet(50, style="slim").eval(), ResNet(50, style="keras").eval()
+    keras.load_state_dict(slim.state_dict())
+    left, right = (
+        IntermediateLayerGetter(net, {f"layer{index}": f"layer{index}" for index in range(1, 5)})(
+            torch.rand(1, 3, 75, 91, generator=Generator().manual_seed(0))
+        )
+        for net in (slim, keras)
+    )
+    for name, step in {"layer1": 2, "layer2": 2, "layer3": 2, "layer4": 1}.items():
+        torch.testing.assert_close(left[name], right[name][..., ::step, ::step], rtol=1e-4, atol=1e-4)
 
 
 def test_what_comes_after_a_stride_that_is_left_out_is_dilated() -> None:

@@ -349,7 +349,7 @@ def test_what_other_fields_overrule_is_not_said_to_be_mapped() -> None:
     made = imported(
         train=f"{OPTIMIZER.removesuffix('}')} use_moving_average: false moving_average_decay: 0.9 }}"
         " batch_size: 24 sync_replicas: true replicas_to_aggregate: 5 max_number_of_boxes: 7"
-        ' fine_tune_checkpoint: "a" fine_tune_checkpoint_type: "full"',
+        ' fine_tune_checkpoint: "a" fine_tune_checkpoint_type: "fine_tune"',
         rest="train_input_reader { max_number_of_boxes: 9 num_keypoints: 4 } eval_input_reader { num_keypoints: 5 }",
     )
     assert isinstance(made.recipe.data, DetectionData)

@@ -106,6 +106,16 @@ def made(options: str) -> Any:
             {"max_black_patches": 20, "probability": 0.95, "size_to_image_ratio": 0.12},
         ),
         ("random_resize_method", "target_height: 75 target_width: 100", {"target_height": 75, "target_width": 100}),
+        (
+            "random_square_crop_by_scale",
+            "max_border: 64 scale_min: 0.5 scale_max: 1.5 num_scales: 4",
+            {"max_border": 64, "scale_min": 0.5, "scale_max": 1.5, "num_scales": 4},
+        ),
+        (
+            "random_scale_crop_and_pad_to_square",
+            "output_size: 768 scale_min: 0.2 scale_max: 1.9",
+            {"output_size": 768, "scale_min": 0.2, "scale_max": 1.9},
+        ),
         ("scale_boxes_to_pixel_coordinates", "", {}),
         (
             "resize_image",

@@ -244,6 +244,8 @@ def test_steps_checkpoints_and_precision() -> None:
         ("from_detection_checkpoint: true", "features"),
         ("from_detection_checkpoint: true load_all_detection_checkpoint_vars: true", "detector"),
         ('fine_tune_checkpoint_type: "detection" load_all_detection_checkpoint_vars: true', "detector"),
+        ('fine_tune_checkpoint_version: V2 fine_tune_checkpoint_type: "full"', "detector"),
+        ('fine_tune_checkpoint_version: V2 fine_tune_checkpoint_type: "fine_tune"', "features"),
         ('fine_tune_checkpoint_type: "classification" from_detection_checkpoint: true', "classifier"),
     ],
 )
