@@ -7,7 +7,7 @@ RELEASE_TOOLS := build==1.6.1 twine==7.0.0 check-jsonschema==0.39.0
 TRIAL := CUDA_VISIBLE_DEVICES= LOCKSTEP_GPU_TESTS=cpu $(BIN)/python -m pytest tests/gpu -n auto --maxprocesses 8 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-detection test test-slow test-quick test-gpu test-gpu-trial test-oldest test-newest test-one-worker check docs docs-publish bench dist release-check clean
+.PHONY: help setup demo demo-detection test test-slow test-quick test-gpu test-gpu-trial test-oldest test-newest test-one-worker check docs docs-publish bench dist release-check rehearse clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -81,5 +81,8 @@ dist: $(RELEASE)/.installed ## build the source distribution and the wheel in di
 release-check: dist ## what has to hold before a release: versions, files, and that the wheel trains where it is installed
 	scripts/release_check --tools $(RELEASE)/bin --torch "$$(grep ^torch== constraints.txt)"
 
-clean: ## remove the virtual environments and the site (runs and data stay)
-	rm -rf .venv .venv-oldest .venv-newest $(RELEASE) build/docs docs/generated
+rehearse: dist ## type the tutorials into empty folders with the wheel installed, and compare what comes; screens and pictures are in build/rehearsal
+	scripts/rehearse --wheel dist/lockstep_train-*.whl $(REHEARSE)
+
+clean: ## remove the virtual environments, the site and the rehearsal (runs and data stay)
+	rm -rf .venv .venv-oldest .venv-newest $(RELEASE) build/docs build/rehearsal docs/generated

@@ -200,7 +200,8 @@ def _make_images() -> None:
     for split in ("photos/train", "photos/val", "flowers/train", "flowers/val", "flowers5/train", "flowers5/val"):
         image_folder(Path(split), 2, "abcde")
     shutil.copy("photos/val/a/0.jpg", "a.jpg")
-    shutil.copy(FIXTURES / "images" / "hopper.png", "b.png")
+    for name in ("b.png", "seven.png"):
+        shutil.copy(FIXTURES / "images" / "hopper.png", name)
     assert main(["convert", "images", "photos", "--to", "shards", "--processes", "1"]) == 0
     few = RecordFiles("shards/train-*")
     records = [few.read(index) for index in range(len(few))]
@@ -262,6 +263,7 @@ def _make_runs() -> None:
     assert cli_train.train_as_worker(["train", "photos.toml", "--workdir", "runs/inception_v3", "--device", "cpu"]) == 0
     for name in ("flowers", "mine", "photos"):
         shutil.copytree("runs/inception_v3", Path("runs") / name)
+    shutil.copytree("runs/bccd", "runs/bccd_data")
     _save_also(Path("runs/flowers"), 500)
 
 

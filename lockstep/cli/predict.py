@@ -20,6 +20,7 @@ from lockstep.durable import atomic_write
 from lockstep.errors import InputError
 from lockstep.reporting.console import show_progress
 from lockstep.screen import log, write_json, write_lines
+from lockstep.terminal import in_columns
 
 if TYPE_CHECKING:
     from lockstep.cli.given_run import ChosenRun
@@ -102,6 +103,9 @@ def _classes(arguments: argparse.Namespace, run: ChosenRun) -> tuple[Predictions
     text = predictions_json(predictions)
     if arguments.to:
         _write(predictions, text, arguments.to, arguments.show)
+    if not arguments.json and len(predictions) <= _MOST_NAMED:
+        best = [[name, _text(predictions.classes(index)[0])] for index, name in enumerate(predictions.files)]
+        write_lines(in_columns(best))
     return predictions, text
 
 

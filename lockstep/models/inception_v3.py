@@ -33,9 +33,6 @@ _CONVOLUTION_STDDEV = 0.1
 _AUXILIARY_STDDEVS = {"AuxLogits.conv1.conv": 0.01, "AuxLogits.fc": 0.001}
 _FINAL_STDDEV = 0.01
 
-LEAST_CHANNELS = 16
-"""No convolution has fewer, however small the depth multiplier."""
-
 
 class InceptionLogits(NamedTuple):
     """The output in training of a net with an auxiliary head: scores before the softmax."""
@@ -319,7 +316,7 @@ class Layers:
 
     def depth(self, channels: int) -> int:
         """Scale a number of channels, by TF-Slim's rule."""
-        return max(int(channels * self._settings.depth_multiplier), LEAST_CHANNELS)
+        return max(int(channels * self._settings.depth_multiplier), self._settings.min_depth)
 
     def convolution(self, inputs: int, outputs: int, kernel: _Size) -> ConvolutionBatchNorm:
         """Make a convolution that keeps height and width; its channels are not scaled here."""

@@ -46,7 +46,8 @@ def test_predict_writes_a_table_json_and_a_page(
     Path("photos/red/broken.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     caplog.set_level(logging.WARNING, "lockstep")
     assert main(["predict", "run", "photos", "--to", "new/out", "--top", "2"]) == 0
-    assert capsys.readouterr().out == "new/out: 4 images, 1 skipped, by the raw weights of step 5\n"
+    *few, summary = capsys.readouterr().out.splitlines()
+    assert summary == "new/out: 4 images, 1 skipped, by the raw weights of step 5"
     assert [message.split(" cannot")[0] for message in caplog.messages] == ["skipped: photos/red/broken.png"]
     assert written("new/out") == ["predictions.csv", "predictions.html", "predictions.json"]
     header, *rows = csv.reader(Path("new/out/predictions.csv").read_text().splitlines())
@@ -54,7 +55,11 @@ def test_predict_writes_a_table_json_and_a_page(
     assert [row[0] for row in rows] == ["green/0.jpg", "green/1.jpg", "red/0.jpg", "red/1.jpg", "red/broken.png"]
     facts = json.loads(Path("new/out/predictions.json").read_text())
     assert facts["folder"] == "photos"
-    best = facts["predictions"][0]["classes"][0]
+    firsts = [(each["file"], each["classes"][0]) for each in facts["predictions"]]
+    assert [line.split(maxsplit=1) for line in few] == [
+        [file, f"{first['class']} {100 * first['probability']:.1f} %"] for file, first in firsts
+    ]
+    best = firsts[0][1]
     assert best["class"] == rows[0][3] == f"the {best['label']}"
     page = Path("new/out/predictions.html").read_text()
     assert page.count("<img ") == 4
@@ -65,7 +70,7 @@ def test_predict_writes_a_table_json_and_a_page(
 def test_the_flags_choose_the_weights(capsys: pytest.CaptureFixture[str]) -> None:
     for number, words in enumerate((["run@3"], ["run", "--step", "3", "--average"], ["run", "--raw"])):
         assert main(["predict", *words, "photos/red/0.jpg", "--to", str(number)]) == 0
-    said = capsys.readouterr().out.splitlines()
+    said = capsys.readouterr().out.splitlines()[1::2]
     weights = ["raw weights of step 3", "average weights of step 3", "raw weights of step 5"]
     assert said == [f"{number}: 1 image, by the {each}" for number, each in enumerate(weights)]
 

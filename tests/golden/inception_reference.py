@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 import lockstep as ls
-from lockstep.models import inception_v3
 from lockstep.models.inception_v3 import InceptionV3, InceptionV3Net
 from lockstep.optim import Exponential, MovingAverage, RMSProp
 from lockstep.recipes.parts import CrossEntropy
@@ -55,11 +54,10 @@ def recorded_run(name: str) -> Recorded:
     return Recorded(shapes, int(values.pop("num_penalties")), **values)
 
 
-def shrunken_net(monkeypatch: Any, **settings: Any) -> InceptionV3Net:
+def shrunken_net(**settings: Any) -> InceptionV3Net:
     """Ours with as few filters as TF-Slim's has here: fewer than the 16 that both keep in use."""
-    monkeypatch.setattr(inception_v3, "LEAST_CHANNELS", inputs.MIN_DEPTH)
-    usual = {"num_classes": inputs.NUM_CLASSES, "dropout": 0.0, "depth_multiplier": inputs.DEPTH_MULTIPLIER}
-    return InceptionV3(**{**usual, **settings}).build(seed=0)
+    shrunken = {"depth_multiplier": inputs.DEPTH_MULTIPLIER, "min_depth": inputs.MIN_DEPTH}
+    return InceptionV3(**{"num_classes": inputs.NUM_CLASSES, "dropout": 0.0, **shrunken, **settings}).build(seed=0)
 
 
 def reference_state(net: InceptionV3Net, shapes: Mapping[str, Sequence[int]], run: inputs.Run) -> ls.TrainState:

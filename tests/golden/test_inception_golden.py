@@ -89,10 +89,8 @@ def score(net: nn.Module) -> Tensor:
 
 
 @pytest.mark.parametrize(("averages", "expected"), [(False, "checkpoint_weights"), (True, "checkpoint_averages")])
-def test_a_checkpoint_of_tf_slim_scores_as_there(
-    averages: bool, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    net = shrunken_net(monkeypatch)
+def test_a_checkpoint_of_tf_slim_scores_as_there(averages: bool, expected: str) -> None:
+    net = shrunken_net()
     state = ls.TrainState(net, ls.optim.SGD(0.1))
     report = ls.warm_start(state, inputs.CHECKPOINT, replace(MAPPING, prefer_average=averages))
     assert f"loaded        388  388 renamed, 98 transposed{', 388 averages' if averages else ''}" in str(report)
@@ -102,28 +100,26 @@ def test_a_checkpoint_of_tf_slim_scores_as_there(
 
 
 @pytest.mark.parametrize(("words", "expected"), [([], "checkpoint_weights"), (["--average"], "checkpoint_averages")])
-def test_an_imported_checkpoint_scores_as_there(
-    words: list[str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_imported_checkpoint_scores_as_there(words: list[str], expected: str, tmp_path: Path) -> None:
     path = tmp_path / "inception.safetensors"
     told = ["import", "checkpoint", str(inputs.CHECKPOINT), "--to", str(path), "--map", "slim_inception_v3"]
     assert main([*told, *words]) == 0
-    net = shrunken_net(monkeypatch)
+    net = shrunken_net()
     left = net.load_state_dict(load_file(path), strict=False)
     assert not left.unexpected_keys
     assert all(name.endswith("num_batches_tracked") for name in left.missing_keys)
     assert furthest(score(net), logits(expected)) <= SCORE_TOLERANCE
 
 
-def test_batch_norm_with_a_scale_keeps_its_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    net = shrunken_net(monkeypatch, batch_norm_scale=True)
+def test_batch_norm_with_a_scale_keeps_its_ones() -> None:
+    net = shrunken_net(batch_norm_scale=True)
     report = ls.warm_start(ls.TrainState(net, ls.optim.SGD(0.1)), inputs.CHECKPOINT, replace(MAPPING, require_loaded=0))
     assert "not in such files: Conv2d_1a_3x3.bn.weight" in str(report)
     assert furthest(score(net), logits("checkpoint_weights")) <= SCORE_TOLERANCE
 
 
-def test_a_net_of_other_average_pools_scores_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    net = shrunken_net(monkeypatch, average_over_padding=True)
+def test_a_net_of_other_average_pools_scores_otherwise() -> None:
+    net = shrunken_net(average_over_padding=True)
     ls.warm_start(ls.TrainState(net, ls.optim.SGD(0.1)), inputs.CHECKPOINT, MAPPING)
     assert furthest(score(net), logits("checkpoint_weights")) > 0.1
 
@@ -142,10 +138,8 @@ def test_a_net_of_other_average_pools_scores_otherwise(monkeypatch: pytest.Monke
     ],
     ids=["classes", "filters"],
 )
-def test_a_checkpoint_of_another_size_is_refused(
-    settings: dict[str, int], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    state = ls.TrainState(shrunken_net(monkeypatch, **settings), ls.optim.SGD(0.1))
+def test_a_checkpoint_of_another_size_is_refused(settings: dict[str, int], message: str) -> None:
+    state = ls.TrainState(shrunken_net(**settings), ls.optim.SGD(0.1))
     with pytest.raises(ls.CheckpointError, match=message):
         ls.warm_start(state, inputs.CHECKPOINT, MAPPING)
 
@@ -158,10 +152,8 @@ def test_a_checkpoint_of_another_size_is_refused(
         ("inception", "tf_ckpt/sugyan_mnist/v2/regression.ckpt", "matches no tensor of .*regression/W, regression/b"),
     ],
 )
-def test_a_checkpoint_of_another_architecture_is_refused(
-    kind: str, path: str, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    net = SqueezeNet(inputs.NUM_CLASSES).build(0) if kind == "squeezenet" else shrunken_net(monkeypatch)
+def test_a_checkpoint_of_another_architecture_is_refused(kind: str, path: str, message: str) -> None:
+    net = SqueezeNet(inputs.NUM_CLASSES).build(0) if kind == "squeezenet" else shrunken_net()
     before = {name: value.clone() for name, value in net.state_dict().items()}
     with pytest.raises((ls.CheckpointError, ls.InputError), match=f"(?s){message}"):
         ls.warm_start(ls.TrainState(net, ls.optim.SGD(0.1)), inputs.FIXTURES.parent / path, MAPPING)
@@ -188,9 +180,9 @@ def unlike(
 
 
 @pytest.mark.parametrize("name", ["float32", pytest.param("float64", marks=pytest.mark.slow), "two_towers"])
-def test_training_goes_as_in_tf_slim(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_goes_as_in_tf_slim(name: str) -> None:
     run, recorded = inputs.RUNS[name], recorded_run(name)
-    state = reference_state(shrunken_net(monkeypatch), recorded.shapes, run)
+    state = reference_state(shrunken_net(), recorded.shapes, run)
     assert len(state.penalised) == recorded.num_penalties == 98
     losses = train(state, run)
     assert losses.shape == (run.num_steps, 3)
@@ -205,11 +197,9 @@ def test_training_goes_as_in_tf_slim(name: str, monkeypatch: pytest.MonkeyPatch)
     ("batch_norm", "variance", "differ"),
     [("last", "unbiased", {"moving_variance"}), ("first", "biased", {"moving_mean", "moving_variance"})],
 )
-def test_other_statistics_are_seen(
-    batch_norm: BatchNorm, variance: Variance, differ: set[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_statistics_are_seen(batch_norm: BatchNorm, variance: Variance, differ: set[str]) -> None:
     run, recorded = inputs.RUNS["two_towers"], recorded_run("two_towers")
-    state = reference_state(shrunken_net(monkeypatch), recorded.shapes, run)
+    state = reference_state(shrunken_net(), recorded.shapes, run)
     losses = train(state, run, replace(towers_of(run), batch_norm=batch_norm, variance=variance))
     check_losses(recorded, losses, run.dtype)
     trained = changes({**state.parameters, **state.buffers}, recorded.shapes, run)

@@ -123,7 +123,8 @@ class Command:
 class Hosts:
     """So many hosts on a network of their own; left, none of their processes, links and namespaces remains."""
 
-    def __init__(self, num_hosts: int, folder: Path) -> None:
+    def __init__(self, num_hosts: int, folder: Path, name: str = "host") -> None:
+        self._called = [f"{name}{host}" for host in range(num_hosts)]
         self._names = [f"lockstep-{os.getpid()}-{host}" for host in range(num_hosts)]
         self._hub = f"lockstep-{os.getpid()}-hub"
         self._shared_memory = [folder / f"host{host}-shm" for host in range(num_hosts)]
@@ -148,13 +149,17 @@ class Hosts:
 
     def start(self, host: int, *arguments: str | Path, **environment: str) -> Command:
         """Start a command on a host, in the environment of this process and with what is given besides."""
-        entered = ["ip", "netns", "exec", self._names[host], "unshare", "--uts", "sh", "-c", ENTER, f"host{host}"]
         command = Command(
-            [*entered, str(self._shared_memory[host]), *map(str, arguments)],
+            [*self.entering(host), *map(str, arguments)],
             {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **environment},
         )
         self._commands.append(command)
         return command
+
+    def entering(self, host: int) -> list[str]:
+        """The words before a command that runs it on a host."""
+        namespace = ["ip", "netns", "exec", self._names[host], "unshare", "--uts"]
+        return [*namespace, "sh", "-c", ENTER, self._called[host], str(self._shared_memory[host])]
 
     def cut(self, host: int) -> None:
         """Pull the cable of a host: packets are lost in both directions, and nobody is told."""
@@ -234,7 +239,7 @@ class Hosts:
     def _names_of_hosts(self, host: int) -> str:
         """What /etc/hosts of a host says."""
         own = {host: "127.0.1.1"}
-        lines = [f"{own.get(other, self.address(other))} host{other}" for other in range(len(self._names))]
+        lines = [f"{own.get(other, self.address(other))} {name}" for other, name in enumerate(self._called)]
         return "\n".join(["127.0.0.1 localhost", *lines, ""])
 
     def _leftovers(self) -> list[str]:
