@@ -24,6 +24,7 @@ from lockstep.readers.object_table import (
     check_label_map,
     labels_of_names,
     shares_of_boxes,
+    shares_of_keypoints,
     warn_of_objects,
 )
 from lockstep.readers.reader import Int64s
@@ -191,10 +192,7 @@ def _columns(read: CocoAnnotations, labels: Int64s, source: str) -> tuple[dict[s
         "area": read.areas.astype(np.float32),
     }
     if read.keypoints is not None:
-        x, y, visibility = np.moveaxis(read.keypoints.astype(np.float32), 2, 0)
-        points = np.stack([y, x], axis=2) / sizes[:, None]
-        points[visibility == 0] = np.nan
-        columns |= {"keypoints": points.astype(np.float32), "keypoint_visibility": visibility.astype(np.int64)}
+        columns |= shares_of_keypoints(read.keypoints, sizes)
     return columns, has_area
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -37,11 +37,11 @@ _COLUMNS = np.dtype(
         ("is_crowd", "?"),
     ]
 )
-_NUMBERS_OF_A_KEYPOINT = 3  # x, y, visibility
+NUMBERS_OF_A_KEYPOINT = 3  # x, y, visibility
 _VISIBILITIES = (0, 1, 2)  # not labelled, labelled but hidden, labelled and visible
 
 _SIDE = f"a whole number of pixels, from 1 to {_MOST_PIXELS - 1}"
-_EXPECTED = {
+EXPECTED = {
     "id": "a whole number of 64 bits, which nothing else in its list has",
     "image_id": "the id of one of the images",
     "category_id": "the id of one of the categories",
@@ -145,8 +145,8 @@ def read_coco(path: AnyPath, *, masks: bool = False, keypoints: bool = False) ->
         boxes=objects["box"],
         areas=objects["area"],
         is_crowd=objects["is_crowd"],
-        keypoints=_all_keypoints(packed, objects["id"], path) if keypoints else None,
-        outlines=_all_outlines(packed) if masks else None,
+        keypoints=_keypoints(packed, objects["id"], path) if keypoints else None,
+        outlines=joined_outlines([each.outline for each in packed]) if masks else None,
     )
 
 
@@ -174,8 +174,8 @@ def _packed(found: dict[str, Any], path: AnyPath, masks: bool, keypoints: bool) 
     try:
         return _Packed(
             _OBJECT.pack(*_numbers_of_object(found)),
-            _keypoints(found["keypoints"]) if keypoints and found.get("keypoints") else b"",
-            _outline(value_in(found, "segmentation")) if masks else b"",
+            packed_keypoints(found["keypoints"]) if keypoints and found.get("keypoints") else b"",
+            outline_of(value_in(found, "segmentation")) if masks else b"",
         )
     except EntryError as error:
         named = f"annotation {found['id']!r:.40}" if "id" in found else "an annotation"
@@ -195,17 +195,19 @@ def _numbers_of_object(found: dict[str, Any]) -> tuple[float, ...]:
     return *ids, x, y, width, height, area, bool(is_crowd)
 
 
-def _keypoints(values: object) -> bytes:
+def packed_keypoints(values: object) -> bytes:
+    """Pack a list of x, y and visibility of each keypoint; an EntryError says what is wrong with it."""
     count = len(values) if isinstance(values, list) else 0
-    if not count or count % _NUMBERS_OF_A_KEYPOINT:
+    if not count or count % NUMBERS_OF_A_KEYPOINT:
         raise EntryError("keypoints", f"keypoints {values!r:.40}")
     numbers = np.array(numbers_of(values, "keypoints", count))
-    if not np.isin(numbers[2::_NUMBERS_OF_A_KEYPOINT], _VISIBILITIES).all():
+    if not np.isin(numbers[2::NUMBERS_OF_A_KEYPOINT], _VISIBILITIES).all():
         raise EntryError("keypoints", "keypoints with a visibility other than 0, 1 or 2")
     return numbers.tobytes()
 
 
-def _outline(segmentation: object) -> bytes:
+def outline_of(segmentation: object) -> bytes:
+    """Pack a segmentation, as `packed_outline` does; an EntryError says what is wrong with it."""
     try:
         return packed_outline(segmentation).tobytes()
     except ValueError as error:
@@ -326,24 +328,36 @@ def _indices_of_images(objects: Column, image_ids: Int64s, path: AnyPath) -> Int
     return indices
 
 
-def _all_keypoints(packed: Sequence[_Packed], ids: Int64s, path: AnyPath) -> Float64s:
-    lengths = np.array([len(each.keypoints) for each in packed], np.int64)
+def _keypoints(packed: Sequence[_Packed], ids: Int64s, path: AnyPath) -> Float64s:
+    try:
+        return joined_keypoints([each.keypoints for each in packed], lambda place: f"annotation {ids[place]}")
+    except EntryError as error:
+        raise _unusable(path, str(error), error.name) from error
+
+
+def joined_keypoints(packed: Sequence[bytes], name: Callable[[int], str]) -> Float64s:
+    """Join the keypoints of all objects to (objects, keypoints, 3); 0 where an object has none.
+
+    An EntryError, in which `name` names an object by its place, says that none has any, or not all equally many.
+    """
+    lengths = np.array([len(each) for each in packed], np.int64)
     having = np.flatnonzero(lengths)
     if not len(having):
-        raise _unusable(path, "no annotation with keypoints", "keypoints")
+        raise EntryError("keypoints", "no object with keypoints")
     others = having[lengths[having] != lengths[having[0]]]
-    numbers = np.frombuffer(b"".join(each.keypoints for each in packed), np.float64)
     if len(others):
-        given = f"annotation {ids[others[0]]} has another number of keypoints than {ids[having[0]]}"
-        raise _unusable(path, given, "keypoints")
+        given = f"{name(others[0])} has another number of keypoints than {name(having[0])}"
+        raise EntryError("keypoints", given)
+    numbers = np.frombuffer(b"".join(packed), np.float64)
     keypoints = np.zeros((len(packed), len(numbers) // len(having)), np.float64)
     keypoints[having] = numbers.reshape(len(having), -1)
-    return keypoints.reshape(len(packed), -1, _NUMBERS_OF_A_KEYPOINT)
+    return keypoints.reshape(len(packed), -1, NUMBERS_OF_A_KEYPOINT)
 
 
-def _all_outlines(packed: Sequence[_Packed]) -> Outlines:
-    numbers = np.frombuffer(b"".join(each.outline for each in packed), np.int32)
-    ends = np.cumsum([len(each.outline) for each in packed], dtype=np.int64) // numbers.itemsize
+def joined_outlines(packed: Sequence[bytes]) -> Outlines:
+    """Join the outlines of all objects."""
+    numbers = np.frombuffer(b"".join(packed), np.int32)
+    ends = np.cumsum([len(each) for each in packed], dtype=np.int64) // numbers.itemsize
     return Outlines(numbers, np.stack([np.concatenate([[0], ends])[:-1], ends], axis=1).astype(np.int64))
 
 
@@ -353,6 +367,6 @@ def _unusable(path: AnyPath, given: str, entry: str = "") -> DataError:
     return DataError(
         f"{path} cannot be used as annotations in COCO's format.",
         given=given,
-        expected=f"as {entry}, {_EXPECTED[entry]}" if entry else whole,
+        expected=f"as {entry}, {EXPECTED[entry]}" if entry else whole,
         hint="repair the file, or leave out what is named",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -13,15 +13,23 @@ import torch
 
 from lockstep.errors import DataError
 from lockstep.images.decode import AS_STORED, Decoding, EncodedImage
+from lockstep.images.masks import MaskOutlines
 from lockstep.images.objects import areas_of, select_objects
 from lockstep.listing import shorten
 from lockstep.ragged import Ragged
 from lockstep.readers import table_columns
+from lockstep.readers.coco_annotations import EXPECTED, EntryError, joined_keypoints, joined_outlines
 from lockstep.readers.fingerprint import Fingerprint, checksum, named_parts, tells_options
 from lockstep.readers.image_files import FileNames, check_not_turned, load_decoder, present_files
 from lockstep.readers.image_records import are_edges
 from lockstep.readers.label_map import LabelMap, ZeroBasedError, read_labels
-from lockstep.readers.object_table import ObjectTable, check_label_map, labels_of_names, warn_of_objects
+from lockstep.readers.object_table import (
+    ObjectTable,
+    check_label_map,
+    labels_of_names,
+    shares_of_keypoints,
+    warn_of_objects,
+)
 from lockstep.readers.reader import Cost, Int64s
 from lockstep.readers.schemas import truth_of_records
 from lockstep.records.index_cache import Cache, ranges_through
@@ -32,6 +40,8 @@ from lockstep.screen import log
 from lockstep.storage.remote_path import AnyPath, RemotePath
 from lockstep.tracing import now_reading
 
+_SPANS, _POINTS = "spans", "keypoints_px"
+"""Columns: the start and stop of each object's outline, and its keypoints in pixels."""
 _FLAGS = ("is_crowd", "difficult", "group_of")
 _BIG_READ_BYTES = 64 << 20
 _THREADS = 16
@@ -200,20 +210,24 @@ class DetectionTable(_Images):
     """The images in Parquet or Arrow files, and the objects on them, as Hugging Face's datasets have them.
 
     The column of objects is a struct of lists or a list of structs: `bbox`, each of x, y, width and height in pixels as
-    in COCO, and `category`, a number or a name; `area` and `iscrowd` if they are there. They are kept in memory, about
-    50 bytes an object. Images are as for `ImageTable`. A batch has an entry for each image, of n objects:
+    in COCO, and `category`, a number or a name; `area` and `iscrowd` if they are there, `segmentation` and
+    `keypoints` if they are asked for. They are kept in memory, in as many bytes as those of `Coco`. Images are as for
+    `ImageTable`. A batch has an entry for each image, of n objects:
 
     - "image": `EncodedImage`; "source_id": the name of the example
     - "boxes": float32 (n, 4) of top, left, bottom and right as shares of height and width, clipped to the image
     - "labels": int64 (n,), from 1 on where the table names its classes, as 0 is the background; "class_text": n names,
       "" where the table has none
     - "area": float32 (n,) in pixels, that of the box where the table has none; "is_crowd": bool (n,)
+    - with `masks` and `keypoints`, "masks", "keypoints" and "keypoint_visibility" as those of `Coco`
     - with `truth`, what detections are scored against, as `truth_of_records` makes it
 
     Args:
         paths: the files: a path, a pattern such as "train-*.parquet", or several of these.
         image: the name of the column of images; by default the one that can be meant, by its type and name.
         objects: the name of the column of objects; likewise.
+        masks: read the masks of the objects, too: polygons, runs (`size` and `counts`), or the JSON of either.
+        keypoints: read their keypoints, too: x, y and visibility of each, in one list or in lists of three.
         label_map: the label of each class by its name.
         zero_based: the table numbers its classes from 0, and does not name them: a label is the number + 1.
         check_boxes: refuse boxes that `are_edges` refuses, clip the others, and leave out those without an area; False:
@@ -232,6 +246,8 @@ class DetectionTable(_Images):
         *,
         image: str | None = None,
         objects: str | None = None,
+        masks: bool = False,
+        keypoints: bool = False,
         label_map: LabelMap | None = None,
         zero_based: bool = False,
         check_boxes: bool = True,
@@ -253,19 +269,23 @@ class DetectionTable(_Images):
             )
         for table in others:
             table_columns.check_column(table, first, name)
-        read = [table_columns.read_objects(table, name) for table in self._tables]
+        read = [table_columns.read_objects(table, name, masks=masks, keypoints=keypoints) for table in self._tables]
         numbers, names = _joined([each.classes for each in read], self._tables)
         labels, self.classes = _labels(numbers, names, label_map, zero_based, str(first.path))
         """The name of each class by its label."""
         self._check_boxes, self._truth = check_boxes, truth
-        self._objects = _table(read, labels)
+        self._objects = self._tabulated(read, labels)
+        self._outlines = joined_outlines([*chain(*(each.outlines or () for each in read))]) if masks else None
+        if self._outlines is not None:
+            self._objects.columns[_SPANS] = self._outlines.spans
         self._warn(self._objects)
 
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
         """Return the images of these rows, not decoded, and the fields of their objects."""
         images = self._read_images(indices)
         columns = self._objects.ragged(self._objects.columns, indices)
-        given = columns.pop("boxes_px")
+        given, points, spans = (columns.pop(name, None) for name in ("boxes_px", _POINTS, _SPANS))
+        assert given is not None, "every table has boxes"
         sizes = torch.tensor([image.size[::-1] for image in images]).view(-1, 2)
         left, top, width, height = given.values.unbind(1)
         corners = torch.stack([top, left, top + height, left + width], 1) / sizes.double().repeat(1, 2)[given.owner]
@@ -280,10 +300,17 @@ class DetectionTable(_Images):
             **columns,
             "class_text": [[self.classes.get(label, "") for label in row.tolist()] for row in columns["labels"]],
         }
+        if points is not None:
+            shares = shares_of_keypoints(points.values.numpy(), sizes.numpy()[points.owner.numpy()])
+            fields |= {name: points.replaced(torch.from_numpy(values)) for name, values in shares.items()}
+        if spans is not None:
+            fields["masks"] = self._masks(indices, spans, sizes)
         truth: dict[str, Any] = {}
         if self._truth:
             flags = dict.fromkeys(_FLAGS, none) | columns
             truth = truth_of_records(flags, stored, sizes) | {"truth_boxes": given}
+            truth |= {"truth_masks": fields["masks"]} if spans is not None else {}
+            truth |= {"truth_keypoints": points} if points is not None else {}
         if self._check_boxes:
             fields["boxes"] = stored.replaced(stored.values.clamp(0, 1))
             fields = select_objects(fields, areas_of(fields["boxes"].values) > 0)
@@ -291,15 +318,42 @@ class DetectionTable(_Images):
 
     def fingerprint(self) -> Fingerprint:
         """Return the number of rows, size, checksums of the footer and of the objects, for each file."""
-        return named_parts(
+        found = named_parts(
             (table.path.name, f"{table.summary}, objects {self._checksum(start, start + len(table))}")
             for table, start in zip(self._tables, self._starts, strict=False)
         )
+        return found if self._outlines is None else found | {"outlines": checksum(self._outlines.numbers)}
 
     def _checksum(self, start: int, stop: int) -> str:
         starts = self._objects.starts[start : stop + 1]
         columns = [values[starts[0] : starts[-1]] for values in self._objects.columns.values()]
         return checksum(starts - starts[0], *columns)
+
+    def _masks(self, indices: Int64s, spans: Ragged, sizes: torch.Tensor) -> list[MaskOutlines]:
+        assert self._outlines is not None, "there are spans"
+        found = []
+        for index, each, (height, width) in zip(indices.tolist(), spans, sizes.tolist(), strict=True):
+            number, row = self._locate(index)
+            outlines = tuple(self._outlines.numbers[start:stop] for start, stop in each.tolist())
+            found.append(MaskOutlines(outlines, height, width, f"Row {row} of {self._tables[number].path}"))
+        return found
+
+    def _tabulated(self, read: Sequence[table_columns.TableObjects], labels: Int64s) -> ObjectTable:
+        """Tabulate the objects of all files by their rows."""
+        objects = _table(read, labels)
+        if all(each.keypoints is not None for each in read):
+            owners = np.repeat(np.arange(len(self)), np.diff(objects.starts))
+            packed = [*chain(*(each.keypoints or () for each in read))]
+            try:
+                objects.columns[_POINTS] = joined_keypoints(packed, lambda place: self.example_id(int(owners[place])))
+            except EntryError as error:
+                raise DataError(
+                    f"The objects of {self._tables[0].path} have no keypoints that can be used.",
+                    given=str(error),
+                    expected=f"as keypoints, {EXPECTED[error.name]}",
+                    hint="write the table again, or leave keypoints out",
+                ) from error
+        return objects
 
     def _warn(self, objects: ObjectTable) -> None:
         """Warn of boxes without an area."""

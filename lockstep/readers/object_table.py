@@ -156,6 +156,14 @@ def shares_of_boxes(boxes: Float64s, sizes: Int64s, source: str) -> tuple[Float3
     return shares, has_area
 
 
+def shares_of_keypoints(keypoints: Float64s, sizes: Int64s) -> dict[str, Column]:
+    """Make the fields of keypoints, (objects, keypoints, 3) of x and y in pixels and visibility, by images' sizes."""
+    x, y, visibility = np.moveaxis(keypoints.astype(np.float32), 2, 0)
+    points = np.stack([y, x], axis=2) / sizes[:, None]
+    points[visibility == 0] = np.nan
+    return {"keypoints": points.astype(np.float32), "keypoint_visibility": visibility.astype(np.int64)}
+
+
 def check_label_map(label_map: object) -> None:
     """Refuse a value that is neither a label map nor None."""
     if label_map is not None:

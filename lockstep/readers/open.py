@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import mmap
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -37,7 +37,7 @@ from lockstep.readers.paths import (
 from lockstep.readers.reader import Reader
 from lockstep.readers.schemas import DetectionSchema, ImageNetSchema
 from lockstep.readers.split_folders import RECORDS, TABLE, TAR, find_split
-from lockstep.readers.table_columns import find_label, find_objects
+from lockstep.readers.table_columns import find_label, find_objects, has_outlines_and_keypoints
 from lockstep.readers.tar_shards import TarShards
 from lockstep.readers.tfds import TfdsRecords
 from lockstep.readers.voc import Voc, folder_of_year
@@ -173,12 +173,12 @@ def open_detection(
     """
     options: dict[str, Any] = {"label_map": label_map, "check_boxes": False, "truth": truth, "decoding": decoding}
     if named := _named_files(path):
-        asked = {"masks": masks, "num_keypoints": num_keypoints, "use_multiclass_scores": num_multiclass_scores}
-        _check_boxes_suffice(path, {**asked, "year": year is not None})
+        asked = {"use_multiclass_scores": num_multiclass_scores, "year": year is not None}
+        of_outlines = {"masks": masks, "num_keypoints": num_keypoints} if named == "tfds" else {}
+        _check_objects_suffice(path, {**of_outlines, **asked})
     if isinstance(named, list):
-        return DetectionTable(
-            named, image=image_column, objects=objects_column, zero_based=zero_based, cache=cache, **options
-        )
+        columns: dict[str, Any] = {"image": image_column, "objects": objects_column, "zero_based": zero_based}
+        return DetectionTable(named, masks=masks, keypoints=num_keypoints > 0, cache=cache, **columns, **options)
     _check_no_columns(path, image_column, objects_column)
     if named:
         return TfdsRecords(path, objects=True, cache=cache, **options)
@@ -189,7 +189,7 @@ def open_detection(
             chosen |= {"masks": masks, "keypoints": num_keypoints > 0, "zero_based": zero_based or None}
             return Coco(found.place, found.images or _images_beside(found.place), **chosen)
         if found.kind != "voc":
-            _check_boxes_suffice(path, {"masks": masks, "num_keypoints": num_keypoints, "year": year is not None})
+            _check_objects_suffice(path, {"masks": masks, "num_keypoints": num_keypoints, "year": year is not None})
         return _boxed(found, split, chosen, year)
     if not folder.is_dir():
         files = find_shards(expand_braces(str(path)))
@@ -208,13 +208,13 @@ def open_detection(
     return ImageRecords(files, schema, decoding=decoding, cache=cache)
 
 
-def _check_boxes_suffice(path: str | Path, asked: Mapping[str, int]) -> None:
-    """Refuse what neither tables nor data sets of TFDS are read for, by the names of what is asked for."""
+def _check_objects_suffice(path: str | Path, asked: Mapping[str, int]) -> None:
+    """Refuse what tables or data sets of TFDS are not read for, by the names of what is asked for."""
     if names := [name for name, value in asked.items() if value]:
         raise InputError(
-            f"{path} has boxes and classes of objects alone.",
+            f"{path} is not read for all that is asked of its objects.",
             given=", ".join(names),
-            expected="records, or annotations of COCO, for these",
+            expected="records for these; or, of masks and keypoints, a table, or annotations of COCO",
             hint="write the objects as COCO's annotations (segmentation, keypoints) beside the images, which are read "
             "as they are, or made into records by lockstep convert coco; or leave them out",
         )
@@ -298,8 +298,10 @@ def _open_table(files: Sequence[AnyPath], options: _Options) -> Reader:
     """Open a table by its columns: of images with a class each, or with objects on them where there is no class."""
     first, decoding = open_table(files[0], Kept(), OpenFiles(ranges=ranges_through(options.cache))), options.decoding
     is_labelled = options.label is not None or options.labels is not None or find_label(first, None) is not None
-    if not is_labelled and find_objects(first, None):
-        return DetectionTable(files, image=options.image, truth=options.truth, decoding=decoding, cache=options.cache)
+    if not is_labelled and (objects := find_objects(first, None)):
+        given: dict[str, Any] = {"image": options.image, "truth": options.truth, "cache": options.cache}
+        opened: Callable[..., Reader] = partial(DetectionTable, files, decoding=decoding, **given)
+        return _with_all(opened, *has_outlines_and_keypoints(first, objects)) if options.everything else opened()
     columns: dict[str, Any] = {"image": options.image, "label": options.label, "labels": options.labels}
     return ImageTable(files, **columns, decoding=decoding, cache=options.cache)
 
@@ -318,12 +320,15 @@ def _check_no_columns(path: str | Path, *names: str | None) -> None:
 def _coco(found: AnnotationsAt, everything: bool, asked: Mapping[str, Any]) -> Reader:
     """Open a file of annotations, with everything also with masks and keypoints, if all objects have them."""
     opened = partial(Coco, found.place, found.images or _images_beside(found.place), **asked)
-    if everything:
-        has_masks, has_keypoints = _words_in(found.place, b'"segmentation"', b'"keypoints"')
-        choices = [(has_masks, has_keypoints), (has_masks, False), (False, has_keypoints)]
-        for masks, keypoints in dict.fromkeys(each for each in choices if any(each)):
-            with suppress(DataError):  # the word may be in a category's name, or only some objects may have it
-                return opened(masks=masks, keypoints=keypoints)
+    return _with_all(opened, *_words_in(found.place, b'"segmentation"', b'"keypoints"')) if everything else opened()
+
+
+def _with_all(opened: Callable[..., Reader], has_masks: bool, has_keypoints: bool) -> Reader:
+    """Open with masks and keypoints, as far as there are some."""
+    choices = [(has_masks, has_keypoints), (has_masks, False), (False, has_keypoints)]
+    for masks, keypoints in dict.fromkeys(each for each in choices if any(each)):
+        with suppress(DataError):  # the word may be in a category's name, or only some objects may have it
+            return opened(masks=masks, keypoints=keypoints)
     return opened()
 
 

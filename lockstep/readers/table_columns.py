@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +11,13 @@ import numpy.typing as npt
 
 from lockstep.errors import DataError, InputError
 from lockstep.listing import did_you_mean, shorten
+from lockstep.readers.coco_annotations import (
+    EXPECTED,
+    NUMBERS_OF_A_KEYPOINT,
+    EntryError,
+    outline_of,
+    packed_keypoints,
+)
 from lockstep.records.tables import Leaf, TableFile, load_pyarrow
 
 Int64s = npt.NDArray[np.int64]
@@ -26,6 +33,7 @@ _OBJECTS = ("objects", "annotations", "object")
 _BOXES = ("bbox", "bboxes", "boxes", "box")
 _CLASSES = ("category", "categories", "category_id", "label", "labels", "class", "class_name")
 _AREAS, _CROWDS = ("area", "areas"), ("iscrowd", "is_crowd", "crowd")
+_OUTLINES, _KEYPOINTS = ("segmentation", "segmentations"), ("keypoints",)
 _KEY = b"huggingface"
 
 
@@ -56,6 +64,10 @@ class TableObjects(NamedTuple):
     classes: Coded
     areas: Float64s | None
     is_crowd: npt.NDArray[np.bool_] | None
+    outlines: list[bytes] | None
+    """As `outline_of` packs them; None if not asked for."""
+    keypoints: list[bytes] | None
+    """As `packed_keypoints` packs them, empty where an object has none; None if not asked for."""
 
 
 def find_image(table: TableFile, named: str | None) -> FoundImages:
@@ -153,7 +165,20 @@ def read_labels_of(table: TableFile, name: str) -> Coded:
     return coded if names is None or coded.names is not None else Coded(coded.numbers, names)
 
 
-def read_objects(table: TableFile, name: str) -> TableObjects:
+def fields_of_objects(table: TableFile, name: str) -> list[str]:
+    """Return the names of what a column has of each object."""
+    kind = table.schema.field(name).type
+    inside = kind.value_type if _is_list(kind) else kind
+    return [inside.field(number).name for number in range(inside.num_fields)]
+
+
+def has_outlines_and_keypoints(table: TableFile, name: str) -> tuple[bool, bool]:
+    """Whether a column of objects has a field of segmentations, and one of keypoints."""
+    fields = {*fields_of_objects(table, name)}
+    return not fields.isdisjoint(_OUTLINES), not fields.isdisjoint(_KEYPOINTS)
+
+
+def read_objects(table: TableFile, name: str, *, masks: bool = False, keypoints: bool = False) -> TableObjects:
     """Read a column of objects: structs of lists, or lists of structs.
 
     Raises:
@@ -161,9 +186,7 @@ def read_objects(table: TableFile, name: str) -> TableObjects:
     """
     compute = load_pyarrow().compute
     column = table.column((name,))
-    is_list = _is_list(column.type)
-    inside = column.type.value_type if is_list else column.type
-    fields = [inside.field(number).name for number in range(inside.num_fields)]
+    is_list, fields = _is_list(column.type), fields_of_objects(table, name)
 
     def values(usual: Sequence[str]) -> tuple[Any, Int64s] | None:
         found = next((field for field in usual if field in fields), None)
@@ -174,25 +197,69 @@ def read_objects(table: TableFile, name: str) -> TableObjects:
         flat = compute.list_flatten(lists)
         return (compute.struct_field(flat, found) if is_list else flat), counts
 
-    boxes, classes = values(_BOXES), values(_CLASSES)
-    assert boxes is not None, "the column has a field of boxes"
-    if classes is None:
-        raise _unusable(table, name, f"the fields {', '.join(fields)}", f"classes: {' or '.join(_CLASSES)}")
-    counts = boxes[1]
-    areas, crowds = values(_AREAS), values(_CROWDS)
-    for what, of_field in {"classes": classes, "areas": areas, "crowds": crowds}.items():
-        if of_field is not None and (differs := of_field[1] != counts).any():
+    wanted = {"boxes": _BOXES, "classes": _CLASSES, "areas": _AREAS, "crowds": _CROWDS}
+    wanted |= ({"segmentations": _OUTLINES} if masks else {}) | ({"keypoints": _KEYPOINTS} if keypoints else {})
+    found = {what: of_field for what, usual in wanted.items() if (of_field := values(usual)) is not None}
+    if lacking := next((what for what in wanted if what not in (*found, "areas", "crowds")), None):
+        raise _unusable(table, name, f"the fields {', '.join(fields)}", f"{lacking}: {' or '.join(wanted[lacking])}")
+    counts = found["boxes"][1]
+    for what, (_, numbers) in found.items():
+        if (differs := numbers != counts).any():
             row = int(differs.argmax())
-            raise _bad_row(table, row, name, f"{of_field[1][row]} {what}", f"{counts[row]}, one for each box")
-    coded = _coded(table, classes[0], name)
+            raise _bad_row(table, row, name, f"{numbers[row]} {what}", f"{counts[row]}, one for each box")
+
+    def cast(what: str, kind: str, null: object) -> Any:
+        return compute.fill_null(_cast(table, found[what][0], kind, name), null).to_numpy() if what in found else None
+
+    def packed(what: str, entry: str, pack: Callable[[Any], bytes]) -> list[bytes] | None:
+        return _packed(table, found[what][0], counts, name, entry, pack) if what in found else None
+
+    coded = _coded(table, found["classes"][0], name)
     names = names_of_classes(_within(features_of(table).get(name), _CLASSES))
     return TableObjects(
         counts,
-        _boxes(table, boxes[0], counts, name),
+        _boxes(table, found["boxes"][0], counts, name),
         coded if names is None or coded.names is not None else Coded(coded.numbers, names),
-        None if areas is None else compute.fill_null(_cast(table, areas[0], "float64", name), np.nan).to_numpy(),
-        None if crowds is None else compute.fill_null(_cast(table, crowds[0], "bool", name), False).to_numpy(),
+        cast("areas", "float64", np.nan),
+        cast("crowds", "bool", False),
+        packed("segmentations", "segmentation", _packed_segmentation),
+        packed("keypoints", "keypoints", _packed_points),
     )
+
+
+def _packed(
+    table: TableFile, column: Any, counts: Int64s, name: str, entry: str, pack: Callable[[Any], bytes]
+) -> list[bytes]:
+    """Pack a value of each object; the row of one that cannot be packed is named."""
+    packed: list[bytes] = []
+    for value in column:
+        try:
+            packed.append(pack(value.as_py()))
+        except EntryError as error:
+            row = int(np.searchsorted(np.cumsum(counts), len(packed), side="right"))
+            raise _bad_row(table, row, name, str(error), f"as {entry}, {EXPECTED[entry]}") from error
+    return packed
+
+
+def _packed_segmentation(value: Any) -> bytes:
+    """Pack polygons or runs, or the JSON of such, as a column of both has to be."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise EntryError("segmentation", f"a text that is no JSON ({error})") from error
+    if isinstance(value, dict) and isinstance(value.get("counts"), bytes):  # as pycocotools makes them
+        value["counts"] = value["counts"].decode("latin-1")
+    return outline_of(value)
+
+
+def _packed_points(value: Any) -> bytes:
+    """Pack x, y and visibility of each keypoint, one after the other or as lists of three; nothing for none."""
+    if isinstance(value, list) and any(isinstance(each, list) for each in value):
+        if not all(isinstance(each, list) and len(each) == NUMBERS_OF_A_KEYPOINT for each in value):
+            raise EntryError("keypoints", "lists of other than three numbers")
+        value = [number for each in value for number in each]
+    return packed_keypoints(value) if value else b""
 
 
 def _boxes(table: TableFile, column: Any, counts: Int64s, name: str) -> Float64s:

@@ -20,6 +20,7 @@ from PIL import Image
 from lockstep.data.loader import Loader
 from lockstep.errors import DataError, InputError
 from lockstep.images.decode import Decoding, EncodedImage
+from lockstep.mask_runs import runs_text
 from lockstep.readers import image_tables
 from lockstep.readers.classification import ClassificationReader
 from lockstep.readers.detection import DetectionReader
@@ -326,7 +327,7 @@ def test_classes_of_objects_begin_at_one(tmp_path: Path) -> None:
     assert read(named, 2)["class_text"] == [["ant", "dog"]]
     mapped = DetectionTable(path, label_map=LabelMap((Label(7, "dog"), Label(3, "ant"))))
     assert (labels(mapped), mapped.classes[7]) == ([7, 3, 7], "dog")
-    with pytest.raises(DataError, match="lacks classes"):
+    with pytest.raises(DataError, match="not in the label map"):
         DetectionTable(path, label_map=LabelMap((Label(7, "dog"),)))
     objects(path, categories=([1], [], [0, 1]))
     with pytest.raises(DataError, match=r"cannot be labels(.|\n)*zero_based, or data\.labels_offset=-1"):
@@ -358,6 +359,100 @@ def test_objects_that_cannot_be_used_are_named(tmp_path: Path) -> None:
         open_detection(written(path, {"image": images(1), "label": [1]}), split="train")
 
 
+POLYGONS = [[[[1.0, 1.0, 6.0, 1.5, 4.0, 7.0]]], [], [[[0.0, 0.0, 9.5, 0, 9.5, 8.0], [0, 5, 3, 5, 3, 8, 0, 8]], []]]
+RUNS = [
+    [{"size": [8, 10], "counts": [3, 7, 70]}],
+    [],
+    [{"size": [8, 10], "counts": counts} for counts in ([80], [0, 80])],
+]
+POINTS = [[[1.0, 2.0, 2, 3.5, 1.0, 1]], [], [[], [0, 0, 0, 2, 7, 2]]]
+
+
+def coco_file(folder: Path, outlines: Sequence[Any]) -> Path:
+    annotations = [
+        {"id": 10 * row + place + 1, "image_id": row, "category_id": 1, "bbox": box, "area": 7.5}
+        | {"segmentation": outlines[row][place], "keypoints": POINTS[row][place]}
+        for row, boxes in enumerate(BOXES)
+        for place, box in enumerate(boxes)
+    ]
+    listed = [{"id": row, "height": HEIGHT, "width": WIDTH, "file_name": f"{row}.png"} for row in range(3)]
+    for row, image in enumerate(images(3)):
+        (folder / f"{row}.png").write_bytes(image)
+    document = {"images": listed, "annotations": annotations, "categories": [{"id": 1, "name": "cat"}]}
+    (folder / "a.json").write_text(json.dumps(document))
+    return folder / "a.json"
+
+
+def as_bytes(runs: Mapping[str, Any]) -> dict[str, Any]:
+    """As pycocotools makes them."""
+    return {**runs, "counts": runs_text(np.cumsum(runs["counts"])[:-1], 80).encode()}
+
+
+@pytest.mark.parametrize(
+    ("listed", "outlines", "stored", "points"),
+    [
+        (False, POLYGONS, lambda outline: outline, lambda points: points),
+        (True, RUNS, lambda outline: outline, lambda points: [points[:3], points[3:]] if points else None),
+        (False, [*POLYGONS[:2], [RUNS[2][1], POLYGONS[2][0]]], json.dumps, lambda points: points),
+        (True, RUNS, as_bytes, lambda points: points),
+    ],
+    ids=["polygons", "runs", "JSON of both", "runs as bytes"],
+)
+def test_masks_and_keypoints_are_those_of_annotations(
+    tmp_path: Path, listed: bool, outlines: Any, stored: Any, points: Any
+) -> None:
+    columns = {
+        "bbox": BOXES,
+        "category": [[1] * len(row) for row in BOXES],
+        "area": [[7.5] * len(row) for row in BOXES],
+        "segmentation": [[*map(stored, row)] for row in outlines],
+        "keypoints": [[*map(points, row)] for row in POINTS],
+    }
+    rows: Any = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    if listed:
+        rows = [[dict(zip(row, each, strict=True)) for each in zip(*row.values(), strict=True)] for row in rows]
+    path = written(tmp_path / "a.parquet", {"image": images(3), "objects": rows})
+    expected = read(open_source(coco_file(tmp_path, outlines), everything=True, truth=True), 2, 0, 1)
+    reader = open_source(path, everything=True, truth=True)
+    found = read(reader, 2, 0, 1)
+    for name in sorted({*expected} - {"image", "source_id", "class_text", "is_crowd", "truth_ids"}):
+        if isinstance(expected[name], list):
+            for mine, theirs in zip(found[name], expected[name], strict=True):
+                assert torch.equal(mine.decode(), theirs.decode()), name
+        else:
+            assert found[name].lengths.tolist() == [2, 1, 0], name
+            assert torch.equal(found[name].values.nan_to_num(-1), expected[name].values.nan_to_num(-1)), name
+    assert any(masks.decode().any() for masks in found["masks"])
+    data = DetectionData(train=str(path), masks=True, num_keypoints=2)
+    assert {"masks", "keypoints"} < {*read(data.reader("train", 1, to_train=True), 0)}
+    assert fingerprint_of(reader) != fingerprint_of(open_source(path, truth=True))
+
+
+def test_masks_and_keypoints_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    for more, told in (
+        (
+            {"segmentation": [[[1.0, 2.0, 3.0]]]},
+            r"Row 1 of (.|\n)*a polygon of 3 numbers(.|\n)*as segmentation, a list",
+        ),
+        ({"segmentation": ["{"]}, r"Row 1 of (.|\n)*a text that is no JSON"),
+        ({"segmentation": [{"size": [8, 10], "counts": [3]}]}, r"Row 1 of (.|\n)*runs of 3 pixels for 8 rows"),
+        ({"segmentation": [None, None]}, r"Row 1 of (.|\n)*2 segmentations(.|\n)*1, one for each box"),
+        ({"keypoints": [[1.0, 2.0, 3.0]]}, r"Row 1 of (.|\n)*a visibility other than 0, 1 or 2"),
+        ({"keypoints": [[[1.0, 2.0]]]}, r"Row 1 of (.|\n)*lists of other than three numbers"),
+        ({"keypoints": [None]}, r"no keypoints that can be used(.|\n)*no object with keypoints"),
+        ({"more": [1]}, r"cannot be used(.|\n)*the fields bbox, category, more(.|\n)*(segmentations|keypoints): "),
+    ):
+        kind = next(iter(more))
+        rows = [{"bbox": [], "category": [], kind: []}, {"bbox": [[1.0, 2.0, 3.0, 1.0]], "category": [1]} | more]
+        written(path, {"image": images(2), "objects": rows})
+        with pytest.raises(DataError, match=told):
+            DetectionTable(path, masks=kind != "keypoints", keypoints=kind == "keypoints")
+    of_rows = [{"bbox": [[1.0, 2.0, 3.0, 1.0]] * 2, "category": [1] * 2, "keypoints": [[1, 2, 2], [1, 2, 2] * 2]}]
+    with pytest.raises(DataError, match=r"a\.parquet:0 has another number of keypoints than a\.parquet:0"):
+        DetectionTable(written(path, {"image": images(1), "objects": of_rows}), keypoints=True)
+
+
 def test_recipes_name_columns(tmp_path: Path) -> None:
     path = written(tmp_path / "a.parquet", {"left": images(2), "right": images(2)[::-1], "a": [0, 1], "b": [1, 0]})
     data = ImageData(train=str(path), image_column="right", label_column="b")
@@ -367,5 +462,5 @@ def test_recipes_name_columns(tmp_path: Path) -> None:
     (tmp_path / "folder" / "cat" / "a.png").write_bytes(image_bytes(1))
     with pytest.raises(InputError, match="has no columns to choose from"):
         ImageData(train=str(tmp_path / "folder"), image_column="right").reader("train", 2)
-    with pytest.raises(InputError, match="boxes and classes of objects alone"):
-        DetectionData(train=str(objects(path)), masks=True).reader("train", 2)
+    with pytest.raises(InputError, match=r"not read for all that is asked of its objects(.|\n)*use_multiclass_scores"):
+        DetectionData(train=str(objects(path)), use_multiclass_scores=True).reader("train", 2, to_train=True)

@@ -140,5 +140,5 @@ def test_an_image_that_exif_turns_is_refused(tmp_path: Path) -> None:
 
 def test_masks_and_keypoints_are_not_read(tmp_path: Path) -> None:
     data = DetectionData(str(data_set(tmp_path, "0 0.5 0.5 1 1")), masks=True)
-    with pytest.raises(InputError, match="has boxes and classes of objects alone"):
+    with pytest.raises(InputError, match="not read for all that is asked of its objects"):
         data.reader("train", 2)
