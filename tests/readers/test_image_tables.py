@@ -326,7 +326,7 @@ def test_classes_of_objects_begin_at_one(tmp_path: Path) -> None:
     assert read(named, 2)["class_text"] == [["ant", "dog"]]
     mapped = DetectionTable(path, label_map=LabelMap((Label(7, "dog"), Label(3, "ant"))))
     assert (labels(mapped), mapped.classes[7]) == ([7, 3, 7], "dog")
-    with pytest.raises(DataError, match="lacks classes"):
+    with pytest.raises(DataError, match="not in the label map"):
         DetectionTable(path, label_map=LabelMap((Label(7, "dog"),)))
     objects(path, categories=([1], [], [0, 1]))
     with pytest.raises(DataError, match=r"cannot be labels(.|\n)*zero_based, or data\.labels_offset=-1"):

@@ -57,7 +57,7 @@ def test_labels_of_objects(boxed: Path) -> None:
     reader = TfdsRecords(boxed, label_map=mapped)
     assert whole(reader)["labels"].values.tolist() == [(9, 5, 7)[label - 1] for label in labels.tolist()]
     assert reader.classes == mapped.names
-    with pytest.raises(DataError, match="lacks classes"):
+    with pytest.raises(DataError, match="not in the label map"):
         TfdsRecords(boxed, label_map=LabelMap((Label(9, "disc"),)))
     for offset in (0, -1):
         data = DetectionData(train=str(boxed), labels_offset=offset)
