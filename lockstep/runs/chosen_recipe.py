@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from lockstep import optim
 from lockstep.augmentations.colours import (
@@ -265,13 +266,14 @@ def _detector(
 ) -> tuple[Recipe, dict[str, str]]:
     given = find("bccd")
     (height, width), num_train = _detector_shape(found), counts["train"]
-    layers, sizes = _anchors(found, height, width)
+    anchors = choose_anchors(found.box_sides * [height, width]) if len(found.box_sides) else _USUAL_ANCHORS
+    layers, sizes = anchors.of_squeeze_ssd()
+    ratios = anchors.ratios
     is_large = bool(np.median(np.sqrt(np.prod(found.box_sides, 1))) > 0.25) if len(found.box_sides) else False
     epochs = _epochs(num_train, images_seen=4400 if weights else 20_000, least=5, most=60 if weights else 150)
     batch, rate = 8 * num_devices, 0.01 if num_train >= 150 else 0.005
     length = _Length.of(end or Epochs(epochs), num_train, batch)
     warmup = _warmup(length, num_train, batch)
-    ratios = _ratios(found, height, width)
     recipe = replace(
         given,
         model=SqueezeSsd(num_classes=len(found.classes), layers=layers, anchor_sizes=sizes, anchor_ratios=ratios),
@@ -316,29 +318,38 @@ def _detector_shape(found: Found) -> tuple[int, int]:
     return (shorter, _DETECTOR_SIDE) if aspect > 1 else (_DETECTOR_SIDE, shorter)
 
 
-def _anchors(found: Found, height: int, width: int) -> tuple[tuple[int, ...], tuple[tuple[float, ...], ...]]:
-    """Return the layers that predict, and the sizes of anchors on each: quantiles of those of the objects."""
-    if not len(found.box_sides):
-        return (7, 12), ((16.0, 32.0), (64.0, 128.0))
-    sizes = np.sqrt(np.maximum(np.prod(found.box_sides * [height, width], 1), 16.0))
+class ChosenAnchors(NamedTuple):
+    """Anchors that objects fit."""
+
+    sizes: tuple[float, ...]
+    """The square root of an anchor's area, in pixels of the network's input, ascending."""
+    ratios: tuple[float, ...]
+    """Height over width; 1 alone where objects are about as high as they are wide."""
+
+    def of_squeeze_ssd(self) -> tuple[tuple[int, ...], tuple[tuple[float, ...], ...]]:
+        """Return the layers of a SqueezeSsd that predict, and the sizes on each."""
+        small = tuple(each for each in self.sizes if each < 40)
+        large = tuple(each for each in self.sizes if each >= 40)
+        return ((7, 12), (small, large or (64.0,))) if small else ((12,), (large,))
+
+
+_USUAL_ANCHORS = ChosenAnchors((16.0, 32.0, 64.0, 128.0), (1.0,))
+
+
+def choose_anchors(sides: npt.NDArray[np.floating[Any]], count: int | None = None) -> ChosenAnchors:
+    """Choose anchors by quantiles of the sizes and ratios of objects.
+
+    Args:
+        sides: height and width of each object in pixels of the network's input, (objects, 2), one at least.
+        count: of the sizes; None: as many as lie 1.3 times from one to the next, from 3 to 9.
+    """
+    sizes = np.sqrt(np.maximum(np.prod(sides, 1), 16.0))
     low, high = np.quantile(sizes, [0.02, 0.98])
-    count = int(np.clip(round(math.log(high / low) / math.log(1.3)) + 1, 3, 9))
-    wanted = [round(float(each), 1) for each in np.geomspace(low, high, count)]
-    small = tuple(each for each in wanted if each < 40)
-    large = tuple(each for each in wanted if each >= 40)
-    if not small:
-        return (12,), (large,)
-    return (7, 12), (small, large or (64.0,))
-
-
-def _ratios(found: Found, height: int, width: int) -> tuple[float, ...]:
-    """Return the ratios of height to width of the anchors: 1 alone where objects are about as high as they are wide."""
-    if not len(found.box_sides):
-        return (1.0,)
-    sides = found.box_sides * [height, width]
-    low, high = np.quantile(np.log(sides[:, 0] / np.maximum(sides[:, 1], 1e-6)), [0.15, 0.85])
-    ends = [round(math.exp(each), 2) for each in (low, high) if abs(each) > 0.25]
-    return (ends[0], 1.0, ends[1]) if len(ends) == 2 and low < 0 < high else (*ends, 1.0) if ends else (1.0,)
+    count = count or int(np.clip(round(math.log(high / low) / math.log(1.3)) + 1, 3, 9))
+    narrow, tall = np.quantile(np.log(sides[:, 0] / np.maximum(sides[:, 1], 1e-6)), [0.15, 0.85])
+    ends = [round(math.exp(each), 2) for each in (narrow, tall) if abs(each) > 0.25]
+    ratios = (ends[0], 1.0, ends[1]) if len(ends) == 2 and narrow < 0 < tall else (*ends, 1.0) if ends else (1.0,)
+    return ChosenAnchors(tuple(round(float(each), 1) for each in np.geomspace(low, high, count)), ratios)
 
 
 _HEADING, _FIELD = re.compile(r"\[+(.+?)\]+"), re.compile(r"(\w+) = ")

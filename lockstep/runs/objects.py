@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,7 +21,9 @@ from lockstep.augmentations.turns import HorizontalFlip
 from lockstep.data.shared_memory import map_leaves
 from lockstep.detection.boxes import iou
 from lockstep.detection.detector import DetectionModel
+from lockstep.detection.values import FasterRcnnFpn, SqueezeSsd
 from lockstep.errors import DataError
+from lockstep.inline_toml import inline_toml
 from lockstep.listing import shorten
 from lockstep.ragged import Ragged
 from lockstep.readers.detection import DetectionReader
@@ -42,6 +45,7 @@ _MATCHED, _TOUCHED = 0.5, 0.05
 """IoU with an anchor from which on it usually learns an object, and below which it cannot, even if it is made to. The
 anchors of a good detector may match few of the small objects of COCO, and so more than half of all of them."""
 _MOST_UNTOUCHED = 0.5
+_MANY_UNMATCHED = 0.1  # other anchors are proposed
 
 
 def check_objects(recipe: Recipe, parts: Parts) -> ObjectSurvey | None:
@@ -71,7 +75,7 @@ def check_objects(recipe: Recipe, parts: Parts) -> ObjectSurvey | None:
         )
     if unseen := [name for label, name in reader.classes.items() if label not in found.labels and found.is_complete]:
         log.warning("no object to train on is of these classes, which the detector cannot learn: %s", shorten(unseen))
-    _check_anchors(model, data, found)
+    _check_anchors(recipe, model, data, found)
     return found
 
 
@@ -108,7 +112,7 @@ def _check_scored(recipe: Recipe, parts: Parts) -> None:
             )
 
 
-def _check_anchors(model: DetectionModel, data: DetectionData, found: ObjectSurvey) -> None:
+def _check_anchors(recipe: Recipe, model: DetectionModel, data: DetectionData, found: ObjectSurvey) -> None:
     """Compare the anchors with the first objects, as large as they are without augmentation."""
     if not model.anchors_fit_objects:
         return
@@ -127,16 +131,37 @@ def _check_anchors(model: DetectionModel, data: DetectionData, found: ObjectSurv
         100 * untouched,
         _TOUCHED,
     )
+    sides = torch.cat([each[:, 2:] - each[:, :2] for _, each in boxes])
+    proposed = _proposed(recipe.model, sides)
     if untouched > _MOST_UNTOUCHED:
-        sides = torch.cat([(each[:, 2:] - each[:, :2]).prod(1).sqrt() for _, each in boxes])
-        low, high = sides.quantile(torch.tensor([0.25, 0.75])).tolist()
+        low, high = sides.prod(1).sqrt().quantile(torch.tensor([0.25, 0.75])).tolist()
         raise DataError(
             "The anchors of the detector match next to none of the objects of the data.",
             given=f"{100 * untouched:.0f} % of {len(overlaps)} objects overlap no anchor by {_TOUCHED:g} (IoU)",
             expected=f"at most {100 * _MOST_UNTOUCHED:.0f} % of them",
             hint=f"half of the objects are boxes of {low:.0f} to {high:.0f} pixels on the network's input: "
-            "choose anchors of such sizes, or another data.resizer",
+            f"choose anchors of such sizes, or another data.resizer; {proposed}",
         )
+    if unmatched > _MANY_UNMATCHED:
+        log.info("%s", proposed)
+
+
+def _proposed(model: Any, sides: Tensor) -> str:
+    """Say the anchors that objects fit, height and width (n, 2) in pixels: as settings where the model has such."""
+    from lockstep.runs.chosen_recipe import choose_anchors
+
+    is_pyramid = isinstance(model, FasterRcnnFpn)
+    anchors = choose_anchors(sides.numpy(), len(model.anchor_sizes) if is_pyramid else None)
+    settings: dict[str, Any] = {"anchor_ratios": anchors.ratios}
+    if isinstance(model, SqueezeSsd) and not model.extra_maps:
+        settings["layers"], settings["anchor_sizes"] = anchors.of_squeeze_ssd()
+    elif is_pyramid:
+        settings["anchor_sizes"] = [max(1, round(each)) for each in anchors.sizes]
+    else:
+        sizes, ratios = (", ".join(f"{each:g}" for each in values) for values in anchors)
+        return f"anchors that the objects fit: {sizes} pixels, of {ratios} (height over width)"
+    given = " ".join(f"--set {shlex.quote(f'model.{name}={inline_toml(value)}')}" for name, value in settings.items())
+    return f"anchors that the objects fit: {given}"
 
 
 def _boxes_on_inputs(data: DetectionData, found: ObjectSurvey) -> Sequence[tuple[tuple[int, int], Tensor]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +18,12 @@ from torch import Tensor
 import lockstep as ls
 from lockstep.checkpoints.retention import Retention
 from lockstep.detection.detector import Detections
-from lockstep.detection.values import Fcos
+from lockstep.detection.values import FasterRcnnFpn, Fcos, SqueezeSsd
 from lockstep.recipes.parts import Checkpoints, DetectionEvaluation
 from lockstep.recipes.recipe import Recipe
+from lockstep.recipes.shipped import find
+from lockstep.recipes.toml import with_settings
+from lockstep.runs.objects import _proposed
 from lockstep.runs.run import Run
 from lockstep.workers.rank import leave
 
@@ -65,7 +69,21 @@ def test_anchors_that_match_nothing_are_refused(start: Start, tmp_path: Path, mo
     assert str(error.given).endswith("objects overlap no anchor by 0.05 (IoU)")
     assert error.expected == "at most 50 % of them"
     assert "pixels on the network's input: choose anchors of such sizes, or another data.resizer" in error.hint
+    assert "anchors that the objects fit: " in error.hint
     assert not (tmp_path / "run").exists()
+
+
+def test_anchors_that_are_proposed_are_settings_of_the_model() -> None:
+    sides = torch.tensor([[20.0, 20], [40, 20], [60, 30], [50, 100], [40, 80], [120, 120]])
+    for model in (SqueezeSsd(3), FasterRcnnFpn(3)):
+        given = replace(find("bccd"), model=model)
+        words = shlex.split(_proposed(model, sides).removeprefix("anchors that the objects fit: "))
+        made: Any = with_settings(given, words[1::2]).model
+        assert made.anchor_ratios == (0.5, 1.0, 2.0)
+        sizes = sum(made.anchor_sizes, ()) if isinstance(made, SqueezeSsd) else made.anchor_sizes
+        assert len(sizes) == (8 if isinstance(made, SqueezeSsd) else 5)
+        assert min(sizes) < 25 < 110 < max(sizes)
+    assert "pixels, of 0.5, 1, 2 (height over width)" in _proposed(Fcos(3), sides)
 
 
 @pytest.mark.parametrize(("name", "value"), [("anchors", lambda *_: None), ("anchors_fit_objects", False)])
