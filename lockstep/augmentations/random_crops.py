@@ -451,19 +451,22 @@ class RandomSquareCropByScale(Checked):
 
     def _border(self, sides: Int64s) -> Int64s:
         exact = np.ceil(np.log2(np.float32(2 * self.max_border) / sides.astype(np.float32)))
-        return self.max_border // np.clip(np.exp2(exact), 1, self.max_border).astype(np.int64)
+        border: Int64s = self.max_border // np.clip(np.exp2(exact), 1, self.max_border).astype(np.int64)
+        return border
 
 
 def _cut_squares(batch: Fields, images: Sequence[Image], corners: Int64s, size: Int64s, wanted_by: object) -> Fields:
     """Cut a square out of each image but for its last row and column, from corners that may lie outside of it."""
     check_sizes(images, np.stack([size, size], axis=1), wanted_by)
-    squares = [Region(*corner, side, side) for corner, side in zip(corners.tolist(), size.tolist(), strict=True)]
+    squares = [Region(*row) for row in np.column_stack([corners, size, size]).tolist()]
     pixels = []
     for image, sides, square in zip(images, sides_of(images).tolist(), squares, strict=True):
         start = [max(edge, 0) for edge in square[:2]]
         end = [min(edge + square.height // 2 * 2, side - 1) for edge, side in zip(square[:2], sides, strict=True)]
         height, width = (max(stop - first, 0) for stop, first in zip(end, start, strict=True))
-        inside = decoded(image, Region(*start, height, width)) if height and width else decoded(image)[:, :0, :0]
+        inside = (
+            decoded(image, Region(start[0], start[1], height, width)) if height and width else decoded(image)[:, :0, :0]
+        )
         below, right = start[0] - square.top, start[1] - square.left
         canvas = inside.new_zeros(square.height, square.width, len(inside)).permute(2, 0, 1)
         canvas[:, below : below + inside.shape[1], right : right + inside.shape[2]] = inside

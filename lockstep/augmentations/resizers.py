@@ -225,10 +225,11 @@ class RandomScaleCropAndPadToSquare(Checked):
         corners = (np.maximum(sizes - size, 0) * offsets).astype(np.int64).tolist()
         pairs = [*zip(sides.tolist(), sizes.tolist(), strict=True)]
         moved = move_objects(batch, [move(side, to=to, half_pixel_centers=False) for side, to in pairs])
-        squares = [move(to, Region(*corner, size, size)) for (_, to), corner in zip(pairs, corners, strict=True)]
+        squares = [move(to, Region(top, left, size, size)) for (_, to), (top, left) in zip(pairs, corners, strict=True)]
         moved, pixels = move_objects(moved, squares), []
-        for image, (_, to), (top, left) in zip(images, pairs, corners, strict=True):
-            part = resized(decoded(image), *to, "bilinear", slice(top, top + size), slice(left, left + size))
+        for image, (height, width), (top, left) in zip(images, sizes.tolist(), corners, strict=True):
+            rows, columns = slice(top, top + size), slice(left, left + size)
+            part = resized(decoded(image), height, width, "bilinear", rows, columns)
             pixels.append(part.new_zeros(len(part), size, size))
             pixels[-1][:, : part.shape[1], : part.shape[2]] = part
         return {**moved, "image": stacked(pixels, (size, size))}

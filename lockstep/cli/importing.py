@@ -156,7 +156,7 @@ def _import_pipeline(arguments: argparse.Namespace, _: Sequence[str]) -> int:
 def _more(made: Imported) -> Iterator[str]:
     """Yield lines about parts that others take the place of, and about why the recipe cannot be trained."""
     if made.substitutes:
-        fields = (f"{path}={'none' if value is None else value}" for path, value in made.substitutes.items())
+        fields = (f"{path}={value}" for path, value in made.substitutes.items())
         yield f"substituted: {', '.join(fields)}"
     if made.refusal:
         yield from f"`lockstep train` refuses it: {made.refusal}".splitlines()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from lockstep.detection import tf_configs
-from lockstep.detection.blocks import PostProcessing
+from lockstep.detection.blocks import MultiscaleAnchorGenerator, PostProcessing, SsdAnchorGenerator
 from lockstep.detection.values import Detector
 from lockstep.errors import InputError
 from lockstep.inline_toml import kind_name
@@ -32,15 +34,34 @@ SSD_EXTRACTORS = (
 )
 FASTER_RCNN_EXTRACTORS = (*_FASTER_RCNN_KERAS, *(f"{net}_keras" for net in _FASTER_RCNN_KERAS))
 
-NEAREST = {
-    "ssd_inception_v2": "ssd_inception_v3",
-    "ssd_mobilenet_v2_mnasfpn": "ssd_mobilenet_v2_fpn",
-    "ssd_mobiledet_cpu": "ssd_mobilenet_v3_large",
-    "ssd_mobiledet_gpu": "ssd_mobilenet_v2",
-    "faster_rcnn_inception_v2": "faster_rcnn_resnet50",
-    "faster_rcnn_inception_resnet_v2": "faster_rcnn_resnet101",
+_NETS: Mapping[str, tuple[str, float]] = {
+    "mobilenet_v1": ("depthwise", 0.57),
+    "mobilenet_v2": ("inverted", 0.30),
+    "mobilenet_v3_large": ("inverted", 0.22),
+    "mobilenet_v3_small": ("inverted", 0.06),
+    "mobilenet_edgetpu": ("inverted", 0.99),
+    "mobiledet_cpu": ("inverted", 0.2),
+    "mobiledet_dsp": ("inverted", 1.1),
+    "mobiledet_edgetpu": ("inverted", 0.6),
+    "mobiledet_gpu": ("inverted", 1.1),
+    "spaghettinet": ("inverted", 0.3),
+    **{
+        f"efficientnet-b{size}": ("inverted", cost)
+        for size, cost in enumerate((0.39, 0.70, 1.0, 1.8, 4.2, 9.9, 19.0, 37.0))
+    },
+    "inception_resnet_v2": ("residual", 13.0),
+    "inception_v2": ("inception", 2.0),
+    "inception_v3": ("inception", 5.7),
+    "pnas": ("cells", 25.0),
+    "nas": ("cells", 24.0),
+    "resnet50": ("residual", 4.1),
+    "resnet101": ("residual", 7.8),
+    "resnet152": ("residual", 11.5),
 }
-"""The feature extractor that comes nearest to one that is not there, by speed and kind of layers."""
+"""By a part of a feature extractor's name, the first that is in it: its kind of layers, and its multiply-adds in
+thousand millions, on an image of the size that its publication takes."""
+_OTHER_LAYERS = math.log(4)
+"""Another kind of layers counts as four times as many multiply-adds, or a quarter of them."""
 
 
 _REFUSALS = {
@@ -76,12 +97,12 @@ def check_supported(model: Detector) -> None:
     """
     if not isinstance(model, tf_configs.Ssd | tf_configs.FasterRcnn):
         return
-    _check_untrained_parts(model)
-    if isinstance(model, tf_configs.FasterRcnn):
-        _check_two_stages(model)
     _check_extractor(model)
+    _check_untrained_parts(model)
     if isinstance(model, tf_configs.Ssd):
         _check_one_stage(model)
+    else:
+        _check_two_stages(model)
 
 
 def _check_untrained_parts(model: tf_configs.Ssd | tf_configs.FasterRcnn) -> None:
@@ -203,13 +224,13 @@ def _check_extractor(model: tf_configs.Ssd | tf_configs.FasterRcnn) -> None:
     given, known = model.feature_extractor.type, _extractors_for(model)
     if given in known:
         return
-    nearest = NEAREST.get(given)
+    nearest = _nearest(model)
     raise InputError(
         f"There is no feature extractor {given} here.",
         given=f'model.feature_extractor.type="{given}"',
         expected=f"one of {', '.join(known)}",
         hint=f"{nearest} is the nearest: `lockstep import pipeline CONFIG --to RECIPE --substitute-model` takes it"
-        if nearest in known
+        if nearest
         else did_you_mean(given, known) or "name one of these",
     )
 
@@ -218,19 +239,70 @@ def _extractors_for(model: tf_configs.Ssd | tf_configs.FasterRcnn) -> tuple[str,
     return SSD_EXTRACTORS if isinstance(model, tf_configs.Ssd) else FASTER_RCNN_EXTRACTORS
 
 
-def substitutes(model: tf_configs.Ssd | tf_configs.FasterRcnn) -> dict[str, str]:
+def _facts(extractor: str) -> tuple[str, float] | None:
+    return next((facts for name, facts in _NETS.items() if name in extractor), None)
+
+
+def _nearest(model: tf_configs.Ssd | tf_configs.FasterRcnn) -> str | None:
+    """Name the feature extractor that is nearest to the model's, of those with a pyramid if it has one, else without.
+
+    Nearest is what has the least different number of multiply-adds; another kind of layers counts too.
+    """
+    extractor, own = model.feature_extractor, _facts(model.feature_extractor.type)
+    if own is None:
+        return None
+    distances = {}
+    for name in _extractors_for(model):
+        (kind, cost), is_keras = _facts(name) or own, name.endswith("_keras")
+        if ("fpn" in name) == ("fpn" in extractor.type):
+            distance = abs(math.log(cost / own[1])) + _OTHER_LAYERS * (kind != own[0])
+            distances[name] = (distance, is_keras != extractor.is_keras)
+    return min(distances, key=lambda name: distances[name], default=None)
+
+
+def substitutes(model: tf_configs.Ssd | tf_configs.FasterRcnn) -> dict[str, object]:
     """Return fields of the model, by their paths, with which the nearest feature extractor takes the place of its own.
+
+    A bidirectional pyramid becomes one from top to bottom, of the levels of the anchors and the depth of the predictor.
 
     Returns:
         Nothing where its own is there, or where none is near it.
     """
-    nearest = NEAREST.get(model.feature_extractor.type, "")
-    return {"feature_extractor.type": nearest} if nearest in _extractors_for(model) else {}
+    nearest = None if model.feature_extractor.type in _extractors_for(model) else _nearest(model)
+    if nearest is None:
+        return {}
+    return {"feature_extractor.type": nearest, **(_of_other_layers(model) if isinstance(model, tf_configs.Ssd) else {})}
+
+
+def _of_other_layers(model: tf_configs.Ssd) -> dict[str, object]:
+    """Return the fields of an SSD, by their paths, that fit a feature extractor with other layers."""
+    found: dict[str, object] = {}
+    anchors, extractor, predictor = model.anchor_generator, model.feature_extractor, model.box_predictor
+    for name, part in {"feature_extractor": extractor, "box_predictor": predictor}.items():
+        layers = getattr(part, "conv_hyperparams", None)
+        if layers is not None and layers.force_use_bias:  # batch norm adds one
+            found[f"{name}.conv_hyperparams.force_use_bias"] = False
+    if "bifpn" in model.untrained_parts:
+        found["untrained_parts"] = tuple(part for part in model.untrained_parts if part != "bifpn")
+        found["feature_extractor.fpn.additional_layer_depth"] = getattr(predictor, "depth", 0) or 256
+        if isinstance(anchors, MultiscaleAnchorGenerator):
+            found |= {f"feature_extractor.fpn.{end}": getattr(anchors, end) for end in ("min_level", "max_level")}
+    if isinstance(anchors, SsdAnchorGenerator) and anchors.num_layers != extractor.num_layers:
+        found["feature_extractor.num_layers"] = anchors.num_layers
+    return found
 
 
 def substituted(model: tf_configs.Ssd | tf_configs.FasterRcnn) -> tf_configs.Ssd | tf_configs.FasterRcnn:
     """Return the model with the nearest feature extractor in place of one that is not there."""
-    kind = substitutes(model).get("feature_extractor.type", model.feature_extractor.type)
-    if isinstance(model, tf_configs.Ssd):
-        return replace(model, feature_extractor=replace(model.feature_extractor, type=kind))
-    return replace(model, feature_extractor=replace(model.feature_extractor, type=kind))
+    for path, value in substitutes(model).items():
+        model = _with_field(model, path.split("."), value)
+    return model
+
+
+def _with_field(part: Any, path: Sequence[str], value: object) -> Any:
+    if not path:
+        return value
+    inner = getattr(part, path[0])
+    if inner is None:
+        inner = tf_configs.FeaturePyramidNetworks()
+    return replace(part, **{path[0]: _with_field(inner, path[1:], value)})

@@ -110,8 +110,7 @@ def _report_substitutes(reader: MessageReader, extractor: str, others: Mapping[s
     for row in reader.rows:
         for path, value in others.items():
             if row.outcome.fate == "mapped" and f"{row.outcome.text}.".startswith(f"model.{path}."):
-                instead = "none" if value is None else value
-                why = f"there is no {extractor} here; model.{path} is {instead} in its place"
+                why = f"there is no {extractor} here; model.{path} is {value} in its place"
                 reader.revise(row.field, not_mapped(why), row.value)
     for name in ("fine_tune_checkpoint", *training.OF_FIRST_WEIGHTS):
         reader.revise(f"train_config.{name}", not_mapped(f"its weights are those of {extractor}"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 import torch
 from PIL import Image
 
+from lockstep.augmentations import RandomSquareCropByScale
 from lockstep.cli.main import main
+from lockstep.recipes.data import DetectionData
 from lockstep.recipes.toml import load, with_settings
 from lockstep.runs.run import run
 from lockstep.runs.workdir import Result
@@ -86,6 +89,48 @@ def test_a_published_config_trains_three_steps(config: Path, raccoons: Path, rec
     learning = ["model.feature_extractor.batch_norm_trainable=true"] * ("rcnn" in config.stem)
     given = f"data.train={rectangles if has_masks else raccoons}"
     assert train(config, tmp_path / "a.toml", given, *size, *learning).step == 3
+
+
+PYRAMID = "ssd_mobilenet_v2_mnasfpn_shared_box_predictor_320x320_coco_sync"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "extractor", "changes"),
+    [
+        ("ssd_mobilenet_v2_coco", "ssd_mobilenet_v2_keras", {}),
+        ("faster_rcnn_resnet50_coco", "faster_rcnn_resnet50_keras", {}),
+        (PYRAMID, "ssd_mobilenet_v2_fpn_keras", {}),
+        (PYRAMID, "ssd_resnet50_v1_fpn", {"use_depthwise: true": ""}),
+        (PYRAMID, "ssd_resnet50_v1_fpn_keras", {"use_depthwise: true": ""}),
+        (
+            PYRAMID,
+            "ssd_efficientnet-b0_bifpn_keras",
+            {"fpn {": "bifpn {", "activation:": "force_use_bias: true activation:"},
+        ),
+    ],
+)
+def test_a_net_of_tensorflow_2_trains_three_steps(
+    name: str, extractor: str, changes: dict[str, str], raccoons: Path, tmp_path: Path
+) -> None:
+    text = re.sub(
+        r"type: '\w+'|type: \"\w+\"", f'type: "{extractor}"', (FIXTURES / f"{name}.config").read_text(), count=1
+    )
+    for old, new in changes.items():
+        text = text.replace(old, new)
+    step = "data_augmentation_options { random_square_crop_by_scale { } }"
+    text = text.replace("train_config: {", f"train_config: {{ {step}").replace(
+        "train_config {", f"train_config {{ {step}"
+    )
+    config = tmp_path / "tf2.config"
+    config.write_text(text)
+    sides = ("height", "width") if "fixed_shape_resizer" in text else ("min_dimension", "max_dimension")
+    size = [*(f"data.resizer.{side}=136" for side in sides), "batch_size=2", "num_towers=1"]
+    result = train(config, tmp_path / "a.toml", f"data.train={raccoons}", *size)
+    assert result.step == 3
+    recipe = load(tmp_path / "a.toml")
+    assert isinstance(recipe.data, DetectionData)
+    assert RandomSquareCropByScale() in recipe.data.augment
 
 
 @pytest.mark.parametrize("name", ["ssd_mobilenet_v1_focal_loss_pets", "ssdlite_mobiledet_gpu_320x320_coco_sync_4x4"])

@@ -23,7 +23,7 @@ from lockstep.detection.detector import Targets
 from lockstep.detection.tf_configs import BatchNorm, Hyperparams, L2Regularizer, Ssd, SsdFeatureExtractor
 from lockstep.detection.tf_feature_maps import EXTRACTORS
 from lockstep.detection.tf_ssd import TfSsd
-from lockstep.detection.tf_supported import NEAREST, SSD_EXTRACTORS, substituted
+from lockstep.detection.tf_supported import SSD_EXTRACTORS, substituted
 from lockstep.errors import InputError
 from lockstep.recipes.pipeline_config import import_pipeline
 
@@ -159,7 +159,6 @@ def test_images_smaller_than_the_net_can_take_are_refused() -> None:
 
 def test_the_list_of_extractors_is_that_of_those_that_are_made() -> None:
     assert {SsdFeatureExtractor(each).net for each in SSD_EXTRACTORS} == EXTRACTORS.keys()
-    assert {near for name, near in NEAREST.items() if name.startswith("ssd")} <= EXTRACTORS.keys()
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lockstep.detection.tf_configs import FasterRcnn, Ssd, SsdFeatureExtractor
+from lockstep.detection.blocks import MultiscaleAnchorGenerator
+from lockstep.detection.tf_configs import (
+    FasterRcnn,
+    FeaturePyramidNetworks,
+    Ssd,
+    SsdFeatureExtractor,
+    WeightSharedConvolutionalBoxPredictor,
+)
 from lockstep.detection.tf_supported import check_supported, substituted, substitutes
 from lockstep.errors import InputError
 from lockstep.recipes.pipeline_config import import_pipeline
@@ -29,9 +37,9 @@ TRAINED = {
     "ssdlite_mobilenet_v3_small_320x320_coco",
 }
 SUBSTITUTED = {
-    "faster_rcnn_inception_resnet_v2_atrous_oid": "faster_rcnn_resnet101",
+    "faster_rcnn_inception_resnet_v2_atrous_oid": "faster_rcnn_resnet152",
     "faster_rcnn_inception_v2_coco": "faster_rcnn_resnet50",
-    "mask_rcnn_inception_resnet_v2_atrous_coco": "faster_rcnn_resnet101",
+    "mask_rcnn_inception_resnet_v2_atrous_coco": "faster_rcnn_resnet152",
     "ssd_inception_v2_coco": "ssd_inception_v3",
     "ssd_mobilenet_v2_mnasfpn_shared_box_predictor_320x320_coco_sync": "ssd_mobilenet_v2_fpn",
     "ssdlite_mobiledet_cpu_320x320_coco_sync_4x4": "ssd_mobilenet_v3_large",
@@ -44,6 +52,116 @@ REFUSED = {
     "ssd_mobilenet_v1_0.75_depth_quantized_300x300_pets_sync": "whole numbers (quantization)",
     "ssd_mobilenet_v2_quantized_300x300_coco": "whole numbers (quantization)",
 }
+
+
+PUBLISHED: list[tuple[str, str, int, int, str]] = [
+    ("faster_rcnn_resnet50", "", 4, 0, "faster_rcnn_resnet50"),
+    ("faster_rcnn_resnet101", "", 9, 0, "faster_rcnn_resnet101"),
+    ("faster_rcnn_resnet101", "context_config", 2, 0, ""),
+    ("faster_rcnn_resnet101", "rfcn_box_predictor", 2, 0, ""),
+    ("faster_rcnn_resnet152", "", 2, 0, "faster_rcnn_resnet152"),
+    ("faster_rcnn_inception_v2", "", 3, 0, "faster_rcnn_resnet50"),
+    ("faster_rcnn_inception_resnet_v2", "", 6, 0, "faster_rcnn_resnet152"),
+    ("faster_rcnn_nas", "", 1, 0, "faster_rcnn_resnet152"),
+    ("faster_rcnn_resnet50_keras", "", 0, 3, "faster_rcnn_resnet50_keras"),
+    ("faster_rcnn_resnet101_keras", "", 0, 3, "faster_rcnn_resnet101_keras"),
+    ("faster_rcnn_resnet152_keras", "", 0, 3, "faster_rcnn_resnet152_keras"),
+    ("faster_rcnn_resnet50_fpn_keras", "fpn", 0, 1, ""),
+    ("faster_rcnn_inception_resnet_v2_keras", "resize_masks", 0, 1, ""),
+    ("embedded_ssd_mobilenet_v1", "", 1, 0, "ssd_mobilenet_v1"),
+    ("ssd_inception_v2", "", 2, 0, "ssd_inception_v3"),
+    ("ssd_inception_v3", "", 1, 0, "ssd_inception_v3"),
+    ("ssd_mobilenet_v1", "", 7, 0, "ssd_mobilenet_v1"),
+    ("ssd_mobilenet_v1", "quantization", 3, 0, ""),
+    ("ssd_mobilenet_v1_fpn", "", 1, 0, "ssd_mobilenet_v1_fpn"),
+    ("ssd_mobilenet_v1_ppn", "", 1, 0, "ssd_mobilenet_v1"),
+    ("ssd_mobilenet_v2", "", 4, 0, "ssd_mobilenet_v2"),
+    ("ssd_mobilenet_v2", "quantization", 2, 0, ""),
+    ("ssd_mobilenet_v2_fpn", "quantization", 1, 0, ""),
+    ("ssd_mobilenet_v2_mnasfpn", "", 1, 0, "ssd_mobilenet_v2_fpn"),
+    ("ssd_mobilenet_v3_large", "", 1, 0, "ssd_mobilenet_v3_large"),
+    ("ssd_mobilenet_v3_small", "", 1, 0, "ssd_mobilenet_v3_small"),
+    ("ssd_mobilenet_edgetpu", "", 1, 0, "ssd_mobilenet_v2"),
+    ("ssd_mobilenet_edgetpu", "quantization", 1, 0, ""),
+    ("ssd_mobiledet_cpu", "", 1, 0, "ssd_mobilenet_v3_large"),
+    ("ssd_mobiledet_dsp", "", 1, 0, "ssd_mobilenet_v2"),
+    ("ssd_mobiledet_edgetpu", "", 1, 0, "ssd_mobilenet_v2"),
+    ("ssd_mobiledet_gpu", "", 1, 0, "ssd_mobilenet_v2"),
+    ("ssd_resnet50_v1_fpn", "", 1, 0, "ssd_resnet50_v1_fpn"),
+    ("ssd_resnet101_v1_fpn", "", 1, 0, "ssd_resnet101_v1_fpn"),
+    ("ssd_mobilenet_v2_keras", "", 1, 1, "ssd_mobilenet_v2_keras"),
+    ("ssd_mobilenet_v1_fpn_keras", "", 0, 1, "ssd_mobilenet_v1_fpn_keras"),
+    ("ssd_mobilenet_v2_fpn_keras", "", 0, 2, "ssd_mobilenet_v2_fpn_keras"),
+    ("ssd_resnet50_v1_fpn_keras", "", 0, 2, "ssd_resnet50_v1_fpn_keras"),
+    ("ssd_resnet101_v1_fpn_keras", "", 0, 2, "ssd_resnet101_v1_fpn_keras"),
+    ("ssd_resnet152_v1_fpn_keras", "", 0, 2, "ssd_resnet152_v1_fpn_keras"),
+    ("ssd_efficientnet-b0_bifpn_keras", "bifpn", 0, 1, "ssd_mobilenet_v2_fpn_keras"),
+    ("ssd_efficientnet-b1_bifpn_keras", "bifpn", 0, 1, "ssd_mobilenet_v2_fpn_keras"),
+    ("ssd_efficientnet-b2_bifpn_keras", "bifpn", 0, 1, "ssd_mobilenet_v2_fpn_keras"),
+    ("ssd_efficientnet-b3_bifpn_keras", "bifpn", 0, 1, "ssd_mobilenet_v2_fpn_keras"),
+    ("ssd_efficientnet-b4_bifpn_keras", "bifpn", 0, 1, "ssd_resnet50_v1_fpn_keras"),
+    ("ssd_efficientnet-b5_bifpn_keras", "bifpn", 0, 1, "ssd_resnet152_v1_fpn_keras"),
+    ("ssd_efficientnet-b6_bifpn_keras", "bifpn", 0, 1, "ssd_resnet152_v1_fpn_keras"),
+    ("ssd_efficientnet-b7_bifpn_keras", "bifpn", 0, 1, "ssd_resnet152_v1_fpn_keras"),
+    ("center_net", "", 0, 11, ""),
+]
+"""Of all published configs: the feature extractor, what else nothing trains, how many configs of TensorFlow 1 and 2
+have both, and with which feature extractor they are trained; none: they are refused."""
+
+
+def with_extractor(extractor: str, part: str) -> Ssd | FasterRcnn:
+    """A published model, with this feature extractor and what its configs ask for beside it."""
+    if extractor.startswith("faster_rcnn"):
+        two_stages = model_of("faster_rcnn_resnet50_coco")
+        assert isinstance(two_stages, FasterRcnn)
+        own: Any = replace(two_stages.feature_extractor, type=extractor)
+        if part == "fpn":
+            return replace(two_stages, feature_extractor=replace(own, fpn=FeaturePyramidNetworks()))
+        if part == "resize_masks":
+            return replace(two_stages, feature_extractor=own, resize_masks=False)
+        return replace(two_stages, feature_extractor=own, untrained_parts=(part,) if part else ())
+    model = model_of("ssd_mobilenet_v1_coco")
+    if "fpn" in extractor:
+        predictor = WeightSharedConvolutionalBoxPredictor(depth=64)
+        pyramid = None if part == "bifpn" else FeaturePyramidNetworks()
+        anchors = MultiscaleAnchorGenerator(aspect_ratios=(1.0,))
+        model = replace(model, box_predictor=predictor, anchor_generator=anchors)
+        own = replace(model.feature_extractor, fpn=pyramid, depth_multiplier=1.0)
+    else:
+        own = replace(model.feature_extractor, override_base_feature_extractor_hyperparams="inception" in extractor)
+    return replace(model, feature_extractor=replace(own, type=extractor), untrained_parts=(part,) if part else ())
+
+
+@pytest.mark.parametrize(("extractor", "part", "nearest"), [(row[0], row[1], row[4]) for row in PUBLISHED[:-1]])
+def test_each_published_feature_extractor_is_trained_has_a_nearest_one_or_is_refused(
+    extractor: str, part: str, nearest: str
+) -> None:
+    model = with_extractor(extractor, part)
+    taken = substituted(model)
+    if nearest:
+        check_supported(taken)
+        assert taken.feature_extractor.type == nearest
+        assert (model == taken) == (extractor == nearest)
+    else:
+        with pytest.raises(InputError):
+            check_supported(taken)
+    if isinstance(taken, Ssd) and part == "bifpn":
+        assert taken.feature_extractor.fpn == FeaturePyramidNetworks(3, 7, 64)
+
+
+def test_the_page_counts_all_published_configs() -> None:
+    counts = {
+        version: [
+            sum(row[column] for row in PUBLISHED if said(row))
+            for said in (lambda row: row[0] == row[4], lambda row: row[4] not in ("", row[0]), lambda row: not row[4])
+        ]
+        for version, column in {"TensorFlow 1": 2, "TensorFlow 2": 3}.items()
+    }
+    assert {version: sum(each) for version, each in counts.items()} == {"TensorFlow 1": 64, "TensorFlow 2": 40}
+    page = (Path(__file__).parents[2] / "docs/reference/object-detection-api.md").read_text()
+    for version, each in counts.items():
+        row = " | ".join(map(str, [version, sum(each), *each]))
+        assert f"| {row} |" in page
 
 
 def model_of(name: str) -> Ssd | FasterRcnn:
@@ -91,7 +209,7 @@ def test_what_no_extractor_mends_is_refused_with_the_reason(name: str) -> None:
 def test_an_extractor_that_nothing_is_near_is_refused_with_all_there_are() -> None:
     model = model_of("ssd_mobilenet_v2_coco")
     assert isinstance(model, Ssd)
-    other = replace(model, feature_extractor=SsdFeatureExtractor("ssd_mobilenet_v22"))
+    other = replace(model, feature_extractor=SsdFeatureExtractor("ssd_mobilenetv2"))
     assert not substitutes(other)
     with pytest.raises(InputError) as caught:
         check_supported(other)
