@@ -91,7 +91,7 @@ class Files:
     saver: Saver
     loggers: Loggers
     last_save: LastSave | None = None
-    """By this process."""
+    """What this process has saved last."""
 
     @classmethod
     def of(cls, workdir: Workdir, recipe: Recipe, loggers: Sequence[Logger | LoggerKind] = ()) -> Files:
