@@ -8,10 +8,11 @@ all of it first, which takes as much memory again.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from math import isfinite
-from typing import TYPE_CHECKING, Any, TypeAlias
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 import torch
 
@@ -46,7 +47,10 @@ _KINDS = {
     "torch.float32": "F32",
     "torch.float64": "F64",
 }
-"""What the format calls a dtype, by the dtype's name, which needs no torch."""
+"""What the format calls a dtype, by the dtype's name."""
+_DTYPES: dict[str, torch.dtype] = {kind: getattr(torch, name.removeprefix("torch.")) for name, kind in _KINDS.items()}
+_MAX_HEADER_BYTES = 100_000_000
+"""The library takes no longer ones, either."""
 
 
 def check_saveable(tensors: Tensors) -> None:
@@ -86,7 +90,7 @@ def find_nonfinite(tensors: Tensors, frozen: Mapping[str, Sequence[str]]) -> lis
         place: values[place]
         for values in on_device.values()
         for place, norm in zip(values, norms_of([*values.values()]), strict=True)
-        if not isfinite(norm)
+        if not math.isfinite(norm)
     }
     still = {section: set(names) for section, names in frozen.items()}
 
@@ -149,12 +153,58 @@ def decode_tensors(data: bytes) -> dict[str, Tensor]:
     Raises:
         ValueError: the bytes are no safetensors file.
     """
-    from safetensors.torch import load  # which needs torch while it is imported
+    return read_tensors(BytesIO(data), len(data))[0]
 
+
+def read_tensors(file: BinaryIO, size_bytes: int) -> tuple[dict[str, Tensor], list[bytes | memoryview]]:
+    """The tensors of a safetensors file of this size, read to where they lie: the library's `load` would copy them.
+
+    Returns:
+        The tensors by name, and all bytes of the file, in parts.
+
+    Raises:
+        ValueError: it is no safetensors file.
+    """
+    length = file.read(8)
+    if not 8 + (header_bytes := int.from_bytes(length, "little")) <= min(size_bytes, _MAX_HEADER_BYTES):
+        raise ValueError(f"a header of {header_bytes:,} bytes")
+    text = file.read(header_bytes)
+    tensors: dict[str, Tensor] = {}
+    parts: list[bytes | memoryview] = [length, text]
+    for name, dtype, shape, num_bytes in _layout(json.loads(text), size_bytes - 8 - header_bytes):
+        memory = torch.empty(num_bytes, dtype=torch.uint8)
+        parts.append(memory.numpy().data)
+        if num_bytes and file.readinto(parts[-1]) != num_bytes:  # type: ignore[attr-defined]
+            raise ValueError(f"it ends within the tensor {name!r}")
+        tensors[name] = memory.view(dtype).reshape(shape)
+    return tensors, parts
+
+
+def _layout(header: Any, size_bytes: int) -> list[tuple[str, torch.dtype, torch.Size, int]]:
+    """Name, dtype, shape and bytes of the tensors by a header, in the order in which they fill so many bytes."""
+    found: list[tuple[int, int, str, torch.dtype, torch.Size]] = []
     try:
-        return load(data)
-    except Exception as error:  # safetensors has an error of its own, and for some headers others
-        raise ValueError(str(error)) from error
+        for name, entry in header.items():
+            if name == _RESERVED:
+                continue
+            dtype, shape, (start, end) = _DTYPES[entry["dtype"]], torch.Size(entry["shape"]), entry["data_offsets"]
+            is_shape = isinstance(entry["shape"], list) and min(shape, default=0) >= 0
+            if not is_shape or not type(start) is type(end) is int:
+                raise TypeError(f"{shape} from {start!r} to {end!r}")
+            if end - start != math.prod(shape) * dtype.itemsize:
+                raise ValueError(f"the tensor {name!r} of shape {[*shape]} from byte {start} to {end}")
+            found.append((start, end, name, dtype, shape))
+    except (AttributeError, KeyError, TypeError, OverflowError, RuntimeError) as error:
+        raise ValueError(f"a header that is none ({error!r})") from error
+    found.sort(key=lambda each: each[:2])
+    place = 0
+    for start, end, name, *_ in found:
+        if start != place:
+            raise ValueError(f"the tensor {name!r} from byte {start}, where byte {place} follows")
+        place = end
+    if place != size_bytes:
+        raise ValueError(f"tensors of {place:,} bytes in {size_bytes:,}")
+    return [(name, dtype, shape, end - start) for start, end, name, dtype, shape in found]
 
 
 def _check_name(section: str, name: str) -> None:

@@ -8,14 +8,13 @@ import math
 import os
 import re
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from lockstep.cores import usable_cores
 from lockstep.durable import open_at_once, sync_and_close
@@ -29,8 +28,8 @@ MANIFEST = "manifest.json"
 VALUES = "values.json"
 SUFFIX = ".safetensors"
 MAX_MANIFEST_BYTES = 1 << 20
-_MOST_HASHED_AT_ONCE, _MOST_BYTES_AT_ONCE = 4, 1 << 30
-"""Files that are hashed while others are read, and their bytes: they are in memory beside what was decoded of them."""
+_MOST_HASHED_AT_ONCE = 4
+"""Files that are hashed while others are read."""
 _FILE_NAME = re.compile(rf"{re.escape(VALUES)}|[A-Za-z0-9_][A-Za-z0-9_.-]*{re.escape(SUFFIX)}")
 
 
@@ -177,41 +176,41 @@ class Manifest:
         body = {"format": FORMAT, **asdict(self)}
         return (json.dumps(body | {"sha256": hash_of_json(body)}, indent=1) + "\n").encode()
 
-    def read_files(self, folder: Path, decode: Callable[[str, bytes], Content]) -> Iterator[tuple[str, Content]]:
-        """Yield the name and the content of each file, verified; the sizes of all are compared first.
+    def read_files(
+        self, folder: Path, read: Callable[[str, BinaryIO, int], tuple[Content, Iterable[bytes | memoryview]]]
+    ) -> dict[str, Content]:
+        """Read the content of each file, by name, verified; the sizes of all are compared first.
 
-        A few files are hashed by threads while they are decoded and the next ones are read.
+        Files are hashed by threads while the next ones are read.
 
         Args:
             folder: of the checkpoint.
-            decode: makes the content of a file, from its name and its bytes; raises ValueError where it is none.
+            read: returns the content of a file, given its name, the file and its size; and all its bytes, in parts.
+                Raises ValueError where it is none.
 
         Raises:
             DamagedError: a file is not what was written, or cannot be read.
         """
         for file in self.files:
             file.check_size(folder)
-        num_threads = min(_MOST_HASHED_AT_ONCE, usable_cores())
-        unverified = deque[tuple[FileEntry, Content, Future[str]]]()
-        with _Threads(num_threads) as threads:
+        contents: dict[str, Content] = {}
+        with _Threads(min(_MOST_HASHED_AT_ONCE, usable_cores())) as threads:
+            hashing: list[tuple[FileEntry, Future[RunningHash]]] = []
             for file in self.files:
-                data = file.read_unchecked(folder)
-                hashing = threads.submit(_sha256, data)
                 try:
-                    content = decode(file.name, data)
+                    with open(folder / file.name, "rb", opener=open_at_once) as opened:
+                        contents[file.name], parts = read(file.name, opened, file.size_bytes)
+                except OSError as error:
+                    raise unreadable(folder / file.name, error) from error
                 except (ValueError, RecursionError) as error:
-                    file.check_hash(folder, hashing.result())  # which says more, if it is not what was written
+                    file.check(folder)  # which says more, if it is not what was written
                     what = f"content that cannot be read ({error})"
                     raise damaged(folder / file.name, what, "what was written") from error
-                del data
-                unverified.append((file, content, hashing))
-                while len(unverified) > 1 and (
-                    len(unverified) > num_threads
-                    or sum(each.size_bytes for each, *_ in unverified) > _MOST_BYTES_AT_ONCE
-                ):
-                    yield _verified(folder, *unverified.popleft())
-            while unverified:
-                yield _verified(folder, *unverified.popleft())
+                hashing.append((file, threads.submit(RunningHash, parts)))
+                del parts
+            for file, running in hashing:
+                file.check_hash(folder, running.result().after[-1])
+        return contents
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
@@ -285,11 +284,6 @@ def _as_object(data: bytes, path: AnyPath) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise damaged(path, f"a JSON {type(body).__name__}", "a JSON object")
     return body
-
-
-def _verified(folder: Path, file: FileEntry, content: Content, hashing: Future[str]) -> tuple[str, Content]:
-    file.check_hash(folder, hashing.result())
-    return file.name, content
 
 
 def _sha256(data: bytes) -> str:

@@ -19,19 +19,19 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeAlias, TypeVar
 
 from lockstep.checkpoints.encoding import (
     FROZEN,
     JSON,
     Tensors,
     check_saveable,
-    decode_tensors,
     decode_values,
     encode_tensors,
     encode_values,
     find_nonfinite,
     names_in_file,
+    read_tensors,
     size_bytes,
 )
 from lockstep.checkpoints.manifest import (
@@ -264,7 +264,7 @@ class Store:
             raise damaged(folder / MANIFEST, f"step {manifest.step}", f"step {step}, as the folder's name says")
         tensors: dict[str, dict[str, Tensor]] = {}
         values: dict[str, Any] = {}
-        for name, content in manifest.read_files(folder, _decode):
+        for name, content in manifest.read_files(folder, _read).items():
             if name == VALUES:
                 values = content
             else:
@@ -362,8 +362,11 @@ class Store:
         )
 
 
-def _decode(name: str, data: bytes) -> dict[str, Any]:
-    return decode_values(data) if name == VALUES else decode_tensors(data)
+def _read(name: str, file: BinaryIO, size_bytes: int) -> tuple[dict[str, Any], list[bytes | memoryview]]:
+    if name != VALUES:
+        return read_tensors(file, size_bytes)
+    data = file.read(size_bytes)
+    return decode_values(data), [data]
 
 
 def _are_names(names: Any) -> bool:

@@ -91,7 +91,7 @@ class Files:
     saver: Saver
     loggers: Loggers
     last_save: LastSave | None = None
-    """What this process saved last, if it saved."""
+    """What this process has saved last."""
 
     @classmethod
     def of(cls, workdir: Workdir, recipe: Recipe, loggers: Sequence[Logger | LoggerKind] = ()) -> Files:

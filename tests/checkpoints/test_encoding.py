@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 import torch
-from safetensors.torch import save
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from lockstep.checkpoints.encoding import (
@@ -155,6 +156,53 @@ GOOD = encode({"t": torch.zeros(4)})
 def test_headers_that_lie(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         decode_tensors(data)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_the_library_reads_is_read_alike_and_what_it_refuses_is_refused(seed: int) -> None:
+    """Bytes of the header are changed at random, most of them to those that it has."""
+    draw = random.Random(seed)
+    good = encode(
+        {"a": torch.arange(6.0).reshape(2, 3), "b": torch.zeros(0, 3, dtype=torch.int16), "c": torch.tensor(7)}
+    )
+    end = 8 + int.from_bytes(good[:8], "little")
+    num_read = 0
+    for _ in range(1000):
+        data = bytearray(good)
+        for _ in range(draw.randint(0, 2)):
+            data[draw.randrange(end)] = draw.choice([*good[8:end], draw.randrange(256)])
+        try:
+            wanted = load(bytes(data))
+        except Exception:
+            with pytest.raises(ValueError, match=r"."):
+                decode_tensors(bytes(data))
+        else:
+            found = decode_tensors(bytes(data))
+            assert found.keys() == wanted.keys(), data
+            for name, tensor in wanted.items():
+                assert_same_bits(found[name], tensor)
+            num_read += 1
+    assert 300 < num_read < 900
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        '{"dtype":"F32","shape":{},"data_offsets":[0,4]}',
+        '{"dtype":"F32","shape":[1.0],"data_offsets":[0,4]}',
+        '{"dtype":"F32","shape":[1],"data_offsets":[0.0,4]}',
+        '{"dtype":"F32","shape":[-1,-1],"data_offsets":[0,4]}',
+        '{"dtype":"F32","shape":[4611686018427387904,4611686018427387904,0],"data_offsets":[0,0]}',
+        '{"dtype":"F32","shape":[1],"data_offsets":[0,4,8]}',
+        '{"dtype":["F32"],"shape":[1],"data_offsets":[0,4]}',
+        '{"dtype":"F32","shape":[1152921504606846976],"data_offsets":[0,4611686018427387904]}',
+        "4",
+    ],
+)
+def test_entries_of_headers_that_lie(entry: str) -> None:
+    text = f'{{"t":{entry}}}'.encode()
+    with pytest.raises(ValueError, match=r"."):
+        decode_tensors(len(text).to_bytes(8, "little") + text + bytes(4))
 
 
 def test_size_without_headers() -> None:

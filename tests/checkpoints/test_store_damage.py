@@ -8,6 +8,7 @@ import random
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from checkpoint_helpers import assert_consistent, write
 
 from lockstep.checkpoints import Store
 from lockstep.checkpoints import store as store_module
-from lockstep.checkpoints.encoding import decode_tensors
+from lockstep.checkpoints.encoding import read_tensors
 from lockstep.errors import CheckpointError
 
 FILES = ["parameters.safetensors", "buffers.safetensors", "average.safetensors", "values.json", "manifest.json"]
@@ -221,12 +222,12 @@ def test_a_damaged_checkpoint_is_not_held_until_garbage_is_collected(
 ) -> None:
     decoded: list[weakref.ref[torch.Tensor]] = []
 
-    def noted(data: bytes) -> dict[str, torch.Tensor]:
-        tensors = decode_tensors(data)
+    def noted(file: BinaryIO, size_bytes: int) -> tuple[dict[str, torch.Tensor], list[bytes | memoryview]]:
+        tensors, parts = read_tensors(file, size_bytes)
         decoded.extend(map(weakref.ref, tensors.values()))
-        return tensors
+        return tensors, parts
 
-    monkeypatch.setattr(store_module, "decode_tensors", noted)
+    monkeypatch.setattr(store_module, "read_tensors", noted)
     path = store.path(20) / name
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     gc.disable()
