@@ -33,7 +33,7 @@ MOST_PARTS = 1024
 _T = TypeVar("_T")
 _OPTIONS = "options of "
 _TOLD_ALREADY = ("path", "paths", "root", "folder", "annotations", "images", "labels", "reader", "sources", "indices")
-_NOT_TOLD = frozenset((*_TOLD_ALREADY, "cache", "verify", "bad_objects", "truth", "label_map_path"))
+_NOT_TOLD = frozenset((*_TOLD_ALREADY, "cache", "verify", "bad_objects", "truth", "label_map_path", "zero_based"))
 """Arguments of readers that change nothing that is trained on, or nothing that the fingerprint does not say itself."""
 _OF_DECODING = frozenset(("decoder", "max_pixels"))
 """Fields of a `Decoding` that do not change a pixel."""
