@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from lockstep.errors import DataError, LockstepError, StoreRefusedError
 from lockstep.storage.remote_path import (
@@ -39,6 +39,7 @@ _REQUEST_SECONDS = 300.0
 """For a whole request; one without a byte fails much earlier."""
 _FIRST_AHEAD_BYTES, _MOST_AHEAD_BYTES = 1 << 16, 1 << 24
 _MORE_AHEAD = 4
+Result = TypeVar("Result")
 _free_in: dict[int, threading.Semaphore] = {}
 """What counts the free connections to stores whose file system blocks, by the process."""
 
@@ -244,8 +245,7 @@ def _is_beyond_the_end(error: BaseException) -> bool:
 def _answers(fs: Any, pieces: Sequence[_Piece]) -> Sequence[bytes | BaseException]:
     """Ask for all pieces once, many at a time."""
     if not fs.async_impl:
-        with ThreadPoolExecutor(min(MOST_CONNECTIONS, len(pieces))) as pool:
-            return list(pool.map(lambda piece: _answer(fs, piece), pieces))
+        return _answers_of_blocking(fs, pieces)
     from fsspec.asyn import sync
 
     answers: Sequence[bytes | BaseException] = sync(fs.loop, _gathered, fs, pieces)
@@ -291,16 +291,40 @@ async def _of_another(fs: Any, piece: _Piece) -> bytes:
     return bytes(data)
 
 
-def _answer(fs: Any, piece: _Piece) -> bytes | BaseException:
-    """Read a piece by a file system that blocks."""
-    try:
-        with _free_in.setdefault(os.getpid(), threading.Semaphore(MOST_CONNECTIONS)):
-            data: bytes = fs.cat_file(piece.path.key, start=piece.start, end=piece.stop)
-            _check_version(piece, stat_of(fs.info(piece.path.key)))
-        _check_size(piece, len(data))
+def _answers_of_blocking(fs: Any, pieces: Sequence[_Piece]) -> Sequence[bytes | BaseException]:
+    """Read pieces by a file system that blocks; then look, once an object, whether they are of its version."""
+    free = _free_in.setdefault(os.getpid(), threading.Semaphore(MOST_CONNECTIONS))
+
+    def tried(request: Callable[[], Result]) -> Result | Exception:
+        try:
+            with free:
+                return request()
+        except Exception as error:
+            return error
+
+    def read(piece: _Piece) -> bytes | Exception:
+        return tried(lambda: fs.cat_file(piece.path.key, start=piece.start, end=piece.stop))
+
+    def look(path: RemotePath) -> ObjectStat | Exception:
+        # The hub's file system keeps what it has listed, and tells the version only with what it knows besides.
+        return tried(lambda: stat_of(fs.info(path.key, refresh=True, expand_info=True)))
+
+    def checked(piece: _Piece, data: bytes | Exception, found: ObjectStat | Exception) -> bytes | Exception:
+        if isinstance(found, Exception):
+            return found
+        try:
+            _check_version(piece, found)
+            if not isinstance(data, Exception):
+                _check_size(piece, len(data))
+        except (DataError, OSError) as error:
+            return error
         return data
-    except Exception as error:
-        return error
+
+    with ThreadPoolExecutor(min(MOST_CONNECTIONS, len(pieces))) as pool:
+        contents = [*pool.map(read, pieces)]
+        paths = [*dict.fromkeys(piece.path for piece in pieces)]
+        found = dict(zip(paths, pool.map(look, paths), strict=True))
+    return [checked(piece, data, found[piece.path]) for piece, data in zip(pieces, contents, strict=True)]
 
 
 def _check_version(piece: _Piece, found: ObjectStat) -> None:

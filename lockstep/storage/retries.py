@@ -231,9 +231,10 @@ def is_refused(error: BaseException) -> bool:
 
 
 def says_forbidden(error: BaseException) -> bool:
-    """Tell whether an error is a refusal that is no PermissionError: gcsfs makes a plain OSError, Azure one of its."""
+    """Tell whether an error is a refusal but no PermissionError: gcsfs makes an OSError, Azure and the hub theirs."""
     is_of_gcsfs = type(error) is OSError and str(error).startswith("Forbidden:")
-    return is_of_gcsfs or (type(error).__name__ == _OF_AZURE and not has_expired(error))
+    is_of_hub = getattr(getattr(error, "response", None), "status_code", None) in (401, 403)
+    return is_of_gcsfs or is_of_hub or (type(error).__name__ == _OF_AZURE and not has_expired(error))
 
 
 def told(error: BaseException) -> str:

@@ -9,8 +9,10 @@ from itertools import chain
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from object_server import Fault, FaultyProxy
 
 from lockstep.errors import DataError, StoreError, StoreRefusedError
@@ -203,4 +205,27 @@ def test_a_store_that_tells_no_version_with_its_answer(bucket: RemotePath) -> No
     assert fetch_ranges(wanted) == [b"234", b"89"]
     file.write_bytes(b"9876543210")
     with pytest.raises(DataError, match="memory://versions/x has changed"):
+        fetch_ranges(wanted)
+
+
+def test_a_change_is_seen_where_the_file_system_keeps_what_it_has_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of huggingface_hub does, which also leaves the version out unless it is to tell more; once an object."""
+    file = DataPath("memory://kept/x")
+    file.write_bytes(b"0123456789")
+    kept, right, looks = MemoryFileSystem().info("kept/x"), MemoryFileSystem.info, []
+
+    def info(self: MemoryFileSystem, path: str, *, refresh: bool = False, expand_info: bool = False) -> dict[str, Any]:
+        if not refresh:
+            return dict(kept)
+        looks.append(path)
+        found: dict[str, Any] = right(self, path)
+        return found if expand_info else {name: found[name] for name in ("name", "size", "type")}
+
+    monkeypatch.setattr(MemoryFileSystem, "info", info)
+    monkeypatch.setattr(ranges, "_LARGEST_REQUEST_BYTES", 2)
+    wanted = parts(file, (2, 3), (8, 9))
+    assert fetch_ranges(wanted) == [b"234", b"89"]
+    assert len(looks) == 1
+    MemoryFileSystem().pipe_file("kept/x", b"9876543210")
+    with pytest.raises(DataError, match="memory://kept/x has changed"):
         fetch_ranges(wanted)

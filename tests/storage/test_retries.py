@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -130,6 +131,12 @@ def test_requests_at_once_end_as_the_thread_that_makes_them() -> None:
     assert len(begun) < 20 + MOST_AT_ONCE
 
 
+class OfTheHubError(Exception):
+    """As huggingface_hub makes them."""
+
+    response = SimpleNamespace(status_code=403)
+
+
 class ClientAuthenticationError(Exception):
     """As Azure's."""
 
@@ -140,6 +147,7 @@ class ClientAuthenticationError(Exception):
         OSError("Forbidden: https://storage.googleapis.com/b\nx does not have storage.objects.list access"),
         ClientAuthenticationError("Server failed to authenticate the request. ErrorCode:AuthenticationFailed"),
         PermissionError("403"),
+        OfTheHubError("Client error '403 Forbidden' for url"),
     ],
 )
 def test_no_rights_are_no_reason_to_try_again(waits: list[float], error: Exception) -> None:
