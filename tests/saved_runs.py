@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 import lockstep as ls
 from lockstep.checkpoints.store import Store
@@ -15,11 +18,20 @@ from lockstep.recipes.recipe import Recipe
 from lockstep.runs.workdir import Workdir
 
 
-def saved(folder: Path, given: Recipe, *steps: int) -> ls.TrainState:
-    """Make a run with a checkpoint of step 7, or of these steps, whose averages are not its weights."""
-    state = ls.TrainState(given.model.build(1), given.optimizer, average=given.average)
+def saved(
+    folder: Path,
+    given: Recipe,
+    *steps: int,
+    change: Callable[[nn.Module], None] | None = None,
+    average: float = 1.25,
+) -> ls.TrainState:
+    """Make a run with a checkpoint of step 7, or of these steps, whose averages are so many times its weights."""
+    model = given.model.build(1)
+    if change is not None:
+        change(model)
+    state = ls.TrainState(model, given.optimizer, average=given.average)
     for tensor in state.averages().values():
-        tensor.mul_(1.25)
+        tensor.mul_(average)
     folder.mkdir()
     Workdir(folder).write_recipe(given)
     for step in steps or (7,):

@@ -120,7 +120,7 @@ def in_order(maps: Mapping[str, Tensor] | Iterable[Tensor]) -> list[Tensor]:
 
 def by_anchor(predicted: Tensor, size: int) -> Tensor:
     """Lay out a map of (batch, anchors of a cell * size, height, width) as (batch, anchors, size)."""
-    return predicted.permute(0, 2, 3, 1).reshape(len(predicted), -1, size)
+    return predicted.permute(0, 2, 3, 1).reshape(predicted.shape[0], -1, size)
 
 
 def anchors_per_cell(generator: AnyAnchorGenerator) -> tuple[int, ...]:

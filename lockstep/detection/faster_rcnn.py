@@ -11,40 +11,53 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
 from lockstep.detection.anchor_matching import (
-    BACKGROUND,
     IGNORED,
-    AnyMatcher,
-    after_none,
-    balanced_sample,
-    kinds,
     match_images,
-    places_of,
-    rows_of_all,
-    rows_of_objects,
 )
 from lockstep.detection.anchors import BackboneAnchors, by_anchor, in_order
 from lockstep.detection.blocks import IouSimilarity, PyramidAnchorGenerator, ThresholdMatcher, XYBoxCoder
-from lockstep.detection.box_coders import AnyBoxCoder, decode, encode
+from lockstep.detection.box_coders import decode, encode
 from lockstep.detection.boxes import Shape, clip
 from lockstep.detection.detector import DetectionModel, Detections, Targets
 from lockstep.detection.fpn import FeaturePyramidNetwork, LastLevelMaxPool
-from lockstep.detection.nms import NmsLimits, batched_nms, multiclass_nms, tried_nms
-from lockstep.detection.roi_align import multiscale_roi_align, roi_align_masks
+from lockstep.detection.nms import NmsLimits, batched_nms, detections_of_all, fixed_nms, tried_nms
+from lockstep.detection.regions import (
+    ROUNDS,
+    AssignedAnchors,
+    DrawnAnchors,
+    Proposals,
+    Regions,
+    all_regions,
+    by_image,
+    drawn_anchors,
+    drawn_regions,
+    fixed_regions,
+    found_regions,
+    ignoring,
+    in_blocks,
+    labels_of,
+    learning_regions,
+    mask_targets,
+    object_boxes,
+    read_with_kinds,
+    region_matches,
+    with_masks,
+    with_objects,
+)
+from lockstep.detection.roi_align import multiscale_roi_align
 from lockstep.detection.values import FasterRcnnFpn, MaskRcnnFpn
-from lockstep.errors import DataError
 from lockstep.images.normalisation import normalize
 from lockstep.models.initial_weights import check_images, give_memory, without_memory
 from lockstep.models.layers import Conv2dNormActivation, FrozenBatchNorm2d, IntermediateLayerGetter, kaiming_fan_out
 from lockstep.models.resnet import ResNet
-from lockstep.tensors import reading_waits, tensor_on
+from lockstep.tensors import reading_waits
 
 CHANNELS = 256
 """Channels of each level of the pyramid."""
@@ -56,55 +69,6 @@ _LEAST_PROPOSAL, _LEAST_DETECTION = 1e-3, 1e-2
 _POOLED, _REPRESENTATION = (7, 7), 1024
 _MASK_POOLED = (14, 14)
 _MASK_LAYERS = 4
-ROUNDS = 32
-"""Rounds of NMS between reads; proposals around objects need up to 20."""
-
-
-class AssignedAnchors(NamedTuple):
-    """Anchors matched to objects, before sampling."""
-
-    targets: Targets
-    matches: Tensor
-    """int64 (batch, anchors): as `anchor_matching.match` gives them."""
-
-
-class DrawnAnchors(NamedTuple):
-    """What the first stage learns from."""
-
-    places: Tensor
-    """int64 (drawn,): of the anchors, counted over all images."""
-    is_object: Tensor
-    """float (drawn,): 1 where an anchor learns an object, else 0."""
-    codes: Tensor
-    """(drawn, 4): of the object's box; of no use where there is none."""
-
-
-class Proposals(NamedTuple):
-    """Boxes of each image, in blocks of one size: what is in them the host need not know."""
-
-    boxes: Tensor
-    """(batch, most, 4)."""
-    is_there: Tensor
-    """bool (batch, most): False for what is no box, whatever its numbers."""
-    is_settled: Tensor
-    """bool (): False where NMS has not made enough rounds."""
-
-
-class Regions(NamedTuple):
-    """Proposals of all images, one image after the other."""
-
-    boxes: Tensor
-    """(regions, 4)."""
-    image_of: Tensor
-    """int64 (regions,)."""
-    object_of: Tensor
-    """int64 (regions,): what each learns, the place of an object on its image; `BACKGROUND` where it learns none."""
-    lengths: list[int]
-    """How many are on each image."""
-    num_learning: list[int]
-    """How many on each image learn an object."""
-    largest: Shape | None = None
-    """Height and width that no box exceeds; None: unknown."""
 
 
 class FasterRcnnNet(DetectionModel):
@@ -160,7 +124,7 @@ class FasterRcnnNet(DetectionModel):
         objectness, codes = self.rpn["head"](levels)
         found = objectness.detach().float(), codes.detach().float(), shape
         if assigned is None:
-            drawn, regions = None, all_regions(self.propose(*found))
+            drawn, regions = None, self._regions(*found)
         else:
             drawn, regions = self._draw(*found, assigned)
         logits, region_codes = self.roi_heads(levels[:-1], regions, shape)
@@ -174,6 +138,12 @@ class FasterRcnnNet(DetectionModel):
             "codes": region_codes,
             "shape": shape,
         }
+
+    def _regions(self, objectness: Tensor, codes: Tensor, shape: Shape) -> Regions:
+        """Return the proposals of all images."""
+        if torch.compiler.is_exporting():
+            return fixed_regions(self.tried_proposals(objectness, codes, shape, ROUNDS))
+        return all_regions(self.propose(objectness, codes, shape))
 
     @torch.no_grad()
     def propose(self, objectness: Tensor, codes: Tensor, shape: Shape) -> list[Tensor]:
@@ -191,7 +161,10 @@ class FasterRcnnNet(DetectionModel):
 
     @torch.no_grad()
     def tried_proposals(self, objectness: Tensor, codes: Tensor, shape: Shape, rounds: int) -> Proposals:
-        """Return what `propose` does, after so many rounds of NMS, without a read where reading waits."""
+        """Return what `propose` does, after so many rounds of NMS, without a read where reading waits.
+
+        In a traced graph the rounds do not count.
+        """
         settings, levels = self.settings, self.level_anchors(shape, codes.device)
         pre_nms_top_n, post_nms_top_n = settings.proposals(training=self.training)
         sizes = [len(anchors) for anchors in levels]
@@ -202,6 +175,8 @@ class FasterRcnnNet(DetectionModel):
         boxes = clip(decode(_RPN_CODER, chosen, torch.cat(levels)[places]), shape)
         scores = torch.cat([of_level.values for of_level in best], 1).sigmoid()
         sizes = [of_level.values.shape[1] for of_level in best]
+        if torch.compiler.is_exporting():
+            return _best_of_graph(boxes, scores, sizes, settings.rpn_iou_threshold, post_nms_top_n)
         if reading_waits(boxes.device):
             return _best_at_once(boxes, scores, sizes, settings.rpn_iou_threshold, post_nms_top_n, rounds)
         level_of = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
@@ -257,12 +232,11 @@ class FasterRcnnNet(DetectionModel):
         codes, shape = predictions["codes"].float(), predictions["shape"]
         boxes = clip(decode(_BOX_CODER, codes, regions.boxes[:, None]), shape)[:, 1:]
         is_large = (boxes[..., 2:] - boxes[..., :2] >= _LEAST_DETECTION).all(-1)
-        scores = predictions["logits"].float().softmax(-1)[:, 1:].masked_fill(~is_large, -1)
+        is_there = regions.object_of[:, None] != IGNORED
+        scores = predictions["logits"].float().softmax(-1)[:, 1:].masked_fill(~(is_large & is_there), -1)
         limits = NmsLimits(settings.score_threshold, settings.iou_threshold, settings.max_detections)
-        return [
-            multiclass_nms(*of_image, limits)
-            for of_image in zip(torch.split(boxes, regions.lengths), torch.split(scores, regions.lengths), strict=True)
-        ]
+        parts = zip(by_image(boxes, regions), by_image(scores, regions), strict=True)
+        return [found for part in parts for found in detections_of_all(*part, limits)]
 
 
 class RpnHead(nn.Module):
@@ -364,117 +338,15 @@ def _best_at_once(
     return Proposals(boxes.gather(1, places[..., None].expand(-1, -1, 4)), left.gather(1, places), is_settled)
 
 
-def read_with_kinds(
-    numbers: Tensor, of_anchors: Tensor, of_regions: Tensor
-) -> tuple[list[int], list[list[int]], list[list[int]]]:
-    """Read whole numbers, (n,), and the `kinds` of the matches of anchors and of regions: all of them at once."""
-    of_both = [kinds(of_anchors), kinds(of_regions)]
-    read = torch.cat([numbers.long(), *(each.flatten() for each in of_both)]).cpu()
-    first, rest = read[: len(numbers)].tolist(), read[len(numbers) :].view(2, 2, -1).tolist()
-    return first, rest[0], rest[1]
-
-
-def in_blocks(boxes: Sequence[Tensor]) -> Proposals:
-    """Join boxes (n, 4) of each image."""
-    lengths = tensor_on(boxes[0].device, [len(each) for each in boxes], torch.int64)
-    block = pad_sequence(list(boxes), batch_first=True)
-    is_there = torch.arange(block.shape[1], device=block.device) < lengths[:, None]
-    return Proposals(block, is_there, is_there.new_ones(()))
-
-
-def with_objects(proposals: Proposals, targets: Targets) -> Proposals:
-    """Return the proposals of each image, and after them the boxes of its objects that are learned."""
-    rows = rows_of_all(targets.boxes, proposals.boxes.device)
-    boxes = torch.cat([proposals.boxes, after_none(targets.boxes)[rows]], 1)
-    is_there = torch.cat([proposals.is_there, F.pad(_are_learned(targets), (1, 0))[rows]], 1)
-    return Proposals(torch.where(is_there[..., None], boxes, 0), is_there, proposals.is_settled)
-
-
-def region_matches(matcher: AnyMatcher, proposals: Proposals, targets: Targets) -> Tensor:
-    """Match proposals to the objects of their images: int64 (batch, most)."""
-    matches = match_images(matcher, IouSimilarity(), targets.boxes, proposals.boxes)
-    return torch.where(proposals.is_there, ignoring(matches, targets), IGNORED)
-
-
-@torch.no_grad()
-def drawn_anchors(
-    assigned: AssignedAnchors,
-    anchors: Tensor,
-    coder: AnyBoxCoder,
-    number: int,
-    positive_fraction: float,
-    numbers: Sequence[list[int]] | None = None,
-) -> DrawnAnchors:
-    """Draw the anchors, of all (anchors, 4), that the first stage learns from.
-
-    They are at most `number` of an image, and of these at most `positive_fraction` learn an object. `numbers` are those
-    of `kinds`, if the host has read them already.
-    """
-    targets, matches = assigned
-    places = balanced_sample(matches, number, positive_fraction, numbers).places
-    image_of, object_of = places // len(anchors), matches.flatten()[places]
-    codes = encode(coder, object_boxes(targets, image_of, object_of), anchors[places % len(anchors)])
-    return DrawnAnchors(places, (object_of >= 0).to(codes.dtype), codes)
-
-
-@torch.no_grad()
-def drawn_regions(
-    proposals: Proposals,
-    matches: Tensor,
-    number: int,
-    positive_fraction: float,
-    numbers: Sequence[list[int]] | None = None,
-) -> Regions:
-    """Draw the regions that the second stage learns from, of proposals with their `region_matches`.
-
-    They are at most `number` of an image, and of these at most `positive_fraction` learn an object. `numbers` are those
-    of `kinds`, if the host has read them already.
-    """
-    places, lengths, num_learning = balanced_sample(matches, number, positive_fraction, numbers)
-    image_of, object_of = places // matches.shape[1], matches.flatten()[places]
-    return Regions(proposals.boxes.flatten(0, 1)[places], image_of, object_of, lengths, num_learning)
-
-
-def places_that_learn(regions: Regions) -> Tensor:
-    """Return the places of the regions that learn objects, int64 (n,)."""
-    return places_of(regions.object_of >= 0, sum(regions.num_learning))
-
-
-def learning_regions(regions: Regions) -> Regions:
-    """Return the regions that learn objects."""
-    places = places_that_learn(regions)
-    boxes, image_of, object_of = (part[places] for part in regions[:3])
-    return regions._replace(boxes=boxes, image_of=image_of, object_of=object_of, lengths=regions.num_learning)
-
-
-def _are_learned(targets: Targets) -> Tensor:
-    """Say which objects of all images are learned, bool (objects,): no crowds, and none of weight 0."""
-    return (torch.cat(list(targets.weights)) > 0) & ~torch.cat(list(targets.is_crowd))
-
-
-def ignoring(matches: Tensor, targets: Targets) -> Tensor:
-    """Return matches (images, n) with those to objects that are not learned as `IGNORED`."""
-    images = torch.arange(len(targets), device=matches.device)[:, None]
-    are_ignored = F.pad(~_are_learned(targets), (1, 0))  # the first is read by what is matched to none
-    return matches.masked_fill(are_ignored[rows_of_objects(targets.boxes, images, matches)], IGNORED)
-
-
-def labels_of(targets: Targets, regions: Regions) -> Tensor:
-    """Return the label of the object that each region learns, int64 (regions,); 0 where it learns none."""
-    return after_none(targets.labels)[rows_of_objects(targets.boxes, regions.image_of, regions.object_of)]
-
-
-def object_boxes(targets: Targets, image_of: Tensor, object_of: Tensor) -> Tensor:
-    """Return the box of each object, (n, 4), and an empty one where there is none."""
-    return after_none(targets.boxes)[rows_of_objects(targets.boxes, image_of, object_of)]
-
-
-def all_regions(boxes: Sequence[Tensor]) -> Regions:
-    """Join the boxes of each image, (n, 4), to regions that learn nothing."""
-    joined, lengths = torch.cat(list(boxes)), [len(each) for each in boxes]
-    repeats = tensor_on(joined.device, lengths, torch.int64)
-    image_of = torch.repeat_interleave(repeats, output_size=len(joined))
-    return Regions(joined, image_of, torch.full_like(image_of, BACKGROUND), lengths, [0] * len(boxes))
+def _best_of_graph(boxes: Tensor, scores: Tensor, sizes: list[int], iou_threshold: float, most: int) -> Proposals:
+    """Choose as `_best_at_once`, for graphs: a row for each level."""
+    found = scores.masked_fill(~_are_proposals(boxes), -torch.inf)
+    longest = max(sizes)
+    rows = torch.stack([F.pad(each, (0, 0, 0, longest - each.shape[1])) for each in torch.split(boxes, sizes, 1)], 1)
+    padded = [F.pad(each, (0, longest - each.shape[1]), value=-torch.inf) for each in torch.split(found, sizes, 1)]
+    left = torch.stack(padded, 1)
+    chosen = fixed_nms(rows, left, torch.ones_like(left, dtype=torch.int64), NmsLimits(-1, iou_threshold, most))
+    return Proposals(chosen.boxes, chosen.labels > 0, chosen.labels.new_ones((), dtype=torch.bool))
 
 
 def _box_loss(codes: Tensor, targets: Tensor, is_object: Tensor) -> Tensor:
@@ -510,12 +382,10 @@ class MaskRcnnNet(FasterRcnnNet):
     def postprocess(self, predictions: Mapping[str, Any]) -> Sequence[Detections]:
         """Choose the detections of each image, and draw them: 28 x 28 probabilities within each box."""
         detections = super().postprocess(predictions)
-        regions = all_regions([each.boxes for each in detections])
+        regions, labels = found_regions(detections)
         logits = self.roi_heads.masks(predictions["levels"], regions, predictions["shape"]).float()
-        labels = torch.cat([each.labels for each in detections])
-        masks = logits[torch.arange(len(labels), device=labels.device), labels].sigmoid()
-        lengths = [len(each.boxes) for each in detections]
-        return [each._replace(masks=mask) for each, mask in zip(detections, torch.split(masks, lengths), strict=True)]
+        masks = logits[torch.arange(labels.shape[0], device=labels.device), labels].sigmoid()
+        return with_masks(detections, masks, regions)
 
 
 class MaskRoIHeads(RoIHeads):
@@ -555,31 +425,3 @@ def mask_rcnn_fpn(settings: MaskRcnnFpn, generator: Generator) -> MaskRcnnNet:
     backbone = resnet_fpn_backbone(settings, generator)
     rpn = RpnHead(CHANNELS, len(settings.anchor_ratios), generator=generator)
     return MaskRcnnNet(settings, backbone, rpn, MaskRoIHeads(CHANNELS, settings.num_classes, generator=generator))
-
-
-@torch.no_grad()
-def mask_targets(targets: Targets, regions: Regions, size: tuple[int, int]) -> Tensor:
-    """Return how much of each cell of a grid over each region its object covers: float32 (regions, *size).
-
-    Raises:
-        DataError: the objects have no masks.
-    """
-    boxes, object_of = (torch.split(part, regions.lengths) for part in (regions.boxes, regions.object_of))
-    of_images = zip(masks_of(targets), boxes, object_of, strict=True)
-    return torch.cat([roi_align_masks(*of_image, size, regions.largest) for of_image in of_images])
-
-
-def masks_of(targets: Targets) -> Sequence[Tensor]:
-    """Return the masks of the objects on each image.
-
-    Raises:
-        DataError: the objects have none.
-    """
-    if targets.masks is None:
-        raise DataError(
-            "There are no masks to train on.",
-            given="objects with boxes alone",
-            expected="a mask of each object",
-            hint="read them (data.masks=true), or train a detector of boxes",
-        )
-    return targets.masks

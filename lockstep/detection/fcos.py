@@ -24,7 +24,7 @@ from lockstep.detection.boxes import Shape, area, clip
 from lockstep.detection.detector import DetectionModel, Detections, Targets
 from lockstep.detection.fpn import FeaturePyramidNetwork, LastLevelP6P7
 from lockstep.detection.losses import classification_loss, localization_loss
-from lockstep.detection.nms import batched_nms, best
+from lockstep.detection.nms import NmsLimits, batched_nms, best, fixed_nms
 from lockstep.detection.values import Fcos
 from lockstep.images.normalisation import normalize
 from lockstep.models.initial_weights import check_images, give_memory, without_memory
@@ -131,6 +131,8 @@ class FcosNet(DetectionModel):
         scores = (logits[..., 1:].sigmoid() * centerness.sigmoid()[..., None]).sqrt()
         boxes = clip(decode(_CODER, codes, torch.cat(predictions["levels"])), predictions["shape"])
         sizes = [len(level) for level in predictions["levels"]]
+        if torch.compiler.is_exporting():
+            return [self._fixed(boxes, scores, sizes)]
         return [self._detections(*of_image, sizes) for of_image in zip(boxes, scores, strict=True)]
 
     def _detections(self, boxes: Tensor, scores: Tensor, sizes: list[int]) -> Detections:
@@ -144,6 +146,18 @@ class FcosNet(DetectionModel):
         all_boxes, all_scores, labels = (torch.cat(each) for each in zip(*chosen, strict=True))
         kept = batched_nms(all_boxes, all_scores, labels, settings.iou_threshold, settings.max_detections)
         return Detections(all_boxes[kept], all_scores[kept], labels[kept])
+
+    def _fixed(self, boxes: Tensor, scores: Tensor, sizes: list[int]) -> Detections:
+        """Choose as `_detections`, for graphs: boxes (batch, points, 4), scores (batch, points, classes)."""
+        settings, chosen = self.settings, []
+        for of_boxes, of_scores in zip(torch.split(boxes, sizes, 1), torch.split(scores, sizes, 1), strict=True):
+            number = of_scores.shape[1] * self.num_classes
+            top, places = of_scores.flatten(1).topk(min(settings.candidates_per_level, number))
+            points = (places // self.num_classes)[..., None].expand(-1, -1, 4)
+            chosen.append((of_boxes.gather(1, points), top, places % self.num_classes + 1))
+        rows = [torch.cat(each, 1)[:, None] for each in zip(*chosen, strict=True)]
+        limits = NmsLimits(settings.score_threshold, settings.iou_threshold, settings.max_detections)
+        return fixed_nms(rows[0], rows[1], rows[2], limits, by_label=True)
 
 
 def match_points(boxes: Tensor, anchors: Tensor, bounds: Tensor) -> Tensor:

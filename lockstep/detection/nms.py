@@ -17,7 +17,6 @@ from lockstep.detection.blocks import BatchNonMaxSuppression, PostProcessing
 from lockstep.detection.boxes import Shape, area, clip
 from lockstep.detection.detector import Detections
 from lockstep.detection.targets import FIRST_LABEL
-from lockstep.errors import InputError
 from lockstep.tensors import reading_waits
 
 _BLOCK = 256
@@ -119,17 +118,30 @@ def multiclass_nms(boxes: Tensor, scores: Tensor, limits: NmsLimits) -> Detectio
         limits: which of them remain.
     """
     if torch.compiler.is_exporting():
-        return fixed_detections(boxes, scores, limits)
+        return Detections(*(each[0] for each in fixed_detections(boxes[None], scores[None], limits)[:3]))
     score_threshold, iou_threshold, most, competing, most_of_class = limits
     candidates = _candidates(boxes, scores, score_threshold)
     kept = _kept(candidates, iou_threshold, competing=competing, most_of_class=most_of_class)
     return candidates.at(_first(kept, most, scores)).detections()
 
 
+def detections_of_all(boxes: Tensor, scores: Tensor, limits: NmsLimits) -> list[Detections]:
+    """Choose the detections of each image as `multiclass_nms` does; in a traced graph they are one block.
+
+    Args:
+        boxes: (batch, anchors, q, 4).
+        scores: (batch, anchors, classes).
+        limits: which of them remain.
+    """
+    if torch.compiler.is_exporting():
+        return [fixed_detections(boxes, scores, limits)]
+    return [multiclass_nms(*of_image, limits) for of_image in zip(boxes, scores, strict=True)]
+
+
 def postprocess(
     config: PostProcessing, boxes: Tensor, logits: Tensor, shape: Shape, *, has_background: bool = True
 ) -> list[Detections]:
-    """Choose the detections of each image as the Object Detection API does.
+    """Choose the detections of each image as the Object Detection API does; in a traced graph they are one block.
 
     Boxes are clipped to the image once they are chosen; those without area in it give way to the next best.
 
@@ -141,6 +153,8 @@ def postprocess(
         has_background: leave out the scores of the first class.
     """
     scores = convert_scores(config, logits)[..., int(has_background) :]
+    if torch.compiler.is_exporting():
+        return [_fixed_of_api(config.batch_non_max_suppression, boxes, scores, shape)]
     # One by one: how many candidates must be looked at differs, and no image may change the detections of another.
     return [
         _detections(config.batch_non_max_suppression, *of_image, shape) for of_image in zip(boxes, scores, strict=True)
@@ -179,8 +193,6 @@ def _candidates(boxes: Tensor, scores: Tensor, score_threshold: float) -> _Candi
 
 def _detections(config: BatchNonMaxSuppression, boxes: Tensor, scores: Tensor, shape: Shape) -> Detections:
     """Choose the detections of one image: boxes (anchors, q, 4), scores (anchors, classes)."""
-    if torch.compiler.is_exporting():
-        return _exported(config, boxes, scores, shape)
     if config.use_class_agnostic_nms:
         is_best = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, scores.argmax(1, keepdim=True), True)
         scores = scores.masked_fill(~is_best, -torch.inf)
@@ -193,19 +205,6 @@ def _detections(config: BatchNonMaxSuppression, boxes: Tensor, scores: Tensor, s
             break
     joined = _Candidates(*(torch.cat(part)[:most] for part in zip(*found, strict=True)))
     return joined.detections()
-
-
-def _exported(config: BatchNonMaxSuppression, boxes: Tensor, scores: Tensor, shape: Shape) -> Detections:
-    if config.use_class_agnostic_nms or config.soft_nms_sigma:
-        raise InputError(
-            "A graph has no such non-maximum suppression.",
-            given="soft_nms_sigma above 0" if config.soft_nms_sigma else "use_class_agnostic_nms=true",
-            expected="greedy suppression, each class by itself",
-            hint="export the tensors alone, as .safetensors",
-        )
-    most, of_class = config.max_total_detections, config.max_detections_per_class
-    limits = NmsLimits(config.score_threshold, config.iou_threshold, most, max_detections_per_class=of_class)
-    return fixed_detections(boxes, scores, limits, shape)
 
 
 def _chosen(config: BatchNonMaxSuppression, candidates: _Candidates) -> Iterator[_Candidates]:
@@ -360,49 +359,108 @@ def _no_places(scores: Tensor) -> Tensor:
     return scores.new_empty(0, dtype=torch.int64)
 
 
-def fixed_detections(boxes: Tensor, scores: Tensor, limits: NmsLimits, shape: Shape | None = None) -> Detections:
-    """Choose the detections of one image, each class by itself, in a fixed number of steps.
+def fixed_detections(
+    boxes: Tensor, scores: Tensor, limits: NmsLimits, shape: Shape | None = None, *, sigma: float = 0.0
+) -> Detections:
+    """Choose the detections of images, each class by itself, for graphs: `multiclass_nms` by `fixed_nms`.
 
-    It is `multiclass_nms` for graphs that `torch.export` traces, where no shape depends on data: below the detections
-    are rows of zeros. With a shape, height and width, boxes are clipped to it once they are chosen, and those without
-    area there are dropped.
+    Args:
+        boxes: (batch, anchors, q, 4), q being 1, or the number of classes where each has boxes of its own.
+        scores: (batch, anchors, classes), without the background.
+        limits: which of them remain.
+        shape: as for `fixed_nms`.
+        sigma: as for `fixed_nms`.
+    """
+    num_anchors, num_classes = scores.shape[1:]
+    by_class, ranked = boxes.transpose(1, 2).expand(-1, num_classes, -1, -1), scores.transpose(1, 2)
+    if limits.candidates_per_class and limits.candidates_per_class < num_anchors:
+        ranked, places = ranked.topk(limits.candidates_per_class)
+        by_class = by_class.gather(2, _of_boxes(places))
+    labels = (torch.arange(num_classes, device=scores.device) + FIRST_LABEL)[:, None].expand_as(ranked)
+    return fixed_nms(by_class, ranked, labels, limits, shape, sigma=sigma)
+
+
+def fixed_nms(
+    boxes: Tensor,
+    scores: Tensor,
+    labels: Tensor,
+    limits: NmsLimits,
+    shape: Shape | None = None,
+    *,
+    sigma: float = 0.0,
+    by_label: bool = False,
+) -> Detections:
+    """Suppress boxes in a fixed number of steps, for graphs that `torch.export` traces, where no shape depends on data.
+
+    Args:
+        boxes: (batch, rows, n, 4); only boxes of a row compete.
+        scores: (batch, rows, n).
+        labels: int64 (batch, rows, n), 1 or more.
+        limits: which of them remain; `max_detections_per_class` of a row.
+        shape: height and width that boxes are clipped to once they are chosen; what has no area there is dropped.
+        sigma: above 0, scores are lowered in place of leaving boxes out (Soft-NMS).
+        by_label: of a row, only boxes of one label compete.
+
+    Returns:
+        Tensors (batch, most, ...), the best first; what is below the detections is 0, their labels, too.
     """
     # The loop of a traced graph; torch.onnx knows it, too.
     from torch._higher_order_ops.scan import scan
 
-    score_threshold, iou_threshold, most, competing, most_of_class = limits
-    num_anchors, num_classes = scores.shape
-    number = min(competing or num_anchors, num_anchors)
-    # Each class is a row from here on. ONNX has no stable sort: equal scores may go in another order.
-    ranked, places = scores.T.topk(number)
-    left = torch.where(ranked > score_threshold, ranked, -torch.inf)
-    by_class = boxes.transpose(0, 1).expand(num_classes, -1, -1)
-    candidates = by_class.gather(1, places[:, :, None].expand(-1, -1, 4))
+    least, iou_threshold, most, _, most_of_class = limits
 
-    def choose(left: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
-        """Take the best box of each class, and drop it and those that overlap it."""
-        score, place = left.max(1)
-        chosen = candidates.gather(1, place[:, None, None].expand(-1, 1, 4))
-        dropped = (_traced_iou(chosen, candidates) > iou_threshold).scatter(1, place[:, None], True)
-        return torch.where(dropped, -torch.inf, left), torch.cat([score[:, None], chosen[:, 0]], dim=1)
+    def choose(left: Tensor, _: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Take the best box of each row, and drop it, and those that overlap it, or lower their scores."""
+        score, place = left.max(-1, keepdim=True)
+        overlaps = _traced_iou(boxes.gather(2, _of_boxes(place)), boxes)
+        if sigma:
+            lowered = left * torch.exp(overlaps.nan_to_num(0) ** 2 * (-0.5 / sigma))
+            is_left = lowered > least
+        else:
+            lowered, is_left = left, ~(overlaps > iou_threshold)
+        if by_label:
+            is_left = is_left | (labels != labels.gather(2, place))
+        rest = torch.where(is_left, lowered, -torch.inf).scatter(2, place, -torch.inf)
+        return rest.contiguous(), (score[..., 0], place[..., 0])
 
-    steps = torch.arange(min(most_of_class or most, most, number))
-    _, found = scan(choose, left, steps)  # (steps, classes, 5)
-    flat = found.transpose(0, 1).flatten(0, 1)
-    found_boxes = flat[:, 1:] if shape is None else clip(flat[:, 1:], shape)
-    kept = flat[:, 0] if shape is None else torch.where(area(found_boxes) > 0, flat[:, 0], -torch.inf)
-    top, rows = kept.topk(min(most, len(flat)))
+    steps = torch.arange(min(most_of_class or most, most, scores.shape[2]), device=scores.device)
+    first = torch.where(scores > least, scores, -torch.inf).contiguous()  # as each step leaves it
+    _, (of_steps, places) = scan(choose, first, steps)  # each (steps, batch, rows)
+    places = places.permute(1, 2, 0)
+    kept = of_steps.permute(1, 2, 0).flatten(1)
+    found, found_labels = boxes.gather(2, _of_boxes(places)).flatten(1, 2), labels.gather(2, places).flatten(1)
+    if shape is not None:
+        found = clip(found, shape)
+        kept = torch.where(area(found) > 0, kept, -torch.inf)
+    top, order = kept.topk(min(most, kept.shape[1]))
     is_found = top > -torch.inf
-    labels = rows // len(steps) + FIRST_LABEL
     return Detections(
-        torch.where(is_found[:, None], found_boxes[rows], 0.0),
+        torch.where(is_found[..., None], found.gather(1, _of_boxes(order)), 0.0),
         torch.where(is_found, top, 0.0),
-        torch.where(is_found, labels, 0),
+        torch.where(is_found, found_labels.gather(1, order), 0),
     )
 
 
+def _fixed_of_api(config: BatchNonMaxSuppression, boxes: Tensor, scores: Tensor, shape: Shape) -> Detections:
+    """Choose as `_detections` does, for graphs: boxes (batch, anchors, q, 4), scores (batch, anchors, classes)."""
+    most, sigma = config.max_total_detections, config.soft_nms_sigma
+    limits = NmsLimits(config.score_threshold, config.iou_threshold, most)
+    if not config.use_class_agnostic_nms:
+        limits = limits._replace(max_detections_per_class=config.max_detections_per_class)
+        return fixed_detections(boxes, scores, limits, shape, sigma=sigma)
+    best_scores, classes = scores.max(-1)
+    own = boxes.expand(-1, -1, scores.shape[2], -1).gather(2, classes[..., None, None].expand(-1, -1, 1, 4))
+    labels = classes[:, None] + FIRST_LABEL
+    return fixed_nms(own.transpose(1, 2), best_scores[:, None], labels, limits, shape, sigma=sigma)
+
+
+def _of_boxes(places: Tensor) -> Tensor:
+    """Lay out places for `gather` to take all four edges of a box: (...) to (..., 4)."""
+    return places[..., None].expand(*places.shape, 4)
+
+
 def _traced_iou(chosen: Tensor, boxes: Tensor) -> Tensor:
-    """Compute the IoU of a box of each class, (classes, 1, 4), with all of them: (classes, n, 4) to (classes, n)."""
+    """Compute the IoU of a box of each row, (..., rows, 1, 4), with all of its row: (..., rows, n, 4)."""
     sides = (torch.minimum(chosen[..., 2:], boxes[..., 2:]) - torch.maximum(chosen[..., :2], boxes[..., :2])).clamp(0)
     common = sides[..., 0] * sides[..., 1]
     return common / (area(chosen) + area(boxes) - common)

@@ -73,7 +73,7 @@ def crop_and_resize(features: Tensor, boxes: Tensor, image_of: Tensor, crop_size
     Returns:
         (n, channels, *crop_size).
     """
-    limits = tensor_on(boxes.device, features.shape[2:], boxes.dtype).expand(len(boxes), 2)
+    limits = tensor_on(boxes.device, features.shape[2:], boxes.dtype).expand(boxes.shape[0], 2)
     sides = []
     for axis, number in enumerate(crop_size):
         last, points = limits[:, axis, None] - 1, torch.arange(number, device=boxes.device)
@@ -160,19 +160,21 @@ def _weighted_sums(
 ) -> Tensor:
     """Sum the cells of each row and column of each grid, times their weights: (n, channels, rows, columns)."""
     channels = features[0].shape[1]
-    # Autocast's half precision would round the weights of cells.
-    table = torch.cat([level.float().permute(0, 2, 3, 1).flatten(0, 2) for level in features])
+    # Autocast's half precision would round the weights of cells. Of an image, the cells of all levels stand together.
+    table = torch.cat([level.float().permute(0, 2, 3, 1).flatten(1, 2) for level in features], 1)
     areas = [level.shape[2] * level.shape[3] for level in features]
-    starts = [len(features[0]) * sum(areas[:number]) for number in range(len(areas))]
-    of_levels = list(zip(starts, areas, (level.shape[3] for level in features), strict=True))
-    start, size, width = tensor_on(image_of.device, of_levels, torch.int64)[level_of].unbind(-1)
-    in_rows = (start + image_of * size)[:, None, None] + rows.places * width[:, None, None]
+    of_levels = [(sum(areas[:number]), level.shape[3]) for number, level in enumerate(features)]
+    start, width = tensor_on(image_of.device, of_levels, torch.int64)[level_of].unbind(-1)
+    in_rows = (start + image_of * sum(areas))[:, None, None] + rows.places * width[:, None, None]
     num_boxes, height, _ = rows.places.shape
     grid = (num_boxes, height, columns.places.shape[1])
     places = in_rows[:, :, None, :, None] + columns.places[:, None, :, None, :]
     weights = rows.weights[:, :, None, :, None] * columns.weights[:, None, :, None, :]
     summed = F.embedding_bag(
-        places.flatten(3).flatten(0, 2), table, mode="sum", per_sample_weights=weights.flatten(3).flatten(0, 2)
+        places.flatten(3).flatten(0, 2),
+        table.flatten(0, 1),
+        mode="sum",
+        per_sample_weights=weights.flatten(3).flatten(0, 2),
     )
     return summed.view(*grid, channels).permute(0, 3, 1, 2).to(features[0].dtype)
 

@@ -34,7 +34,7 @@ from lockstep.detection.box_coders import AnyBoxCoder, code_size, decode, encode
 from lockstep.detection.boxes import Shape, clip
 from lockstep.detection.detector import DetectionModel, Detections, Targets
 from lockstep.detection.losses import classification_loss, localization_loss, takes_boxes
-from lockstep.detection.nms import NmsLimits, multiclass_nms
+from lockstep.detection.nms import NmsLimits, detections_of_all
 from lockstep.detection.values import SqueezeSsd, Ssd300, Ssdlite
 from lockstep.images.normalisation import normalize
 from lockstep.models.initial_weights import check_images, clear_statistics, give_memory, without_memory
@@ -253,10 +253,7 @@ def per_class_detections(boxes: Tensor, logits: Tensor, shape: Shape, *, limits:
         limits: which of them remain.
     """
     scores = logits.softmax(-1)[..., 1:]
-    return [
-        multiclass_nms(each[:, None], of_image, limits)
-        for each, of_image in zip(clip(boxes, shape), scores, strict=True)
-    ]
+    return detections_of_all(clip(boxes, shape)[:, :, None], scores, limits)
 
 
 class SsdHead(nn.Module):

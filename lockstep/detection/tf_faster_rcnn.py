@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from lockstep.detection import blocks, faster_rcnn
+from lockstep.detection import blocks
 from lockstep.detection.anchor_matching import IGNORED, hard_examples, match_images
 from lockstep.detection.anchors import BackboneAnchors, anchors_per_cell, by_anchor
 from lockstep.detection.box_coders import decode, encode
@@ -26,6 +26,27 @@ from lockstep.detection.boxes import Shape, area, clip
 from lockstep.detection.detector import DetectionModel, Detections, Targets
 from lockstep.detection.losses import classification_loss
 from lockstep.detection.nms import postprocess, tried_nms
+from lockstep.detection.regions import (
+    ROUNDS,
+    AssignedAnchors,
+    DrawnAnchors,
+    Proposals,
+    Regions,
+    by_image,
+    drawn_anchors,
+    drawn_regions,
+    found_regions,
+    ignoring,
+    in_blocks,
+    labels_of,
+    learning_regions,
+    masks_of,
+    object_boxes,
+    places_that_learn,
+    read_with_kinds,
+    region_matches,
+    with_masks,
+)
 from lockstep.detection.roi_align import crop_and_resize
 from lockstep.detection.tf_configs import BatchNorm, FasterRcnn, Hyperparams, MaskRcnnBoxPredictor
 from lockstep.detection.tf_feature_maps import IMAGENET_MEAN
@@ -102,35 +123,35 @@ class TfFasterRcnn(DetectionModel):
         return self.config.clip_anchors_to_image or not self.training
 
     @torch.no_grad()
-    def assign(self, targets: Targets) -> faster_rcnn.AssignedAnchors:
+    def assign(self, targets: Targets) -> AssignedAnchors:
         """Find which anchor can learn which object."""
         device = targets.boxes[0].device
         anchors = self.anchors(targets.shape, device)
         if self._clips_anchors:
             matches = match_images(_ANCHOR_MATCHER, blocks.IouSimilarity(), targets.boxes, anchors, targets.weights)
-            return faster_rcnn.AssignedAnchors(targets, faster_rcnn.ignoring(matches, targets))
+            return AssignedAnchors(targets, ignoring(matches, targets))
         inside = self._anchors.inside(targets.shape, device)
         matches = anchors.new_full((len(targets), len(anchors)), IGNORED, dtype=torch.int64)
         matches[:, inside] = match_images(
             _ANCHOR_MATCHER, blocks.IouSimilarity(), targets.boxes, anchors[inside], targets.weights
         )
-        return faster_rcnn.AssignedAnchors(targets, faster_rcnn.ignoring(matches, targets))
+        return AssignedAnchors(targets, ignoring(matches, targets))
 
-    def forward(self, inputs: Tensor, assigned: faster_rcnn.AssignedAnchors | None = None) -> dict[str, Any]:
+    def forward(self, inputs: Tensor, assigned: AssignedAnchors | None = None) -> dict[str, Any]:
         """Predict logits and codes of all anchors, and of the proposals; in training, of those that are drawn."""
         check_images("This Faster R-CNN", inputs, channels=3, smallest=_LEAST_SIDE)
         shape, features = (inputs.shape[2], inputs.shape[3]), self.backbone(inputs)["0"]
         objectness, codes = self.rpn(features)
         found = objectness.detach().float(), codes.detach().float(), shape
         if assigned is None:
-            drawn, regions = None, faster_rcnn.all_regions(self.propose(*found))
+            drawn, regions = None, found_regions(self._proposed(*found))[0]
         else:
             drawn, regions = self._draw(*found, assigned)
         hidden = self._features_of(features, regions, shape)
         logits, region_codes = self.box_head(hidden)
         masks = None
         if self.mask_head is not None and assigned is not None:
-            masks = self.mask_head(hidden[faster_rcnn.places_that_learn(regions)])
+            masks = self.mask_head(hidden[places_that_learn(regions)])
         return {
             "objectness": objectness,
             "anchor_codes": codes,
@@ -149,21 +170,25 @@ class TfFasterRcnn(DetectionModel):
 
         Objectness is logits (batch, anchors, 2), of the background first, and codes are (batch, anchors, 4).
         """
+        return [each.boxes for each in self._proposed(objectness, codes, shape)]
+
+    @torch.no_grad()
+    def _proposed(self, objectness: Tensor, codes: Tensor, shape: Shape) -> list[Detections]:
         boxes, scores = self._candidates(objectness, codes, shape)
         boxes, scores, config = boxes[:, :, None], scores[..., None], blocks.PostProcessing(self._proposal_rule)
-        return [each.boxes for each in postprocess(config, boxes, scores, shape, has_background=False)]
+        return postprocess(config, boxes, scores, shape, has_background=False)
 
     @torch.no_grad()
     def tried_proposals(
         self, objectness: Tensor, codes: Tensor, shape: Shape, rounds: int, num_candidates: int
-    ) -> faster_rcnn.Proposals:
+    ) -> Proposals:
         """Return what `propose` does, without a read where reading waits.
 
         There NMS makes so many rounds over so many of the best boxes of each image. It is settled where these were
         enough, so that no other box would be a proposal.
         """
         if not reading_waits(codes.device):
-            return faster_rcnn.in_blocks(self.propose(objectness, codes, shape))
+            return in_blocks(self.propose(objectness, codes, shape))
         rule = self._proposal_rule
         boxes, scores = self._candidates(objectness, codes, shape)
         is_valid = scores > rule.score_threshold
@@ -177,7 +202,7 @@ class TfFasterRcnn(DetectionModel):
         is_there = kept & (area(boxes) > 0)
         places = is_there.byte().argsort(dim=1, descending=True, stable=True)[:, : rule.max_total_detections]
         boxes = boxes.gather(1, places[..., None].expand(-1, -1, 4))
-        return faster_rcnn.Proposals(boxes, is_there.gather(1, places), is_settled & is_enough.all())
+        return Proposals(boxes, is_there.gather(1, places), is_settled & is_enough.all())
 
     def _candidates(self, objectness: Tensor, codes: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
         """Return boxes (batch, anchors, 4) and their scores (batch, anchors), below all for those of no use."""
@@ -195,17 +220,17 @@ class TfFasterRcnn(DetectionModel):
 
     @torch.no_grad()
     def _draw(
-        self, objectness: Tensor, codes: Tensor, shape: Shape, assigned: faster_rcnn.AssignedAnchors
-    ) -> tuple[faster_rcnn.DrawnAnchors, faster_rcnn.Regions]:
+        self, objectness: Tensor, codes: Tensor, shape: Shape, assigned: AssignedAnchors
+    ) -> tuple[DrawnAnchors, Regions]:
         """Draw what both stages learn from; the host reads once, all numbers of all images.
 
         The second stage learns from all proposals where a miner chooses among their losses.
         """
-        config, rounds, num_candidates = self.config, faster_rcnn.ROUNDS, CANDIDATES
+        config, rounds, num_candidates = self.config, ROUNDS, CANDIDATES
         while True:
             proposals = self.tried_proposals(objectness, codes, shape, rounds, num_candidates)
-            matches = faster_rcnn.region_matches(_REGION_MATCHER, proposals, assigned.targets)
-            (is_settled,), of_anchors, of_regions = faster_rcnn.read_with_kinds(
+            matches = region_matches(_REGION_MATCHER, proposals, assigned.targets)
+            (is_settled,), of_anchors, of_regions = read_with_kinds(
                 proposals.is_settled[None], assigned.matches, matches
             )
             if is_settled:
@@ -215,17 +240,15 @@ class TfFasterRcnn(DetectionModel):
         if config.hard_example_miner is not None:
             number, fraction = config.first_stage_max_proposals, 1.0
         drawn = self.draw_anchors(assigned, of_anchors)
-        return drawn, faster_rcnn.drawn_regions(proposals, matches, number, fraction, of_regions)
+        return drawn, drawn_regions(proposals, matches, number, fraction, of_regions)
 
-    def draw_anchors(
-        self, assigned: faster_rcnn.AssignedAnchors, numbers: Sequence[list[int]] | None = None
-    ) -> faster_rcnn.DrawnAnchors:
+    def draw_anchors(self, assigned: AssignedAnchors, numbers: Sequence[list[int]] | None = None) -> DrawnAnchors:
         """Draw the anchors that the first stage learns from; the numbers are those of `kinds`, if they are known."""
         config, anchors = self.config, self.anchors(assigned.targets.shape, assigned.matches.device)
         number, fraction = config.first_stage_minibatch_size, config.first_stage_positive_balance_fraction
-        return faster_rcnn.drawn_anchors(assigned, anchors, _CODER, number, fraction, numbers)
+        return drawn_anchors(assigned, anchors, _CODER, number, fraction, numbers)
 
-    def _features_of(self, features: Tensor, regions: faster_rcnn.Regions, shape: Shape) -> Tensor:
+    def _features_of(self, features: Tensor, regions: Regions, shape: Shape) -> Tensor:
         """Return what the last layer of the ResNet makes of each region: (regions, 2048, height, width)."""
         size = self.config.initial_crop_size
         kernel, stride = self.config.maxpool_kernel_size, self.config.maxpool_stride
@@ -234,17 +257,15 @@ class TfFasterRcnn(DetectionModel):
         hidden: Tensor = self.second_stage["layer4"](F.max_pool2d(crops, kernel, stride))
         return hidden
 
-    def losses(self, predictions: Mapping[str, Any], assigned: faster_rcnn.AssignedAnchors) -> dict[str, Tensor]:
+    def losses(self, predictions: Mapping[str, Any], assigned: AssignedAnchors) -> dict[str, Tensor]:
         """Compute the losses of both stages, of the masks, and the penalties of the regularizers."""
         losses = self._first_stage_losses(predictions, assigned) | self._second_stage_losses(predictions, assigned)
         if predictions["masks"] is not None:
             losses["mask"] = self.config.second_stage_mask_prediction_loss_weight * _mask_loss(predictions, assigned)
         return losses | self._penalties.losses(self)
 
-    def _first_stage_losses(
-        self, predictions: Mapping[str, Any], assigned: faster_rcnn.AssignedAnchors
-    ) -> dict[str, Tensor]:
-        drawn: faster_rcnn.DrawnAnchors = predictions["drawn"]
+    def _first_stage_losses(self, predictions: Mapping[str, Any], assigned: AssignedAnchors) -> dict[str, Tensor]:
+        drawn: DrawnAnchors = predictions["drawn"]
         logits = predictions["objectness"].float().flatten(0, 1)[drawn.places]
         codes = predictions["anchor_codes"].float().flatten(0, 1)[drawn.places]
         weights = _of_means(drawn.places // assigned.matches.shape[1], len(assigned.targets))
@@ -256,20 +277,16 @@ class TfFasterRcnn(DetectionModel):
             "rpn_localization": self.config.first_stage_localization_loss_weight * (of_boxes * weights).sum(),
         }
 
-    def _second_stage_losses(
-        self, predictions: Mapping[str, Any], assigned: faster_rcnn.AssignedAnchors
-    ) -> dict[str, Tensor]:
+    def _second_stage_losses(self, predictions: Mapping[str, Any], assigned: AssignedAnchors) -> dict[str, Tensor]:
         config, regions = self.config, predictions["regions"]
-        labels = faster_rcnn.labels_of(assigned.targets, regions)
+        labels = labels_of(assigned.targets, regions)
         weights = _of_means(regions.image_of, len(assigned.targets))
         classes = (labels[:, None] == torch.arange(self.num_classes + 1, device=labels.device)).to(weights.dtype)
         of_classes = classification_loss(
             config.second_stage_classification_loss, predictions["logits"].float()[None], classes[None], weights[None]
         ).reshape(-1)
         codes = _of_labels(predictions["codes"].float(), labels)
-        targets = encode(
-            _CODER, faster_rcnn.object_boxes(assigned.targets, regions.image_of, regions.object_of), regions.boxes
-        )
+        targets = encode(_CODER, object_boxes(assigned.targets, regions.image_of, regions.object_of), regions.boxes)
         of_boxes = F.huber_loss(codes, targets, reduction="none").sum(-1) * weights
         of_boxes = torch.where(labels > 0, of_boxes, 0) * config.second_stage_localization_loss_weight
         of_classes = of_classes * config.second_stage_classification_loss_weight
@@ -278,7 +295,7 @@ class TfFasterRcnn(DetectionModel):
             of_classes, of_boxes = of_classes * counted, of_boxes * counted
         return {"classification": of_classes.sum(), "localization": of_boxes.sum()}
 
-    def _hard_regions(self, of_classes: Tensor, of_boxes: Tensor, regions: faster_rcnn.Regions) -> Tensor:
+    def _hard_regions(self, of_classes: Tensor, of_boxes: Tensor, regions: Regions) -> Tensor:
         """Say which regions count, bool (regions,)."""
         assert self.config.hard_example_miner is not None, "the caller has looked"
         miner = replace(self.config.hard_example_miner, max_negatives_per_positive=0)
@@ -297,27 +314,25 @@ class TfFasterRcnn(DetectionModel):
         """Choose the detections of each image, and draw their masks, if the net has learned them."""
         regions, shape = predictions["regions"], predictions["shape"]
         boxes = decode(_CODER, predictions["codes"].float(), regions.boxes[:, None])
-        detections = []
-        for image in range(len(predictions["features"])):
-            here = regions.image_of == image
-            of_image = boxes[here][None], predictions["logits"].float()[here][None]
-            detections += postprocess(self.config.second_stage_post_processing, *of_image, shape)
+        # No score of what is no region is over a threshold.
+        logits = predictions["logits"].float().masked_fill((regions.object_of == IGNORED)[:, None], torch.nan)
+        config, detections = self.config.second_stage_post_processing, list[Detections]()
+        for of_boxes, of_logits in zip(by_image(boxes, regions), by_image(logits, regions), strict=True):
+            detections += postprocess(config, of_boxes, of_logits, shape)
         if self.mask_head is None:
             return detections
-        found = faster_rcnn.all_regions([each.boxes for each in detections])
-        logits = self.mask_head(self._features_of(predictions["features"], found, shape)).float()
-        masks = _of_labels(logits, torch.cat([each.labels for each in detections])).sigmoid()
-        of_images = torch.split(masks, [len(each.boxes) for each in detections])
-        return [each._replace(masks=mask) for each, mask in zip(detections, of_images, strict=True)]
+        regions, labels = found_regions(detections)
+        masks = self.mask_head(self._features_of(predictions["features"], regions, shape)).float()
+        return with_masks(detections, _of_labels(masks, labels).sigmoid(), regions)
 
 
-def _mask_loss(predictions: Mapping[str, Any], assigned: faster_rcnn.AssignedAnchors) -> Tensor:
+def _mask_loss(predictions: Mapping[str, Any], assigned: AssignedAnchors) -> Tensor:
     """Compute the mean cross entropy of the masks of the regions that learn objects; 0 where there are none."""
-    regions, targets = faster_rcnn.learning_regions(predictions["regions"]), assigned.targets
-    logits = _of_labels(predictions["masks"].float(), faster_rcnn.labels_of(targets, regions))
+    regions, targets = learning_regions(predictions["regions"]), assigned.targets
+    logits = _of_labels(predictions["masks"].float(), labels_of(targets, regions))
     size, wanted = (logits.shape[1], logits.shape[2]), []
     of_images = (torch.split(part, regions.lengths) for part in (regions.boxes, regions.object_of))
-    for masks, boxes, object_of in zip(faster_rcnn.masks_of(targets), *of_images, strict=True):
+    for masks, boxes, object_of in zip(masks_of(targets), *of_images, strict=True):
         # Masks are as large as their image, and the network's input may be larger.
         shares = _shares(boxes, (masks.shape[1], masks.shape[2]))
         wanted.append(crop_and_resize(masks[:, None].to(boxes.dtype), shares, object_of, size)[:, 0])
@@ -327,7 +342,7 @@ def _mask_loss(predictions: Mapping[str, Any], assigned: faster_rcnn.AssignedAnc
 def _of_labels(values: Tensor, labels: Tensor) -> Tensor:
     """Return what is predicted for each region's label: (n, classes or 1, ...) to (n, ...)."""
     places = (labels - 1).clamp(min=0, max=values.shape[1] - 1)
-    return values[torch.arange(len(labels), device=labels.device), places]
+    return values[torch.arange(labels.shape[0], device=labels.device), places]
 
 
 def _of_means(image_of: Tensor, num_images: int) -> Tensor:
@@ -383,7 +398,7 @@ class BoxHead(nn.Module):
         """Return logits (regions, 1 + classes), of the background first, and codes (regions, classes or 1, 4)."""
         means = self.dropout(hidden.mean((2, 3)))
         codes = self.box_predictor(means)
-        return self.class_predictor(means), codes.view(len(codes), codes.shape[1] // 4, 4)
+        return self.class_predictor(means), codes.view(codes.shape[0], codes.shape[1] // 4, 4)
 
 
 class MaskHead(nn.Module):
@@ -420,7 +435,7 @@ class MaskHead(nn.Module):
         return logits
 
     def _resized(self, hidden: Tensor) -> Tensor:
-        if not len(hidden):  # which torch does not resize
+        if not hidden.shape[0]:  # which torch does not resize
             return hidden.new_empty(0, hidden.shape[1], *self._size) + hidden.sum()
         return F.interpolate(hidden, self._size, mode="bilinear", align_corners=True)
 

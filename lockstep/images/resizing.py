@@ -80,8 +80,8 @@ def resampled(
 def _weighed(values: Tensor, axis: int, places: Tensor, weights: Tensor) -> Tensor:
     """Add up what is read at each of several places, weighed; both of shape (taps, to, ...)."""
     total = values.index_select(axis, places[0]).float().mul_(weights[0])
-    for place, weight in zip(places[1:], weights[1:], strict=True):
-        total.addcmul_(values.index_select(axis, place).float(), weight)
+    for tap in range(1, len(places)):  # an empty rest of a tensor is nothing that a graph can be loaded with
+        total.addcmul_(values.index_select(axis, places[tap]).float(), weights[tap])
     return total
 
 
@@ -106,7 +106,7 @@ def taps_of(
 
 def _taps_of_line(method: str, length: int, to: int, align_corners: bool) -> _Taps:
     between = int(align_corners and to > 1)
-    scale = torch.tensor(length - between, dtype=torch.float32) / (to - between)
+    scale = torch.scalar_tensor(length - between, dtype=torch.float32) / (to - between)  # in graphs, too
     at = torch.arange(to, dtype=torch.float32)
     return taps_of(method, at, scale, length, -(-length // to) + 1, align_corners=align_corners)
 

@@ -262,11 +262,11 @@ Task = Classification | Detection | OwnTask
 """What the model of a run learns."""
 
 
-def network_input(model: DetectionModel, images: Tensor | Sequence[Tensor]) -> Tensor:
+def network_input(model: DetectionModel, images: Tensor | Sequence[Tensor], *, is_preprocessed: bool = False) -> Tensor:
     """Preprocess images, and pad them with zeros below and at the right to the shape of a network's input."""
     shape = _input_shape(model, images)
     if isinstance(images, torch.Tensor):
-        return _padded(model.preprocess(images), shape)
+        return _padded(images if is_preprocessed else model.preprocess(images), shape)
     return torch.cat([_padded(model.preprocess(image[None]), shape) for image in images])
 
 

@@ -6,17 +6,23 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from torch.nn.functional import interpolate, pad
 
+from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioResizer
 from lockstep.checkpoints.encoding import encode_tensors
+from lockstep.checks import Checked, PositiveInt
 from lockstep.errors import InputError, LockstepError
+from lockstep.images.resizing import ANTIALIASED, resampled
 from lockstep.recipes.tasks import Detection, network_input
 from lockstep.runs.trained import Trained
+from lockstep.screen import log
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -26,12 +32,13 @@ FORMATS = (".safetensors", ".pt2", ".onnx")
 METADATA = "lockstep.json"
 """The file in a .pt2 that says where the model comes from."""
 INPUT, OUTPUT = "images", "scores"
-"""Names of input and output in the .onnx of a classifier."""
-IMAGE, FOUND = "image", ("boxes", "scores", "labels", "num_detections")
-"""Names of input and outputs in the .onnx of a detector."""
+"""Names of inputs in batches, and of the output of a classifier, in a .onnx."""
+IMAGE, FOUND = "image", ("boxes", "scores", "labels", "num_detections", "masks")
+"""Names in the .onnx of a detector: of one image as input, and of the outputs, masks where it draws some."""
 
 _ONNX_PACKAGES = ("onnx", "onnxscript")
 _MOST_ONNX_BYTES = 2**31 - 2**20  # the limit of a protobuf message, less room for the graph
+_SIZE_TRACED = (73, 97)  # of images of any size: none that means something to a network
 _EXAMPLES_TRACED = 2  # with one, torch would take the size of the batch for a constant
 
 
@@ -49,21 +56,48 @@ def check_packages(ending: str) -> None:
             ) from error
 
 
-def encode_model(trained: Trained, ending: str) -> Iterable[bytes | memoryview]:
-    """Encode a model in one of the formats; returns the parts of the file."""
+@dataclass(frozen=True)
+class ImagesOfGraph(Checked):
+    """The images that an exported detector takes."""
+
+    batch: bool = False
+    """Images of one size, (batch, 3, height, width), and not one alone."""
+    raw: bool = False
+    """Images as they are stored, which the graph resizes, and whose pixels the boxes are in; else resized ones."""
+    size: tuple[PositiveInt, PositiveInt] | None = None
+    """Height and width of the raw images; None: any."""
+
+
+def encode_model(
+    trained: Trained, ending: str, images: ImagesOfGraph = ImagesOfGraph()
+) -> Iterable[bytes | memoryview]:
+    """Encode a model in one of the formats; returns the parts of the file.
+
+    Raises:
+        InputError: the images are said of what is no graph of a detector; or the model cannot be traced.
+    """
+    if images != ImagesOfGraph() and (
+        ending == ".safetensors" or not isinstance(trained.recipe.chosen_task, Detection)
+    ):
+        raise InputError(
+            "Only of the graph of a detector it is said what images it takes.",
+            given=f"{images} for a {ending} of {type(trained.recipe.model).__name__}",
+            expected="the run of a detector, as .pt2 or .onnx",
+            hint="leave --raw-images and --batch out; graphs of classifiers take batches of any size",
+        )
     if ending == ".safetensors":
         return encode_tensors(trained.model.state_dict(), _metadata(trained))
-    return [_pt2(trained) if ending == ".pt2" else _onnx(trained)]
+    return [_pt2(trained, images) if ending == ".pt2" else _onnx(trained, images)]
 
 
-def _pt2(trained: Trained) -> memoryview:
+def _pt2(trained: Trained, images: ImagesOfGraph) -> memoryview:
     file = io.BytesIO()
     with _quiet():
-        torch.export.save(_program(trained), file, extra_files={METADATA: json.dumps(_metadata(trained))})
+        torch.export.save(_program(trained, images), file, extra_files={METADATA: json.dumps(_metadata(trained))})
     return file.getbuffer()
 
 
-def _onnx(trained: Trained) -> bytes:
+def _onnx(trained: Trained, images: ImagesOfGraph) -> bytes:
     num_bytes = sum(tensor.nbytes for tensor in trained.model.state_dict().values())
     if num_bytes > _MOST_ONNX_BYTES:
         raise InputError(
@@ -74,11 +108,12 @@ def _onnx(trained: Trained) -> bytes:
         )
     is_detector = isinstance(trained.recipe.chosen_task, Detection)
     with _quiet():
+        program = _program(trained, images)
         made: Any = torch.onnx.export(
-            _program(trained),
+            program,
             dynamo=True,
-            input_names=[IMAGE] if is_detector else [INPUT],
-            output_names=[*FOUND] if is_detector else [OUTPUT],
+            input_names=[IMAGE] if is_detector and not images.batch else [INPUT],
+            output_names=[*FOUND][: len(program.graph_signature.user_outputs)] if is_detector else [OUTPUT],
             external_data=False,
             verbose=False,
         )
@@ -92,10 +127,10 @@ def _metadata(trained: Trained) -> dict[str, str]:
     return {"step": str(trained.step), "recipe": trained.recipe.name, "weights": trained.weights}
 
 
-def _program(trained: Trained) -> torch.export.ExportedProgram:
+def _program(trained: Trained, images: ImagesOfGraph) -> torch.export.ExportedProgram:
     task = trained.recipe.chosen_task
     if isinstance(task, Detection):
-        program = _of_detector(trained, task)
+        program = _of_detector(trained, task, images)
     else:  # for batches of any size
         example = trained.recipe.data.blank(_EXAMPLES_TRACED)
         program = torch.export.export(trained.model, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
@@ -106,46 +141,114 @@ def _program(trained: Trained) -> torch.export.ExportedProgram:
     return program
 
 
-def _of_detector(trained: Trained, task: Detection) -> torch.export.ExportedProgram:
-    """Trace a detector for one image of the size of the run's."""
-    detector, image = _image_detector(trained.model), torch.zeros(3, *task.data.resizer.largest, dtype=torch.uint8)
+def _of_detector(trained: Trained, task: Detection, images: ImagesOfGraph) -> torch.export.ExportedProgram:
+    """Trace a detector for images of the size of the run's, of one given, or of any."""
+    detector, resizer = DetectorGraph(trained.model, task.data.resizer, images), task.data.resizer
+    size = images.size or (_SIZE_TRACED if images.raw else resizer.largest)
+    names = [(0, "batch")] * images.batch + [(-2, "height"), (-1, "width")] * (images.raw and images.size is None)
+    if images.raw and images.size is None and resizer.resize_method == "area":
+        raise InputError(
+            "A graph resizes images of any size by all methods but area.",
+            given='resize_method="area", and raw images of any size',
+            expected="the size of the images",
+            hint="name it: --raw-images 480x640",
+        )
+    if not (resizer.has_one_shape or images.size):
+        log.warning(
+            "the network of the graph sees a square of %d pixels, zeros below the image or at its right, and lockstep "
+            "predict the image alone: near its edges boxes and scores are somewhat others. --raw-images HEIGHTxWIDTH "
+            "exports the graph for images of one size, which finds the same",
+            resizer.largest[0],
+        )
+    example = torch.zeros(*[_EXAMPLES_TRACED] * images.batch, 3, *size, dtype=torch.uint8)
+    free = {axis % example.dim(): torch.export.Dim(name) for axis, name in names}
     with torch.no_grad():
-        detector(image)  # anchors are made once, and are constants of the graph
+        detector(example)  # anchors are made once, and are constants of the graph
         try:
-            return torch.export.export(detector, (image,))
+            return torch.export.export(detector, (example,), dynamic_shapes=(free,))
         except LockstepError:
             raise
         except Exception as error:  # torch has no base of the errors of tracing
             raise InputError(
                 f"The graph of {type(trained.recipe.model).__name__} cannot be traced: its shapes depend on the image.",
                 given=f"{type(error).__name__}: {str(error).splitlines()[0][:200]}",
-                expected="a detector of one stage",
+                expected="a detector of Lockstep's own, or one whose shapes are fixed",
                 hint="export the tensors alone, as .safetensors; or detect with Lockstep: lockstep predict",
             ) from error
 
 
-def _image_detector(model: nn.Module) -> nn.Module:
-    """Make a module that detects on one image: uint8 (3, height, width), red, green and blue, as large as it is traced.
+class DetectorGraph(torch.nn.Module):
+    """Detects on one image, uint8 (3, height, width) of red, green and blue, or on a batch of these.
 
-    It returns float32 boxes (n, 4) of top, left, bottom and right in pixels of that image, float32 scores (n,), int64
-    labels (n,) from 1 on, and the number of them, int64; the best first, and below them rows of zeros up to the most
-    that there may be.
+    It returns, each after the batch: float32 boxes (n, 4) of top, left, bottom and right in pixels of that image,
+    float32 scores (n,), int64 labels (n,) from 1 on, and the number of them, int64; the best first, and below them rows
+    of zeros up to the most that there may be. Of a detector that draws masks also these, float32 (n, side, side).
     """
-    from lockstep.detection.boxes import clip
 
-    class ImageDetector(torch.nn.Module):  # its base is loaded when the first model is exported
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
+    def __init__(self, model: nn.Module, resizer: FixedShapeResizer | KeepAspectRatioResizer, images: ImagesOfGraph):
+        super().__init__()
+        self.model, self._resizer, self._images = model, resizer, images
+        self.eval()
 
-        def forward(self, image: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-            detector: Any = self.model
-            inputs = network_input(detector, image[None].float())
-            (found,) = detector.postprocess(detector(inputs, None))
-            height, width = image.shape[1:]
-            return clip(found.boxes, (height, width)), found.scores, found.labels, (found.labels > 0).sum()
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Resize, detect, and bring the boxes to the images."""
+        detector: Any = self.model
+        batch = images if self._images.batch else images[None]
+        stored = batch.shape[2:]
+        if self._images.raw:
+            inputs, resized = self._resized(batch)
+        else:
+            inputs, resized = network_input(detector, batch.float()), stored
+        detected: Sequence[Any] = detector.postprocess(detector(inputs, None))
+        # Our own detectors return one block of all images; others those of the one image.
+        is_block = detected[0].boxes.dim() == 3
+        boxes, scores, labels, masks = detected[0] if is_block else map(_batch_of_one, detected[0])
+        edges = [torch.scalar_tensor(side, dtype=torch.float64) for side in (*stored, *stored)]
+        scales = [edge / side for edge, side in zip(edges, (*resized, *resized), strict=True)]
+        on_stored = (boxes.double() * torch.stack(scales)).clamp(min=0).minimum(torch.stack(edges)).float()
+        outputs = [on_stored, scores, labels, (labels > 0).sum(1), *([] if masks is None else [masks])]
+        return tuple(each if self._images.batch else each[0] for each in outputs)
 
-    return ImageDetector().eval()
+    def _resized(self, batch: Tensor) -> tuple[Tensor, Sequence[int]]:
+        """Make the network's input of images as they are stored; returns also their height and width in it."""
+        detector: Any = self.model
+        resizer, (height, width) = self._resizer, batch.shape[2:]
+        if isinstance(resizer, FixedShapeResizer) or self._images.size is not None:
+            rows, columns = resizer.size_of(height, width)
+        else:
+            rows, columns = _size_in_graph(resizer, height, width)
+        if resizer.resize_method == ANTIALIASED:
+            pixels = interpolate(batch, (rows, columns), mode="bilinear", antialias=True).float()
+        else:
+            pixels = resampled(batch, rows, columns, resizer.resize_method).round().clamp(0, 255)
+        if isinstance(resizer, FixedShapeResizer):
+            return network_input(detector, pixels), (rows, columns)
+        side = resizer.max_dimension
+        below = (0, side - columns, 0, side - rows)
+        if resizer.pad_to_max_dimension:
+            colour = torch.tensor(resizer.per_channel_pad_value, dtype=torch.float32).round()[:, None, None]
+            return network_input(detector, pad(pixels - colour, below) + colour), (rows, columns)
+        if self._images.size is not None:
+            return network_input(detector, pixels), (rows, columns)
+        # The network sees a square, of which the image is a part: zeros stand around it, as in a batch.
+        return network_input(detector, pad(detector.preprocess(pixels), below), is_preprocessed=True), (rows, columns)
+
+
+def _batch_of_one(values: Tensor | None) -> Any:
+    return None if values is None else values[None]
+
+
+def _size_in_graph(resizer: KeepAspectRatioResizer, height: int, width: int) -> tuple[int, int]:
+    """Compute `size_of` where height and width are known to nobody before the graph runs."""
+    sides = torch.stack([torch.scalar_tensor(side, dtype=torch.float32) for side in (height, width)])
+    large = (sides * (resizer.min_dimension / sides.min())).round()
+    small = (sides * (resizer.max_dimension / sides.max())).round()
+    chosen = torch.where(large.max() > resizer.max_dimension, small, large).clamp(min=1).long()
+    rows, columns = (cast(int, side.item()) for side in chosen)
+    for side in (rows, columns):
+        torch._check(side >= 1)  # type: ignore[no-untyped-call]
+        torch._check(side <= resizer.max_dimension)  # type: ignore[no-untyped-call]
+    return rows, columns
 
 
 @contextmanager

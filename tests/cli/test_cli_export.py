@@ -97,8 +97,10 @@ def test_a_program(run: Path) -> None:
         (["run@3", "--to", "model.pt2"], "There is no such checkpoint"),
         (["there.npz", "--to", "model.pt2"], "There is no run in there.npz"),
         (["ftp://host/run", "--to", "model.pt2"], "ftp://host/run"),
+        (["run", "--to", "model.pt2", "--batch"], "Only of the graph of a detector it is said what images it takes."),
+        (["run", "--to", "model.pt2", "--raw-images", "480"], "hint:     --raw-images 480x640"),
     ],
-    ids=["ending", "folder", "overwriting", "step", "no run", "not local"],
+    ids=["ending", "folder", "overwriting", "step", "no run", "not local", "no detector", "no size"],
 )
 def test_what_cannot_be_exported(
     run: Path,

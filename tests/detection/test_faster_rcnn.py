@@ -11,7 +11,8 @@ from regions_drawn import SMALL, images, targets
 from lockstep.detection.blocks import XYBoxCoder
 from lockstep.detection.box_coders import encode
 from lockstep.detection.boxes import iou
-from lockstep.detection.faster_rcnn import FasterRcnnNet, RoIHeads, RpnHead, in_blocks
+from lockstep.detection.faster_rcnn import FasterRcnnNet, RoIHeads, RpnHead
+from lockstep.detection.regions import in_blocks
 
 
 @pytest.fixture(scope="module")

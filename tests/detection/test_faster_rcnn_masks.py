@@ -11,7 +11,8 @@ import torch
 from regions_drawn import SMALL, images, targets
 from torch import Tensor
 
-from lockstep.detection.faster_rcnn import MaskRcnnNet, Regions, mask_targets
+from lockstep.detection.faster_rcnn import MaskRcnnNet
+from lockstep.detection.regions import Regions, mask_targets
 from lockstep.detection.values import MaskRcnnFpn
 from lockstep.errors import DataError
 

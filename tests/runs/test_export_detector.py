@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
-import io
+import json
 import warnings
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from saved_runs import saved
 from tiny_detector import tiny_recipe
 from torch import Tensor, nn
 
 import lockstep as ls
+from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioResizer
+from lockstep.cli.main import main
 from lockstep.detection.blocks import BatchNonMaxSuppression, PostProcessing
-from lockstep.detection.detector import Detections
-from lockstep.detection.nms import NmsLimits, fixed_detections, multiclass_nms, postprocess
-from lockstep.detection.values import SqueezeSsd
-from lockstep.runs.export import FOUND, IMAGE, encode_model
+from lockstep.detection.detector import Detections, paste_masks
+from lockstep.detection.nms import NmsLimits, detections_of_all, postprocess
+from lockstep.detection.tf_configs import Ssd
+from lockstep.detection.values import FasterRcnnFpn, Fcos, MaskRcnnFpn, SqueezeSsd, Ssd300, Ssdlite
+from lockstep.mask_runs import pixels_in, runs_text
+from lockstep.recipes.pipeline_config import import_pipeline
+from lockstep.recipes.shipped import find
+from lockstep.runs.export import FOUND, IMAGE, ImagesOfGraph, encode_model
 from lockstep.runs.trained import Trained, trained_model
+
+ROOT = Path(__file__).parents[2]
 
 
 def image(seed: int) -> Tensor:
@@ -49,16 +59,120 @@ def check(outputs: Any, expected: Detections, most: int) -> None:
     assert not any(rows[int(number) :].any() for rows in (boxes, scores, labels))
 
 
-def test_a_program_finds_what_the_run_finds(tmp_path: Path) -> None:
-    model = SqueezeSsd(2, score_threshold=0.4, max_detections=30)
-    saved(tmp_path / "run", replace(tiny_recipe(Path("gone")), model=model))
-    trained = trained_model(str(tmp_path / "run"))
-    data = exported(trained, ".pt2")
-    assert b"/test_export_detector.py" not in data
+def published(name: str, **suppression: Any) -> Any:
+    """The model of a published config, thin, for three classes, with few steps of suppression."""
+    path = ROOT / "tests/fixtures/odapi_configs" / f"{name}.config"
+    model: Any = import_pipeline(path.read_text(), path.name, path.stem).recipe.model
+    nms = BatchNonMaxSuppression(0.2, 0.5, **{"max_detections_per_class": 15, "max_total_detections": 30} | suppression)
+    if isinstance(model, Ssd):
+        thin = replace(model.feature_extractor, depth_multiplier=0.1)
+        how = replace(model.post_processing, batch_non_max_suppression=nms)
+        return replace(model, num_classes=3, feature_extractor=thin, post_processing=how)
+    how = replace(model.second_stage_post_processing, batch_non_max_suppression=nms)
+    return replace(model, num_classes=3, first_stage_max_proposals=40, second_stage_post_processing=how)
+
+
+FEW = {"rpn_pre_nms_top_n_test": 100, "rpn_post_nms_top_n_test": 40, "max_detections": 30}
+BY_SIZE = KeepAspectRatioResizer(96, 200, "antialiased")
+PADDED = KeepAspectRatioResizer(120, 160, pad_to_max_dimension=True, per_channel_pad_value=(9, 99, 199))
+FAMILIES = {
+    "SSD on SqueezeNet": (SqueezeSsd(3, max_detections=30), FixedShapeResizer(96, 128), ["--raw-images"]),
+    "SSD": (Ssd300(3, max_detections=30), FixedShapeResizer(300, 300, "antialiased"), ["--raw-images", "--batch"]),
+    "SSDlite": (Ssdlite(3, max_detections=30), PADDED, ["--raw-images", "--batch"]),
+    "FCOS": (Fcos(3, score_threshold=0.02, max_detections=30), PADDED, ["--raw-images"]),
+    "Faster R-CNN": (FasterRcnnFpn(3, **FEW), BY_SIZE, ["--raw-images", "480x640", "--batch"]),
+    "Mask R-CNN": (MaskRcnnFpn(3, **FEW), BY_SIZE, ["--raw-images", "480x640", "--batch"]),
+    "imported SSD": (published("ssd_mobilenet_v1_pets"), FixedShapeResizer(128, 160, "bicubic"), ["--raw-images"]),
+    "imported SSD, Soft-NMS": (
+        published("ssd_mobilenet_v2_coco", soft_nms_sigma=0.5),
+        FixedShapeResizer(128, 160, "nearest"),
+        ["--raw-images", "--batch"],
+    ),
+    "imported Faster R-CNN": (
+        published("faster_rcnn_resnet50_coco", use_class_agnostic_nms=True),
+        FixedShapeResizer(96, 128, "area"),
+        ["--raw-images", "480x640"],
+    ),
+    "imported Mask R-CNN": (
+        published("mask_rcnn_resnet50_atrous_coco"),
+        BY_SIZE,
+        ["--raw-images", "480x640", "--batch"],
+    ),
+}
+QUICK = "SSD on SqueezeNet"
+
+
+@torch.no_grad()
+def livened(model: nn.Module) -> None:
+    """Scale each layer of first weights for outputs of deviation 1, so that scores and boxes differ."""
+    detector: Any = model.eval()
+
+    def of_deviation_one(layer: Any, _: Any, output: Tensor) -> Tensor:
+        if layer.bias is not None:
+            output = output - layer.bias.view(-1, *[1] * (output.dim() - 2))
+            layer.bias.zero_()
+        scale = output.std().clamp(min=1e-6)
+        layer.weight.div_(scale)
+        return output / scale
+
+    layers = [each for each in model.modules() if isinstance(each, nn.Conv2d | nn.ConvTranspose2d | nn.Linear)]
+    hooks = [each.register_forward_hook(of_deviation_one) for each in layers]
+    inputs = detector.preprocess(torch.rand(1, 3, 288, 320, generator=torch.Generator().manual_seed(0)) * 255)
+    detector.postprocess(detector(inputs))
+    for hook in hooks:
+        hook.remove()
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(each, marks=[pytest.mark.slow] * (each != QUICK)) for each in FAMILIES]
+)
+def test_what_is_exported_finds_what_the_run_predicts(
+    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, resizer, flags = FAMILIES[family]
+    bccd = find("bccd")
+    data = replace(bccd.data, resizer=resizer)  # type: ignore[type-var]
+    saved(tmp_path / "run", replace(bccd, model=model, data=data, warm_start=None), change=livened, average=1.01)
+    files = sorted((ROOT / "data/bccd/JPEGImages").iterdir())[:2]
+    assert main(["predict", str(tmp_path / "run"), *map(str, files), "--json", "--device", "cpu"]) == 0
+    predicted = json.loads(capsys.readouterr().out)
+    assert main(["export", str(tmp_path / "run"), "--to", str(tmp_path / "model.pt2"), *flags]) == 0
+    assert f"{predicted['weights']} weights of step 7" in capsys.readouterr().out
+    assert b"/test_export_detector.py" not in (tmp_path / "model.pt2").read_bytes()
     with warnings.catch_warnings(action="ignore"):  # of torch, about parts of its own
-        program = torch.export.load(io.BytesIO(data)).module()
-        for seed in range(2):
-            check(program(image(seed)), found_by_run(trained, image(seed)), 30)
+        program = torch.export.load(tmp_path / "model.pt2").module()
+    images = [torch.from_numpy(np.array(Image.open(file).convert("RGB"))).permute(2, 0, 1) for file in files]
+    if "--batch" in flags:
+        outputs = list(zip(*program(torch.stack(images)), strict=True))
+    else:
+        outputs = [program(each) for each in images]
+    for found, image, wanted in zip(outputs, images, predicted["predictions"], strict=True):
+        assert not any(each.requires_grad for each in found)
+        check_objects(found, wanted["objects"], (image.shape[1], image.shape[2]))
+
+
+def check_objects(found: Any, wanted: Any, size: tuple[int, int]) -> None:
+    """Compare the outputs of a program with objects of predictions.json, of which there are several."""
+    boxes, scores, labels, number, *masks = found
+    number = int(number)
+    assert number == len(wanted) > 3
+    corners = torch.cat([boxes[:, [1, 0]], boxes[:, [3, 2]] - boxes[:, [1, 0]]], 1)[:number]
+    given = torch.tensor([[*each["bbox"], each["score"]] for each in wanted])
+    assert len(given[:, 4].unique()) > 3
+    # Scores that are almost equal may come in another order.
+    other_labels = labels[:number, None] != torch.tensor([each["label"] for each in wanted])
+    here = torch.cat([corners, scores[:number, None]], 1)
+    apart = ((here[:, None] - given) * torch.tensor([1, 1, 1, 1, 1000])).abs().amax(2)
+    away, order = apart.masked_fill(other_labels, torch.inf).min(0)
+    assert len(order.unique()) == number
+    assert away.max() < 0.02, away
+    assert not any(rows[number:].any() for rows in (boxes, scores, labels))
+    if masks:
+        drawn = paste_masks(masks[0][order], boxes[order].double(), size)
+        own = [pixels_in(each["segmentation"]["counts"], *size) for each in wanted]
+        ours = [pixels_in(runs_text(flips, size[0] * size[1]), *size) for flips in drawn.flips()]
+        differing = sum(int((one != other).sum()) for one, other in zip(ours, own, strict=True))
+        assert differing <= 1e-3 * sum(int(each.sum()) for each in own)
 
 
 @pytest.mark.skipif(find_spec("onnxruntime") is None or find_spec("onnxscript") is None, reason="needs ONNX Runtime")
@@ -93,6 +207,14 @@ def test_what_cannot_be_traced_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
         exported(trained, ".pt2")
 
 
+def test_images_of_any_size_are_not_resized_by_their_area(tmp_path: Path) -> None:
+    given = tiny_recipe(Path("gone"))
+    data = replace(given.data, resizer=FixedShapeResizer(16, 24, "area"))  # type: ignore[type-var]
+    saved(tmp_path / "run", replace(given, data=data))
+    with pytest.raises(ls.InputError, match=r"(?s)all methods but area.*--raw-images 480x640"):
+        encode_model(trained_model(str(tmp_path / "run")), ".pt2", ImagesOfGraph(raw=True))
+
+
 def drawn(seed: int, num_boxes: int = 60, classes: int = 3) -> tuple[Tensor, Tensor]:
     draw = torch.Generator().manual_seed(seed)
     corners = torch.rand(num_boxes, 1 if seed % 2 else classes, 2, generator=draw) * 60 - 10
@@ -101,30 +223,37 @@ def drawn(seed: int, num_boxes: int = 60, classes: int = 3) -> tuple[Tensor, Ten
 
 
 class Fixed(nn.Module):
-    def __init__(self, limits: NmsLimits, shape: tuple[int, int] | None) -> None:
+    """Suppression as graphs have it: a block of all images."""
+
+    def __init__(self, config: PostProcessing | NmsLimits) -> None:
         super().__init__()
-        self.limits, self.shape = limits, shape
+        self.config = config
 
     def forward(self, boxes: Tensor, scores: Tensor) -> Any:
-        return fixed_detections(boxes, scores, self.limits, self.shape)[:3]
+        if isinstance(self.config, NmsLimits):
+            found = detections_of_all(boxes, scores, self.config)
+        else:
+            found = postprocess(self.config, boxes, scores, (40, 40), has_background=False)
+        return [each[:3] for each in found]
 
 
-def traced(boxes: Tensor, scores: Tensor, limits: NmsLimits, shape: tuple[int, int] | None = None) -> Any:
+@pytest.mark.parametrize(
+    "config",
+    [
+        NmsLimits(0.3, 0.4, max_detections=52, candidates_per_class=20),
+        PostProcessing(BatchNonMaxSuppression(0.3, 0.4, 7, 15)),
+        PostProcessing(BatchNonMaxSuppression(0.3, 0.4, 9, 20, soft_nms_sigma=0.3)),
+        PostProcessing(BatchNonMaxSuppression(0.3, 0.4, 9, 20, use_class_agnostic_nms=True)),
+    ],
+    ids=["torchvision's", "the API's", "Soft-NMS", "of all classes"],
+)
+def test_fixed_steps_choose_as_the_loop_does(config: Any) -> None:
+    images = [drawn(0), drawn(2)]
+    boxes, scores = (torch.stack(each) for each in zip(*images, strict=True))
     with warnings.catch_warnings(action="ignore"):
-        return torch.export.export(Fixed(limits, shape), (boxes, scores)).module()(boxes, scores)
-
-
-def test_fixed_steps_choose_as_the_loop_does() -> None:
-    boxes, scores = drawn(0)
-    of_ssd = NmsLimits(0.3, 0.4, max_detections=52, candidates_per_class=20)
-    expected = multiclass_nms(boxes, scores, of_ssd)
-    config = PostProcessing(BatchNonMaxSuppression(0.3, 0.4, 7, 15))
-    (clipped,) = postprocess(config, boxes[None], scores[None], (40, 40), has_background=False)
-    of_api = NmsLimits(0.3, 0.4, max_detections=15, max_detections_per_class=7)
-    for found, theirs in (
-        (traced(boxes, scores, of_ssd), expected),
-        (traced(boxes, scores, of_api, (40, 40)), clipped),
-    ):
-        number = len(theirs.scores)
-        assert int((found[2] > 0).sum()) == number > 0
-        assert all(torch.equal(ours[:number], each) for ours, each in zip(found, theirs[:3], strict=True))
+        (block,) = torch.export.export(Fixed(config), (boxes, scores)).module()(boxes, scores)
+    for image, theirs in enumerate(Fixed(config)(boxes, scores)):
+        number = len(theirs[1])
+        assert int((block[2][image] > 0).sum()) == number > 0
+        assert all(torch.equal(ours[image][:number], each) for ours, each in zip(block, theirs, strict=True))
+        assert not any(ours[image][number:].any() for ours in block)
