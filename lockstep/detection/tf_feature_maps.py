@@ -223,7 +223,7 @@ def _mobilenet_v1(style: _Style) -> nn.Module:
 
 
 def _mobilenet_v2(style: _Style) -> nn.Module:
-    """In TF-Slim its activations are its own, whatever the configuration; in Keras its last layer is never narrow."""
+    """Its activations are its own in TF-Slim, whatever the configuration; in Keras its last layer is never narrow."""
     is_keras = style.config.is_keras
     return mobilenet_v2_features(
         width_mult=style.config.depth_multiplier,
@@ -250,7 +250,7 @@ def _mobilenet_v3(size: Literal["large", "small"], style: _Style) -> nn.Module:
 
 
 def _resnet(depth: Literal[50, 101, 152], style: _Style) -> nn.Module:
-    """In TF-Slim a ReLU ends each block, and norms are its own, whatever the configuration; not so in Keras."""
+    """A ReLU ends each block in TF-Slim, whose norms are its own, whatever the configuration; not so in Keras."""
     active, is_keras, norm = activation_layer(style.hyperparams), style.config.is_keras, style.hyperparams.batch_norm
     if norm is not None and not is_keras:
         norm = replace(norm, decay=0.997, epsilon=1e-5, scale=True)

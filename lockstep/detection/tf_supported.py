@@ -58,8 +58,8 @@ _NETS: Mapping[str, tuple[str, float]] = {
     "resnet101": ("residual", 7.8),
     "resnet152": ("residual", 11.5),
 }
-"""By a part of a feature extractor's name, the first that is in it: its kind of layers, and its multiply-adds in
-thousand millions, on an image of the size that its publication takes."""
+"""The kind of layers of a feature extractor, and its multiply-adds in thousand millions on an image of the size that
+its publication takes, by a part of its name: the first that is in it."""
 _OTHER_LAYERS = math.log(4)
 """Another kind of layers counts as four times as many multiply-adds, or a quarter of them."""
 
