@@ -48,7 +48,7 @@ _KINDS = {
     "torch.float64": "F64",
 }
 """What the format calls a dtype, by the dtype's name."""
-_DTYPES: dict[str, torch.dtype] = {kind: getattr(torch, name.removeprefix("torch.")) for name, kind in _KINDS.items()}
+_NAMES_OF_KINDS = {kind: name.removeprefix("torch.") for name, kind in _KINDS.items()}
 _MAX_HEADER_BYTES = 100_000_000
 """The library takes no longer ones, either."""
 
@@ -171,7 +171,7 @@ def read_tensors(file: BinaryIO, size_bytes: int) -> tuple[dict[str, Tensor], li
     text = file.read(header_bytes)
     tensors: dict[str, Tensor] = {}
     parts: list[bytes | memoryview] = [length, text]
-    for name, dtype, shape, num_bytes in _layout(json.loads(text), size_bytes - 8 - header_bytes):
+    for name, dtype, shape, num_bytes in _layout(text, size_bytes - 8 - header_bytes):
         memory = torch.empty(num_bytes, dtype=torch.uint8)
         parts.append(memory.numpy().data)
         if num_bytes and file.readinto(parts[-1]) != num_bytes:  # type: ignore[attr-defined]
@@ -180,14 +180,15 @@ def read_tensors(file: BinaryIO, size_bytes: int) -> tuple[dict[str, Tensor], li
     return tensors, parts
 
 
-def _layout(header: Any, size_bytes: int) -> list[tuple[str, torch.dtype, torch.Size, int]]:
+def _layout(header: bytes, size_bytes: int) -> list[tuple[str, torch.dtype, torch.Size, int]]:
     """Name, dtype, shape and bytes of the tensors by a header, in the order in which they fill so many bytes."""
     found: list[tuple[int, int, str, torch.dtype, torch.Size]] = []
     try:
-        for name, entry in header.items():
+        for name, entry in json.loads(header).items():
             if name == _RESERVED:
                 continue
-            dtype, shape, (start, end) = _DTYPES[entry["dtype"]], torch.Size(entry["shape"]), entry["data_offsets"]
+            dtype: torch.dtype = getattr(torch, _NAMES_OF_KINDS[entry["dtype"]])
+            shape, (start, end) = torch.Size(entry["shape"]), entry["data_offsets"]
             is_shape = isinstance(entry["shape"], list) and min(shape, default=0) >= 0
             if not is_shape or not type(start) is type(end) is int:
                 raise TypeError(f"{shape} from {start!r} to {end!r}")

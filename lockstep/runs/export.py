@@ -13,7 +13,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch.nn.functional import interpolate, pad
 
 from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioResizer
 from lockstep.checkpoints.encoding import encode_tensors
@@ -218,7 +217,7 @@ class DetectorGraph(torch.nn.Module):
         else:
             rows, columns = _size_in_graph(resizer, height, width)
         if resizer.resize_method == ANTIALIASED:
-            pixels = interpolate(batch, (rows, columns), mode="bilinear", antialias=True).float()
+            pixels = torch.nn.functional.interpolate(batch, (rows, columns), mode="bilinear", antialias=True).float()
         else:
             pixels = resampled(batch, rows, columns, resizer.resize_method).round().clamp(0, 255)
         if isinstance(resizer, FixedShapeResizer):
@@ -227,11 +226,13 @@ class DetectorGraph(torch.nn.Module):
         below = (0, side - columns, 0, side - rows)
         if resizer.pad_to_max_dimension:
             colour = torch.tensor(resizer.per_channel_pad_value, dtype=torch.float32).round()[:, None, None]
-            return network_input(detector, pad(pixels - colour, below) + colour), (rows, columns)
+            return network_input(detector, torch.nn.functional.pad(pixels - colour, below) + colour), (rows, columns)
         if self._images.size is not None:
             return network_input(detector, pixels), (rows, columns)
         # The network sees a square, of which the image is a part: zeros stand around it, as in a batch.
-        return network_input(detector, pad(detector.preprocess(pixels), below), is_preprocessed=True), (rows, columns)
+        return network_input(
+            detector, torch.nn.functional.pad(detector.preprocess(pixels), below), is_preprocessed=True
+        ), (rows, columns)
 
 
 def _batch_of_one(values: Tensor | None) -> Any:
