@@ -68,7 +68,10 @@ def test_a_terminal_keeps_what_was_drawn_over() -> None:
 
 def test_what_is_typed_is_the_page_but_for_make_and_what_shortens() -> None:
     plan = rehearsal.PLANS["first-run"]
-    assert rehearsal.as_typed("make demo   # trains", plan, whole=True) == "lockstep train mnist --workdir runs/mnist"
+    assert (
+        rehearsal.as_typed("make demo   # trains", plan, whole=True)
+        == ".venv/bin/lockstep train mnist --workdir runs/mnist"
+    )
     assert rehearsal.as_typed("make setup", plan, whole=False) is None
     for line in ("lockstep train runs/mnist", "lockstep train mnist --rehearse", "lockstep doctor mnist"):
         assert rehearsal.as_typed(line, plan, whole=False) == line
