@@ -58,7 +58,6 @@ PAGES = [
 STAND_INS = {
     "FILES|FOLDER": "photos",
     "FILE|FOLDER ...": "photos a.jpg",
-    "--to FILE [--force]": "--to model.pt2 --force",
     "--to RECIPE": "--to new.toml",
     "pipeline FILE": "pipeline old.config",
     "train ...": "train mnist",
@@ -66,6 +65,7 @@ STAND_INS = {
     "RUN_FOLDER": "runs/mnist",
     "RUN": "runs/mnist",
     "--steps 101..200": "--steps 1..2",
+    "model.num_classes=2 --set 'evaluate.top=[1]' --set data.train=photos": "data.train=photos/train",
     "CONFIG": "old.config",
     "RECIPE": "mnist",
     "NAME": "mnist",

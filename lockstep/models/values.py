@@ -113,7 +113,7 @@ class InceptionV3(Model):
     """The average pools count the zeros around a map, as torchvision's do and TensorFlow's do not."""
     depth_multiplier: Annotated[PositiveFloat, Hint("write depth_multiplier=0.5 for half the channels")] = 1.0
     """Scales the channels of each convolution: below 1 for a smaller net."""
-    min_depth: PositiveInt = 16
-    """The channels that remain in a convolution, however small the depth multiplier is."""
     initial_weights: Initialization = "truncated_normal"
     """Fixed standard deviations, as in the reference trainer; or by the inputs of a layer, as in the TF-Slim nets."""
+    min_depth: PositiveInt = 16
+    """The channels that remain in a convolution, however small the depth multiplier is."""

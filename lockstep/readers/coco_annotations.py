@@ -11,17 +11,19 @@ import struct
 from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from lockstep.errors import DataError
 from lockstep.images.masks import Int32s, packed_outline
 from lockstep.readers.label_map import BACKGROUND
-from lockstep.readers.object_table import Column, Float64s
-from lockstep.readers.reader import Int64s
 from lockstep.records.open_files import content_of
 from lockstep.storage.remote_path import AnyPath
+
+if TYPE_CHECKING:
+    from lockstep.readers.object_table import Column, Float64s
+    from lockstep.readers.reader import Int64s
 
 _MOST_PIXELS = 2**31  # on a side
 _MOST_AREA = 2**62  # in pixels

@@ -6,25 +6,23 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioResizer
 from lockstep.checkpoints.encoding import encode_tensors
 from lockstep.checks import Checked, PositiveInt
 from lockstep.errors import InputError, LockstepError
-from lockstep.images.resizing import ANTIALIASED, resampled
-from lockstep.recipes.tasks import Detection, network_input
+from lockstep.recipes.tasks import Detection
 from lockstep.runs.trained import Trained
 from lockstep.screen import log
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    pass
 
 FORMATS = (".safetensors", ".pt2", ".onnx")
 """Endings of the file: the tensors alone, or the model with them."""
@@ -142,7 +140,10 @@ def _program(trained: Trained, images: ImagesOfGraph) -> torch.export.ExportedPr
 
 def _of_detector(trained: Trained, task: Detection, images: ImagesOfGraph) -> torch.export.ExportedProgram:
     """Trace a detector for images of the size of the run's, of one given, or of any."""
-    detector, resizer = DetectorGraph(trained.model, task.data.resizer, images), task.data.resizer
+    from lockstep.runs.detector_graph import DetectorGraph  # a module of torch's, which loads it
+
+    resizer = task.data.resizer
+    detector = DetectorGraph(trained.model, resizer, batch=images.batch, raw=images.raw, size=images.size)
     size = images.size or (_SIZE_TRACED if images.raw else resizer.largest)
     names = [(0, "batch")] * images.batch + [(-2, "height"), (-1, "width")] * (images.raw and images.size is None)
     if images.raw and images.size is None and resizer.resize_method == "area":
@@ -174,82 +175,6 @@ def _of_detector(trained: Trained, task: Detection, images: ImagesOfGraph) -> to
                 expected="a detector of Lockstep's own, or one whose shapes are fixed",
                 hint="export the tensors alone, as .safetensors; or detect with Lockstep: lockstep predict",
             ) from error
-
-
-class DetectorGraph(torch.nn.Module):
-    """Detects on one image, uint8 (3, height, width) of red, green and blue, or on a batch of these.
-
-    It returns, each after the batch: float32 boxes (n, 4) of top, left, bottom and right in pixels of that image,
-    float32 scores (n,), int64 labels (n,) from 1 on, and the number of them, int64; the best first, and below them rows
-    of zeros up to the most that there may be. Of a detector that draws masks also these, float32 (n, side, side).
-    """
-
-    def __init__(self, model: nn.Module, resizer: FixedShapeResizer | KeepAspectRatioResizer, images: ImagesOfGraph):
-        super().__init__()
-        self.model, self._resizer, self._images = model, resizer, images
-        self.eval()
-
-    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Resize, detect, and bring the boxes to the images."""
-        detector: Any = self.model
-        batch = images if self._images.batch else images[None]
-        stored = batch.shape[2:]
-        if self._images.raw:
-            inputs, resized = self._resized(batch)
-        else:
-            inputs, resized = network_input(detector, batch.float()), stored
-        detected: Sequence[Any] = detector.postprocess(detector(inputs, None))
-        # Our own detectors return one block of all images; others those of the one image.
-        is_block = detected[0].boxes.dim() == 3
-        boxes, scores, labels, masks = detected[0] if is_block else map(_batch_of_one, detected[0])
-        edges = [torch.scalar_tensor(side, dtype=torch.float64) for side in (*stored, *stored)]
-        scales = [edge / side for edge, side in zip(edges, (*resized, *resized), strict=True)]
-        on_stored = (boxes.double() * torch.stack(scales)).clamp(min=0).minimum(torch.stack(edges)).float()
-        outputs = [on_stored, scores, labels, (labels > 0).sum(1), *([] if masks is None else [masks])]
-        return tuple(each if self._images.batch else each[0] for each in outputs)
-
-    def _resized(self, batch: Tensor) -> tuple[Tensor, Sequence[int]]:
-        """Make the network's input of images as they are stored; returns also their height and width in it."""
-        detector: Any = self.model
-        resizer, (height, width) = self._resizer, batch.shape[2:]
-        if isinstance(resizer, FixedShapeResizer) or self._images.size is not None:
-            rows, columns = resizer.size_of(height, width)
-        else:
-            rows, columns = _size_in_graph(resizer, height, width)
-        if resizer.resize_method == ANTIALIASED:
-            pixels = torch.nn.functional.interpolate(batch, (rows, columns), mode="bilinear", antialias=True).float()
-        else:
-            pixels = resampled(batch, rows, columns, resizer.resize_method).round().clamp(0, 255)
-        if isinstance(resizer, FixedShapeResizer):
-            return network_input(detector, pixels), (rows, columns)
-        side = resizer.max_dimension
-        below = (0, side - columns, 0, side - rows)
-        if resizer.pad_to_max_dimension:
-            colour = torch.tensor(resizer.per_channel_pad_value, dtype=torch.float32).round()[:, None, None]
-            return network_input(detector, torch.nn.functional.pad(pixels - colour, below) + colour), (rows, columns)
-        if self._images.size is not None:
-            return network_input(detector, pixels), (rows, columns)
-        # The network sees a square, of which the image is a part: zeros stand around it, as in a batch.
-        return network_input(
-            detector, torch.nn.functional.pad(detector.preprocess(pixels), below), is_preprocessed=True
-        ), (rows, columns)
-
-
-def _batch_of_one(values: Tensor | None) -> Any:
-    return None if values is None else values[None]
-
-
-def _size_in_graph(resizer: KeepAspectRatioResizer, height: int, width: int) -> tuple[int, int]:
-    """Compute `size_of` where height and width are known to nobody before the graph runs."""
-    sides = torch.stack([torch.scalar_tensor(side, dtype=torch.float32) for side in (height, width)])
-    large = (sides * (resizer.min_dimension / sides.min())).round()
-    small = (sides * (resizer.max_dimension / sides.max())).round()
-    chosen = torch.where(large.max() > resizer.max_dimension, small, large).clamp(min=1).long()
-    rows, columns = (cast(int, side.item()) for side in chosen)
-    for side in (rows, columns):
-        torch._check(side >= 1)  # type: ignore[no-untyped-call]
-        torch._check(side <= resizer.max_dimension)  # type: ignore[no-untyped-call]
-    return rows, columns
 
 
 @contextmanager

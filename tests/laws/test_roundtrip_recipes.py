@@ -214,6 +214,7 @@ models_of_photos = (
         st.booleans(),
         st.floats(0.01, 4),
         st.sampled_from(["truncated_normal", "variance_scaling"]),
+        st.integers(1, 64),
     )
     | st.builds(SqueezeNet, classes, below_one)
     | st.builds(Torchvision, texts, classes, options)
