@@ -58,6 +58,7 @@ PAGES = [
 STAND_INS = {
     "FILES|FOLDER": "photos",
     "FILE|FOLDER ...": "photos a.jpg",
+    "--to FILE [--raw-images [HEIGHTxWIDTH]] [--batch] [--force]": "--to model.pt2 --force",
     "--to RECIPE": "--to new.toml",
     "pipeline FILE": "pipeline old.config",
     "train ...": "train mnist",
