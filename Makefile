@@ -82,7 +82,7 @@ release-check: dist ## what has to hold before a release: versions, files, and t
 	scripts/release_check --tools $(RELEASE)/bin --torch "$$(grep ^torch== constraints.txt)"
 
 rehearse: dist ## type the tutorials into empty folders with the wheel installed, and compare what comes; screens and pictures are in build/rehearsal
-	scripts/rehearse --wheel dist/lockstep_train-*.whl $(REHEARSE)
+	scripts/rehearse --wheel dist/lockstep_train-*.whl --torch "$$(grep ^torch== constraints.txt)" $(REHEARSE)
 
 clean: ## remove the virtual environments, the site and the rehearsal (runs and data stay)
 	rm -rf .venv .venv-oldest .venv-newest $(RELEASE) build/docs build/rehearsal docs/generated
