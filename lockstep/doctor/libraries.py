@@ -24,7 +24,7 @@ from lockstep.screen import log
 
 _DISTRIBUTION = "lockstep-train"
 _REQUIREMENT = re.compile(r"([\w.-]+)>=([\d.]+)(?:; extra == ['\"](\w+)['\"])?")
-_MODULES = {"pillow": "PIL"}
+_MODULES = {"pillow": "PIL", "pyyaml": "yaml"}
 """Modules whose name is not that of what is installed, but for hyphens."""
 _TIMEOUT_SECONDS = 300.0
 """For all libraries: from a network disk that is slow, torch alone may take a minute."""
