@@ -119,18 +119,20 @@ def _as_stored(folder: AnyPath, annotations: Sequence[BoxedImage], stems: Sequen
     """Name the images as they are there, and tell which no annotation names.
 
     Some tools leave the ending out of `filename`, or keep the name that an image had before it was renamed with its
-    annotation: it is then the one image that is named like the annotation, but for the ending.
+    annotation, which another image may have: it is then the one that is named like the annotation, but for the ending.
     """
     there = {entry.name for entry in folder.iterdir()}
     by_stem: dict[str, list[str]] = {}
     for name in there:
         if name.lower().endswith(ENDINGS):
             by_stem.setdefault(name.rpartition(".")[0], []).append(name)
+    times = Counter(annotation.file_name for annotation in annotations)
     names = []
     for annotation, stem in zip(annotations, stems, strict=True):
         name = annotation.file_name
         alike = by_stem.get(stem, [])
-        names.append(alike[0] if name not in there and "/" not in name and len(alike) == 1 else name)
+        is_sure = "/" in name or (name in there and times[name] == 1)
+        names.append(alike[0] if len(alike) == 1 and not is_sure else name)
     warn_of_others(folder, there, names)
     return [each._replace(file_name=name) for each, name in zip(annotations, names, strict=True)]
 

@@ -65,3 +65,19 @@ def test_images_that_are_not_there_are_named(tmp_path: Path) -> None:
     path = written(tmp_path, f"{HEADER}a.png,8,4,cat,0,0,8,4\nb.png,8,4,cat,0,0,8,4\n", "a.png")
     with pytest.raises(DataError, match=r"names images that are not there\.\n.*1 of 2: b\.png"):
         BoxTable(path)
+
+
+def test_a_name_that_is_in_the_folders_of_two_sets_is_refused_unless_the_table_says_which(tmp_path: Path) -> None:
+    path = written(tmp_path, f"{HEADER}a.png,8,4,cat,0,0,8,4\n", "train/a.png", "test/a.png")
+    with pytest.raises(DataError, match=r"labels\.csv does not say which images it names\.\n.*a\.png, in ") as caught:
+        BoxTable(path)
+    assert {f"{tmp_path}/train", f"{tmp_path}/test"} == {
+        *str(caught.value.given).removeprefix("a.png, in ").split(" and in ")
+    }
+    for named in ("a.png", "a"):
+        path.write_text(f"{HEADER}train/{named},8,4,cat,0,0,8,4\n")
+        reader = BoxTable(path)
+        assert reader.read_batch(np.array([0]))["image"][0].source == f"{tmp_path}/train/a.png"
+    Image.new("RGB", (8, 4)).save(tmp_path / "a.png")
+    path.write_text(f"{HEADER}a,8,4,cat,0,0,8,4\n")
+    assert BoxTable(path).read_batch(np.array([0]))["image"][0].source == f"{tmp_path}/a.png"
