@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from lockstep.errors import DataError
 from lockstep.images.decode import AS_STORED, Decoding
 from lockstep.listing import shorten
-from lockstep.readers.boxed_images import BoxedImage, BoxedImages, BoxedObject, warn_of_others
+from lockstep.readers.boxed_images import MOST_PIXELS, BoxedImage, BoxedImages, BoxedObject, warn_of_others
 from lockstep.readers.fingerprint import tells_options
 from lockstep.readers.image_files import upright_sizes
 from lockstep.readers.image_folder import images_below
@@ -97,7 +97,9 @@ def _read(table: AnyPath) -> tuple[dict[str, list[BoxedObject]], dict[str, tuple
                 found.append(_object(label, edges))
             if all(line[column] for column in of_size) and of_size:
                 height, width = (int(line[column]) for column in of_size)
-                if min(height, width) < 1 or sizes.setdefault(name, (height, width)) != (height, width):
+                if not 0 < min(height, width) <= max(height, width) < MOST_PIXELS or sizes.setdefault(
+                    name, (height, width)
+                ) != (height, width):
                     raise ValueError
         except ValueError:
             raise _unusable(table, f"line {number}: {','.join(line)}") from None

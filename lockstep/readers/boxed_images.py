@@ -30,6 +30,8 @@ from lockstep.storage.remote_path import AnyPath
 UNSPECIFIED = "Unspecified"
 """VOC's own word for what nobody has named."""
 VIEW = "view"
+MOST_PIXELS = 2**31
+"""A side of an image is less."""
 
 
 class BoxedObject(NamedTuple):

@@ -15,7 +15,15 @@ from lockstep.checks import check_type
 from lockstep.errors import DataError
 from lockstep.images.decode import AS_STORED, Decoding
 from lockstep.listing import shorten
-from lockstep.readers.boxed_images import UNSPECIFIED, VIEW, BoxedImage, BoxedImages, BoxedObject, warn_of_others
+from lockstep.readers.boxed_images import (
+    MOST_PIXELS,
+    UNSPECIFIED,
+    VIEW,
+    BoxedImage,
+    BoxedImages,
+    BoxedObject,
+    warn_of_others,
+)
 from lockstep.readers.fingerprint import Fingerprint, tells_options
 from lockstep.readers.label_map import LabelMap
 from lockstep.readers.object_table import check_label_map
@@ -30,7 +38,6 @@ from lockstep.storage.remote_path import AnyPath
 _ANNOTATIONS = ("Annotations", "annotations/xmls", "annotations", "xmls", "xml")
 _IMAGES = ("JPEGImages", "images")
 _EDGES = ("ymin", "xmin", "ymax", "xmax")
-_MOST_PIXELS = 2**31  # on a side
 _FLAGS = {"0": False, "1": True, "false": False, "true": True, UNSPECIFIED.lower(): False, "": False}
 
 
@@ -263,7 +270,7 @@ class _Builder(TreeBuilder):
 
 def _annotation(root: Element) -> BoxedImage:
     height, width = (_number(root, f"size/{name}") for name in ("height", "width"))
-    if not all(side.is_integer() and 0 < side < _MOST_PIXELS for side in (height, width)):
+    if not all(side.is_integer() and 0 < side < MOST_PIXELS for side in (height, width)):
         raise ValueError(f"a size of {width:g} x {height:g} pixels")
     objects = tuple(_object(each, place) for place, each in enumerate(root.iterfind("object"), 1))
     return BoxedImage(_text(root, "filename"), int(height), int(width), objects)

@@ -47,6 +47,7 @@ def test_an_image_has_the_size_that_the_table_says(tmp_path: Path) -> None:
         (f"{HEADER}a.png,8,4,cat,0,nan,8,4\n", "line 2: a.png,8,4,cat,0,nan,8,4"),
         (f"{HEADER}a.png,8,4,cat,0,0,8,4\na.png,8,5,cat,0,0,8,4\n", "line 3: a.png,8,5,cat,0,0,8,4"),
         (f"{HEADER}a.png,0,4,cat,0,0,8,4\n", "line 2: a.png,0,4,cat,0,0,8,4"),
+        (f"{HEADER}a.png,8,{2**64},cat,0,0,8,4\n", f"line 2: a.png,8,{2**64},cat,0,0,8,4"),
         (f"{HEADER}a.png,8,4,cat,0,0,0.5,1\n", "boxes whose edges are all 1 at most: shares"),
         (HEADER, "no line but the first"),
         ("filename,label\na.png,cat\n", "the columns filename, label"),
