@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from lockstep.errors import DataError
 from lockstep.images.decode import AS_STORED, Decoding
 from lockstep.listing import shorten
-from lockstep.readers.boxed_images import BoxedImage, BoxedImages, BoxedObject, warn_of_others
+from lockstep.readers.boxed_images import MOST_PIXELS, BoxedImage, BoxedImages, BoxedObject, warn_of_others
 from lockstep.readers.fingerprint import tells_options
 from lockstep.readers.image_files import upright_sizes
 from lockstep.readers.image_folder import images_below
@@ -62,8 +62,8 @@ class BoxTable(BoxedImages):
         objects, sizes = _read(table)
         given = sorted(objects)
         folder, names = _within_one_folder(table.parent, given)
-        if not all(name in sizes for name in given):
-            sizes = dict(zip(given, upright_sizes(folder, names, decoding, cache).tolist(), strict=True))
+        if unsaid := {each: name for name, each in zip(names, given, strict=True) if each not in sizes}:
+            sizes |= zip(unsaid, upright_sizes(folder, [*unsaid.values()], decoding, cache).tolist(), strict=True)
         images = [BoxedImage(name, *sizes[each], tuple(objects[each])) for name, each in zip(names, given, strict=True)]
         label_map = label_map or LabelMap.alphabetical(found.name for image in images for found in image.objects)
         super().__init__(folder, images, label_map, source=str(path), decoding=decoding, truth=truth, cache=cache)
@@ -96,8 +96,8 @@ def _read(table: AnyPath) -> tuple[dict[str, list[BoxedObject]], dict[str, tuple
             if any((label, *edges)):
                 found.append(_object(label, edges))
             if all(line[column] for column in of_size) and of_size:
-                height, width = (int(line[column]) for column in of_size)
-                if min(height, width) < 1 or sizes.setdefault(name, (height, width)) != (height, width):
+                size = _size([line[column] for column in of_size])
+                if sizes.setdefault(name, size) != size:
                     raise ValueError
         except ValueError:
             raise _unusable(table, f"line {number}: {','.join(line)}") from None
@@ -105,6 +105,13 @@ def _read(table: AnyPath) -> tuple[dict[str, list[BoxedObject]], dict[str, tuple
     if corners and max(corners) <= 1:
         raise _unusable(table, "boxes whose edges are all 1 at most: shares")
     return objects, sizes
+
+
+def _size(values: Sequence[str]) -> tuple[int, int]:
+    height, width = map(float, values)  # a column with gaps is written as 64.0
+    if not all(side.is_integer() and 0 < side < MOST_PIXELS for side in (height, width)):
+        raise ValueError
+    return int(height), int(width)
 
 
 def _object(label: str, edges: Sequence[str]) -> BoxedObject:

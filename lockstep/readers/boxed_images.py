@@ -30,6 +30,8 @@ from lockstep.storage.remote_path import AnyPath
 UNSPECIFIED = "Unspecified"
 """VOC's own word for what nobody has named."""
 VIEW = "view"
+MOST_PIXELS = 2**31
+"""A side of an image is less."""
 
 
 class BoxedObject(NamedTuple):
@@ -121,6 +123,7 @@ def _tables(
     names = [f"{objects[index].name} on {images[owners[index]].file_name}" for index in without]
     warn_of_objects(names, len(objects), source, NO_AREA)
     views = sorted({found.view for found in objects})
+    codes = {view: code for code, view in enumerate(views)}
     labels = labels_of_names(
         [found.name for found in objects], label_map, source, lambda index: images[owners[index]].file_name
     )
@@ -129,7 +132,7 @@ def _tables(
         "labels": labels,
         "difficult": np.array([found.difficult for found in objects], np.bool_),
         "truncated": np.array([found.truncated for found in objects], np.bool_),
-        VIEW: np.array([views.index(found.view) for found in objects], np.int64),
+        VIEW: np.array([codes[found.view] for found in objects], np.int64),
     }
     kept = has_area & (difficult | ~columns["difficult"])
     table = ObjectTable(owners[kept], {name: column[kept] for name, column in columns.items()}, len(images))

@@ -82,12 +82,16 @@ def files_by_label(table: Path) -> dict[str, list[str]]:
 
 
 def files_named(table: AnyPath, names: Sequence[str]) -> list[str]:
-    """Find the files that a table names beside it, and in the folders that are there, as paths within its folder."""
+    """Find the files that a table names beside it, and in the folders that are there, as paths within its folder.
+
+    Raises:
+        DataError: a file is not there, or is in several folders, such as those of sets, and the table does not say one.
+    """
     inside = [entry for entry in table.parent.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
     places = {path.name: path.name for path in table.parent.iterdir() if path.is_file()}
-    for folder in inside:
-        below = {entry.name: f"{folder.name}/{entry.name}" for entry in folder.iterdir()}
-        places = below | {f"{folder.name}/{name}": path for name, path in below.items()} | places
+    below = [(entry.name, f"{folder.name}/{entry.name}") for folder in inside for entry in folder.iterdir()]
+    folders = Counter(name for name, _ in below if name not in places)
+    places = dict(below) | {path: path for _, path in below} | places
     without_ending = [(PurePosixPath(name).with_suffix("").as_posix(), path) for name, path in places.items()]
     times = Counter(name for name, _ in without_ending)
     places = {name: path for name, path in without_ending if times[name] == 1} | places
@@ -98,6 +102,15 @@ def files_named(table: AnyPath, names: Sequence[str]) -> list[str]:
             given=f"{len(missing)} of {len({*wanted})}: {shorten(missing, 3)}",
             expected=f"the names of files in {table.parent}" + "".join(f", or in {each}" for each in inside),
             hint="copy these images there, or take their lines out",
+        )
+    if several := [
+        name for name in dict.fromkeys(wanted) if folders[PurePosixPath(places[name]).name] > 1 and "/" not in name
+    ]:
+        raise DataError(
+            f"{table} does not say which images it names.",
+            given=f"{shorten(several, 3)}, in {' and in '.join(str(each) for each in inside)}",
+            expected="each name in one folder, or with its folder before it",
+            hint=f"write {places[several[0]]} if it is that, or move the table into the folder of its images",
         )
     return [places[name] for name in wanted]
 

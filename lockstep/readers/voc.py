@@ -15,7 +15,15 @@ from lockstep.checks import check_type
 from lockstep.errors import DataError
 from lockstep.images.decode import AS_STORED, Decoding
 from lockstep.listing import shorten
-from lockstep.readers.boxed_images import UNSPECIFIED, VIEW, BoxedImage, BoxedImages, BoxedObject, warn_of_others
+from lockstep.readers.boxed_images import (
+    MOST_PIXELS,
+    UNSPECIFIED,
+    VIEW,
+    BoxedImage,
+    BoxedImages,
+    BoxedObject,
+    warn_of_others,
+)
 from lockstep.readers.fingerprint import Fingerprint, tells_options
 from lockstep.readers.label_map import LabelMap
 from lockstep.readers.object_table import check_label_map
@@ -30,7 +38,6 @@ from lockstep.storage.remote_path import AnyPath
 _ANNOTATIONS = ("Annotations", "annotations/xmls", "annotations", "xmls", "xml")
 _IMAGES = ("JPEGImages", "images")
 _EDGES = ("ymin", "xmin", "ymax", "xmax")
-_MOST_PIXELS = 2**31  # on a side
 _FLAGS = {"0": False, "1": True, "false": False, "true": True, UNSPECIFIED.lower(): False, "": False}
 
 
@@ -119,18 +126,20 @@ def _as_stored(folder: AnyPath, annotations: Sequence[BoxedImage], stems: Sequen
     """Name the images as they are there, and tell which no annotation names.
 
     Some tools leave the ending out of `filename`, or keep the name that an image had before it was renamed with its
-    annotation: it is then the one image that is named like the annotation, but for the ending.
+    annotation, which another image may have: it is then the one that is named like the annotation, but for the ending.
     """
     there = {entry.name for entry in folder.iterdir()}
     by_stem: dict[str, list[str]] = {}
     for name in there:
         if name.lower().endswith(ENDINGS):
             by_stem.setdefault(name.rpartition(".")[0], []).append(name)
+    times = Counter(annotation.file_name for annotation in annotations)
     names = []
     for annotation, stem in zip(annotations, stems, strict=True):
         name = annotation.file_name
         alike = by_stem.get(stem, [])
-        names.append(alike[0] if name not in there and "/" not in name and len(alike) == 1 else name)
+        is_sure = "/" in name or (name in there and times[name] == 1)
+        names.append(alike[0] if len(alike) == 1 and not is_sure else name)
     warn_of_others(folder, there, names)
     return [each._replace(file_name=name) for each, name in zip(annotations, names, strict=True)]
 
@@ -261,7 +270,7 @@ class _Builder(TreeBuilder):
 
 def _annotation(root: Element) -> BoxedImage:
     height, width = (_number(root, f"size/{name}") for name in ("height", "width"))
-    if not all(side.is_integer() and 0 < side < _MOST_PIXELS for side in (height, width)):
+    if not all(side.is_integer() and 0 < side < MOST_PIXELS for side in (height, width)):
         raise ValueError(f"a size of {width:g} x {height:g} pixels")
     objects = tuple(_object(each, place) for place, each in enumerate(root.iterfind("object"), 1))
     return BoxedImage(_text(root, "filename"), int(height), int(width), objects)

@@ -5,12 +5,14 @@ A `data.yaml` names both.
 
 from __future__ import annotations
 
+import reprlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from lockstep.errors import DataError
 from lockstep.listing import shorten
-from lockstep.readers.paths import MIRRORED, has_images, mirrored, yaml_among
+from lockstep.readers.paths import MIRRORED, has_images, is_folder, mirrored, yaml_among
 from lockstep.records.open_files import content_of
 from lockstep.records.shards import data_path
 from lockstep.storage.remote_path import AnyPath
@@ -89,7 +91,7 @@ def _sets_of_yaml(file: AnyPath) -> YoloSets:
     names = _checked_names(given, found.get("nc"), file)
     base, path = file.parent, found.get("path")
     # What is written for another machine, or for the folder of all data sets, is most often the file's own folder.
-    root = base / path if isinstance(path, str) and (base / path).is_dir() else base
+    root = base / path if isinstance(path, str) and is_folder(base / path) else base
     images = {}
     for split, keys in SPLITS.items():
         places = next((found[key] for key in keys if found.get(key)), ())
@@ -104,8 +106,8 @@ def _sets_of_yaml(file: AnyPath) -> YoloSets:
 
 def _place(root: AnyPath, path: str, file: AnyPath) -> AnyPath:
     """Find a folder of images, or a list of them; as exports have it, `../train/images` may mean `train/images`."""
-    tried = [root / path, root / path.removeprefix("../")]
-    found = next((place for place in tried if place.is_dir() or place.is_file()), None)
+    tried = [root / path.removeprefix("../"), root / path]
+    found = next(filter(_is_there, tried), None)
     if found is None:
         raise DataError(
             f"{file} names images that are not there.",
@@ -117,18 +119,25 @@ def _place(root: AnyPath, path: str, file: AnyPath) -> AnyPath:
     return inside if found.is_dir() and inside.is_dir() and not has_images(found) else found
 
 
+def _is_there(place: AnyPath) -> bool:
+    try:
+        return place.is_dir() or place.is_file()
+    except OSError:  # a name that is too long
+        return False
+
+
 def _num_of_keypoints(shape: object, file: AnyPath) -> int:
     if not shape:
         return 0
-    if not (isinstance(shape, list) and len(shape) == 2 and all(each.isdigit() and len(each) < 6 for each in shape)):
-        raise _unusable(file, f"kpt_shape: {shape}")
+    if not (isinstance(shape, list) and len(shape) == 2 and all(each.isdecimal() and len(each) < 6 for each in shape)):
+        raise _unusable(file, f"kpt_shape: {shape!s:.40}")
     return int(shape[0]) * int(shape[1])
 
 
 def _checked_names(names: Sequence[str], count: object, file: AnyPath) -> tuple[str, ...]:
     if not names:
         raise _unusable(file, "no names of classes")
-    if twice := next((name for place, name in enumerate(names) if name in names[:place]), None):
+    if twice := next((name for name, times in Counter(names).items() if times > 1), None):
         raise _unusable(file, f"the name {twice!r} twice")
     if count is not None and count != str(len(names)):
         raise _unusable(file, f"nc: {count}, and {len(names)} names")
@@ -154,7 +163,7 @@ def parse_data_yaml(text: str, file: object) -> dict[str, str | list[str] | dict
             continue
         items = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
         if odd := [item for item in items if not isinstance(item, str)]:
-            raise _unusable(file, f"{key}: {odd[0]!s:.40} is no single value")
+            raise _unusable(file, f"{key}: {reprlib.repr(odd[0]):.40} is no single value")
         found[key] = value
     return found
 

@@ -36,7 +36,9 @@ from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.shipped import find
 from lockstep.recipes.toml import to_toml
 from lockstep.records.index_cache import cache_folder
+from lockstep.runs.inputs import check_same_classes
 from lockstep.runs.own_data import Found
+from lockstep.runs.workdir import class_names
 from lockstep.types import Epochs, Interval, Steps
 from lockstep.weights.warm_start import WarmStart
 
@@ -141,7 +143,10 @@ def _with_validation(found: Found) -> tuple[Any, dict[str, int], dict[str, str]]
         reasons["data.validation"] = (
             "held out of the images at train, by a hash of their names; they are never trained on"
         )
-    counts = {split: len(data.reader(split, len(found.classes))) for split in data.splits}
+    readers = {split: data.reader(split, len(found.classes)) for split in data.splits}
+    for split, reader in readers.items():
+        check_same_classes(split, class_names(reader), class_names(readers["train"]))
+    counts = {split: len(reader) for split, reader in readers.items()}
     return data, {"train": 0, "validation": 0, "test": 0} | counts, reasons
 
 

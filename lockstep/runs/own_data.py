@@ -170,7 +170,7 @@ def _check_no_project(folder: Path, entries: Sequence[Path], folders: Sequence[P
 
 def _common_labels(folder: Path, named: Mapping[str, str]) -> tuple[str, ...] | None:
     """Return the classes to train on, if the folders of the sets are not all the same and have images; else None."""
-    trained, is_same = _check_classes(Path(named["train"])), True
+    trained, is_same = _check_classes(Path(named["train"]), is_set=named["train"] != str(folder)), True
     for split, place in named.items():
         there = class_folders(place)
         classes = _with_images(Path(place), there)
@@ -251,12 +251,12 @@ def _sets_of_yolo(path: str) -> DataSets:
     return DataSets(path, path if "val" in sets else None, path if "test" in sets else None, lists=True)
 
 
-def _check_classes(folder: Path) -> tuple[str, ...]:
+def _check_classes(folder: Path, *, is_set: bool) -> tuple[str, ...]:
     """Return the classes in a folder that have images; refuse it without classes, with one, or next to no images."""
     below = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
     if below and not _has_image(folder):
         raise _without_images(folder, below)
-    is_named_below = folder.parent != Path() and not any(entry.is_dir() for entry in below)
+    is_named_below = not is_set and folder.parent != Path() and not any(entry.is_dir() for entry in below)
     if is_named_below and label_table_among(below) is None and _is_above_classes(folder.parent):
         raise DataError(
             f"{folder} holds the images of one class.",

@@ -142,6 +142,7 @@ def test_classes_are_named_where_the_folders_of_the_sets_differ(
     ("layout", "hint"),
     [
         ({"a.jpg": 1}, "labels.csv"),
+        ({"train/a.jpg": 1, "test/b.jpg": 1}, "data/train/labels.csv"),
         ({"one/a.jpg": 1}, "other"),
         ({"all/red/a.jpg": 1, "all/green/b.jpg": 1}, "lockstep train data/all"),
         ({"red/a.heic": 0, "green/b.heic": 0}, "mogrify -format jpg"),

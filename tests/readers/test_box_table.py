@@ -33,6 +33,14 @@ def test_columns_have_the_names_that_tools_give_them(tmp_path: Path, caplog: pyt
     assert caplog.messages == [f"Not read in {tmp_path}/images, since no annotation names them: c.png"]
 
 
+def test_a_column_with_gaps_has_whole_numbers_with_a_point(tmp_path: Path) -> None:
+    table = f"{HEADER}a.png,8.0,4.0,cat,0.0,1.0,8.0,4.0\nb.png,,,,,,,\nc.png,16.0,4.0,cat,0.0,1.0,8.0,4.0\n"
+    reader = BoxTable(written(tmp_path, table, "a.png", "b.png", "c.png"))
+    assert reader.read_batch(np.arange(2))["boxes"].values.tolist() == [[0.25, 0, 1, 1]]
+    with pytest.raises(DataError, match=r"c\.png is not of the size that its annotation is for"):
+        reader.read_batch(np.array([2]))
+
+
 def test_an_image_has_the_size_that_the_table_says(tmp_path: Path) -> None:
     reader = BoxTable(written(tmp_path, f"{HEADER}a.png,16,4,cat,0,0,8,4\n", "a.png"))
     with pytest.raises(DataError, match="is not of the size that its annotation is for"):
@@ -47,6 +55,9 @@ def test_an_image_has_the_size_that_the_table_says(tmp_path: Path) -> None:
         (f"{HEADER}a.png,8,4,cat,0,nan,8,4\n", "line 2: a.png,8,4,cat,0,nan,8,4"),
         (f"{HEADER}a.png,8,4,cat,0,0,8,4\na.png,8,5,cat,0,0,8,4\n", "line 3: a.png,8,5,cat,0,0,8,4"),
         (f"{HEADER}a.png,0,4,cat,0,0,8,4\n", "line 2: a.png,0,4,cat,0,0,8,4"),
+        (f"{HEADER}a.png,8.5,4,cat,0,0,8,4\n", "line 2: a.png,8.5,4,cat,0,0,8,4"),
+        (f"{HEADER}a.png,inf,4,cat,0,0,8,4\n", "line 2: a.png,inf,4,cat,0,0,8,4"),
+        (f"{HEADER}a.png,8,{2**64},cat,0,0,8,4\n", f"line 2: a.png,8,{2**64},cat,0,0,8,4"),
         (f"{HEADER}a.png,8,4,cat,0,0,0.5,1\n", "boxes whose edges are all 1 at most: shares"),
         (HEADER, "no line but the first"),
         ("filename,label\na.png,cat\n", "the columns filename, label"),
@@ -65,3 +76,19 @@ def test_images_that_are_not_there_are_named(tmp_path: Path) -> None:
     path = written(tmp_path, f"{HEADER}a.png,8,4,cat,0,0,8,4\nb.png,8,4,cat,0,0,8,4\n", "a.png")
     with pytest.raises(DataError, match=r"names images that are not there\.\n.*1 of 2: b\.png"):
         BoxTable(path)
+
+
+def test_a_name_that_is_in_the_folders_of_two_sets_is_refused_unless_the_table_says_which(tmp_path: Path) -> None:
+    path = written(tmp_path, f"{HEADER}a.png,8,4,cat,0,0,8,4\n", "train/a.png", "test/a.png")
+    with pytest.raises(DataError, match=r"labels\.csv does not say which images it names\.\n.*a\.png, in ") as caught:
+        BoxTable(path)
+    assert {f"{tmp_path}/train", f"{tmp_path}/test"} == {
+        *str(caught.value.given).removeprefix("a.png, in ").split(" and in ")
+    }
+    for named in ("a.png", "a"):
+        path.write_text(f"{HEADER}train/{named},8,4,cat,0,0,8,4\n")
+        reader = BoxTable(path)
+        assert reader.read_batch(np.array([0]))["image"][0].source == f"{tmp_path}/train/a.png"
+    Image.new("RGB", (8, 4)).save(tmp_path / "a.png")
+    path.write_text(f"{HEADER}a,8,4,cat,0,0,8,4\n")
+    assert BoxTable(path).read_batch(np.array([0]))["image"][0].source == f"{tmp_path}/a.png"

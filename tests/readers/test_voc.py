@@ -116,6 +116,14 @@ def test_all_files_may_lie_in_one_folder(tmp_path: Path, caplog: pytest.LogCaptu
     assert caplog.messages == [f"Not read in {tmp_path}, since no annotation names them: 3.png"]
 
 
+def test_an_annotation_that_names_the_image_of_another_is_of_the_image_named_like_it(tmp_path: Path) -> None:
+    for stem in ("a", "b"):
+        (tmp_path / f"{stem}.xml").write_text(xml(one(), name="b.png"))
+        Image.new("RGB", (8, 4)).save(tmp_path / f"{stem}.png")
+    reader = Voc(tmp_path, None)
+    assert [reader.example_id(index) for index in range(2)] == ["a.png", "b.png"]
+
+
 def test_boxes_are_divided_by_the_size_as_they_are(tmp_path: Path) -> None:
     root = single(tmp_path, one(box=(1, 1, 8, 4)), one(box=("2.5", " 1e0 ", 4, 3)))
     assert field_of(Voc(root), "boxes") == [[[0.25, 0.125, 1, 1], [0.25, 0.3125, 0.75, 0.5]]]

@@ -65,6 +65,10 @@ def test_nothing_that_a_file_names_is_called() -> None:
     assert parse_data_yaml("names: !!python/object/apply:os.system [ls]", "data.yaml") == {"names": ["ls"]}
 
 
+GROWING = "".join(f"x{n}: &x{n} [{', '.join([f'*x{n - 1}'] * 9)}]\n" for n in range(1, 30))
+"""Lists of lists that are 9**29 texts when they are written out."""
+
+
 @pytest.mark.parametrize(
     ("text", "given"),
     [
@@ -82,6 +86,9 @@ def test_nothing_that_a_file_names_is_called() -> None:
         ("names: [a, b]\nnc: 3", "nc: 3, and 2 names"),
         ("names: [a]\ntrain: {0: b}", "train with keys"),
         ("names: [a]\nkpt_shape: [17, x]", "kpt_shape: ['17', 'x']"),
+        ("names: [a]\nkpt_shape: [17, ²]", "kpt_shape: ['17', '²']"),
+        (f"x0: &x0 [a]\n{GROWING}names: [*x29]", "names: [[[[[[[...], [...], "),
+        ("names: [a]\ntrain: " + "x" * 300, "x: neither "),
         ("names: [a]\n#" + "x" * (1 << 20), "1048588 bytes"),
     ],
 )  # fmt: skip
@@ -89,17 +96,25 @@ def test_what_cannot_be_used_is_named(text: str, given: str, tmp_path: Path) -> 
     (tmp_path / "data.yaml").write_text(text)
     with pytest.raises(DataError) as caught:
         find_yolo_sets(tmp_path)
-    assert caught.value.what == f"{tmp_path}/data.yaml does not say what the classes are, and where their images."
     assert given in str(caught.value.given)
-    assert "names of classes, each once" in str(caught.value.expected)
-    assert "names: [cat, dog]" in str(caught.value.hint)
+    if "neither" not in given:
+        assert caught.value.what == f"{tmp_path}/data.yaml does not say what the classes are, and where their images."
+        assert "names of classes, each once" in str(caught.value.expected)
+        assert "names: [cat, dog]" in str(caught.value.hint)
 
 
 def test_images_that_are_named_but_not_there_are_said_where_they_were_looked_for(tmp_path: Path) -> None:
     (tmp_path / "data.yaml").write_text("names: [a]\ntrain: ../train/images\n")
     with pytest.raises(DataError, match=r"names images that are not there") as caught:
         find_yolo_sets(tmp_path)
-    assert caught.value.given == (f"../train/images: neither {tmp_path}/../train/images nor {tmp_path}/train/images")
+    assert caught.value.given == (f"../train/images: neither {tmp_path}/train/images nor {tmp_path}/../train/images")
+
+
+def test_an_export_means_its_own_folder_though_another_data_set_lies_above(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "own"):
+        (folder / "train/images").mkdir(parents=True)
+    (tmp_path / "own/data.yaml").write_text("names: [a]\ntrain: ../train/images\npath: " + "x" * 300)
+    assert find_yolo_sets(tmp_path / "own").images == {"train": (tmp_path / "own/train/images",)}
 
 
 def test_names_are_in_a_file_beside_the_labels_or_above(tmp_path: Path) -> None:

@@ -150,3 +150,19 @@ def test_a_table_trains_a_detector(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert isinstance(data, DetectionData)
     assert data.labels_offset == -1
     assert Path("runs/table/mistakes.png").is_file()
+
+
+def test_sets_whose_classes_have_other_labels_are_refused_before_a_recipe_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for split, names in {"train": NAMES, "valid": NAMES[1:]}.items():
+        Path("data", split).mkdir(parents=True)
+        lines = ["filename,class,xmin,ymin,xmax,ymax"]
+        for number in range(4):
+            Path("data", split, f"{number}.png").write_bytes(jpeg(tmp_path, number))
+            lines.append(f"{number}.png,{names[number % len(names)]},10,6,30,21")
+        Path("data", split, "_annotations.csv").write_text("\n".join(lines))
+    with pytest.raises(DataError, match="The classes of the validation examples have other labels") as caught:
+        choose_recipe(look_at(find_data_sets("data")), "run", None, 0)
+    assert "label 1 is 'dog'; label 1 is 'cat' to train on" in str(caught.value.given)
