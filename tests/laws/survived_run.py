@@ -96,7 +96,7 @@ def _strike_saving(struck: Path, step: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError("it is killed")
 
-    Store.write = damage  # type: ignore[method-assign]
+    Store.write = damage  # type: ignore[assignment, method-assign]
 
 
 def make_task(folder: Path, texts: Sequence[str] = ()) -> PythonTask:
