@@ -361,6 +361,8 @@ def _check_checkpoints(
                 )
             continue
         wanted = by_position.get(position)
+        if wanted and (step, position) in found.values:  # of a save, and so of all that it holds
+            wanted = wanted._replace(by_section={**dict.fromkeys(checkpoint.tensors, {}), **wanted.by_section})
         if wanted is None:
             found.problems.append(f"checkpoint of step {step}: it is at position {position}, in the chain at another")
         elif different := wanted.unlike(checkpoint.tensors):

@@ -276,6 +276,16 @@ def reseal(folder: Path, **scores: float) -> None:
     (folder / "manifest.json").write_bytes(resealed.encode())
 
 
+def add_section() -> None:
+    """Have a checkpoint hold a copy of its parameters as a section of another name."""
+    folder = Path("run/checkpoints/step-00000008")
+    shutil.copy(folder / "parameters.safetensors", folder / "added.safetensors")
+    manifest = Manifest.read(folder)
+    resealed = replace(manifest, files=(FileEntry("added.safetensors", 0, ""), *manifest.files))
+    (folder / "manifest.json").write_bytes(resealed.encode())
+    reseal(folder)
+
+
 def skip_examples() -> None:
     """Have a checkpoint leave examples out of the stream."""
     path = Path("run/checkpoints/step-00000008/values.json")
@@ -340,6 +350,7 @@ CHANGES: dict[str, tuple[Callable[[], None], str]] = {
         lambda: flip_and_hash("slots"),
         r"checkpoint of step 8: slots '[\w./]+' is not as in the chain",
     ),
+    "a section more than was saved": (add_section, r"checkpoint of step 8: added '[\w.]+' .* not as in the chain"),
     "the place in the stream, hashed anew": (
         skip_examples,
         r"checkpoint of step 8: values.json is not as in the chain",
