@@ -52,7 +52,7 @@ _NAMES_OF_KINDS = {kind: name.removeprefix("torch.") for name, kind in _KINDS.it
 _MAX_HEADER_BYTES = 100_000_000
 """The library takes no longer ones, either."""
 _MOST_ELEMENTS = 2**63 - 1
-"""In a shape whose sides of 0 count as 1, as its strides do."""
+"""Elements of a shape, whose sides of 0 count as 1, as its strides do."""
 
 
 def check_saveable(tensors: Tensors) -> None:

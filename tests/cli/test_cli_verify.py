@@ -192,6 +192,16 @@ def test_a_run_that_was_killed_may_lack_the_last_line_of_metrics(verified: Verif
     assert "verdict: bit-identical" in verified()
 
 
+def test_digests_of_a_step_that_was_saved_before_them_are_of_the_state_alone(verified: Verify) -> None:
+    lines = lines_of(CHAIN)
+    [number] = [n for n, line in enumerate(lines) if '"step": 8, ' in line and '"values": ' in line]
+    facts = json.loads(lines[number])
+    del facts["values"], facts["digests"]["slots"]
+    write_lines(CHAIN, [*lines[: number + 1], json.dumps(facts) + "\n", *lines[number + 1 :]])
+    linked_anew()
+    assert "verdict: bit-identical" in verified()
+
+
 def test_digests_of_a_version_that_took_each_tensor_alone_and_did_not_tell_their_place(verified: Verify) -> None:
     store = Store(Path("run/checkpoints"))
 
