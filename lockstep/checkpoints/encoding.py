@@ -51,6 +51,8 @@ _KINDS = {
 _NAMES_OF_KINDS = {kind: name.removeprefix("torch.") for name, kind in _KINDS.items()}
 _MAX_HEADER_BYTES = 100_000_000
 """The library takes no longer ones, either."""
+_MOST_ELEMENTS = 2**63 - 1
+"""Elements of a shape, whose sides of 0 count as 1, as its strides do."""
 
 
 def check_saveable(tensors: Tensors) -> None:
@@ -190,6 +192,7 @@ def _layout(header: bytes, size_bytes: int) -> list[tuple[str, torch.dtype, torc
             dtype: torch.dtype = getattr(torch, _NAMES_OF_KINDS[entry["dtype"]])
             shape, (start, end) = torch.Size(entry["shape"]), entry["data_offsets"]
             is_shape = isinstance(entry["shape"], list) and min(shape, default=0) >= 0
+            is_shape = is_shape and math.prod(max(side, 1) for side in shape) <= _MOST_ELEMENTS
             if not is_shape or not type(start) is type(end) is int:
                 raise TypeError(f"{shape} from {start!r} to {end!r}")
             if end - start != math.prod(shape) * dtype.itemsize:

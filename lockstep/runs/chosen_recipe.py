@@ -352,7 +352,7 @@ def choose_anchors(sides: npt.NDArray[np.floating[Any]], count: int | None = Non
     low, high = np.quantile(sizes, [0.02, 0.98])
     count = count or int(np.clip(round(math.log(high / low) / math.log(1.3)) + 1, 3, 9))
     narrow, tall = np.quantile(np.log(sides[:, 0] / np.maximum(sides[:, 1], 1e-6)), [0.15, 0.85])
-    ends = [round(math.exp(each), 2) for each in (narrow, tall) if abs(each) > 0.25]
+    ends = [*dict.fromkeys(max(0.01, round(math.exp(each), 2)) for each in (narrow, tall) if abs(each) > 0.25)]
     ratios = (ends[0], 1.0, ends[1]) if len(ends) == 2 and narrow < 0 < tall else (*ends, 1.0) if ends else (1.0,)
     return ChosenAnchors(tuple(round(float(each), 1) for each in np.geomspace(low, high, count)), ratios)
 

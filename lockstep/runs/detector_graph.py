@@ -96,8 +96,10 @@ def _batch_of_one(values: Tensor | None) -> Any:
 def _size_in_graph(resizer: KeepAspectRatioResizer, height: int, width: int) -> tuple[int, int]:
     """Compute `size_of` where height and width are known to nobody before the graph runs."""
     sides = torch.stack([torch.scalar_tensor(side, dtype=torch.float32) for side in (height, width)])
-    large = (sides * (resizer.min_dimension / sides.min())).round()
-    small = (sides * (resizer.max_dimension / sides.max())).round()
+    # A number by a tensor would be rounded twice: torch multiplies by the reciprocal.
+    least, most = torch.tensor([resizer.min_dimension, resizer.max_dimension], dtype=torch.float32)
+    large = (sides * (least / sides.min())).round()
+    small = (sides * (most / sides.max())).round()
     chosen = torch.where(large.max() > resizer.max_dimension, small, large).clamp(min=1).long()
     rows, columns = (cast(int, side.item()) for side in chosen)
     for side in (rows, columns):

@@ -196,9 +196,11 @@ def _keep(found: Examination, facts: dict[str, Any], position: int) -> None:
     if facts.get("in_metrics") or "evaluation" in facts:  # of an attempt or an evaluation, not both
         found.logged.append({name: value for name, value in facts.items() if name not in _OF_CHAIN_ALONE})
     elif "digests" in facts:
-        found.digests.setdefault(facts["step"], {})[facts.get("at", position)] = ChainDigests.of(facts)
+        at = facts["step"], facts.get("at", position)
         if "values" in facts:
-            found.values[facts["step"], facts.get("at", position)] = str(facts["values"])
+            found.values[at] = str(facts["values"])
+        if "values" in facts or at not in found.values:  # a save has all sections, others those of the state alone
+            found.digests.setdefault(at[0], {})[at[1]] = ChainDigests.of(facts)
     elif "event" in facts:
         found.events.append(facts)
         if lacking := GROUND.keys() - facts.keys():
@@ -361,6 +363,8 @@ def _check_checkpoints(
                 )
             continue
         wanted = by_position.get(position)
+        if wanted and (step, position) in found.values:  # of a save, and so of all that it holds
+            wanted = wanted._replace(by_section={**{name: {} for name in checkpoint.tensors}, **wanted.by_section})
         if wanted is None:
             found.problems.append(f"checkpoint of step {step}: it is at position {position}, in the chain at another")
         elif different := wanted.unlike(checkpoint.tensors):

@@ -11,7 +11,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from lockstep.checkpoints.store import Store, digests_of
+from lockstep.checkpoints.store import Digests, Store, digests_of
 from lockstep.data.loader import Loader
 from lockstep.errors import PeerLostError, StoreError
 from lockstep.exchange.exchange import AllReduce, is_exact
@@ -74,7 +74,7 @@ class RunEvent(NamedTuple):
 
 
 class LastSave(NamedTuple):
-    """The state that was saved last."""
+    """The state of a checkpoint."""
 
     stage: int
     step: int
@@ -91,7 +91,7 @@ class Files:
     saver: Saver
     loggers: Loggers
     last_save: LastSave | None = None
-    """What this process has saved last."""
+    """What this process has written last, as the chief."""
 
     @classmethod
     def of(cls, workdir: Workdir, recipe: Recipe, loggers: Sequence[Logger | LoggerKind] = ()) -> Files:
@@ -196,7 +196,7 @@ class Segment:
         before = step_before(self._start, self._loader.batch_size)
         is_due = event == "continue" and self._recipe.checkpoints.every.passed(before, self._start)
         if is_due and self._files and self._files.store.path(self._state.step).exists():
-            self._saved = self._files.last_save  # before a worker was lost
+            self._saved = self._saved or self._files.last_save  # before a worker was lost
         if is_due or event not in ("join", "continue"):
             self._save()
 
@@ -348,14 +348,14 @@ class Segment:
     def _save(self) -> None:
         what = LastSave(self._stages.now.number, self._state.step, self._loader.position, self.validation.scores)
         if self._files and what != self._saved:
-            self._saved = self._files.last_save = what
+            self._saved = what
             self._files.workdir.check_held()
-            write_digests = None
+            commit = None
             if self._logger:
                 self._logger.flush()
                 self._files.workdir.note_save(self._state.step, self._loader.position, self._logger.metrics.num_lines)
-                write_digests = partial(self._logger.write_digests, self._state.step, self._loader.position)
-            self._files.saver.save(self._state, self._loader, scores=what.scores, before_commit=write_digests)
+                commit = partial(_commit, self._files, self._logger, what)
+            self._files.saver.save(self._state, self._loader, scores=what.scores, before_commit=commit)
             if self._logger:
                 self._logger.mark("save", self._state.step)
 
@@ -423,6 +423,12 @@ class Segment:
         }
         self._logger.chain.write_event(ground)
         self._logger.mark(event, step)
+
+
+def _commit(files: Files, logger: MetricsLogger, what: LastSave, digests: Digests, values_sha256: str) -> None:
+    """Note what is on the disk, before the checkpoint has its name."""
+    logger.write_digests(what.step, what.position, digests, values_sha256)
+    files.last_save = what
 
 
 def reads_store(recipe: Recipe) -> bool:

@@ -192,6 +192,16 @@ def test_a_run_that_was_killed_may_lack_the_last_line_of_metrics(verified: Verif
     assert "verdict: bit-identical" in verified()
 
 
+def test_digests_of_a_step_that_was_saved_before_them_are_of_the_state_alone(verified: Verify) -> None:
+    lines = lines_of(CHAIN)
+    [number] = [n for n, line in enumerate(lines) if '"step": 8, ' in line and '"values": ' in line]
+    facts = json.loads(lines[number])
+    del facts["values"], facts["digests"]["slots"]
+    write_lines(CHAIN, [*lines[: number + 1], json.dumps(facts) + "\n", *lines[number + 1 :]])
+    linked_anew()
+    assert "verdict: bit-identical" in verified()
+
+
 def test_digests_of_a_version_that_took_each_tensor_alone_and_did_not_tell_their_place(verified: Verify) -> None:
     store = Store(Path("run/checkpoints"))
 
@@ -276,6 +286,16 @@ def reseal(folder: Path, **scores: float) -> None:
     (folder / "manifest.json").write_bytes(resealed.encode())
 
 
+def add_section() -> None:
+    """Have a checkpoint hold a copy of its parameters as a section of another name."""
+    folder = Path("run/checkpoints/step-00000008")
+    shutil.copy(folder / "parameters.safetensors", folder / "added.safetensors")
+    manifest = Manifest.read(folder)
+    resealed = replace(manifest, files=(FileEntry("added.safetensors", 0, ""), *manifest.files))
+    (folder / "manifest.json").write_bytes(resealed.encode())
+    reseal(folder)
+
+
 def skip_examples() -> None:
     """Have a checkpoint leave examples out of the stream."""
     path = Path("run/checkpoints/step-00000008/values.json")
@@ -340,6 +360,7 @@ CHANGES: dict[str, tuple[Callable[[], None], str]] = {
         lambda: flip_and_hash("slots"),
         r"checkpoint of step 8: slots '[\w./]+' is not as in the chain",
     ),
+    "a section more than was saved": (add_section, r"checkpoint of step 8: added '[\w.]+' .* not as in the chain"),
     "the place in the stream, hashed anew": (
         skip_examples,
         r"checkpoint of step 8: values.json is not as in the chain",

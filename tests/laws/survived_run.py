@@ -3,7 +3,7 @@
 lockstep run --workers 3 --on-failure continue tests/laws/survived_run.py WORKDIR [EXCHANGE] [FAULT ...]
 
 A fault is `NUMBER:SIGKILL@STEP+MILLISECONDS`, or any other signal, or `drift`: the worker's copy of the model comes to
-differ.
+differ; or `damage`: it is killed while it replaces a damaged checkpoint of the step.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 import lockstep as ls
+from lockstep.checkpoints.store import Store
 from lockstep.recipes.code import Function
 from lockstep.recipes.python_parts import PythonTask
 from lockstep.recipes.recipe import Recipe
@@ -59,6 +60,8 @@ class Faults:
             step, _, milliseconds = when.partition("+")
             if name == "drift":
                 self._drifts_at = int(step) * BATCH_SIZE
+            elif text.startswith(f"{number}:damage"):
+                _strike_saving(struck, int(step))
             elif text.startswith(f"{number}:"):
                 arguments = struck, getattr(signal, name), int(step), int(milliseconds or 0) / 1000
                 threading.Thread(target=_strike, args=arguments, daemon=True).start()
@@ -79,6 +82,21 @@ def _strike(struck: Path, number: int, step: int, seconds: float) -> None:
     time.sleep(seconds)
     struck.touch()
     os.kill(os.getpid(), number)
+
+
+def _strike_saving(struck: Path, step: int) -> None:
+    write = Store.write
+
+    def damage(store: Store, saved: int, *arguments: Any, **more: Any) -> Path:
+        if saved != step:
+            return write(store, saved, *arguments, **more)
+        store.path(step).mkdir()
+        (store.path(step) / "manifest.json").touch()
+        struck.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("it is killed")
+
+    Store.write = damage  # type: ignore[assignment, method-assign]
 
 
 def make_task(folder: Path, texts: Sequence[str] = ()) -> PythonTask:

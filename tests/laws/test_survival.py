@@ -82,6 +82,13 @@ def test_a_stopped_worker_and_the_chief_are_lost(undisturbed: dict[str, bytes], 
     assert history[-1]["event"] == "end"
 
 
+def test_who_goes_on_saves_what_the_chief_was_lost_over(undisturbed: dict[str, bytes], tmp_path: Path) -> None:
+    _, said = survive(tmp_path / "run", "0:damage@140")
+    assert contents(tmp_path / "run") == undisturbed
+    assert "step-00000140/manifest.json is damaged." in said
+    assert "It is replaced." in said
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("exchange", ["backups", "asynchronous"])
 def test_a_chief_that_serves_goes_on_without_those_that_compute(

@@ -28,6 +28,7 @@ from lockstep.detection.values import FasterRcnnFpn, Fcos, MaskRcnnFpn, SqueezeS
 from lockstep.mask_runs import pixels_in, runs_text
 from lockstep.recipes.pipeline_config import import_pipeline
 from lockstep.recipes.shipped import find
+from lockstep.runs.detector_graph import _size_in_graph
 from lockstep.runs.export import FOUND, IMAGE, ImagesOfGraph, encode_model
 from lockstep.runs.trained import Trained, trained_model
 
@@ -205,6 +206,12 @@ def test_what_cannot_be_traced_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(trained.model, "postprocess", of_first)
     with pytest.raises(ls.InputError, match=r"(?s)its shapes depend on the image.*safetensors"):
         exported(trained, ".pt2")
+
+
+@pytest.mark.parametrize("size", [(240, 241), (837, 496), (1, 4000), (480, 640)])
+def test_a_graph_rounds_sizes_as_the_resizer_does(size: tuple[int, int]) -> None:
+    resizer = KeepAspectRatioResizer(600, 1024)
+    assert _size_in_graph(resizer, *size) == resizer.size_of(*size)
 
 
 def test_images_of_any_size_are_not_resized_by_their_area(tmp_path: Path) -> None:

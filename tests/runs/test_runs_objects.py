@@ -84,6 +84,8 @@ def test_anchors_that_are_proposed_are_settings_of_the_model() -> None:
         assert len(sizes) == (8 if isinstance(made, SqueezeSsd) else 5)
         assert min(sizes) < 25 < 110 < max(sizes)
     assert "pixels, of 0.5, 1, 2 (height over width)" in _proposed(Fcos(3), sides)
+    of_lines = _proposed(SqueezeSsd(3), torch.tensor([[1.0, 300], [1, 500]]))
+    assert "model.anchor_ratios=[0.01, 1.0]" in of_lines, "none is 0, which no recipe takes"
 
 
 @pytest.mark.parametrize(("name", "value"), [("anchors", lambda *_: None), ("anchors_fit_objects", False)])
