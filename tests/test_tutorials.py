@@ -88,7 +88,8 @@ def test_a_shell_is_a_terminal_that_ctrl_c_reaches(tmp_path: Path) -> None:
     try:
         for line in ("export X=kept", "test -t 1 && echo $X $(stty size)", "false"):
             shell.type(line)
-        shell.type("sh -c 'echo begun; sleep 3600'")  # what says so runs, and has the terminal
+        # A shell that is about to start something may miss it.
+        shell.type(f"{sys.executable} -c 'import time; print(\"begun\", flush=True); time.sleep(3600)'")
         assert shell.wait_for("^begun")
         shell.press_ctrl_c()
         shell.type("sleep 3600 &")
