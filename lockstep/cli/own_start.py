@@ -28,7 +28,7 @@ from lockstep.types import Epochs, Steps
 
 if TYPE_CHECKING:
     from lockstep.runs.chosen_recipe import Chosen
-    from lockstep.runs.own_data import Found
+    from lockstep.runs.found_data import Found
     from lockstep.workers.rank import Worker
 
 _MISTAKES, _DETECTIONS = "mistakes.png", "detections.json"
@@ -68,7 +68,8 @@ def print_own_recipe(arguments: argparse.Namespace) -> str:
 
 def _choose(arguments: argparse.Namespace) -> tuple[Found, Chosen]:
     from lockstep.runs.chosen_recipe import choose_recipe, find_weights
-    from lockstep.runs.own_data import find_data_sets, look_at
+    from lockstep.runs.data_sets import find_data_sets
+    from lockstep.runs.found_data import look_at
     from lockstep.workers.devices import num_accelerators
 
     found = look_at(find_data_sets(arguments.recipe))
