@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -78,7 +78,7 @@ class TfCenterNet(DetectionModel):
             )
         give_memory(self)
         draw_weights(self, None, generator)
-        for layer in self.head["logits"]:
+        for layer in cast(nn.ModuleList, self.head["logits"]):
             nn.init.constant_(layer.get_parameter("predictor.bias"), centre.heatmap_bias_init)
 
     def preprocess(self, images: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ class TfCenterNet(DetectionModel):
         maps = self.backbone(inputs)
         found: dict[str, Any] = {"shape": tuple(maps[-1].shape[2:])}
         for name, heads in self.head.items():
-            predicted = [layer(each) for layer, each in zip(heads, maps, strict=True)]
+            predicted = [layer(each) for layer, each in zip(cast(nn.ModuleList, heads), maps, strict=True)]
             found[name] = [by_anchor(each, each.shape[1]) for each in predicted]
         return found
 

@@ -33,9 +33,13 @@ def _center_net(extractor: str, of_extractor: str = "", of_heads: str = "") -> s
 CONFIGS = {
     "resnet v1": _center_net("resnet_v1_50_fpn"),
     "resnet v2": _center_net("resnet_v2_50", "channel_means: [1, 2, 3] channel_stds: [1, 1.1, 1.2]"),
-    "mobilenet": _center_net("mobilenet_v2", of_heads="scale_head_params { num_filters: [24, 16] kernel_sizes: [3, 1] }"),
+    "mobilenet": _center_net(
+        "mobilenet_v2", of_heads="scale_head_params { num_filters: [24, 16] kernel_sizes: [3, 1] }"
+    ),
     "mobilenet pyramid": _center_net("mobilenet_v2_fpn"),
-    "hourglass": _center_net("hourglass_104", "bgr_ordering: true channel_means: [104, 114, 120] channel_stds: [74, 70, 71]"),
+    "hourglass": _center_net(
+        "hourglass_104", "bgr_ordering: true channel_means: [104, 114, 120] channel_stds: [74, 70, 71]"
+    ),
 }
 """Messages of the model."""
 GAINS = {"resnet v1": 0.2, "hourglass": 10.0}
@@ -60,7 +64,7 @@ def objects() -> tuple[list[Array], list[Array]]:
 
 
 def weights(name: str, shape: Sequence[int], gain: float) -> Array:
-    """The value of a parameter or buffer of torch, by its name and shape; activations keep their size between layers."""
+    """The value of a parameter or buffer of torch, by its name and shape; activations keep their size."""
     drawn = np.random.default_rng(zlib.crc32(name.encode())).random(shape, dtype=np.float32)
     if len(shape) > 1:
         factor = gain if "predictor" in name else 1.0

@@ -76,7 +76,9 @@ def main() -> None:
     mobilenet_v2.mobilenet_v2 = lambda **given: make(**given | {"weights": None})  # it would fetch some
     recorded: dict[str, Any] = {}
     for name, text in inputs.CONFIGS.items():
-        values = {key: np.asarray(value, np.float32) for key, value in record(text, inputs.GAINS.get(name, 20.0)).items()}
+        values = {
+            key: np.asarray(value, np.float32) for key, value in record(text, inputs.GAINS.get(name, 20.0)).items()
+        }
         recorded |= {f"{name}/{key}": inputs.sample(value) for key, value in values.items()}
         print(name, {key: (value.shape, float(value.std())) for key, value in values.items()})
     np.savez_compressed(inputs.PATH, **recorded)
@@ -97,7 +99,9 @@ def record(text: str, gain: float) -> dict[str, Any]:
     predicted = model.predict(prepared, shapes)
     boxes, classes = inputs.objects()
     model.provide_groundtruth(
-        [*map(tf.constant, boxes)], [*map(tf.constant, classes)], groundtruth_weights_list=[tf.ones(len(b)) for b in boxes]
+        [*map(tf.constant, boxes)],
+        [*map(tf.constant, classes)],
+        groundtruth_weights_list=[tf.ones(len(b)) for b in boxes],
     )
     losses = {key.removeprefix("Loss/"): value for key, value in model.loss(predicted, shapes).items()}
     found = model.postprocess(predicted, shapes)
