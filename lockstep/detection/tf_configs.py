@@ -302,7 +302,18 @@ class FasterRcnnFeatureExtractor(FeatureExtractorType):
 
 
 UntrainedPart = Literal[
-    "quantization", "context_config", "rfcn_box_predictor", "bifpn", "random_example_sampler", "equalization_loss"
+    "quantization",
+    "context_config",
+    "rfcn_box_predictor",
+    "bifpn",
+    "random_example_sampler",
+    "equalization_loss",
+    "keypoint_estimation_task",
+    "mask_estimation_task",
+    "deepmac_mask_estimation",
+    "densepose_estimation_task",
+    "track_estimation_task",
+    "temporal_offset_task",
 ]
 """Parts of configurations that have no values here, by the names of their messages."""
 
