@@ -56,7 +56,7 @@ class ClassReport(NamedTuple):
     """The highest least score that has it; both are NaN without objects or detections."""
 
 
-class Curve(NamedTuple):
+class PrecisionRecallCurve(NamedTuple):
     """Precision over recall, at those of the levels 0, 0.01, ... 1 of recall that are reached."""
 
     recall: Floats
@@ -148,7 +148,7 @@ class DetectionReport(DetectionMetric):
         of_all = _class_report("all classes", objects, np.trace(confusion), shown, scores, right)
         return {"classes": classes, "all": of_all, "confusion": confusion.tolist()}
 
-    def curves(self) -> dict[str, Curve]:
+    def curves(self) -> dict[str, PrecisionRecallCurve]:
         """Return precision over recall of each class by its name; without objects or detections it has no levels."""
         labels, scores, right, true, _ = (column.values for column in self._images.columns(5))
         return {
@@ -288,21 +288,21 @@ def _share(part: int, whole: int) -> float:
     return part / whole if whole else math.nan
 
 
-def _curve(scores: Floats, is_right: Bools, num_objects: int) -> Curve:
+def _curve(scores: Floats, is_right: Bools, num_objects: int) -> PrecisionRecallCurve:
     if not num_objects:
-        return Curve(*np.empty((3, 0)))
+        return PrecisionRecallCurve(*np.empty((3, 0)))
     best_first = np.argsort(-scores, kind="stable")
     right = is_right[best_first, None]
     places = np.searchsorted(np.cumsum(right) / num_objects, LEVELS)
     reached = places < len(scores)
     precision = precision_at_levels(right, ~right, num_objects)[0]
-    return Curve(LEVELS[reached], precision[reached], scores[best_first][places[reached]])
+    return PrecisionRecallCurve(LEVELS[reached], precision[reached], scores[best_first][places[reached]])
 
 
 CURVE_COLUMNS = ("class", "recall", "precision", "score")
 
 
-def curves_csv(curves: Mapping[str, Curve]) -> str:
+def curves_csv(curves: Mapping[str, PrecisionRecallCurve]) -> str:
     """Write a line of CSV for each level of recall that a class reaches, below a header."""
     rows: Iterable[Sequence[object]] = (
         [name, *values] for name, curve in curves.items() for values in zip(*map(np.ndarray.tolist, curve), strict=True)

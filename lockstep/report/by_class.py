@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.metrics.detection_report import CURVE_COLUMNS
-from lockstep.report.pictures import content_of
+from lockstep.report.pictures import bytes_in
 from lockstep.run_files import CURVES
 from lockstep.runs.record import as_number
 
@@ -68,7 +68,7 @@ def _row(facts: Mapping[str, Any]) -> ClassRow:
 
 def precision_curves(path: Path, problems: list[str]) -> dict[str, Drawn]:
     """Read the curves in a run's folder, by class; none where there are none."""
-    data = content_of(path / CURVES, problems)
+    data = bytes_in(path / CURVES, problems)
     if data is None:
         return {}
     curves: dict[str, list[tuple[float, float]]] = {}

@@ -135,7 +135,7 @@ def _encoded(image: Image.Image, kind: str, **options: int) -> bytes:
 
 def worst_mistakes(path: Path, problems: list[str]) -> ReportPicture | None:
     """Return the sheet of the worst mistakes in a run's folder; None where there is none."""
-    data = content_of(path / MISTAKES, problems)
+    data = bytes_in(path / MISTAKES, problems)
     picture = encoded(data, "the examples with the largest losses") if data is not None else None
     if data is not None and picture is None:
         problems.append(f"{MISTAKES} is no picture, or too large a one")
@@ -144,7 +144,7 @@ def worst_mistakes(path: Path, problems: list[str]) -> ReportPicture | None:
 
 def confusion(path: Path, problems: list[str]) -> Confusion | None:
     """Read the confusion matrix in a run's folder; None where there is none."""
-    data = content_of(path / CONFUSION, problems)
+    data = bytes_in(path / CONFUSION, problems)
     if data is None:
         return None
     try:
@@ -160,7 +160,7 @@ def confusion(path: Path, problems: list[str]) -> Confusion | None:
     return Confusion(tuple(header[1:]), counts)
 
 
-def content_of(path: Path, problems: list[str]) -> bytes | None:
+def bytes_in(path: Path, problems: list[str]) -> bytes | None:
     """Return what is in a file of a run's folder, or the first 32 MiB of it; None where there is none."""
     try:
         with open_plain_file(path) as file:
