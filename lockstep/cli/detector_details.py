@@ -27,7 +27,7 @@ from lockstep.types import Batch
 
 _MOST_CLASSES, _MOST_IMAGES, _SIDE_PIXELS = 20, 12, 300
 _HEAD = ("class", "objects", "right", "false", "missed", "precision", "recall", "F1", "best F1", "at a score of")
-_LEGEND = "green: right, red: false, yellow: missed, grey: not counted"
+_LEGEND = "beside each, green: right, red: false, yellow: missed, grey: not counted"
 
 
 class DetectorDetails:

@@ -214,6 +214,7 @@ def _environment() -> Environment:
         "rate": _or_dash(format_rate),
         "duration": _or_dash(format_duration),
         "count": _or_dash("{:,}".format),
+        "whole": _or_dash("{:,.0f}".format),
         "percent": _or_dash("{:.1%}".format),
         "size": _or_dash(format_size),
         "words": _or_dash(str),
