@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from lockstep.checks import FiniteFloat, check_value
 from lockstep.listing import csv_line
@@ -101,6 +102,13 @@ class DetectionReport(DetectionMetric):
         check_value("min_score", min_score, FiniteFloat)
         self.min_score = min_score
         super().__init__(categories, "boxes", FLAGS, "")
+
+    def columns(self, batch: Mapping[str, Any], detections: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Pick what `prepare` takes, as other metrics do; without columns of crowds and the like all objects count."""
+        labels = batch.get("truth_labels", ())
+        counts = [torch.zeros(len(each), dtype=torch.bool) for each in labels]
+        none = {name: counts for name in FLAGS if name not in batch}
+        return super().columns({**batch, **none}, detections)
 
     def prepare(self, *columns: Any) -> tuple[Ragged, ...]:
         """Find out what the detections on some images have found.

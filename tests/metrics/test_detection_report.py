@@ -7,6 +7,7 @@ import csv
 import io
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from lockstep.metrics.detection_report import DetectionReport, Outcomes, curves_
 
 NAMES = {1: "cat", 3: "dog", 4: "bird"}
 LABELS = list(NAMES)
+COCO = Path(__file__).parent.parent / "fixtures/coco"
 SQUARE = [10.0, 10.0, 8.0, 8.0]
 Image = tuple[list[Any], list[Any]]
 """Detections (box, label, score) and objects (box, label, is_crowd, is_group, is_difficult)."""
@@ -249,6 +251,18 @@ def test_only_the_best_hundred_of_a_class_count() -> None:
     assert found.ignored.tolist() == [True, *[False] * 100]
     assert found.missed.tolist() == [True]
     assert on_one_image([(SQUARE, 3, 0.5), *others], [(SQUARE, 3, 0)]).right.sum() == 1
+
+
+def test_all_objects_count_where_the_data_do_not_say_which_do_not() -> None:
+    reader = ls.data.Coco(COCO / "instances.json", COCO / "images", truth=True)
+    batch = reader.read_batch(np.arange(len(reader)))
+    assert "truth_difficult" not in batch
+    labels, report = batch["truth_labels"], DetectionReport(reader.classes)
+    found = {name: batch[f"truth_{name}"] for name in ("boxes", "labels")}
+    found["scores"] = labels.replaced(labels.values / labels.values)
+    report.update(*report.prepare(*report.columns(batch, found)))
+    of_all = report.compute()["all"]
+    assert of_all.right == of_all.objects == int((~batch["truth_is_crowd"].values).sum()) > 10
 
 
 def test_nothing_at_all() -> None:
