@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.metrics.detection_report import CURVE_COLUMNS
+from lockstep.metrics.detection_report import CURVE_COLUMNS, ClassReport
 from lockstep.report.pictures import bytes_in
 from lockstep.run_files import CURVES
 from lockstep.runs.record import as_number
@@ -18,24 +18,8 @@ Drawn = tuple[tuple[float, float], ...]
 """Recall and precision of each point of a curve, 0 to 1."""
 
 
-@dataclass(frozen=True)
-class ClassRow:
-    """A line of the table: a class, or all of them; what is not known is None, or NaN."""
-
-    name: str
-    objects: float | None
-    right: float | None
-    false: float | None
-    missed: float | None
-    precision: float | None
-    recall: float | None
-    f1: float | None
-    best_f1: float | None
-    best_score: float | None
-
-
-NUMBERS = tuple(field.name for field in fields(ClassRow))[1:]
-"""The fields of a line but for its name."""
+NUMBERS = ClassReport._fields[1:]
+"""The columns of the table but for the name of the class."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +28,8 @@ class ClassTable:
 
     scored: str
     """What was scored: the split, the weights, the step, the least score of the detections that count."""
-    rows: tuple[ClassRow, ...]
+    rows: tuple[Mapping[str, Any], ...]
+    """The fields of a `ClassReport` by name, of each class and of all; a number that is not known is None, or NaN."""
 
 
 def class_table(evaluations: Sequence[Mapping[str, Any]]) -> ClassTable | None:
@@ -62,8 +47,8 @@ def class_table(evaluations: Sequence[Mapping[str, Any]]) -> ClassTable | None:
     return None
 
 
-def _row(facts: Mapping[str, Any]) -> ClassRow:
-    return ClassRow(str(facts.get("name")), *(as_number(facts.get(name)) for name in NUMBERS))
+def _row(facts: Mapping[str, Any]) -> dict[str, Any]:
+    return {"name": str(facts.get("name")), **{name: as_number(facts.get(name)) for name in NUMBERS}}
 
 
 def precision_curves(path: Path, problems: list[str]) -> dict[str, Drawn]:

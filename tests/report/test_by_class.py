@@ -18,15 +18,15 @@ def test_the_newest_table_is_taken_with_what_was_scored() -> None:
     assert found is not None
     assert found.scored == "test, raw weights of step 7; detections of a score of 0.25 or more"
     assert len(found.rows) == 3
-    assert (found.rows[0].missed, found.rows[0].recall) == (1, None)
-    assert math.isnan(found.rows[0].best_f1 or 0)
+    assert (found.rows[0]["missed"], found.rows[0]["recall"]) == (1, None)
+    assert math.isnan(found.rows[0]["best_f1"])
     assert class_table([EVALUATION, {**EVALUATION, "by_class": {"classes": 3}}]) is None
 
 
 def test_of_one_class_there_is_no_second_line() -> None:
     found = class_table([{**EVALUATION, "by_class": {"classes": [CAT], "all": CAT}}])
     assert found is not None
-    assert [row.name for row in found.rows] == ["cat"]
+    assert [row["name"] for row in found.rows] == ["cat"]
 
 
 def test_curves_are_read_by_class(tmp_path: Path) -> None:
