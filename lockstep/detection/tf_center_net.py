@@ -20,7 +20,7 @@ from lockstep.detection.detector import DetectionModel, Detections, Targets
 from lockstep.detection.losses import classification_loss, localization_loss
 from lockstep.detection.targets import FIRST_LABEL
 from lockstep.detection.tf_center_net_configs import CenterNet, PredictionHeadParams
-from lockstep.detection.tf_center_net_features import EXTRACTORS, STRIDE, prepared
+from lockstep.detection.tf_center_net_features import EXTRACTORS, STRIDE, preprocessed
 from lockstep.detection.tf_layers import draw_weights
 from lockstep.detection.tf_supported import check_supported
 from lockstep.models.initial_weights import check_images, give_memory, without_memory
@@ -83,7 +83,7 @@ class TfCenterNet(DetectionModel):
 
     def preprocess(self, images: Tensor) -> Tensor:
         """Bring images, (batch, 3, height, width) from 0 to 255, to the scale and order of the backbone."""
-        return prepared(self.config.feature_extractor, images)
+        return preprocessed(self.config.feature_extractor, images)
 
     @torch.no_grad()
     def assign(self, targets: Targets) -> CenterTargets:

@@ -152,7 +152,7 @@ EXTRACTORS: Mapping[str, _Extractor] = {
 """The feature extractors that there are, by the reference's names."""
 
 
-def prepared(config: CenterNetFeatureExtractor, images: Tensor) -> Tensor:
+def preprocessed(config: CenterNetFeatureExtractor, images: Tensor) -> Tensor:
     """Make the input of a feature extractor of images of 0 to 255, as the configuration and its net want it."""
     if config.bgr_ordering:
         images = images.flip(1)
