@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,6 +30,7 @@ from tiny_detector import TinyDetector, tiny_recipe
 
 import lockstep as ls
 from lockstep.cli.convert import CONVERTERS
+from lockstep.cli.evaluate import evaluate_as_worker
 from lockstep.cli.main import main
 from lockstep.convert.detection import convert_detection
 from lockstep.convert.sharding import Settings
@@ -135,6 +137,28 @@ def test_a_set_that_lacks_a_class_has_the_numbers_of_that_to_train_on(written: F
     other = DetectionData(str(valid), str(train))
     with pytest.raises(DataError, match=r"data/train.* are of a class that none in .*data/valid.*\n.*the class 'RBC'"):
         other.reader("validation", 3)
+
+
+@pytest.mark.process
+def test_a_run_on_sets_of_which_one_lacks_a_class_goes_on_and_is_scored_on_others(tmp_path: Path) -> None:
+    images, folder = SOURCES["bccd"]
+    kept = {"train": {"Platelets", "RBC", "WBC"}, "valid": {"Platelets", "WBC"}, "other": {"WBC"}}
+    for name, classes in kept.items():
+        some = [each._replace(objects=tuple(o for o in each.objects if o.name in classes)) for each in images]
+        labelimg(some, folder, tmp_path / name)
+    data = DetectionData(str(tmp_path / "train"), str(tmp_path / "valid"), resizer=tiny_recipe(folder).data.resizer)  # type: ignore[union-attr]
+    recipe = tiny_recipe(folder, per_category=True)
+    recipe = replace(recipe, data=data, model=PythonModel(Function.of(TinyDetector), num_classes=3))
+    for steps in (2, 3):
+        leave()
+        Run(replace(recipe, end=ls.Steps(steps)), tmp_path / "run", ls.join("cpu")).run()
+    history = (tmp_path / "run/history.jsonl").read_text().splitlines()
+    assert [json.loads(line)["event"] for line in history] == ["start", "end", "resume", "end"]
+    leave()
+    assert evaluate_as_worker(["evaluate", str(tmp_path / "run"), "--data", str(tmp_path / "other")]) == 0
+    scores = json.loads((tmp_path / "run/evaluations.jsonl").read_text().splitlines()[-1])["scores"]
+    named = {name.rpartition("/")[2]: value for name, value in scores.items() if "ByCategory" in name}
+    assert named == {"Platelets": "nan", "RBC": "nan", "WBC": 0.0}, "of the others none has objects"
 
 
 def trained(path: Path, workdir: Path) -> list[Any]:
