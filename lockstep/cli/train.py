@@ -39,6 +39,7 @@ SHIPPED_RECIPES = (
     "flowers_small",
     "bccd",
     "raccoon",
+    "raccoon_mosaic",
     "ssd300_coco",
     "ssdlite_coco",
     "faster_rcnn_coco",

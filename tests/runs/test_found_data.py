@@ -153,7 +153,7 @@ def test_a_table_trains_a_detector(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     data = load(Path("runs/table/recipe.toml")).data
     assert isinstance(data, DetectionData)
     assert data.labels_offset == -1
-    assert Path("runs/table/mistakes.png").is_file()
+    assert all(Path("runs/table", name).is_file() for name in ("mistakes.png", "confusion.csv", "curves.csv"))
 
 
 def test_a_set_may_lack_classes_of_that_to_train_on_and_not_have_others(
