@@ -20,7 +20,7 @@ import torch
 
 from lockstep.checkpoints.manifest import Manifest
 from lockstep.checkpoints.store import Store
-from lockstep.cli.shared import check_no_flag_of_weights, damaged, format_error, write_found
+from lockstep.cli.shared import check_no_flag_of_weights, damage_lines, format_error, write_found
 from lockstep.errors import CheckpointError, DataError
 from lockstep.listing import format_size
 from lockstep.readers.split_folders import find_split
@@ -165,7 +165,7 @@ def _as_text(
         yield f"checkpoint of step {checkpoint.step}: {format_size(checkpoint.num_bytes)}, {condition}"
     missing = dict.fromkeys(tensor.problem for tensor in tensors if tensor.is_missing)
     yield from missing
-    yield from damaged([problem for problem in problems if problem not in missing])
+    yield from damage_lines([problem for problem in problems if problem not in missing])
 
 
 def _as_json(
@@ -349,7 +349,9 @@ def inspect_records(arguments: argparse.Namespace, files: Sequence[AnyPath]) -> 
     problems = [file.problem for file in found if file.problem]
     listed = [{**asdict(file), "path": str(file.path)} for file in found]
     facts = {"kind": "records", "files": listed, "features": features, "problems": problems}
-    write_found(arguments, facts, [f"{arguments.path}: records", *_format_files(found, features), *damaged(problems)])
+    write_found(
+        arguments, facts, [f"{arguments.path}: records", *_format_files(found, features), *damage_lines(problems)]
+    )
     return 1 if problems else 0
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 CSV, JSON, PAGE, PICTURES = "predictions.csv", "predictions.json", "predictions.html", "pictures"
 
-Found = TypeVar("Found")
+_Result = TypeVar("_Result")
 
 _SIDE_PIXELS = 160
 _TOP = 5
@@ -138,8 +138,8 @@ def _own_outputs(arguments: argparse.Namespace, run: ChosenRun) -> tuple[Outputs
 
 
 def _on_images(
-    find: Callable[..., Found], title: str, arguments: argparse.Namespace, run: ChosenRun, **options: Any
-) -> Found:
+    find: Callable[..., _Result], title: str, arguments: argparse.Namespace, run: ChosenRun, **options: Any
+) -> _Result:
     """Have a function of the library find what is on the images, by the flags."""
     how = {"weights": run.weights, "device": arguments.device, "allow_code": arguments.allow_code}
     with show_progress(title) as show:

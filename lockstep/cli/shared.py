@@ -324,7 +324,7 @@ def check_no_flag_of_weights(arguments: argparse.Namespace, holds: str, examples
             )
 
 
-def damaged(problems: Sequence[str]) -> list[str]:
+def damage_lines(problems: Sequence[str]) -> list[str]:
     """Return lines that list what is damaged, if anything is."""
     return ["damaged:", *(f"  {problem}" for problem in problems)] if problems else []
 

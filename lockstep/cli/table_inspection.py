@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from lockstep.cli.shared import check_no_flag_of_weights, damaged, format_error, write_found
+from lockstep.cli.shared import check_no_flag_of_weights, damage_lines, format_error, write_found
 from lockstep.errors import DataError, LockstepError
 from lockstep.listing import format_size
 from lockstep.readers.split_folders import TABLE, find_split
@@ -52,7 +52,7 @@ def inspect_tables(arguments: argparse.Namespace, files: Sequence[AnyPath]) -> i
     problems = [file.problem for file in found if file.problem]
     listed = [{**file._asdict(), "path": str(file.path)} for file in found]
     facts = {"kind": "table", "files": listed, "columns": columns, "problems": problems}
-    write_found(arguments, facts, [f"{arguments.path}: a table", *_format(found, columns), *damaged(problems)])
+    write_found(arguments, facts, [f"{arguments.path}: a table", *_format(found, columns), *damage_lines(problems)])
     return 1 if problems else 0
 
 
