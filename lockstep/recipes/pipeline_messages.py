@@ -399,7 +399,6 @@ UNTRAINED: Mapping[tf_configs.UntrainedPart, FieldOutcome] = {
     "quantization": not_mapped("detectors are not trained for whole numbers (quantization) here"),
     "context_config": not_mapped("Context R-CNN is not trained here"),
     "rfcn_box_predictor": not_mapped("R-FCN is not trained here"),
-    "bifpn": not_mapped("there is no bidirectional feature pyramid here"),
     "random_example_sampler": not_mapped("anchors are not sampled here"),
     "equalization_loss": not_mapped("there is no equalization loss here"),
     **{task: not_mapped(f"a CenterNet predicts boxes alone here, and has no {task}") for task in _TASKS},
@@ -458,7 +457,6 @@ ELSEWHERE: Mapping[type, Mapping[str, FieldOutcome]] = {
         "keypoint_weights_for_center": not_mapped("the middle of an object is that of its box"),
     },
     tf_configs.SsdFeatureExtractor: {
-        "bifpn": UNTRAINED["bifpn"],
         "replace_preprocessor_with_placeholder": no_effect("images are always prepared outside of the model"),
         "batch_norm_trainable": not_mapped("model.freeze_batchnorm says it, and the hyperparameters of the layers"),
     },

@@ -45,6 +45,10 @@ ABSENT = (
 )
 
 
+LEAST_DEVIATION = 1e-4
+"""Detections whose scores are more alike come in an order by chance, and are not recorded."""
+
+
 class Absent(types.ModuleType):
     """Has whatever is asked for, and does nothing."""
 
@@ -75,46 +79,57 @@ def main() -> None:
     make = mobilenet_v2.mobilenet_v2
     mobilenet_v2.mobilenet_v2 = lambda **given: make(**given | {"weights": None})  # it would fetch some
     recorded: dict[str, Any] = {}
-    for name, text in inputs.CONFIGS.items():
-        values = {
-            key: np.asarray(value, np.float32) for key, value in record(text, inputs.GAINS.get(name, 20.0)).items()
-        }
+    for name in inputs.CONFIGS:
+        values = {key: np.asarray(value, np.float32) for key, value in record(name).items()}
+        if values["scores"].std() < LEAST_DEVIATION:
+            values = {key: value for key, value in values.items() if key not in ("scores", "labels", "boxes")}
         recorded |= {f"{name}/{key}": inputs.sample(value) for key, value in values.items()}
         print(name, {key: (value.shape, float(value.std())) for key, value in values.items()})
     np.savez_compressed(inputs.PATH, **recorded)
 
 
-def record(text: str, gain: float) -> dict[str, Any]:
+def record(name: str) -> dict[str, Any]:
     from google.protobuf import text_format
     from object_detection.builders import model_builder
     from object_detection.protos import model_pb2
 
-    config = text_format.Parse(text, model_pb2.DetectionModel())
+    config = text_format.Parse(inputs.CONFIGS[name], model_pb2.DetectionModel())
     model = model_builder.build(config, is_training=False, add_summaries=False)
-    images = tf.constant(inputs.images())
-    shapes = tf.constant([[*inputs.SIDES, 3]] * len(inputs.images()), tf.int32)
+    images = tf.constant(inputs.images(name))
+    shapes = tf.constant([[*inputs.sides(name), 3]] * len(images), tf.int32)
     prepared = model.preprocess(images)[0]
     model.predict(prepared, shapes)  # which makes the variables
-    load(model, center_net_layers(model, config.center_net.feature_extractor.type), gain)
+    is_center_net = config.WhichOneof("model") == "center_net"
+    if is_center_net:
+        layers = center_net_layers(model, config.center_net.feature_extractor.type)
+    else:
+        layers = efficientdet_layers(model)
+    load(model, layers, inputs.GAINS[name])
     predicted = model.predict(prepared, shapes)
     boxes, classes = inputs.objects()
-    model.provide_groundtruth(
-        [*map(tf.constant, boxes)],
-        [*map(tf.constant, classes)],
-        groundtruth_weights_list=[tf.ones(len(b)) for b in boxes],
-    )
+    ones = [tf.ones(len(each)) for each in boxes]
+    model.provide_groundtruth([*map(tf.constant, boxes)], [*map(tf.constant, classes)], groundtruth_weights_list=ones)
     losses = {key.removeprefix("Loss/"): value for key, value in model.loss(predicted, shapes).items()}
     found = model.postprocess(predicted, shapes)
-    return {
+    detections = {
+        "scores": found["detection_scores"],
+        "labels": found["detection_classes"] + 1,
+        "boxes": found["detection_boxes"],
+    }
+    if not is_center_net:
+        return detections | {
+            "logits": predicted["class_predictions_with_background"],
+            "codes": predicted["box_encodings"],
+            "localization": losses["localization_loss"],
+            "classification": losses["classification_loss"],
+        }
+    return detections | {
         "logits": predicted["object_center"][-1],
         "sizes": predicted["box/scale"][-1],
         "offsets": predicted["box/offset"][-1],
         "classification": losses["object_center"],
         "scale": losses["box/scale"],
         "offset": losses["box/offset"],
-        "scores": found["detection_scores"],
-        "labels": found["detection_classes"] + 1,
-        "boxes": found["detection_boxes"],
     }
 
 
@@ -122,21 +137,37 @@ Layers = Iterator[tuple[str, Any]]
 """Keras's layers, after torch's names of theirs."""
 
 
-def load(model: Any, layers: Layers, gain: float) -> None:
-    """Give each variable the weights of its name, and the others 0; a layer has a bias where torch's has one."""
-    kinds = {"kernel": "weight", "depthwise_kernel": "weight", "gamma": "weight", "beta": "bias"}
-    kinds |= {"bias": "bias", "moving_mean": "running_mean", "moving_variance": "running_var"}
+KINDS = {
+    "kernel": "weight",
+    "depthwise_kernel": "weight",
+    "pointwise_kernel": "weight",
+    "gamma": "weight",
+    "beta": "bias",
+    "bias": "bias",
+    "moving_mean": "running_mean",
+    "moving_variance": "running_var",
+    "bifpn_combine_weights": "shares",
+}
+
+
+def load(model: Any, layers: Layers, gains: tuple[float, float]) -> None:
+    """Give each variable the weights of its name, and the others 0; a layer has a bias where torch's has one.
+
+    A name of a separable layer is of the depthwise part, and after "|" of the other.
+    """
     left = {id(each): each for each in model_variables(model)}
     for name, layer in layers:
         for variable in layer.variables:
             kind = variable.name.split("/")[-1].split(":")[0]
             if kind == "bias" and not name.endswith("+bias"):
                 continue
+            first, _, second = name.removesuffix("+bias").partition("|")
             shape = variable.shape.as_list()
             axes = (2, 3, 0, 1) if kind == "depthwise_kernel" else (3, 2, 0, 1)
-            turned = [shape[axis] for axis in axes] if len(shape) == 4 else shape
-            value = inputs.weights(f"{name.removesuffix('+bias')}.{kinds[kind]}", turned, gain)
-            variable.assign(value.transpose(np.argsort(axes)) if len(shape) == 4 else value)
+            turned = [shape[axis] for axis in axes] if len(shape) == 4 else shape[:1]
+            part = second if second and kind != "depthwise_kernel" else first
+            value = inputs.weights(f"{part}.{KINDS[kind]}", turned, gains)
+            variable.assign(value.transpose(np.argsort(axes)) if len(shape) == 4 else value.reshape(shape))
             left.pop(id(variable), None)
     for variable in left.values():
         assert "/bias" in variable.name or variable.name.startswith("post_bn"), variable.name
@@ -144,8 +175,57 @@ def load(model: Any, layers: Layers, gain: float) -> None:
 
 
 def model_variables(model: Any) -> list[Any]:
-    heads = [head for heads in model._prediction_head_dict.values() for head in heads]
-    return [each for part in (model._feature_extractor, *heads) for each in part.variables]
+    heads = getattr(model, "_prediction_head_dict", {}).values()
+    features = model._feature_extractor
+    of_efficientdet = [features._efficientnet, features._bifpn_stage, model._box_predictor] if not heads else []
+    parts = of_efficientdet or [features, *(head for each in heads for head in each)]
+    return [each for part in parts for each in part.variables]
+
+
+def efficientdet_layers(model: Any) -> Layers:
+    features, head = model._feature_extractor, model._box_predictor
+    yield from efficientnet_layers(features._efficientnet)
+    pyramid = features._bifpn_stage
+    for i, (blocks, combine, post) in enumerate(
+        zip(pyramid.node_input_blocks, pyramid.node_combine_op, pyramid.node_post_combine_block, strict=True)
+    ):
+        node = f"backbone.extra.{i}"
+        for k, (_, block) in enumerate(blocks):
+            own = [layer for layer in block if layer.variables]
+            yield from ((f"{node}.project.{k}.{n}", layer) for n, layer in enumerate(own))
+        if post:
+            yield node, combine
+            _, separable, norm = post
+            yield f"{node}.depthwise|{node}.pointwise.0", separable
+            yield f"{node}.pointwise.1", norm
+    kinds = {"box": "box_encodings", "class": "class_predictions_with_background"}
+    for ours, theirs in kinds.items():
+        for level, tower in enumerate(head._base_tower_layers_for_heads[theirs]):
+            own = [layer for layer in tower if layer.variables]
+            for i, (separable, norm) in enumerate(zip(own[::2], own[1::2], strict=True)):
+                start = f"head.{ours}_tower.convolutions.{i}"
+                yield f"{start}.depthwise|{start}.convolution", separable
+                yield f"head.{ours}_tower.norms.{i}.{level}", norm
+    for ours, part in {"box": head._box_prediction_head, "class": head._prediction_heads[kinds["class"]]}.items():
+        (last,) = (
+            (each for each in part._box_encoder_layers if each.variables)
+            if ours == "box"
+            else (each for each in part._class_predictor_layers if each.variables)
+        )
+        yield f"head.{ours}_predictor.depthwise|head.{ours}_predictor.convolution+bias", last
+
+
+def efficientnet_layers(net: Any) -> Layers:
+    for layer in net.layers:
+        if found := re.fullmatch(r"stack_(\d)/block_(\d+)/(\w+?)_(conv2d|bn)", layer.name):
+            place = ["expand", "depthwise", "se", "project"].index(found[3].split("_")[0]) - (found[1] == "0")
+            block = f"backbone.features.{int(found[1]) + 1}_{found[2]}.block.{place}"
+            if found[3].startswith("se_"):
+                yield f"{block}.{'fc1' if found[3] == 'se_reduce' else 'fc2'}+bias", layer
+            else:
+                yield f"{block}.{int(found[4] == 'bn')}", layer
+        elif layer.name in ("stem_conv2d", "stem_bn"):
+            yield f"backbone.features.stem.{int(layer.name == 'stem_bn')}", layer
 
 
 def center_net_layers(model: Any, extractor: str) -> Layers:

@@ -430,7 +430,6 @@ def test_a_resizer_that_there_is_not_is_reported() -> None:
     [
         ("random_example_sampler", "  loss {", "random_example_sampler { }"),
         ("equalization_loss", "  loss {", "equalization_loss { weight: 2 }"),
-        ("bifpn", "feature_extractor {", "bifpn { min_level: 3 }"),
     ],
 )
 def test_a_part_of_an_ssd_that_nothing_trains_is_refused_by_name(part: str, message: str, text: str) -> None:
