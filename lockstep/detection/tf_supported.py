@@ -30,9 +30,15 @@ SSD_EXTRACTORS = (
     *(f"{net}_keras" for net in _SSD_KERAS),
     "ssd_mobilenet_v3_small",
     "ssd_mobilenet_v3_large",
+    "ssd_inception_v2",
     "ssd_inception_v3",
 )
-FASTER_RCNN_EXTRACTORS = (*_FASTER_RCNN_KERAS, *(f"{net}_keras" for net in _FASTER_RCNN_KERAS))
+FASTER_RCNN_EXTRACTORS = (
+    *_FASTER_RCNN_KERAS,
+    *(f"{net}_keras" for net in _FASTER_RCNN_KERAS),
+    "faster_rcnn_inception_v2",
+    "faster_rcnn_inception_resnet_v2",
+)
 
 _NETS: Mapping[str, tuple[str, float]] = {
     "mobilenet_v1": ("depthwise", 0.57),
@@ -75,11 +81,6 @@ _REFUSALS = {
         "a detector without context",
         "--set model.untrained_parts=[] trains it as a Faster R-CNN",
     ),
-    "rfcn_box_predictor": (
-        "R-FCN is not trained here: there are no position-sensitive score maps.",
-        "a mask_rcnn_box_predictor",
-        "take a Faster R-CNN of the same feature extractor, such as faster_rcnn_resnet101",
-    ),
 }
 """What is said of a part that is not trained: what it is, what is expected, and the hint."""
 _OTHER_REFUSAL = (
@@ -93,7 +94,7 @@ def check_supported(model: Detector) -> None:
     """Refuse a detector of the Object Detection API that cannot be trained, with the reason; others all can.
 
     Raises:
-        InputError: it is quantized, an R-FCN or a Context R-CNN, or its feature extractor is not there.
+        InputError: it is quantized or a Context R-CNN, or its feature extractor is not there.
     """
     if not isinstance(model, tf_configs.Ssd | tf_configs.FasterRcnn):
         return
@@ -136,9 +137,9 @@ def _check_one_stage(model: tf_configs.Ssd) -> None:
             expected="an SSD without it; a backbone has batch norm",
             hint="leave it out of the recipe, or set what stands in its place",
         )
-    if extractor.net == "ssd_inception_v3" and of_backbone is None:
+    if "inception" in extractor.net and of_backbone is None:
         raise InputError(
-            "ssd_inception_v3 has no layers of its own: they are always those of conv_hyperparams.",
+            f"{extractor.net} has no layers of its own: they are always those of conv_hyperparams.",
             given="model.feature_extractor.override_base_feature_extractor_hyperparams=false",
             expected="true, as the reference wants it",
             hint="--set model.feature_extractor.override_base_feature_extractor_hyperparams=true",
@@ -190,8 +191,11 @@ def _check_two_stages(model: tf_configs.FasterRcnn) -> None:
     crops = (model.initial_crop_size, model.maxpool_kernel_size, model.maxpool_stride)
     lacking = {
         "number_of_stages=1": model.number_of_stages == 1,
-        "second_stage_box_predictor": not isinstance(predictor, tf_configs.MaskRcnnBoxPredictor),
-        "initial_crop_size, maxpool_kernel_size or maxpool_stride, none": None in crops,
+        "second_stage_box_predictor": not isinstance(
+            predictor, tf_configs.MaskRcnnBoxPredictor | tf_configs.RfcnBoxPredictor
+        ),
+        "initial_crop_size, maxpool_kernel_size or maxpool_stride, none": None in crops
+        and not isinstance(predictor, tf_configs.RfcnBoxPredictor),
         f"feature_extractor.first_stage_features_stride={extractor.first_stage_features_stride}": (
             extractor.first_stage_features_stride not in ({16} if extractor.is_keras else {8, 16})
         ),
@@ -203,21 +207,34 @@ def _check_two_stages(model: tf_configs.FasterRcnn) -> None:
             normed=False,
         ),
     }
-    if isinstance(predictor, tf_configs.MaskRcnnBoxPredictor):
-        name = "second_stage_box_predictor"
-        lacking |= {
-            f"{name}.predict_keypoints": predictor.predict_keypoints,
-            f"{name}.box_code_size={predictor.box_code_size}": predictor.box_code_size != 4,
-            **_ignored_layer_options({f"{name}.fc_hyperparams": predictor.fc_hyperparams}, normed=False),
-            **_ignored_layer_options({f"{name}.conv_hyperparams": predictor.conv_hyperparams}),
-        }
+    lacking |= _ignored_of_regions("second_stage_box_predictor", predictor)
     if given := [f"model.{name}" for name, is_given in lacking.items() if is_given]:
         raise InputError(
             "A Faster R-CNN is not trained with this here.",
             given=", ".join(given),
-            expected="two stages or three, a mask_rcnn_box_predictor, pooled crops, a stride of 16 or (TF-Slim) 8",
+            expected="two stages or three, a mask_rcnn_box_predictor with pooled crops or an rfcn_box_predictor whose "
+            "crop is a multiple of its bins, a stride of 16 or (TF-Slim) 8",
             hint="set what stands in its place, or take FasterRcnnFpn, which has a feature pyramid",
         )
+
+
+def _ignored_of_regions(name: str, predictor: tf_configs.BoxPredictor | None) -> dict[str, bool]:
+    """Return what the layers of the second stage have not here, and whether it is asked for."""
+    code_size = getattr(predictor, "box_code_size", 4)
+    lacking = {f"{name}.box_code_size={code_size}": code_size != 4}
+    match predictor:
+        case tf_configs.MaskRcnnBoxPredictor():
+            lacking |= {
+                f"{name}.predict_keypoints": predictor.predict_keypoints,
+                **_ignored_layer_options({f"{name}.fc_hyperparams": predictor.fc_hyperparams}, normed=False),
+                **_ignored_layer_options({f"{name}.conv_hyperparams": predictor.conv_hyperparams}),
+            }
+        case tf_configs.RfcnBoxPredictor():
+            for side in ("height", "width"):
+                points, bins = getattr(predictor, f"crop_{side}"), getattr(predictor, f"num_spatial_bins_{side}")
+                lacking[f"{name}.crop_{side}={points}, of {bins} bins"] = points % bins > 0
+            lacking |= _ignored_layer_options({f"{name}.conv_hyperparams": predictor.conv_hyperparams}, normed=False)
+    return lacking
 
 
 def _check_extractor(model: tf_configs.Ssd | tf_configs.FasterRcnn) -> None:
@@ -256,7 +273,7 @@ def _nearest(model: tf_configs.Ssd | tf_configs.FasterRcnn) -> str | None:
         (kind, cost), is_keras = _facts(name) or own, name.endswith("_keras")
         if ("fpn" in name) == ("fpn" in extractor.type):
             distance = abs(math.log(cost / own[1])) + _OTHER_LAYERS * (kind != own[0])
-            distances[name] = (distance, is_keras != extractor.is_keras)
+            distances[name] = (is_keras != extractor.is_keras, distance)
     return min(distances, key=lambda name: distances[name], default=None)
 
 

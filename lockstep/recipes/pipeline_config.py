@@ -154,9 +154,7 @@ def _read_model(
     message = reader.message(field, at)
     names = {each.name for each in fields(messages.BesideTheModel)}
     beside = [inner for inner in message if inner.name in names]
-    rfcn = [inner for inner in message if inner.name == "second_stage_box_predictor" and _is_rfcn(inner)]
-    reader.leave(rfcn, at._replace(outcome=messages.UNTRAINED["rfcn_box_predictor"]))
-    rest = [inner for inner in message if inner.name not in names and inner not in rfcn]
+    rest = [inner for inner in message if inner.name not in names]
     found = made_together(
         {
             "model": partial(reader.read, _MODELS[field.name], rest, at),
@@ -177,11 +175,6 @@ def _read_model(
         return model, given_resizer.resizer()
     reader.revise(f"{at.path}.image_resizer.{kind_name(type(given_resizer))}", messages.OTHER_RESIZER)
     return model, FixedShapeResizer()
-
-
-def _is_rfcn(predictor: Field) -> bool:
-    kinds = predictor.value if isinstance(predictor.value, list) else []
-    return [kind.name for kind in kinds] == ["rfcn_box_predictor"]
 
 
 def _inside(message: Iterable[Field], name: str) -> list[Field]:

@@ -12,6 +12,7 @@ from lockstep.detection.blocks import MultiscaleAnchorGenerator
 from lockstep.detection.tf_configs import (
     FasterRcnn,
     FeaturePyramidNetworks,
+    RfcnBoxPredictor,
     Ssd,
     SsdFeatureExtractor,
     WeightSharedConvolutionalBoxPredictor,
@@ -22,12 +23,17 @@ from lockstep.recipes.pipeline_config import import_pipeline
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "odapi_configs"
 TRAINED = {
+    "faster_rcnn_inception_resnet_v2_atrous_oid",
+    "faster_rcnn_inception_v2_coco",
     "faster_rcnn_resnet101_atrous_coco",
     "faster_rcnn_resnet101_fgvc",
     "faster_rcnn_resnet101_voc07",
     "faster_rcnn_resnet50_coco",
+    "mask_rcnn_inception_resnet_v2_atrous_coco",
     "mask_rcnn_resnet101_pets",
     "mask_rcnn_resnet50_atrous_coco",
+    "rfcn_resnet101_pets",
+    "ssd_inception_v2_coco",
     "ssd_inception_v3_pets",
     "ssd_mobilenet_v1_coco",
     "ssd_mobilenet_v1_focal_loss_pets",
@@ -37,10 +43,6 @@ TRAINED = {
     "ssdlite_mobilenet_v3_small_320x320_coco",
 }
 SUBSTITUTED = {
-    "faster_rcnn_inception_resnet_v2_atrous_oid": "faster_rcnn_resnet152",
-    "faster_rcnn_inception_v2_coco": "faster_rcnn_resnet50",
-    "mask_rcnn_inception_resnet_v2_atrous_coco": "faster_rcnn_resnet152",
-    "ssd_inception_v2_coco": "ssd_inception_v3",
     "ssd_mobilenet_v2_mnasfpn_shared_box_predictor_320x320_coco_sync": "ssd_mobilenet_v2_fpn",
     "ssdlite_mobiledet_cpu_320x320_coco_sync_4x4": "ssd_mobilenet_v3_large",
     "ssdlite_mobiledet_gpu_320x320_coco_sync_4x4": "ssd_mobilenet_v2",
@@ -48,7 +50,6 @@ SUBSTITUTED = {
 REFUSED = {
     "context_rcnn_resnet101_snapshot_serengeti": "Context R-CNN is not trained",
     "facessd_mobilenet_v2_quantized_320x320_open_image_v4": "whole numbers (quantization)",
-    "rfcn_resnet101_pets": "R-FCN is not trained",
     "ssd_mobilenet_v1_0.75_depth_quantized_300x300_pets_sync": "whole numbers (quantization)",
     "ssd_mobilenet_v2_quantized_300x300_coco": "whole numbers (quantization)",
 }
@@ -58,18 +59,18 @@ PUBLISHED: list[tuple[str, str, int, int, str]] = [
     ("faster_rcnn_resnet50", "", 4, 0, "faster_rcnn_resnet50"),
     ("faster_rcnn_resnet101", "", 9, 0, "faster_rcnn_resnet101"),
     ("faster_rcnn_resnet101", "context_config", 2, 0, ""),
-    ("faster_rcnn_resnet101", "rfcn_box_predictor", 2, 0, ""),
+    ("faster_rcnn_resnet101", "rfcn_box_predictor", 2, 0, "faster_rcnn_resnet101"),
     ("faster_rcnn_resnet152", "", 2, 0, "faster_rcnn_resnet152"),
-    ("faster_rcnn_inception_v2", "", 3, 0, "faster_rcnn_resnet50"),
-    ("faster_rcnn_inception_resnet_v2", "", 6, 0, "faster_rcnn_resnet152"),
-    ("faster_rcnn_nas", "", 1, 0, "faster_rcnn_resnet152"),
+    ("faster_rcnn_inception_v2", "", 3, 0, "faster_rcnn_inception_v2"),
+    ("faster_rcnn_inception_resnet_v2", "", 6, 0, "faster_rcnn_inception_resnet_v2"),
+    ("faster_rcnn_nas", "", 1, 0, "faster_rcnn_inception_resnet_v2"),
     ("faster_rcnn_resnet50_keras", "", 0, 3, "faster_rcnn_resnet50_keras"),
     ("faster_rcnn_resnet101_keras", "", 0, 3, "faster_rcnn_resnet101_keras"),
     ("faster_rcnn_resnet152_keras", "", 0, 3, "faster_rcnn_resnet152_keras"),
     ("faster_rcnn_resnet50_fpn_keras", "fpn", 0, 1, ""),
     ("faster_rcnn_inception_resnet_v2_keras", "resize_masks", 0, 1, ""),
     ("embedded_ssd_mobilenet_v1", "", 1, 0, "ssd_mobilenet_v1"),
-    ("ssd_inception_v2", "", 2, 0, "ssd_inception_v3"),
+    ("ssd_inception_v2", "", 2, 0, "ssd_inception_v2"),
     ("ssd_inception_v3", "", 1, 0, "ssd_inception_v3"),
     ("ssd_mobilenet_v1", "", 7, 0, "ssd_mobilenet_v1"),
     ("ssd_mobilenet_v1", "quantization", 3, 0, ""),
@@ -119,6 +120,8 @@ def with_extractor(extractor: str, part: str) -> Ssd | FasterRcnn:
             return replace(two_stages, feature_extractor=replace(own, fpn=FeaturePyramidNetworks()))
         if part == "resize_masks":
             return replace(two_stages, feature_extractor=own, resize_masks=False)
+        if part == "rfcn_box_predictor":
+            return replace(two_stages, feature_extractor=own, second_stage_box_predictor=RfcnBoxPredictor())
         return replace(two_stages, feature_extractor=own, untrained_parts=(part,) if part else ())
     model = model_of("ssd_mobilenet_v1_coco")
     if "fpn" in extractor:
@@ -174,7 +177,7 @@ def model_of(name: str) -> Ssd | FasterRcnn:
 def test_the_table_has_all_published_configs() -> None:
     names = {path.stem for path in FIXTURES.glob("*.config")}
     assert names == TRAINED | SUBSTITUTED.keys() | REFUSED.keys()
-    assert (len(TRAINED), len(SUBSTITUTED), len(REFUSED)) == (13, 7, 5)
+    assert (len(TRAINED), len(SUBSTITUTED), len(REFUSED)) == (18, 3, 4)
 
 
 @pytest.mark.parametrize("name", sorted(TRAINED))

@@ -101,7 +101,7 @@ def test_what_the_published_configs_have_is_counted() -> None:
     untrained = Counter(
         part for model in models if isinstance(model, Ssd | FasterRcnn) for part in model.untrained_parts
     )
-    assert untrained == {"quantization": 3, "context_config": 1, "rfcn_box_predictor": 1}
+    assert untrained == {"quantization": 3, "context_config": 1}
     optimizers: list[Any] = [recipe.optimizer for recipe in recipes]
     assert Counter(map(type, optimizers)) == {SGD: 16, RMSProp: 9}
     rates = Counter(type(optimizer.lr) for optimizer in optimizers)
