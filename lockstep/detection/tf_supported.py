@@ -74,15 +74,17 @@ _REFUSALS = {
     "quantization": (
         "Detectors are not trained for whole numbers (quantization) here.",
         "a detector of floating point",
-        "--set model.untrained_parts=[] trains it as one",
+        "--set model.untrained_parts=[], or `lockstep import pipeline` with --substitute-model, trains it as one",
     ),
     "context_config": (
         "Context R-CNN is not trained here: a detector sees one image, and no others of the same camera.",
         "a detector without context",
-        "--set model.untrained_parts=[] trains it as a Faster R-CNN",
+        "--set model.untrained_parts=[], or `lockstep import pipeline` with --substitute-model, trains a Faster R-CNN",
     ),
 }
 """What is said of a part that is not trained: what it is, what is expected, and the hint."""
+_LEFT_OUT = ("quantization", "context_config")
+"""Parts without which a detector is the nearest to the one with them: in floating point, or without context."""
 _OTHER_REFUSAL = (
     "An SSD is not trained with this here.",
     "an SSD without it",
@@ -278,17 +280,26 @@ def _nearest(model: tf_configs.Ssd | tf_configs.FasterRcnn) -> str | None:
 
 
 def substitutes(model: tf_configs.Ssd | tf_configs.FasterRcnn) -> dict[str, object]:
-    """Return fields of the model, by their paths, with which the nearest feature extractor takes the place of its own.
+    """Return fields of the model, by their paths, with which the nearest detector that is there takes its place.
 
+    That has the nearest feature extractor, and neither quantization nor context.
     A bidirectional pyramid becomes one from top to bottom, of the levels of the anchors and the depth of the predictor.
 
     Returns:
         Nothing where its own is there, or where none is near it.
     """
-    nearest = None if model.feature_extractor.type in _extractors_for(model) else _nearest(model)
-    if nearest is None:
+    is_there = model.feature_extractor.type in _extractors_for(model)
+    nearest = None if is_there else _nearest(model)
+    if nearest is None and not is_there:
         return {}
-    return {"feature_extractor.type": nearest, **(_of_other_layers(model) if isinstance(model, tf_configs.Ssd) else {})}
+    found: dict[str, object] = {} if nearest is None else {"feature_extractor.type": nearest}
+    if nearest is not None and isinstance(model, tf_configs.Ssd):
+        found |= _of_other_layers(model)
+    untrained = found.get("untrained_parts", model.untrained_parts)
+    assert isinstance(untrained, tuple), "a list of parts"
+    if {*_LEFT_OUT} & {*untrained}:
+        found["untrained_parts"] = tuple(part for part in untrained if part not in _LEFT_OUT)
+    return found
 
 
 def _of_other_layers(model: tf_configs.Ssd) -> dict[str, object]:
@@ -310,7 +321,7 @@ def _of_other_layers(model: tf_configs.Ssd) -> dict[str, object]:
 
 
 def substituted(model: tf_configs.Ssd | tf_configs.FasterRcnn) -> tf_configs.Ssd | tf_configs.FasterRcnn:
-    """Return the model with the nearest feature extractor in place of one that is not there."""
+    """Return the nearest model that is there in place of one that is not."""
     for path, value in substitutes(model).items():
         model = _with_field(model, path.split("."), value)
     return model

@@ -48,7 +48,7 @@ class Imported(NamedTuple):
     recipe: Recipe
     rows: list[Row]
     substitutes: Mapping[str, object]
-    """Fields of the recipe, by their paths, that make up for a feature extractor that is not here."""
+    """Fields of the recipe, by their paths, that make up for what is not here."""
     refusal: InputError | None
     """Why the recipe's model cannot be trained; None if it can."""
 
@@ -60,7 +60,8 @@ def import_pipeline(text: str, source: str, name: str, *, substitute_model: bool
         text: in the text format of protocol buffers.
         source: the name of its file, for messages.
         name: of the recipe; signs that the name of a folder cannot have are replaced.
-        substitute_model: take the nearest feature extractor where that of the file is not there, and fresh weights.
+        substitute_model: take the nearest feature extractor where that of the file is not there, with fresh weights,
+            and leave quantization and context out.
 
     Raises:
         InputError: a value that its field does not take, or a part that is missing; InputErrors where there are
@@ -77,9 +78,11 @@ def import_pipeline(text: str, source: str, name: str, *, substitute_model: bool
     )
     model = replace(parsed.model, add_regularization_loss=train.add_regularization_loss)
     others = substitutes(model) if substitute_model else {}
-    if others:
+    if "feature_extractor.type" in others:
         _report_substitutes(reader, model.feature_extractor.type, others)
-        model, parts["training"]["warm_start"] = substituted(model), None
+        parts["training"]["warm_start"] = None
+    if others:
+        model = substituted(model)
     refusal = _refusal(model)
     by_name = made(partial(_fields_by_name, reader, train, model, refusal), f"{source}, training")
     recipe = made(
