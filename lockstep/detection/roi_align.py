@@ -101,7 +101,7 @@ def position_sensitive_crop(
     starts = boxes[:, None, :2] + tensor_on(boxes.device, places, boxes.dtype) * steps
     of_parts = torch.cat([starts, starts + steps], -1).flatten(0, 1)
     # The maps of each part are an image of their own.
-    maps = features.view(-1, features.shape[1] // number, *features.shape[2:])
+    maps = features.reshape(-1, features.shape[1] // number, *features.shape[2:])
     map_of = (image_of[:, None] * number + torch.arange(number, device=image_of.device)).flatten()
     size = (crop_size[0] // parts[0], crop_size[1] // parts[1])
     rows, columns = (
