@@ -5,8 +5,8 @@
 Makes the environments that are not there, with pip, and runs everyone as its documentation says, each in processes of
 its own, in turns of some steps; ours by `lockstep run`. All train the same net from the same weights on the same
 batches, in float32 or bfloat16; who ends with another loss than ours is not measured. The scripts lie in
-benchmarks/peer_scripts. The result is printed, appended to benchmarks/results/peers.jsonl, and written to
-docs/benchmarks/peers.md and peers.svg.
+benchmarks/peer_scripts, the pipelines that read JPEGs are those of input.py. The result is printed, appended to
+benchmarks/results/peers.jsonl, and written to docs/benchmarks/peers.md and peers.svg.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import input as pipelines
 import numpy as np
 import torch
 from measuring import Line, ratio_of_turns, record, take_turns
@@ -40,11 +41,12 @@ import lockstep as ls
 ROOT = Path(__file__).parent.parent
 SCRIPTS = Path(__file__).with_name("peer_scripts")
 sys.path.append(str(SCRIPTS))
+from lockstep_nets import OWN_NETS  # noqa: E402
 from torch_parts import NETS  # noqa: E402
-from turns import WORKLOADS  # noqa: E402
+from turns import DETECTORS, WORKLOADS, Workload  # noqa: E402
 
 PACKAGES = {
-    "torch": (f"torch=={torch.__version__.partition('+')[0]}", "lightning", "accelerate"),
+    "torch": (f"torch=={torch.__version__.partition('+')[0]}", "torchvision", "torchcodec", "lightning", "accelerate"),
     "tensorflow": ("tensorflow-cpu==2.21.*", "keras", "tf-slim"),
 }
 """What is installed in each environment, as pip finds it; ours is the one that runs this."""
@@ -63,7 +65,7 @@ class Comparison:
     precision: str = "fp32"
     num_workers: int = 1
     what: str = "train"
-    """What a step of a turn is: one of the training, an evaluation of all examples, or a save."""
+    """What a step of a turn is: one of the training, an evaluation of all examples, a save, or a batch of input."""
     tolerance: float = 0.01
     """How far the loss after all steps may be from ours, as a part of it."""
 
@@ -74,6 +76,15 @@ COMPARISONS = {
     "mnist_bf16": Comparison("MNIST net, batch 128, bf16", "mnist", steps=10, precision="bf16", tolerance=0.05),
     "mnist_workers": Comparison("MNIST net, two workers, batch 128 each", "mnist", steps=10, num_workers=2),
     "resnet18": Comparison("ResNet-18 at 64 pixels, batch 32", "resnet18", steps=4, tolerance=0.05),
+    "inception": Comparison("Inception-v3 at 299 pixels, batch 8", "inception", steps=1, tolerance=0.05),
+    "inception_bf16": Comparison(
+        "Inception-v3 at 299 pixels, batch 8, bf16", "inception", steps=1, precision="bf16", tolerance=0.05
+    ),
+    "ssdlite": Comparison("SSDlite at 320 pixels, batch 4", "ssdlite", steps=3, tolerance=0.02),
+    "ssd300": Comparison("SSD300, batch 4", "ssd300", steps=1),
+    "input": Comparison(
+        "JPEGs decoded and cropped to 224 pixels, time of a core", "input", steps=8, what="input", tolerance=0.1
+    ),
     "evaluate": Comparison("MNIST net, an evaluation of 12,800 digits", "mnist", steps=1, what="evaluate"),
     "save": Comparison("MNIST net with momentum, a save of 26 MB", "mnist", steps=10, what="save"),
     "start": Comparison("from the command to the first step", "mnist", steps=0),
@@ -87,9 +98,11 @@ class Contender:
     environment: str | None
     """None: the Python that runs this."""
     script: str
-    takes: Sequence[str] = ("fp32", "bf16", "workers", "train", "evaluate", "save")
+    takes: Sequence[str] = ("fp32", "bf16", "workers", "train", "detectors", "evaluate", "save")
     """What of it is measured."""
     words: Sequence[str] = ()
+    pipeline: str = ""
+    """That of input.py which it would take."""
 
     def command(self, comparison: Comparison, python: str) -> list[str]:
         num_workers, launcher = str(comparison.num_workers), []
@@ -100,13 +113,16 @@ class Contender:
         return [python, *launcher, str(SCRIPTS / f"{self.script}.py"), *self.words]
 
     def takes_part(self, comparison: Comparison) -> bool:
+        if comparison.what == "input":
+            return bool(self.pipeline)
         needed = {comparison.precision, comparison.what, *(["workers"] if comparison.num_workers > 1 else [])}
+        needed |= {"detectors"} if comparison.workload in DETECTORS else set()
         return needed <= {*self.takes}
 
 
 CONTENDERS = [
-    Contender(US, None, "lockstep_script"),
-    Contender("PyTorch", "torch", "torch_script"),
+    Contender(US, None, "lockstep_script", pipeline="ours"),
+    Contender("PyTorch", "torch", "torch_script", pipeline="torchvision, tensors"),
     Contender(
         "PyTorch, compiled",
         "torch",
@@ -117,11 +133,13 @@ CONTENDERS = [
     Contender("Lightning", "torch", "lightning_script"),
     Contender("Fabric", "torch", "fabric_script"),
     Contender("Accelerate", "torch", "accelerate_script"),
-    Contender("Keras", "tensorflow", "keras_script", takes=("fp32", "bf16", "train", "evaluate", "save")),
+    Contender(
+        "Keras", "tensorflow", "keras_script", takes=("fp32", "bf16", "train", "evaluate", "save"), pipeline="tf.data"
+    ),
     Contender(
         "Keras, XLA", "tensorflow", "keras_script", takes=("fp32", "bf16", "train", "evaluate"), words=["--compile"]
     ),
-    Contender("TF-Slim", "tensorflow", "tf_slim_script", takes=("fp32", "train")),
+    Contender("TF-Slim", "tensorflow", "tf_slim_script", takes=("fp32", "train"), pipeline="tf.data, aliased"),
 ]
 
 
@@ -167,20 +185,32 @@ def environment(folder: Path, packages: Sequence[str]) -> str:
 def write_inputs(folder: Path) -> None:
     """The data and the first weights of all nets: digits of MNIST, else noise with labels that can be learned."""
     generator = np.random.default_rng(0)
-    for workload in {each.net: each for each in WORKLOADS.values()}.values():
+    for workload in WORKLOADS.values():
         torch.manual_seed(0)
-        weights = {name: value.numpy() for name, value in NETS[workload.net]().state_dict().items()}
+        weights = {name: value.numpy() for name, value in {**NETS, **OWN_NETS}[workload.net]().state_dict().items()}
         np.savez(folder / f"{workload.net}-weights.npz", **weights)
-        labels = generator.integers(0, 100 if workload.net == "resnet18" else 10, workload.num_examples)
-        if workload.net == "mnist":
-            digits = ls.data.mnist_reader("train").read_batch(np.arange(workload.num_examples))
-            images, labels = np.asarray(digits["image"]), np.asarray(digits["label"])
-        elif workload.net == "resnet18":
-            images = generator.integers(0, 256, (100, 3, 64, 64), dtype=np.uint8)[labels]
-        else:
-            images = generator.standard_normal((10, 64), dtype=np.float32)[labels]
-            images += generator.standard_normal(images.shape, dtype=np.float32)
-        np.savez(folder / f"{workload.net}-data.npz", image=images, label=labels.astype(np.int64))
+        np.savez(folder / f"{workload.net}-data.npz", **examples(workload, generator))
+
+
+def examples(workload: Workload, generator: np.random.Generator) -> dict[str, Any]:
+    """By the names of `turns.arrays`."""
+    labels = generator.integers(0, workload.num_classes, workload.num_examples)
+    size = workload.image_size
+    if workload.net == "mnist":
+        digits = ls.data.mnist_reader("train").read_batch(np.arange(workload.num_examples))
+        return {"image": np.asarray(digits["image"]), "label": np.asarray(digits["label"]).astype(np.int64)}
+    if workload.net == "tiny":
+        images = generator.standard_normal((10, 64), dtype=np.float32)[labels]
+        images += generator.standard_normal(images.shape, dtype=np.float32)
+        return {"image": images, "label": labels}
+    images = generator.integers(0, 256, (workload.num_classes, 3, size, size), dtype=np.uint8)[labels]
+    if workload.net not in DETECTORS:
+        return {"image": images, "label": labels}
+    lengths = generator.integers(1, 13, workload.num_examples)
+    corners = generator.uniform(0, 0.6, (lengths.sum(), 2))
+    boxes = np.concatenate([corners, corners + generator.uniform(0.1, 0.4, corners.shape)], 1) * size
+    labels = generator.integers(1, workload.num_classes + 1, lengths.sum())
+    return {"image": images, "boxes": boxes.astype(np.float32), "labels": labels, "lengths": lengths}
 
 
 # Turns --------------------------------------------------------------------------------------------------------------
@@ -260,14 +290,17 @@ def compare(
 ) -> list[Line]:
     """Lines of all that could be measured."""
     comparison = COMPARISONS[name]
-    commands = {
-        each.name: each.command(comparison, pythons.get(each.environment or "", sys.executable))
-        for each in contenders
-        if each.takes_part(comparison)
-    }
+    commands, readers = {}, {}
+    for each in contenders:
+        if each.takes_part(comparison):
+            python = pythons.get(each.environment or "", sys.executable)
+            commands[each.name], readers[each.name] = each.command(comparison, python), (each.pipeline, python)
     print(f"\n{comparison.title}: {', '.join(commands)}", flush=True)
-    run = starts if comparison.steps == 0 else trainings
-    times, made_of, losses = run(comparison, commands, folder, rounds)
+    if comparison.what == "input":
+        times, made_of, losses = inputs(comparison, readers, folder, rounds)
+    else:
+        run = starts if comparison.steps == 0 else trainings
+        times, made_of, losses = run(comparison, commands, folder, rounds)
     check_losses(comparison, times, losses)
     versions = {name: " ".join(f"{key} {value}" for key, value in made_of[name].items()) for name in times}
     lines = []
@@ -329,6 +362,29 @@ def starts(comparison: Comparison, commands: Mapping[str, list[str]], folder: Pa
     return {name: turns for name, turns in times.items() if name not in failed}, made_of, losses
 
 
+def inputs(comparison: Comparison, readers: Mapping[str, tuple[str, str]], folder: Path, rounds: int) -> Measured:
+    """Turns of pipelines that read JPEGs: milliseconds of a core for an image; the mean pixel is their loss."""
+    print(pipelines.prepare(folder, [ROOT / "data/bccd/JPEGImages", ROOT / "data/raccoon/images"]))
+    read: dict[str, pipelines.Contender] = {}
+
+    def turn(name: str) -> float:
+        if name not in read:
+            read[name] = pipelines.Contender(*readers[name], folder=folder)
+        return 1000 / read[name].turn(comparison.steps).per_cpu_second
+
+    failed: set[str] = set()
+    try:
+        times = take_turns(readers, rounds, unless_failed(turn, failed), warm_up=WARM_UP)
+    finally:
+        for pipeline in read.values():
+            pipeline.end()
+    made_of = {
+        name: dict(re.findall(r"(\S+) ([\d.]+\S*?)(?:;|$)", each.about["made_of"])) for name, each in read.items()
+    }
+    losses = {name: float(each.about["mean"]) for name, each in read.items()}
+    return {name: turns for name, turns in times.items() if name not in failed}, made_of, losses
+
+
 def unless_failed(turn: Callable[[str], float], failed: set[str]) -> Callable[[str], float]:
     """A turn that tells an error and notes who has failed, and gives who has failed no further turn."""
 
@@ -336,7 +392,7 @@ def unless_failed(turn: Callable[[str], float], failed: set[str]) -> Callable[[s
         if name not in failed:
             try:
                 return turn(name)
-            except (RuntimeError, OSError, subprocess.TimeoutExpired) as error:
+            except (RuntimeError, ImportError, OSError, subprocess.TimeoutExpired) as error:
                 failed.add(name)
                 print(f"{name} is not measured:\n{error}", flush=True)
         return math.nan

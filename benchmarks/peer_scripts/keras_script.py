@@ -13,6 +13,7 @@ from turns import (
     Places,
     Turns,
     first_weights,
+    inception_kernels,
     parsed,
     tensorflow_batches,
     tensorflow_kernel,
@@ -72,8 +73,22 @@ def resnet18():
     return keras.Model(images, layers.Dense(100, dtype="float32", name="fc")(layers.GlobalAveragePooling2D()(x)))
 
 
+def inception():
+    images = keras.Input((299, 299, 3), dtype="uint8")
+    scaled = layers.Rescaling(1 / 255, -0.5)(images)
+    return keras.applications.InceptionV3(weights=None, input_tensor=scaled, classes=1000, classifier_activation=None)
+
+
 def set_weights(model):
     """Torch's weights in Keras's layouts."""
+    if workload.net == "inception":  # whose layers are numbered as they were made
+        made = [layer for layer in model.layers if isinstance(layer, layers.Conv2D)]
+        made.sort(key=lambda layer: int(layer.name.partition("_")[2] or 0))
+        *kernels, last = inception_kernels(arguments)
+        for layer, kernel in zip(made, kernels, strict=True):
+            layer.set_weights([kernel])
+        model.get_layer("predictions").set_weights([last, first_weights(arguments)["fc.bias"]])
+        return
     given = first_weights(arguments)
     for layer in model.layers:
         if f"{layer.name}.running_mean" in given:
@@ -89,7 +104,7 @@ class TakesTurns(keras.callbacks.Callback):
         turns.made_step()
 
 
-model = {"tiny": tiny, "mnist": mnist, "resnet18": resnet18}[workload.net]()
+model = {"tiny": tiny, "mnist": mnist, "resnet18": resnet18, "inception": inception}[workload.net]()
 set_weights(model)
 loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 model.compile(keras.optimizers.SGD(workload.lr, workload.momentum), loss, jit_compile=arguments.compile)
@@ -108,5 +123,8 @@ if arguments.what == "evaluate":
 elif arguments.what == "save":
     places = Places(arguments, ".keras")
     turns.repeat(arguments, lambda: model.save(places.next()))
-if arguments.what != "evaluate":
+if workload.loss_in_training:
+    model.reset_metrics()
+    turns.end(model.train_on_batch(images[0], labels[0]))
+elif arguments.what != "evaluate":
     turns.end(model.evaluate(images[0], labels[0], batch_size=workload.batch_size, verbose=0))

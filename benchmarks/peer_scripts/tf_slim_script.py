@@ -8,7 +8,17 @@ import tensorflow as tensorflow_2
 import tensorflow.compat.v1 as tf
 import tf_slim as slim
 from tensorflow.python.framework import ops
-from turns import RESNET18_BLOCKS, WORKLOADS, Turns, first_weights, parsed, tensorflow_batches, tensorflow_kernel
+from tf_slim.nets.inception import inception_v3, inception_v3_arg_scope
+from turns import (
+    RESNET18_BLOCKS,
+    WORKLOADS,
+    Turns,
+    first_weights,
+    inception_kernels,
+    parsed,
+    tensorflow_batches,
+    tensorflow_kernel,
+)  # fmt: skip
 
 ops.Tensor = tf.Tensor  # TF-Slim looks for it where it once was
 tf.disable_v2_behavior()
@@ -53,14 +63,19 @@ def resnet18(x):
     return slim.fully_connected(tf.reduce_mean(x, [1, 2]), 100, activation_fn=None, scope="fc")
 
 
+def inception(x):
+    with slim.arg_scope(inception_v3_arg_scope(weight_decay=0.0, batch_norm_decay=0.9, updates_collections=STATISTICS)):
+        return inception_v3(x, 1000, create_aux_logits=False, dropout_keep_prob=1.0)[0]
+
+
 def loss_of(images, labels, *, is_training):
     images = tf.cast(images, tf.float32) / 255 - 0.5 if images.dtype == tf.uint8 else images
     norm = {"decay": 0.9, "epsilon": 1e-5, "scale": True, "fused": True, "is_training": is_training}
     norm |= {"updates_collections": STATISTICS}
     normalizer = slim.batch_norm if workload.net == "resnet18" else None
-    build = {"tiny": tiny, "mnist": mnist, "resnet18": resnet18}[workload.net]
+    build = {"tiny": tiny, "mnist": mnist, "resnet18": resnet18, "inception": inception}[workload.net]
     with (
-        tf.variable_scope("", reuse=not is_training),
+        tf.variable_scope("", reuse=tf.AUTO_REUSE),
         slim.arg_scope([slim.conv2d], normalizer_fn=normalizer, normalizer_params=norm if normalizer else None),
     ):
         return tf.losses.sparse_softmax_cross_entropy(labels, build(images))
@@ -69,6 +84,11 @@ def loss_of(images, labels, *, is_training):
 def torch_weights():
     """The values of all variables, by name, from torch's names and layouts."""
     given, values = first_weights(arguments), {}
+    if workload.net == "inception":
+        names = [variable.op.name for variable in slim.get_model_variables() if variable.op.name.endswith("/weights")]
+        values = dict(zip(names, inception_kernels(arguments), strict=True))
+        values[names[-1]] = values[names[-1]][None, None]  # a convolution of one pixel
+        return values
     for variable in slim.get_model_variables():
         scope, _, kind = variable.op.name.rpartition("/")
         if scope.endswith("/BatchNorm"):
@@ -90,9 +110,10 @@ images, labels = tensorflow_batches(arguments)
 dataset = tf.data.Dataset.from_tensor_slices((images, labels)).repeat().prefetch(tf.data.AUTOTUNE)
 batch_images, batch_labels = tf.data.make_one_shot_iterator(dataset).get_next()
 loss = loss_of(batch_images, batch_labels, is_training=True)
-final_loss = loss_of(tf.constant(images[0]), tf.constant(labels[0]), is_training=False)
+updates = tf.get_collection(STATISTICS)  # before others are added
+final_loss = loss_of(tf.constant(images[0]), tf.constant(labels[0]), is_training=workload.loss_in_training)
 rule = tf.train.MomentumOptimizer(workload.lr, workload.momentum)
-train_op = slim.learning.create_train_op(loss, rule, update_ops=tf.get_collection(STATISTICS))
+train_op = slim.learning.create_train_op(loss, rule, update_ops=updates)
 start_op, start_values = slim.assign_from_values(torch_weights())
 turns, losses, made = Turns(), [], 0
 

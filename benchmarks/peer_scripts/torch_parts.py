@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
-from turns import RESNET18_BLOCKS, WORKLOADS, arrays, first_weights
+from turns import DETECTORS, RESNET18_BLOCKS, WORKLOADS, arrays, first_weights
 
 
 class MnistNet(nn.Module):
@@ -64,18 +64,45 @@ def tiny() -> nn.Module:
     return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 
 
-NETS = {"tiny": tiny, "mnist": MnistNet, "resnet18": ResNet18}
+def inception() -> nn.Module:
+    """Torchvision's, without what draws random numbers, and without the auxiliary head, which Keras's has not."""
+    from torchvision.models import inception_v3
+
+    module: nn.Module = inception_v3(weights=None, aux_logits=False, init_weights=False, dropout=0.0)
+    return module
 
 
-def net(arguments: argparse.Namespace) -> nn.Module:
+def detector(name: str) -> nn.Module:
+    """Torchvision's."""
+    from torchvision.models import detection
+
+    num_classes = WORKLOADS["ssd300"].num_classes + 1  # and the background
+    module: nn.Module = getattr(detection, name)(weights=None, weights_backbone=None, num_classes=num_classes)
+    return module
+
+
+NETS: Mapping[str, Callable[[], nn.Module]] = {
+    "tiny": tiny,
+    "mnist": MnistNet,
+    "resnet18": ResNet18,
+    "inception": inception,
+    "ssdlite": lambda: detector("ssdlite320_mobilenet_v3_large"),
+    "ssd300": lambda: detector("ssd300_vgg16"),
+}
+
+
+def net(arguments: argparse.Namespace, nets: Mapping[str, Callable[[], nn.Module]] = NETS) -> nn.Module:
     """With the first weights that all begin with."""
-    module = NETS[WORKLOADS[arguments.workload].net]()
+    module = nets[WORKLOADS[arguments.workload].net]()
     module.load_state_dict({name: torch.from_numpy(value) for name, value in first_weights(arguments).items()})
     return module.to(memory_format=torch.channels_last)
 
 
-def loss(module: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-    """The mean cross entropy."""
+def loss(module: nn.Module, images: Tensor, labels: Any) -> Tensor:
+    """The mean cross entropy; of a detector, whose labels are a list, the sum of its losses."""
+    if isinstance(labels, list):
+        losses: Tensor = sum(module(list(images / 255), labels).values())
+        return losses
     return F.cross_entropy(outputs(module, images), labels)
 
 
@@ -88,14 +115,25 @@ def outputs(module: nn.Module, images: Tensor) -> Tensor:
 
 
 class _Batches(Dataset[tuple[Tensor, Tensor]]):
-    def __init__(self, images: Tensor, labels: Tensor) -> None:
+    def __init__(self, images: Tensor, labels: Any) -> None:
         self._images, self._labels = images, labels
 
     def __len__(self) -> int:
         return len(self._labels)
 
-    def __getitem__(self, indices: Any) -> tuple[Tensor, Tensor]:
-        return self._images[indices], self._labels[indices]
+    def __getitem__(self, indices: Any) -> tuple[Tensor, Any]:
+        labels = self._labels
+        chosen = labels[indices] if isinstance(labels, Tensor) else [dict(labels[index]) for index in indices]
+        return self._images[indices], chosen
+
+
+def dataset(arguments: argparse.Namespace) -> _Batches:
+    """All examples; of detectors the labels are dictionaries, as torchvision's take them."""
+    data = {name: torch.from_numpy(values) for name, values in arrays(arguments).items()}
+    if arguments.workload not in DETECTORS:
+        return _Batches(data["image"], data["label"])
+    objects = (values.split(data["lengths"].tolist()) for values in (data["boxes"], data["labels"]))
+    return _Batches(data["image"], [{"boxes": boxes, "labels": labels} for boxes, labels in zip(*objects, strict=True)])
 
 
 class _Cycle(Sampler[int]):
@@ -118,11 +156,10 @@ class _Cycle(Sampler[int]):
 def data_loader(arguments: argparse.Namespace, rank: int = 0) -> DataLoader[tuple[Tensor, Tensor]]:
     """Torch's, with whole batches indexed at once: `batch_size=None`, as its documentation has it."""
     workload = WORKLOADS[arguments.workload]
-    data = arrays(arguments)
-    images, labels = torch.from_numpy(data["image"]), torch.from_numpy(data["label"])
-    sampler = _Cycle(len(labels), workload.batch_size, arguments.steps, rank, arguments.num_workers)
+    examples = dataset(arguments)
+    sampler = _Cycle(len(examples), workload.batch_size, arguments.steps, rank, arguments.num_workers)
     batches = BatchSampler(sampler, workload.batch_size, drop_last=False)
-    return DataLoader(_Batches(images, labels), sampler=batches, batch_size=None)
+    return DataLoader(examples, sampler=batches, batch_size=None)
 
 
 def loader_of(arguments: argparse.Namespace, num_steps: int) -> DataLoader[tuple[Tensor, Tensor]]:
@@ -152,7 +189,7 @@ def optimizer(arguments: argparse.Namespace, module: nn.Module) -> torch.optim.O
 
 @torch.no_grad()
 def final_loss(arguments: argparse.Namespace, module: nn.Module) -> float:
-    """The loss on the first batch, in float32, with the running statistics."""
-    size = WORKLOADS[arguments.workload].batch_size
-    images, labels = (torch.from_numpy(arrays(arguments)[name][:size]) for name in ("image", "label"))
-    return loss(module.eval(), images, labels).item()
+    """The loss on the first batch, in float32, with the running statistics unless the workload says otherwise."""
+    workload = WORKLOADS[arguments.workload]
+    images, labels = dataset(arguments)[list(range(workload.batch_size))]
+    return loss(module.train(workload.loss_in_training), images, labels).item()

@@ -29,13 +29,28 @@ class Workload:
     num_examples: int
     """As many as the training cycles through, in order; the loss is compared on the first batch."""
     momentum: float = 0.9
+    image_size: int = 0
+    """Height and width of those images that are noise of three colours."""
+    num_classes: int = 10
+    """Of the labels."""
+    loss_in_training: bool = False
+    """The losses that are compared are those of training: a detector has no others, and in few steps moving statistics
+    of many layers come nowhere."""
 
 
 WORKLOADS = {
     "tiny": Workload("tiny", batch_size=32, lr=0.01, num_examples=3200),
     "mnist": Workload("mnist", batch_size=128, lr=0.01, num_examples=12800),
-    "resnet18": Workload("resnet18", batch_size=32, lr=0.01, num_examples=640),
+    "resnet18": Workload("resnet18", batch_size=32, lr=0.01, num_examples=640, image_size=64, num_classes=100),
+    "inception": Workload("inception", batch_size=8, lr=0.01, num_examples=32, image_size=299, loss_in_training=True),
+    "ssdlite": Workload(
+        "ssdlite", batch_size=4, lr=1e-3, num_examples=16, image_size=320, num_classes=90, loss_in_training=True
+    ),
+    "ssd300": Workload(
+        "ssd300", batch_size=4, lr=1e-4, num_examples=16, image_size=300, num_classes=90, loss_in_training=True
+    ),
 }
+DETECTORS = ("ssdlite", "ssd300")
 FIRST_STEPS = 20
 """Of the training before evaluations and saves."""
 RESNET18_BLOCKS = [(64, 1), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1)]
@@ -56,7 +71,11 @@ def parsed() -> argparse.Namespace:
 
 
 def arrays(arguments: argparse.Namespace) -> dict[str, Any]:
-    """`image` (examples, channels, height, width) or (examples, features), `label`."""
+    """`image` (examples, channels, height, width) or (examples, features), `label`.
+
+    Of detectors `image`; `boxes`, in pixels as left, top, right, bottom, and `labels`, from 1, of all objects;
+    `lengths`, how many each image has.
+    """
     with np.load(arguments.folder / f"{WORKLOADS[arguments.workload].net}-data.npz") as file:
         return dict(file)
 
@@ -73,6 +92,12 @@ def tensorflow_batches(arguments: argparse.Namespace) -> tuple[Any, Any]:
     images, labels = data["image"], data["label"]
     images = images if images.ndim == 2 else np.ascontiguousarray(images.transpose(0, 2, 3, 1))
     return images.reshape(-1, size, *images.shape[1:]), labels.reshape(-1, size)
+
+
+def inception_kernels(arguments: argparse.Namespace) -> list[Any]:
+    """Of Inception-v3, in TensorFlow's layout and the order of its nets, that of the last layer last."""
+    kernels = [value for value in first_weights(arguments).values() if value.ndim > 1]
+    return [tensorflow_kernel("", kernel) for kernel in kernels]
 
 
 def tensorflow_kernel(layer: str, kernel: Any) -> Any:

@@ -48,7 +48,12 @@ def _add_arguments(evaluate: argparse.ArgumentParser) -> None:
     evaluate.add_argument(
         "--confusion", type=Path, metavar="FILE", help="which classes are taken for which: a table of CSV"
     )
-    evaluate.add_argument("--mistakes", type=Path, metavar="FILE", help="the examples with the largest losses: one PNG")
+    evaluate.add_argument(
+        "--curves", type=Path, metavar="FILE", help="precision over recall of each class of a detector: a table of CSV"
+    )
+    evaluate.add_argument(
+        "--mistakes", type=Path, metavar="FILE", help="the examples with the largest losses, or most mistakes: one PNG"
+    )
     evaluate.add_argument("--force", action="store_true", help="overwrite these files")
     add_machine_arguments(evaluate, threads="those of the run")
     add_host_arguments(evaluate)

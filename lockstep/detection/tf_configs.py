@@ -323,7 +323,19 @@ class FasterRcnnFeatureExtractor(FeatureExtractorType):
     """Height and width of the images are padded with zeros to a multiple of this number of pixels."""
 
 
-UntrainedPart = Literal["quantization", "context_config", "bifpn", "random_example_sampler", "equalization_loss"]
+UntrainedPart = Literal[
+    "quantization",
+    "context_config",
+    "bifpn",
+    "random_example_sampler",
+    "equalization_loss",
+    "keypoint_estimation_task",
+    "mask_estimation_task",
+    "deepmac_mask_estimation",
+    "densepose_estimation_task",
+    "track_estimation_task",
+    "temporal_offset_task",
+]
 """Parts of configurations that have no values here, by the names of their messages."""
 
 

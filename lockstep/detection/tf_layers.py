@@ -68,7 +68,7 @@ def draw_weights(module: nn.Module, config: tf_configs.Initializer | None, gener
     """
     clear_statistics(module)
     for layer in module.modules():
-        if isinstance(layer, nn.Conv2d | nn.Linear):
+        if isinstance(layer, nn.Conv2d | nn.ConvTranspose2d | nn.Linear):
             _draw(layer.weight, config, generator)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)

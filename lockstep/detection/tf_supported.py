@@ -9,6 +9,7 @@ from typing import Any
 
 from lockstep.detection import tf_configs
 from lockstep.detection.blocks import MultiscaleAnchorGenerator, PostProcessing, SsdAnchorGenerator
+from lockstep.detection.tf_center_net_configs import CenterNet, TfDetector
 from lockstep.detection.values import Detector
 from lockstep.errors import InputError
 from lockstep.inline_toml import kind_name
@@ -32,6 +33,15 @@ SSD_EXTRACTORS = (
     "ssd_mobilenet_v3_large",
     "ssd_inception_v2",
     "ssd_inception_v3",
+)
+CENTER_NET_EXTRACTORS = (
+    "resnet_v1_50_fpn",
+    "resnet_v1_101_fpn",
+    "resnet_v2_50",
+    "resnet_v2_101",
+    "mobilenet_v2",
+    "mobilenet_v2_fpn",
+    "hourglass_104",
 )
 FASTER_RCNN_EXTRACTORS = (
     *_FASTER_RCNN_KERAS,
@@ -90,6 +100,11 @@ _OTHER_REFUSAL = (
     "an SSD without it",
     "--set model.untrained_parts=[] trains it without",
 )
+_OF_CENTER_NET = (
+    "A CenterNet predicts boxes alone here: no keypoints, masks, tracks or surfaces.",
+    "an object_detection_task",
+    "--set model.untrained_parts=[] trains its boxes",
+)
 
 
 def check_supported(model: Detector) -> None:
@@ -98,20 +113,21 @@ def check_supported(model: Detector) -> None:
     Raises:
         InputError: it is quantized or a Context R-CNN, or its feature extractor is not there.
     """
-    if not isinstance(model, tf_configs.Ssd | tf_configs.FasterRcnn):
+    if not isinstance(model, TfDetector):
         return
     _check_extractor(model)
     _check_untrained_parts(model)
     if isinstance(model, tf_configs.Ssd):
         _check_one_stage(model)
-    else:
+    elif isinstance(model, tf_configs.FasterRcnn):
         _check_two_stages(model)
 
 
-def _check_untrained_parts(model: tf_configs.Ssd | tf_configs.FasterRcnn) -> None:
+def _check_untrained_parts(model: TfDetector) -> None:
     if not model.untrained_parts:
         return
-    what, expected, hint = _REFUSALS.get(model.untrained_parts[0], _OTHER_REFUSAL)
+    other = _OF_CENTER_NET if isinstance(model, CenterNet) else _OTHER_REFUSAL
+    what, expected, hint = _REFUSALS.get(model.untrained_parts[0], other)
     raise InputError(what, given=f"model.untrained_parts={list(model.untrained_parts)}", expected=expected, hint=hint)
 
 
@@ -239,7 +255,7 @@ def _ignored_of_regions(name: str, predictor: tf_configs.BoxPredictor | None) ->
     return lacking
 
 
-def _check_extractor(model: tf_configs.Ssd | tf_configs.FasterRcnn) -> None:
+def _check_extractor(model: TfDetector) -> None:
     given, known = model.feature_extractor.type, _extractors_for(model)
     if given in known:
         return
@@ -254,7 +270,9 @@ def _check_extractor(model: tf_configs.Ssd | tf_configs.FasterRcnn) -> None:
     )
 
 
-def _extractors_for(model: tf_configs.Ssd | tf_configs.FasterRcnn) -> tuple[str, ...]:
+def _extractors_for(model: TfDetector) -> tuple[str, ...]:
+    if isinstance(model, CenterNet):
+        return CENTER_NET_EXTRACTORS
     return SSD_EXTRACTORS if isinstance(model, tf_configs.Ssd) else FASTER_RCNN_EXTRACTORS
 
 
@@ -262,7 +280,7 @@ def _facts(extractor: str) -> tuple[str, float] | None:
     return next((facts for name, facts in _NETS.items() if name in extractor), None)
 
 
-def _nearest(model: tf_configs.Ssd | tf_configs.FasterRcnn) -> str | None:
+def _nearest(model: TfDetector) -> str | None:
     """Name the feature extractor that is nearest to the model's, of those with a pyramid if it has one, else without.
 
     Nearest is what has the least different number of multiply-adds; another kind of layers counts too.
@@ -279,7 +297,7 @@ def _nearest(model: tf_configs.Ssd | tf_configs.FasterRcnn) -> str | None:
     return min(distances, key=lambda name: distances[name], default=None)
 
 
-def substitutes(model: tf_configs.Ssd | tf_configs.FasterRcnn) -> dict[str, object]:
+def substitutes(model: TfDetector) -> dict[str, object]:
     """Return fields of the model, by their paths, with which the nearest detector that is there takes its place.
 
     That has the nearest feature extractor, and neither quantization nor context.
@@ -320,7 +338,7 @@ def _of_other_layers(model: tf_configs.Ssd) -> dict[str, object]:
     return found
 
 
-def substituted(model: tf_configs.Ssd | tf_configs.FasterRcnn) -> tf_configs.Ssd | tf_configs.FasterRcnn:
+def substituted(model: TfDetector) -> TfDetector:
     """Return the nearest model that is there in place of one that is not."""
     for path, value in substitutes(model).items():
         model = _with_field(model, path.split("."), value)

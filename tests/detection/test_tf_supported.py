@@ -8,7 +8,18 @@ from typing import Any
 
 import pytest
 
-from lockstep.detection.blocks import MultiscaleAnchorGenerator
+from lockstep.detection.blocks import (
+    L1LocalizationLoss,
+    MultiscaleAnchorGenerator,
+    PenaltyReducedLogisticFocalLoss,
+)
+from lockstep.detection.tf_center_net_configs import (
+    CenterNet,
+    CenterNetFeatureExtractor,
+    ObjectCenterParams,
+    ObjectDetection,
+    TfDetector,
+)
 from lockstep.detection.tf_configs import (
     FasterRcnn,
     FeaturePyramidNetworks,
@@ -104,7 +115,13 @@ PUBLISHED: list[tuple[str, str, int, int, str]] = [
     ("ssd_efficientnet-b5_bifpn_keras", "bifpn", 0, 1, "ssd_resnet152_v1_fpn_keras"),
     ("ssd_efficientnet-b6_bifpn_keras", "bifpn", 0, 1, "ssd_resnet152_v1_fpn_keras"),
     ("ssd_efficientnet-b7_bifpn_keras", "bifpn", 0, 1, "ssd_resnet152_v1_fpn_keras"),
-    ("center_net", "", 0, 11, ""),
+    ("hourglass_104", "", 0, 2, "hourglass_104"),
+    ("resnet_v1_101_fpn", "", 0, 1, "resnet_v1_101_fpn"),
+    ("resnet_v2_50", "", 0, 1, "resnet_v2_50"),
+    ("hourglass_104", "keypoint_estimation_task", 0, 2, ""),
+    ("resnet_v1_50_fpn", "keypoint_estimation_task", 0, 1, ""),
+    ("resnet_v2_50", "keypoint_estimation_task", 0, 1, ""),
+    ("hourglass_104", "deepmac_mask_estimation", 0, 3, ""),
 ]
 """Of all published configs: the feature extractor, what else nothing trains, how many configs of TensorFlow 1 and 2
 have both, and with which feature extractor they are trained; none: they are refused."""
@@ -116,8 +133,15 @@ def is_as_it_is(row: tuple[str, str, int, int, str]) -> bool:
     return extractor == nearest and part not in ("quantization", "context_config")
 
 
-def with_extractor(extractor: str, part: str) -> Ssd | FasterRcnn:
+def with_extractor(extractor: str, part: Any) -> TfDetector:
     """A published model, with this feature extractor and what its configs ask for beside it."""
+    if extractor.startswith(("hourglass", "resnet_v")):
+        boxes, heat = (
+            ObjectDetection(L1LocalizationLoss()),
+            ObjectCenterParams(PenaltyReducedLogisticFocalLoss(2.0, 4.0)),
+        )
+        parts = (part,) if part else ()
+        return CenterNet(90, CenterNetFeatureExtractor(extractor), boxes, heat, untrained_parts=parts)
     if extractor.startswith("faster_rcnn"):
         two_stages = model_of("faster_rcnn_resnet50_coco")
         assert isinstance(two_stages, FasterRcnn)
@@ -141,7 +165,7 @@ def with_extractor(extractor: str, part: str) -> Ssd | FasterRcnn:
     return replace(model, feature_extractor=replace(own, type=extractor), untrained_parts=(part,) if part else ())
 
 
-@pytest.mark.parametrize(("extractor", "part", "nearest"), [(row[0], row[1], row[4]) for row in PUBLISHED[:-1]])
+@pytest.mark.parametrize(("extractor", "part", "nearest"), [(row[0], row[1], row[4]) for row in PUBLISHED])
 def test_each_published_feature_extractor_is_trained_has_a_nearest_one_or_is_refused(
     extractor: str, part: str, nearest: str
 ) -> None:

@@ -293,9 +293,9 @@ def test_a_number_of_classes_that_would_fill_the_memory_is_refused() -> None:
 
 def test_another_model_is_refused_by_name() -> None:
     with pytest.raises(InputError) as caught:
-        import_pipeline(f"model {{ center_net {{ }} }} train_config {{ {OPTIMIZER} }}", "a.config", "a")
+        import_pipeline(f"model {{ experimental_model {{ }} }} train_config {{ {OPTIMIZER} }}", "a.config", "a")
     assert caught.value.what == "a.config, line 1, column 9: model cannot be used."
-    assert (caught.value.given, caught.value.expected) == ("center_net", "ssd or faster_rcnn")
+    assert (caught.value.given, caught.value.expected) == ("experimental_model", "ssd or faster_rcnn or center_net")
 
 
 def test_another_format_is_refused() -> None:
