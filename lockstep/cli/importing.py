@@ -122,7 +122,8 @@ def _add_pipeline_arguments(importing: argparse.ArgumentParser) -> None:
     importing.add_argument(
         "--substitute-model",
         action="store_true",
-        help="take the nearest feature extractor where that of the config is not there; the report says which",
+        help="take the nearest feature extractor where that of the config is not there, and train in floating point "
+        "and without context; the report says which",
     )
 
 

@@ -73,14 +73,43 @@ def crop_and_resize(features: Tensor, boxes: Tensor, image_of: Tensor, crop_size
     Returns:
         (n, channels, *crop_size).
     """
-    limits = tensor_on(boxes.device, features.shape[2:], boxes.dtype).expand(boxes.shape[0], 2)
-    sides = []
-    for axis, number in enumerate(crop_size):
-        last, points = limits[:, axis, None] - 1, torch.arange(number, device=boxes.device)
-        start, end = boxes[:, axis, None] * last, boxes[:, axis + 2, None] * last
-        at = (start + points * (end - start) / (number - 1) if number > 1 else (start + end) / 2)[..., None]
-        sides.append(_cells(at, (at >= 0) & (at <= last[..., None]), limits[:, axis]))
-    return _weighted_sums([features], image_of, torch.zeros_like(image_of), sides[0], sides[1])
+    rows, columns = _crop_sides(features, boxes, crop_size)
+    return _weighted_sums([features], image_of, torch.zeros_like(image_of), rows, columns)
+
+
+def position_sensitive_crop(
+    features: Tensor, boxes: Tensor, image_of: Tensor, parts: Shape, crop_size: Shape
+) -> Tensor:
+    """Average over each box what the maps of its parts have there, each within its own part (Dai et al.: R-FCN, 2016).
+
+    A box is divided into rows and columns of parts, and the maps are interpolated as by `crop_and_resize`.
+
+    Args:
+        features: (batch, parts * channels, height, width): the channels of each part after those of the one before, row
+            by row.
+        boxes: (n, 4), top, left, bottom and right, where 1 is the centre of the last cell.
+        image_of: int64 (n,), the image that each box is on.
+        parts: rows and columns of parts.
+        crop_size: rows and columns of points in a box, multiples of those of the parts.
+
+    Returns:
+        (n, channels).
+    """
+    number = parts[0] * parts[1]
+    places = [(row, column) for row in range(parts[0]) for column in range(parts[1])]
+    steps = ((boxes[:, 2:] - boxes[:, :2]) / tensor_on(boxes.device, parts, boxes.dtype))[:, None]
+    starts = boxes[:, None, :2] + tensor_on(boxes.device, places, boxes.dtype) * steps
+    of_parts = torch.cat([starts, starts + steps], -1).flatten(0, 1)
+    # The maps of each part are an image of their own.
+    maps = features.reshape(-1, features.shape[1] // number, *features.shape[2:])
+    map_of = (image_of[:, None] * number + torch.arange(number, device=image_of.device)).flatten()
+    size = (crop_size[0] // parts[0], crop_size[1] // parts[1])
+    rows, columns = (
+        _Side(side.places.flatten(1)[:, None], side.weights.flatten(1)[:, None] / points)
+        for side, points in zip(_crop_sides(maps, of_parts, size), size, strict=True)
+    )
+    pooled = _weighted_sums([maps], map_of, torch.zeros_like(map_of), rows, columns)
+    return pooled.view(-1, number, pooled.shape[1]).mean(1)
 
 
 def roi_align_masks(
@@ -117,6 +146,18 @@ class _Side(NamedTuple):
 
     places: Tensor
     weights: Tensor
+
+
+def _crop_sides(features: Tensor, boxes: Tensor, crop_size: Shape) -> tuple[_Side, _Side]:
+    """Find the cells and weights along both sides, of the points of `crop_and_resize`."""
+    limits = tensor_on(boxes.device, features.shape[2:], boxes.dtype).expand(boxes.shape[0], 2)
+    sides = []
+    for axis, number in enumerate(crop_size):
+        last, points = limits[:, axis, None] - 1, torch.arange(number, device=boxes.device)
+        start, end = boxes[:, axis, None] * last, boxes[:, axis + 2, None] * last
+        at = (start + points * (end - start) / (number - 1) if number > 1 else (start + end) / 2)[..., None]
+        sides.append(_cells(at, (at >= 0) & (at <= last[..., None]), limits[:, axis]))
+    return sides[0], sides[1]
 
 
 def _sides(

@@ -223,7 +223,29 @@ class MaskRcnnBoxPredictor(Checked):
     """Convolve before the masks are made larger; false: after it."""
 
 
-BoxPredictor = ConvolutionalBoxPredictor | MaskRcnnBoxPredictor | WeightSharedConvolutionalBoxPredictor
+@dataclass(frozen=True)
+class RfcnBoxPredictor(Checked):
+    """The second stage of an R-FCN: boxes and classes of each proposal, of maps that see a part of an object each."""
+
+    conv_hyperparams: Hyperparams | None = None
+    """Hyperparameters of the convolutions."""
+    num_spatial_bins_height: PositiveInt = 3
+    """Parts of a proposal, one below the other."""
+    num_spatial_bins_width: PositiveInt = 3
+    """Parts of a proposal, side by side."""
+    depth: PositiveInt = 1024
+    """Channels of the layer before the predictions."""
+    box_code_size: PositiveInt = 4
+    """Numbers that encode a box."""
+    crop_height: PositiveInt = 12
+    """Points in a proposal, one below the other, at which the maps are read: a multiple of its parts."""
+    crop_width: PositiveInt = 12
+    """Points side by side."""
+
+
+BoxPredictor = (
+    ConvolutionalBoxPredictor | MaskRcnnBoxPredictor | RfcnBoxPredictor | WeightSharedConvolutionalBoxPredictor
+)
 
 
 @dataclass(frozen=True)
@@ -322,7 +344,6 @@ class FasterRcnnFeatureExtractor(FeatureExtractorType):
 UntrainedPart = Literal[
     "quantization",
     "context_config",
-    "rfcn_box_predictor",
     "random_example_sampler",
     "equalization_loss",
     "keypoint_estimation_task",
@@ -386,7 +407,7 @@ class Ssd(Detector):
 class FasterRcnn(Detector):
     """A detector of two stages: proposals, then their classes and boxes (Ren et al., 2015).
 
-    With masks it is a Mask R-CNN (He et al., 2017).
+    With masks it is a Mask R-CNN (He et al., 2017), with an `RfcnBoxPredictor` an R-FCN (Dai et al., 2016).
     """
 
     net: ClassVar[str] = "lockstep.detection.tf_faster_rcnn.TfFasterRcnn"

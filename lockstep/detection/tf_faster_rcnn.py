@@ -1,7 +1,9 @@
-"""The Faster and Mask R-CNNs of the Object Detection API on a ResNet: a net by its configuration.
+"""The Faster and Mask R-CNNs of the Object Detection API, and its R-FCNs: a net by its configuration.
 
-The second stage sees crops of the one feature map of the first (C4), through the last layer of the ResNet. After
-meta_architectures/faster_rcnn_meta_arch.py and predictors/mask_rcnn_box_predictor.py of tensorflow/models (Apache 2.0).
+The second stage sees crops of the one feature map of the first (C4), through the last layers of the backbone; that of
+an R-FCN sees all of the map through them, and then crops what they predict. After
+meta_architectures/{faster_rcnn,rfcn}_meta_arch.py and predictors/{mask_rcnn,rfcn}_box_predictor.py of tensorflow/models
+(Apache 2.0).
 Losses are means over the images of a tower, of the means over what was drawn on each, from torch's global stream.
 """
 
@@ -10,8 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -47,33 +48,26 @@ from lockstep.detection.regions import (
     region_matches,
     with_masks,
 )
-from lockstep.detection.roi_align import crop_and_resize
-from lockstep.detection.tf_configs import BatchNorm, FasterRcnn, Hyperparams, MaskRcnnBoxPredictor
-from lockstep.detection.tf_feature_maps import IMAGENET_MEAN
-from lockstep.detection.tf_layers import PartPenalties, TfBatchNorm, activation_layer, draw_weights, norm_layer
+from lockstep.detection.roi_align import crop_and_resize, position_sensitive_crop
+from lockstep.detection.tf_configs import FasterRcnn, Hyperparams, MaskRcnnBoxPredictor, RfcnBoxPredictor
+from lockstep.detection.tf_layers import PartPenalties, activation_layer, draw_weights, norm_layer
+from lockstep.detection.tf_region_features import REGION_FEATURES
 from lockstep.detection.tf_supported import check_supported
 from lockstep.images.normalisation import normalize
 from lockstep.models.initial_weights import check_images, give_memory, without_memory
-from lockstep.models.layers import Conv2dNormActivation, IntermediateLayerGetter, NormLayer, conv2d, kaiming_fan_out
-from lockstep.models.resnet import Bottleneck, ResNet
+from lockstep.models.layers import Conv2dNormActivation, conv2d
 from lockstep.tensors import reading_waits, tensor_on
 
 CANDIDATES = 4096
 """The best boxes of an image, among which NMS looks for proposals first where reading waits."""
 _LEAST_SIDE = 33
-_DEPTHS: Mapping[str, Literal[50, 101, 152]] = {
-    "faster_rcnn_resnet50": 50,
-    "faster_rcnn_resnet101": 101,
-    "faster_rcnn_resnet152": 152,
-}
 _CODER = blocks.FasterRcnnBoxCoder()
 _ANCHOR_MATCHER = blocks.ArgmaxMatcher(0.7, 0.3, force_match_for_each_row=True)
 _REGION_MATCHER = blocks.ArgmaxMatcher(0.5, 0.5)
-_BATCH_NORM = BatchNorm(decay=0.997, epsilon=1e-5, scale=True)
 
 
 class TfFasterRcnn(DetectionModel):
-    """A Faster R-CNN of the Object Detection API, or a Mask R-CNN; features of regions have 2048 channels.
+    """A Faster R-CNN of the Object Detection API, a Mask R-CNN, or an R-FCN.
 
     Args:
         config: raises InputError for one that `check_supported` refuses.
@@ -86,31 +80,28 @@ class TfFasterRcnn(DetectionModel):
         super().__init__()
         check_supported(config)
         self.config, self.num_classes = config, config.num_classes
-        extractor, predictor = config.feature_extractor, config.second_stage_box_predictor
-        assert isinstance(predictor, MaskRcnnBoxPredictor), "others are refused"
-        norm = partial(TfBatchNorm, _BATCH_NORM, is_fixed=not extractor.batch_norm_trainable)
-        net = ResNet(
-            _DEPTHS[extractor.net],
-            output_stride=8 if extractor.first_stage_features_stride == 8 else 16,
-            style="keras" if extractor.is_keras else "slim",
-            norm_layer=norm,
-            generator=generator,
-        )
-        self.backbone = IntermediateLayerGetter(net, {"layer3": "0"})
-        self.rpn = FirstStage(config, generator=generator)
-        self.second_stage = nn.ModuleDict({"layer4": last_layer(norm, generator, is_keras=extractor.is_keras)})
-        self.box_head = BoxHead(predictor, config.num_classes, generator=generator)
+        self._features = REGION_FEATURES[config.feature_extractor.net]
+        first, second = self._features.channels
+        self.backbone, self.second_stage = self._features.parts(config.feature_extractor, generator)
+        self.rpn = FirstStage(config, first, generator=generator)
+        predictor = config.second_stage_box_predictor
+        self.box_head: BoxHead | RfcnHead
         self.mask_head: MaskHead | None = None
-        if predictor.predict_instance_masks:
-            self.mask_head = MaskHead(predictor, config.num_classes, generator=generator)
+        if isinstance(predictor, RfcnBoxPredictor):
+            self.box_head = RfcnHead(predictor, second, config.num_classes, generator=generator)
+        else:
+            assert isinstance(predictor, MaskRcnnBoxPredictor), "others are refused"
+            self.box_head = BoxHead(predictor, second, config.num_classes, generator=generator)
+            if predictor.predict_instance_masks:
+                self.mask_head = MaskHead(predictor, second, config.num_classes, generator=generator)
         heads = [part for part in (self.rpn, self.box_head, self.mask_head) if part is not None]
         parts = [(part.hyperparams, part) for part in heads] if config.add_regularization_loss else []
         self._penalties = PartPenalties(self, parts)
         self._anchors = BackboneAnchors(config.first_stage_anchor_generator, self.backbone)
 
     def preprocess(self, images: Tensor) -> Tensor:
-        """Subtract the means of ImageNet from images (batch, 3, height, width), red, green and blue, 0 to 255."""
-        return normalize(images.float(), IMAGENET_MEAN, (1.0, 1.0, 1.0))
+        """Normalise images (batch, 3, height, width), red, green and blue, 0 to 255, as the backbone's are."""
+        return normalize(images.float(), self._features.mean, self._features.std)
 
     def anchors(self, shape: Shape, device: torch.device) -> Tensor:
         """Return all anchors on an input of this height and width, (anchors, 4); clipped to it, but for training."""
@@ -147,11 +138,15 @@ class TfFasterRcnn(DetectionModel):
             drawn, regions = None, found_regions(self._proposed(*found))[0]
         else:
             drawn, regions = self._draw(*found, assigned)
-        hidden = self._features_of(features, regions, shape)
-        logits, region_codes = self.box_head(hidden)
         masks = None
-        if self.mask_head is not None and assigned is not None:
-            masks = self.mask_head(hidden[places_that_learn(regions)])
+        if isinstance(self.box_head, RfcnHead):
+            shares = _shares(regions.boxes, shape)
+            logits, region_codes = self.box_head(self.second_stage(features), shares, regions.image_of)
+        else:
+            hidden = self._features_of(features, regions, shape)
+            logits, region_codes = self.box_head(hidden)
+            if self.mask_head is not None and assigned is not None:
+                masks = self.mask_head(hidden[places_that_learn(regions)])
         return {
             "objectness": objectness,
             "anchor_codes": codes,
@@ -249,12 +244,12 @@ class TfFasterRcnn(DetectionModel):
         return drawn_anchors(assigned, anchors, _CODER, number, fraction, numbers)
 
     def _features_of(self, features: Tensor, regions: Regions, shape: Shape) -> Tensor:
-        """Return what the last layer of the ResNet makes of each region: (regions, 2048, height, width)."""
+        """Return what the last layers of the backbone make of each region: (regions, channels, height, width)."""
         size = self.config.initial_crop_size
         kernel, stride = self.config.maxpool_kernel_size, self.config.maxpool_stride
         assert size is not None and kernel is not None and stride is not None, "a config without them is refused"  # noqa: PT018
         crops = crop_and_resize(features, _shares(regions.boxes, shape), regions.image_of, (size, size))
-        hidden: Tensor = self.second_stage["layer4"](F.max_pool2d(crops, kernel, stride))
+        hidden: Tensor = self.second_stage(F.max_pool2d(crops, kernel, stride))
         return hidden
 
     def losses(self, predictions: Mapping[str, Any], assigned: AssignedAnchors) -> dict[str, Tensor]:
@@ -357,19 +352,16 @@ def _shares(boxes: Tensor, shape: Shape) -> Tensor:
     return boxes / tensor_on(boxes.device, (*shape, *shape), boxes.dtype)
 
 
-_FIRST, _SECOND, _BLOCKS = 1024, 2048, 3
-
-
 class FirstStage(nn.Module):
-    """Predicts which anchors have objects, and their boxes."""
+    """Predicts which anchors have objects, and their boxes, from a map of so many channels."""
 
-    def __init__(self, config: FasterRcnn, *, generator: Generator | None = None) -> None:
+    def __init__(self, config: FasterRcnn, channels: int, *, generator: Generator | None = None) -> None:
         super().__init__()
         self.hyperparams = config.first_stage_box_predictor_conv_hyperparams or Hyperparams()
         depth, kernel = config.first_stage_box_predictor_depth, config.first_stage_box_predictor_kernel_size
         (per_cell,) = anchors_per_cell(config.first_stage_anchor_generator)
         with without_memory():
-            self.conv = conv2d(_FIRST, depth, kernel, dilation=config.first_stage_atrous_rate)
+            self.conv = conv2d(channels, depth, kernel, dilation=config.first_stage_atrous_rate)
             self.box_predictor = nn.Conv2d(depth, per_cell * 4, 1)
             self.class_predictor = nn.Conv2d(depth, per_cell * 2, 1)
         give_memory(self)
@@ -382,15 +374,17 @@ class FirstStage(nn.Module):
 
 
 class BoxHead(nn.Module):
-    """Predicts the classes of regions, and a box for each class or one for all."""
+    """Predicts the classes of regions, and a box for each class or one for all, from features of so many channels."""
 
-    def __init__(self, config: MaskRcnnBoxPredictor, num_classes: int, *, generator: Generator | None = None) -> None:
+    def __init__(
+        self, config: MaskRcnnBoxPredictor, channels: int, num_classes: int, *, generator: Generator | None = None
+    ) -> None:
         super().__init__()
         self.hyperparams = config.fc_hyperparams or Hyperparams(op="fc")
         with without_memory():
             self.dropout = nn.Dropout(1 - config.dropout_keep_probability if config.use_dropout else 0.0)
-            self.box_predictor = nn.Linear(_SECOND, 4 * (1 if config.share_box_across_classes else num_classes))
-            self.class_predictor = nn.Linear(_SECOND, num_classes + 1)
+            self.box_predictor = nn.Linear(channels, 4 * (1 if config.share_box_across_classes else num_classes))
+            self.class_predictor = nn.Linear(channels, num_classes + 1)
         give_memory(self)
         draw_weights(self, self.hyperparams.initializer, generator)
 
@@ -401,28 +395,66 @@ class BoxHead(nn.Module):
         return self.class_predictor(means), codes.view(codes.shape[0], codes.shape[1] // 4, 4)
 
 
-class MaskHead(nn.Module):
-    """Predicts a mask for each class or one for all."""
+class RfcnHead(nn.Module):
+    """Predicts classes, and a box for each, by maps of scores for each part of an object (Dai et al.: R-FCN, 2016).
 
-    def __init__(self, config: MaskRcnnBoxPredictor, num_classes: int, *, generator: Generator | None = None) -> None:
+    The maps have as many channels as parts times predictions, one part after the other.
+    """
+
+    def __init__(
+        self, config: RfcnBoxPredictor, channels: int, num_classes: int, *, generator: Generator | None = None
+    ) -> None:
+        super().__init__()
+        self.hyperparams = config.conv_hyperparams or Hyperparams()
+        activation = activation_layer(self.hyperparams)
+        self._parts = (config.num_spatial_bins_height, config.num_spatial_bins_width)
+        self._points = (config.crop_height, config.crop_width)
+        count = math.prod(self._parts)
+        with without_memory():
+            self.reduce_depth = nn.Conv2d(channels, config.depth, 1)
+            self.activation = nn.Identity() if activation is None else activation()
+            self.refined_locations = nn.Conv2d(config.depth, count * num_classes * 4, 1)
+            self.class_predictions = nn.Conv2d(config.depth, count * (num_classes + 1), 1)
+        give_memory(self)
+        draw_weights(self, self.hyperparams.initializer, generator)
+
+    def forward(self, features: Tensor, boxes: Tensor, image_of: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits (regions, 1 + classes), of the background first, and codes (regions, classes, 4).
+
+        Features are of all of each image, and boxes of regions shares of it: see `position_sensitive_crop`.
+        """
+        hidden = self.activation(self.reduce_depth(features))
+        logits, codes = (
+            position_sensitive_crop(layer(hidden), boxes, image_of, self._parts, self._points)
+            for layer in (self.class_predictions, self.refined_locations)
+        )
+        return logits, codes.view(codes.shape[0], codes.shape[1] // 4, 4)
+
+
+class MaskHead(nn.Module):
+    """Predicts a mask for each class or one for all, from features of so many channels."""
+
+    def __init__(
+        self, config: MaskRcnnBoxPredictor, channels: int, num_classes: int, *, generator: Generator | None = None
+    ) -> None:
         super().__init__()
         self.hyperparams = config.conv_hyperparams or Hyperparams()
         self._size = (config.mask_height, config.mask_width)
         self._upsamples_first = not config.convolve_then_upsample_masks
-        depth = config.mask_prediction_conv_depth or _mask_depth(num_classes)
+        depth = config.mask_prediction_conv_depth or _mask_depth(channels, num_classes)
         count = config.mask_prediction_num_conv_layers - 1
         norm, activation = norm_layer(self.hyperparams), activation_layer(self.hyperparams)
         with without_memory():
             self.layers = nn.Sequential(
                 *(
                     Conv2dNormActivation(
-                        depth if number else _SECOND, depth, norm_layer=norm, activation_layer=activation
+                        depth if number else channels, depth, norm_layer=norm, activation_layer=activation
                     )
                     for number in range(count)
                 )
             )
             outputs = 1 if config.masks_are_class_agnostic else num_classes
-            self.predictor = conv2d(depth if count else _SECOND, outputs, 3)
+            self.predictor = conv2d(depth if count else channels, outputs, 3)
         give_memory(self)
         draw_weights(self, self.hyperparams.initializer, generator)
 
@@ -440,24 +472,6 @@ class MaskHead(nn.Module):
         return F.interpolate(hidden, self._size, mode="bilinear", align_corners=True)
 
 
-def last_layer(norm: NormLayer, generator: Generator | None = None, *, is_keras: bool = False) -> nn.Sequential:
-    """Make the last layer of a ResNet: it maps (regions, 1024, ...) to (regions, 2048, ...).
-
-    The one of Keras has its stride of 2, in its first convolution; that of TF-Slim has none here.
-    """
-    strides = [2 if is_keras and not number else 1 for number in range(_BLOCKS)]
-    with without_memory():
-        layer = nn.Sequential(
-            *(
-                Bottleneck(_SECOND if number else _FIRST, _SECOND // 4, stride, 1, norm, stride_in_1x1=True)
-                for number, stride in enumerate(strides)
-            )
-        )
-    give_memory(layer)
-    kaiming_fan_out(layer, generator)
-    return layer
-
-
-def _mask_depth(num_classes: int) -> int:
+def _mask_depth(channels: int, num_classes: int) -> int:
     """Return the channels of a mask's layers where the configuration leaves them to the reference's rule."""
-    return int(2 ** ((math.log2(_SECOND) * 2 + math.log2(num_classes) * 3) / 5))
+    return int(2 ** ((math.log2(channels) * 2 + math.log2(num_classes) * 3) / 5))

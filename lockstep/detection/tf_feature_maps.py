@@ -28,6 +28,7 @@ from lockstep.detection.tf_configs import (
 )
 from lockstep.detection.tf_layers import activation_layer, draw_weights, norm_layer
 from lockstep.models.efficientnet import Size, efficientnet_features
+from lockstep.models.inception_v2 import draw_own_weights, inception_v2_features
 from lockstep.models.inception_v3 import InceptionV3Net, Layers
 from lockstep.models.initial_weights import give_memory, without_memory
 from lockstep.models.layers import (
@@ -92,6 +93,8 @@ class SsdFeatures(nn.Module):
             self.extra = self._on_top(style, made, extractor)
         give_memory(self.extra)
         draw_weights(self.features, self.of_backbone.initializer, generator)
+        if extractor.draw_own_weights is not None:
+            extractor.draw_own_weights(self.features, generator)
         draw_weights(self.extra, self.on_top.initializer, generator)
         for module in self.extra.modules():
             if isinstance(module, PyramidNode):
@@ -385,6 +388,12 @@ def _efficientnet(size: Size, style: _Style) -> nn.Module:
     return efficientnet_features(size, norm_layer=style.norm_layer, padding="same", generator=style.generator)
 
 
+def _inception_v2(style: _Style) -> nn.Module:
+    return inception_v2_features(
+        depth=style.depth, norm_layer=style.norm_layer, activation_layer=activation_layer(style.hyperparams)
+    )
+
+
 def _inception_v3(style: _Style) -> nn.Module:
     settings = InceptionV3(auxiliary=False)
     return InceptionV3Net(settings, generator=style.generator, layers=_InceptionLayers(settings, style))
@@ -425,10 +434,14 @@ class _Extractor:
     least_side: int = 33
     """The least height and width of images, in pixels, as in the reference."""
     maps: type[SsdFeatures] = MultiResolutionFeatureMaps
+    draw_own_weights: Callable[[nn.Module, Generator | None], None] | None = None
+    """Draws the first weights that are those of the backbone, whatever its hyperparameters."""
 
 
-IMAGENET_MEAN = (123.68, 116.779, 103.939)
-"""Subtracted from red, green and blue by the ResNets of the reference."""
+HALF = (127.5, 127.5, 127.5)
+"""Subtracted from red, green and blue, which are divided by it then: they go from -1 to 1."""
+IMAGENET_MEAN, UNIT = (123.68, 116.779, 103.939), (1.0, 1.0, 1.0)
+"""Subtracted from red, green and blue by the ResNets of the reference, and what they are divided by."""
 _V1 = replace(SLIM, regularize_depthwise=True)
 _RESNET = Hyperparams(
     regularizer=L2Regularizer(1e-4),
@@ -488,6 +501,7 @@ EXTRACTORS = {
     "ssd_resnet101_v1_fpn": _retinanet(101),
     "ssd_resnet152_v1_fpn": _retinanet(152),
     **{f"ssd_efficientnet-b{size}_bifpn": _efficientdet(size) for size in get_args(Size)},
+    "ssd_inception_v2": _Extractor(_inception_v2, ("Mixed_4c", "Mixed_5c"), draw_own_weights=draw_own_weights),
     "ssd_inception_v3": _Extractor(_inception_v3, ("Mixed_5d", "Mixed_6e", "Mixed_7c"), (512, 256, 128)),
 }
 """The feature extractors that there are, by the reference's names."""

@@ -27,15 +27,12 @@ from lockstep.detection.tf_configs import (
     Ssd,
     WeightSharedConvolutionalBoxPredictor,
 )
-from lockstep.detection.tf_feature_maps import SsdFeatures, feature_maps
+from lockstep.detection.tf_feature_maps import HALF, SsdFeatures, feature_maps
 from lockstep.detection.tf_layers import PartPenalties, activation_layer, draw_weights, norm_layer
 from lockstep.detection.tf_supported import check_supported
 from lockstep.errors import InputError
 from lockstep.models.initial_weights import check_images, give_memory, without_memory
 from lockstep.models.layers import ActivationLayer, Conv2dNormActivation, NormLayer, conv2d
-
-_HALF = (127.5, 127.5, 127.5)
-"""Pixels go from -1 to 1."""
 
 
 class TfSsd(SsdNet):
@@ -90,8 +87,8 @@ def _settings(config: Ssd, backbone: SsdFeatures) -> SsdSettings:
         negative_class_weight=config.negative_class_weight,
         normalize_loss_by_num_matches=config.normalize_loss_by_num_matches,
         normalize_loc_loss_by_codesize=config.normalize_loc_loss_by_codesize,
-        pixel_mean=backbone.mean or _HALF,
-        pixel_std=backbone.std if backbone.mean else _HALF,
+        pixel_mean=backbone.mean or HALF,
+        pixel_std=backbone.std if backbone.mean else HALF,
         smallest_image=backbone.least_side,
     )
 

@@ -31,6 +31,7 @@ SSD_EXTRACTORS = (
     *(f"{net}_keras" for net in _SSD_KERAS),
     "ssd_mobilenet_v3_small",
     "ssd_mobilenet_v3_large",
+    "ssd_inception_v2",
     "ssd_inception_v3",
     *(f"ssd_efficientnet-b{size}_bifpn_keras" for size in range(8)),
 )
@@ -43,7 +44,12 @@ CENTER_NET_EXTRACTORS = (
     "mobilenet_v2_fpn",
     "hourglass_104",
 )
-FASTER_RCNN_EXTRACTORS = (*_FASTER_RCNN_KERAS, *(f"{net}_keras" for net in _FASTER_RCNN_KERAS))
+FASTER_RCNN_EXTRACTORS = (
+    *_FASTER_RCNN_KERAS,
+    *(f"{net}_keras" for net in _FASTER_RCNN_KERAS),
+    "faster_rcnn_inception_v2",
+    "faster_rcnn_inception_resnet_v2",
+)
 
 _NETS: Mapping[str, tuple[str, float]] = {
     "mobilenet_v1": ("depthwise", 0.57),
@@ -79,20 +85,17 @@ _REFUSALS = {
     "quantization": (
         "Detectors are not trained for whole numbers (quantization) here.",
         "a detector of floating point",
-        "--set model.untrained_parts=[] trains it as one",
+        "--set model.untrained_parts=[], or `lockstep import pipeline` with --substitute-model, trains it as one",
     ),
     "context_config": (
         "Context R-CNN is not trained here: a detector sees one image, and no others of the same camera.",
         "a detector without context",
-        "--set model.untrained_parts=[] trains it as a Faster R-CNN",
-    ),
-    "rfcn_box_predictor": (
-        "R-FCN is not trained here: there are no position-sensitive score maps.",
-        "a mask_rcnn_box_predictor",
-        "take a Faster R-CNN of the same feature extractor, such as faster_rcnn_resnet101",
+        "--set model.untrained_parts=[], or `lockstep import pipeline` with --substitute-model, trains a Faster R-CNN",
     ),
 }
 """What is said of a part that is not trained: what it is, what is expected, and the hint."""
+_LEFT_OUT = ("quantization", "context_config")
+"""Parts without which a detector is the nearest to the one with them: in floating point, or without context."""
 _OTHER_REFUSAL = (
     "An SSD is not trained with this here.",
     "an SSD without it",
@@ -109,7 +112,7 @@ def check_supported(model: Detector) -> None:
     """Refuse a detector of the Object Detection API that cannot be trained, with the reason; others all can.
 
     Raises:
-        InputError: it is quantized, an R-FCN or a Context R-CNN, or its feature extractor is not there.
+        InputError: it is quantized or a Context R-CNN, or its feature extractor is not there.
     """
     if not isinstance(model, TfDetector):
         return
@@ -153,9 +156,9 @@ def _check_one_stage(model: tf_configs.Ssd) -> None:
             expected="an SSD without it; a backbone has batch norm",
             hint="leave it out of the recipe, or set what stands in its place",
         )
-    if extractor.net == "ssd_inception_v3" and of_backbone is None:
+    if "inception" in extractor.net and of_backbone is None:
         raise InputError(
-            "ssd_inception_v3 has no layers of its own: they are always those of conv_hyperparams.",
+            f"{extractor.net} has no layers of its own: they are always those of conv_hyperparams.",
             given="model.feature_extractor.override_base_feature_extractor_hyperparams=false",
             expected="true, as the reference wants it",
             hint="--set model.feature_extractor.override_base_feature_extractor_hyperparams=true",
@@ -220,8 +223,11 @@ def _check_two_stages(model: tf_configs.FasterRcnn) -> None:
     crops = (model.initial_crop_size, model.maxpool_kernel_size, model.maxpool_stride)
     lacking = {
         "number_of_stages=1": model.number_of_stages == 1,
-        "second_stage_box_predictor": not isinstance(predictor, tf_configs.MaskRcnnBoxPredictor),
-        "initial_crop_size, maxpool_kernel_size or maxpool_stride, none": None in crops,
+        "second_stage_box_predictor": not isinstance(
+            predictor, tf_configs.MaskRcnnBoxPredictor | tf_configs.RfcnBoxPredictor
+        ),
+        "initial_crop_size, maxpool_kernel_size or maxpool_stride, none": None in crops
+        and not isinstance(predictor, tf_configs.RfcnBoxPredictor),
         f"feature_extractor.first_stage_features_stride={extractor.first_stage_features_stride}": (
             extractor.first_stage_features_stride not in ({16} if extractor.is_keras else {8, 16})
         ),
@@ -233,21 +239,34 @@ def _check_two_stages(model: tf_configs.FasterRcnn) -> None:
             normed=False,
         ),
     }
-    if isinstance(predictor, tf_configs.MaskRcnnBoxPredictor):
-        name = "second_stage_box_predictor"
-        lacking |= {
-            f"{name}.predict_keypoints": predictor.predict_keypoints,
-            f"{name}.box_code_size={predictor.box_code_size}": predictor.box_code_size != 4,
-            **_ignored_layer_options({f"{name}.fc_hyperparams": predictor.fc_hyperparams}, normed=False),
-            **_ignored_layer_options({f"{name}.conv_hyperparams": predictor.conv_hyperparams}),
-        }
+    lacking |= _ignored_of_regions("second_stage_box_predictor", predictor)
     if given := [f"model.{name}" for name, is_given in lacking.items() if is_given]:
         raise InputError(
             "A Faster R-CNN is not trained with this here.",
             given=", ".join(given),
-            expected="two stages or three, a mask_rcnn_box_predictor, pooled crops, a stride of 16 or (TF-Slim) 8",
+            expected="two stages or three, a mask_rcnn_box_predictor with pooled crops or an rfcn_box_predictor whose "
+            "crop is a multiple of its bins, a stride of 16 or (TF-Slim) 8",
             hint="set what stands in its place, or take FasterRcnnFpn, which has a feature pyramid",
         )
+
+
+def _ignored_of_regions(name: str, predictor: tf_configs.BoxPredictor | None) -> dict[str, bool]:
+    """Return what the layers of the second stage have not here, and whether it is asked for."""
+    code_size = getattr(predictor, "box_code_size", 4)
+    lacking = {f"{name}.box_code_size={code_size}": code_size != 4}
+    match predictor:
+        case tf_configs.MaskRcnnBoxPredictor():
+            lacking |= {
+                f"{name}.predict_keypoints": predictor.predict_keypoints,
+                **_ignored_layer_options({f"{name}.fc_hyperparams": predictor.fc_hyperparams}, normed=False),
+                **_ignored_layer_options({f"{name}.conv_hyperparams": predictor.conv_hyperparams}),
+            }
+        case tf_configs.RfcnBoxPredictor():
+            for side in ("height", "width"):
+                points, bins = getattr(predictor, f"crop_{side}"), getattr(predictor, f"num_spatial_bins_{side}")
+                lacking[f"{name}.crop_{side}={points}, of {bins} bins"] = points % bins > 0
+            lacking |= _ignored_layer_options({f"{name}.conv_hyperparams": predictor.conv_hyperparams}, normed=False)
+    return lacking
 
 
 def _check_extractor(model: TfDetector) -> None:
@@ -288,7 +307,7 @@ def _nearest(model: TfDetector) -> str | None:
         (kind, cost), is_keras = _facts(name) or own, name.endswith("_keras")
         if _pyramid(name) == _pyramid(extractor.type):
             distance = abs(math.log(cost / own[1])) + _OTHER_LAYERS * (kind != own[0])
-            distances[name] = (distance, is_keras != extractor.is_keras)
+            distances[name] = (is_keras != extractor.is_keras, distance)
     return min(distances, key=lambda name: distances[name], default=None)
 
 
@@ -297,24 +316,27 @@ def _pyramid(extractor: str) -> str:
 
 
 def substitutes(model: TfDetector) -> dict[str, object]:
-    """Return fields of the model, by their paths, with which the nearest feature extractor takes the place of its own.
+    """Return fields of the model, by their paths, with which the nearest detector that is there takes its place.
 
     Returns:
         Nothing where its own is there, or where none is near it.
     """
-    nearest = None if model.feature_extractor.type in _extractors_for(model) else _nearest(model)
-    if nearest is None:
+    is_there = model.feature_extractor.type in _extractors_for(model)
+    nearest = None if is_there else _nearest(model)
+    if nearest is None and not is_there:
         return {}
-    found: dict[str, object] = {"feature_extractor.type": nearest}
-    if isinstance(model, tf_configs.Ssd):
+    found: dict[str, object] = {} if nearest is None else {"feature_extractor.type": nearest}
+    if nearest is not None and isinstance(model, tf_configs.Ssd):
         anchors, number = model.anchor_generator, model.feature_extractor.num_layers
         if isinstance(anchors, SsdAnchorGenerator) and anchors.num_layers != number:
             found["feature_extractor.num_layers"] = anchors.num_layers
+    if {*_LEFT_OUT} & {*model.untrained_parts}:
+        found["untrained_parts"] = tuple(part for part in model.untrained_parts if part not in _LEFT_OUT)
     return found
 
 
 def substituted(model: TfDetector) -> TfDetector:
-    """Return the model with the nearest feature extractor in place of one that is not there."""
+    """Return the nearest model that is there in place of one that is not."""
     for path, value in substitutes(model).items():
         model = _with_field(model, path.split("."), value)
     return model

@@ -44,6 +44,14 @@ class Conv2dSame(nn.Conv2d):
         return F.conv2d(hidden, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
 
 
+class Branches(nn.ModuleDict):
+    """Modules side by side, whose outputs are joined along the channels."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Map shape (batch, inputs, height, width) to (batch, sum of the branches' outputs, ...)."""
+        return torch.cat([branch(hidden) for branch in self.values()], 1)
+
+
 class MaxPool2dSame(nn.Module):
     """The maximum over windows that are placed as TensorFlow's SAME does; what is outside of the map does not count."""
 
@@ -76,7 +84,7 @@ def make_divisible(channels: float, least: int = 8) -> int:
 def conv2d(
     inputs: int,
     outputs: int,
-    kernel_size: int,
+    kernel_size: int | tuple[int, int],
     stride: int = 1,
     *,
     dilation: int = 1,
@@ -87,7 +95,8 @@ def conv2d(
     """Make a convolution with an odd kernel that keeps height and width, or divides them by the stride."""
     if padding == "same" and stride > 1:
         return Conv2dSame(inputs, outputs, kernel_size, stride, dilation=dilation, groups=groups, bias=bias)
-    zeros = (kernel_size - 1) // 2 * dilation
+    height, width = (kernel_size, kernel_size) if isinstance(kernel_size, int) else kernel_size
+    zeros = ((height - 1) // 2 * dilation, (width - 1) // 2 * dilation)
     return nn.Conv2d(inputs, outputs, kernel_size, stride, zeros, dilation, groups, bias)
 
 

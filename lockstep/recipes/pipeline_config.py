@@ -49,7 +49,7 @@ class Imported(NamedTuple):
     recipe: Recipe
     rows: list[Row]
     substitutes: Mapping[str, object]
-    """Fields of the recipe, by their paths, that make up for a feature extractor that is not here."""
+    """Fields of the recipe, by their paths, that make up for what is not here."""
     refusal: InputError | None
     """Why the recipe's model cannot be trained; None if it can."""
 
@@ -61,7 +61,8 @@ def import_pipeline(text: str, source: str, name: str, *, substitute_model: bool
         text: in the text format of protocol buffers.
         source: the name of its file, for messages.
         name: of the recipe; signs that the name of a folder cannot have are replaced.
-        substitute_model: take the nearest feature extractor where that of the file is not there, and fresh weights.
+        substitute_model: take the nearest feature extractor where that of the file is not there, with fresh weights,
+            and leave quantization and context out.
 
     Raises:
         InputError: a value that its field does not take, or a part that is missing; InputErrors where there are
@@ -80,9 +81,11 @@ def import_pipeline(text: str, source: str, name: str, *, substitute_model: bool
     if not isinstance(model, CenterNet):  # which has no regularizers
         model = replace(model, add_regularization_loss=train.add_regularization_loss)
     others = substitutes(model) if substitute_model else {}
-    if others:
+    if "feature_extractor.type" in others:
         _report_substitutes(reader, model.feature_extractor.type, others)
-        model, parts["training"]["warm_start"] = substituted(model), None
+        parts["training"]["warm_start"] = None
+    if others:
+        model = substituted(model)
     refusal = _refusal(model)
     by_name = made(partial(_fields_by_name, reader, train, model, refusal), f"{source}, training")
     recipe = made(
@@ -155,9 +158,7 @@ def _read_model(reader: MessageReader, models: Sequence[Field], graph: Sequence[
     message = reader.message(field, at)
     names = {each.name for each in fields(messages.BesideTheModel)}
     beside = [inner for inner in message if inner.name in names]
-    rfcn = [inner for inner in message if inner.name == "second_stage_box_predictor" and _is_rfcn(inner)]
-    reader.leave(rfcn, at._replace(outcome=messages.UNTRAINED["rfcn_box_predictor"]))
-    rest = [inner for inner in message if inner.name not in names and inner not in rfcn]
+    rest = [inner for inner in message if inner.name not in names]
     found = made_together(
         {
             "model": partial(reader.read, _MODELS[field.name], rest, at),
@@ -178,11 +179,6 @@ def _read_model(reader: MessageReader, models: Sequence[Field], graph: Sequence[
         return model, given_resizer.resizer()
     reader.revise(f"{at.path}.image_resizer.{kind_name(type(given_resizer))}", messages.OTHER_RESIZER)
     return model, FixedShapeResizer()
-
-
-def _is_rfcn(predictor: Field) -> bool:
-    kinds = predictor.value if isinstance(predictor.value, list) else []
-    return [kind.name for kind in kinds] == ["rfcn_box_predictor"]
 
 
 def _inside(message: Iterable[Field], name: str) -> list[Field]:

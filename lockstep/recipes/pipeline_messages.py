@@ -398,7 +398,6 @@ _TASKS: tuple[tf_configs.UntrainedPart, ...] = (
 UNTRAINED: Mapping[tf_configs.UntrainedPart, FieldOutcome] = {
     "quantization": not_mapped("detectors are not trained for whole numbers (quantization) here"),
     "context_config": not_mapped("Context R-CNN is not trained here"),
-    "rfcn_box_predictor": not_mapped("R-FCN is not trained here"),
     "random_example_sampler": not_mapped("anchors are not sampled here"),
     "equalization_loss": not_mapped("there is no equalization loss here"),
     **{task: not_mapped(f"a CenterNet predicts boxes alone here, and has no {task}") for task in _TASKS},

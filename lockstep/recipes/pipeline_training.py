@@ -198,7 +198,8 @@ def _first_weights(train: messages.TrainConfig) -> InitialWeights | None:
 
 _NETS = {
     r"ssd_mobilenet_v(\d)": r"MobilenetV\1",
-    r"ssd_inception_v(\d)": r"InceptionV\1",
+    r"(?:ssd|faster_rcnn)_inception_v(\d)": r"InceptionV\1",
+    r"faster_rcnn_inception_resnet_v(\d)": r"InceptionResnetV\1",
     r"(?:ssd|faster_rcnn)_resnet(\d+)": r"resnet_v1_\1",
 }
 """The API's name of a backbone, by a pattern of how its feature extractor's begins."""
@@ -217,7 +218,7 @@ _FASTER_RCNN = {
     r"rpn\.class_predictor\.": "FirstStageBoxPredictor/ClassPredictor",
     r"box_head\.box_predictor\.": "SecondStageBoxPredictor/BoxEncodingPredictor",
     r"box_head\.class_predictor\.": "SecondStageBoxPredictor/ClassPredictor",
-    r"mask_head\.": "SecondStageBoxPredictor",
+    r"(?:box|mask)_head\.": "SecondStageBoxPredictor",
 }
 """The API's name of a part of a detector, by a pattern of how the names of its parameters begin."""
 _LAYER = "*"

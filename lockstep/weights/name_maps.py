@@ -23,6 +23,10 @@ NORM = (
 )
 """What batch norm consists of, once its scope has its module's name."""
 _NO_SCALE = (r"\.1\.weight$",)
+# What a convolution with batch norm consists of, once its scope has the name of its module.
+_CONVOLUTION = (Rename("/weights$", ".conv.weight", CONVOLUTION), Rename("/BatchNorm/", ".bn/"), *NORM)
+# The reference trainers give batch norm no scale: a factor of 1, with which torch's begins.
+_SCALE = (r"\.bn\.weight$",)
 _LARGE, _SMALL = frozenset({3, 4, 5, 10, 11, 12, 13, 14}), frozenset({0, *range(3, 11)})
 """The blocks of MobileNetV3 that have squeeze and excitation."""
 
@@ -102,6 +106,22 @@ def resnet_v1(scope: str = "", to: str = "") -> list[Rename]:
         Rename(r"(layer\d\.\d+)/conv(\d)/weights$", r"\1.conv\2.weight", CONVOLUTION),
         Rename(r"(layer\d\.\d+)/conv(\d)/BatchNorm/", r"\1.bn\2/"),
         *NORM,
+    ]
+
+
+def _inception_v2(scope: str, to: str) -> list[Rename]:
+    return [
+        Rename(
+            rf"^{scope}InceptionV2/Conv2d_1a_7x7/depthwise_weights$", f"{to}Conv2d_1a_7x7.depthwise.weight", DEPTHWISE
+        ),
+        Rename(
+            rf"^{scope}InceptionV2/Conv2d_1a_7x7/pointwise_weights$",
+            f"{to}Conv2d_1a_7x7.pointwise.0.weight",
+            CONVOLUTION,
+        ),
+        Rename(rf"^{scope}InceptionV2/Conv2d_1a_7x7/", f"{to}Conv2d_1a_7x7.pointwise/"),
+        Rename(rf"^{scope}InceptionV2/(Conv2d_2[bc]_\dx\d)/", rf"{to}\1/"),
+        Rename(rf"^{scope}InceptionV2/(Mixed_\d\w)/(Branch_\d)/(Conv2d_\d\w_\dx\d)/", rf"{to}\1.\2.\3/"),
     ]
 
 
@@ -194,6 +214,7 @@ SSD_NETS = {
         (*_pyramid("bottom_up_block", 5), *_block(r"(?:backbone\.extra|head)\."), *resnet_v1(_SCOPE, _FEATURES)),
         may_lack=_NO_SCALE,
     ),
+    "ssd_inception_v2": _net([*ssd_layers(2), *_inception_v2(f"(?:{_SCOPE})?", _FEATURES)]),
     "ssd_mobilenet_v3_large": _net([*ssd_layers(2), *_mobilenet_v3(15, _LARGE, _SCOPE, _FEATURES)]),
     "ssd_mobilenet_v3_small": _net([*ssd_layers(2), *_mobilenet_v3(11, _SMALL, _SCOPE, _FEATURES)]),
 }
@@ -207,17 +228,66 @@ def _predictor(scope: str, to: str, layout: Layout) -> list[Rename]:
     return [*weights, *(Rename(f"^{scope}/{name}/biases$", f"{to}.{ours}.bias") for name, ours in names.items())]
 
 
-FASTER_RCNN_RESNET_V1 = NameMap(
-    (
-        *resnet_v1("(?:(?:First|Second)StageFeatureExtractor/)?", "backbone."),
-        Rename(r"^backbone\.layer4\.", "second_stage.layer4."),
-        Rename("^Conv/weights$", "rpn.conv.weight", CONVOLUTION),
-        Rename("^Conv/biases$", "rpn.conv.bias"),
-        *_predictor("FirstStageBoxPredictor", "rpn", CONVOLUTION),
-        *_predictor("SecondStageBoxPredictor", "box_head", DENSE),
-    )
+_STAGES = "(?:(?:First|Second)StageFeatureExtractor/)?"
+_RESNET_STAGES = r"(?:SecondStageFeatureExtractor/|FirstStageFeatureExtractor/(?!resnet_v1_\d+/block4/))?"
+"""A checkpoint of the API has a last block in the first stage, too, which nothing uses."""
+_TWO_STAGES = (
+    Rename("^Conv/weights$", "rpn.conv.weight", CONVOLUTION),
+    Rename("^Conv/biases$", "rpn.conv.bias"),
+    *_predictor("FirstStageBoxPredictor", "rpn", CONVOLUTION),
+    *_predictor("SecondStageBoxPredictor", "box_head", DENSE),
+    Rename(
+        r"^SecondStageBoxPredictor/(reduce_depth|refined_locations|class_predictions)/weights$",
+        r"box_head.\1.weight",
+        CONVOLUTION,
+    ),
+    Rename(r"^SecondStageBoxPredictor/(reduce_depth|refined_locations|class_predictions)/biases$", r"box_head.\1.bias"),
 )
-"""Faster R-CNNs of the Object Detection API, all but the layers of masks; and a ResNet of TF-Slim that becomes one."""
+"""All but the feature extractor and the layers of masks."""
+
+
+def _inception_resnet_v2() -> list[Rename]:
+    """TF-Slim's net in a detector, whose second stage counts its blocks as the first one does."""
+    net = f"^{_STAGES}InceptionResnetV2"
+    repeats = {"block35": "repeat", "block17": "repeat_1", "block8": "repeat_2"}
+    return [
+        Rename(rf"{net}/Conv2d_(\d[ab])_\dx\d/", r"backbone.conv2d_\1/"),
+        Rename(rf"{net}/Mixed_(\d[ab])/", r"backbone.mixed_\1/"),
+        *(
+            Rename(rf"{net}/Repeat(?:_\d)?/{block}_{number}/", f"backbone.{repeat}.{number - 1}/")
+            for block, repeat in repeats.items()
+            for number in range(1, 21)
+        ),
+        Rename(f"{net}/Block8/", "backbone.block8/"),
+        Rename(r"^(backbone\.(?:repeat\w*\.\d+|block8))/Conv2d_1x1/weights$", r"\1.conv2d.weight", CONVOLUTION),
+        Rename(r"^(backbone\.(?:repeat\w*\.\d+|block8))/Conv2d_1x1/biases$", r"\1.conv2d.bias"),
+        Rename(r"^(backbone\..*)/Branch_(\d)/", r"\1.branch\2/"),
+        # Branches of one convolution, then the convolutions of those of several.
+        Rename(r"\.branch0/Conv2d_1x1/", ".branch0/"),
+        Rename(r"\.mixed_6a\.branch0/Conv2d_1a_3x3/", ".mixed_6a.branch0/"),
+        Rename(r"(\.mixed_6a\.branch1|\.mixed_7a\.branch2)/Conv2d_1a_3x3/", r"\1.2/"),
+        Rename(r"(\.branch\d)/Conv2d_0a_\dx\d/", r"\1.0/"),
+        Rename(r"(\.branch\d)/Conv2d_(?:0b|1a)_\dx\d/", r"\1.1/"),
+        Rename(r"(\.branch\d)/Conv2d_0c_\dx\d/", r"\1.2/"),
+        Rename(r"^backbone\.(mixed_7a|repeat_2|block8|conv2d_7b)", r"second_stage.\1"),
+        *_CONVOLUTION,
+    ]
+
+
+FASTER_RCNN_NETS = {
+    "faster_rcnn_resnet_v1": NameMap(
+        (*resnet_v1(_RESNET_STAGES, "backbone."), Rename(r"^backbone\.layer4\.", "second_stage.layer4."), *_TWO_STAGES)
+    ),
+    "faster_rcnn_inception_v2": _net(
+        [
+            *_TWO_STAGES,
+            *_inception_v2(_STAGES, "backbone."),
+            Rename(r"^backbone\.Mixed_5", "second_stage.Mixed_5"),
+        ]
+    ),
+    "faster_rcnn_inception_resnet_v2": NameMap((*_TWO_STAGES, *_inception_resnet_v2()), may_lack=_SCALE),
+}
+"""The Faster R-CNNs of the Object Detection API, all but the layers of masks; and a net of TF-Slim that becomes one."""
 
 
 AVERAGE = "/ExponentialMovingAverage"
@@ -235,11 +305,6 @@ def _branches(blocks: Mapping[str, str], places: Mapping[str, str]) -> list[Rena
         for branch, module in places.items()
     ]
 
-
-# What a convolution with batch norm consists of, once its scope has the name of its module.
-_CONVOLUTION = (Rename("/weights$", ".conv.weight", CONVOLUTION), Rename("/BatchNorm/", ".bn/"), *NORM)
-# The reference trainers give batch norm no scale: a factor of 1, with which torch's begins.
-_SCALE = (r"\.bn\.weight$",)
 
 # Both cut the kernel of the auxiliary head to the size of the map, where images are smaller than 299 pixels.
 _CUT = (r"(^|\.)AuxLogits\.conv1\.conv\.weight$",)
@@ -414,7 +479,7 @@ SHIPPED = {
     **SLIM_NETS,
     **SSD_NETS,
     "ssd_inception_v3": SSD_INCEPTION_V3,
-    "faster_rcnn_resnet_v1": FASTER_RCNN_RESNET_V1,
+    **FASTER_RCNN_NETS,
     "tensorflow": TENSORFLOW,
 }
 """The maps by the name that a recipe gives them."""

@@ -55,15 +55,20 @@ def test_training_what_cannot_be_trained_is_refused_in_one_sentence(
 def test_the_nearest_feature_extractor_is_taken_where_that_is_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config, target = FIXTURES / "ssd_inception_v2_coco.config", tmp_path / "ssd.toml"
+    config, target = tmp_path / "ssd.config", tmp_path / "ssd.toml"
+    config.write_text((FIXTURES / "ssd_inception_v2_coco.config").read_text().replace("inception_v2", "mobiledet_gpu"))
     assert main(["import", "pipeline", str(config), "--to", str(target)]) == 0
-    assert "ssd_inception_v3 is the nearest" in capsys.readouterr().out
+    assert "ssd_mobilenet_v2 is the nearest" in capsys.readouterr().out
     assert main(["import", "pipeline", str(config), "--to", str(target), "--substitute-model", "--force"]) == 0
     printed = capsys.readouterr().out
-    assert "substituted: model.feature_extractor.type=ssd_inception_v3\n" in printed
-    assert "not mapped: its weights are those of ssd_inception_v2" in printed
+    assert "substituted: model.feature_extractor.type=ssd_mobilenet_v2\n" in printed
+    assert "not mapped: its weights are those of ssd_mobiledet_gpu" in printed
     assert "There is no feature extractor" not in printed
     assert load(target).warm_start is None
+    config = FIXTURES / "ssd_mobilenet_v2_quantized_300x300_coco.config"
+    assert main(["import", "pipeline", str(config), "--to", str(target), "--substitute-model", "--force"]) == 0
+    assert "substituted: model.untrained_parts=()\n" in capsys.readouterr().out
+    assert load(target).warm_start is not None
 
 
 def test_a_file_that_is_there_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

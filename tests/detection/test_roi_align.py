@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lockstep.detection.roi_align import crop_and_resize, multiscale_roi_align, roi_align_masks
+from lockstep.detection.roi_align import crop_and_resize, multiscale_roi_align, position_sensitive_crop, roi_align_masks
 
 GOLDEN = np.load(Path(__file__).parent.parent / "golden" / "regions_golden.npz")
 CROPS = ((14, 14), (1, 3), (2, 1))
@@ -152,3 +152,21 @@ def test_crops_are_those_of_tensorflow(number: int, size: tuple[int, int]) -> No
     (made * made).sum().backward()
     assert maps.grad is not None
     torch.testing.assert_close(maps.grad.permute(0, 2, 3, 1), recorded(f"gradient_{number}"), rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_each_part_of_a_box_is_read_from_maps_of_its_own(memory_format: torch.memory_format) -> None:
+    """As the reference does it: crop by crop of each part, and then the mean of them all."""
+    drawn = torch.Generator().manual_seed(0)
+    features = torch.randn(2, 6 * 5, 7, 9, generator=drawn).to(memory_format=memory_format)
+    boxes, image_of = torch.rand(4, 4, generator=drawn), torch.tensor([1, 0, 0, 1])
+    boxes[0] = torch.tensor([0.8, 0.9, 1.4, 1.2])
+    found = position_sensitive_crop(features, boxes, image_of, (3, 2), (6, 8))
+    crops = []
+    for part, maps in enumerate(features.split(5, 1)):
+        (top, left, bottom, right), (row, column) = boxes.T, divmod(part, 2)
+        height, width = (bottom - top) / 3, (right - left) / 2
+        corner = [top + row * height, left + column * width]
+        of_part = torch.stack([*corner, corner[0] + height, corner[1] + width], 1)
+        crops.append(crop_and_resize(maps, of_part, image_of, (2, 4)).mean((2, 3)))
+    torch.testing.assert_close(found, torch.stack(crops).mean(0))

@@ -79,7 +79,7 @@ def test_of_keras_layers_the_second_stage_has_a_stride_and_the_first_the_same_fe
     features = [each.eval().backbone(images() / 255)["0"] for each in (slim, keras)]
     torch.testing.assert_close(*features, rtol=1e-4, atol=1e-4)
     crops = torch.rand(2, 1024, 7, 7)
-    assert [each.second_stage["layer4"](crops).shape[2:] for each in (slim, keras)] == [(7, 7), (4, 4)]
+    assert [each.second_stage(crops).shape[2:] for each in (slim, keras)] == [(7, 7), (4, 4)]
     strided = replace(config.feature_extractor, first_stage_features_stride=8)
     with pytest.raises(InputError, match="first_stage_features_stride=8"):
         replace(config, feature_extractor=strided).build(0)

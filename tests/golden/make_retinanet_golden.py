@@ -86,14 +86,20 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 
-def main() -> None:
+def prepare() -> None:
+    """Let the package find TensorFlow 1, with what is absent stood in for."""
     tf.disable_v2_behavior()
     tf.keras, tf.contrib = tf_keras, Absent("contrib")
+    slim.is_tensor = tf.is_tensor
     sys.modules["tensorflow"] = tf
     sys.modules["tf_keras.legacy_tf_layers"] = legacy_tf_layers
     for layers in (base, convolutional, core, normalization, pooling):
         sys.modules[layers.__name__.replace(".src", "")] = layers
     sys.meta_path.insert(0, Finder())
+
+
+def main() -> None:
+    prepare()
     recorded: dict[str, Any] = {}
     for name, text in inputs.CONFIGS.items():
         with tf.Graph().as_default(), tf.Session() as session:

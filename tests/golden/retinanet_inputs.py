@@ -10,32 +10,35 @@ import numpy.typing as npt
 PATH = Path(__file__).parent / "retinanet_golden.npz"
 SIDES = (160, 192)
 SAMPLES = 96
-_LAYERS = """
+LAYERS = """
   conv_hyperparams {
     activation: RELU_6 regularizer { l2_regularizer { weight: 0.0004 } }
     initializer { truncated_normal_initializer { stddev: 0.03 } }
     batch_norm { scale: true decay: 0.997 epsilon: 0.001 }
   }"""
 
+TARGETS = """normalize_loc_loss_by_codesize: true encode_background_as_zeros: true
+  box_coder { faster_rcnn_box_coder { y_scale: 10 x_scale: 10 height_scale: 5 width_scale: 5 } }
+  matcher { argmax_matcher { matched_threshold: 0.5 unmatched_threshold: 0.5 force_match_for_each_row: true } }
+  similarity_calculator { iou_similarity { } }"""
+LOSS_AND_SCORES = """loss {
+    classification_loss { weighted_sigmoid_focal { alpha: 0.25 gamma: 2 } }
+    localization_loss { weighted_smooth_l1 { } }
+  }
+  post_processing { batch_non_max_suppression { score_threshold: 1e-8 } score_converter: SIGMOID }"""
+
 
 def _model(extractor: str, of_predictor: str = "", of_extractor: str = "", depth: int = 24) -> str:
     return f"""ssd {{
-  num_classes: 3 normalize_loc_loss_by_codesize: true encode_background_as_zeros: true
-  box_coder {{ faster_rcnn_box_coder {{ y_scale: 10 x_scale: 10 height_scale: 5 width_scale: 5 }} }}
-  matcher {{ argmax_matcher {{ matched_threshold: 0.5 unmatched_threshold: 0.5 force_match_for_each_row: true }} }}
-  similarity_calculator {{ iou_similarity {{ }} }}
+  num_classes: 3 {TARGETS}
   anchor_generator {{ multiscale_anchor_generator {{ aspect_ratios: [1, 2, 0.5] scales_per_octave: 2 }} }}
   image_resizer {{ fixed_shape_resizer {{ height: {SIDES[0]} width: {SIDES[1]} }} }}
   box_predictor {{ weight_shared_convolutional_box_predictor {{
     depth: 16 num_layers_before_predictor: 2 kernel_size: 3 class_prediction_bias_init: -4.6
-    {of_predictor} {_LAYERS} }} }}
+    {of_predictor} {LAYERS} }} }}
   feature_extractor {{ type: "{extractor}" fpn {{ additional_layer_depth: {depth} }}
-    override_base_feature_extractor_hyperparams: true {of_extractor} {_LAYERS} }}
-  loss {{
-    classification_loss {{ weighted_sigmoid_focal {{ alpha: 0.25 gamma: 2 }} }}
-    localization_loss {{ weighted_smooth_l1 {{ }} }}
-  }}
-  post_processing {{ batch_non_max_suppression {{ score_threshold: 1e-8 }} score_converter: SIGMOID }}
+    override_base_feature_extractor_hyperparams: true {of_extractor} {LAYERS} }}
+  {LOSS_AND_SCORES}
 }}"""
 
 
