@@ -461,9 +461,9 @@ WIDTH, LEFT, BAR, GAP, SCALE = 720, 130, 14, 34, 180
 STYLE = """
   text { font: 12px system-ui, sans-serif; fill: #57606a }
   .title { font-weight: 600; fill: #1f2328 } .name { text-anchor: end }
-  .theirs { fill: #afb8c1 } .ours { fill: #0969da }
+  rect { fill: #afb8c1 } .ours { fill: #0969da }
   @media (prefers-color-scheme: dark) {
-    text { fill: #9198a1 } .title { fill: #f0f6fc } .theirs { fill: #57606a } .ours { fill: #4493f8 }
+    text { fill: #9198a1 } .title { fill: #f0f6fc } rect { fill: #57606a } .ours { fill: #4493f8 }
   }
 """
 
@@ -478,9 +478,9 @@ def picture(found: Mapping[str, Mapping[str, Line]]) -> str:
             y += BAR + 4
             times = 1 / line["ratio"] if name != US else 1.0
             width = min(times * SCALE, WIDTH - LEFT - 60)  # whoever takes longer is cut off, and said in numbers
-            kind = "ours" if name == US else "theirs"
+            kind = ' class="ours"' if name == US else ""
             body.append(f'<text x="{LEFT - 8}" y="{y:.0f}" class="name">{escape(name)}</text>')
-            body.append(f'<rect class="{kind}" x="{LEFT}" y="{y - 11:.0f}" width="{width:.0f}" height="{BAR}"/>')
+            body.append(f'<rect{kind} x="{LEFT}" y="{y - 11:.0f}" width="{width:.0f}" height="{BAR}"/>')
             body.append(f'<text x="{LEFT + width + 6:.0f}" y="{y:.0f}">{times:.2f}</text>')
         y += GAP
     return (
