@@ -11,6 +11,9 @@ chain.jsonl           the same of every update, each line with a hash over it an
 timings.jsonl         how fast it went, a line about every ten seconds, and how long it still took
 summaries/            the same for TensorBoard
 evaluations.jsonl     scores of its checkpoints, a line for each `lockstep evaluate`; no times
+confusion.csv         which classes are taken for which, where a person has `lockstep evaluate` write it there; likewise
+curves.csv            precision over recall of each class of a detector
+mistakes.png          the examples with the largest losses, or with the most mistakes
 summaries-evaluation/ the same for TensorBoard, by split and weights
 result.json           how a run that has reached its end ended: its scores, its best checkpoint
 refused/              batches that were not finite
@@ -31,6 +34,7 @@ import re
 RECIPE, CHOICES, HISTORY, SAVES = "recipe.toml", "choices.json", "history.jsonl", "saves.jsonl"
 QUARANTINE, RESULT, WARM_START, DATA = "quarantine.jsonl", "result.json", "warm_start.json", "data.json"
 METRICS, TIMINGS, EVALUATIONS = "metrics.jsonl", "timings.jsonl", "evaluations.jsonl"
+CONFUSION, CURVES, MISTAKES = "confusion.csv", "curves.csv", "mistakes.png"
 CHECKPOINTS, SUMMARIES, EVALUATION_SUMMARIES = "checkpoints", "summaries", "summaries-evaluation"
 MARKER, LATEST = ".mirror.json", "latest.json"
 KEPT_HERE = (EVALUATIONS, EVALUATION_SUMMARIES)

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from lockstep.chaos.command import TrainCommand, send
@@ -58,19 +59,14 @@ def _kill_two(command: TrainCommand, rng: random.Random) -> str:
     return f"SIGKILL to {len(victims)} workers one after another, pids {', '.join(map(str, victims))}"
 
 
-def _kill_launcher(command: TrainCommand, rng: random.Random) -> str:
-    command.signal(signal.SIGKILL)
-    return f"SIGKILL to the launcher, pid {command.pid}"
+def _signal_launcher(number: signal.Signals, command: TrainCommand, rng: random.Random) -> str:
+    command.signal(number)
+    return f"{number.name} to the launcher, pid {command.pid}"
 
 
 def _kill_all(command: TrainCommand, rng: random.Random) -> str:
     command.kill_all()
     return "SIGKILL to all processes at once"
-
-
-def _preempt(command: TrainCommand, rng: random.Random) -> str:
-    command.signal(signal.SIGTERM)
-    return f"SIGTERM to the launcher, pid {command.pid}"
 
 
 def _stop(command: TrainCommand, rng: random.Random) -> str:
@@ -128,8 +124,10 @@ FAULTS: Mapping[str, Fault] = {
     "two": Fault("SIGKILL to two workers, up to 0.3 s apart", _kill_two, ends_command=False),
     "stop": Fault("SIGSTOP to a worker, which never goes on", _stop, ends_command=False),
     "slow": Fault("a worker gets a tenth of its time, for some seconds", _slow, ends_command=False, ends_workers=False),
-    "preempt": Fault("SIGTERM to the launcher: the run saves and ends", _preempt, ends_command=True),
-    "launcher": Fault("SIGKILL to the launcher alone", _kill_launcher, ends_command=True),
+    "preempt": Fault(
+        "SIGTERM to the launcher: the run saves and ends", partial(_signal_launcher, signal.SIGTERM), ends_command=True
+    ),
+    "launcher": Fault("SIGKILL to the launcher alone", partial(_signal_launcher, signal.SIGKILL), ends_command=True),
     "all": Fault("SIGKILL to all processes at once", _kill_all, ends_command=True),
     "disk": Fault("nothing more can be written, as on a full disk", _fill_disk, ends_command=True),
     "checkpoint": Fault(

@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from lockstep.checks import Range, check_one_of, check_value
-from lockstep.cli.shared import Command, add_json_argument
+from lockstep.cli.shared import Command, add_json_argument, write_found
 from lockstep.errors import InputError
 from lockstep.reporting.console import format_rate
-from lockstep.screen import log, write_json, write_lines
+from lockstep.screen import log
 from lockstep.tracing import INPUT_STAGES
 
 if TYPE_CHECKING:
@@ -111,10 +111,7 @@ def _measure_input(arguments: argparse.Namespace, recipe: Recipe | None, worker:
         announce=lambda doing: log.info("measuring %s", doing),
     )
     results = arguments.what, workload.loader, measured, advise(measured)
-    if arguments.json:
-        write_json(_as_json(*results))
-    else:
-        write_lines(_as_text(*results))
+    write_found(arguments, _as_json(*results), _as_text(*results))
 
 
 def _measure_batch_sizes(arguments: argparse.Namespace, recipe: Recipe, worker: Worker) -> None:
@@ -123,10 +120,8 @@ def _measure_batch_sizes(arguments: argparse.Namespace, recipe: Recipe, worker: 
     recipe = with_largest_images(recipe)
     parts, step = _trained(recipe, worker)
     sweep = measure_batch_sizes(recipe, parts, step, worker.device, arguments.seconds)
-    if arguments.json:
-        write_json({"what": arguments.what, "device": str(worker.device), **sweep.as_json()})
-    else:
-        write_lines(_sweep_as_text(arguments.what, sweep))
+    facts = {"what": arguments.what, "device": str(worker.device), **sweep.as_json()}
+    write_found(arguments, facts, _sweep_as_text(arguments.what, sweep))
 
 
 def _recipe(arguments: argparse.Namespace) -> Recipe:

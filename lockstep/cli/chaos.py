@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import signal
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,13 +17,16 @@ from lockstep.cli.shared import (
     add_code_argument,
     add_json_argument,
     add_machine_arguments,
+    add_settings_argument,
+    add_towers_argument,
+    check_linux,
     check_output_folder,
     check_target,
+    write_found,
 )
 from lockstep.durable import atomic_write
-from lockstep.errors import InputError
 from lockstep.owner import scratch_folder
-from lockstep.screen import log, write_json, write_lines
+from lockstep.screen import log
 
 if TYPE_CHECKING:
     from lockstep.recipes.recipe import Recipe
@@ -57,11 +59,9 @@ def _add_arguments(chaos: argparse.ArgumentParser) -> None:
     add_json_argument(chaos)
     chaos.add_argument("--report", dest="to", type=Path, action=OldFlag, new="--to")
     chaos.add_argument("--keep", type=Path, metavar="DIR", help="a new folder for the runs, which are kept in it")
-    chaos.add_argument("--towers", type=int, metavar="N", help="slices of the batch (default: those of the recipe)")
+    add_towers_argument(chaos)
     add_machine_arguments(chaos)
-    chaos.add_argument(
-        "--set", dest="settings", action="append", default=[], metavar="PATH=VALUE", help="change a field of the recipe"
-    )
+    add_settings_argument(chaos)
     add_code_argument(chaos)
     chaos.set_defaults(forever=False, epochs=None, hours=None)
 
@@ -90,10 +90,7 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
             rounds=arguments.rounds,
             flags=flags,
         ).run()
-    if arguments.json:
-        write_json(json.loads(report.as_json()))
-    else:
-        write_lines(report.table())
+    write_found(arguments, json.loads(report.as_json()), report.table())
     if arguments.to is not None:
         with atomic_write(arguments.to) as file:
             file.write(report.as_json().encode())
@@ -105,13 +102,7 @@ def _recipe(arguments: argparse.Namespace) -> Recipe:
     from lockstep.runs.inputs import check_inputs
     from lockstep.runs.workdir import located
 
-    if sys.platform != "linux":
-        raise InputError(
-            "Runs are disturbed on Linux alone.",
-            given=sys.platform,
-            expected="Linux, where workers are processes of a launcher",
-            hint="try the recipe there",
-        )
+    check_linux("Runs are disturbed on Linux alone.")
     folder = Path(arguments.recipe)
     recipe = located(given_recipe(arguments), folder if folder.is_dir() else None)
     check_inputs(recipe, None)

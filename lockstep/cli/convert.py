@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from lockstep.convert.image_folder import LabelledImage
     from lockstep.convert.imagenet import BoxCounts
     from lockstep.convert.sharding import Settings, Summary
-    from lockstep.readers.label_map import LabelMap
 
 _EVERY_SPLIT = "all"
 
@@ -250,19 +249,9 @@ def _add_voc(command: argparse.ArgumentParser) -> None:
 def _convert_voc(arguments: argparse.Namespace) -> Mapping[str, Any]:
     from lockstep.convert.detection import convert_voc
 
-    with _settings(arguments, arguments.set) as settings:
-        summary = convert_voc(
-            arguments.data_dir,
-            arguments.to,
-            split=None if arguments.set == _EVERY_SPLIT else arguments.set,
-            year=arguments.year,
-            label_map=_label_map(arguments),
-            ignore_difficult=arguments.ignore_difficult,
-            base=arguments.name,
-            num_shards=arguments.shards,
-            settings=settings,
-        )
-    return _log_summary([summary], arguments.to)
+    split = None if arguments.set == _EVERY_SPLIT else arguments.set
+    how = {"split": split, "year": arguments.year, "ignore_difficult": arguments.ignore_difficult}
+    return _convert_objects(convert_voc, arguments, arguments.set, arguments.data_dir, **how)
 
 
 def _add_coco(command: argparse.ArgumentParser) -> None:
@@ -283,20 +272,9 @@ def _add_coco(command: argparse.ArgumentParser) -> None:
 def _convert_coco(arguments: argparse.Namespace) -> Mapping[str, Any]:
     from lockstep.convert.detection import convert_coco
 
-    with _settings(arguments, Path(arguments.annotations).stem) as settings:
-        summary = convert_coco(
-            arguments.annotations,
-            arguments.images,
-            arguments.to,
-            masks=arguments.masks,
-            keypoints=arguments.keypoints,
-            label_map=_label_map(arguments),
-            zero_based=arguments.zero_based or None,
-            base=arguments.name,
-            num_shards=arguments.shards,
-            settings=settings,
-        )
-    return _log_summary([summary], arguments.to)
+    title, places = Path(arguments.annotations).stem, (arguments.annotations, arguments.images)
+    how = {"masks": arguments.masks, "keypoints": arguments.keypoints, "zero_based": arguments.zero_based or None}
+    return _convert_objects(convert_coco, arguments, title, *places, **how)
 
 
 def _add_any_detection(command: argparse.ArgumentParser) -> None:
@@ -314,17 +292,8 @@ def _add_any_detection(command: argparse.ArgumentParser) -> None:
 def _convert_any_detection(arguments: argparse.Namespace) -> Mapping[str, Any]:
     from lockstep.convert.detection import convert_detection
 
-    with _settings(arguments, arguments.split) as settings:
-        summary = convert_detection(
-            arguments.data,
-            arguments.to,
-            split=arguments.split,
-            label_map=_label_map(arguments),
-            base=arguments.name,
-            num_shards=arguments.shards,
-            settings=settings,
-        )
-    return _log_summary([summary], arguments.to)
+    split = arguments.split
+    return _convert_objects(convert_detection, arguments, split, arguments.data, split=split)
 
 
 def _add_detection(command: argparse.ArgumentParser, default_name: str) -> None:
@@ -336,10 +305,17 @@ def _add_detection(command: argparse.ArgumentParser, default_name: str) -> None:
     _add_output(command)
 
 
-def _label_map(arguments: argparse.Namespace) -> LabelMap | None:
+def _convert_objects(
+    convert: Callable[..., Summary], arguments: argparse.Namespace, title: str, *places: str, **how: Any
+) -> Mapping[str, Any]:
+    """Convert the data in some places by the flags that all formats of objects share, and by `how`."""
     from lockstep.readers.label_map import read_label_map
 
-    return read_label_map(arguments.label_map) if arguments.label_map else None
+    label_map = read_label_map(arguments.label_map) if arguments.label_map else None
+    names = {"label_map": label_map, "base": arguments.name, "num_shards": arguments.shards}
+    with _settings(arguments, title) as settings:
+        summary = convert(*places, arguments.to, **names, **how, settings=settings)
+    return _log_summary([summary], arguments.to)
 
 
 def _add_prepare(command: argparse.ArgumentParser) -> None:

@@ -12,10 +12,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from lockstep.checks import Range, check_value
-from lockstep.cli.shared import Command, add_code_argument, add_json_argument, add_machine_arguments
+from lockstep.cli.shared import (
+    Command,
+    add_code_argument,
+    add_json_argument,
+    add_machine_arguments,
+    add_settings_argument,
+    add_towers_argument,
+    check_linux,
+    write_found,
+)
 from lockstep.doctor.check_result import Check, CheckResult, as_json, can_train, results_of, summary
 from lockstep.errors import InputError, InputErrors, LockstepError
-from lockstep.screen import log, show_log, write_json, write_lines
+from lockstep.screen import log, show_log, write_lines
 
 if TYPE_CHECKING:
     from lockstep.cli.given_run import GivenRun
@@ -44,11 +53,9 @@ def _add_arguments(doctor: argparse.ArgumentParser) -> None:
         metavar="HOST[:PORT]",
         help="other hosts of a run, to be called",
     )
-    doctor.add_argument("--towers", type=int, metavar="N", help="slices of the batch (default: those of the recipe)")
+    add_towers_argument(doctor)
     add_machine_arguments(doctor)
-    doctor.add_argument(
-        "--set", dest="settings", action="append", default=[], metavar="PATH=VALUE", help="change a field of the recipe"
-    )
+    add_settings_argument(doctor)
     add_code_argument(doctor)
     doctor.add_argument(
         "--seconds", type=float, default=_SECONDS, metavar="N", help="to measure a recipe, about (default: 15; 0: not)"
@@ -58,13 +65,7 @@ def _add_arguments(doctor: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
-    if sys.platform != "linux":
-        raise InputError(
-            "A machine is looked at on Linux alone.",
-            given=sys.platform,
-            expected="Linux, whose system says what there is",
-            hint="look where the run is to be",
-        )
+    check_linux("A machine is looked at on Linux alone.")
 
     from lockstep.doctor.hosts import HostPort
     from lockstep.records.shards import check_local
@@ -86,10 +87,7 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
         if not arguments.json:
             write_lines(finding.lines())
             sys.stdout.flush()
-    if arguments.json:
-        write_json(as_json(findings))
-    else:
-        write_lines(["", summary(findings)])
+    write_found(arguments, as_json(findings), ["", summary(findings)])
     return 0 if can_train(findings) else 1
 
 

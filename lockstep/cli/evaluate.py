@@ -17,6 +17,7 @@ from lockstep.cli.shared import (
     add_host_arguments,
     add_json_argument,
     add_machine_arguments,
+    add_settings_argument,
     add_weights_arguments,
     given_seat,
 )
@@ -31,9 +32,7 @@ def _add_arguments(evaluate: argparse.ArgumentParser) -> None:
     evaluate.add_argument(
         "--data", metavar="PATH", help="other data: shards, their pattern, or a folder with a folder for each class"
     )
-    evaluate.add_argument(
-        "--set", dest="settings", action="append", default=[], metavar="PATH=VALUE", help="of data, evaluate or feed"
-    )
+    add_settings_argument(evaluate, "of data, evaluate or feed")
     evaluate.add_argument("--examples", type=int, metavar="N", help="the first N of the split (default: as the recipe)")
     evaluate.add_argument(
         "--interval", type=float, metavar="SECONDS", help="with --follow, at least so long from one to the next (60)"
@@ -48,7 +47,12 @@ def _add_arguments(evaluate: argparse.ArgumentParser) -> None:
     evaluate.add_argument(
         "--confusion", type=Path, metavar="FILE", help="which classes are taken for which: a table of CSV"
     )
-    evaluate.add_argument("--mistakes", type=Path, metavar="FILE", help="the examples with the largest losses: one PNG")
+    evaluate.add_argument(
+        "--curves", type=Path, metavar="FILE", help="precision over recall of each class of a detector: a table of CSV"
+    )
+    evaluate.add_argument(
+        "--mistakes", type=Path, metavar="FILE", help="the examples with the largest losses, or most mistakes: one PNG"
+    )
     evaluate.add_argument("--force", action="store_true", help="overwrite these files")
     add_machine_arguments(evaluate, threads="those of the run")
     add_host_arguments(evaluate)

@@ -7,12 +7,11 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from lockstep.cli.shared import Command, add_json_argument, add_weights_arguments, check_target
+from lockstep.cli.shared import Command, add_json_argument, add_weights_arguments, check_target, write_found
 from lockstep.durable import atomic_write
 from lockstep.errors import InputError
 from lockstep.listing import format_size
 from lockstep.reporting.console import show_elapsed
-from lockstep.screen import write_json, write_lines
 
 _ANY = "any"
 
@@ -49,13 +48,10 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
         parts = encode_model(trained, path.suffix, images)
         with atomic_write(path, failure=InputError) as file:
             num_bytes = sum(file.write(part) for part in parts)
-    if arguments.json:
-        recipe = trained.recipe.name
-        of = {"recipe": recipe, "step": trained.step, "weights": trained.weights}
-        write_json({"file": str(path), "bytes": num_bytes, **of})
-        return 0
-    weights = f"{trained.weights} weights of step {trained.step} of {trained.recipe.name}"
-    write_lines([f"{path}: {weights}, {format_size(num_bytes)}"])
+    recipe, step, weights = trained.recipe.name, trained.step, trained.weights
+    facts = {"file": str(path), "bytes": num_bytes, "recipe": recipe, "step": step, "weights": weights}
+    text = f"{path}: {weights} weights of step {step} of {recipe}, {format_size(num_bytes)}"
+    write_found(arguments, facts, [text])
     return 0
 
 

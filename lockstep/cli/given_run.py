@@ -317,6 +317,7 @@ def check_files_wanted(arguments: argparse.Namespace, run: GivenRun) -> None:
 _FILES = {
     "to": (".json", "The result is written as JSON."),
     "confusion": (".csv", "The confusion matrix is written as a table of CSV."),
+    "curves": (".csv", "Precision over recall is written as a table of CSV."),
     "mistakes": (".png", "The worst mistakes are shown as one PNG."),
 }
 """The flags that name a file to write, with its ending."""

@@ -12,12 +12,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.cli.shared import Command, add_json_argument, check_target
+from lockstep.cli.shared import Command, add_json_argument, check_target, write_found
 from lockstep.durable import atomic_write
 from lockstep.errors import InputError
 from lockstep.listing import format_size, hint_for_path
 from lockstep.reporting.console import show_progress
-from lockstep.screen import write_json, write_lines
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,11 +64,9 @@ def _import_checkpoint(arguments: argparse.Namespace, _: Sequence[str]) -> int:
             file.write(part)
     num_bytes = sum(tensor.nbytes for tensor in tensors.values())
     done = planned.report.after(tensors)
-    if arguments.json:
-        write_json({"file": str(path), "tensors": len(tensors), "bytes": num_bytes, "report": done.as_json()})
-        return 0
-    report = str(done)
-    write_lines([*report.splitlines(), f"{path}: {len(tensors):,} tensors, {format_size(num_bytes)}"])
+    facts = {"file": str(path), "tensors": len(tensors), "bytes": num_bytes, "report": done.as_json()}
+    text = f"{path}: {len(tensors):,} tensors, {format_size(num_bytes)}"
+    write_found(arguments, facts, [*str(done).splitlines(), text])
     return 0
 
 
@@ -141,15 +138,13 @@ def _import_pipeline(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     with atomic_write(target, failure=InputError) as file:
         file.write(explained_toml(made.recipe).encode())
     counts = Counter[str](row.outcome.fate for row in made.rows)
-    if arguments.json:
-        rows = [
-            {"line": row.place.line, "field": row.field, "value": row.value, **asdict(row.outcome)} for row in made.rows
-        ]
-        refused = made.refusal and str(made.refusal)
-        write_json({"file": str(target), "fields": rows, "substituted": dict(made.substitutes), "refused": refused})
-        return 0
+    rows = [
+        {"line": row.place.line, "field": row.field, "value": row.value, **asdict(row.outcome)} for row in made.rows
+    ]
+    refused = made.refusal and str(made.refusal)
+    facts = {"file": str(target), "fields": rows, "substituted": dict(made.substitutes), "refused": refused}
     summary = ", ".join(f"{counts[fate]} {words}" for fate, words in _FATES.items())
-    write_lines([*_table(made.rows), f"{target}: {len(made.rows)} fields, {summary}", *_more(made)])
+    write_found(arguments, facts, [*_table(made.rows), f"{target}: {len(made.rows)} fields, {summary}", *_more(made)])
     return 0
 
 
@@ -220,8 +215,8 @@ def _add_arguments(importing: argparse.ArgumentParser) -> None:
         add_json_argument(parser)
 
 
-def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
-    return KINDS[arguments.kind].run(arguments, argv)
-
-
-COMMAND = Command("make a recipe, or a file of weights, of what other systems have written", _add_arguments, _run)
+COMMAND = Command(
+    "make a recipe, or a file of weights, of what other systems have written",
+    _add_arguments,
+    lambda arguments, argv: KINDS[arguments.kind].run(arguments, argv),
+)

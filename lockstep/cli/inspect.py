@@ -18,11 +18,18 @@ def _add_arguments(inspect: argparse.ArgumentParser) -> None:
     )
     inspect.add_argument("--values", metavar="NAME", help="show the values of this tensor")
     inspect.add_argument("--norms", action="store_true", help="show the 2-norm of each tensor")
+    inspect.add_argument(
+        "--anchors", action="store_true", help="of a detector's recipe: how objects fit its anchors, and better ones"
+    )
     add_json_argument(inspect)
     inspect.description = "List what is there. All of it is read and verified; exit code 1 if some is damaged."
 
 
 def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
+    if arguments.anchors:
+        from lockstep.cli.anchor_inspection import inspect_anchors
+
+        return inspect_anchors(arguments)
     from lockstep.cli.inspection import diff_weights, find_record_files, inspect_records, inspect_weights, show_values
     from lockstep.cli.table_inspection import find_table_files, inspect_tables
     from lockstep.training.run_weights import open_weights

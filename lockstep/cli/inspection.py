@@ -20,7 +20,7 @@ import torch
 
 from lockstep.checkpoints.manifest import Manifest
 from lockstep.checkpoints.store import Store
-from lockstep.cli.shared import check_no_flag_of_weights, format_error
+from lockstep.cli.shared import check_no_flag_of_weights, damage_lines, format_error, write_found
 from lockstep.errors import CheckpointError, DataError
 from lockstep.listing import format_size
 from lockstep.readers.split_folders import find_split
@@ -31,6 +31,7 @@ from lockstep.records.tfrecord import HEAD_BYTES, RecordSource, compression_of, 
 from lockstep.screen import write_json, write_lines
 from lockstep.storage.remote_path import AnyPath
 from lockstep.tensors import norms_of
+from lockstep.terminal import in_columns
 from lockstep.training.run_weights import RunWeights, open_weights, store_of_run
 from lockstep.weights.source import MissingFileError, TensorInfo, WeightSource
 
@@ -73,17 +74,15 @@ def inspect_weights(arguments: argparse.Namespace, source: WeightSource) -> int:
     # A damaged file of ours is known by its hash; each of its tensors would say so again.
     known = [problem for checkpoint in checkpoints for problem in checkpoint.problems]
     problems = known or list(dict.fromkeys(tensor.problem for tensor in tensors if tensor.problem))
-    if arguments.json:
-        write_json(_to_json(_as_json(source, tensors, checkpoints, problems)))
-    else:
-        write_lines(_as_text(source, tensors, checkpoints, problems))
+    results = source, tensors, checkpoints, problems
+    write_found(arguments, _to_json(_as_json(*results)), _as_text(*results))
     return 1 if problems else 0
 
 
 def show_values(arguments: argparse.Namespace, source: WeightSource) -> int:
     """Write the values of one tensor: of a large one those at its edges, and their range."""
     tensor, info = source.read(arguments.values), source.tensors[arguments.values]
-    if arguments.json:
+    if arguments.json:  # a large tensor has a long list
         write_json(_to_json({"name": arguments.values, **asdict(info), "values": tensor.tolist()}))
     else:
         write_lines([f"{arguments.values}: {info.shape} {info.dtype}", *_format_values(tensor)])
@@ -157,7 +156,7 @@ def _as_text(
     step = _step_of(source)
     yield f"{source.path}: {source.kind}" + ("" if step is None else f", step {step}")
     yield from (f"  {name}: {value}" for name, value in _metadata(source).items())
-    yield from _table(tensors)
+    yield from (f"  {line}" for line in in_columns(list(map(_row, tensors))))
     num_values = sum(math.prod(tensor.info.shape) for tensor in tensors)
     num_bytes = sum(tensor.info.num_bytes for tensor in tensors)
     yield f"{len(tensors):,} tensors, {num_values:,} values, {format_size(num_bytes)}"
@@ -166,9 +165,7 @@ def _as_text(
         yield f"checkpoint of step {checkpoint.step}: {format_size(checkpoint.num_bytes)}, {condition}"
     missing = dict.fromkeys(tensor.problem for tensor in tensors if tensor.is_missing)
     yield from missing
-    if damages := [problem for problem in problems if problem not in missing]:
-        yield "damaged:"
-        yield from (f"  {problem}" for problem in damages)
+    yield from damage_lines([problem for problem in problems if problem not in missing])
 
 
 def _as_json(
@@ -191,16 +188,8 @@ def _as_json(
     }
 
 
-def _table(tensors: list[_InspectedTensor]) -> Iterator[str]:
-    """Yield a line for each tensor: name, shape, dtype, size, norm."""
-    rows = [_row(tensor) for tensor in tensors]
-    widths = [max(len(row[column]) for row in rows) for column in range(4)] if rows else []
-    for row in rows:
-        *cells, rest = row
-        yield "  " + "  ".join([*(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)), rest]).rstrip()
-
-
 def _row(tensor: _InspectedTensor) -> tuple[str, str, str, str, str]:
+    """Return name, shape, dtype, size and norm of a tensor."""
     condition = "" if tensor.norm is None else f"norm {tensor.norm:.6g}"
     if tensor.problem and not tensor.is_missing:
         condition = "damaged"
@@ -258,10 +247,7 @@ class _WeightsDiff:
 def diff_weights(arguments: argparse.Namespace, source: WeightSource) -> int:
     """Write the differences of two sets of weights; returns 1 if anything, else 0."""
     found = _compare(source, open_weights(arguments.diff, slots=True))
-    if arguments.json:
-        write_json(_to_json(asdict(found)))
-    else:
-        write_lines(_format_diff(found, arguments.path, arguments.diff))
+    write_found(arguments, _to_json(asdict(found)), _format_diff(found, arguments.path, arguments.diff))
     return 1 if found.only_first or found.only_second or found.other_kind or found.changes else 0
 
 
@@ -310,11 +296,11 @@ def _format_diff(found: _WeightsDiff, first: str, second: str) -> Iterator[str]:
             yield f"  {name}: {one.shape} {one.dtype}, {other.shape} {other.dtype}"
     if found.changes:
         yield "with other values (largest difference, absolute and relative):"
-        width = max(len(change.name) for change in found.changes)
+        rows = []
         for change in found.changes:
             count = f"{change.num_different:,} of {change.num_values:,} values"
-            apart = f"{change.largest_absolute:.3g}  {change.largest_relative:.3g}"
-            yield f"  {change.name.ljust(width)}  {apart}  {count}"
+            rows.append((change.name, f"{change.largest_absolute:.3g}  {change.largest_relative:.3g}  {count}"))
+        yield from (f"  {line}" for line in in_columns(rows))
     if found.unreadable:
         yield "not compared, for they are no numbers:"
         yield from (f"  {name}" for name in found.unreadable)
@@ -361,12 +347,11 @@ def inspect_records(arguments: argparse.Namespace, files: Sequence[AnyPath]) -> 
     first = next((payload for _, payload in scanned if payload is not None), None)
     features = _features(first) if first is not None else {}
     problems = [file.problem for file in found if file.problem]
-    if arguments.json:
-        listed = [{**asdict(file), "path": str(file.path)} for file in found]
-        write_json({"kind": "records", "files": listed, "features": features, "problems": problems})
-    else:
-        damaged = ["damaged:", *(f"  {problem}" for problem in problems)] if problems else []
-        write_lines([f"{arguments.path}: records", *_format_files(found, features), *damaged])
+    listed = [{**asdict(file), "path": str(file.path)} for file in found]
+    facts = {"kind": "records", "files": listed, "features": features, "problems": problems}
+    write_found(
+        arguments, facts, [f"{arguments.path}: records", *_format_files(found, features), *damage_lines(problems)]
+    )
     return 1 if problems else 0
 
 
@@ -415,8 +400,7 @@ def _format_files(files: Sequence[_RecordFile], first: dict[str, str]) -> Iterat
         yield f"  {file.path}: {file.num_records:,} records{sizes}, {format_size(file.num_bytes)}{how}"
     if first:
         yield "features of the first record:"
-        width = max(map(len, first))
-        yield from (f"  {name.ljust(width)}  {words}" for name, words in first.items())
+        yield from (f"  {line}" for line in in_columns([*first.items()]))
     elif any(file.num_records for file in files):
         yield "the first record is no tf.train.Example"
     num_records = sum(file.num_records for file in files)

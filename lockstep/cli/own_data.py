@@ -97,7 +97,7 @@ def own_run(arguments: argparse.Namespace) -> argparse.Namespace | None:
 
 def _places(word: str) -> Iterator[str]:
     """Yield where the data is, then the set to train on within it, which is looked for only then."""
-    from lockstep.runs.own_data import find_data_sets
+    from lockstep.runs.data_sets import find_data_sets
 
     yield word
     yield find_data_sets(word).train
@@ -105,7 +105,7 @@ def _places(word: str) -> Iterator[str]:
 
 def check_own_data(arguments: argparse.Namespace, *, several_hosts: bool) -> None:
     """Refuse what can be refused before torch is loaded, by names alone."""
-    from lockstep.runs.own_data import find_data_sets
+    from lockstep.runs.data_sets import find_data_sets
 
     find_data_sets(arguments.recipe)
     data, folder = Path(arguments.recipe), folder_of_run(arguments)

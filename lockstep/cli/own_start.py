@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import heapq
 import re
 import shlex
 import time
@@ -17,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from lockstep.cli.given_run import changed_by_flags
 from lockstep.cli.own_data import folder_of_run, own_run
 from lockstep.durable import atomic_write
-from lockstep.errors import InputError, WorkdirError
+from lockstep.errors import WorkdirError
 from lockstep.listing import shorten
 from lockstep.recipes.recipe import Recipe
-from lockstep.run_files import RECIPE
+from lockstep.run_files import CONFUSION, CURVES, MISTAKES, RECIPE
 from lockstep.runs.workdir import Result
 from lockstep.screen import Lines, errors_alone, log
 from lockstep.terminal import in_columns
@@ -28,11 +27,10 @@ from lockstep.types import Epochs, Steps
 
 if TYPE_CHECKING:
     from lockstep.runs.chosen_recipe import Chosen
-    from lockstep.runs.own_data import Found
+    from lockstep.runs.found_data import Found
     from lockstep.workers.rank import Worker
 
-_MISTAKES, _DETECTIONS = "mistakes.png", "detections.json"
-_MOST_MISTAKES, _MOST_NAMED, _SIDE_PIXELS = 12, 8, 300
+_DETECTIONS, _MOST_NAMED = "detections.json", 8
 _START_SECONDS = 8.0
 """What passes before the first step and after the last."""
 
@@ -68,7 +66,8 @@ def print_own_recipe(arguments: argparse.Namespace) -> str:
 
 def _choose(arguments: argparse.Namespace) -> tuple[Found, Chosen]:
     from lockstep.runs.chosen_recipe import choose_recipe, find_weights
-    from lockstep.runs.own_data import find_data_sets, look_at
+    from lockstep.runs.data_sets import find_data_sets
+    from lockstep.runs.found_data import look_at
     from lockstep.workers.devices import num_accelerators
 
     found = look_at(find_data_sets(arguments.recipe))
@@ -250,18 +249,12 @@ def conclude_own_run(recipe: Recipe, path: Path, result: Result, worker: Worker)
     from lockstep.recipes.data import DetectionData
 
     if result.split is not None:
-        is_detector = isinstance(recipe.data, DetectionData)
-        detections, mistakes = path / _DETECTIONS, path / _MISTAKES
-        asked = (
-            ["--set", f"evaluate.detection.export_path={detections}"]
-            if is_detector
-            else ["--mistakes", str(mistakes), "--force"]
-        )
-        score_once(evaluate.COMMAND.parse(["evaluate", str(path), "--split", result.split, *asked]), worker)
+        asked = [f"--{name}={path / file}" for name, file in (("mistakes", MISTAKES), ("confusion", CONFUSION))]
+        if isinstance(recipe.data, DetectionData):
+            asked += [f"--curves={path / CURVES}", f"--set=evaluate.detection.export_path={path / _DETECTIONS}"]
+        score_once(evaluate.COMMAND.parse(["evaluate", str(path), "--split", result.split, "--force", *asked]), worker)
         if worker.is_chief:
-            if is_detector:
-                _draw_worst_images(recipe, result.split, detections, mistakes)
-            log.info("the worst mistakes: %s", mistakes)
+            log.info("the worst mistakes: %s", path / MISTAKES)
     if worker.is_chief:
         run = shlex.quote(str(path))
         for line in (
@@ -271,25 +264,3 @@ def conclude_own_run(recipe: Recipe, path: Path, result: Result, worker: Worker)
             f"  lockstep report {run}",
         ):
             log.info("%s", Lines(line))
-
-
-def _draw_worst_images(recipe: Recipe, split: str, detections: Path, to: Path) -> None:
-    """Draw the images with the most wrong and missed objects, on one sheet."""
-    from lockstep.cli.cards import card, contact_sheet
-    from lockstep.images.pillow import png_bytes
-    from lockstep.readers.coco_results import read_coco_results
-    from lockstep.runs.build import Examples
-    from lockstep.runs.showing import comparison, examples
-
-    reader = Examples(recipe).reader(split)
-    compared = comparison(reader, read_coco_results(detections), 0.5, str(recipe.data.path_of(split)))
-    shown = examples(reader, range(len(reader)), order="sequential", detections=compared)
-
-    def badness(example: Any) -> int:
-        return example.compared.num_wrong + example.compared.num_missed if example.compared else 0
-
-    worst = heapq.nlargest(_MOST_MISTAKES, filter(badness, shown), key=badness)
-    cards = [card(example, _SIDE_PIXELS) for example in worst]
-    title = f"the {len(cards)} images with the most mistakes, of {len(reader)}" if cards else "no mistakes"
-    with atomic_write(to, failure=InputError) as file:
-        file.write(png_bytes(contact_sheet(title, cards, _SIDE_PIXELS)))

@@ -11,11 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from lockstep.checks import Hint, PositiveFloat, PositiveInt, Range, check_value
-from lockstep.cli.shared import Command, add_code_argument, add_json_argument
+from lockstep.cli.shared import (
+    Command,
+    add_code_argument,
+    add_json_argument,
+    add_settings_argument,
+    add_towers_argument,
+    check_linux,
+    write_found,
+)
 from lockstep.errors import InputError
 from lockstep.listing import format_size
 from lockstep.reporting.console import flowed, format_duration, format_rate
-from lockstep.screen import write_json, write_lines
 from lockstep.terminal import in_columns, num_columns, width_of
 
 if TYPE_CHECKING:
@@ -55,15 +62,13 @@ def _add_arguments(plan: argparse.ArgumentParser) -> None:
         "--bandwidth", type=float, metavar="GBIT", help="of each host's network, in Gbit/s (default: as in one host)"
     )
     plan.add_argument("--seconds", type=float, default=60.0, metavar="N", help="to measure, about (default: 60)")
-    plan.add_argument("--towers", type=int, metavar="N", help="slices of the batch (default: those of the recipe)")
+    add_towers_argument(plan)
     end = plan.add_mutually_exclusive_group()
     end.add_argument("--steps", type=int, metavar="N", help="plan so many updates")
     end.add_argument("--epochs", type=float, metavar="N", help="plan so many passes over the data")
     plan.add_argument("--threads", type=int, metavar="N", help="torch's threads in each worker")
     plan.add_argument("--device", choices=["cpu"], help="leave the accelerators alone")
-    plan.add_argument(
-        "--set", dest="settings", action="append", default=[], metavar="PATH=VALUE", help="change a field of the recipe"
-    )
+    add_settings_argument(plan)
     add_code_argument(plan)
     add_json_argument(plan)
     plan.set_defaults(forever=False, hours=None, workers=None, workers_per_device=None)
@@ -81,10 +86,8 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
         costs = costs.over(milliseconds and milliseconds / 1e3, gigabits and gigabits * 1e9)
     rows = [_row(costs, request.recipe, number) for number in request.num_workers]
     assumed = list(assumptions(costs, request.recipe))
-    if arguments.json:
-        write_json(_as_json(arguments.recipe, costs, rows, assumed))
-    else:
-        write_lines(_as_text(arguments.recipe, costs, rows, assumed, has_end=request.recipe.end is not None))
+    text = _as_text(arguments.recipe, costs, rows, assumed, has_end=request.recipe.end is not None)
+    write_found(arguments, _as_json(arguments.recipe, costs, rows, assumed), text)
     return 0
 
 
@@ -122,13 +125,7 @@ def _check(arguments: argparse.Namespace) -> None:
     for flag in ("latency", "bandwidth"):
         check_value(f"--{flag}", getattr(arguments, flag), PositiveFloat | None)
     check_value("--seconds", arguments.seconds, Annotated[float, Range(ge=1, le=3600)])
-    if sys.platform != "linux":
-        raise InputError(
-            "A plan is measured on Linux alone.",
-            given=sys.platform,
-            expected="Linux, where workers are processes of a launcher",
-            hint="plan where the run is to be",
-        )
+    check_linux("A plan is measured on Linux alone.")
 
 
 def _recipe(arguments: argparse.Namespace) -> Recipe:

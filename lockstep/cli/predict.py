@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lockstep.checks import NonNegativeInt, PositiveInt, Probability, check_value
 from lockstep.cli.shared import Command, add_json_argument, add_weights_arguments, check_output_folder
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from lockstep.runs.predict import ClassProbability, FoundObjects, Outputs, Predictions
 
 CSV, JSON, PAGE, PICTURES = "predictions.csv", "predictions.json", "predictions.html", "pictures"
+
+_Result = TypeVar("_Result")
 
 _SIDE_PIXELS = 160
 _TOP = 5
@@ -90,16 +92,7 @@ def _classes(arguments: argparse.Namespace, run: ChosenRun) -> tuple[Predictions
 
     from lockstep.runs.predict import predict, predictions_json
 
-    with show_progress("predicting") as show:
-        predictions = predict(
-            run.name,
-            arguments.images,
-            weights=run.weights,
-            top=top,
-            device=arguments.device,
-            allow_code=arguments.allow_code,
-            progress=show,
-        )
+    predictions = _on_images(predict, "predicting", arguments, run, top=top)
     text = predictions_json(predictions)
     if arguments.to:
         _write(predictions, text, arguments.to, arguments.show)
@@ -122,15 +115,7 @@ def _found_objects(arguments: argparse.Namespace, run: ChosenRun) -> tuple[Predi
 
     from lockstep.runs.predict import detect, found_objects_json
 
-    with show_progress("detecting") as show:
-        found = detect(
-            run.name,
-            arguments.images,
-            weights=run.weights,
-            device=arguments.device,
-            allow_code=arguments.allow_code,
-            progress=show,
-        )
+    found = _on_images(detect, "detecting", arguments, run)
     text = found_objects_json(found)
     if arguments.to:
         _write_objects(found, text, arguments.to, arguments.show, how)
@@ -144,20 +129,21 @@ def _own_outputs(arguments: argparse.Namespace, run: ChosenRun) -> tuple[Outputs
 
     from lockstep.runs.predict import outputs
 
-    with show_progress("predicting") as show:
-        found = outputs(
-            run.name,
-            arguments.images,
-            weights=run.weights,
-            device=arguments.device,
-            allow_code=arguments.allow_code,
-            progress=show,
-        )
+    found = _on_images(outputs, "predicting", arguments, run)
     text = found.as_json()
     if arguments.to:
         with atomic_write(arguments.to / JSON, parents=True, failure=InputError) as file:
             file.write(text.encode())
     return found, text
+
+
+def _on_images(
+    find: Callable[..., _Result], title: str, arguments: argparse.Namespace, run: ChosenRun, **options: Any
+) -> _Result:
+    """Have a function of the library find what is on the images, by the flags."""
+    how = {"weights": run.weights, "device": arguments.device, "allow_code": arguments.allow_code}
+    with show_progress(title) as show:
+        return find(run.name, arguments.images, **how, progress=show, **options)
 
 
 def _not_for(what: str, flag: str, expected: str) -> InputError:

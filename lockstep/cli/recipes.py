@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lockstep.cli.shared import Command, add_json_argument
-from lockstep.screen import write_json, write_lines
+from lockstep.cli.shared import Command, add_json_argument, write_found
+from lockstep.screen import write_json
 
 if TYPE_CHECKING:
     from lockstep.recipes.recipe import Recipe
@@ -30,11 +30,12 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
         write_json(recipe_schema())
         return 0
     listed = [{"name": name, "trains": summary_of(name), **_needs(find(name))} for name in names()]
-    if arguments.json:
-        write_json({"recipes": listed})
-        return 0
-    for recipe in listed:
-        write_lines([recipe["name"], *(f"  {key}:{' ' * (8 - len(key))}{recipe[key]}" for key in [*recipe][1:])])
+    lines = [
+        line
+        for recipe in listed
+        for line in (recipe["name"], *(f"  {key}:{' ' * (8 - len(key))}{recipe[key]}" for key in [*recipe][1:]))
+    ]
+    write_found(arguments, {"recipes": listed}, lines)
     return 0
 
 

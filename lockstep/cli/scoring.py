@@ -19,7 +19,7 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
@@ -28,6 +28,7 @@ from lockstep.checkpoints.fetching import Outages, fetch_run, reached
 from lockstep.checkpoints.mirror import is_stopped, shown_path
 from lockstep.checkpoints.store import Checkpoint
 from lockstep.cli.cards import Card, Tile, card, contact_sheet
+from lockstep.cli.detector_details import DetectorDetails
 from lockstep.cli.given_run import ScoredRun, has_ended, scored_run
 from lockstep.cli.shared import choose_num_workers, given_seat, join_workers, worker_exit_code
 from lockstep.durable import atomic_write, make_folder
@@ -41,7 +42,7 @@ from lockstep.metrics.metric import NO_METRICS
 from lockstep.metrics.worst_mistakes import Mistake, WorstMistakes
 from lockstep.readers.reader import Reader
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.tasks import CONFUSION, MISTAKES, Classification, Task
+from lockstep.recipes.tasks import CONFUSION, MISTAKES, Classification, Detection, OwnTask
 from lockstep.reporting.append import append_line
 from lockstep.reporting.console import show_progress
 from lockstep.reporting.events import EventFile, image_summary, scalar_summary
@@ -149,9 +150,13 @@ class _Scoring:
         self._class_names = KnownData.of(Workdir(self._run.path)).class_names or names
         check_same_classes(self._run.split, names, self._class_names)
         self._state = build_state(recipe, self._worker)
-        files = {"confusion": self._arguments.confusion, "mistakes": self._arguments.mistakes}
-        self._task = recipe.chosen_task.with_metrics(self._class_names, NO_METRICS)
-        self._details = Details(self._task, recipe.num_classes, **files)
+        files = {name: getattr(self._arguments, name) for name in (CONFUSION, "curves", MISTAKES)}
+        task = recipe.chosen_task.with_metrics(self._class_names, NO_METRICS)
+        self._details: Details | DetectorDetails
+        if isinstance(task, Detection):
+            self._details = DetectorDetails(task, self._class_names, **files)
+        else:
+            self._details = Details(task, recipe.num_classes, **files)
 
     def score(self, checkpoint: Checkpoint) -> bool:
         """Score a checkpoint, and let the chief write the scores; returns whether no worker was stopped meanwhile."""
@@ -190,11 +195,12 @@ class _Scoring:
         split = self._run.split
         data = self._recipe.data.path_of(split) if self._run.is_other_data else None
         log_scores(result, split)
-        images = evaluation_outputs(self._task, self._examples.reader(split))
-        self._files.write(result, split, data, images)
-        self.latest = _facts(result, split, data)
+        images = evaluation_outputs(self._details.task, self._examples.reader(split))
+        more = self._details.facts
+        self._files.write(result, split, data, images, more)
+        self.latest = {**_facts(result, split, data), **more}
         if self._arguments.to:
-            write_result(result, split, self._arguments.to, data)
+            write_result(result, split, self._arguments.to, data, more)
         self._details.write(self._examples.reader(split), self._class_names)
 
 
@@ -255,14 +261,18 @@ def _facts(result: Evaluation, split: str, data: str | None) -> dict[str, Any]:
     return facts
 
 
-def write_result(result: Evaluation, split: str, path: Path, data: str | None = None) -> None:
+def write_result(
+    result: Evaluation, split: str, path: Path, data: str | None = None, more: Mapping[str, Any] = MappingProxyType({})
+) -> None:
     """Write one result to a JSON file of its own, with the path of its examples if it is not that of the run.
+
+    `more` are further facts of it.
 
     Raises:
         InputError: the file cannot be written.
     """
     with atomic_write(path, failure=InputError) as file:
-        file.write(json.dumps(_facts(result, split, data), indent=1).encode() + b"\n")
+        file.write(json.dumps({**_facts(result, split, data), **more}, indent=1).encode() + b"\n")
 
 
 class ScoreFiles:
@@ -278,11 +288,12 @@ class ScoreFiles:
         split: str,
         data: str | None = None,
         images: Mapping[str, npt.NDArray[Any]] = MappingProxyType({}),
+        more: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """Add the scores and pictures of an evaluation; TensorBoard shows those of the run's own examples alone."""
+        """Add the scores, further facts and pictures of an evaluation; TensorBoard shows the run's own examples."""
         path, folder = self._workdir / EVALUATIONS, self._workdir / EVALUATION_SUMMARIES / f"{split}-{result.weights}"
         with _logged_if_refused(path):
-            append_line(path, json.dumps(_facts(result, split, data)))
+            append_line(path, json.dumps({**_facts(result, split, data), **more}))
         if data is not None:
             return
         with _logged_if_refused(folder):
@@ -312,18 +323,29 @@ def _logged_if_refused(path: Path) -> Iterator[None]:
 
 
 class Details:
-    """The confusion matrix (CSV) and the worst mistakes (PNG) of an evaluation, each if there is a file to write."""
+    """The confusion matrix (CSV) and the worst mistakes (PNG) of a classifier, each if there is a file to write."""
 
-    def __init__(self, task: Task, num_classes: int, *, confusion: Path | None, mistakes: Path | None) -> None:
-        for name, path in {CONFUSION: confusion, MISTAKES: mistakes}.items():
-            if path is not None and not isinstance(task, Classification):
+    facts: ClassVar[Mapping[str, Any]] = {}
+
+    def __init__(
+        self,
+        task: Classification | OwnTask,
+        num_classes: int,
+        *,
+        confusion: Path | None,
+        mistakes: Path | None,
+        curves: Path | None = None,
+    ) -> None:
+        is_classifier = isinstance(task, Classification)
+        for name, path in {CONFUSION: confusion, "curves": curves, MISTAKES: mistakes}.items():
+            if path is not None and not (is_classifier and name != "curves"):
                 raise InputError(
                     f"The scores of this run have no {name} to write.",
                     given=f"--{name} {path}",
-                    expected="the run of a classifier",
+                    expected="the run of a detector" if name == "curves" else "the run of a classifier or a detector",
                     hint=f"leave --{name} out",
                 )
-        self._task, self._confusion, self._mistakes = task, confusion, mistakes
+        self.task, self._confusion, self._mistakes = task, confusion, mistakes
         self._matrix, self._worst = None if confusion is None else ConfusionMatrix(num_classes), WorstMistakes()
         self.metrics = dict(task.metrics)
         if self._matrix is not None:
@@ -333,16 +355,16 @@ class Details:
 
     def score(self, model: nn.Module, batch: Batch) -> dict[str, Any]:
         """Score each example, and return the inputs of both, too."""
-        if self._task.score is None:
+        if self.task.score is None:
             raise InputError(
                 "This task has no score.",
                 given="a run by losses of its own alone",
                 expected="a task that says how an example is scored",
                 hint="give the task a function score(model, batch), and train with it",
             )
-        if not isinstance(self._task, Classification) or (self._confusion is None and self._mistakes is None):
-            return dict(self._task.score(model, batch))
-        found = self._task.score_in_detail(model, batch)
+        if not isinstance(self.task, Classification) or (self._confusion is None and self._mistakes is None):
+            return dict(self.task.score(model, batch))
+        found = self.task.score_in_detail(model, batch)
         return {name: value for name, value in found.items() if name in self.metrics or not isinstance(value, tuple)}
 
     def write(self, reader: Reader, names: ClassNames) -> None:

@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -20,7 +20,7 @@ from lockstep.checks import PositiveInt, check_value
 from lockstep.cores import usable_cores
 from lockstep.errors import InputError, LockstepError
 from lockstep.records.shards import check_local
-from lockstep.screen import log_new_name, show_log
+from lockstep.screen import log_new_name, show_log, write_json, write_lines
 from lockstep.storage.remote_path import is_url
 from lockstep.workers.environment import SHORT_WAITS, WAITS_ALONE
 from lockstep.workers.store_server import LAUNCHED
@@ -120,6 +120,24 @@ def in_words_of_flags(text: str, flags: Mapping[str, str]) -> str:
 def add_json_argument(command: argparse._ActionsContainer) -> None:
     """Add the flag of commands that report: what they have found, as one JSON value on the standard output."""
     command.add_argument("--json", action="store_true", help="write JSON, for programs")
+
+
+def write_found(arguments: argparse.Namespace, facts: Mapping[str, Any], lines: Iterable[str]) -> None:
+    """Write what a command has found: its facts where `--json` is given, else lines for people."""
+    if arguments.json:
+        write_json(facts)
+    else:
+        write_lines(lines)
+
+
+def add_settings_argument(command: argparse.ArgumentParser, what: str = "change a field of the recipe") -> None:
+    """Add the flag that changes fields of the recipe."""
+    command.add_argument("--set", dest="settings", action="append", default=[], metavar="PATH=VALUE", help=what)
+
+
+def add_towers_argument(command: argparse.ArgumentParser) -> None:
+    """Add the flag that says over how many towers the batch is split."""
+    command.add_argument("--towers", type=int, metavar="N", help="slices of the batch (default: those of the recipe)")
 
 
 def add_machine_arguments(
@@ -231,6 +249,17 @@ def run_folder(text: str, *, contents: bool = True) -> Path:
     return Path(text)
 
 
+def check_linux(what: str) -> None:
+    """Refuse what is only done where a launcher starts workers; `what` is a sentence that says so."""
+    if sys.platform != "linux":
+        raise InputError(
+            what,
+            given=sys.platform,
+            expected="Linux, where workers are processes of a launcher",
+            hint="give the command there, on the machine of the run",
+        )
+
+
 def check_target(path: Path, endings: Collection[str], what: str, *, overwrite: bool, flag: str = "--to") -> None:
     """Refuse a file with another ending, in no folder, or there already, before any work is done.
 
@@ -293,6 +322,11 @@ def check_no_flag_of_weights(arguments: argparse.Namespace, holds: str, examples
                 expected="a checkpoint, or a run",
                 hint=f"leave --{flag} out; lockstep show shows the examples of {examples}",
             )
+
+
+def damage_lines(problems: Sequence[str]) -> list[str]:
+    """Return lines that list what is damaged, if anything is."""
+    return ["damaged:", *(f"  {problem}" for problem in problems)] if problems else []
 
 
 def format_error(error: LockstepError) -> str:

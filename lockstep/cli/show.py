@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from lockstep.checks import FiniteFloat, Range, check_value
-from lockstep.cli.shared import Command, add_json_argument, check_target
+from lockstep.cli.shared import Command, add_json_argument, check_target, write_found
 from lockstep.durable import atomic_write
 from lockstep.errors import InputError
-from lockstep.screen import write_json, write_lines
 
 if TYPE_CHECKING:
     from lockstep.cli.source import ExampleStream
@@ -93,13 +92,14 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
 
 def _tell(arguments: argparse.Namespace, num_shown: int, num_bad: int, compared: Sequence[Compared]) -> None:
     """Say what is on the page."""
-    if arguments.json:
-        facts = {"examples": num_shown, "problems": num_bad, "detections": _counts(compared)}
-        write_json({"file": arguments.to, **facts})
-        return
-    counted = f"{num_shown} example{'s' if num_shown > 1 else ''}"
-    problems = f", {num_bad} with a problem" if num_bad else ""
-    write_lines([f"{arguments.to}: {counted}{problems}{_counted(compared)}"])
+    names = ("right", "wrong", "missed")
+    counts = {name: sum(getattr(each, f"num_{name}") for each in compared) for name in names} if compared else None
+    facts = {"file": arguments.to, "examples": num_shown, "problems": num_bad, "detections": counts}
+    text = f"{arguments.to}: {num_shown} example{'s' if num_shown > 1 else ''}"
+    text += f", {num_bad} with a problem" if num_bad else ""
+    if counts:
+        text += "; detections: {right} right, {wrong} wrong, {missed} objects missed".format(**counts)
+    write_found(arguments, facts, [text])
 
 
 def _check_detections(arguments: argparse.Namespace) -> None:
@@ -132,17 +132,6 @@ def _comparison(arguments: argparse.Namespace, stream: ExampleStream) -> Compari
         return None
     min_score = _MIN_SCORE if arguments.min_score is None else arguments.min_score
     return comparison(stream.reader, read_coco_results(arguments.detections), min_score, arguments.source)
-
-
-def _counted(compared: Sequence[Compared]) -> str:
-    counts = _counts(compared)
-    return "; detections: {right} right, {wrong} wrong, {missed} objects missed".format(**counts) if counts else ""
-
-
-def _counts(compared: Sequence[Compared]) -> dict[str, int] | None:
-    """How many detections are right and wrong, and how many objects are missed; None where none are compared."""
-    names = ("right", "wrong", "missed")
-    return {name: sum(getattr(each, f"num_{name}") for each in compared) for name in names} if compared else None
 
 
 def _positions(text: str, num_draws: int) -> range:

@@ -6,15 +6,15 @@ import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from lockstep.cli.shared import check_no_flag_of_weights, format_error
+from lockstep.cli.shared import check_no_flag_of_weights, damage_lines, format_error, write_found
 from lockstep.errors import DataError, LockstepError
 from lockstep.listing import format_size
 from lockstep.readers.split_folders import TABLE, find_split
 from lockstep.readers.table_columns import find_image, find_label, find_objects
 from lockstep.records.shards import expand_braces, find_shards
 from lockstep.records.tables import Kept, TableFile, open_table
-from lockstep.screen import write_json, write_lines
 from lockstep.storage.remote_path import AnyPath
+from lockstep.terminal import in_columns
 
 
 class _InspectedTable(NamedTuple):
@@ -50,12 +50,9 @@ def inspect_tables(arguments: argparse.Namespace, files: Sequence[AnyPath]) -> i
         sizes = len(table), len(table.starts) - 1, table.version.size_bytes
         found.append(_InspectedTable(file, table.kind, *sizes, _problem(table)))
     problems = [file.problem for file in found if file.problem]
-    if arguments.json:
-        listed = [{**file._asdict(), "path": str(file.path)} for file in found]
-        write_json({"kind": "table", "files": listed, "columns": columns, "problems": problems})
-    else:
-        damaged = ["damaged:", *(f"  {problem}" for problem in problems)] if problems else []
-        write_lines([f"{arguments.path}: a table", *_format(found, columns), *damaged])
+    listed = [{**file._asdict(), "path": str(file.path)} for file in found]
+    facts = {"kind": "table", "files": listed, "columns": columns, "problems": problems}
+    write_found(arguments, facts, [f"{arguments.path}: a table", *_format(found, columns), *damage_lines(problems)])
     return 1 if problems else 0
 
 
@@ -100,6 +97,5 @@ def _format(files: Sequence[_InspectedTable], columns: Mapping[str, str]) -> Ite
             yield f"  {file.path}: {file.num_rows:,} rows in {file.num_groups:,} groups, {size}, {file.kind}"
     if columns:
         yield "columns:"
-        width = max(map(len, columns))
-        yield from (f"  {name.ljust(width)}  {words}" for name, words in columns.items())
+        yield from (f"  {line}" for line in in_columns([*columns.items()]))
     yield f"{len(files):,} {'file' if len(files) == 1 else 'files'}, {sum(file.num_rows for file in files):,} rows"

@@ -23,6 +23,7 @@ from lockstep.cli.shared import (
     add_code_argument,
     add_host_arguments,
     add_machine_arguments,
+    add_settings_argument,
     given_seat,
     run_folder,
 )
@@ -39,6 +40,7 @@ SHIPPED_RECIPES = (
     "flowers_small",
     "bccd",
     "raccoon",
+    "raccoon_mosaic",
     "ssd300_coco",
     "ssdlite_coco",
     "faster_rcnn_coco",
@@ -78,9 +80,7 @@ def _add_arguments(train: argparse.ArgumentParser) -> None:
     end.add_argument("--epochs", type=float, metavar="N", help="end after so many passes over the data")
     end.add_argument("--hours", type=float, metavar="N", help="end after so many hours from now")
     end.add_argument("--forever", action="store_true", help="train until stopped")
-    train.add_argument(
-        "--set", dest="settings", action="append", default=[], metavar="PATH=VALUE", help="change a field of the recipe"
-    )
+    add_settings_argument(train)
     train.add_argument(
         "--fork-from", metavar="RUN[@STEP]", help="begin a new workdir with the full state of another run"
     )

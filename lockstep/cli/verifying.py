@@ -13,7 +13,14 @@ from typing import Annotated, Any
 
 from lockstep.checks import Range, check_value
 from lockstep.cli.given_run import no_run_in
-from lockstep.cli.shared import check_target, choose_num_workers, join_workers, run_folder, worker_exit_code
+from lockstep.cli.shared import (
+    check_target,
+    choose_num_workers,
+    join_workers,
+    run_folder,
+    worker_exit_code,
+    write_found,
+)
 from lockstep.cores import NumThreads
 from lockstep.durable import atomic_write
 from lockstep.errors import InputError, VerificationError
@@ -25,7 +32,7 @@ from lockstep.runs.certificate import certificate_of, differences_from, read_cer
 from lockstep.runs.examination import Examination, examine, walk
 from lockstep.runs.replay import Replayed, Window, WindowLines, choose_window, replay, window_lines
 from lockstep.runs.workdir import located, with_code_of_run
-from lockstep.screen import show_log, write_json, write_lines
+from lockstep.screen import show_log
 from lockstep.workers.rank import Worker
 
 
@@ -162,10 +169,7 @@ def _replayed(
 def _conclude(found: Examination, replayed: Replayed | None, why_not: str, arguments: argparse.Namespace) -> None:
     """Print what was found, and write the certificate where nothing differs."""
     certificate = certificate_of(found, replayed, why_not)
-    if arguments.json:
-        write_json(certificate)
-    else:
-        write_lines(_lines(certificate, replayed, why_not))
+    write_found(arguments, certificate, _lines(certificate, replayed, why_not))
     problems = certificate["problems"]
     if problems:
         raise VerificationError(

@@ -238,6 +238,22 @@ class FeaturePyramidNetworks(Checked):
     """Channels of the levels beyond those of the feature extractor."""
 
 
+@dataclass(frozen=True)
+class BidirectionalFeaturePyramidNetworks(Checked):
+    """A feature pyramid that is gone down and up again (Tan et al.: EfficientDet, 2020)."""
+
+    num_iterations: PositiveInt
+    """How many times it is gone down and up."""
+    num_filters: PositiveInt
+    """Channels of all levels."""
+    min_level: PositiveInt = 3
+    """The finest level."""
+    max_level: PositiveInt = 7
+    """The coarsest level."""
+    combine_method: str = "fast_attention"
+    """How maps of one level are added up: by shares that are learned and are above 0, the only one there is here."""
+
+
 _KERAS = "_keras"
 
 
@@ -279,6 +295,8 @@ class SsdFeatureExtractor(FeatureExtractorType):
     """Depthwise separable convolutions in place of full ones."""
     fpn: FeaturePyramidNetworks | None = None
     """The feature pyramid on the backbone; None: there is none."""
+    bifpn: BidirectionalFeaturePyramidNetworks | None = None
+    """The pyramid of an EfficientDet; None: there is none."""
     num_layers: PositiveInt = 6
     """Feature maps."""
 
@@ -302,7 +320,17 @@ class FasterRcnnFeatureExtractor(FeatureExtractorType):
 
 
 UntrainedPart = Literal[
-    "quantization", "context_config", "rfcn_box_predictor", "bifpn", "random_example_sampler", "equalization_loss"
+    "quantization",
+    "context_config",
+    "rfcn_box_predictor",
+    "random_example_sampler",
+    "equalization_loss",
+    "keypoint_estimation_task",
+    "mask_estimation_task",
+    "deepmac_mask_estimation",
+    "densepose_estimation_task",
+    "track_estimation_task",
+    "temporal_offset_task",
 ]
 """Parts of configurations that have no values here, by the names of their messages."""
 

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from torch import Generator, Tensor, nn
 
 from lockstep.detection.tf_configs import (
     BatchNorm,
+    BidirectionalFeaturePyramidNetworks,
     FeaturePyramidNetworks,
     Hyperparams,
     L2Regularizer,
@@ -26,13 +27,16 @@ from lockstep.detection.tf_configs import (
     VarianceScalingInitializer,
 )
 from lockstep.detection.tf_layers import activation_layer, draw_weights, norm_layer
+from lockstep.models.efficientnet import Size, efficientnet_features
 from lockstep.models.inception_v3 import InceptionV3Net, Layers
 from lockstep.models.initial_weights import give_memory, without_memory
 from lockstep.models.layers import (
     RELU,
     RELU6,
+    ActivationLayer,
     Conv2dNormActivation,
     IntermediateLayerGetter,
+    MaxPool2dSame,
     NormLayer,
     Padding,
     conv2d,
@@ -49,6 +53,8 @@ SLIM = Hyperparams(
 )
 """The layers of TF-Slim's MobileNets, where a configuration does not override them."""
 
+_LEAST_SHARE = 0.0001
+"""Added to the sum of the shares of maps, as in the reference."""
 _FIRST_LEVEL = 2
 """The finest level that a pyramid can be made of, of stride 4."""
 
@@ -68,7 +74,7 @@ class SsdFeatures(nn.Module):
         """The hyperparameters of the layers on top of the backbone."""
         own = extractor.keras_hyperparams if config.is_keras else extractor.hyperparams
         self.of_backbone = self.on_top if config.override_base_feature_extractor_hyperparams else own
-        self.mean, self.least_side = extractor.mean, extractor.least_side
+        self.mean, self.std, self.least_side = extractor.mean, extractor.std, extractor.least_side
         style = _Style(config, self.of_backbone, freeze_batchnorm, generator)
         layers = self._layers_of(config, extractor)
         self.features = IntermediateLayerGetter(extractor.make(style), {name: name for name in layers})
@@ -87,6 +93,9 @@ class SsdFeatures(nn.Module):
         give_memory(self.extra)
         draw_weights(self.features, self.of_backbone.initializer, generator)
         draw_weights(self.extra, self.on_top.initializer, generator)
+        for module in self.extra.modules():
+            if isinstance(module, PyramidNode):
+                module.reset_parameters()
 
     def _layers_of(self, config: SsdFeatureExtractor, extractor: _Extractor) -> Sequence[str]:
         """Return the layers of the backbone whose maps are taken."""
@@ -173,6 +182,114 @@ class TopDownFeatureMaps(SsdFeatures):
         for layer in bottom_up:
             levels.append(layer(levels[-1]))
         return levels
+
+
+class BidirectionalFeatureMaps(SsdFeatures):
+    """Maps images to a pyramid that is gone down and up again and again: all maps have one number of channels.
+
+    Each step is a node, which adds up maps of its level and of the one beside it.
+    """
+
+    def _layers_of(self, config: SsdFeatureExtractor, extractor: _Extractor) -> Sequence[str]:
+        pyramid = _bidirectional(config)
+        return extractor.layers[pyramid.min_level - _FIRST_LEVEL : pyramid.max_level - _FIRST_LEVEL + 1]
+
+    def _on_top(self, style: _Style, made: Callable[..., nn.Module], extractor: _Extractor) -> nn.ModuleList:
+        pyramid = _bidirectional(style.config)
+        low, high, depth = pyramid.min_level, pyramid.max_level, max(pyramid.num_filters, style.config.min_depth)
+        levels = [low + index for index in range(len(self.out_channels))]
+        channels: list[int | None] = [*self.out_channels]
+        self._inputs, nodes = list[tuple[int, ...]](), nn.ModuleList()
+
+        def node(level: int, *inputs: int) -> int:
+            of_inputs = [(channels[index], levels[index] - level) for index in inputs]
+            nodes.append(PyramidNode(of_inputs, depth, made, activation_layer(self.on_top)))
+            self._inputs.append(inputs)
+            levels.append(level)
+            channels.append(None)
+            return len(levels) - 1
+
+        newest = {level: index for index, level in enumerate(levels)}
+        for level in range(low + len(newest), high + 1):
+            newest[level] = node(level, newest[level - 1])
+        for _ in range(pyramid.num_iterations):
+            before = dict(newest)
+            for level in reversed(range(low, high)):
+                newest[level] = node(level, before[level], newest[level + 1])
+            for level in range(low + 1, high + 1):
+                down = (newest[level],) if level < high else ()
+                newest[level] = node(level, before[level], *down, newest[level - 1])
+        self._outputs = [newest[level] for level in range(low, high + 1)]
+        self.out_channels = [depth] * len(self._outputs)
+        return nodes
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """Map images of shape (batch, 3, height, width) to feature maps, the largest first."""
+        maps = self._maps(images)
+        for inputs, node in zip(self._inputs, cast(nn.ModuleList, self.extra), strict=True):
+            maps.append(node([maps[index] for index in inputs]))
+        return [maps[index] for index in self._outputs]
+
+
+class PyramidNode(nn.Module):
+    """Adds up maps by shares that are learned, once they have one size; of one map it changes size and channels alone.
+
+    Args:
+        inputs: of each map the channels, None where they are `depth`, and how many levels it is above the node's: 1 for
+            half its height and width, -1 for twice, 0 for the same.
+        depth: channels of the output.
+        made: makes the convolutions.
+        activation: makes what is before the convolution of the sum.
+    """
+
+    def __init__(
+        self,
+        inputs: Sequence[tuple[int | None, int]],
+        depth: int,
+        made: Callable[..., nn.Module],
+        activation: ActivationLayer | None,
+    ) -> None:
+        super().__init__()
+        self.project = nn.ModuleList(
+            nn.Identity() if channels is None else made(channels, depth, 1, activation_layer=None)
+            for channels, _ in inputs
+        )
+        self._above = [above for _, above in inputs]
+        self.pool = MaxPool2dSame(3, 2)
+        if len(inputs) > 1:
+            self.shares = nn.Parameter(torch.ones(len(inputs)))
+            self.activation = nn.Identity() if activation is None else activation()
+            self.depthwise = conv2d(depth, depth, 3, groups=depth, bias=False)
+            self.pointwise = made(depth, depth, 1, activation_layer=None)
+
+    def reset_parameters(self) -> None:
+        """Give all maps the same share."""
+        if len(self._above) > 1:
+            nn.init.ones_(self.shares)
+
+    def forward(self, maps: Sequence[Tensor]) -> Tensor:
+        """Map maps (batch, channels, height, width) to one of the node's level."""
+        height, width = maps[0].shape[2:]  # those of the node, where there are several
+        alike = list[Tensor]()
+        for project, each, above in zip(self.project, maps, self._above, strict=True):
+            hidden = project(each)
+            if above == -1:
+                hidden = self.pool(hidden)
+            elif above == 1:
+                hidden = F.interpolate(hidden, scale_factor=2.0)[..., :height, :width]
+            alike.append(hidden)
+        if len(alike) == 1:
+            return alike[0]
+        shares = self.shares.relu()
+        shares = shares / (shares.sum() + _LEAST_SHARE)
+        summed = torch.stack([share * each for share, each in zip(shares, alike, strict=True)]).sum(0)
+        found: Tensor = self.pointwise(self.depthwise(self.activation(summed)))
+        return found
+
+
+def _bidirectional(config: SsdFeatureExtractor) -> BidirectionalFeaturePyramidNetworks:
+    assert config.bifpn is not None, "others are refused"
+    return config.bifpn
 
 
 @dataclass(frozen=True)
@@ -264,6 +381,10 @@ def _resnet(depth: Literal[50, 101, 152], style: _Style) -> nn.Module:
     )
 
 
+def _efficientnet(size: Size, style: _Style) -> nn.Module:
+    return efficientnet_features(size, norm_layer=style.norm_layer, padding="same", generator=style.generator)
+
+
 def _inception_v3(style: _Style) -> nn.Module:
     settings = InceptionV3(auxiliary=False)
     return InceptionV3Net(settings, generator=style.generator, layers=_InceptionLayers(settings, style))
@@ -299,6 +420,8 @@ class _Extractor:
     """The same of the backbone of Keras's layers."""
     mean: tuple[float, float, float] | None = None
     """Subtracted from red, green and blue of 0 to 255; None: they go from -1 to 1."""
+    std: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    """What red, green and blue are divided by, once the mean is subtracted."""
     least_side: int = 33
     """The least height and width of images, in pixels, as in the reference."""
     maps: type[SsdFeatures] = MultiResolutionFeatureMaps
@@ -329,6 +452,26 @@ def _retinanet(depth: Literal[50, 101, 152]) -> _Extractor:
     )
 
 
+_EFFICIENTNET = Hyperparams(
+    regularizer=L2Regularizer(1e-5),
+    initializer=VarianceScalingInitializer(mode="fan_out"),
+    activation="swish",
+    batch_norm=BatchNorm(decay=0.99, scale=True),
+)
+
+
+def _efficientdet(size: Size) -> _Extractor:
+    return _Extractor(
+        partial(_efficientnet, size),
+        ("2_1", "3_1", "5_2", "7_0"),  # of the reference, which are the last of their stages in B0 alone
+        keras_hyperparams=_EFFICIENTNET,
+        mean=(123.675, 116.28, 103.53),
+        std=(58.395, 57.12, 57.375),
+        least_side=129,
+        maps=BidirectionalFeatureMaps,
+    )
+
+
 EXTRACTORS = {
     "ssd_mobilenet_v1": _Extractor(_mobilenet_v1, ("Conv2d_11_pointwise", "Conv2d_13_pointwise"), hyperparams=_V1),
     "ssd_mobilenet_v1_fpn": _Extractor(
@@ -344,6 +487,7 @@ EXTRACTORS = {
     "ssd_resnet50_v1_fpn": _retinanet(50),
     "ssd_resnet101_v1_fpn": _retinanet(101),
     "ssd_resnet152_v1_fpn": _retinanet(152),
+    **{f"ssd_efficientnet-b{size}_bifpn": _efficientdet(size) for size in get_args(Size)},
     "ssd_inception_v3": _Extractor(_inception_v3, ("Mixed_5d", "Mixed_6e", "Mixed_7c"), (512, 256, 128)),
 }
 """The feature extractors that there are, by the reference's names."""

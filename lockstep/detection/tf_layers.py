@@ -68,19 +68,24 @@ def draw_weights(module: nn.Module, config: tf_configs.Initializer | None, gener
     """
     clear_statistics(module)
     for layer in module.modules():
-        if isinstance(layer, nn.Conv2d | nn.Linear):
-            _draw(layer.weight, config, generator)
+        if isinstance(layer, nn.Conv2d | nn.ConvTranspose2d | nn.Linear):
+            _draw(layer, config, generator)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
 
 
 @torch.no_grad()
-def _draw(weight: Tensor, config: tf_configs.Initializer | None, generator: Generator | None) -> None:
+def _draw(
+    layer: nn.Conv2d | nn.ConvTranspose2d | nn.Linear,
+    config: tf_configs.Initializer | None,
+    generator: Generator | None,
+) -> None:
+    weight = layer.weight
     match config:
         case None:
-            _scaled(weight, tf_configs.VarianceScalingInitializer(1.0, uniform=True, mode="fan_avg"), generator)
+            _scaled(layer, tf_configs.VarianceScalingInitializer(1.0, uniform=True, mode="fan_avg"), generator)
         case tf_configs.VarianceScalingInitializer():
-            _scaled(weight, config, generator)
+            _scaled(layer, config, generator)
         case tf_configs.TruncatedNormalInitializer():
             truncated_normal(weight, config.stddev, generator)
             weight += config.mean
@@ -88,8 +93,15 @@ def _draw(weight: Tensor, config: tf_configs.Initializer | None, generator: Gene
             weight.normal_(config.mean, config.stddev, generator=generator)
 
 
-def _scaled(weight: Tensor, config: tf_configs.VarianceScalingInitializer, generator: Generator | None) -> None:
+def _scaled(
+    layer: nn.Conv2d | nn.ConvTranspose2d | nn.Linear,
+    config: tf_configs.VarianceScalingInitializer,
+    generator: Generator | None,
+) -> None:
+    weight = layer.weight
     inputs, outputs = fans(weight.shape)
+    if getattr(layer, "groups", 1) > 1:  # TensorFlow's depthwise kernels have all channels as inputs, and one output
+        inputs, outputs = outputs, inputs
     number = {"fan_in": inputs, "fan_out": outputs, "fan_avg": (inputs + outputs) / 2}[config.mode]
     variance = config.factor / max(1.0, number)
     if config.uniform:

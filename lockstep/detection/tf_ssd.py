@@ -27,7 +27,7 @@ from lockstep.detection.tf_configs import (
     Ssd,
     WeightSharedConvolutionalBoxPredictor,
 )
-from lockstep.detection.tf_feature_maps import feature_maps
+from lockstep.detection.tf_feature_maps import SsdFeatures, feature_maps
 from lockstep.detection.tf_layers import PartPenalties, activation_layer, draw_weights, norm_layer
 from lockstep.detection.tf_supported import check_supported
 from lockstep.errors import InputError
@@ -59,7 +59,7 @@ class TfSsd(SsdNet):
         else:
             assert isinstance(predictor, WeightSharedConvolutionalBoxPredictor), "others are refused"
             head = WeightSharedHead(predictor, *arguments, freeze_batchnorm=freeze, generator=generator)
-        super().__init__(_settings(config, backbone.mean, backbone.least_side), backbone, head)
+        super().__init__(_settings(config, backbone), backbone, head)
         parts = [(backbone.of_backbone, backbone.features), (backbone.on_top, backbone.extra), (head.hyperparams, head)]
         if config.feature_extractor.is_keras:  # the reference hands the regularizer on to Keras's depthwise layers
             parts = [(replace(hyperparams, regularize_depthwise=True), part) for hyperparams, part in parts]
@@ -75,7 +75,7 @@ class TfSsd(SsdNet):
         return super().losses(predictions, assigned) | self._penalties.losses(self)
 
 
-def _settings(config: Ssd, mean: tuple[float, float, float] | None, least_side: int) -> SsdSettings:
+def _settings(config: Ssd, backbone: SsdFeatures) -> SsdSettings:
     of_class: Literal["class", "zeros"] = "zeros" if config.encode_background_as_zeros else "class"
     return SsdSettings(
         config.num_classes,
@@ -90,9 +90,9 @@ def _settings(config: Ssd, mean: tuple[float, float, float] | None, least_side: 
         negative_class_weight=config.negative_class_weight,
         normalize_loss_by_num_matches=config.normalize_loss_by_num_matches,
         normalize_loc_loss_by_codesize=config.normalize_loc_loss_by_codesize,
-        pixel_mean=mean or _HALF,
-        pixel_std=(1.0, 1.0, 1.0) if mean else _HALF,
-        smallest_image=least_side,
+        pixel_mean=backbone.mean or _HALF,
+        pixel_std=backbone.std if backbone.mean else _HALF,
+        smallest_image=backbone.least_side,
     )
 
 

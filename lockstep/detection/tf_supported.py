@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from lockstep.detection import tf_configs
-from lockstep.detection.blocks import MultiscaleAnchorGenerator, PostProcessing, SsdAnchorGenerator
+from lockstep.detection.blocks import PostProcessing, SsdAnchorGenerator
+from lockstep.detection.tf_center_net_configs import CenterNet, TfDetector
 from lockstep.detection.values import Detector
 from lockstep.errors import InputError
 from lockstep.inline_toml import kind_name
@@ -31,6 +32,16 @@ SSD_EXTRACTORS = (
     "ssd_mobilenet_v3_small",
     "ssd_mobilenet_v3_large",
     "ssd_inception_v3",
+    *(f"ssd_efficientnet-b{size}_bifpn_keras" for size in range(8)),
+)
+CENTER_NET_EXTRACTORS = (
+    "resnet_v1_50_fpn",
+    "resnet_v1_101_fpn",
+    "resnet_v2_50",
+    "resnet_v2_101",
+    "mobilenet_v2",
+    "mobilenet_v2_fpn",
+    "hourglass_104",
 )
 FASTER_RCNN_EXTRACTORS = (*_FASTER_RCNN_KERAS, *(f"{net}_keras" for net in _FASTER_RCNN_KERAS))
 
@@ -87,6 +98,11 @@ _OTHER_REFUSAL = (
     "an SSD without it",
     "--set model.untrained_parts=[] trains it without",
 )
+_OF_CENTER_NET = (
+    "A CenterNet predicts boxes alone here: no keypoints, masks, tracks or surfaces.",
+    "an object_detection_task",
+    "--set model.untrained_parts=[] trains its boxes",
+)
 
 
 def check_supported(model: Detector) -> None:
@@ -95,20 +111,21 @@ def check_supported(model: Detector) -> None:
     Raises:
         InputError: it is quantized, an R-FCN or a Context R-CNN, or its feature extractor is not there.
     """
-    if not isinstance(model, tf_configs.Ssd | tf_configs.FasterRcnn):
+    if not isinstance(model, TfDetector):
         return
     _check_extractor(model)
     _check_untrained_parts(model)
     if isinstance(model, tf_configs.Ssd):
         _check_one_stage(model)
-    else:
+    elif isinstance(model, tf_configs.FasterRcnn):
         _check_two_stages(model)
 
 
-def _check_untrained_parts(model: tf_configs.Ssd | tf_configs.FasterRcnn) -> None:
+def _check_untrained_parts(model: TfDetector) -> None:
     if not model.untrained_parts:
         return
-    what, expected, hint = _REFUSALS.get(model.untrained_parts[0], _OTHER_REFUSAL)
+    other = _OF_CENTER_NET if isinstance(model, CenterNet) else _OTHER_REFUSAL
+    what, expected, hint = _REFUSALS.get(model.untrained_parts[0], other)
     raise InputError(what, given=f"model.untrained_parts={list(model.untrained_parts)}", expected=expected, hint=hint)
 
 
@@ -153,9 +170,20 @@ def _ignored_layers(model: tf_configs.Ssd) -> dict[str, bool]:
         "box_predictor.conv_hyperparams": getattr(model.box_predictor, "conv_hyperparams", None),
     }
     of_resnets = {"depth_multiplier": 1.0, "use_depthwise": False, "use_explicit_padding": False}
+    is_efficient = "efficientnet" in extractor.net
+    net = "an EfficientNet" if is_efficient else "a ResNet"
+    if is_efficient:
+        of_resnets["override_base_feature_extractor_hyperparams"] = False
     norms = {name: part.batch_norm for name, part in layers.items() if part is not None}
     return {
-        **_ignored_layer_options(layers),
+        **{
+            f"{name}, with batch norm of fixed statistics": is_set and model.freeze_batchnorm
+            for name, is_set in _ignored_layer_options(layers).items()
+        },
+        "feature_extractor.bifpn, none": is_efficient and extractor.bifpn is None,
+        "feature_extractor.bifpn": not is_efficient and extractor.bifpn is not None,
+        "feature_extractor.bifpn.combine_method": extractor.bifpn is not None
+        and extractor.bifpn.combine_method != "fast_attention",
         **{
             f"{name}.batch_norm.train=false, with layers of Keras": extractor.is_keras
             and norm is not None
@@ -163,7 +191,9 @@ def _ignored_layers(model: tf_configs.Ssd) -> dict[str, bool]:
             for name, norm in norms.items()
         },
         **{
-            f"feature_extractor.{name}={getattr(extractor, name)}, of a ResNet": "resnet" in extractor.net
+            f"feature_extractor.{name}={getattr(extractor, name)}, of {net}": (
+                is_efficient or "resnet" in extractor.net
+            )
             and getattr(extractor, name) != usual
             for name, usual in of_resnets.items()
         },
@@ -220,7 +250,7 @@ def _check_two_stages(model: tf_configs.FasterRcnn) -> None:
         )
 
 
-def _check_extractor(model: tf_configs.Ssd | tf_configs.FasterRcnn) -> None:
+def _check_extractor(model: TfDetector) -> None:
     given, known = model.feature_extractor.type, _extractors_for(model)
     if given in known:
         return
@@ -235,7 +265,9 @@ def _check_extractor(model: tf_configs.Ssd | tf_configs.FasterRcnn) -> None:
     )
 
 
-def _extractors_for(model: tf_configs.Ssd | tf_configs.FasterRcnn) -> tuple[str, ...]:
+def _extractors_for(model: TfDetector) -> tuple[str, ...]:
+    if isinstance(model, CenterNet):
+        return CENTER_NET_EXTRACTORS
     return SSD_EXTRACTORS if isinstance(model, tf_configs.Ssd) else FASTER_RCNN_EXTRACTORS
 
 
@@ -243,7 +275,7 @@ def _facts(extractor: str) -> tuple[str, float] | None:
     return next((facts for name, facts in _NETS.items() if name in extractor), None)
 
 
-def _nearest(model: tf_configs.Ssd | tf_configs.FasterRcnn) -> str | None:
+def _nearest(model: TfDetector) -> str | None:
     """Name the feature extractor that is nearest to the model's, of those with a pyramid if it has one, else without.
 
     Nearest is what has the least different number of multiply-adds; another kind of layers counts too.
@@ -254,16 +286,18 @@ def _nearest(model: tf_configs.Ssd | tf_configs.FasterRcnn) -> str | None:
     distances = {}
     for name in _extractors_for(model):
         (kind, cost), is_keras = _facts(name) or own, name.endswith("_keras")
-        if ("fpn" in name) == ("fpn" in extractor.type):
+        if _pyramid(name) == _pyramid(extractor.type):
             distance = abs(math.log(cost / own[1])) + _OTHER_LAYERS * (kind != own[0])
             distances[name] = (distance, is_keras != extractor.is_keras)
     return min(distances, key=lambda name: distances[name], default=None)
 
 
-def substitutes(model: tf_configs.Ssd | tf_configs.FasterRcnn) -> dict[str, object]:
-    """Return fields of the model, by their paths, with which the nearest feature extractor takes the place of its own.
+def _pyramid(extractor: str) -> str:
+    return "bifpn" if "bifpn" in extractor else "fpn" if "fpn" in extractor else ""
 
-    A bidirectional pyramid becomes one from top to bottom, of the levels of the anchors and the depth of the predictor.
+
+def substitutes(model: TfDetector) -> dict[str, object]:
+    """Return fields of the model, by their paths, with which the nearest feature extractor takes the place of its own.
 
     Returns:
         Nothing where its own is there, or where none is near it.
@@ -271,28 +305,15 @@ def substitutes(model: tf_configs.Ssd | tf_configs.FasterRcnn) -> dict[str, obje
     nearest = None if model.feature_extractor.type in _extractors_for(model) else _nearest(model)
     if nearest is None:
         return {}
-    return {"feature_extractor.type": nearest, **(_of_other_layers(model) if isinstance(model, tf_configs.Ssd) else {})}
-
-
-def _of_other_layers(model: tf_configs.Ssd) -> dict[str, object]:
-    """Return the fields of an SSD, by their paths, that fit a feature extractor with other layers."""
-    found: dict[str, object] = {}
-    anchors, extractor, predictor = model.anchor_generator, model.feature_extractor, model.box_predictor
-    for name, part in {"feature_extractor": extractor, "box_predictor": predictor}.items():
-        layers = getattr(part, "conv_hyperparams", None)
-        if layers is not None and layers.force_use_bias:  # batch norm adds one
-            found[f"{name}.conv_hyperparams.force_use_bias"] = False
-    if "bifpn" in model.untrained_parts:
-        found["untrained_parts"] = tuple(part for part in model.untrained_parts if part != "bifpn")
-        found["feature_extractor.fpn.additional_layer_depth"] = getattr(predictor, "depth", 0) or 256
-        if isinstance(anchors, MultiscaleAnchorGenerator):
-            found |= {f"feature_extractor.fpn.{end}": getattr(anchors, end) for end in ("min_level", "max_level")}
-    if isinstance(anchors, SsdAnchorGenerator) and anchors.num_layers != extractor.num_layers:
-        found["feature_extractor.num_layers"] = anchors.num_layers
+    found: dict[str, object] = {"feature_extractor.type": nearest}
+    if isinstance(model, tf_configs.Ssd):
+        anchors, number = model.anchor_generator, model.feature_extractor.num_layers
+        if isinstance(anchors, SsdAnchorGenerator) and anchors.num_layers != number:
+            found["feature_extractor.num_layers"] = anchors.num_layers
     return found
 
 
-def substituted(model: tf_configs.Ssd | tf_configs.FasterRcnn) -> tf_configs.Ssd | tf_configs.FasterRcnn:
+def substituted(model: TfDetector) -> TfDetector:
     """Return the model with the nearest feature extractor in place of one that is not there."""
     for path, value in substitutes(model).items():
         model = _with_field(model, path.split("."), value)
@@ -302,7 +323,4 @@ def substituted(model: tf_configs.Ssd | tf_configs.FasterRcnn) -> tf_configs.Ssd
 def _with_field(part: Any, path: Sequence[str], value: object) -> Any:
     if not path:
         return value
-    inner = getattr(part, path[0])
-    if inner is None:
-        inner = tf_configs.FeaturePyramidNetworks()
-    return replace(part, **{path[0]: _with_field(inner, path[1:], value)})
+    return replace(part, **{path[0]: _with_field(getattr(part, path[0]), path[1:], value)})

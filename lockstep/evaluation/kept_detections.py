@@ -69,7 +69,16 @@ class KeptDetections:
             image_id = ids[row].numpy().tobytes().decode(errors="surrogateescape")
             own_boxes, own_labels, own_scores = (each[row].numpy().copy() for each in (boxes, labels, scores))
             found = ImageResults(own_boxes, own_labels, own_scores, _masks(row, *masks))
+            self._places[image_id] = len(self._images)
             self._images.append(DetectedImage(index, image_id, found))
+
+    def on(self, image_id: str) -> ImageResults:
+        """Return the detections on the image of an id, with the labels of the detector."""
+        return self._images[self._places[image_id]].found
+
+    def index_of(self, image_id: str) -> int:
+        """Return the index in the reader of the image of an id."""
+        return self._images[self._places[image_id]].example_index
 
     def compute(self) -> dict[str, float]:
         """Return no scores."""
@@ -78,6 +87,7 @@ class KeptDetections:
     def reset(self) -> None:
         """Forget all images."""
         self._images: list[DetectedImage] = []
+        self._places: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._images)

@@ -12,6 +12,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from io import TextIOWrapper
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
@@ -44,6 +45,10 @@ def run_task(task: dict[str, Any], descriptors: list[int]) -> NoReturn:
     if "store" in task:
         inherit(StoreAddress(*task["store"]))
     sys.argv = task["sys_argv"]
+    for stream in (sys.stdout, sys.stderr):
+        # With PYTHONUNBUFFERED, print writes a line and its end apart, and other workers write in between.
+        if isinstance(stream, TextIOWrapper) and stream.write_through:
+            stream.reconfigure(line_buffering=True, write_through=False)
     if "numpy.random" in sys.modules:  # else all workers would draw alike; Python's own does so by itself
         sys.modules["numpy.random"].seed()
     if task["kind"] == "plan":

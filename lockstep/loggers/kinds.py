@@ -43,7 +43,19 @@ class Wandb(LoggerKind):
         return _WandbLogger(self)
 
 
-class _WandbLogger:
+class _Logged:
+    """Base of loggers whose library gives a run that is told numbers and files by the same names in each."""
+
+    _run: Any
+
+    def log(self, scalars: Mapping[str, float], step: int) -> None:
+        self._run.log(dict(scalars), step=step)
+
+    def log_artifact(self, path: Path) -> None:
+        self._run.log_artifact(path)
+
+
+class _WandbLogger(_Logged):
     def __init__(self, value: Wandb) -> None:
         self._value = value
 
@@ -75,12 +87,6 @@ class _WandbLogger:
             reinit="create_new",
             settings=settings,
         )
-
-    def log(self, scalars: Mapping[str, float], step: int) -> None:
-        self._run.log(dict(scalars), step=step)
-
-    def log_artifact(self, path: Path) -> None:
-        self._run.log_artifact(path)
 
     def end(self, reason: str) -> None:
         self._run.finish(exit_code=int(reason == "failed"))
@@ -186,7 +192,7 @@ class Trackio(LoggerKind):
         return _TrackioLogger(self)
 
 
-class _TrackioLogger:
+class _TrackioLogger(_Logged):
     def __init__(self, value: Trackio) -> None:
         self._value = value
 
@@ -202,12 +208,6 @@ class _TrackioLogger:
             config=run.parameters,
             embed=False,
         )
-
-    def log(self, scalars: Mapping[str, float], step: int) -> None:
-        self._run.log(dict(scalars), step=step)
-
-    def log_artifact(self, path: Path) -> None:
-        self._run.log_artifact(path)
 
     def end(self, reason: str) -> None:
         self._run.finish()

@@ -198,10 +198,10 @@ class _Follower:
             )
 
     def log_artifact(self, path: Path) -> None:
-        self._queue.put(partial(self._log_artifact, path))
+        self._queue.put(partial(self._call, self._logger.log_artifact, path))
 
     def end(self, reason: str) -> None:
-        self._queue.put(partial(self._end, reason))
+        self._queue.put(partial(self._call, self._logger.end, reason))
         self._queue.put(None)
 
     def wait(self, until: float) -> None:
@@ -256,13 +256,9 @@ class _Follower:
             if not self._can_rewind:
                 self._logger.log(new, step)
 
-    def _log_artifact(self, path: Path) -> None:
+    def _call(self, tell: Callable[[Any], None], what: object) -> None:
         if self._is_on:
-            self._logger.log_artifact(path)
-
-    def _end(self, reason: str) -> None:
-        if self._is_on:
-            self._logger.end(reason)
+            tell(what)
 
 
 class _Given:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from lockstep.metrics.classification import ConfusionMatrix as ConfusionMatrix
     from lockstep.metrics.classification import in_top_k as in_top_k
     from lockstep.metrics.coco import CocoMetric as CocoMetric
+    from lockstep.metrics.detection_report import DetectionReport as DetectionReport
     from lockstep.metrics.detection_sets import detection_metrics as detection_metrics
     from lockstep.metrics.pascal import PascalMetric as PascalMetric
     from lockstep.metrics.worst_mistakes import WorstMistakes as WorstMistakes

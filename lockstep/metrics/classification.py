@@ -119,12 +119,13 @@ def _is_fractional(values: Tensor) -> bool:
 _CORNER = "is / predicted"
 
 
-def confusion_csv(counts: Tensor | Sequence[Sequence[int]], names: ClassNames = ()) -> str:
+def confusion_csv(counts: Tensor | Sequence[Sequence[int]], names: ClassNames = (), corner: str = _CORNER) -> str:
     """Write a line of CSV for each class: its name, and how often each class was predicted for it, below a header.
 
     Args:
         counts: shape (right classes, predicted classes), as `ConfusionMatrix` computes them.
         names: of the classes; one without a name appears as its number.
+        corner: the first cell of the header.
     """
     rows = counts.tolist() if isinstance(counts, Tensor) else [[*row] for row in counts]
     if any(not isinstance(row, list) or len(row) != len(rows) for row in rows):
@@ -135,7 +136,7 @@ def confusion_csv(counts: Tensor | Sequence[Sequence[int]], names: ClassNames = 
             hint="give what ConfusionMatrix.compute returns",
         )
     classes = [class_name(names, label) for label in range(len(rows))]
-    lines = [[_CORNER, *classes], *([name, *row] for name, row in zip(classes, rows, strict=True))]
+    lines = [[corner, *classes], *([name, *row] for name, row in zip(classes, rows, strict=True))]
     return "".join(map(csv_line, lines))
 
 

@@ -14,7 +14,6 @@ from lockstep.metrics.matching import Runs, matched_to_objects
 from lockstep.metrics.overlaps import (
     COCO_SIGMAS,
     KeypointTruth,
-    box_overlaps,
     keypoint_areas,
     keypoint_similarities,
     mask_areas,
@@ -29,10 +28,9 @@ _SMALL, _LARGE, _MOST = 32.0**2, 96.0**2, 1e5**2  # pixels
 _AREA_RANGES = {"all": (0.0, _MOST), "small": (0.0, _SMALL), "medium": (_SMALL, _LARGE), "large": (_LARGE, _MOST)}
 _THRESHOLDS = tuple(np.linspace(0.5, 0.95, 10).tolist())
 _AT = {".50": 0, ".75": 5}  # places of thresholds that have a value of their own
-_LEVELS = np.linspace(0.0, 1.0, 101)  # of recall, at which precision is read
+LEVELS = np.linspace(0.0, 1.0, 101)  # of recall, at which precision is read
 _NONE = -1.0  # the value of what has no object
-_MOST_OF_CLASS = 100  # of the detections of a class on an image count, the best ones
-_ANY_AREA = ((0.0, np.inf),)
+MOST_OF_CLASS = 100  # of the detections of a class on an image count, the best ones
 
 
 class _Rule(NamedTuple):
@@ -186,7 +184,7 @@ class CocoMetric(DetectionMetric):
         starts = np.searchsorted(labels.values[order], classes, side="left")
         stops = np.searchsorted(labels.values[order], classes, side="right")
         sizes = len(self._runs.area_ranges)
-        precision = np.full((len(_THRESHOLDS), len(_LEVELS), len(classes), sizes), _NONE)
+        precision = np.full((len(_THRESHOLDS), len(LEVELS), len(classes), sizes), _NONE)
         recall = np.full((len(_THRESHOLDS), len(classes), sizes, len(self._rule.most)), _NONE)
         for place, (label, start, stop) in enumerate(zip(classes, starts, stops, strict=True)):
             some = order[start:stop]
@@ -199,7 +197,9 @@ class CocoMetric(DetectionMetric):
                     continue
                 is_right = self._runs.unpacked(right.values[some], size)
                 is_wrong = self._runs.unpacked(wrong.values[some], size)
-                precision[:, :, place, size] = _precision(is_right[best_first], is_wrong[best_first], num_objects)
+                precision[:, :, place, size] = precision_at_levels(
+                    is_right[best_first], is_wrong[best_first], num_objects
+                )
                 for number, most in enumerate(self._rule.most):
                     recall[:, place, size, number] = is_right[rank < most].sum(0) / num_objects
         return _Tables(precision, recall)
@@ -220,7 +220,7 @@ class CocoMetric(DetectionMetric):
             yield f"Recall/AR@{self._rule.most[-1]} ({size})", _mean(recall[..., number, -1])
 
 
-def _precision(is_right: Bools, is_wrong: Bools, num_objects: int) -> Floats:
+def precision_at_levels(is_right: Bools, is_wrong: Bools, num_objects: int) -> Floats:
     """Read the precision at each level of recall, the best of any recall from there on: shape (thresholds, levels).
 
     Args:
@@ -234,47 +234,10 @@ def _precision(is_right: Bools, is_wrong: Bools, num_objects: int) -> Floats:
     envelope = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
     padded = np.pad(envelope, ((0, 0), (0, 1)))  # levels that are never reached
     recall = num_right / num_objects
-    return np.stack([row[np.searchsorted(found, _LEVELS)] for row, found in zip(padded, recall, strict=True)])
+    return np.stack([row[np.searchsorted(found, LEVELS)] for row, found in zip(padded, recall, strict=True)])
 
 
 def _mean(values: Floats) -> float:
     """Average the values of classes that have objects."""
     some = values[values > _NONE]
     return float(some.mean()) if some.size else _NONE
-
-
-class Outcomes(NamedTuple):
-    """True positives, false positives and misses of one image at one IoU threshold."""
-
-    right: Bools
-    """For each detection: it has found an object that counts."""
-    ignored: Bools
-    """For each detection: it lies in a crowd, or is none of the 100 best of its class."""
-    missed: Bools
-    """For each object: it counts, and no detection has found it."""
-
-
-def outcomes(
-    boxes: Floats, labels: Ints, scores: Floats, truth_boxes: Floats, truth_labels: Ints, truth_is_crowd: Bools,
-    *, threshold: float = 0.5,
-) -> Outcomes:  # fmt: skip
-    """Match the detections on one image to its objects; a detection that is neither right nor ignored is wrong.
-
-    Boxes are x, y, width and height, shape (detections or objects, 4). Any number of detections may lie in an object
-    that is a crowd, and do not count. `threshold` is the least IoU with which an object is found.
-    """
-    order = np.lexsort((-scores, labels))
-    order = order[ranks(labels[order]) < _MOST_OF_CLASS]
-    by_class = np.argsort(truth_labels, kind="stable")
-    pairs = pairs_of_groups(labels[order], truth_labels[by_class])
-    rows = Pairs(order[pairs.detection], by_class[pairs.truth])
-    overlaps = box_overlaps(boxes, truth_boxes, truth_is_crowd, rows)
-    counted = np.where(truth_is_crowd, 0, 1)
-    matches = matched_to_objects(
-        len(order), pairs, overlaps, counted[by_class], truth_is_crowd[by_class], Runs((threshold,), _ANY_AREA)
-    )
-    right, ignored, missed = np.zeros(len(labels), bool), np.ones(len(labels), bool), ~truth_is_crowd
-    right[order] = (matches.taken & ~matches.ignored) > 0
-    ignored[order] = matches.ignored > 0
-    missed[by_class[matches.found > 0]] = False
-    return Outcomes(right, ignored, missed)

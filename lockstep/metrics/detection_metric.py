@@ -110,9 +110,16 @@ class ImageRows:
         """Return the columns, images in the order of their ids: shorter ids first, so that whole numbers ascend."""
         if not self._parts:
             return [ImageColumn(np.empty(0, np.int64), np.empty(0, np.int64))] * number
-        order = torch.tensor(sorted(range(len(self._order)), key=lambda row: (len(self._order[row]), self._order[row])))
+        order = torch.tensor(self._by_id())
         joined = [Ragged.cat(parts)[order] for parts in zip(*self._parts, strict=True)]
         return [ImageColumn(column.values.numpy(), column.owner.numpy()) for column in joined]
+
+    def ids(self) -> list[str]:
+        """Return the ids of the images in the order of the columns."""
+        return [self._order[row].decode(errors="surrogateescape") for row in self._by_id()]
+
+    def _by_id(self) -> list[int]:
+        return sorted(range(len(self._order)), key=lambda row: (len(self._order[row]), self._order[row]))
 
 
 def ids_of(texts: Sequence[str]) -> Ragged:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Literal, NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
@@ -229,14 +230,20 @@ def _inverted_residual(
 
 
 class SqueezeExcitation(nn.Module):
-    """Scales each channel by a share that two convolutions make of the means of all channels (Hu et al., 2017)."""
+    """Scales each channel by a share that two convolutions make of the means of all channels (Hu et al., 2017).
 
-    def __init__(self, channels: int, squeezed: int) -> None:
+    They end with a ReLU and a hard sigmoid, or, if it is `smooth`, with a swish and a sigmoid.
+    """
+
+    def __init__(self, channels: int, squeezed: int, *, smooth: bool = False) -> None:
         super().__init__()
         self.fc1 = nn.Conv2d(channels, squeezed, 1)
         self.fc2 = nn.Conv2d(squeezed, channels, 1)
+        self._smooth = smooth
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Keep the shape."""
-        squeezed = F.relu(self.fc1(hidden.mean((2, 3), keepdim=True)), inplace=True)
-        return F.hardsigmoid(self.fc2(squeezed)) * hidden
+        squeezed = self.fc1(hidden.mean((2, 3), keepdim=True))
+        if self._smooth:
+            return torch.sigmoid(self.fc2(F.silu(squeezed))) * hidden
+        return F.hardsigmoid(self.fc2(F.relu(squeezed, inplace=True))) * hidden

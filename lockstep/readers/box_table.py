@@ -70,6 +70,12 @@ class BoxTable(BoxedImages):
         warn_of_others(folder, images_below(folder).names, names)
 
 
+def classes_in_table(table: AnyPath) -> set[str]:
+    """Return the names of the classes of objects in a table."""
+    objects, _ = _read(table)
+    return {found.name for each in objects.values() for found in each}
+
+
 def _within_one_folder(folder: AnyPath, names: Sequence[str]) -> tuple[AnyPath, list[str]]:
     """Name images from the folder on that all of them are in."""
     inside = {name.rpartition("/")[0] for name in names}

@@ -53,7 +53,7 @@ class BoxedImage(NamedTuple):
 
     file_name: str
     height: int
-    """Height of the image, in pixels."""
+    """Height of the image, in pixels; 0 where it cannot be read, as its reading tells."""
     width: int
     objects: tuple[BoxedObject, ...]
 
@@ -88,6 +88,8 @@ class BoxedImages(AnnotatedImages):
     ) -> None:
         check_value("difficult", difficult, bool)
         check_value("truth", truth, bool)
+        # What cannot be read has some size, of which no batch tells.
+        images = [each if each.height else each._replace(height=1, width=1, objects=()) for each in images]
         sizes = np.array([(each.height, each.width) for each in images], np.int64)
         files = ImageFiles(folder, [each.file_name for each in images], sizes, decoding, cache)
         objects, self._truth, self.views = _tables(images, label_map, difficult, truth, source)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
@@ -18,6 +18,7 @@ from lockstep.listing import shorten
 from lockstep.readers.reader import Int64s
 from lockstep.records.index_cache import Cache, ranges_through
 from lockstep.records.open_files import FilePart, Version, read_stored
+from lockstep.screen import log
 from lockstep.storage.remote_path import AnyPath, DataPath, ObjectStat, RemotePath
 from lockstep.tracing import now_reading
 
@@ -159,23 +160,43 @@ def present_files(folder: AnyPath, names: Sequence[str], cache: Cache = None) ->
 def upright_sizes(folder: AnyPath, names: Sequence[str], decoding: Decoding, cache: Cache = None) -> Int64s:
     """Read the height and width of images, (files, 2), by their headers, where annotations do not say them.
 
+    Those of an image that cannot be read are 0, and the log names it: it is a bad example, of which reading it tells.
+
     Raises:
-        DataError: an image is missing, cannot be read, or would be turned as EXIF asks for: tools draw boxes on turned
-            images, and those of the raster as it is stored would be others.
+        DataError: an image is missing, or would be turned as EXIF asks for: tools draw boxes on turned images, and
+            those of the raster as it is stored would be others.
     """
-    files, sizes = present_files(folder, names, cache), np.empty((len(names), 2), np.int64)
-    for first in range(0, len(names), _MOST_ASKED):
-        places = range(first, min(first + _MOST_ASKED, len(names)))
-        for place, image in zip(places, files.read_each(places, decoding), strict=True):
-            sizes[place] = image.size[::-1]
-            if image.orientation != 1:
-                raise DataError(
-                    f"{image.source} is stored as a raster that is turned when it is shown.",
-                    given=f"the EXIF orientation {image.orientation}",
-                    expected="an upright image: the boxes do not say which of both they are drawn on",
-                    hint="write such images anew, turned, with ImageMagick: mogrify -auto-orient *.jpg",
-                )
+    files, sizes = present_files(folder, names, cache), np.zeros((len(names), 2), np.int64)
+    unread = []
+    for place, read in enumerate(_reading(files, decoding, isinstance(folder, RemotePath))):
+        try:
+            image = read()
+            size, orientation = image.size, image.orientation
+        except DataError:
+            unread.append(names[place])
+            continue
+        sizes[place] = size[::-1]
+        if orientation != 1:
+            raise DataError(
+                f"{image.source} is stored as a raster that is turned when it is shown.",
+                given=f"the EXIF orientation {orientation}",
+                expected="an upright image: the boxes do not say which of both they are drawn on",
+                hint="write such images anew, turned, with ImageMagick: mogrify -auto-orient *.jpg",
+            )
+    if unread:
+        what = "%d of %d images in %s cannot be read, and are bad examples: %s"
+        log.warning(what, len(unread), len(names), folder, shorten(unread), chief_only=True)
     return sizes
+
+
+def _reading(files: FileNames, decoding: Decoding, is_remote: bool) -> Iterator[Callable[[], EncodedImage]]:
+    """Yield what reads each image: of a store many are read at once, so that none waits for the one before."""
+    if not is_remote:
+        yield from (partial(next, files.read_each([place], decoding)) for place in range(len(files)))
+        return
+    for first in range(0, len(files), _MOST_ASKED):
+        places = range(first, min(first + _MOST_ASKED, len(files)))
+        yield from (partial(next, iter([image])) for image in files.read_each(places, decoding))
 
 
 def load_decoder(decoding: Decoding) -> str:

@@ -209,10 +209,10 @@ class ImageTable(_Images):
 class DetectionTable(_Images):
     """The images in Parquet or Arrow files, and the objects on them, as Hugging Face's datasets have them.
 
-    The column of objects is a struct of lists or a list of structs: `bbox`, each of x, y, width and height in pixels as
-    in COCO, and `category`, a number or a name; `area` and `iscrowd` if they are there, `segmentation` and
-    `keypoints` if they are asked for. They are kept in memory, in as many bytes as those of `Coco`. Images are as for
-    `ImageTable`. A batch has an entry for each image, of n objects:
+    The column of objects is a struct of lists or a list of structs, or there is a column of lists for each of their
+    fields: `bbox`, each of x, y, width and height in pixels as in COCO, and `category`, a number or a name; `area` and
+    `iscrowd` if they are there, `segmentation` and `keypoints` if they are asked for. They are kept in memory, in as
+    many bytes as those of `Coco`. Images are as for `ImageTable`. A batch has an entry for each image, of n objects:
 
     - "image": `EncodedImage`; "source_id": the name of the example
     - "boxes": float32 (n, 4) of top, left, bottom and right as shares of height and width, clipped to the image
@@ -225,7 +225,7 @@ class DetectionTable(_Images):
     Args:
         paths: the files: a path, a pattern such as "train-*.parquet", or several of these.
         image: the name of the column of images; by default the one that can be meant, by its type and name.
-        objects: the name of the column of objects; likewise.
+        objects: the name of the column of objects, or of boxes where that is one; likewise.
         masks: read the masks of the objects, too: polygons, runs (`size` and `counts`), or the JSON of either.
         keypoints: read their keypoints, too: x, y and visibility of each, in one list or in lists of three.
         label_map: the label of each class by its name.

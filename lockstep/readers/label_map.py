@@ -33,6 +33,10 @@ class ZeroBasedError(DataError):
     """Data of objects whose classes count from 0, where 0 is the label of the background."""
 
 
+class UnknownClassError(DataError):
+    """Objects of a class that the label map lacks."""
+
+
 @dataclass(frozen=True)
 class Label:
     """A class: its number, its name in the data, and a name for people if the first is a code."""

@@ -7,7 +7,6 @@ import io
 import posixpath
 from collections import Counter
 from collections.abc import Sequence
-from itertools import islice
 from pathlib import Path, PurePosixPath
 
 from lockstep.errors import DataError
@@ -25,6 +24,8 @@ EDGE_COLUMNS = (
 )
 """The names that the columns of a box's edges may have: top, left, bottom and right, in pixels."""
 
+_FIRST_LINE_BYTES = 1 << 16
+
 
 def label_table_among(entries: Sequence[AnyPath]) -> Path | None:
     """Return the table of classes in a folder that has one file of CSV, and images beside it or in one folder."""
@@ -34,8 +35,8 @@ def label_table_among(entries: Sequence[AnyPath]) -> Path | None:
 
 
 def is_table_of_boxes(table: Path) -> bool:
-    """Whether the first line of a table of CSV names edges of boxes."""
-    return any(columns_of(header, EDGE_COLUMNS) for _, header in read_table(table, most=1))
+    """Whether the first line of a table of CSV names edges of boxes; no more than its beginning is read."""
+    return any(columns_of(header, EDGE_COLUMNS) for _, header in read_table(table, _FIRST_LINE_BYTES)[:1])
 
 
 def columns_of(header: Sequence[str], wanted: Sequence[Sequence[str]]) -> list[int]:
@@ -45,16 +46,18 @@ def columns_of(header: Sequence[str], wanted: Sequence[Sequence[str]]) -> list[i
     return [] if -1 in found else found
 
 
-def read_table(table: AnyPath, most: int | None = None) -> list[tuple[int, list[str]]]:
-    """Read the lines of a table of CSV with their numbers, but for empty ones, at most so many; values are stripped.
+def read_table(table: AnyPath, most_bytes: int | None = None) -> list[tuple[int, list[str]]]:
+    """Read the lines of a table of CSV with their numbers, but for empty ones; values are stripped.
+
+    With `most_bytes` no more is read of it, and the last line may be a part of one.
 
     Raises:
         DataError: it cannot be read.
     """
     try:
-        lines = csv.reader(io.StringIO(content_of(table).decode("utf-8-sig"), newline=""))
-        filled = ((lines.line_num, [value.strip() for value in line]) for line in lines if line)
-        return [*islice(filled, most)]
+        text = content_of(table, most_bytes).decode("utf-8-sig", "replace" if most_bytes else "strict")
+        lines = csv.reader(io.StringIO(text, newline=""))
+        return [(lines.line_num, [value.strip() for value in line]) for line in lines if line]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(
             f"{table} cannot be read.",

@@ -12,12 +12,11 @@ import numpy.typing as npt
 import torch
 
 from lockstep.checks import check_type
-from lockstep.errors import DataError
 from lockstep.listing import shorten
 from lockstep.ragged import Ragged
 from lockstep.readers.fingerprint import Fingerprint, checksum
 from lockstep.readers.image_files import ImageFiles
-from lockstep.readers.label_map import LabelMap
+from lockstep.readers.label_map import LabelMap, UnknownClassError
 from lockstep.readers.reader import Cost, Int64s
 from lockstep.screen import log
 
@@ -179,7 +178,7 @@ def labels_of_names(
     """
     if missing := sorted({*names} - {*label_map.ids}):
         example = f"an object of it is on {image_of(names.index(missing[0]))}; " if image_of else ""
-        raise DataError(
+        raise UnknownClassError(
             f"{shorten(missing)} {'is' if len(missing) == 1 else 'are'} not in the label map.",
             given=f"{example}the class {missing[0]!r} of {source}",
             expected=f"a class that the label map has, by its name or its display name: {shorten([*label_map.ids])}",

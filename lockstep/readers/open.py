@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import mmap
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -15,12 +14,12 @@ from typing import Any, Literal, NamedTuple
 from lockstep.errors import DataError, InputError
 from lockstep.images.decode import AS_STORED, Decoding
 from lockstep.listing import hint_for_path, shorten
-from lockstep.readers.box_table import BoxTable
+from lockstep.readers.box_table import BoxTable, classes_in_table
 from lockstep.readers.coco import Coco
 from lockstep.readers.image_folder import ImageFolder
 from lockstep.readers.image_records import ImageRecords, Schema
 from lockstep.readers.image_tables import DetectionTable, ImageTable
-from lockstep.readers.label_map import LabelMap
+from lockstep.readers.label_map import LabelMap, UnknownClassError
 from lockstep.readers.mnist import mnist_records
 from lockstep.readers.paths import (
     ANNOTATED,
@@ -33,6 +32,7 @@ from lockstep.readers.paths import (
     held,
     shards_among,
     unknown_data,
+    words_in,
 )
 from lockstep.readers.reader import Reader
 from lockstep.readers.schemas import DetectionSchema, ImageNetSchema
@@ -40,16 +40,16 @@ from lockstep.readers.split_folders import RECORDS, TABLE, TAR, find_split
 from lockstep.readers.table_columns import find_label, find_objects, has_outlines_and_keypoints
 from lockstep.readers.tar_shards import TarShards
 from lockstep.readers.tfds import TfdsRecords
-from lockstep.readers.voc import Voc, folder_of_year
+from lockstep.readers.voc import Voc, classes_in_xml, folder_of_year
 from lockstep.readers.yolo import Yolo
 from lockstep.readers.yolo_sets import find_yolo_sets
 from lockstep.records.example import Values, parse_example
 from lockstep.records.index_cache import Cache, ranges_through
-from lockstep.records.open_files import OpenFiles, content_of
+from lockstep.records.open_files import OpenFiles
 from lockstep.records.shards import absence_of, data_path, expand_braces, find_shards
 from lockstep.records.tables import Kept, open_table
 from lockstep.records.tfrecord import read_all
-from lockstep.storage.remote_path import AnyPath, RemotePath
+from lockstep.storage.remote_path import AnyPath
 
 _NUMBER_OF_SHARD = re.compile(r"\d+(?=-of-\d|\.tar$|\.(tfrecord|record))")
 
@@ -67,6 +67,7 @@ class _Options(NamedTuple):
     image: str | None
     label: str | None
     labels: str | AnyPath | tuple[str, ...] | None
+    classes_of: str | Path | None
 
 
 def open_source(
@@ -79,6 +80,7 @@ def open_source(
     image_column: str | None = None,
     label_column: str | None = None,
     labels: str | AnyPath | tuple[str, ...] | None = None,
+    classes_of: str | Path | None = None,
 ) -> Reader:
     """Open data with the right reader, found by the names in a folder, and by the first record of a file of records.
 
@@ -108,8 +110,9 @@ def open_source(
         label_column: of a table, the column of labels; likewise.
         labels: of a table or of folders of images, the names of the classes, or a file with one on each line, numbered
             from 0 on; by default they are numbered in the order of their names.
+        classes_of: as of `open_detection`.
     """
-    reader = _open(path, _Options(everything, truth, decoding, cache, image_column, label_column, labels))
+    reader = _open(path, _Options(everything, truth, decoding, cache, image_column, label_column, labels, classes_of))
     if labels is not None and not isinstance(reader, ImageTable | ImageFolder):
         raise InputError(
             f"The classes of {path} are not numbered by a file of labels.",
@@ -129,7 +132,9 @@ def _open(path: str | Path, options: _Options) -> Reader:
         return TfdsRecords(path, truth=options.truth, decoding=options.decoding, cache=options.cache)
     if found := annotations_at(path):
         asked = {"decoding": options.decoding, "truth": options.truth, "cache": options.cache}
-        return _coco(found, options.everything, asked) if found.kind == "coco" else _boxed(found, None, asked)
+        if found.kind == "coco":
+            return _coco(found, options.everything, asked)
+        return _boxed(found, None, asked, classes_of=options.classes_of)
     if (whole := data_path(path)).is_dir():
         return _open_folder(whole, options)
     return _open_files(find_shards(expand_braces(str(path))), str(path), options)
@@ -150,6 +155,7 @@ def open_detection(
     cache: Cache = None,
     image_column: str | None = None,
     objects_column: str | None = None,
+    classes_of: str | Path | None = None,
 ) -> Reader:
     """Open images with objects on them, with the fields that are asked for, by one of the readers of `open_source`.
 
@@ -170,6 +176,12 @@ def open_detection(
             user's cache.
         image_column: of a table, the column of images, where the name and type do not tell.
         objects_column: of a table, the column of objects; likewise.
+        classes_of: the examples to train on. Their names number the classes of XML and of tables of CSV, where there is
+            no label map, so that other sets may lack some; by default they are in the folder "train" beside one that is
+            named like another set, or else those at the path itself.
+
+    Raises:
+        DataError: the data cannot be used; an object is of a class that the examples to train on lack.
     """
     options: dict[str, Any] = {"label_map": label_map, "check_boxes": False, "truth": truth, "decoding": decoding}
     if named := _named_files(path):
@@ -183,14 +195,14 @@ def open_detection(
     if named:
         return TfdsRecords(path, objects=True, cache=cache, **options)
     folder = data_path(path)
-    if found := AnnotationsAt("voc", folder) if year and folder.is_dir() else annotations_at(path):
+    if found := _annotations(path, year):
         chosen: dict[str, Any] = {"label_map": label_map, "truth": truth, "decoding": decoding, "cache": cache}
         if found.kind == "coco":
             chosen |= {"masks": masks, "keypoints": num_keypoints > 0, "zero_based": zero_based or None}
             return Coco(found.place, found.images or _images_beside(found.place), **chosen)
         if found.kind != "voc":
             _check_objects_suffice(path, {"masks": masks, "num_keypoints": num_keypoints, "year": year is not None})
-        return _boxed(found, split, chosen, year)
+        return _boxed(found, split, chosen, year, classes_of)
     if not folder.is_dir():
         files = find_shards(expand_braces(str(path)))
     elif shards := shards_among(entries_of(folder)):
@@ -220,20 +232,61 @@ def _check_objects_suffice(path: str | Path, asked: Mapping[str, int]) -> None:
         )
 
 
-def _boxed(found: AnnotationsAt, split: str | None, asked: Mapping[str, Any], year: int | None = None) -> Reader:
+def _annotations(path: str | Path, year: int | None) -> AnnotationsAt | None:
+    """Find annotations at a path; with a year, those of VOC's challenge below."""
+    folder = data_path(path)
+    return AnnotationsAt("voc", folder) if year and folder.is_dir() else annotations_at(path)
+
+
+def _boxed(
+    found: AnnotationsAt,
+    split: str | None,
+    asked: Mapping[str, Any],
+    year: int | None = None,
+    classes_of: str | Path | None = None,
+) -> Reader:
     """Open annotations other than COCO's; by the list or set of a split where there are any, without a split "train".
 
     Where no split is asked for and none is to train on, all of it is read.
     """
-    if found.kind == "table":
-        return BoxTable(found.place, **asked)
     if found.kind == "yolo":
         sets = find_yolo_sets(found.place).images
         named = "train" in sets if split is None else [*sets] != [""]
         return Yolo(found.place, (split or "train") if named else None, **asked)
-    lists = folder_of_year(found.place, year) / "ImageSets" / "Main"
-    named = (lists / "train.txt").is_file() if split is None else lists.is_dir()
-    return Voc(found.place, (split or "train") if named else None, year=year, **asked)
+    trained = None if asked.get("label_map") else _to_train_on(found, classes_of, year)
+    if trained:
+        asked = {**asked, "label_map": LabelMap.alphabetical(_classes_in(trained, year))}
+    try:
+        if found.kind == "table":
+            return BoxTable(found.place, **asked)
+        lists = folder_of_year(found.place, year) / "ImageSets" / "Main"
+        named = (lists / "train.txt").is_file() if split is None else lists.is_dir()
+        return Voc(found.place, (split or "train") if named else None, year=year, **asked)
+    except UnknownClassError as error:
+        if trained is None:
+            raise
+        raise DataError(
+            f"Objects in {found.place} are of a class that none in {trained.place}, to train on, is of.",
+            given=error.given,
+            expected=f"the classes to train on: {shorten([*asked['label_map'].ids])}",
+            hint="put images with objects of it among those to train on, or take its objects out; or set "
+            "data.label_map to a label map with all classes",
+        ) from error
+
+
+def _to_train_on(found: AnnotationsAt, given: str | Path | None, year: int | None) -> AnnotationsAt | None:
+    """Find other annotations with names, whose classes number those that were found; None: these number themselves."""
+    folder = found.place.parent if found.kind == "table" else found.place
+    if given is None and folder.name.lower() not in SETS:
+        return None
+    place = folder.parent / "train" if given is None else data_path(given)
+    other = _annotations(str(place), year) if place not in (folder, found.place) and place.exists() else None
+    is_named = other is not None and other.kind in ("voc", "table") and other.place != found.place
+    return other if is_named else None
+
+
+def _classes_in(found: AnnotationsAt, year: int | None) -> set[str]:
+    return classes_in_table(found.place) if found.kind == "table" else classes_in_xml(found.place, year)
 
 
 def _without_annotations(folder: AnyPath) -> DataError:
@@ -320,7 +373,7 @@ def _check_no_columns(path: str | Path, *names: str | None) -> None:
 def _coco(found: AnnotationsAt, everything: bool, asked: Mapping[str, Any]) -> Reader:
     """Open a file of annotations, with everything also with masks and keypoints, if all objects have them."""
     opened = partial(Coco, found.place, found.images or _images_beside(found.place), **asked)
-    return _with_all(opened, *_words_in(found.place, b'"segmentation"', b'"keypoints"')) if everything else opened()
+    return _with_all(opened, *words_in(found.place, b'"segmentation"', b'"keypoints"')) if everything else opened()
 
 
 def _with_all(opened: Callable[..., Reader], has_masks: bool, has_keypoints: bool) -> Reader:
@@ -330,18 +383,6 @@ def _with_all(opened: Callable[..., Reader], has_masks: bool, has_keypoints: boo
         with suppress(DataError):  # the word may be in a category's name, or only some objects may have it
             return opened(masks=masks, keypoints=keypoints)
     return opened()
-
-
-def _words_in(path: AnyPath, *words: bytes) -> list[bool]:
-    """Tell for each word whether it is in a file; no for an unreadable one, as its reader will say why."""
-    try:
-        if isinstance(path, RemotePath):
-            content = content_of(path)
-            return [word in content for word in words]
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-            return [mapped.find(word) >= 0 for word in words]
-    except (OSError, ValueError):  # the second for an empty file
-        return [False] * len(words)
 
 
 def _first_features(files: Sequence[AnyPath], given: str) -> dict[str, Values]:

@@ -1,8 +1,10 @@
-"""What lies at a path of data, found out by names alone: no file is opened for it but a table of labels."""
+"""What lies at a path of data, found out by names; no file is opened for it but a table, a `data.yaml` and JSON."""
 
 from __future__ import annotations
 
+import mmap
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -11,8 +13,9 @@ from lockstep.errors import DataError
 from lockstep.listing import hint_for_path, shorten
 from lockstep.readers.label_tables import files_by_label, is_table_of_boxes, label_table_among
 from lockstep.readers.split_folders import ENDINGS, RECORDS, TAR, find_split
+from lockstep.records.open_files import content_of
 from lockstep.records.shards import absence_of, data_path, expand_braces, find_shards
-from lockstep.storage.remote_path import AnyPath, is_url
+from lockstep.storage.remote_path import AnyPath, RemotePath, is_url
 
 ANNOTATED = (
     "VOC's folder, or one of images and XML; YOLO's data.yaml, or a folder with images and labels; a table of CSV "
@@ -29,6 +32,10 @@ KNOWN = (
 
 MIRRORED = ("images", "labels")
 """Where YOLO's tools have images, and the folder beside it with a text of the same name for each."""
+DARKNET = "obj.data"
+"""The file with which Darknet's folders, as CVAT exports them, say where classes and lists of images are."""
+_NAMES_IN_YAML = re.compile(rb"""^(\{\s*)?["']?(names|nc)["']?\s*:""", re.MULTILINE)
+_WORD, _MOST_BYTES = re.compile("[a-z]+"), 1 << 20
 _KINDS: Mapping[str, Literal["coco", "yolo", "table"]] = {
     ".json": "coco",
     ".yaml": "yolo",
@@ -95,15 +102,18 @@ def annotations_at(path: str | Path) -> AnnotationsAt | None:
     if colon and not whole.exists():
         return AnnotationsAt("coco", data_path(f"{annotations}.json"), data_path(images))
     if not whole.is_dir():
-        kind = _KINDS.get(whole.suffix.lower())
+        kind = "yolo" if whole.name == DARKNET else _KINDS.get(whole.suffix.lower())
         return AnnotationsAt(kind, whole) if kind else None
     entries = entries_of(whole)
     if shards_among(entries):
         return None
     if inside := annotations_among(entries):
         files = sorted(file for file in inside.glob("*.json") if "captions" not in file.name)
-        if len(files) > 1:
-            raise unknown_data(str(path), held(entries), f"name one of its files of annotations: {files[0]}")
+    else:
+        files = coco_sets_among(entries)
+    if len(files) > 1:
+        raise unknown_data(str(path), held(entries), f"name one of its files of annotations: {files[0]}")
+    if files or inside:
         return AnnotationsAt("coco", files[0]) if files else AnnotationsAt("voc", whole)
     return _annotations_among(whole, entries)
 
@@ -124,11 +134,43 @@ def _annotations_among(folder: AnyPath, entries: Sequence[AnyPath]) -> Annotatio
 
 
 def yaml_among(entries: Sequence[AnyPath]) -> AnyPath | None:
-    """Return YOLO's `data.yaml`, or the one file of YAML in a folder that holds labels, too."""
+    """Return YOLO's `data.yaml`, or the one file of YAML in a folder with labels, too; else Darknet's obj.data."""
     files = [entry for entry in entries if entry.suffix in (".yaml", ".yml")]
-    named = next((file for file in files if file.stem == "data"), None)
+    named = next((file for file in files if file.stem == "data" and _is_of_yolo(file)), None)
     has_labels = any(entry.name == MIRRORED[1] and entry.is_dir() for entry in entries)
-    return named or (files[0] if len(files) == 1 and has_labels else None)
+    darknet = next((entry for entry in entries if entry.name == DARKNET), None)
+    return named or (files[0] if len(files) == 1 and has_labels else None) or darknet
+
+
+def _is_of_yolo(file: AnyPath) -> bool:
+    """Whether a file of YAML names classes, or says how many; of one that cannot be read its reader says why."""
+    try:
+        return _NAMES_IN_YAML.search(content_of(file, _MOST_BYTES)) is not None
+    except OSError:
+        return True
+
+
+def coco_sets_among(entries: Sequence[AnyPath]) -> list[AnyPath]:
+    """Return COCO's files of annotations, such as train.json, that lie beside the folders of their images alone."""
+    folders = {entry.name.lower() for entry in entries if entry.is_dir() and not entry.name.startswith(".")}
+    if not folders or not folders <= {"images", *SETS} or yaml_among(entries):
+        return []
+    files = [entry for entry in entries if entry.suffix == ".json" and not SETS.isdisjoint(_WORD.findall(entry.name))]
+    return [file for file in files if is_url(file) or all(words_in(file, b'"categories"', b'"bbox"'))]
+
+
+def words_in(path: AnyPath, *words: bytes) -> list[bool]:
+    """Tell for each word whether it is in a file; no for an unreadable one, as its reader will say why."""
+    try:
+        if isinstance(path, RemotePath):
+            content = content_of(path)
+            return [word in content for word in words]
+        if not path.is_file():  # to open a pipe is to wait for who writes to it
+            raise OSError
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            return [mapped.find(word) >= 0 for word in words]
+    except (OSError, ValueError):  # the second for an empty file
+        return [False] * len(words)
 
 
 def mirrored(images: AnyPath) -> AnyPath | None:

@@ -111,12 +111,17 @@ def find_label(table: TableFile, named: str | None) -> str | None:
 
 
 def find_objects(table: TableFile, named: str | None) -> str | None:
-    """Find the column of objects: the one that is named, or the one with boxes; None if there is none."""
+    """Find the column of objects: the one that is named, or the one with boxes; None if there is none.
+
+    Where each field of the objects is a column of its own, a list for each image, it is that of the boxes.
+    """
     if named is not None:
-        if not _has_boxes(kind := _field(table, named, "objects").type):
+        if not (_has_boxes(kind := _field(table, named, "objects").type) or _is_list_of_lists(kind)):
             raise _unusable(table, named, f"the type {kind}", f"lists of objects with a field {' or '.join(_BOXES)}")
         return named
     choices = [field.name for field in table.schema if _has_boxes(field.type)]
+    if not choices and any(each.name in _CLASSES and _is_list(each.type) for each in table.schema):
+        choices = [each.name for each in table.schema if each.name in _BOXES and _is_list_of_lists(each.type)]
     usual = [name for name in choices if name.lower() in _OBJECTS]
     choices = usual if len(usual) == 1 else choices
     if len(choices) > 1:
@@ -166,8 +171,10 @@ def read_labels_of(table: TableFile, name: str) -> Coded:
 
 
 def fields_of_objects(table: TableFile, name: str) -> list[str]:
-    """Return the names of what a column has of each object."""
+    """Return the names of what a column has of each object, or the columns of lists beside that of the boxes."""
     kind = table.schema.field(name).type
+    if _is_list_of_lists(kind):
+        return [each.name for each in table.schema if _is_list(each.type)]
     inside = kind.value_type if _is_list(kind) else kind
     return [inside.field(number).name for number in range(inside.num_fields)]
 
@@ -179,20 +186,23 @@ def has_outlines_and_keypoints(table: TableFile, name: str) -> tuple[bool, bool]
 
 
 def read_objects(table: TableFile, name: str, *, masks: bool = False, keypoints: bool = False) -> TableObjects:
-    """Read a column of objects: structs of lists, or lists of structs.
+    """Read a column of objects, structs of lists or lists of structs; or the columns of lists with that of the boxes.
 
     Raises:
         DataError: names the first row with a box that is none, or another number of classes than boxes.
     """
     compute = load_pyarrow().compute
     column = table.column((name,))
-    is_list, fields = _is_list(column.type), fields_of_objects(table, name)
+    is_flat, fields = _is_list_of_lists(column.type), fields_of_objects(table, name)
+    is_list = _is_list(column.type) and not is_flat
 
     def values(usual: Sequence[str]) -> tuple[Any, Int64s] | None:
         found = next((field for field in usual if field in fields), None)
         if found is None:
             return None
-        lists = column if is_list else compute.struct_field(column, found)
+        lists = column
+        if not is_list:
+            lists = table.column((found,)) if is_flat else compute.struct_field(column, found)
         counts = compute.fill_null(compute.list_value_length(lists), 0).to_numpy().astype(np.int64)
         flat = compute.list_flatten(lists)
         return (compute.struct_field(flat, found) if is_list else flat), counts
@@ -215,7 +225,8 @@ def read_objects(table: TableFile, name: str, *, masks: bool = False, keypoints:
         return _packed(table, found[what][0], counts, name, entry, pack) if what in found else None
 
     coded = _coded(table, found["classes"][0], name)
-    names = names_of_classes(_within(features_of(table).get(name), _CLASSES))
+    features = features_of(table)
+    names = names_of_classes(_within(features if is_flat else features.get(name), _CLASSES))
     return TableObjects(
         counts,
         _boxes(table, found["boxes"][0], counts, name),
@@ -346,7 +357,11 @@ def _has_boxes(kind: Any) -> bool:
     if place is None:
         return False
     boxes = inside.field(place).type
-    return _is_list(boxes) if _is_list(kind) else _is_list(boxes) and _is_list(boxes.value_type)
+    return _is_list(boxes) if _is_list(kind) else _is_list_of_lists(boxes)
+
+
+def _is_list_of_lists(kind: Any) -> bool:
+    return _is_list(kind) and _is_list(kind.value_type)
 
 
 def _within(feature: Any, usual: Sequence[str]) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 from xml.etree.ElementTree import Element, ParseError, TreeBuilder, XMLParser
 
@@ -94,9 +94,8 @@ class Voc(BoxedImages):
         folder = folder_of_year(data_path(root), year)
         there = annotation_files(folder)
         paths = there if split is None else split_files(folder, split, there)
-        wanted = paths if label_map else there
-        read = {path: read_voc_xml(path, data) for path, data in zip(wanted, fetched(wanted), strict=True)}
-        label_map = label_map or LabelMap.alphabetical(found.name for each in read.values() for found in each.objects)
+        read = _read(paths if label_map else there)
+        label_map = label_map or LabelMap.alphabetical(_classes(read))
         annotations = [read[path] for path in paths]
         images = _folder_of_images(folder)
         super().__init__(
@@ -120,6 +119,19 @@ class Voc(BoxedImages):
     def fingerprint(self) -> Fingerprint:
         """Describe classes, images and objects by checksums, and name the views."""
         return super().fingerprint() | {"views": ", ".join(self.views)}
+
+
+def classes_in_xml(root: AnyPath, year: int | None = None) -> set[str]:
+    """Return the names of the classes in all annotations of a folder."""
+    return _classes(_read(annotation_files(folder_of_year(root, year))))
+
+
+def _read(paths: Sequence[AnyPath]) -> dict[AnyPath, BoxedImage]:
+    return {path: read_voc_xml(path, data) for path, data in zip(paths, fetched(paths), strict=True)}
+
+
+def _classes(read: Mapping[AnyPath, BoxedImage]) -> set[str]:
+    return {found.name for each in read.values() for found in each.objects}
 
 
 def _as_stored(folder: AnyPath, annotations: Sequence[BoxedImage], stems: Sequence[str]) -> list[BoxedImage]:

@@ -16,7 +16,7 @@ from lockstep.readers.image_files import upright_sizes
 from lockstep.readers.image_folder import images_below
 from lockstep.readers.label_map import Label, LabelMap
 from lockstep.readers.object_table import check_label_map
-from lockstep.readers.paths import mirrored
+from lockstep.readers.paths import is_folder, mirrored
 from lockstep.readers.yolo_sets import YoloSets, find_yolo_sets
 from lockstep.records.index_cache import Cache
 from lockstep.records.open_files import content_of, fetched
@@ -141,7 +141,8 @@ def _images_at(place: AnyPath) -> list[AnyPath]:
         if place.is_dir():
             return [place / name for name in images_below(place).names]
         lines = [line.strip() for line in content_of(place).decode().splitlines() if line.strip()]
-        return [place.parent / os.path.normpath(line) for line in lines]
+        above = "" if is_folder(place.parent / "data") else "data/"  # Darknet's are from the folder above on
+        return [place.parent / os.path.normpath(line.removeprefix(above)) for line in lines]
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             f"{place} is no list of images.",

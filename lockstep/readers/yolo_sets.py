@@ -1,6 +1,6 @@
 """Where the images and labels of a data set in YOLO's format are, and the names of its classes.
 
-A `data.yaml` names both.
+A `data.yaml` names both, or Darknet's obj.data.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from lockstep.errors import DataError
 from lockstep.listing import shorten
-from lockstep.readers.paths import MIRRORED, has_images, is_folder, mirrored, yaml_among
+from lockstep.readers.paths import DARKNET, MIRRORED, has_images, is_folder, mirrored, yaml_among
 from lockstep.records.open_files import content_of
 from lockstep.records.shards import data_path
 from lockstep.storage.remote_path import AnyPath
@@ -73,14 +73,14 @@ def _names_for(place: AnyPath, images: AnyPath) -> tuple[tuple[str, ...], AnyPat
             return found.names, yaml, found.num_keypoints
     raise DataError(
         f"Nothing says what the classes in {place} are: their labels are numbers.",
-        given=f"no data.yaml and no {CLASS_FILES[0]} in {shorten([str(folder) for folder in folders], 3)}",
+        given=f"no data.yaml with names and no {CLASS_FILES[0]} in {shorten([str(folder) for folder in folders], 3)}",
         expected="a data.yaml with names, or a text with a class on each line, the first that of the number 0",
         hint=f"write the names of the classes into {place / CLASS_FILES[0]}",
     )
 
 
 def _sets_of_yaml(file: AnyPath) -> YoloSets:
-    found = parse_data_yaml(_text_of(file), file)
+    found = _parse_darknet(file) if file.name == DARKNET else parse_data_yaml(_text_of(file), file)
     given = found.get("names", ())
     if isinstance(given, dict):
         if [*given] != [str(number) for number in range(len(given))]:
@@ -104,9 +104,24 @@ def _sets_of_yaml(file: AnyPath) -> YoloSets:
     return YoloSets(names, file, images, _num_of_keypoints(found.get("kpt_shape"), file))
 
 
+def _parse_darknet(file: AnyPath) -> dict[str, str | list[str] | dict[str, str]]:
+    """Read a line for each key of an obj.data, as those of a `data.yaml`."""
+    pairs = (line.partition("=") for line in _text_of(file).splitlines())
+    given = {key.strip(): value.strip() for key, is_said, value in pairs if is_said and value.strip()}
+    if "names" not in given:
+        raise _unusable(file, "no names of classes")
+    found: dict[str, str | list[str] | dict[str, str]] = {name: value for name, value in given.items() if name in _KEYS}
+    lines = _text_of(_place(file.parent, given["names"], file)).splitlines()
+    found["names"] = [line.strip() for line in lines if line.strip()]
+    return found | ({"nc": given["classes"]} if "classes" in given else {})
+
+
 def _place(root: AnyPath, path: str, file: AnyPath) -> AnyPath:
-    """Find a folder of images, or a list of them; as exports have it, `../train/images` may mean `train/images`."""
-    tried = [root / path.removeprefix("../"), root / path]
+    """Find a folder of images, or a text; as exports have it, `../train/images` may mean `train/images`.
+
+    What is written from the folder above on, as Darknet has it, begins with data/.
+    """
+    tried = [root / path.removeprefix("../"), root / path, root / path.removeprefix("data/")]
     found = next(filter(_is_there, tried), None)
     if found is None:
         raise DataError(

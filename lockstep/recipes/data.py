@@ -417,7 +417,8 @@ class DetectionData(PathData, Checked):
     year: PositiveInt | None = None
     """Year of VOC's challenge, where the paths lead to the folder above that of the year."""
     label_map: str | None = None
-    """A file with the numbers of the classes by name; None: the data numbers them."""
+    """A file with the numbers of the classes by name; None: the data numbers them. XML's and those of tables of CSV are
+    numbered by the names in the examples to train on, in alphabetical order; other sets may lack some."""
     labels_offset: Annotated[int, Range(gt=-(2**31), lt=2**31)] = 0
     """Subtracted from each label of the data: -1 if its classes count from 0."""
     masks: bool = False
@@ -527,6 +528,7 @@ class DetectionData(PathData, Checked):
             cache=self.limited_cache,
             image_column=self.image_column,
             objects_column=self.objects_column,
+            classes_of=self.path_of(self.split),
         )
         is_numbered = (
             isinstance(source, Coco | DetectionTable | TfdsRecords | Yolo) and self.labels_offset == _ZERO_BASED

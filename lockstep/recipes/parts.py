@@ -228,7 +228,7 @@ class Pictures(Checked):
     folder: str | None = None
     """Where files of them are written; None: TensorBoard alone shows them."""
     min_score: Probability = 0.5
-    """Least score of the detections that are drawn."""
+    """Least score of the detections that are drawn, and that `lockstep evaluate` counts in its table by class."""
     max_boxes: NonNegativeInt = 20
     """At most so many an image, those with the highest scores."""
     scores: bool = True

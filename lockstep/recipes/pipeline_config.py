@@ -12,6 +12,7 @@ from lockstep.augmentations.augment import Augment
 from lockstep.augmentations.lists import AUGMENTATIONS
 from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioResizer, ResizeImage
 from lockstep.augmentations.turns import HorizontalFlip
+from lockstep.detection.tf_center_net_configs import CenterNet, TfDetector
 from lockstep.detection.tf_configs import FasterRcnn, Ssd
 from lockstep.detection.tf_supported import check_supported, substituted, substitutes
 from lockstep.detection.values import Detector
@@ -37,7 +38,7 @@ OPTIONS: Mapping[str, type | None] = {
 the others the defaults of the class hold, as those of the reference's function do."""
 
 _AUGMENTATIONS = "data_augmentation_options"
-_MODELS: Mapping[str, type[Ssd | FasterRcnn]] = {"ssd": Ssd, "faster_rcnn": FasterRcnn}
+_MODELS: Mapping[str, type[TfDetector]] = {"ssd": Ssd, "faster_rcnn": FasterRcnn, "center_net": CenterNet}
 _Resizer = FixedShapeResizer | KeepAspectRatioResizer
 _ONE_EACH = no_effect("each evaluation scores every example once, in their order")
 
@@ -75,7 +76,9 @@ def import_pipeline(text: str, source: str, name: str, *, substitute_model: bool
             for part, make in {"training": _training, "data": _data, "evaluation": _evaluate}.items()
         }
     )
-    model = replace(parsed.model, add_regularization_loss=train.add_regularization_loss)
+    model = parsed.model
+    if not isinstance(model, CenterNet):  # which has no regularizers
+        model = replace(model, add_regularization_loss=train.add_regularization_loss)
     others = substitutes(model) if substitute_model else {}
     if others:
         _report_substitutes(reader, model.feature_extractor.type, others)
@@ -120,7 +123,7 @@ class _ParsedConfig(NamedTuple):
     """The parts of a configuration file, parsed."""
 
     pipeline: messages.PipelineConfig
-    model: Ssd | FasterRcnn
+    model: TfDetector
     resizer: _Resizer
     augment: tuple[Augment, ...]
     train_reader: messages.InputReader
@@ -142,9 +145,7 @@ def _read(reader: MessageReader, message: Sequence[Field]) -> _ParsedConfig:
     return _ParsedConfig(model=model, resizer=resizer, **found)
 
 
-def _read_model(
-    reader: MessageReader, models: Sequence[Field], graph: Sequence[Field]
-) -> tuple[Ssd | FasterRcnn, _Resizer]:
+def _read_model(reader: MessageReader, models: Sequence[Field], graph: Sequence[Field]) -> tuple[TfDetector, _Resizer]:
     if len(models) != 1 or models[0].name not in _MODELS:
         given = ", ".join(field.name for field in models) or "none"
         place = models[0].place if models else Place(1, 1)
@@ -238,7 +239,7 @@ def _training(reader: MessageReader, parsed: _ParsedConfig) -> dict[str, Any]:
 
 
 def _fields_by_name(
-    reader: MessageReader, train: messages.TrainConfig, model: Ssd | FasterRcnn, refusal: InputError | None
+    reader: MessageReader, train: messages.TrainConfig, model: TfDetector, refusal: InputError | None
 ) -> dict[str, Any]:
     """Make the fields that choose parameters; the detector is built for their names, if it can be."""
     if refusal is not None:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from lockstep.augmentations import random_crops, resizers
 from lockstep.checks import Checked, Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt
-from lockstep.detection import blocks, tf_configs
+from lockstep.detection import blocks, tf_center_net_configs, tf_configs
 from lockstep.recipes.messages import FieldOutcome, no_effect, not_mapped, to
 from lockstep.records.text_format import Field
 
@@ -387,19 +387,28 @@ class GraphRewriter:
     """`graph_rewriter`, whose one field is among those of `UNTRAINED`."""
 
 
+_TASKS: tuple[tf_configs.UntrainedPart, ...] = (
+    "keypoint_estimation_task",
+    "mask_estimation_task",
+    "deepmac_mask_estimation",
+    "densepose_estimation_task",
+    "track_estimation_task",
+    "temporal_offset_task",
+)
 UNTRAINED: Mapping[tf_configs.UntrainedPart, FieldOutcome] = {
     "quantization": not_mapped("detectors are not trained for whole numbers (quantization) here"),
     "context_config": not_mapped("Context R-CNN is not trained here"),
     "rfcn_box_predictor": not_mapped("R-FCN is not trained here"),
-    "bifpn": not_mapped("there is no bidirectional feature pyramid here"),
     "random_example_sampler": not_mapped("anchors are not sampled here"),
     "equalization_loss": not_mapped("there is no equalization loss here"),
+    **{task: not_mapped(f"a CenterNet predicts boxes alone here, and has no {task}") for task in _TASKS},
 }
 """What is said of parts that nothing trains; the model keeps their names, and is refused for them."""
 _TPU = no_effect("it is about TPUs, or how the same is computed")
 _OUTPUT = no_effect("it names further outputs, and changes none")
 _NO_MASKS = not_mapped("an SSD predicts boxes alone")
 _CLIPPED = {"clip_boxes": not_mapped("boxes are always clipped to the crop")}
+_FULL = not_mapped("convolutions are full ones here")
 _ANCHORWISE = {"anchorwise_output": no_effect("losses are kept for each anchor anyway")}
 ELSEWHERE: Mapping[type, Mapping[str, FieldOutcome]] = {
     GraphRewriter: {"quantization": UNTRAINED["quantization"]},
@@ -429,8 +438,25 @@ ELSEWHERE: Mapping[type, Mapping[str, FieldOutcome]] = {
             _OUTPUT,
         ),
     },
+    tf_center_net_configs.CenterNet: {
+        **{name: UNTRAINED[name] for name in _TASKS},
+        "keypoint_label_map_path": UNTRAINED["keypoint_estimation_task"],
+        "use_depthwise": _FULL,
+        "compute_heatmap_sparse": no_effect("it is how the same heat map is drawn"),
+        "post_processing": not_mapped("the peaks of the heat map are the detections"),
+        "output_prediction_dict": _OUTPUT,
+    },
+    tf_center_net_configs.CenterNetFeatureExtractor: {
+        "use_depthwise": _FULL,
+        "use_separable_conv": _FULL,
+        "depth_multiplier": not_mapped("a MobileNet has its full width here"),
+        "upsampling_interpolation": not_mapped("the nearest cell is taken here"),
+    },
+    tf_center_net_configs.ObjectCenterParams: {
+        "use_labeled_classes": not_mapped("the classes of an image that are not labelled have no objects here"),
+        "keypoint_weights_for_center": not_mapped("the middle of an object is that of its box"),
+    },
     tf_configs.SsdFeatureExtractor: {
-        "bifpn": UNTRAINED["bifpn"],
         "replace_preprocessor_with_placeholder": no_effect("images are always prepared outside of the model"),
         "batch_norm_trainable": not_mapped("model.freeze_batchnorm says it, and the hyperparameters of the layers"),
     },

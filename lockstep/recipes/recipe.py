@@ -17,6 +17,7 @@ from lockstep.augmentations.lists import AUGMENTATIONS
 from lockstep.checks import Checked, check_type
 from lockstep.cores import NumThreads
 from lockstep.description import Change, changes, described
+from lockstep.detection.tf_center_net_configs import CenterNet
 from lockstep.detection.tf_configs import FasterRcnn, Ssd
 from lockstep.detection.values import FasterRcnnFpn, Fcos, MaskRcnnFpn, SqueezeSsd, Ssd300, Ssdlite, TorchvisionDetector
 from lockstep.errors import InputError
@@ -123,6 +124,7 @@ Model = (
     | Timm
     | Ssd
     | FasterRcnn
+    | CenterNet
     | SqueezeSsd
     | FasterRcnnFpn
     | MaskRcnnFpn

@@ -13,6 +13,8 @@ from lockstep.augmentations.colours import (
     RandomAdjustSaturation,
     RandomDistortColor,
 )
+from lockstep.augmentations.mixing import Mosaic
+from lockstep.augmentations.random_crops import RandomSquareCropByScale
 from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioResizer
 from lockstep.augmentations.turns import HorizontalFlip, RandomVerticalFlip
 from lockstep.augmentations.zoom import RandomIoUCrop, RandomZoomOut
@@ -283,6 +285,18 @@ def _raccoon() -> Recipe:
     )
 
 
+def _raccoon_mosaic() -> Recipe:
+    """`raccoon` with mosaics and at many scales: four images put together, squares of half to all of that cut out.
+
+    An image stays alone half of the time. An object is thereby seen at a quarter to twice its size.
+    """
+    recipe = _raccoon()
+    assert isinstance(recipe.data, DetectionData)
+    scales = RandomSquareCropByScale(max_border=64, scale_min=0.5, scale_max=1.0)
+    augment = (Mosaic(size=240, p=0.5), scales, HorizontalFlip(), RandomDistortColor())
+    return replace(recipe, name="raccoon_mosaic", data=replace(recipe.data, augment=augment))
+
+
 def _ssd300_coco() -> Recipe:
     """SSD300 on COCO as torchvision's reference trains it: 32 images over 8 towers, 120 epochs.
 
@@ -385,6 +399,7 @@ _SHIPPED: Mapping[str, Callable[[], Recipe]] = {
     "flowers_small": _flowers_small,
     "bccd": _bccd,
     "raccoon": _raccoon,
+    "raccoon_mosaic": _raccoon_mosaic,
     "ssd300_coco": _ssd300_coco,
     "ssdlite_coco": _ssdlite_coco,
     "faster_rcnn_coco": _faster_rcnn_coco,

@@ -32,8 +32,8 @@ CONFUSION, MISTAKES = "confusion", "mistakes"
 """Outputs of `score_in_detail`: the inputs of a confusion matrix, and of a list of the worst mistakes."""
 ASSIGNED = "assigned"
 """The field of a tower's batch with what its detector has found of the objects before the forward pass."""
-KEPT = "kept detections"
-"""The metric that keeps the detections of an evaluation."""
+KEPT, REPORT = "kept detections", "detection report"
+"""The metrics of a detector that keep the detections of an evaluation, and tell of them by class."""
 
 
 @dataclass(frozen=True)
@@ -182,13 +182,26 @@ class Detection:
         from lockstep.evaluation.kept_detections import KeptDetections
         from lockstep.metrics.detection_sets import detection_metrics
 
-        categories = {label: classes.get(label) or str(label) for label in range(1, self.num_classes + 1)}
         told = self.evaluation
         names = () if told.ignore_ground_truth else told.metrics
-        made: Mapping[str, Any] = detection_metrics(names, categories, per_category=told.per_category)
+        made: Mapping[str, Any] = detection_metrics(names, self._categories(classes), per_category=told.per_category)
         most = told.pictures.count if told.export_path is None else None
         kept: Mapping[str, Any] = {} if most == 0 else {KEPT: KeptDetections(most)}
         return replace(self, metrics={**made, **metrics, **kept})
+
+    def in_detail(self, classes: Mapping[int, str], *, keep_all: bool) -> Self:
+        """Also tell of each class, by `DetectionReport`, if objects count; with `keep_all` keep all detections."""
+        from lockstep.evaluation.kept_detections import KeptDetections
+        from lockstep.metrics.detection_report import DetectionReport
+
+        more: dict[str, Any] = {KEPT: KeptDetections()} if keep_all else {}
+        if not self.evaluation.ignore_ground_truth:
+            least = self.evaluation.pictures.min_score
+            more[REPORT] = DetectionReport(self._categories(classes), min_score=least)
+        return replace(self, metrics={**self.metrics, **more})
+
+    def _categories(self, classes: Mapping[int, str]) -> dict[int, str]:
+        return {label: classes.get(label) or str(label) for label in range(1, self.num_classes + 1)}
 
     def targets(self) -> Sequence[Augment]:
         """Return what makes the targets of the losses of a batch's objects."""

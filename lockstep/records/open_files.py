@@ -6,6 +6,7 @@ Those of this machine are read one by one, as they are wanted; those in an objec
 from __future__ import annotations
 
 import os
+import stat
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
@@ -76,10 +77,29 @@ class _OpenFile:
         weakref.finalize(self, self.file.close)
 
 
-def content_of(path: AnyPath) -> bytes:
-    """Read a whole file; OSError where the system, or FileNotFoundError where the store, has none."""
-    (content,) = fetched([path])
-    return path.read_bytes() if content is None else content
+def content_of(path: AnyPath, most_bytes: int | None = None) -> bytes:
+    """Read a whole file, or its beginning; a pipe that nobody writes to is not waited for.
+
+    Raises:
+        OSError: the system has no such file; of a store it is FileNotFoundError.
+    """
+    if isinstance(path, RemotePath):
+        there = path.stat()
+        size_bytes = there.st_size if most_bytes is None else most_bytes
+        (content,) = fetch_ranges([ObjectRange(path, there, 0, size_bytes)])
+        return content
+    with open(path, "rb", opener=_opened_at_once) as file:
+        is_pipe = stat.S_ISFIFO(os.fstat(file.fileno()).st_mode)
+        if is_pipe:
+            os.set_blocking(file.fileno(), True)  # whoever writes to it may not have begun
+        content = file.read(-1 if most_bytes is None else most_bytes)
+        if is_pipe and not content:
+            raise OSError(f"{path} is a pipe that nobody writes to")
+        return content
+
+
+def _opened_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def fetched(paths: Sequence[AnyPath]) -> Iterator[bytes | None]:

@@ -15,6 +15,7 @@ from markupsafe import Markup
 
 from lockstep.listing import format_size
 from lockstep.recipes.tasks import Classification, Detection
+from lockstep.report.by_class import NUMBERS, ClassTable, Drawn, class_table, precision_curves
 from lockstep.report.curves import (
     MOST_POINTS,
     SPEED,
@@ -29,8 +30,6 @@ from lockstep.report.curves import (
 )
 from lockstep.report.facts import FieldValues, Overview, RunFacts, facts_of_run, in_words
 from lockstep.report.pictures import (
-    CONFUSION,
-    MISTAKES,
     Confusion,
     ReportPicture,
     Summarised,
@@ -40,6 +39,7 @@ from lockstep.report.pictures import (
 )
 from lockstep.reporting.console import format_duration, format_number, format_rate
 from lockstep.reporting.jsonl import without_nonfinite
+from lockstep.run_files import CONFUSION, CURVES, MISTAKES
 from lockstep.runs.record import RunRecord
 from lockstep.screen import Lines, one_line
 from lockstep.version import __version__
@@ -58,6 +58,9 @@ class RunReport:
     points: dict[str, Points]
     marks: tuple[Mark, ...]
     summarised: Summarised
+    by_class: ClassTable | None
+    precision: dict[str, Drawn]
+    """Precision over recall of a detector by class."""
     confusion: Confusion | None
     mistakes: ReportPicture | None
     examples: tuple[ReportPicture, ...]
@@ -74,12 +77,14 @@ def run_report(record: RunRecord, name: str, examples: Sequence[ReportPicture] =
     summaries = record.folders("summaries") + record.folders("summaries-evaluation/*")
     shown = summarised([record.path / name for name in summaries], problems)
     matrix, mistakes = confusion(record.path, problems), worst_mistakes(record.path, problems)
+    by_class, precision = class_table(record.evaluations), precision_curves(record.path, problems)
     record.problems.extend(problems)
     facts = facts_of_run(record, name, len(refused))
     marks = [Mark(segment.first_step, segment.event) for segment in facts.course.segments[1:]]
     missing = tuple(_missing(record, shown, matrix))
     points |= _speeds(record, shown)
-    return RunReport(facts, points, tuple(marks), shown, matrix, mistakes, tuple(examples), missing)
+    details = (by_class, precision, matrix, mistakes)
+    return RunReport(facts, points, tuple(marks), shown, *details, tuple(examples), missing)
 
 
 def _noting_refused(lines: Iterator[dict[str, Any]], refused: list[int]) -> Iterator[dict[str, Any]]:
@@ -92,9 +97,15 @@ def _noting_refused(lines: Iterator[dict[str, Any]], refused: list[int]) -> Iter
 
 def _missing(record: RunRecord, shown: Summarised, matrix: Confusion | None) -> Iterator[tuple[str, str]]:
     task, path = record.recipe.chosen_task if record.recipe else None, shlex.quote(str(record.path))
-    if isinstance(task, Classification) and matrix is None:
-        files = f"--confusion {path}/{CONFUSION} --mistakes {path}/{MISTAKES}"
-        yield "Which classes are taken for which, and the worst mistakes", f"lockstep evaluate {path} {files}"
+    if isinstance(task, Classification | Detection) and matrix is None:
+        curves = f" --curves {path}/{CURVES}" if isinstance(task, Detection) else ""
+        files = f"--confusion {path}/{CONFUSION}{curves} --mistakes {path}/{MISTAKES}"
+        what = (
+            "Which classes are taken for which, precision over recall"
+            if curves
+            else "Which classes are taken for which"
+        )
+        yield f"{what}, and the worst mistakes", f"lockstep evaluate {path} {files}"
     if isinstance(task, Detection) and not shown.detections:
         yield "Pictures of detections", f"lockstep evaluate {path}"
 
@@ -112,7 +123,9 @@ def _speeds(record: RunRecord, shown: Summarised) -> dict[str, Points]:
 
 def report_json(runs: Sequence[RunReport], differing: Sequence[FieldValues]) -> dict[str, Any]:
     """Return the facts of a report as JSON; numbers that are not finite are text, as in `metrics.jsonl`."""
-    whole = [run.facts.as_json() | {"curves": run.points} for run in runs]
+    whole = [
+        run.facts.as_json() | {"curves": run.points, "by_class": run.by_class and asdict(run.by_class)} for run in runs
+    ]
     plain: dict[str, Any] = _plain(
         {"lockstep": __version__, "differences": list(map(asdict, differing)), "runs": whole}
     )
@@ -201,6 +214,7 @@ def _environment() -> Environment:
         "rate": _or_dash(format_rate),
         "duration": _or_dash(format_duration),
         "count": _or_dash("{:,}".format),
+        "whole": _or_dash("{:,.0f}".format),
         "percent": _or_dash("{:.1%}".format),
         "size": _or_dash(format_size),
         "words": _or_dash(str),
@@ -208,7 +222,7 @@ def _environment() -> Environment:
         "quoted": shlex.quote,
         "columns": lambda rows, *names: [[row[name] for name in names] for row in rows],
     }
-    environment.globals["states"] = _STATES
+    environment.globals |= {"states": _STATES, "class_numbers": NUMBERS}
     return environment
 
 

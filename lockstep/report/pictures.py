@@ -14,11 +14,10 @@ from PIL import Image
 from lockstep.errors import InputError
 from lockstep.report.curves import SPEED, WAITING, Points, add_point
 from lockstep.reporting.events import event_paths, read_events
+from lockstep.run_files import CONFUSION, MISTAKES
 from lockstep.runs.record import open_plain_file
 from lockstep.screen import one_line
 
-CONFUSION, MISTAKES = "confusion.csv", "mistakes.png"
-"""Files of a run's folder that a person has `lockstep evaluate` write there."""
 _MOST_PICTURES = 16
 _MOST_BYTES, _MOST_PIXELS = 1 << 25, 50_000_000
 _MOST_CLASSES_SHOWN, _MOST_CONFUSIONS = 40, 10
@@ -136,7 +135,7 @@ def _encoded(image: Image.Image, kind: str, **options: int) -> bytes:
 
 def worst_mistakes(path: Path, problems: list[str]) -> ReportPicture | None:
     """Return the sheet of the worst mistakes in a run's folder; None where there is none."""
-    data = _content(path / MISTAKES, problems)
+    data = bytes_in(path / MISTAKES, problems)
     picture = encoded(data, "the examples with the largest losses") if data is not None else None
     if data is not None and picture is None:
         problems.append(f"{MISTAKES} is no picture, or too large a one")
@@ -145,7 +144,7 @@ def worst_mistakes(path: Path, problems: list[str]) -> ReportPicture | None:
 
 def confusion(path: Path, problems: list[str]) -> Confusion | None:
     """Read the confusion matrix in a run's folder; None where there is none."""
-    data = _content(path / CONFUSION, problems)
+    data = bytes_in(path / CONFUSION, problems)
     if data is None:
         return None
     try:
@@ -161,7 +160,8 @@ def confusion(path: Path, problems: list[str]) -> Confusion | None:
     return Confusion(tuple(header[1:]), counts)
 
 
-def _content(path: Path, problems: list[str]) -> bytes | None:
+def bytes_in(path: Path, problems: list[str]) -> bytes | None:
+    """Return what is in a file of a run's folder, or the first 32 MiB of it; None where there is none."""
     try:
         with open_plain_file(path) as file:
             return file.read(_MOST_BYTES + 1)

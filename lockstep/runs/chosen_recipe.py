@@ -36,8 +36,8 @@ from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.shipped import find
 from lockstep.recipes.toml import to_toml
 from lockstep.records.index_cache import cache_folder
+from lockstep.runs.found_data import Found
 from lockstep.runs.inputs import check_same_classes
-from lockstep.runs.own_data import Found
 from lockstep.runs.workdir import class_names
 from lockstep.types import Epochs, Interval, Steps
 from lockstep.weights.warm_start import WarmStart

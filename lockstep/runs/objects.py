@@ -112,42 +112,71 @@ def _check_scored(recipe: Recipe, parts: Parts) -> None:
             )
 
 
+class AnchorFit(NamedTuple):
+    """How well the anchors of a detector fit objects."""
+
+    num_objects: int
+    unmatched: float
+    """Share of the objects that overlap no anchor by an IoU of 0.5."""
+    untouched: float
+    """Share of those that overlap none by 0.05."""
+
+    def __str__(self) -> str:
+        shares = (
+            f"{100 * self.unmatched:.1f} % of {self.num_objects} objects overlap no anchor by an IoU of {_MATCHED:g}"
+        )
+        return f"{shares}, {100 * self.untouched:.1f} % none by {_TOUCHED:g}"
+
+
+BoxesOnInputs = Sequence[tuple[tuple[int, int], Tensor]]
+"""For images, the shape of the network's input, and the boxes on it in its pixels: top, left, bottom and right."""
+
+
+def anchor_fit(model: DetectionModel, boxes: BoxesOnInputs) -> AnchorFit | None:
+    """Compare the anchors with objects; None where there are none to compare, or where objects need not fit them."""
+    best = [_best_overlaps(model, shape, each) for shape, each in boxes] if model.anchors_fit_objects else []
+    overlaps = [each for each in best if each is not None]
+    if not overlaps or len(overlaps) < len(best):
+        return None
+    joined = torch.cat(overlaps)
+    return AnchorFit(len(joined), *((joined < least).float().mean().item() for least in (_MATCHED, _TOUCHED)))
+
+
 def _check_anchors(recipe: Recipe, model: DetectionModel, data: DetectionData, found: ObjectSurvey) -> None:
     """Compare the anchors with the first objects, as large as they are without augmentation."""
-    if not model.anchors_fit_objects:
+    boxes = boxes_on_inputs(data, found, _MOST_OBJECTS)
+    fit = anchor_fit(model, boxes)
+    if fit is None:
         return
-    boxes = _boxes_on_inputs(data, found)
-    best = [_best_overlaps(model, shape, each) for shape, each in boxes]
-    if not best or any(each is None for each in best):
-        return
-    overlaps = torch.cat([each for each in best if each is not None])
-    unmatched, untouched = ((overlaps < least).float().mean().item() for least in (_MATCHED, _TOUCHED))
-    log.log(
-        logging.WARNING if unmatched > _MOST_UNTOUCHED else logging.INFO,
-        "%.1f %% of %d objects overlap no anchor by an IoU of %g, %.1f %% none by %g",
-        100 * unmatched,
-        len(overlaps),
-        _MATCHED,
-        100 * untouched,
-        _TOUCHED,
-    )
+    log.log(logging.WARNING if fit.unmatched > _MOST_UNTOUCHED else logging.INFO, "%s", fit)
     sides = torch.cat([each[:, 2:] - each[:, :2] for _, each in boxes])
-    proposed = _proposed(recipe.model, sides)
-    if untouched > _MOST_UNTOUCHED:
-        low, high = sides.prod(1).sqrt().quantile(torch.tensor([0.25, 0.75])).tolist()
+    proposed, _ = proposed_anchors(recipe.model, sides)
+    if fit.untouched > _MOST_UNTOUCHED:
+        low, high = middle_sizes(sides)
         raise DataError(
             "The anchors of the detector match next to none of the objects of the data.",
-            given=f"{100 * untouched:.0f} % of {len(overlaps)} objects overlap no anchor by {_TOUCHED:g} (IoU)",
+            given=f"{100 * fit.untouched:.0f} % of {fit.num_objects} objects overlap no anchor by {_TOUCHED:g} (IoU)",
             expected=f"at most {100 * _MOST_UNTOUCHED:.0f} % of them",
             hint=f"half of the objects are boxes of {low:.0f} to {high:.0f} pixels on the network's input: "
             f"choose anchors of such sizes, or another data.resizer; {proposed}",
         )
-    if unmatched > _MANY_UNMATCHED:
+    if fit.unmatched > _MANY_UNMATCHED:
         log.info("%s", proposed)
 
 
-def _proposed(model: Any, sides: Tensor) -> str:
-    """Say the anchors that objects fit, height and width (n, 2) in pixels: as settings where the model has such."""
+def middle_sizes(sides: Tensor) -> tuple[float, float]:
+    """Return the sizes between which half of the objects are: the square roots of their areas."""
+    low, high = sides.prod(1).sqrt().quantile(torch.tensor([0.25, 0.75])).tolist()
+    return low, high
+
+
+def proposed_anchors(model: Any, sides: Tensor) -> tuple[str, list[str]]:
+    """Say the anchors that objects fit, and return them as settings of a recipe where the model has such, else none.
+
+    Args:
+        model: the value of the recipe.
+        sides: height and width of each object in pixels of the network's input, (objects, 2).
+    """
     from lockstep.runs.chosen_recipe import choose_anchors
 
     is_pyramid = isinstance(model, FasterRcnnFpn)
@@ -159,14 +188,14 @@ def _proposed(model: Any, sides: Tensor) -> str:
         settings["anchor_sizes"] = [max(1, round(each)) for each in anchors.sizes]
     else:
         sizes, ratios = (", ".join(f"{each:g}" for each in values) for values in anchors)
-        return f"anchors that the objects fit: {sizes} pixels, of {ratios} (height over width)"
-    given = " ".join(f"--set {shlex.quote(f'model.{name}={inline_toml(value)}')}" for name, value in settings.items())
-    return f"anchors that the objects fit: {given}"
+        return f"anchors that the objects fit: {sizes} pixels, of {ratios} (height over width)", []
+    given = [f"model.{name}={inline_toml(value)}" for name, value in settings.items()]
+    return f"anchors that the objects fit: {' '.join(f'--set {shlex.quote(each)}' for each in given)}", given
 
 
-def _boxes_on_inputs(data: DetectionData, found: ObjectSurvey) -> Sequence[tuple[tuple[int, int], Tensor]]:
-    """Return the shape of each network's input, and the boxes on it in its pixels, up to `_MOST_OBJECTS` of all."""
-    boxes, left = [], _MOST_OBJECTS
+def boxes_on_inputs(data: DetectionData, found: ObjectSurvey, most: int) -> BoxesOnInputs:
+    """Return the boxes as large as the network sees them without augmentation, up to so many of all."""
+    boxes, left = [], most
     for shares, (height, width) in zip(found.boxes, found.box_sizes.tolist(), strict=True):
         rows, columns = size = data.resizer.size_of(height, width)
         if len(shares) and left > 0:

@@ -27,12 +27,13 @@ from lockstep.data.order import Order, order_of
 from lockstep.data.rows import Rows, draw_partners
 from lockstep.durable import atomic_write
 from lockstep.errors import DataError, InputError
+from lockstep.evaluation.kept_detections import KeptDetections
 from lockstep.images.decode import EncodedImage
 from lockstep.images.drawing import GREEN, GREY, RED, YELLOW, Colour, Marks, draw_marks, side_by_side
 from lockstep.images.fields import describe_field
 from lockstep.images.pillow import png_bytes
 from lockstep.mask_runs import pixels_in
-from lockstep.metrics.coco import outcomes
+from lockstep.metrics.detection_report import FLAGS, outcomes
 from lockstep.randomness import Draws
 from lockstep.readers.coco_results import CocoResults, ImageResults
 from lockstep.readers.reader import Reader
@@ -41,7 +42,7 @@ from lockstep.runs.workdir import class_names
 
 Inputs = Callable[[Mapping[str, Any]], Any]
 
-TRUTH = ("truth_boxes", "truth_labels", "truth_is_crowd")
+TRUTH = ("truth_boxes", "truth_labels", *FLAGS)
 _IMAGE, _ID, _AT_ONCE = "image", "source_id", 64
 
 
@@ -317,21 +318,22 @@ class Compared:
 
 @dataclass(frozen=True)
 class Comparison(Checked):
-    """Detections of a file, to be compared with the objects of a reader that gives the fields "truth_...".
+    """Detections to be compared with the objects of a reader that gives the fields "truth_...".
 
-    They are matched as COCO's evaluation does at an IoU of 0.5: the best first, each to the object of its class that it
-    covers most; those in a crowd do not count.
+    They are those of a file, or those that an evaluation has kept. What is right is said by the rule of
+    `lockstep.metrics.detection_report`.
     """
 
-    results: CocoResults
+    results: CocoResults | KeptDetections
     min_score: FiniteFloat = 0.5
     """Detections of lower scores are left out."""
 
     def of(self, fields: Mapping[str, Any], size: tuple[int, int], classes: Mapping[int, str]) -> Compared:
         """Compare the detections on the only image of a batch, which is stored with this height and width."""
         found = self.results.on(fields[_ID][0]).above(self.min_score)
-        boxes, labels, is_crowd = (_of_only_image(fields, name) for name in TRUTH)
-        result = outcomes(found.boxes, found.labels, found.scores, boxes, labels, is_crowd)
+        truth = {name: fields[name][0].numpy() for name in TRUTH if name in fields}
+        boxes, labels = truth["truth_boxes"], truth["truth_labels"]
+        result = outcomes({"boxes": found.boxes, "labels": found.labels, "scores": found.scores, **truth})
         named = [classes.get(label) or str(label) for label in found.labels.tolist()]
         kinds = [_kind(*each) for each in zip(result.right, result.ignored, strict=True)]
         missed = [f"missed: {classes.get(label) or label}" for label in labels[result.missed].tolist()]
@@ -408,13 +410,6 @@ def _source_ids(reader: Reader, source: str) -> set[str]:
             )
         found.update(fields[_ID])
     return found
-
-
-def _of_only_image(fields: Mapping[str, Any], name: str) -> Any:
-    """Return a field of ground truth; without it, no object is a crowd."""
-    if name in fields:
-        return fields[name][0].numpy()
-    return np.zeros(len(fields[TRUTH[0]][0]), bool)
 
 
 def _kind(is_right: bool, is_ignored: bool) -> tuple[str, Colour, bool]:

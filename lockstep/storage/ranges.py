@@ -144,7 +144,7 @@ class RemoteFile(io.RawIOBase):
         """Have the window begin at an offset; bytes that it has already are not read again."""
         end = self._window_start + len(self._window)
         kept = self._window[offset - self._window_start :] if self._window_start <= offset < end else b""
-        goes_on = end > 0 and 0 <= offset + len(kept) - end <= self._ahead_bytes
+        goes_on = end > 0 and 0 <= offset + len(kept) - end <= max(self._ahead_bytes, _GAP_BYTES)
         more = self._ahead_bytes * _MORE_AHEAD if goes_on else _FIRST_AHEAD_BYTES
         self._ahead_bytes = min(_MOST_AHEAD_BYTES, more)
         wanted = max(size - len(kept), self._ahead_bytes)

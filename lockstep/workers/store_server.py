@@ -73,17 +73,17 @@ class StoreServer:
         self._operations: dict[str, Callable[..., None]] = {
             "add": self._add,
             "append": partial(self._update, lambda old, new: old + new),
-            "check": self._check,
+            "check": lambda connection, keys: _answer(connection, all(key in self._values for key in keys)),
             "compare_set": self._compare_set,
             "connect": self._connect,
-            "count": self._count,
+            "count": lambda connection: _answer(connection, len(self._values)),
             "delete": self._delete,
             "forget": self._forget,
             "get": self._get,
             "open": self._open,
             "set": partial(self._update, lambda _, new: new),
             "share": self._share,
-            "wait": self._wait,
+            "wait": partial(self._get, is_wanted=False),
         }
 
     def connect(self) -> Connection:
@@ -149,22 +149,14 @@ class StoreServer:
             now = self._values.get(key, expected)
         _answer(connection, None, [now])
 
-    def _get(self, connection: Connection, keys: Sequence[str], timeout_seconds: float) -> None:
+    def _get(
+        self, connection: Connection, keys: Sequence[str], timeout_seconds: float, *, is_wanted: bool = True
+    ) -> None:
+        """Wait for keys, and answer with their values, unless only the wait is wanted."""
         with self._changed:
             there = self._await(self._values, keys, timeout_seconds)
-            values = [self._values[key] for key in keys] if there else []
+            values = [self._values[key] for key in keys] if there and is_wanted else []
         _answer(connection, there, values)
-
-    def _wait(self, connection: Connection, keys: Sequence[str], timeout_seconds: float) -> None:
-        with self._changed:
-            there = self._await(self._values, keys, timeout_seconds)
-        _answer(connection, there)
-
-    def _check(self, connection: Connection, keys: Sequence[str]) -> None:
-        _answer(connection, all(key in self._values for key in keys))
-
-    def _count(self, connection: Connection) -> None:
-        _answer(connection, len(self._values))
 
     def _delete(self, connection: Connection, key: str) -> None:
         with self._changed:

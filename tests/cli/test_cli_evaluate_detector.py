@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import logging
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny_detector import save_detector_run
 
@@ -64,10 +68,46 @@ def test_following_ends_after_as_many_evaluations_as_the_run_allows(caplog: pyte
     assert "no checkpoint is waited for any more, by evaluate.detection.max_evaluations=1" in caplog.text
 
 
-@pytest.mark.parametrize("flag", ["--confusion=a.csv", "--mistakes=a.png"])
-def test_details_of_classifiers_are_refused(flag: str) -> None:
-    with pytest.raises(ls.InputError, match="the run of a classifier"):
-        evaluate(flag)
+def test_what_is_right_false_and_missed_by_class(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "lockstep")
+    files = [
+        f"--{name}=run/{name}.{kind}" for name, kind in (("confusion", "csv"), ("curves", "csv"), ("mistakes", "png"))
+    ]
+    assert evaluate("--json", *files, "--set=evaluate.detection.pictures.min_score=0.45") == 0
+    told = json.loads(capsys.readouterr().out)
+    table = told["by_class"]
+    assert (table["min_score"], table["iou"]) == (0.45, 0.5)
+    header, *rows = csv.reader(Path("run/confusion.csv").read_text().splitlines())
+    assert header == ["is / detected from a score of 0.45", "red", "green", "background"]
+    assert [[int(count) for count in row[1:]] for row in rows] == told["confusion"]
+    for place, row in enumerate(table["classes"]):
+        cells = np.array(told["confusion"])
+        assert (row["name"], row["objects"]) == (header[1 + place], cells[place].sum())
+        assert (row["right"], row["missed"]) == (cells[place, place], cells[place].sum() - cells[place, place])
+        assert row["false"] == cells[:, place].sum() - cells[place, place]
+    right = table["all"]["right"]
+    assert 0 < right < table["all"]["objects"] == 11
+    assert json.loads(Path("run/evaluations.jsonl").read_text())["by_class"] == table
+    assert any(re.search(rf"\nall classes +11 +{right} ", message) for message in caplog.messages)
+    with Image.open("run/mistakes.png") as sheet:
+        assert sheet.width > 600
+    assert Path("run/curves.csv").read_text().startswith("class,recall,precision,score\ngreen,0.0,")
+    assert main(["report", "run", "--to", "page.html"]) == 0
+    page = Path("page.html").read_text()
+    assert "validation, raw weights of step 7; detections of a score of 0.45 or more" in page
+    assert page.count('<figure class="precision">') == 1
+    assert ">is / detected" not in page
+    assert "background" in page
+
+
+def test_where_nothing_is_known_to_be_right_nothing_is_told() -> None:
+    words = ["--set=evaluate.detection.ignore_ground_truth=true", "--set=evaluate.detection.export_path=found.json"]
+    assert evaluate("--to=scores.json", *words) == 0
+    assert "by_class" not in json.loads(Path("scores.json").read_text())
+    with pytest.raises(ls.InputError, match="none is known to be right"):
+        evaluate("--confusion=a.csv", *words)
 
 
 def test_averaged_weights_find_something_else() -> None:

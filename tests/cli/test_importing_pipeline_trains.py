@@ -106,7 +106,12 @@ PYRAMID = "ssd_mobilenet_v2_mnasfpn_shared_box_predictor_320x320_coco_sync"
         (
             PYRAMID,
             "ssd_efficientnet-b0_bifpn_keras",
-            {"fpn {": "bifpn {", "activation:": "force_use_bias: true activation:"},
+            {
+                "fpn {": "bifpn { num_iterations: 2 num_filters: 48 ",
+                "use_depthwise: true": "",
+                "override_base_feature_extractor_hyperparams: true": "",
+                "activation:": "force_use_bias: true activation:",
+            },
         ),
     ],
 )

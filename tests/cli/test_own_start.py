@@ -27,8 +27,8 @@ from lockstep.recipes.toml import load
 from lockstep.runs import chosen_recipe
 from lockstep.runs.build import Examples
 from lockstep.runs.chosen_recipe import find_weights
+from lockstep.runs.data_sets import DataSets, find_data_sets
 from lockstep.runs.inputs import check_inputs
-from lockstep.runs.own_data import DataSets, find_data_sets
 from lockstep.types import Epochs
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "flowers5"

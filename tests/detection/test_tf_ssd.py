@@ -166,16 +166,17 @@ def test_the_list_of_extractors_is_that_of_those_that_are_made() -> None:
     [
         ({"use_confidences_as_targets": True}, "model.use_confidences_as_targets"),
         ({"explicit_background_class": True}, "model.explicit_background_class"),
-        ({"untrained_parts": ("bifpn",)}, r"model.untrained_parts=\['bifpn'\]"),
+        ({"untrained_parts": ("equalization_loss",)}, r"model.untrained_parts=\['equalization_loss'\]"),
         (
             {"post_processing": PostProcessing(BatchNonMaxSuppression(max_classes_per_detection=2))},
             "max_classes_per_detection=2",
         ),
         (
             {
+                "freeze_batchnorm": True,
                 "feature_extractor": SsdFeatureExtractor(
                     "ssd_mobilenet_v1", conv_hyperparams=Hyperparams(force_use_bias=True)
-                )
+                ),
             },
             "model.feature_extractor.conv_hyperparams.force_use_bias",
         ),

@@ -24,6 +24,13 @@ def tell(text: str, *, times: int = 1) -> dict[str, Any]:
     return {"rank": worker.rank, "of": worker.num_workers, **copied}
 
 
+def count_to(end: int) -> None:
+    worker = ls.join("cpu")
+    worker.group.barrier("all print at once")
+    for number in range(end):
+        print(f"{worker.rank} counts {number}")
+
+
 def fail() -> None:
     worker = ls.join("cpu")
     if worker.rank == 1:

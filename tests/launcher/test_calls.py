@@ -68,6 +68,16 @@ def test_elsewhere_one_worker_runs_here() -> None:
 
 
 @pytest.mark.process
+def test_lines_of_workers_stay_whole_without_buffers(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
+    ls.launch(partial(called.count_to, 20_000), 2)
+    lines = capsys.readouterr().out.splitlines()
+    assert sorted(lines) == sorted(f"{rank} counts {number}" for rank in range(2) for number in range(20_000))
+
+
+@pytest.mark.process
 def test_workers_return_and_write_here(capsys: pytest.CaptureFixture[str]) -> None:
     returned = ls.launch(partial(called.tell, "no", times=2), 2)
     assert returned == {

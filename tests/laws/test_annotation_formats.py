@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,19 +13,38 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from annotation_formats import DATA, FORMATS, Images, coco, names_of, roboflow_yolo
+from annotation_formats import (
+    DATA,
+    FORMATS,
+    Images,
+    coco,
+    labelimg,
+    names_of,
+    pascal,
+    roboflow_yolo,
+    table,
+    table_in_folder,
+    xml_beside,
+)
 from tiny_detector import TinyDetector, tiny_recipe
 
 import lockstep as ls
 from lockstep.cli.convert import CONVERTERS
+from lockstep.cli.evaluate import evaluate_as_worker
 from lockstep.cli.main import main
+from lockstep.convert.detection import convert_detection
+from lockstep.convert.sharding import Settings
+from lockstep.errors import DataError
 from lockstep.readers.boxed_images import BoxedImage, BoxedObject
 from lockstep.readers.coco import Coco
+from lockstep.readers.label_map import LabelMap, write_label_map
+from lockstep.readers.open import open_detection, open_source
 from lockstep.readers.voc import read_voc_xml
 from lockstep.recipes.code import Function
 from lockstep.recipes.data import DetectionData
 from lockstep.recipes.python_parts import PythonModel
-from lockstep.runs.own_data import find_data_sets, look_at
+from lockstep.runs.data_sets import find_data_sets
+from lockstep.runs.found_data import look_at
 from lockstep.runs.run import Run
 from lockstep.workers.rank import leave
 
@@ -90,6 +110,55 @@ def test_every_format_gives_the_same_targets(written: Format, source: str, tmp_p
     )
     for split in ("train", "validation"):
         assert targets_of(other, split, num_classes) == targets_of(known, split, num_classes)
+
+
+@pytest.mark.parametrize("written", [pascal, labelimg, xml_beside, table, table_in_folder])
+def test_a_set_that_lacks_a_class_has_the_numbers_of_that_to_train_on(written: Format, tmp_path: Path) -> None:
+    images, folder = SOURCES["bccd"]
+    lacking = [each._replace(objects=tuple(o for o in each.objects if o.name != "RBC")) for each in images[:5]]
+    train, valid = (
+        written(some, folder, tmp_path / "data" / split) for split, some in {"train": images, "valid": lacking}.items()
+    )
+    whole = LabelMap.alphabetical(names_of(images))
+    write_label_map(tmp_path / "all.pbtxt", whole)
+    data, told = (DetectionData(str(train), str(valid), label_map=path) for path in (None, str(tmp_path / "all.pbtxt")))
+    for split in ("train", "validation"):
+        assert targets_of(data, split, 3) == targets_of(told, split, 3)
+    alone = DetectionData(validation=str(valid)) if written is not xml_beside else data
+    assert targets_of(alone, "validation", 3)[3] == {1: "Platelets", 2: "RBC", 3: "WBC"}
+    if written is not xml_beside:  # whose folder is not named as a set
+        for reader in (open_source(valid), open_detection(valid, split="val")):
+            assert reader.classes == whole.names
+        for path, base in {train: "train", valid: "valid"}.items():
+            convert_detection(path, tmp_path / "shards", base=base, settings=Settings(num_processes=1))
+        shards = DetectionData(*(f"{tmp_path}/shards/{base}-*" for base in ("train", "valid")))
+        for split in ("train", "validation"):
+            assert targets_of(shards, split, 3)[4] == targets_of(data, split, 3)[4]
+    other = DetectionData(str(valid), str(train))
+    with pytest.raises(DataError, match=r"data/train.* are of a class that none in .*data/valid.*\n.*the class 'RBC'"):
+        other.reader("validation", 3)
+
+
+@pytest.mark.process
+def test_a_run_on_sets_of_which_one_lacks_a_class_goes_on_and_is_scored_on_others(tmp_path: Path) -> None:
+    images, folder = SOURCES["bccd"]
+    kept = {"train": {"Platelets", "RBC", "WBC"}, "valid": {"Platelets", "WBC"}, "other": {"WBC"}}
+    for name, classes in kept.items():
+        some = [each._replace(objects=tuple(o for o in each.objects if o.name in classes)) for each in images]
+        labelimg(some, folder, tmp_path / name)
+    data = DetectionData(str(tmp_path / "train"), str(tmp_path / "valid"), resizer=tiny_recipe(folder).data.resizer)  # type: ignore[union-attr]
+    recipe = tiny_recipe(folder, per_category=True)
+    recipe = replace(recipe, data=data, model=PythonModel(Function.of(TinyDetector), num_classes=3))
+    for steps in (2, 3):
+        leave()
+        Run(replace(recipe, end=ls.Steps(steps)), tmp_path / "run", ls.join("cpu")).run()
+    history = (tmp_path / "run/history.jsonl").read_text().splitlines()
+    assert [json.loads(line)["event"] for line in history] == ["start", "end", "resume", "end"]
+    leave()
+    assert evaluate_as_worker(["evaluate", str(tmp_path / "run"), "--data", str(tmp_path / "other")]) == 0
+    scores = json.loads((tmp_path / "run/evaluations.jsonl").read_text().splitlines()[-1])["scores"]
+    named = {name.rpartition("/")[2]: value for name, value in scores.items() if "ByCategory" in name}
+    assert named == {"Platelets": "nan", "RBC": "nan", "WBC": 0.0}, "of the others none has objects"
 
 
 def trained(path: Path, workdir: Path) -> list[Any]:

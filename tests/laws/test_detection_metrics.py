@@ -60,7 +60,8 @@ class Detected(Arrays):
 
 def scored(micro_batch: int) -> dict[str, str]:
     """Every value in hexadecimal: every bit of it."""
-    metrics = ls.metrics.detection_metrics(NAMES, CATEGORIES, per_category=True)
+    report = ls.metrics.DetectionReport(CATEGORIES)
+    metrics = {**ls.metrics.detection_metrics(NAMES, CATEGORIES, per_category=True), "report": report}
 
     def score(model: nn.Module, batch: ls.Batch) -> dict[str, Any]:
         return {name: metric.columns(batch, batch) for name, metric in metrics.items()}
@@ -68,7 +69,8 @@ def scored(micro_batch: int) -> dict[str, str]:
     loader = Loader(Detected({"x": torch.zeros(SIZE, 1)}), batch_size=4)
     state = ls.TrainState(nn.Linear(1, 1), ls.optim.SGD(0.1))
     result = ls.evaluate(state, score, loader, micro_batch=micro_batch, metrics=metrics)
-    return {key: value.hex() for name in NAMES for key, value in result.computed[name].items()}
+    values = {key: value.hex() for name in NAMES for key, value in result.computed[name].items()}
+    return {**values, "report": repr(result.computed["report"])}
 
 
 @pytest.mark.process
@@ -77,6 +79,7 @@ def test_the_same_bits_for_every_number_of_workers_and_every_micro_batch(
 ) -> None:
     alone = scored(SIZE)
     assert 0 < float.fromhex(alone["DetectionBoxes_Precision/mAP"]) < 1
+    assert "'name': 'dog', 'objects': 1" in alone["report"]
     assert [scored(micro_batch) for micro_batch in (1, 4)] == [alone] * 2
     assert run_workers(scored, 4, 3) == [alone] * 4
 

@@ -9,6 +9,8 @@ from PIL import Image
 from lockstep.errors import DataError
 from lockstep.readers.box_table import BoxTable
 from lockstep.readers.open import open_source
+from lockstep.readers.paths import annotations_at
+from lockstep.records.open_files import content_of
 
 HEADER = "filename,width,height,class,xmin,ymin,xmax,ymax\n"
 
@@ -92,3 +94,32 @@ def test_a_name_that_is_in_the_folders_of_two_sets_is_refused_unless_the_table_s
     Image.new("RGB", (8, 4)).save(tmp_path / "a.png")
     path.write_text(f"{HEADER}a,8,4,cat,0,0,8,4\n")
     assert BoxTable(path).read_batch(np.array([0]))["image"][0].source == f"{tmp_path}/a.png"
+
+
+def test_an_image_without_a_size_that_cannot_be_read_is_a_bad_example(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = written(tmp_path, f"{HEADER}a.png,,,cat,0,0,8,4\nb.png,,,dog,0,0,40,90\n", "a.png", "b.png")
+    (tmp_path / "b.png").write_bytes(b"")
+    reader = BoxTable(path)
+    assert caplog.messages == [f"1 of 2 images in {tmp_path} cannot be read, and are bad examples: b.png"]
+    assert reader.classes == {1: "cat", 2: "dog"}
+    assert reader.read_batch(np.array([0]))["boxes"].values.tolist() == [[0, 0, 1, 1]]
+    with pytest.raises(DataError, match=r"b\.png"):
+        reader.read_batch(np.array([1]))
+
+
+def test_what_a_table_is_of_is_seen_by_its_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path, HEADER + "a.png,8,4,cat,0,0,8,4\n" * 100_000, "a.png")
+    read: list[int | None] = []
+
+    def noting(table: Path, most_bytes: int | None = None) -> bytes:
+        read.append(most_bytes)
+        return content_of(table, most_bytes)
+
+    monkeypatch.setattr("lockstep.readers.label_tables.content_of", noting)
+    found = annotations_at(tmp_path)
+    assert found is not None
+    assert (found.kind, found.place) == ("table", path)
+    assert read == [1 << 16]
+    assert content_of(path, 8) == HEADER[:8].encode()

@@ -288,7 +288,28 @@ def test_values_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
             DetectionTable(path)
 
 
-def objects(path: Path, *, listed: bool = False, categories: Sequence[Any] = ([2], [], [1, 2]), **more: Any) -> Path:
+def test_columns_of_lists_are_objects_where_classes_are_among_them(tmp_path: Path) -> None:
+    names = [["dog"], [], ["cat", "dog"]]
+    assert open_source(objects(tmp_path / "a.parquet", listed=None, categories=names)).classes == {1: "cat", 2: "dog"}  # type: ignore[attr-defined]
+    path = written(tmp_path / "b.parquet", {"image": images(3), "bbox": BOXES})
+    assert isinstance(open_source(path), ImageTable)
+    numbers = objects(tmp_path / "c.parquet", listed=None)
+    feature = {"feature": {"names": ["x", "cat", "dog"], "_type": "ClassLabel"}, "_type": "Sequence"}
+    told = json.dumps({"info": {"features": {"category": feature}}})
+    pq.write_table(pq.read_table(numbers).replace_schema_metadata({"huggingface": told}), numbers)
+    assert read(open_source(numbers), 0)["class_text"] == [["dog"]]
+    assert isinstance(DetectionData(str(numbers), objects_column="bbox").reader("train", 3), DetectionReader)
+    uneven = objects(tmp_path / "d.parquet", listed=None, categories=[[1], [], [1]])
+    with pytest.raises(DataError, match=r"Row 2 of .*\n.*1 classes"):
+        open_source(uneven)
+
+
+def objects(
+    path: Path, *, listed: bool | None = False, categories: Sequence[Any] = ([2], [], [1, 2]), **more: Any
+) -> Path:
+    """Objects in lists of structs, in structs of lists, or for None in columns of lists."""
+    if listed is None:
+        return written(path, {"image": images(3), "bbox": BOXES, "category": categories, **more})
     if listed:
         of_rows: Any = [
             [{"bbox": box, "category": category} for box, category in zip(*each, strict=True)]
@@ -299,8 +320,8 @@ def objects(path: Path, *, listed: bool = False, categories: Sequence[Any] = ([2
     return written(path, {"image": images(3), "objects": of_rows, **more})
 
 
-@pytest.mark.parametrize("listed", [False, True], ids=["struct of lists", "list of structs"])
-def test_objects_are_shares_of_their_image(tmp_path: Path, listed: bool) -> None:
+@pytest.mark.parametrize("listed", [False, True, None], ids=["struct of lists", "list of structs", "columns of lists"])
+def test_objects_are_shares_of_their_image(tmp_path: Path, listed: bool | None) -> None:
     reader: Any = open_source(objects(tmp_path / "a.parquet", listed=listed), truth=True)
     assert isinstance(reader, DetectionTable)
     batch = read(reader, 2, 1, 0)
@@ -395,11 +416,12 @@ def as_bytes(runs: Mapping[str, Any]) -> dict[str, Any]:
         (True, RUNS, lambda outline: outline, lambda points: [points[:3], points[3:]] if points else None),
         (False, [*POLYGONS[:2], [RUNS[2][1], POLYGONS[2][0]]], json.dumps, lambda points: points),
         (True, RUNS, as_bytes, lambda points: points),
+        (None, POLYGONS, lambda outline: outline, lambda points: points),
     ],
-    ids=["polygons", "runs", "JSON of both", "runs as bytes"],
+    ids=["polygons", "runs", "JSON of both", "runs as bytes", "columns of lists"],
 )
 def test_masks_and_keypoints_are_those_of_annotations(
-    tmp_path: Path, listed: bool, outlines: Any, stored: Any, points: Any
+    tmp_path: Path, listed: bool | None, outlines: Any, stored: Any, points: Any
 ) -> None:
     columns = {
         "bbox": BOXES,
@@ -411,7 +433,8 @@ def test_masks_and_keypoints_are_those_of_annotations(
     rows: Any = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     if listed:
         rows = [[dict(zip(row, each, strict=True)) for each in zip(*row.values(), strict=True)] for row in rows]
-    path = written(tmp_path / "a.parquet", {"image": images(3), "objects": rows})
+    of_objects: Mapping[str, Any] = columns if listed is None else {"objects": rows}
+    path = written(tmp_path / "a.parquet", {"image": images(3), **of_objects})
     expected = read(open_source(coco_file(tmp_path, outlines), everything=True, truth=True), 2, 0, 1)
     reader = open_source(path, everything=True, truth=True)
     found = read(reader, 2, 0, 1)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -7,12 +8,14 @@ import pytest
 import torch
 from PIL import Image
 
+from lockstep.data.loader import Loader
 from lockstep.errors import DataError, InputError
 from lockstep.readers.label_map import Label, LabelMap
 from lockstep.readers.open import open_detection, open_source
 from lockstep.readers.reader import Reader
 from lockstep.readers.yolo import Yolo
 from lockstep.recipes.data import DetectionData
+from lockstep.runs.data_sets import find_data_sets
 
 
 def data_set(folder: Path, *labels: str | None, yaml: str = "names: [cat, dog]", split: str = "train") -> Path:
@@ -67,6 +70,60 @@ def test_a_list_names_images_from_its_folder_on(tmp_path: Path) -> None:
     (folder / "some.txt").write_text("./images/train/1.png\nimages/train/7.png\n")
     with pytest.raises(DataError, match=r"Images are missing in .*\n.*no 7\.png"):
         Yolo(folder, "train")
+
+
+def cvat(folder: Path, above: str = "data/") -> Path:
+    """What CVAT exports as YOLO 1.1: lists of images, whose paths are those from the folder above on."""
+    lists = {"train": ("0 0.5 0.5 1 1", ""), "valid": ("1 0.5 0.5 1 1",)}
+    said = [f"classes = 2\nnames = {above}obj.names\nbackup = backup/"]
+    for split, texts in lists.items():
+        (inside := folder / f"obj_{split}_data").mkdir(parents=True)
+        for number, text in enumerate(texts):
+            Image.new("RGB", (8, 4)).save(inside / f"{number}.png")
+            (inside / f"{number}.txt").write_text(text)
+        names = "".join(f"{above}{inside.name}/{number}.png\n" for number in range(len(texts)))
+        (folder / f"{split}.txt").write_text(names)
+        said.append(f"{split} = {above}{split}.txt")
+    (folder / "obj.data").write_text("\n".join(said))
+    (folder / "obj.names").write_text("cat\ndog\n")
+    return folder
+
+
+@pytest.mark.parametrize("above", ["data/", ""])
+def test_a_folder_of_darknet_as_cvat_exports_it(tmp_path: Path, above: str) -> None:
+    folder = cvat(tmp_path, above)
+    data = DetectionData(str(folder), str(folder / "obj.data"))
+    assert [len(data.reader(split, 2)) for split in ("train", "validation")] == [2, 1]
+    for split, texts in {"train": [["cat"], []], "val": [["dog"]]}.items():
+        assert open_detection(folder, split=split).read_batch(np.arange(len(texts)))["class_text"] == texts
+    assert len(open_source(folder)) == 2
+    sets = find_data_sets(str(folder))
+    assert (sets.train, sets.validation) == (str(folder), str(folder))
+    (folder / "obj.data").write_text("classes = 3\nnames = data/obj.names\n")
+    with pytest.raises(DataError, match=r"nc: 3, and 2 names"):
+        Yolo(folder)
+
+
+def test_an_image_that_cannot_be_read_is_a_bad_example_and_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = data_set(tmp_path, "0 0.5 0.5 1 1", "1 0.5 0.5 1 1", "1 0.5 0.5 0.5 1")
+    (folder / "images/train/1.png").write_bytes(b"no image")
+    reader = Yolo(folder)
+    assert caplog.messages == [f"1 of 3 images in {folder}/images/train cannot be read, and are bad examples: 1.png"]
+    assert [boxes_of(reader, index) for index in (0, 2)] == [[[0, 0, 1, 1]], [[0, 0.25, 1, 0.75]]]
+    with pytest.raises(DataError, match=r"1\.png"):
+        reader.read_batch(np.array([1]))
+    loader = Loader(reader, batch_size=2, order="sequential", bad_examples="skip", bad_budget=1000, num_processes=0)
+    batches = [next(iter(loader.batches(range(1), 1))) for _ in range(3)]
+    assert {name for batch in batches for name in batch["source_id"]} == {"0.png", "2.png"}
+
+
+def test_a_pipe_among_labels_is_not_waited_for(tmp_path: Path) -> None:
+    folder = data_set(tmp_path, "0 0.5 0.5 1 1", None)
+    os.mkfifo(folder / "labels/train/1.txt")
+    with pytest.raises(DataError, match=r"1\.txt cannot be used as labels(.|\n)*a pipe that nobody writes to"):
+        Yolo(folder)
 
 
 def test_a_label_map_numbers_the_classes_and_has_to_have_them(tmp_path: Path) -> None:

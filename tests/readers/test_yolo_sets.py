@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from lockstep.errors import DataError
+from lockstep.readers.paths import class_folders
 from lockstep.readers.yolo_sets import find_yolo_sets, parse_data_yaml
 
 ROBOFLOW = """train: ../train/images
@@ -95,7 +96,7 @@ GROWING = "".join(f"x{n}: &x{n} [{', '.join([f'*x{n - 1}'] * 9)}]\n" for n in ra
 def test_what_cannot_be_used_is_named(text: str, given: str, tmp_path: Path) -> None:
     (tmp_path / "data.yaml").write_text(text)
     with pytest.raises(DataError) as caught:
-        find_yolo_sets(tmp_path)
+        find_yolo_sets(tmp_path / "data.yaml")
     assert given in str(caught.value.given)
     if "neither" not in given:
         assert caught.value.what == f"{tmp_path}/data.yaml does not say what the classes are, and where their images."
@@ -129,3 +130,12 @@ def test_names_are_in_a_file_beside_the_labels_or_above(tmp_path: Path) -> None:
     assert find_yolo_sets(tmp_path / "set").images == {"train": (folder,)}
     (tmp_path / "set/data.yaml").write_text("names: [cow]\ntrain: images/train\n")
     assert find_yolo_sets(tmp_path / "set").names == ("cow",)
+
+
+def test_a_yaml_of_something_else_beside_folders_of_classes_is_no_data_set(tmp_path: Path) -> None:
+    for name in ("cats", "dogs"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "data.yaml").write_text("epochs: 3\nmodel: {names: [a]}\n")
+    assert class_folders(tmp_path) == ("cats", "dogs")
+    (tmp_path / "data.yaml").write_text("names: [a]\n")
+    assert class_folders(tmp_path) == ()

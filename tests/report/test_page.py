@@ -12,6 +12,7 @@ from typing import Any
 
 from written_runs import event, metrics_line, timing_line, write_run
 
+from lockstep.listing import csv_line
 from lockstep.recipes.shipped import find
 from lockstep.report.curves import SPEED
 from lockstep.report.facts import recipe_differences
@@ -59,12 +60,21 @@ def evil_run(folder: Path) -> Path:
         metrics=[metrics_line(1, losses={EVIL: 1.0}, smoothed={EVIL: 1.0}, metrics={EVIL: 0.5})],
         history=[event("start", 0, 0, changed=[EVIL]), event("failed", 1, 1, error=EVIL)],
         quarantine=[{"example": EVIL, "reason": EVIL}],
-        evaluations=[{"step": 1, "split": EVIL, "weights": EVIL, "scores": {f"PerformanceByCategory/{EVIL}": 0.5}}],
+        evaluations=[
+            {
+                "step": 1,
+                "split": EVIL,
+                "weights": EVIL,
+                "scores": {f"PerformanceByCategory/{EVIL}": 0.5},
+                "by_class": {"classes": [{"name": EVIL, "objects": EVIL}, EVIL], "all": None, "min_score": EVIL},
+            }
+        ],
         choices={"device": EVIL, EVIL: "cpu"},
     )
     with (run / "recipe.toml").open("a") as file:
         file.write(f"# {EVIL}\n")
     (run / "confusion.csv").write_text('x,"<i>a</i>",b\n"<i>a</i>",1,2\nb,3,4\n')
+    (run / "curves.csv").write_text("class,recall,precision,score\n" + csv_line([EVIL, 0.5, 1, EVIL]))
     kept = run / "refused/position-000000000"
     kept.mkdir(parents=True)
     (kept / "report.json").write_text(json.dumps(refused))

@@ -20,9 +20,20 @@ from torch import Tensor, nn
 import lockstep as ls
 from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioResizer
 from lockstep.cli.main import main
-from lockstep.detection.blocks import BatchNonMaxSuppression, PostProcessing
+from lockstep.detection.blocks import (
+    BatchNonMaxSuppression,
+    L1LocalizationLoss,
+    PenaltyReducedLogisticFocalLoss,
+    PostProcessing,
+)
 from lockstep.detection.detector import Detections, paste_masks
 from lockstep.detection.nms import NmsLimits, detections_of_all, postprocess
+from lockstep.detection.tf_center_net_configs import (
+    CenterNet,
+    CenterNetFeatureExtractor,
+    ObjectCenterParams,
+    ObjectDetection,
+)
 from lockstep.detection.tf_configs import Ssd
 from lockstep.detection.values import FasterRcnnFpn, Fcos, MaskRcnnFpn, SqueezeSsd, Ssd300, Ssdlite
 from lockstep.mask_runs import pixels_in, runs_text
@@ -77,6 +88,16 @@ FEW = {"rpn_pre_nms_top_n_test": 100, "rpn_post_nms_top_n_test": 40, "max_detect
 BY_SIZE = KeepAspectRatioResizer(96, 200, "antialiased")
 PADDED = KeepAspectRatioResizer(120, 160, pad_to_max_dimension=True, per_channel_pad_value=(9, 99, 199))
 FAMILIES = {
+    "CenterNet": (
+        CenterNet(
+            3,
+            CenterNetFeatureExtractor("mobilenet_v2_fpn"),
+            ObjectDetection(L1LocalizationLoss()),
+            ObjectCenterParams(PenaltyReducedLogisticFocalLoss(2.0, 4.0), max_box_predictions=20),
+        ),
+        FixedShapeResizer(128, 160),
+        ["--raw-images", "480x640", "--batch"],
+    ),
     "SSD on SqueezeNet": (SqueezeSsd(3, max_detections=30), FixedShapeResizer(96, 128), ["--raw-images"]),
     "SSD": (Ssd300(3, max_detections=30), FixedShapeResizer(300, 300, "antialiased"), ["--raw-images", "--batch"]),
     "SSDlite": (Ssdlite(3, max_detections=30), PADDED, ["--raw-images", "--batch"]),

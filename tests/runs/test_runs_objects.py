@@ -23,7 +23,7 @@ from lockstep.recipes.parts import Checkpoints, DetectionEvaluation
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.shipped import find
 from lockstep.recipes.toml import with_settings
-from lockstep.runs.objects import _proposed
+from lockstep.runs.objects import proposed_anchors
 from lockstep.runs.run import Run
 from lockstep.workers.rank import leave
 
@@ -77,14 +77,14 @@ def test_anchors_that_are_proposed_are_settings_of_the_model() -> None:
     sides = torch.tensor([[20.0, 20], [40, 20], [60, 30], [50, 100], [40, 80], [120, 120]])
     for model in (SqueezeSsd(3), FasterRcnnFpn(3)):
         given = replace(find("bccd"), model=model)
-        words = shlex.split(_proposed(model, sides).removeprefix("anchors that the objects fit: "))
+        words = shlex.split(proposed_anchors(model, sides)[0].removeprefix("anchors that the objects fit: "))
         made: Any = with_settings(given, words[1::2]).model
         assert made.anchor_ratios == (0.5, 1.0, 2.0)
         sizes = sum(made.anchor_sizes, ()) if isinstance(made, SqueezeSsd) else made.anchor_sizes
         assert len(sizes) == (8 if isinstance(made, SqueezeSsd) else 5)
         assert min(sizes) < 25 < 110 < max(sizes)
-    assert "pixels, of 0.5, 1, 2 (height over width)" in _proposed(Fcos(3), sides)
-    of_lines = _proposed(SqueezeSsd(3), torch.tensor([[1.0, 300], [1, 500]]))
+    assert "pixels, of 0.5, 1, 2 (height over width)" in proposed_anchors(Fcos(3), sides)[0]
+    of_lines, _ = proposed_anchors(SqueezeSsd(3), torch.tensor([[1.0, 300], [1, 500]]))
     assert "model.anchor_ratios=[0.01, 1.0]" in of_lines, "none is 0, which no recipe takes"
 
 

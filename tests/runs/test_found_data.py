@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,14 @@ from PIL import Image
 from lockstep.cli import train
 from lockstep.errors import DataError
 from lockstep.readers.label_map import LabelMap, write_label_map
+from lockstep.readers.paths import annotations_at, class_folders
 from lockstep.recipes.data import DetectionData
 from lockstep.recipes.toml import load
 from lockstep.records.example import Values, serialize_example
 from lockstep.records.tfrecord import write_records
 from lockstep.runs.chosen_recipe import choose_recipe
-from lockstep.runs.own_data import find_data_sets, look_at
+from lockstep.runs.data_sets import find_data_sets
+from lockstep.runs.found_data import look_at
 
 NUM_IMAGES, WIDTH, HEIGHT = 12, 40, 30
 NAMES = ("cat", "dog")
@@ -149,20 +153,48 @@ def test_a_table_trains_a_detector(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     data = load(Path("runs/table/recipe.toml")).data
     assert isinstance(data, DetectionData)
     assert data.labels_offset == -1
-    assert Path("runs/table/mistakes.png").is_file()
+    assert all(Path("runs/table", name).is_file() for name in ("mistakes.png", "confusion.csv", "curves.csv"))
 
 
-def test_sets_whose_classes_have_other_labels_are_refused_before_a_recipe_is_made(
+def test_a_set_may_lack_classes_of_that_to_train_on_and_not_have_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for split, names in {"train": NAMES, "valid": NAMES[1:]}.items():
+    for split, names in {"train": NAMES, "valid": NAMES[1:], "test": ("dog", "cow")}.items():
         Path("data", split).mkdir(parents=True)
         lines = ["filename,class,xmin,ymin,xmax,ymax"]
         for number in range(4):
             Path("data", split, f"{number}.png").write_bytes(jpeg(tmp_path, number))
             lines.append(f"{number}.png,{names[number % len(names)]},10,6,30,21")
         Path("data", split, "_annotations.csv").write_text("\n".join(lines))
-    with pytest.raises(DataError, match="The classes of the validation examples have other labels") as caught:
+    with pytest.raises(DataError, match=r"of a class that none in data/train/.*, to train on, is of") as caught:
         choose_recipe(look_at(find_data_sets("data")), "run", None, 0)
-    assert "label 1 is 'dog'; label 1 is 'cat' to train on" in str(caught.value.given)
+    assert "an object of it is on 1.png; the class 'cow'" in str(caught.value.given)
+    shutil.rmtree("data/test")
+    chosen = choose_recipe(look_at(find_data_sets("data")), "run", None, 0)
+    reader = chosen.recipe.data.reader("validation", 2)
+    assert {*reader.read_batch(np.arange(4))["labels"].values.tolist()} == {2}
+
+
+def test_files_of_coco_beside_the_folders_of_their_images_are_sets(tmp_path: Path) -> None:
+    for split, name in {"train": "train.json", "val": "instances_val.json"}.items():
+        (tmp_path / split).mkdir()
+        listed = []
+        for number in range(3):
+            (tmp_path / split / f"{number}.png").write_bytes(jpeg(tmp_path, number))
+            listed.append({"id": number, "file_name": f"{number}.png", "width": WIDTH, "height": HEIGHT})
+        objects = [{"id": n, "image_id": n, "category_id": n % 2, "bbox": BOX} for n in range(3)]
+        categories = [{"id": number, "name": name} for number, name in enumerate(NAMES)]
+        whole = {"images": listed, "annotations": objects, "categories": categories}
+        (tmp_path / name).write_text(json.dumps(whole))
+    (tmp_path / "one.png").unlink()
+    sets = find_data_sets(str(tmp_path))
+    assert sets[:2] == (str(tmp_path / "train.json"), str(tmp_path / "instances_val.json"))
+    found = look_at(sets)
+    assert (found.num_images, found.classes) == (3, NAMES)
+    with pytest.raises(DataError, match=r"name one of its files of annotations: .*instances_val\.json"):
+        annotations_at(tmp_path)
+    for name in ("train.json", "instances_val.json"):
+        (tmp_path / name).write_text('{"train": "of something else"}')
+    with pytest.raises(DataError, match="holds sets of images"):
+        class_folders(tmp_path)

@@ -1,0 +1,229 @@
+"""CenterNet of the Object Detection API: objects are peaks of a heat map, with a size and a place in their cell.
+
+After meta_architectures/center_net_meta_arch.py and core/target_assigner.py of tensorflow/models (Apache 2.0). A cell
+is 4 x 4 pixels. With several hourglasses the losses are means over theirs, and the last one's predictions count.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor, nn
+
+from lockstep.detection.anchors import by_anchor
+from lockstep.detection.boxes import clip
+from lockstep.detection.detector import DetectionModel, Detections, Targets
+from lockstep.detection.losses import classification_loss, localization_loss
+from lockstep.detection.targets import FIRST_LABEL
+from lockstep.detection.tf_center_net_configs import CenterNet, PredictionHeadParams
+from lockstep.detection.tf_center_net_features import EXTRACTORS, STRIDE, preprocessed
+from lockstep.detection.tf_layers import draw_weights
+from lockstep.detection.tf_supported import check_supported
+from lockstep.models.initial_weights import check_images, give_memory, without_memory
+from lockstep.models.layers import conv2d
+
+_SAME = 1e-6
+"""A cell that is below the largest one around it by less is a peak, as in the reference."""
+
+
+class CenterTargets(NamedTuple):
+    """What the cells of a batch learn."""
+
+    heat_map: Tensor
+    """(batch, cells, classes): 1 in the middle of an object."""
+    places: Tensor
+    """int64 (objects,): the cell of an object's middle, among those of all images."""
+    sizes: Tensor
+    """(objects, 2): height and width, in cells."""
+    offsets: Tensor
+    """(objects, 2): from the corner of the cell to the middle, in cells."""
+    weights: Tensor
+    """(objects,)."""
+
+
+class TfCenterNet(DetectionModel):
+    """A CenterNet of the Object Detection API.
+
+    Args:
+        config: raises InputError for one that `check_supported` refuses.
+        generator: draws the initial weights; torch's default one where none is given.
+    """
+
+    anchors_fit_objects = False
+
+    def __init__(self, config: CenterNet, generator: Generator | None = None) -> None:
+        check_supported(config)
+        super().__init__()
+        self.config, self.num_classes = config, config.num_classes
+        extractor, boxes, centre = (
+            EXTRACTORS[config.feature_extractor.type],
+            config.object_detection_task,
+            config.object_center_params,
+        )
+        self.size_divisibility = extractor.divisor
+        with without_memory():
+            self.backbone = extractor.make(generator)
+            channels, number = self.backbone.out_channels, self.backbone.num_outputs
+            heads = {
+                "logits": (centre.center_head_params, config.num_classes),
+                "sizes": (boxes.scale_head_params, 2),
+                "offsets": (boxes.offset_head_params, 2),
+            }
+            self.head = nn.ModuleDict(
+                {name: nn.ModuleList(_head(channels, *each) for _ in range(number)) for name, each in heads.items()}
+            )
+        give_memory(self)
+        draw_weights(self, None, generator)
+        for layer in cast(nn.ModuleList, self.head["logits"]):
+            nn.init.constant_(layer.get_parameter("predictor.bias"), centre.heatmap_bias_init)
+
+    def preprocess(self, images: Tensor) -> Tensor:
+        """Bring images, (batch, 3, height, width) from 0 to 255, to the scale and order of the backbone."""
+        return preprocessed(self.config.feature_extractor, images)
+
+    @torch.no_grad()
+    def assign(self, targets: Targets) -> CenterTargets:
+        """Draw the heat maps, and find the cells of the objects."""
+        height, width = (-(-side // STRIDE) for side in targets.shape)
+        least = self.config.object_center_params.min_box_overlap_iou
+        maps, places, sizes, offsets = [], list[Tensor](), list[Tensor](), list[Tensor]()
+        for index, (boxes, classes, weights) in enumerate(
+            zip(targets.boxes, targets.classes, targets.weights, strict=True)
+        ):
+            edges = boxes / STRIDE
+            middles, sides = (edges[:, :2] + edges[:, 2:]) / 2, edges[:, 2:] - edges[:, :2]
+            row, column = middles.floor().long().unbind(1)
+            row, column = row.clamp(0, height - 1), column.clamp(0, width - 1)
+            cells = torch.stack([row, column], 1)
+            maps.append(heat_map(cells, spread_of(sides, least), classes * weights[:, None], (height, width)))
+            places.append((index * height + row) * width + column)
+            sizes.append(sides)
+            offsets.append(middles - cells)
+        return CenterTargets(
+            torch.stack(maps), torch.cat(places), torch.cat(sizes), torch.cat(offsets), torch.cat([*targets.weights])
+        )
+
+    def counts(self, assigned: CenterTargets) -> Mapping[str, Tensor]:
+        """Count the objects whose weight is not 0."""
+        return dict.fromkeys(("classification", "scale", "offset"), (assigned.weights != 0).sum())
+
+    def forward(self, inputs: Tensor, assigned: CenterTargets | None = None) -> dict[str, Any]:
+        """Predict, of each of the backbone's maps, logits (batch, cells, classes), sizes and offsets (batch, cells, 2).
+
+        The sizes are of boxes around the middle of an object, the offsets that middle's, in cells.
+        """
+        check_images("This CenterNet", inputs, channels=3, smallest=self.size_divisibility)
+        maps = self.backbone(inputs)
+        found: dict[str, Any] = {"shape": tuple(maps[-1].shape[2:])}
+        for name, heads in self.head.items():
+            predicted = [layer(each) for layer, each in zip(cast(nn.ModuleList, heads), maps, strict=True)]
+            found[name] = [by_anchor(each, each.shape[1]) for each in predicted]
+        return found
+
+    def losses(self, predictions: Mapping[str, Any], assigned: CenterTargets) -> dict[str, Tensor]:
+        """Compute the sums over cells and objects: of the heat maps' loss, of those of sizes and offsets."""
+        centre, boxes = self.config.object_center_params, self.config.object_detection_task
+        of_cells = torch.ones_like(assigned.heat_map[..., 0])
+        of_maps = [
+            classification_loss(centre.classification_loss, logits.float(), assigned.heat_map, of_cells).sum()
+            for logits in predictions["logits"]
+        ]
+
+        def of_objects(name: str, wanted: Tensor) -> Tensor:
+            found = [each.float().flatten(0, 1)[assigned.places] for each in predictions[name]]
+            losses = [
+                localization_loss(boxes.localization_loss, each, wanted, assigned.weights).sum() for each in found
+            ]
+            return torch.stack(losses).mean() * boxes.task_loss_weight
+
+        return {
+            "classification": torch.stack(of_maps).mean() * centre.object_center_loss_weight,
+            "scale": of_objects("sizes", assigned.sizes) * boxes.scale_loss_weight,
+            "offset": of_objects("offsets", assigned.offsets) * boxes.offset_loss_weight,
+        }
+
+    def postprocess(self, predictions: Mapping[str, Any]) -> Sequence[Detections]:
+        """Take the best peaks of the heat map, with what else their cells predict."""
+        config, (height, width) = self.config.object_center_params, predictions["shape"]
+        logits, sizes, offsets = (predictions[name][-1].float() for name in ("logits", "sizes", "offsets"))
+        scores = logits.sigmoid()
+        peaks = scores * is_peak(scores.unflatten(1, (height, width)), config.peak_max_pool_kernel_size).flatten(1, 2)
+        number = min(config.max_box_predictions, peaks[0].numel())
+        top, order = peaks.flatten(1).topk(number)
+        cells, labels = order // self.num_classes, order % self.num_classes + FIRST_LABEL
+        halves, moved = (each.gather(1, cells[..., None].expand(-1, -1, 2)) for each in (sizes.relu() / 2, offsets))
+        middles = torch.stack([cells // width, cells % width], -1) + moved
+        boxes = clip(torch.cat([middles - halves, middles + halves], -1), (height, width)) * STRIDE
+        if torch.compiler.is_exporting():
+            is_found = top > 0
+            return [Detections(torch.where(is_found[..., None], boxes, 0.0), top, torch.where(is_found, labels, 0))]
+        return [
+            Detections(*(each[of_scores > 0] for each in (of_boxes, of_scores, of_labels)))
+            for of_boxes, of_scores, of_labels in zip(boxes, top, labels, strict=True)
+        ]
+
+
+def is_peak(scores: Tensor, size: int) -> Tensor:
+    """Tell which scores are the largest within so many cells: (batch, height, width, classes) to bool of that shape."""
+    if size == 1:
+        return torch.ones_like(scores, dtype=torch.bool)
+    maps = scores.permute(0, 3, 1, 2)
+    before = (size - 1) // 2
+    padded = F.pad(maps, (before, size - 1 - before) * 2, value=float("-inf"))
+    return ((maps - F.max_pool2d(padded, size, stride=1)).abs() < _SAME).permute(0, 2, 3, 1)
+
+
+def heat_map(cells: Tensor, spreads: Tensor, classes: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Draw the largest of the Gaussians around the middles of objects, of each class: (height * width, classes).
+
+    Args:
+        cells: int64 (objects, 2), row and column of the middles.
+        spreads: (objects,): standard deviations, in cells.
+        classes: (objects, classes): the height of an object's Gaussian.
+        shape: height and width of the map.
+    """
+    device = cells.device
+    down, across = (
+        (torch.arange(side, device=device) - cells[:, axis, None]).square() for axis, side in enumerate(shape)
+    )
+    distances = (down[:, :, None] + across[:, None, :]).flatten(1)
+    gaussians = torch.exp(-distances / (2 * spreads.square())[:, None])
+    objects, of_class = classes.nonzero().unbind(1)
+    heights = gaussians[objects] * classes[objects, of_class][:, None]
+    drawn = torch.zeros(classes.shape[1], distances.shape[1], device=device)
+    return drawn.scatter_reduce(0, of_class[:, None].expand_as(heights), heights, "amax").T
+
+
+def spread_of(sides: Tensor, least_iou: float) -> Tensor:
+    """Compute a third of how far corners may move until a box overlaps by less than `least_iou`, and a sixth.
+
+    Args:
+        sides: (objects, 2), height and width in cells.
+        least_iou: above 0, below 1.
+
+    Returns:
+        (objects,): standard deviations in cells.
+    """
+    total, product = sides.sum(1), sides.prod(1)
+    cases = (
+        (1.0, -total, product * ((1 - least_iou) / (1 + least_iou))),
+        (4.0, -2 * total, (1 - least_iou) * product),
+        (4 * least_iou, 2 * least_iou * total, (least_iou - 1) * product),
+    )
+    # The reference's roots, which are those of the first CenterNet: they lack a division by the first number.
+    roots = [(-b + (b.square() - 4 * a * c).sqrt()) / 2 for a, b, c in cases]
+    return (2 * torch.stack(roots).amin(0).floor().clamp(min=0) + 1) / 6
+
+
+def _head(channels: int, config: PredictionHeadParams, outputs: int) -> nn.Sequential:
+    layers = OrderedDict[str, nn.Module]()
+    kernels, depths = config.kernel_sizes or (3,), config.num_filters or (256,)
+    for index, (depth, kernel) in enumerate(zip(depths, kernels, strict=True)):
+        layers[f"conv{index}"], layers[f"relu{index}"] = conv2d(channels, depth, kernel), nn.ReLU(inplace=True)
+        channels = depth
+    layers["predictor"] = nn.Conv2d(channels, outputs, 1)
+    return nn.Sequential(layers)
