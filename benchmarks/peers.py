@@ -309,7 +309,7 @@ def compare(
         line |= {"ms": statistics.median(times[other]), "loss": losses[other]}
         if other != US:
             line["ratio"], line["ratio_low"], line["ratio_high"] = ratio_of_turns(times[US], times[other])
-        lines.append(line)
+        lines.append({key: float(f"{value:.5g}") if isinstance(value, float) else value for key, value in line.items()})
     return lines
 
 
@@ -460,10 +460,10 @@ def milliseconds(value: float) -> str:
 WIDTH, LEFT, BAR, GAP, SCALE = 720, 130, 14, 34, 180
 STYLE = """
   text { font: 12px system-ui, sans-serif; fill: #57606a }
-  .title { font-weight: 600; fill: #1f2328 }
-  .theirs { fill: #afb8c1 } .ours { fill: #0969da }
+  .title { font-weight: 600; fill: #1f2328 } .name { text-anchor: end }
+  rect { fill: #afb8c1 } .ours { fill: #0969da }
   @media (prefers-color-scheme: dark) {
-    text { fill: #9198a1 } .title { fill: #f0f6fc } .theirs { fill: #57606a } .ours { fill: #4493f8 }
+    text { fill: #9198a1 } .title { fill: #f0f6fc } rect { fill: #57606a } .ours { fill: #4493f8 }
   }
 """
 
@@ -478,10 +478,10 @@ def picture(found: Mapping[str, Mapping[str, Line]]) -> str:
             y += BAR + 4
             times = 1 / line["ratio"] if name != US else 1.0
             width = min(times * SCALE, WIDTH - LEFT - 60)  # whoever takes longer is cut off, and said in numbers
-            kind = "ours" if name == US else "theirs"
-            body.append(f'<text x="{LEFT - 8}" y="{y}" text-anchor="end">{escape(name)}</text>')
-            body.append(f'<rect class="{kind}" x="{LEFT}" y="{y - 11}" width="{width:.1f}" height="{BAR}"/>')
-            body.append(f'<text x="{LEFT + width + 6:.1f}" y="{y}">{times:.2f}</text>')
+            kind = ' class="ours"' if name == US else ""
+            body.append(f'<text x="{LEFT - 8}" y="{y:.0f}" class="name">{escape(name)}</text>')
+            body.append(f'<rect{kind} x="{LEFT}" y="{y - 11:.0f}" width="{width:.0f}" height="{BAR}"/>')
+            body.append(f'<text x="{LEFT + width + 6:.0f}" y="{y:.0f}">{times:.2f}</text>')
         y += GAP
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y:.0f}" role="img">\n'
