@@ -58,7 +58,7 @@ def test_each_detection_has_a_mask_of_its_class(net: MaskRcnnNet) -> None:
     for each in found:
         assert each.masks is not None
         assert each.masks.shape == (len(each.boxes), 28, 28)
-        assert ((each.masks > 0) & (each.masks < 1)).all()
+        assert ((each.masks >= 0) & (each.masks <= 1)).all()
 
 
 def test_what_a_mask_learns_is_torchvisions() -> None:
