@@ -25,6 +25,7 @@ from lockstep.detection.tf_layers import draw_weights
 from lockstep.detection.tf_supported import check_supported
 from lockstep.models.initial_weights import check_images, give_memory, without_memory
 from lockstep.models.layers import conv2d
+from lockstep.tensors import tensor_on
 
 _SAME = 1e-6
 """A cell that is below the largest one around it by less is a peak, as in the reference."""
@@ -89,23 +90,17 @@ class TfCenterNet(DetectionModel):
     def assign(self, targets: Targets) -> CenterTargets:
         """Draw the heat maps, and find the cells of the objects."""
         height, width = (-(-side // STRIDE) for side in targets.shape)
-        least = self.config.object_center_params.min_box_overlap_iou
-        maps, places, sizes, offsets = [], list[Tensor](), list[Tensor](), list[Tensor]()
-        for index, (boxes, classes, weights) in enumerate(
-            zip(targets.boxes, targets.classes, targets.weights, strict=True)
-        ):
-            edges = boxes / STRIDE
-            middles, sides = (edges[:, :2] + edges[:, 2:]) / 2, edges[:, 2:] - edges[:, :2]
-            row, column = middles.floor().long().unbind(1)
-            row, column = row.clamp(0, height - 1), column.clamp(0, width - 1)
-            cells = torch.stack([row, column], 1)
-            maps.append(heat_map(cells, spread_of(sides, least), classes * weights[:, None], (height, width)))
-            places.append((index * height + row) * width + column)
-            sizes.append(sides)
-            offsets.append(middles - cells)
-        return CenterTargets(
-            torch.stack(maps), torch.cat(places), torch.cat(sizes), torch.cat(offsets), torch.cat([*targets.weights])
-        )
+        edges, weights = torch.cat([*targets.boxes]) / STRIDE, torch.cat([*targets.weights])
+        counts = tensor_on(edges.device, [len(each) for each in targets.boxes], torch.int64)
+        image_of = torch.repeat_interleave(counts, output_size=len(edges))
+        middles, sides = (edges[:, :2] + edges[:, 2:]) / 2, edges[:, 2:] - edges[:, :2]
+        row, column = middles.floor().long().unbind(1)
+        row, column = row.clamp(0, height - 1), column.clamp(0, width - 1)
+        cells = torch.stack([row, column], 1)
+        spreads = spread_of(sides, self.config.object_center_params.min_box_overlap_iou)
+        classes = torch.cat([*targets.classes]) * weights[:, None]
+        maps = heat_maps(cells, spreads, classes, image_of, (len(targets), height, width))
+        return CenterTargets(maps, (image_of * height + row) * width + column, sides, middles - cells, weights)
 
     def counts(self, assigned: CenterTargets) -> Mapping[str, Tensor]:
         """Count the objects whose weight is not 0."""
@@ -177,25 +172,30 @@ def is_peak(scores: Tensor, size: int) -> Tensor:
     return ((maps - F.max_pool2d(padded, size, stride=1)).abs() < _SAME).permute(0, 2, 3, 1)
 
 
-def heat_map(cells: Tensor, spreads: Tensor, classes: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Draw the largest of the Gaussians around the middles of objects, of each class: (height * width, classes).
+def heat_maps(cells: Tensor, spreads: Tensor, classes: Tensor, image_of: Tensor, shape: tuple[int, int, int]) -> Tensor:
+    """Draw the largest of the Gaussians around the middles of objects, of each image and class.
 
     Args:
         cells: int64 (objects, 2), row and column of the middles.
         spreads: (objects,): standard deviations, in cells.
         classes: (objects, classes): the height of an object's Gaussian.
-        shape: height and width of the map.
+        image_of: int64 (objects,), the image that each is on.
+        shape: number of images, height and width of the maps.
+
+    Returns:
+        (images, height * width, classes).
     """
-    device = cells.device
+    device, (images, number) = cells.device, (shape[0], classes.shape[1])
     down, across = (
-        (torch.arange(side, device=device) - cells[:, axis, None]).square() for axis, side in enumerate(shape)
+        (torch.arange(side, device=device) - cells[:, axis, None]).square() for axis, side in enumerate(shape[1:])
     )
     distances = (down[:, :, None] + across[:, None, :]).flatten(1)
     gaussians = torch.exp(-distances / (2 * spreads.square())[:, None])
-    objects, of_class = classes.nonzero().unbind(1)
+    objects, of_class = classes.nonzero().unbind(1)  # scores of all classes may be given: how many are not 0 is read
     heights = gaussians[objects] * classes[objects, of_class][:, None]
-    drawn = torch.zeros(classes.shape[1], distances.shape[1], device=device)
-    return drawn.scatter_reduce(0, of_class[:, None].expand_as(heights), heights, "amax").T
+    drawn = torch.zeros(images * number, distances.shape[1], device=device)
+    rows = (image_of[objects] * number + of_class)[:, None].expand_as(heights)
+    return drawn.scatter_reduce(0, rows, heights, "amax").view(images, number, -1).transpose(1, 2)
 
 
 def spread_of(sides: Tensor, least_iou: float) -> Tensor:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
 import pytest
 import torch
+from device_calls import accelerator, counted
 from torch import Generator
 
 from lockstep.detection.boxes import iou
 from lockstep.detection.detector import Targets
-from lockstep.detection.tf_center_net import TfCenterNet, heat_map, is_peak, spread_of
+from lockstep.detection.tf_center_net import TfCenterNet, heat_maps, is_peak, spread_of
 from lockstep.detection.tf_center_net_configs import CenterNetFeatureExtractor, PredictionHeadParams
 from lockstep.errors import InputError
 from lockstep.recipes.pipeline_config import import_pipeline
@@ -29,21 +31,20 @@ def imported(extractor: str = "mobilenet_v2_fpn", loss: str = "l1_localization_l
     return import_pipeline(CONFIG.format(extractor=extractor, loss=loss, **given), "pipeline.config", "a")
 
 
-def test_a_heat_map_is_the_highest_gaussian_of_each_class() -> None:
-    cells = torch.tensor([[1, 2], [3, 2], [1, 0]])
-    spreads, shape = torch.tensor([0.5, 1.5, 0.8]), (5, 4)
-    classes = torch.tensor([[1.0, 0.0], [0.5, 0.0], [0.0, 0.0]])  # the last one's weight is 0
-    drawn = heat_map(cells, spreads, classes, shape).reshape(*shape, 2)
-    for row in range(shape[0]):
-        for column in range(shape[1]):
-            heights = [
-                float(classes[n, 0])
-                * math.exp(-((row - cells[n, 0]) ** 2 + (column - cells[n, 1]) ** 2) / (2 * float(spreads[n]) ** 2))
-                for n in range(3)
-            ]
-            assert float(drawn[row, column, 0]) == pytest.approx(max(heights), abs=1e-6)
-    assert not drawn[..., 1].any()
-    assert not heat_map(cells[:0], spreads[:0], classes[:0], shape).any()
+def test_heat_maps_are_the_highest_gaussian_of_each_class() -> None:
+    cells = torch.tensor([[1, 2], [3, 2], [1, 0], [4, 3]])
+    spreads, shape, image_of = torch.tensor([0.5, 1.5, 0.8, 1.0]), (2, 5, 4), torch.tensor([0, 0, 0, 1])
+    classes = torch.tensor([[1.0, 0.0], [0.5, 0.0], [0.0, 0.0], [0.0, 1.0]])  # the third one's weight is 0
+    drawn = heat_maps(cells, spreads, classes, image_of, shape).reshape(*shape, 2)
+    for image, row, column, label in itertools.product(*map(range, (*shape, 2))):
+        heights = [
+            float(classes[n, label])
+            * math.exp(-((row - cells[n, 0]) ** 2 + (column - cells[n, 1]) ** 2) / (2 * float(spreads[n]) ** 2))
+            for n in range(4)
+            if image_of[n] == image
+        ]
+        assert float(drawn[image, row, column, label]) == pytest.approx(max(heights), abs=1e-6)
+    assert not heat_maps(cells[:0], spreads[:0], classes[:0], image_of[:0], shape).any()
 
 
 def test_the_spread_is_that_of_corners_that_may_move() -> None:
@@ -70,7 +71,10 @@ def test_a_center_net_learns_its_objects_and_detects_them() -> None:
         shape=(64, 64),
     )
     inputs = model.preprocess(torch.rand(2, 3, 64, 64, generator=Generator().manual_seed(0)) * 255)
-    assigned = model.assign(given)
+    with accelerator(), counted() as calls:
+        assigned = model.assign(given)
+        model.losses(model(inputs, assigned), assigned)
+    assert len(calls.waits) == 1, "how many places of the heat maps are drawn"
     counts = model.counts(assigned)
     assert {name: int(count) for name, count in counts.items()} == {"classification": 2, "scale": 2, "offset": 2}
     optimizer, sums = torch.optim.Adam(model.parameters(), lr=0.003), list[float]()
