@@ -21,7 +21,7 @@ from lockstep.listing import shorten
 from lockstep.recipes.recipe import Recipe
 from lockstep.run_files import CONFUSION, CURVES, MISTAKES, RECIPE
 from lockstep.runs.workdir import Result
-from lockstep.screen import Lines, errors_alone, log
+from lockstep.screen import Lines, errors_alone, log, one_line
 from lockstep.terminal import in_columns
 from lockstep.types import Epochs, Steps
 
@@ -113,7 +113,7 @@ def _described(found: Found, word: str) -> list[str]:
 
 
 def _rows(rows: Sequence[tuple[str, str]]) -> list[str]:
-    return in_columns([(name.ljust(11), text) for name, text in rows])
+    return in_columns([(name.ljust(11), one_line(text)) for name, text in rows])
 
 
 def _class_counts(found: Found) -> str:

@@ -39,6 +39,7 @@ from lockstep.records.index_cache import cache_folder
 from lockstep.runs.found_data import Found
 from lockstep.runs.inputs import check_same_classes
 from lockstep.runs.workdir import class_names
+from lockstep.screen import one_line
 from lockstep.types import Epochs, Interval, Steps
 from lockstep.weights.warm_start import WarmStart
 
@@ -362,9 +363,10 @@ _HEADING, _FIELD = re.compile(r"\[+(.+?)\]+"), re.compile(r"(\w+) = ")
 
 def explained(chosen: Chosen, heading: list[str]) -> str:
     """Write the recipe as TOML, complete, with the reasons as comments before their fields and tables."""
-    lines, table = [f"# {line}".rstrip() for line in heading] + [""], ""
+    # Names of classes and files are part of the heading: a line break in one would end the comment.
+    lines, table = [f"# {one_line(line)}".rstrip() for line in heading] + [""], ""
     told: set[str] = set()
-    for line in to_toml(chosen.recipe).splitlines():
+    for line in to_toml(chosen.recipe).rstrip("\n").split("\n"):
         if opened := _HEADING.fullmatch(line):
             path = table = opened[1].replace('"', "")
         elif given := _FIELD.match(line):
@@ -373,6 +375,6 @@ def explained(chosen: Chosen, heading: list[str]) -> str:
             path = ""
         if path in chosen.reasons and path not in told:
             told.add(path)
-            lines.append(f"# {chosen.reasons[path]}")
+            lines.append(f"# {one_line(chosen.reasons[path])}")
         lines.append(line)
     return "\n".join(lines) + "\n"

@@ -69,6 +69,19 @@ def test_a_dry_run_says_what_it_found_and_prints_the_recipe(photos: Path, capsys
     assert recipe.name == "my_photos"
 
 
+def test_a_line_break_in_the_name_of_a_class_writes_no_line_of_the_recipe(
+    photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = photos / "red\nseed = 99\n# \u2028and"
+    (photos / "red").rename(named)
+    assert main(["train", "my photos", "--dry-run"]) == 0
+    out, said = capsys.readouterr()
+    Path("mine.toml").write_text(out)
+    assert load(Path("mine.toml")).seed == 0
+    assert "red\\nseed = 99\\n# \\u2028and 12" in said
+    assert "\nseed = 99" not in out + said
+
+
 def test_without_weights_it_says_where_they_belong_and_trains_for_longer(
     photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
