@@ -371,6 +371,7 @@ def scored_run(arguments: argparse.Namespace) -> ScoredRun:
     for flag, (ending, what) in _FILES.items():
         if (file := getattr(arguments, flag)) is not None:
             check_target(file, (ending,), what, overwrite=arguments.force, flag=f"--{flag}")
+    _check_two_tables(arguments.confusion, arguments.curves)
     path, saved, wanted, weights = chosen_run(arguments)
     saved = located(saved, path)
     recipe = _with_settings(arguments, saved)
@@ -383,6 +384,16 @@ def scored_run(arguments: argparse.Namespace) -> ScoredRun:
     recipe.data.check_there(split)
     is_other = recipe.data.path_of(split) != saved.data.path_of(split)
     return ScoredRun(path, recipe, split, is_other, weights, polling, wanted)
+
+
+def _check_two_tables(confusion: Path | None, curves: Path | None) -> None:
+    if confusion is not None and curves is not None and confusion.resolve() == curves.resolve():
+        raise InputError(
+            "The confusion matrix and precision over recall are two tables, and one would overwrite the other.",
+            given=f"--confusion {confusion} --curves {curves}",
+            expected="two files",
+            hint=f"--curves {curves.with_name('curves.csv' if curves.name != 'curves.csv' else 'precision.csv')}",
+        )
 
 
 def _has_test(recipe: Recipe, other_data: str | None) -> bool:

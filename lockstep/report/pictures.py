@@ -133,10 +133,10 @@ def _encoded(image: Image.Image, kind: str, **options: int) -> bytes:
     return file.getvalue()
 
 
-def worst_mistakes(path: Path, problems: list[str]) -> ReportPicture | None:
+def worst_mistakes(path: Path, caption: str, problems: list[str]) -> ReportPicture | None:
     """Return the sheet of the worst mistakes in a run's folder; None where there is none."""
     data = bytes_in(path / MISTAKES, problems)
-    picture = encoded(data, "the examples with the largest losses") if data is not None else None
+    picture = encoded(data, caption) if data is not None else None
     if data is not None and picture is None:
         problems.append(f"{MISTAKES} is no picture, or too large a one")
     return picture

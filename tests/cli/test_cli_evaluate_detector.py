@@ -100,6 +100,7 @@ def test_what_is_right_false_and_missed_by_class(
     assert page.count('<figure class="precision">') == 1
     assert ">is / detected" not in page
     assert "background" in page
+    assert "the images with the most false and missed objects" in page
 
 
 def test_where_nothing_is_known_to_be_right_nothing_is_told() -> None:
@@ -108,6 +109,8 @@ def test_where_nothing_is_known_to_be_right_nothing_is_told() -> None:
     assert "by_class" not in json.loads(Path("scores.json").read_text())
     with pytest.raises(ls.InputError, match="none is known to be right"):
         evaluate("--confusion=a.csv", *words)
+    with pytest.raises(ls.InputError, match="are two tables, and one would overwrite the other"):
+        evaluate("--confusion=a.csv", "--curves=run/../a.csv")
 
 
 def test_averaged_weights_find_something_else() -> None:

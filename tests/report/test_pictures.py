@@ -74,12 +74,12 @@ def test_what_is_no_picture_is_left_out(data: bytes) -> None:
 
 
 def test_the_sheet_of_mistakes_is_shown_where_a_run_has_one(tmp_path: Path) -> None:
-    assert worst_mistakes(tmp_path, []) is None
+    assert worst_mistakes(tmp_path, "the worst", []) is None
     (tmp_path / "mistakes.png").write_bytes(png(300, 300))
-    assert worst_mistakes(tmp_path, problems := []) is not None
+    assert worst_mistakes(tmp_path, "the worst", problems := []) is not None
     assert problems == []
     (tmp_path / "mistakes.png").write_bytes(b"text")
-    assert worst_mistakes(tmp_path, problems) is None
+    assert worst_mistakes(tmp_path, "the worst", problems) is None
     assert problems == ["mistakes.png is no picture, or too large a one"]
 
 
