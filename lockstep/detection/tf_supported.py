@@ -74,6 +74,11 @@ _NETS: Mapping[str, tuple[str, float]] = {
     "resnet50": ("residual", 4.1),
     "resnet101": ("residual", 7.8),
     "resnet152": ("residual", 11.5),
+    **{
+        f"resnet_v{version}_{depth}": ("residual", cost)
+        for version in (1, 2)
+        for depth, cost in ((50, 4.1), (101, 7.8))
+    },
 }
 """The kind of layers of a feature extractor, and its multiply-adds in thousand millions on an image of the size that
 its publication takes, by a part of its name: the first that is in it."""
@@ -304,8 +309,9 @@ def _nearest(model: TfDetector) -> str | None:
         return None
     distances = {}
     for name in _extractors_for(model):
-        (kind, cost), is_keras = _facts(name) or own, name.endswith("_keras")
-        if _pyramid(name) == _pyramid(extractor.type):
+        is_keras = name.endswith("_keras")
+        if (facts := _facts(name)) and _pyramid(name) == _pyramid(extractor.type):
+            kind, cost = facts
             distance = abs(math.log(cost / own[1])) + _OTHER_LAYERS * (kind != own[0])
             distances[name] = (is_keras != extractor.is_keras, distance)
     return min(distances, key=lambda name: distances[name], default=None)

@@ -77,7 +77,9 @@ def run_report(record: RunRecord, name: str, examples: Sequence[ReportPicture] =
     summaries = record.folders("summaries") + record.folders("summaries-evaluation/*")
     shown = summarised([record.path / name for name in summaries], problems)
     is_detector = record.recipe is not None and isinstance(record.recipe.chosen_task, Detection)
-    worst = "the images with the most false and missed objects" if is_detector else "the examples with the largest losses"
+    worst = (
+        "the images with the most false and missed objects" if is_detector else "the examples with the largest losses"
+    )
     matrix, mistakes = confusion(record.path, problems), worst_mistakes(record.path, worst, problems)
     by_class, precision = class_table(record.evaluations), precision_curves(record.path, problems)
     record.problems.extend(problems)

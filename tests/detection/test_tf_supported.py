@@ -136,7 +136,7 @@ def is_as_it_is(row: tuple[str, str, int, int, str]) -> bool:
 
 def with_extractor(extractor: str, part: Any) -> TfDetector:
     """A published model, with this feature extractor and what its configs ask for beside it."""
-    if extractor.startswith(("hourglass", "resnet_v")):
+    if extractor.startswith(("hourglass", "resnet_v", "mobilenet_v2")):
         boxes, heat = (
             ObjectDetection(L1LocalizationLoss()),
             ObjectCenterParams(PenaltyReducedLogisticFocalLoss(2.0, 4.0)),
@@ -203,6 +203,11 @@ def model_of(name: str) -> Ssd | FasterRcnn:
     model = import_pipeline(path.read_text(), path.name, path.stem).recipe.model
     assert isinstance(model, Ssd | FasterRcnn)
     return model
+
+
+def test_the_nearest_of_a_center_net_is_of_its_size() -> None:
+    given = {"mobilenet_v2_fpn_sep_conv": "mobilenet_v2_fpn", "resnet_v1_101": "resnet_v2_101"}
+    assert {name: substituted(with_extractor(name, "")).feature_extractor.type for name in given} == given
 
 
 def test_the_table_has_all_published_configs() -> None:
