@@ -13,12 +13,11 @@ def _add_arguments(inspect: argparse.ArgumentParser) -> None:
         "path",
         help="weights of any supported system, a run (or run@STEP), a record file or table, its pattern or folder",
     )
-    inspect.add_argument(
-        "--diff", metavar="OTHER", help="compare with these weights; the exit code is 1 if they differ"
-    )
-    inspect.add_argument("--values", metavar="NAME", help="show the values of this tensor")
-    inspect.add_argument("--norms", action="store_true", help="show the 2-norm of each tensor")
-    inspect.add_argument(
+    shown = inspect.add_mutually_exclusive_group()
+    shown.add_argument("--diff", metavar="OTHER", help="compare with these weights; the exit code is 1 if they differ")
+    shown.add_argument("--values", metavar="NAME", help="show the values of this tensor")
+    shown.add_argument("--norms", action="store_true", help="show the 2-norm of each tensor")
+    shown.add_argument(
         "--anchors", action="store_true", help="of a detector's recipe: how objects fit its anchors, and better ones"
     )
     add_json_argument(inspect)

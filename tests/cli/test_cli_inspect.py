@@ -310,3 +310,9 @@ def test_what_is_in_an_object_store_is_inspected(
     assert read(bucket)["files"][0]["path"] == f"{bucket}/train-0"
     assert read(f"{bucket}/weights/resnet.th")["tensors"] == read(RESNET)["tensors"]
     inspect(f"{bucket}/weights/none.th", code=2)
+
+
+def test_one_thing_is_shown_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["inspect", "bccd", "--anchors", "--diff", "other.npz"])
+    assert "--diff: not allowed with argument --anchors" in capsys.readouterr().err
