@@ -34,7 +34,7 @@ MIRRORED = ("images", "labels")
 """Where YOLO's tools have images, and the folder beside it with a text of the same name for each."""
 DARKNET = "obj.data"
 """The file with which Darknet's folders, as CVAT exports them, say where classes and lists of images are."""
-_NAMES_IN_YAML = re.compile(rb"""^(\{\s*)?["']?(names|nc)["']?\s*:""", re.MULTILINE)
+_NAMES_IN_YAML = re.compile(r"""(^(---\s*)?|\A\s*(---\s*)?\{([^#]*,)?\s*)["']?(names|nc)["']?\s*:""", re.MULTILINE)
 _WORD, _MOST_BYTES = re.compile("[a-z]+"), 1 << 20
 _KINDS: Mapping[str, Literal["coco", "yolo", "table"]] = {
     ".json": "coco",
@@ -145,8 +145,8 @@ def yaml_among(entries: Sequence[AnyPath]) -> AnyPath | None:
 def _is_of_yolo(file: AnyPath) -> bool:
     """Whether a file of YAML names classes, or says how many; of one that cannot be read its reader says why."""
     try:
-        return _NAMES_IN_YAML.search(content_of(file, _MOST_BYTES)) is not None
-    except OSError:
+        return _NAMES_IN_YAML.search(content_of(file, _MOST_BYTES).decode("utf-8-sig")) is not None
+    except (OSError, UnicodeDecodeError):
         return True
 
 

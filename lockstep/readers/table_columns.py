@@ -226,7 +226,9 @@ def read_objects(table: TableFile, name: str, *, masks: bool = False, keypoints:
 
     coded = _coded(table, found["classes"][0], name)
     features = features_of(table)
-    names = names_of_classes(_within(features if is_flat else features.get(name), _CLASSES))
+    # Where fields are columns, others may have such names, too: those of the image.
+    flat = next((features.get(each) for each in _CLASSES if each in fields), None)
+    names = names_of_classes(flat if is_flat else _within(features.get(name), _CLASSES))
     return TableObjects(
         counts,
         _boxes(table, found["boxes"][0], counts, name),

@@ -19,6 +19,7 @@ from lockstep.readers.paths import (
     coco_sets_among,
     entries_of,
     shards_among,
+    words_in,
 )
 from lockstep.readers.split_folders import ENDINGS, find_split, split_names
 from lockstep.readers.yolo_sets import find_yolo_sets
@@ -205,10 +206,14 @@ def _begins(shard: str, name: str) -> bool:
 
 
 def _sets_of_files(files: Sequence[str]) -> DataSets:
-    """Choose among COCO's files of annotations; without one to train on, there has to be one file."""
+    """Choose among COCO's files of annotations; without one to train on, there has to be one file.
+
+    A file without objects, as COCO has of the images of its test, cannot be scored.
+    """
     instances = [file for file in files if "instances" in Path(file).name] or [*files]
+    others = [file for file in files if file not in instances and all(words_in(Path(file), b'"bbox"'))]
     train, validation, test = (
-        next((file for file in (*instances, *files) if any(name in Path(file).name.lower() for name in names)), None)
+        next((file for file in (*instances, *others) if any(name in Path(file).name.lower() for name in names)), None)
         for names in _NAMES.values()
     )
     if train:
