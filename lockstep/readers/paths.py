@@ -151,9 +151,17 @@ def _is_of_yolo(file: AnyPath) -> bool:
 
 
 def coco_sets_among(entries: Sequence[AnyPath]) -> list[AnyPath]:
-    """Return COCO's files of annotations, such as train.json, that lie beside the folders of their images alone."""
-    folders = {entry.name.lower() for entry in entries if entry.is_dir() and not entry.name.startswith(".")}
-    if not folders or not folders <= {"images", *SETS} or yaml_among(entries):
+    """Return COCO's files of annotations, such as train.json, that lie beside the folders of their images.
+
+    There are none beside a folder of other images, which may be of a class.
+    """
+    usual = {"images", *SETS}
+    visible = [entry for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
+    folders = {entry.name.lower() for entry in visible}
+    is_usual = not usual.isdisjoint(folders) and not any(
+        has_images(entry) for entry in visible if entry.name.lower() not in usual
+    )
+    if not is_usual or yaml_among(entries):
         return []
     files = [entry for entry in entries if entry.suffix == ".json" and not SETS.isdisjoint(_WORD.findall(entry.name))]
     return [file for file in files if is_url(file) or all(words_in(file, b'"categories"', b'"bbox"'))]
@@ -259,14 +267,19 @@ def classes_among(folder: AnyPath, entries: Sequence[AnyPath]) -> tuple[str, ...
         )
     if not names:
         raise unknown_data(str(folder), held(entries))
-    if SETS.issuperset(names):
+    check_no_sets(folder, names)
+    return names
+
+
+def check_no_sets(folder: AnyPath, names: Sequence[str]) -> None:
+    """Refuse folders that are all named as sets: they are no classes."""
+    if names and SETS.issuperset(names):
         raise DataError(
             f"{folder} holds sets of images, each with folders of classes.",
             given=f"the folders {', '.join(names)}",
             expected="a folder of images for each class",
             hint=f"name one of them: {' or '.join(str(folder / name) for name in names)}",
         )
-    return names
 
 
 def unknown_data(

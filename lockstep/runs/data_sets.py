@@ -15,6 +15,7 @@ from lockstep.readers.label_tables import is_table_of_boxes, label_table_among
 from lockstep.readers.paths import (
     annotations_among,
     annotations_at,
+    check_no_sets,
     class_folders,
     coco_sets_among,
     entries_of,
@@ -259,6 +260,8 @@ def _check_classes(folder: Path, *, is_set: bool) -> tuple[str, ...]:
             hint=f"lockstep train {_word(folder.parent)}",
         )
     classes = _with_images(folder, class_folders(folder))
+    if len(classes) > 1:
+        check_no_sets(folder, classes)
     if len(classes) == 1:
         inside, inner = _first_fork(folder / classes[0])
         raise DataError(

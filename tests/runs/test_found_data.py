@@ -197,6 +197,7 @@ def test_files_of_coco_beside_the_folders_of_their_images_are_sets(tmp_path: Pat
     (tmp_path / "annotations/image_info_test.json").write_text(json.dumps(whole | {"annotations": []}))
     assert find_data_sets(str(tmp_path)).test is None  # the images of COCO's test have no objects to score
     shutil.rmtree(tmp_path / "annotations")
+    (tmp_path / "runs/mine").mkdir(parents=True)
     sets = find_data_sets(str(tmp_path))
     assert sets[:2] == (str(tmp_path / "train.json"), str(tmp_path / "instances_val.json"))
     found = look_at(sets)
@@ -205,5 +206,8 @@ def test_files_of_coco_beside_the_folders_of_their_images_are_sets(tmp_path: Pat
         annotations_at(tmp_path)
     for name in ("train.json", "instances_val.json"):
         (tmp_path / name).write_text('{"train": "of something else"}')
+    with pytest.raises(DataError, match="holds sets of images"):
+        find_data_sets(str(tmp_path))
+    shutil.rmtree(tmp_path / "runs")
     with pytest.raises(DataError, match="holds sets of images"):
         class_folders(tmp_path)
