@@ -277,6 +277,8 @@ def _boxed(
 def _to_train_on(found: AnnotationsAt, given: str | Path | None, year: int | None) -> AnnotationsAt | None:
     """Find other annotations with names, whose classes number those that were found; None: these number themselves."""
     folder = found.place.parent if found.kind == "table" else found.place
+    if isinstance(folder, Path) and folder.name in ("", ".."):  # that in which the command is given
+        folder = folder.resolve()
     if given is None and folder.name.lower() not in SETS:
         return None
     place = _beside(folder) if given is None else data_path(given)

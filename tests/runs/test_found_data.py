@@ -177,6 +177,8 @@ def test_a_set_may_lack_classes_of_that_to_train_on_and_not_have_others(
     assert {*reader.read_batch(np.arange(4))["labels"].values.tolist()} == {2}
     Path("data/train").rename("data/Train")
     assert open_source("data/valid").classes == {1: "cat", 2: "dog"}
+    monkeypatch.chdir("data/valid")
+    assert open_source(".").classes == open_source("_annotations.csv").classes == {1: "cat", 2: "dog"}
 
 
 def test_files_of_coco_beside_the_folders_of_their_images_are_sets(tmp_path: Path) -> None:
