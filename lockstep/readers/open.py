@@ -277,12 +277,21 @@ def _boxed(
 def _to_train_on(found: AnnotationsAt, given: str | Path | None, year: int | None) -> AnnotationsAt | None:
     """Find other annotations with names, whose classes number those that were found; None: these number themselves."""
     folder = found.place.parent if found.kind == "table" else found.place
+    if isinstance(folder, Path) and folder.name in ("", ".."):  # that in which the command is given
+        folder = folder.resolve()
     if given is None and folder.name.lower() not in SETS:
         return None
-    place = folder.parent / "train" if given is None else data_path(given)
+    place = _beside(folder) if given is None else data_path(given)
     other = _annotations(str(place), year) if place not in (folder, found.place) and place.exists() else None
     is_named = other is not None and other.kind in ("voc", "table") and other.place != found.place
     return other if is_named else None
+
+
+def _beside(folder: AnyPath) -> AnyPath:
+    """Return the folder of the examples to train on that is beside one of another set: "train", or "Train"."""
+    usual = folder.parent / "train"
+    beside = [usual] if usual.exists() else entries_of(folder.parent)
+    return next((each for each in beside if each.name.lower() == usual.name), usual)
 
 
 def _classes_in(found: AnnotationsAt, year: int | None) -> set[str]:

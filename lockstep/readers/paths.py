@@ -34,7 +34,7 @@ MIRRORED = ("images", "labels")
 """Where YOLO's tools have images, and the folder beside it with a text of the same name for each."""
 DARKNET = "obj.data"
 """The file with which Darknet's folders, as CVAT exports them, say where classes and lists of images are."""
-_NAMES_IN_YAML = re.compile(rb"""^(\{\s*)?["']?(names|nc)["']?\s*:""", re.MULTILINE)
+_NAMES_IN_YAML = re.compile(r"""(^(---\s*)?|\A\s*(---\s*)?\{([^#]*,)?\s*)["']?(names|nc)["']?\s*:""", re.MULTILINE)
 _WORD, _MOST_BYTES = re.compile("[a-z]+"), 1 << 20
 _KINDS: Mapping[str, Literal["coco", "yolo", "table"]] = {
     ".json": "coco",
@@ -145,15 +145,23 @@ def yaml_among(entries: Sequence[AnyPath]) -> AnyPath | None:
 def _is_of_yolo(file: AnyPath) -> bool:
     """Whether a file of YAML names classes, or says how many; of one that cannot be read its reader says why."""
     try:
-        return _NAMES_IN_YAML.search(content_of(file, _MOST_BYTES)) is not None
-    except OSError:
+        return _NAMES_IN_YAML.search(content_of(file, _MOST_BYTES).decode("utf-8-sig")) is not None
+    except (OSError, UnicodeDecodeError):
         return True
 
 
 def coco_sets_among(entries: Sequence[AnyPath]) -> list[AnyPath]:
-    """Return COCO's files of annotations, such as train.json, that lie beside the folders of their images alone."""
-    folders = {entry.name.lower() for entry in entries if entry.is_dir() and not entry.name.startswith(".")}
-    if not folders or not folders <= {"images", *SETS} or yaml_among(entries):
+    """Return COCO's files of annotations, such as train.json, that lie beside the folders of their images.
+
+    There are none beside a folder of other images, which may be of a class.
+    """
+    usual = {"images", *SETS}
+    visible = [entry for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
+    folders = {entry.name.lower() for entry in visible}
+    is_usual = not usual.isdisjoint(folders) and not any(
+        has_images(entry) for entry in visible if entry.name.lower() not in usual
+    )
+    if not is_usual or yaml_among(entries):
         return []
     files = [entry for entry in entries if entry.suffix == ".json" and not SETS.isdisjoint(_WORD.findall(entry.name))]
     return [file for file in files if is_url(file) or all(words_in(file, b'"categories"', b'"bbox"'))]
@@ -259,14 +267,19 @@ def classes_among(folder: AnyPath, entries: Sequence[AnyPath]) -> tuple[str, ...
         )
     if not names:
         raise unknown_data(str(folder), held(entries))
-    if SETS.issuperset(names):
+    check_no_sets(folder, names)
+    return names
+
+
+def check_no_sets(folder: AnyPath, names: Sequence[str]) -> None:
+    """Refuse folders that are all named as sets: they are no classes."""
+    if names and SETS.issuperset(names):
         raise DataError(
             f"{folder} holds sets of images, each with folders of classes.",
             given=f"the folders {', '.join(names)}",
             expected="a folder of images for each class",
             hint=f"name one of them: {' or '.join(str(folder / name) for name in names)}",
         )
-    return names
 
 
 def unknown_data(

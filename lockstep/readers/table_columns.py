@@ -225,8 +225,7 @@ def read_objects(table: TableFile, name: str, *, masks: bool = False, keypoints:
         return _packed(table, found[what][0], counts, name, entry, pack) if what in found else None
 
     coded = _coded(table, found["classes"][0], name)
-    features = features_of(table)
-    names = names_of_classes(_within(features if is_flat else features.get(name), _CLASSES))
+    names = names_of_classes(_feature_of_classes(table, None if is_flat else name, fields))
     return TableObjects(
         counts,
         _boxes(table, found["boxes"][0], counts, name),
@@ -369,6 +368,17 @@ def _within(feature: Any, usual: Sequence[str]) -> Any:
     while isinstance(feature, list) or (isinstance(feature, dict) and "feature" in feature):
         feature = (feature[0] if feature else None) if isinstance(feature, list) else feature["feature"]
     return next((feature[name] for name in usual if name in feature), None) if isinstance(feature, dict) else None
+
+
+def _feature_of_classes(table: TableFile, name: str | None, fields: Sequence[str]) -> Any:
+    """Return the feature of the classes in a column of objects; without one in that of the fields' columns.
+
+    Other columns may be named like these: those of the image.
+    """
+    features = features_of(table)
+    if name is not None:
+        return _within(features.get(name), _CLASSES)
+    return next((features.get(each) for each in _CLASSES if each in fields), None)
 
 
 def _kind_of(feature: Any) -> str:

@@ -141,7 +141,9 @@ def _images_at(place: AnyPath) -> list[AnyPath]:
         if place.is_dir():
             return [place / name for name in images_below(place).names]
         lines = [line.strip() for line in content_of(place).decode().splitlines() if line.strip()]
-        above = "" if is_folder(place.parent / "data") else "data/"  # Darknet's are from the folder above on
+        # Darknet's are from the folder above on.
+        is_below = not lines or is_folder((place.parent / os.path.normpath(lines[0])).parent)
+        above = "" if is_below else "data/"
         return [place.parent / os.path.normpath(line.removeprefix(above)) for line in lines]
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
@@ -153,7 +155,9 @@ def _images_at(place: AnyPath) -> list[AnyPath]:
 
 
 def _texts_in(folder: AnyPath) -> dict[str, AnyPath]:
-    """Return the texts of labels in a folder by their names, without the ending."""
+    """Return the texts of labels in a folder by their names, without the ending; none where it is not there."""
+    if not is_folder(folder):
+        return {}
     return {entry.stem: entry for entry in folder.iterdir() if entry.suffix == ".txt" and entry.name[0] != "."}
 
 

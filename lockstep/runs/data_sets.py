@@ -15,10 +15,12 @@ from lockstep.readers.label_tables import is_table_of_boxes, label_table_among
 from lockstep.readers.paths import (
     annotations_among,
     annotations_at,
+    check_no_sets,
     class_folders,
     coco_sets_among,
     entries_of,
     shards_among,
+    words_in,
 )
 from lockstep.readers.split_folders import ENDINGS, find_split, split_names
 from lockstep.readers.yolo_sets import find_yolo_sets
@@ -205,10 +207,14 @@ def _begins(shard: str, name: str) -> bool:
 
 
 def _sets_of_files(files: Sequence[str]) -> DataSets:
-    """Choose among COCO's files of annotations; without one to train on, there has to be one file."""
+    """Choose among COCO's files of annotations; without one to train on, there has to be one file.
+
+    A file without objects, as COCO has of the images of its test, cannot be scored.
+    """
     instances = [file for file in files if "instances" in Path(file).name] or [*files]
+    others = [file for file in files if file not in instances and all(words_in(Path(file), b'"bbox"'))]
     train, validation, test = (
-        next((file for file in (*instances, *files) if any(name in Path(file).name.lower() for name in names)), None)
+        next((file for file in (*instances, *others) if any(name in Path(file).name.lower() for name in names)), None)
         for names in _NAMES.values()
     )
     if train:
@@ -254,6 +260,8 @@ def _check_classes(folder: Path, *, is_set: bool) -> tuple[str, ...]:
             hint=f"lockstep train {_word(folder.parent)}",
         )
     classes = _with_images(folder, class_folders(folder))
+    if len(classes) > 1:
+        check_no_sets(folder, classes)
     if len(classes) == 1:
         inside, inner = _first_fork(folder / classes[0])
         raise DataError(

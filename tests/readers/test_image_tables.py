@@ -337,6 +337,19 @@ def test_objects_are_shares_of_their_image(tmp_path: Path, listed: bool | None) 
     assert torch.allclose(read(detector, 2)["boxes"].values, torch.tensor(expected[:2]))
 
 
+def test_names_of_classes_are_those_of_objects_beside_a_column_of_the_image(tmp_path: Path) -> None:
+    columns = {
+        "image": images(3),
+        "bbox": BOXES,
+        "labels": [[1], [], [0, 1]],
+        "category": [0, 1, 0],
+        "feature": [0] * 3,
+    }
+    names = {"category": ["indoors", "outdoors"], "labels": ["cat", "dog"], "feature": ["x"]}
+    path = written(tmp_path / "a.parquet", columns, names)
+    assert DetectionTable(path).classes == {1: "cat", 2: "dog"}
+
+
 def test_classes_of_objects_begin_at_one(tmp_path: Path) -> None:
     def labels(reader: Any) -> list[int]:
         found: list[int] = read(reader, 0, 1, 2)["labels"].values.tolist()

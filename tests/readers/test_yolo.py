@@ -99,6 +99,12 @@ def test_a_folder_of_darknet_as_cvat_exports_it(tmp_path: Path, above: str) -> N
     assert len(open_source(folder)) == 2
     sets = find_data_sets(str(folder))
     assert (sets.train, sets.validation) == (str(folder), str(folder))
+    (folder / "data").mkdir()  # of something else
+    assert len(open_source(folder)) == 2
+    with (folder / "train.txt").open("a") as listed:
+        listed.write("data/gone/1.png\n")
+    with pytest.raises(DataError, match=r"cannot be listed\.\n.*/gone"):
+        Yolo(folder, "train")
     (folder / "obj.data").write_text("classes = 3\nnames = data/obj.names\n")
     with pytest.raises(DataError, match=r"nc: 3, and 2 names"):
         Yolo(folder)

@@ -137,5 +137,12 @@ def test_a_yaml_of_something_else_beside_folders_of_classes_is_no_data_set(tmp_p
         (tmp_path / name).mkdir()
     (tmp_path / "data.yaml").write_text("epochs: 3\nmodel: {names: [a]}\n")
     assert class_folders(tmp_path) == ("cats", "dogs")
-    (tmp_path / "data.yaml").write_text("names: [a]\n")
-    assert class_folders(tmp_path) == ()
+    for text in (
+        "names: [a]\n",
+        "\ufeffnames: [a]\n",
+        "--- {train: dogs, names: [a]}",
+        '{\n  "nc": 1,\n  "names": ["a"]\n}',
+    ):
+        (tmp_path / "data.yaml").write_text(text)
+        assert class_folders(tmp_path) == ()
+        assert find_yolo_sets(tmp_path).names == ("a",)

@@ -18,6 +18,7 @@ from PIL import Image
 from lockstep.cli import train
 from lockstep.errors import DataError
 from lockstep.readers.label_map import LabelMap, write_label_map
+from lockstep.readers.open import open_source
 from lockstep.readers.paths import annotations_at, class_folders
 from lockstep.recipes.data import DetectionData
 from lockstep.recipes.toml import load
@@ -174,6 +175,10 @@ def test_a_set_may_lack_classes_of_that_to_train_on_and_not_have_others(
     chosen = choose_recipe(look_at(find_data_sets("data")), "run", None, 0)
     reader = chosen.recipe.data.reader("validation", 2)
     assert {*reader.read_batch(np.arange(4))["labels"].values.tolist()} == {2}
+    Path("data/train").rename("data/Train")
+    assert open_source("data/valid").classes == {1: "cat", 2: "dog"}
+    monkeypatch.chdir("data/valid")
+    assert open_source(".").classes == open_source("_annotations.csv").classes == {1: "cat", 2: "dog"}
 
 
 def test_files_of_coco_beside_the_folders_of_their_images_are_sets(tmp_path: Path) -> None:
@@ -188,6 +193,13 @@ def test_files_of_coco_beside_the_folders_of_their_images_are_sets(tmp_path: Pat
         whole = {"images": listed, "annotations": objects, "categories": categories}
         (tmp_path / name).write_text(json.dumps(whole))
     (tmp_path / "one.png").unlink()
+    (tmp_path / "annotations").mkdir()
+    for split in ("train", "val"):
+        shutil.copy(tmp_path / "instances_val.json", tmp_path / f"annotations/instances_{split}.json")
+    (tmp_path / "annotations/image_info_test.json").write_text(json.dumps(whole | {"annotations": []}))
+    assert find_data_sets(str(tmp_path)).test is None  # the images of COCO's test have no objects to score
+    shutil.rmtree(tmp_path / "annotations")
+    (tmp_path / "runs/mine").mkdir(parents=True)
     sets = find_data_sets(str(tmp_path))
     assert sets[:2] == (str(tmp_path / "train.json"), str(tmp_path / "instances_val.json"))
     found = look_at(sets)
@@ -196,5 +208,8 @@ def test_files_of_coco_beside_the_folders_of_their_images_are_sets(tmp_path: Pat
         annotations_at(tmp_path)
     for name in ("train.json", "instances_val.json"):
         (tmp_path / name).write_text('{"train": "of something else"}')
+    with pytest.raises(DataError, match="holds sets of images"):
+        find_data_sets(str(tmp_path))
+    shutil.rmtree(tmp_path / "runs")
     with pytest.raises(DataError, match="holds sets of images"):
         class_folders(tmp_path)
