@@ -153,7 +153,8 @@ def _is_of_yolo(file: AnyPath) -> bool:
 def coco_sets_among(entries: Sequence[AnyPath]) -> list[AnyPath]:
     """Return COCO's files of annotations, such as train.json, that lie beside the folders of their images.
 
-    There are none beside a folder of other images, which may be of a class.
+    There are none beside a folder of other images, which may be of a class. Where there are some, one that is cut short
+    is among them, for its reader to say so.
     """
     usual = {"images", *SETS}
     visible = [entry for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
@@ -164,7 +165,17 @@ def coco_sets_among(entries: Sequence[AnyPath]) -> list[AnyPath]:
     if not is_usual or yaml_among(entries):
         return []
     files = [entry for entry in entries if entry.suffix == ".json" and not SETS.isdisjoint(_WORD.findall(entry.name))]
-    return [file for file in files if is_url(file) or all(words_in(file, b'"categories"', b'"bbox"'))]
+    whole = [file for file in files if is_url(file) or all(words_in(file, b'"categories"', b'"bbox"'))]
+    return [file for file in files if file in whole or _is_cut_short(file)] if whole else []
+
+
+def _is_cut_short(file: AnyPath) -> bool:
+    """Whether a file of this machine does not end as JSON's objects do."""
+    if not file.is_file():
+        return False
+    with file.open("rb") as opened:
+        opened.seek(max(0, opened.seek(0, os.SEEK_END) - 64))
+        return not opened.read().rstrip().endswith(b"}")
 
 
 def words_in(path: AnyPath, *words: bytes) -> list[bool]:

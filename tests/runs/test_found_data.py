@@ -206,6 +206,9 @@ def test_files_of_coco_beside_the_folders_of_their_images_are_sets(tmp_path: Pat
     assert (found.num_images, found.classes) == (3, NAMES)
     with pytest.raises(DataError, match=r"name one of its files of annotations: .*instances_val\.json"):
         annotations_at(tmp_path)
+    (tmp_path / "instances_val.json").write_text((tmp_path / "instances_val.json").read_text()[:200])
+    with pytest.raises(DataError, match=r"instances_val\.json"):  # and not a share of the training images in its place
+        choose_recipe(look_at(find_data_sets(str(tmp_path))), "run", None, 0)
     for name in ("train.json", "instances_val.json"):
         (tmp_path / name).write_text('{"train": "of something else"}')
     with pytest.raises(DataError, match="holds sets of images"):
