@@ -191,7 +191,7 @@ def show(line: Line) -> None:
 
 
 def record(script: str, lines: list[Line], allocator: Mapping[str, str] = ALLOCATOR) -> None:
-    """Append lines to the results of a script, with what they were measured on."""
+    """Append lines to the results of a script, five digits a number, with what they were measured on."""
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     about = {
         "date": time.strftime("%Y-%m-%d"),
@@ -205,4 +205,7 @@ def record(script: str, lines: list[Line], allocator: Mapping[str, str] = ALLOCA
     results = Path(script).parent / "results" / f"{Path(script).stem}.jsonl"
     with results.open("a") as file:
         for line in lines:
-            file.write(json.dumps({**about, **line}) + "\n")
+            rounded = {
+                name: float(f"{value:.5g}") if isinstance(value, float) else value for name, value in line.items()
+            }
+            file.write(json.dumps({**about, **rounded}) + "\n")
