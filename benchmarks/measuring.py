@@ -200,7 +200,7 @@ def record(script: str, lines: list[Line], allocator: Mapping[str, str] = ALLOCA
         "python": platform.python_version(),
         "machine": describe_machine(),
         "cores": os.cpu_count(),
-        "allocator": allocator,
+        "allocator": "lockstep run" if allocator == ALLOCATOR else allocator,
     }
     results = Path(script).parent / "results" / f"{Path(script).stem}.jsonl"
     with results.open("a") as file:
@@ -208,4 +208,4 @@ def record(script: str, lines: list[Line], allocator: Mapping[str, str] = ALLOCA
             rounded = {
                 name: float(f"{value:.5g}") if isinstance(value, float) else value for name, value in line.items()
             }
-            file.write(json.dumps({**about, **rounded}) + "\n")
+            file.write(json.dumps({**about, **rounded}, separators=(",", ":")) + "\n")

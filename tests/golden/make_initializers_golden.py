@@ -94,7 +94,7 @@ def main() -> None:
             "greatest": rounded(flat.max()),
             "quantiles": rounded(np.quantile(flat, np.arange(1, NUM_BINS) / NUM_BINS)) if flat.any() else [],
         }
-    PATH.write_text(json.dumps(golden, indent=1) + "\n")
+    PATH.write_text(json.dumps(golden, separators=(",", ":")) + "\n")
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ def widened(value: Any, dtype: str) -> Any:
 def as_text(value: Any, indent: str = "\n") -> str:
     """JSON with a name's arrays on one line."""
     if not isinstance(value, dict):
-        return json.dumps(as_numbers(value))
+        return json.dumps(as_numbers(value), separators=(",", ":"))
     inner = indent + " "
     return "{" + ",".join(f"{inner}{json.dumps(k)}: {as_text(v, inner)}" for k, v in value.items()) + indent + "}"
 
