@@ -1,4 +1,4 @@
-"""What TF-Slim's Inception-v3 and ours are both given: photos, labels, weights, settings. Numpy alone.
+"""What TF-Slim's Inception-v3 and ours are both given: photos, labels, weights, settings. Numpy and Pillow alone.
 
 Everything here is in TensorFlow's layout: images (batch, height, width, channel), kernels (height, width, in, out).
 The photos are centres of photographs from Pixabay, see `tests/fixtures/inception/SOURCE.md`.
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
 Array = npt.NDArray[np.floating]
 
@@ -104,10 +105,15 @@ def _uniform(name: str, size: int) -> Array:
     return (raw >> np.uint64(40)).astype(np.float32) * np.float32(2**-23) - np.float32(1)
 
 
+def photos() -> Array:
+    """All photos as they are recorded, uint8 (8, 139, 139, 3)."""
+    row = np.asarray(Image.open(FIXTURES / "photos.webp").convert("RGB"))
+    return np.stack(np.split(row, 8, axis=1))
+
+
 def small_images(dtype: str) -> Array:
     """All photos as they are, shape (8, 139, 139, 3), from -1 to 1."""
-    with np.load(FIXTURES / "photos.npz", allow_pickle=False) as file:
-        return (file["photos"] / 127.5 - 1).astype(dtype)
+    return (photos() / 127.5 - 1).astype(dtype)
 
 
 def full_size_images(dtype: str) -> Array:

@@ -3,8 +3,8 @@
     git clone https://github.com/NVIDIA/DALI_extra /tmp/DALI_extra
     python tests/golden/make_inception_photos.py /tmp/DALI_extra/db/single/jpeg
 
-It writes `tests/fixtures/inception/photos.npz`: the square at the centre of each photo, made 139 pixels wide. The
-pixels are kept, and not the JPEG files, so that no decoder shows in what is compared.
+It writes `tests/fixtures/inception/photos.webp`: the squares at the centres of the photos, 139 pixels wide, side by
+side and compressed without loss, so that no decoder shows in what is compared.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ PHOTOS = [
 def main(folder: Path) -> None:
     squares = [ImageOps.fit(Image.open(folder / name).convert("RGB"), (SIZE, SIZE)) for name in PHOTOS]
     FIXTURES.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(FIXTURES / "photos.npz", photos=np.stack([np.asarray(square) for square in squares]))
+    row = Image.fromarray(np.concatenate([np.asarray(square) for square in squares], axis=1))
+    row.save(FIXTURES / "photos.webp", lossless=True, quality=100, method=6)
 
 
 if __name__ == "__main__":

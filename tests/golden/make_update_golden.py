@@ -4,13 +4,14 @@
     /tmp/tensorflow/bin/pip install "tensorflow-cpu==2.21.*" tf-slim
     /tmp/tensorflow/bin/python tests/golden/make_update_golden.py
 
-It writes `update_golden.json` beside itself, in float64 and in float32: the parameters along 25 updates by each
+It writes `update_golden.json.gz` beside itself, in float64 and in float32: the parameters along 25 updates by each
 optimizer, learning rates by each schedule, clipped and scaled gradients, averages, losses with their gradients,
 batch-norm statistics.
 """
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def main() -> None:
         "regularizers": {"l1": 0.3, "l2": 0.2, **both(regularizers)},
         "batch_norm": {"decay": inputs.BATCH_NORM_DECAY, "epsilon": 0.001, **batch_norm()},
     }
-    (HERE / "update_golden.json").write_text(as_text(recorded) + "\n")
+    (HERE / "update_golden.json.gz").write_bytes(gzip.compress(as_text(recorded).encode(), mtime=0))
 
 
 def optimizer_of(kind: str, kwargs: dict[str, Any], dtype: str) -> Any:

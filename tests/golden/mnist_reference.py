@@ -11,6 +11,7 @@ The recording is TensorFlow's (make_mnist_golden.py); its images are MNIST's, li
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -63,7 +64,8 @@ class GoldenRun:
 
 def golden(name: str) -> dict[str, Any]:
     """A recording, as it lies in the file."""
-    recording: dict[str, Any] = json.loads((HERE / name).read_text())
+    file = (HERE / name).read_bytes()
+    recording: dict[str, Any] = json.loads(gzip.decompress(file) if name.endswith(".gz") else file)
     return recording
 
 

@@ -16,7 +16,7 @@ import torch
 from mnist_reference import golden
 from torch import Tensor
 
-RECORDED = golden("update_golden.json")
+RECORDED = golden("update_golden.json.gz")
 BOTH = pytest.mark.parametrize("dtype", ["float64", "float32"])
 TOLERANCE = {"float64": 1e-9, "float32": 1e-6}
 LATER_TOLERANCE = {"float64": 1e-9, "float32": 2e-5}

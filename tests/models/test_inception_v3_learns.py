@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -24,9 +23,9 @@ PIXELS, MOST_STEPS = 75, 30
 @pytest.fixture(scope="module")
 def photos() -> Tensor:
     """Ten photos, of which no two show the same: float32 (10, 3, 75, 75) from -1 to 1."""
-    cut = torch.from_numpy(np.load(FIXTURES / "inception" / "photos.npz")["photos"]).permute(0, 3, 1, 2)
-    files = [FIXTURES / "images" / "hopper.jpg", FIXTURES / "voc" / "bccd" / "JPEGImages" / "BloodImage_00338.jpg"]
-    rasters = [*cut, *(EncodedImage(file.read_bytes(), str(file)).decode() for file in files)]
+    photos_of = {"inception/photos.webp": 8, "images/hopper.jpg": 1, "voc/bccd/JPEGImages/BloodImage_00338.jpg": 1}
+    rows = [(EncodedImage((FIXTURES / name).read_bytes(), name).decode(), num) for name, num in photos_of.items()]
+    rasters = [raster for row, num in rows for raster in row.chunk(num, dim=2)]
     sized = [F.interpolate(r[None].float(), (PIXELS, PIXELS), mode="bilinear", antialias=True) for r in rasters]
     return torch.cat(sized) / 127.5 - 1
 

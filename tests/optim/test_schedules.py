@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -35,7 +36,8 @@ from lockstep.types import Epochs
 
 IMAGENET = 1_281_167
 """Examples to train on."""
-TENSORFLOW = json.loads((Path(__file__).parent.parent / "golden/update_golden.json").read_text())["schedules"]
+GOLDEN = Path(__file__).parent.parent / "golden" / "update_golden.json.gz"
+TENSORFLOW = json.loads(gzip.decompress(GOLDEN.read_bytes()))["schedules"]
 
 
 def rates(schedule: Schedule, steps: Sequence[int]) -> list[float]:
