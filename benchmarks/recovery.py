@@ -104,7 +104,7 @@ class Failure:
 FAILURES = (
     Failure("a worker is killed, and the others go on", 0.2),
     Failure("the chief is killed, and the others go on", 0.2, victim=0),
-    Failure("a worker is killed, and one in its place takes part", 0.5, event="join"),
+    Failure("a worker is killed, and one in its place takes part", 1.0, event="join"),
     Failure("a worker is stopped (2 s pass before it counts as lost)", 4.0, signal=signal.SIGSTOP),
     Failure("a worker is killed, and all start again from the checkpoint", 10.0, on_failure="restart", event="resume"),
     Failure("a worker is killed, and torchrun starts all again", by_torchrun=True, event="resume"),
