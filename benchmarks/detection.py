@@ -44,7 +44,7 @@ EVALUATED = 64  # images
 STEPS_OF_MEMORY = 3
 STEPS_OF_WORKERS = 8
 STEPS_PER_ROUND = {"ssdlite": 4}
-AIMS = {"ssdlite": 1.35, "ssd300": 1.2, "faster_rcnn": 0.95, "postprocessing": 2.0}
+AIMS = {"ssdlite": 1.6, "ssd300": 1.25, "faster_rcnn": 0.95, "postprocessing": 2.0}
 """Of the time that torchvision takes over ours."""
 PARTS = (*AIMS, "workers", "metrics")
 

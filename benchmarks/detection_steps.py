@@ -19,7 +19,7 @@ from lockstep.recipes.data import DetectionData
 from lockstep.recipes.tasks import Detection
 
 BATCH_SIZE, NUM_OBJECTS, NUM_CLASSES = 4, 7, 90
-LR, MOMENTUM, WEIGHT_DECAY = 1e-3, 0.9, 1e-4
+LR, MOMENTUM, WEIGHT_DECAY = 1e-4, 0.9, 1e-4
 Step = Callable[[], float]
 """Makes one update; returns the loss before it."""
 
