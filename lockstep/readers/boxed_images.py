@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,14 +14,18 @@ from lockstep.readers.image_files import ImageFiles
 from lockstep.readers.label_map import LabelMap
 from lockstep.readers.object_table import (
     NO_AREA,
+    NO_OUTLINE,
     AnnotatedImages,
     Column,
+    Float64s,
     ObjectTable,
+    Outlines,
+    joined_outlines,
     labels_of_names,
     shares_of_boxes,
+    shares_of_keypoints,
     warn_of_objects,
 )
-from lockstep.readers.reader import Int64s
 from lockstep.readers.split_folders import ENDINGS
 from lockstep.records.index_cache import Cache
 from lockstep.screen import log
@@ -46,6 +50,10 @@ class BoxedObject(NamedTuple):
     """Reaching out of its box."""
     view: str = UNSPECIFIED
     """The side from which it is seen."""
+    outline: bytes = b""
+    """As `packed_outline` makes it."""
+    keypoints: bytes = b""
+    """float64: x and y in pixels, and visibility of each; as many for all objects."""
 
 
 class BoxedImage(NamedTuple):
@@ -71,6 +79,8 @@ class BoxedImages(AnnotatedImages):
         decoding: how images are decoded when they are asked for.
         truth: also give what detections are scored against, of all objects, in the very numbers of the annotations.
         cache: where what is read of an object store is kept; by default in the user's cache.
+        masks: the objects have the field "masks", too.
+        num_keypoints: of each object, which then have the fields "keypoints" and "keypoint_visibility", too.
     """
 
     def __init__(
@@ -85,22 +95,32 @@ class BoxedImages(AnnotatedImages):
         cache: Cache,
         flags: bool = False,
         difficult: bool = True,
+        masks: bool = False,
+        num_keypoints: int = 0,
     ) -> None:
-        check_value("difficult", difficult, bool)
-        check_value("truth", truth, bool)
+        for name, value in {"difficult": difficult, "truth": truth, "masks": masks}.items():
+            check_value(name, value, bool)
         # What cannot be read has some size, of which no batch tells.
         images = [each if each.height else each._replace(height=1, width=1, objects=()) for each in images]
         sizes = np.array([(each.height, each.width) for each in images], np.int64)
         files = ImageFiles(folder, [each.file_name for each in images], sizes, decoding, cache)
-        objects, self._truth, self.views = _tables(images, label_map, difficult, truth, source)
+        found = [each for image in images for each in image.objects]
+        outlines = joined_outlines([each.outline for each in found]) if masks else None
+        packed = b"".join(each.keypoints for each in found)
+        points = np.frombuffer(packed).reshape(len(found), num_keypoints, 3) if num_keypoints else None
+        objects, scored, self.views = _tables(images, label_map, difficult, source, outlines, points)
         """The views, by their number in the column "view"."""
-        names = ("boxes", "labels", "difficult", "truncated") if flags else ("boxes", "labels")
-        super().__init__(files, objects, names, label_map.names)
-
-    def read_batch(self, indices: Int64s) -> dict[str, Any]:
-        """Return the images of these examples, not decoded, and the fields of their objects."""
-        fields = self._fields(indices)
-        return fields if self._truth is None else fields | self._truth.ragged(self._truth.columns, indices)
+        flagged = ("difficult", "truncated") if flags else ()
+        pointed = ("keypoints", "keypoint_visibility") if num_keypoints else ()
+        super().__init__(
+            files,
+            objects,
+            ("boxes", "labels", *flagged, *pointed),
+            label_map.names,
+            scored if truth else None,
+            tuple(name for name in scored.columns if name.startswith("truth_")),
+            outlines,
+        )
 
 
 def warn_of_others(folder: AnyPath, there: Iterable[str], named: Iterable[str]) -> None:
@@ -110,9 +130,14 @@ def warn_of_others(folder: AnyPath, there: Iterable[str], named: Iterable[str]) 
 
 
 def _tables(
-    images: Sequence[BoxedImage], label_map: LabelMap, difficult: bool, truth: bool, source: str
-) -> tuple[ObjectTable, ObjectTable | None, list[str]]:
-    """Tabulate the objects to train on, and with `truth` all objects, which detections are scored against.
+    images: Sequence[BoxedImage],
+    label_map: LabelMap,
+    difficult: bool,
+    source: str,
+    outlines: Outlines | None,
+    keypoints: Float64s | None,
+) -> tuple[ObjectTable, ObjectTable, list[str]]:
+    """Tabulate the objects to train on, and all objects, which detections are scored against.
 
     Also return the views, by their number in the column "view".
     """
@@ -121,9 +146,9 @@ def _tables(
     sizes = np.array([(image.height, image.width) for image in images], np.int64)[owners]
     corners = np.array([found.box for found in objects], np.float64).reshape(-1, 4)
     boxes, has_area = shares_of_boxes(corners, sizes, source)
-    without = np.flatnonzero(~has_area).tolist()
-    names = [f"{objects[index].name} on {images[owners[index]].file_name}" for index in without]
-    warn_of_objects(names, len(objects), source, NO_AREA)
+    _warn(
+        [(objects[place], images[owners[place]]) for place in np.flatnonzero(~has_area)], len(objects), source, NO_AREA
+    )
     views = sorted({found.view for found in objects})
     codes = {view: code for code, view in enumerate(views)}
     labels = labels_of_names(
@@ -136,14 +161,23 @@ def _tables(
         "truncated": np.array([found.truncated for found in objects], np.bool_),
         VIEW: np.array([codes[found.view] for found in objects], np.int64),
     }
-    kept = has_area & (difficult | ~columns["difficult"])
-    table = ObjectTable(owners[kept], {name: column[kept] for name, column in columns.items()}, len(images))
-    if not truth:
-        return table, None, views
     top, left, bottom, right = corners.T
-    scored = {
+    scored: dict[str, Column] = {
         "truth_boxes": np.stack([left, top, right - left, bottom - top], axis=1),
         "truth_labels": labels,
         "truth_difficult": columns["difficult"],
     }
+    if keypoints is not None:
+        columns |= shares_of_keypoints(keypoints, sizes)
+        scored["truth_keypoints"] = keypoints
+    if outlines is not None:
+        columns, scored = columns | outlines.columns, scored | outlines.columns
+        without = np.flatnonzero(np.diff(outlines.spans)[:, 0] == 0)
+        _warn([(objects[place], images[owners[place]]) for place in without], len(objects), source, NO_OUTLINE)
+    kept = has_area & (difficult | ~columns["difficult"])
+    table = ObjectTable(owners[kept], {name: column[kept] for name, column in columns.items()}, len(images))
     return table, ObjectTable(owners, scored, len(images)), views
+
+
+def _warn(odd: Sequence[tuple[BoxedObject, BoxedImage]], total: int, source: str, what: str) -> None:
+    warn_of_objects([f"{found.name} on {image.file_name}" for found, image in odd], total, source, what)

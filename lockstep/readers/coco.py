@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from lockstep.checks import check_value
 from lockstep.errors import DataError
 from lockstep.images.decode import AS_STORED, Decoding
-from lockstep.images.masks import MaskOutlines
-from lockstep.readers.coco_annotations import CocoAnnotations, Outlines, read_coco
-from lockstep.readers.fingerprint import Fingerprint, checksum, tells_options
+from lockstep.readers.coco_annotations import CocoAnnotations, read_coco
+from lockstep.readers.fingerprint import tells_options
 from lockstep.readers.image_files import ImageFiles
 from lockstep.readers.label_map import LabelMap, ZeroBasedError
 from lockstep.readers.object_table import (
     NO_AREA,
+    NO_OUTLINE,
     AnnotatedImages,
     Bools,
     Column,
@@ -32,8 +31,6 @@ from lockstep.records.index_cache import Cache
 from lockstep.records.shards import data_path
 from lockstep.screen import log
 from lockstep.storage.remote_path import AnyPath
-
-_SPANS = "spans"  # the column of the start and stop of each object's outline
 
 
 @tells_options
@@ -107,43 +104,25 @@ class Coco(AnnotatedImages):
         _warn(read, ~has_area, path, NO_AREA)
         if read.outlines is not None:
             start, stop = read.outlines.spans.T
-            _warn(read, start == stop, path, "have no outline, and masks of zeros")
+            _warn(read, start == stop, path, NO_OUTLINE)
         kept = np.flatnonzero(has_area & (crowd | ~read.is_crowd))
         used = np.arange(len(read.sizes)) if empty_images else np.unique(read.images[kept])
         self._ids = read.image_ids[used]
         files = ImageFiles(folder, [read.file_names[index] for index in used], read.sizes[used], decoding, cache)
-        self._outlines = read.outlines
-        spans: dict[str, Column] = {} if read.outlines is None else {_SPANS: read.outlines.spans}
-        super().__init__(files, _table(columns | spans, kept, read.images, used), tuple(columns), classes)
+        spans: dict[str, Column] = {} if read.outlines is None else read.outlines.columns
         scored, there = _truth(read, labels) if truth else {}, np.flatnonzero(np.isin(read.images, used))
-        self._truth_names = tuple(scored)
-        self._truth = _table(scored | spans, there, read.images, used) if truth else None
-
-    def read_batch(self, indices: Int64s) -> dict[str, Any]:
-        """Return the images of these examples, not decoded, and the fields of their objects."""
-        fields = self._fields(indices)
-        if self._outlines is not None:
-            fields["masks"] = [self._masks(index, self._objects, self._outlines) for index in indices.tolist()]
-        if self._truth is not None:
-            fields |= self._truth.ragged(self._truth_names, indices)
-            if self._outlines is not None:
-                fields["truth_masks"] = [self._masks(index, self._truth, self._outlines) for index in indices.tolist()]
-        return fields
-
-    def fingerprint(self) -> Fingerprint:
-        """Describe classes, images and objects, and the outlines, by checksums."""
-        outlines = {} if self._outlines is None else {"outlines": checksum(self._outlines.numbers)}
-        return super().fingerprint() | outlines
+        super().__init__(
+            files,
+            _table(columns | spans, kept, read.images, used),
+            tuple(columns),
+            classes,
+            _table(scored | spans, there, read.images, used) if truth else None,
+            tuple(scored),
+            read.outlines,
+        )
 
     def _source_ids(self, indices: Int64s) -> list[str]:
         return [str(number) for number in self._ids[indices].tolist()]
-
-    def _masks(self, index: int, objects: ObjectTable, outlines: Outlines) -> MaskOutlines:
-        spans = objects.rows(_SPANS, index).tolist()
-        height, width = self._files.sizes[index].tolist()
-        return MaskOutlines(
-            tuple(outlines.numbers[start:stop] for start, stop in spans), height, width, self._files.names.path(index)
-        )
 
 
 def _classes(

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from lockstep.errors import DataError
-from lockstep.images.masks import Int32s, packed_outline
+from lockstep.images.masks import packed_outline
 from lockstep.readers.label_map import BACKGROUND
+from lockstep.readers.object_table import Outlines, joined_outlines
 from lockstep.records.open_files import content_of
 from lockstep.storage.remote_path import AnyPath
 
@@ -66,15 +67,6 @@ class EntryError(ValueError):
     def __init__(self, name: str, wrong: str) -> None:
         super().__init__(wrong)
         self.name = name
-
-
-class Outlines(NamedTuple):
-    """The outlines of all objects, one after the other."""
-
-    numbers: Int32s
-    """As `packed_outline` makes them."""
-    spans: Int64s
-    """Start and stop of each object's numbers, (objects, 2)."""
 
 
 class CocoAnnotations(NamedTuple):
@@ -354,13 +346,6 @@ def joined_keypoints(packed: Sequence[bytes], name: Callable[[int], str]) -> Flo
     keypoints = np.zeros((len(packed), len(numbers) // len(having)), np.float64)
     keypoints[having] = numbers.reshape(len(having), -1)
     return keypoints.reshape(len(packed), -1, NUMBERS_OF_A_KEYPOINT)
-
-
-def joined_outlines(packed: Sequence[bytes]) -> Outlines:
-    """Join the outlines of all objects."""
-    numbers = np.frombuffer(b"".join(packed), np.int32)
-    ends = np.cumsum([len(each) for each in packed], dtype=np.int64) // numbers.itemsize
-    return Outlines(numbers, np.stack([np.concatenate([[0], ends])[:-1], ends], axis=1).astype(np.int64))
 
 
 def _unusable(path: AnyPath, given: str, entry: str = "") -> DataError:

@@ -18,7 +18,7 @@ from lockstep.images.objects import areas_of, select_objects
 from lockstep.listing import shorten
 from lockstep.ragged import Ragged
 from lockstep.readers import table_columns
-from lockstep.readers.coco_annotations import EXPECTED, EntryError, joined_keypoints, joined_outlines
+from lockstep.readers.coco_annotations import EXPECTED, EntryError, joined_keypoints
 from lockstep.readers.fingerprint import Fingerprint, checksum, named_parts, tells_options
 from lockstep.readers.image_files import FileNames, check_not_turned, load_decoder, present_files
 from lockstep.readers.image_records import are_edges
@@ -26,6 +26,7 @@ from lockstep.readers.label_map import LabelMap, ZeroBasedError, read_labels
 from lockstep.readers.object_table import (
     ObjectTable,
     check_label_map,
+    joined_outlines,
     labels_of_names,
     shares_of_keypoints,
     warn_of_objects,

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from lockstep.checks import check_type
+from lockstep.images.masks import Int32s, MaskOutlines
 from lockstep.listing import shorten
 from lockstep.ragged import Ragged
 from lockstep.readers.fingerprint import Fingerprint, checksum
@@ -27,8 +28,11 @@ Bools = npt.NDArray[np.bool_]
 
 NO_AREA = "have no area on their image, and are left out"
 """For the log: objects for which `shares_of_boxes` finds no area."""
+NO_OUTLINE = "have no outline, and masks of zeros"
 
 _MOST_GROUPS = 64
+_SPANS = "outline_spans"
+"""Column with start and stop of each object's outline among the numbers of all outlines."""
 
 
 class KnownObjects(NamedTuple):
@@ -69,6 +73,27 @@ class ObjectTable:
         return {name: Ragged(torch.from_numpy(self.columns[name][places]), torch.from_numpy(lengths)) for name in names}
 
 
+class Outlines(NamedTuple):
+    """The outlines of all objects, one after the other."""
+
+    numbers: Int32s
+    """As `packed_outline` makes them."""
+    spans: Int64s
+    """Start and stop of each object's numbers, (objects, 2)."""
+
+    @property
+    def columns(self) -> dict[str, Column]:
+        """The column by which `AnnotatedImages` finds the outlines of the objects in a table."""
+        return {_SPANS: self.spans}
+
+
+def joined_outlines(packed: Sequence[bytes]) -> Outlines:
+    """Join the outlines of all objects."""
+    numbers = np.frombuffer(b"".join(packed), np.int32)
+    ends = np.cumsum([len(each) for each in packed], dtype=np.int64) // numbers.itemsize
+    return Outlines(numbers, np.stack([np.concatenate([[0], ends])[:-1], ends], axis=1).astype(np.int64))
+
+
 class AnnotatedImages:
     """Base of the readers of annotations: image files, and a table of the objects on them.
 
@@ -77,14 +102,25 @@ class AnnotatedImages:
         objects: those to train on.
         columns: the names of those columns of the table that are fields of a batch.
         classes: the name of each class by its label.
+        truth: all objects, which detections are scored against.
+        truth_columns: the names of those of its columns that are fields of a batch.
+        outlines: of the masks; both tables have their `columns`.
     """
 
     cost: Cost = "decode"
 
     def __init__(
-        self, files: ImageFiles, objects: ObjectTable, columns: Sequence[str], classes: Mapping[int, str]
+        self,
+        files: ImageFiles,
+        objects: ObjectTable,
+        columns: Sequence[str],
+        classes: Mapping[int, str],
+        truth: ObjectTable | None = None,
+        truth_columns: Sequence[str] = (),
+        outlines: Outlines | None = None,
     ) -> None:
         self._files, self._objects, self._columns = files, objects, columns
+        self._truth, self._truth_columns, self._outlines = truth, truth_columns, outlines
         self.decoder = files.decoder
         self.classes = classes
         """The name of each class by its label."""
@@ -105,6 +141,21 @@ class AnnotatedImages:
         """Return the file name of the image, as its annotation has it."""
         return self._files.names[index]
 
+    def read_batch(self, indices: Int64s) -> dict[str, Any]:
+        """Return the images of these examples, not decoded, and the fields of their objects."""
+        fields: dict[str, Any] = {
+            "image": self._files.read_each(indices),
+            "source_id": self._source_ids(indices),
+            **self._objects.ragged(self._columns, indices),
+        }
+        fields["class_text"] = [[self.classes[label] for label in labels.tolist()] for labels in fields["labels"]]
+        if self._truth is not None:
+            fields |= self._truth.ragged(self._truth_columns, indices)
+        for name, objects in {"masks": self._objects, "truth_masks": self._truth}.items():
+            if self._outlines is not None and objects is not None:
+                fields[name] = [self._masks(index, objects, self._outlines) for index in indices.tolist()]
+        return fields
+
     def fingerprint(self) -> Fingerprint:
         """Return a checksum of the classes, and of images and objects for each of at most 64 groups of images.
 
@@ -119,17 +170,14 @@ class AnnotatedImages:
             name = names[first] if stop - first == 1 else f"{names[first]} to {names[stop - 1]}"
             all_of_them = checksum(*block, sizes[first:stop], starts - starts[0], *columns)
             found[name] = f"{stop - first} images, {starts[-1] - starts[0]} objects, {all_of_them}"
-        return found
+        return found if self._outlines is None else found | {"outlines": checksum(self._outlines.numbers)}
 
-    def _fields(self, indices: Int64s) -> dict[str, Any]:
-        """Return the images of these examples, not decoded, and the columns of their objects."""
-        fields: dict[str, Any] = {
-            "image": self._files.read_each(indices),
-            "source_id": self._source_ids(indices),
-            **self._objects.ragged(self._columns, indices),
-        }
-        fields["class_text"] = [[self.classes[label] for label in labels.tolist()] for labels in fields["labels"]]
-        return fields
+    def _masks(self, index: int, objects: ObjectTable, outlines: Outlines) -> MaskOutlines:
+        spans = objects.rows(_SPANS, index).tolist()
+        height, width = self._files.sizes[index].tolist()
+        return MaskOutlines(
+            tuple(outlines.numbers[start:stop] for start, stop in spans), height, width, self._files.names.path(index)
+        )
 
     def _source_ids(self, indices: Int64s) -> list[str]:
         """Return the ids of some images: unless overridden, their file names."""

@@ -134,6 +134,9 @@ def _open(path: str | Path, options: _Options) -> Reader:
         asked = {"decoding": options.decoding, "truth": options.truth, "cache": options.cache}
         if found.kind == "coco":
             return _coco(found, options.everything, asked)
+        if found.kind == "yolo":
+            opened = partial(_yolo, found, None, **asked)
+            return _with_all(opened, has_masks=True, has_keypoints=True) if options.everything else opened()
         return _boxed(found, None, asked, classes_of=options.classes_of)
     if (whole := data_path(path)).is_dir():
         return _open_folder(whole, options)
@@ -200,6 +203,9 @@ def open_detection(
         if found.kind == "coco":
             chosen |= {"masks": masks, "keypoints": num_keypoints > 0, "zero_based": zero_based or None}
             return Coco(found.place, found.images or _images_beside(found.place), **chosen)
+        if found.kind == "yolo":
+            _check_objects_suffice(path, {"year": year is not None})
+            return _yolo(found, split, masks=masks, keypoints=num_keypoints > 0, **chosen)
         if found.kind != "voc":
             _check_objects_suffice(path, {"masks": masks, "num_keypoints": num_keypoints, "year": year is not None})
         return _boxed(found, split, chosen, year, classes_of)
@@ -226,7 +232,7 @@ def _check_objects_suffice(path: str | Path, asked: Mapping[str, int]) -> None:
         raise InputError(
             f"{path} is not read for all that is asked of its objects.",
             given=", ".join(names),
-            expected="records for these; or, of masks and keypoints, a table, or annotations of COCO",
+            expected="records for these; or, of masks and keypoints, a table, annotations of COCO, or YOLO's texts",
             hint="write the objects as COCO's annotations (segmentation, keypoints) beside the images, which are read "
             "as they are, or made into records by lockstep convert coco; or leave them out",
         )
@@ -238,6 +244,13 @@ def _annotations(path: str | Path, year: int | None) -> AnnotationsAt | None:
     return AnnotationsAt("voc", folder) if year and folder.is_dir() else annotations_at(path)
 
 
+def _yolo(found: AnnotationsAt, split: str | None, **asked: Any) -> Reader:
+    """Open YOLO's texts: of the set of a split where there are any, without a split of "train"; else all of them."""
+    sets = find_yolo_sets(found.place).images
+    named = "train" in sets if split is None else [*sets] != [""]
+    return Yolo(found.place, (split or "train") if named else None, **asked)
+
+
 def _boxed(
     found: AnnotationsAt,
     split: str | None,
@@ -245,14 +258,10 @@ def _boxed(
     year: int | None = None,
     classes_of: str | Path | None = None,
 ) -> Reader:
-    """Open annotations other than COCO's; by the list or set of a split where there are any, without a split "train".
+    """Open XML or a table of CSV; by the list of a split where there are any, without a split "train".
 
     Where no split is asked for and none is to train on, all of it is read.
     """
-    if found.kind == "yolo":
-        sets = find_yolo_sets(found.place).images
-        named = "train" in sets if split is None else [*sets] != [""]
-        return Yolo(found.place, (split or "train") if named else None, **asked)
     trained = None if asked.get("label_map") else _to_train_on(found, classes_of, year)
     if trained:
         asked = {**asked, "label_map": LabelMap.alphabetical(_classes_in(trained, year))}

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from lockstep.checks import check_value
 from lockstep.errors import DataError
 from lockstep.images.decode import AS_STORED, Decoding
+from lockstep.images.masks import packed_outline
 from lockstep.listing import shorten
 from lockstep.readers.boxed_images import BoxedImage, BoxedImages, BoxedObject
 from lockstep.readers.fingerprint import tells_options
@@ -29,6 +34,7 @@ _NO_LABELS = frozenset(
 )
 """Texts that tools put beside labels, without their ending."""
 _BOX, _LEAST_OF_POLYGON = 4, 6  # numbers of a line after the class
+_WITH_VISIBILITY = 3  # numbers of a keypoint
 
 
 @tells_options
@@ -36,13 +42,16 @@ class Yolo(BoxedImages):
     """The images of a set by their paths, and the objects on them.
 
     A line of an image's text is the number of a class, from 0 on, and as shares of the image's width and height x and y
-    of a box's centre, its width and height; or x and y of three corners of a polygon or more, whose box is taken; with
-    `kpt_shape` in `data.yaml` numbers for keypoints follow, which are not read. An image without a text has no objects.
+    of a box's centre, its width and height; or x and y of three corners of a polygon or more, around which the box is.
+    With `kpt_shape` in `data.yaml`, x and y of each keypoint follow behind a box, and its visibility (0, 1 or 2) where
+    the shape says 3; without it, a keypoint is visible unless a number is negative. An image without a text has no
+    objects.
     The text of `images/train/1.jpg` is `labels/train/1.txt`, or without such a folder it is beside the image.
 
     A batch has an entry for each image, of n objects: "image", "source_id", "boxes", "labels" and "class_text", with
     `truth` "truth_boxes", "truth_labels" and "truth_difficult": all as those of `Voc`, with no object difficult. The
-    label of a class is its number + 1.
+    label of a class is its number + 1. With `masks` and `keypoints` it has "masks", "keypoints" and
+    "keypoint_visibility", and "truth_masks" and "truth_keypoints", as those of `Coco`; the mask of a box is empty.
 
     Boxes are clipped to their image, and those without area left out, as the log tells. The header of each image is
     read as the data is opened: its size is written nowhere else.
@@ -55,6 +64,8 @@ class Yolo(BoxedImages):
         decoding: how images are decoded when they are asked for.
         truth: also give what detections are scored against.
         cache: where what is read of an object store is kept; by default in the user's cache.
+        masks: read the polygons of objects as their masks.
+        keypoints: read the keypoints of objects.
     """
 
     def __init__(
@@ -66,9 +77,17 @@ class Yolo(BoxedImages):
         decoding: Decoding = AS_STORED,
         truth: bool = False,
         cache: Cache = None,
+        masks: bool = False,
+        keypoints: bool = False,
     ) -> None:
         check_label_map(label_map)
+        check_value("masks", masks, bool)
+        check_value("keypoints", keypoints, bool)
         sets = find_yolo_sets(path)
+        if keypoints and not sets.num_keypoints:
+            raise _without(
+                path, "keypoints", f"no kpt_shape in {sets.names_in}", "kpt_shape: [17, 3] for 17 of each object"
+            )
         files = _files_of(sets, split, path)
         folder, names = _common_folder([file.image for file in files])
         sizes = upright_sizes(folder, names, decoding, cache)
@@ -77,10 +96,14 @@ class Yolo(BoxedImages):
         images = []
         for file, name, (height, width) in zip(files, names, sizes.tolist(), strict=True):
             text = None if file.text is None else contents[file.text]
-            objects = () if file.text is None else tuple(_objects(file.text, text, sets, height, width))
-            images.append(BoxedImage(name, height, width, objects))
+            read = () if file.text is None else _objects(file.text, text, sets, height, width, masks, keypoints)
+            images.append(BoxedImage(name, height, width, tuple(read)))
+        found = [each for image in images for each in image.objects]
+        if masks and found and not any(each.outline for each in found):
+            raise _without(path, "masks", "boxes alone", "the corners of a polygon in place of a box")
         label_map = label_map or LabelMap(tuple(Label(label, name) for label, name in enumerate(sets.names, 1)))
-        super().__init__(folder, images, label_map, source=str(path), decoding=decoding, truth=truth, cache=cache)
+        asked: dict[str, Any] = {"truth": truth, "masks": masks, "num_keypoints": keypoints * sets.num_keypoints}
+        super().__init__(folder, images, label_map, source=str(path), decoding=decoding, cache=cache, **asked)
 
 
 class _File(NamedTuple):
@@ -174,7 +197,9 @@ def _prefix(folder: AnyPath) -> str:
     return "" if str(folder) == "." else f"{str(folder).rstrip('/')}/"
 
 
-def _objects(path: AnyPath, data: bytes | None, sets: YoloSets, height: int, width: int) -> Iterator[BoxedObject]:
+def _objects(
+    path: AnyPath, data: bytes | None, sets: YoloSets, height: int, width: int, masks: bool, keypoints: bool
+) -> Iterator[BoxedObject]:
     """Read the lines of a text, with boxes in pixels of an image of this size."""
     try:
         lines = (content_of(path) if data is None else data).decode("utf-8-sig").splitlines()
@@ -186,7 +211,10 @@ def _objects(path: AnyPath, data: bytes | None, sets: YoloSets, height: int, wid
         try:
             label, *numbers = [float(word) for word in line.split()]
             name = sets.names[int(label)] if label.is_integer() and 0 <= label < len(sets.names) else None
-            edges = _edges(numbers, sets.num_keypoints)
+            is_box = len(numbers) in (_BOX, _BOX + sets.num_keypoints * sets.numbers_of_keypoint)
+            edges = _edges(numbers, is_box)
+            outline = _outline(numbers, height, width) if masks and not is_box else b""
+            points = _keypoints(numbers[_BOX:] if is_box else [], sets, height, width) if keypoints else b""
         except ValueError:
             raise _unusable(path, f"line {number}: {line.strip():.60}", sets) from None
         if name is None:
@@ -196,12 +224,12 @@ def _objects(path: AnyPath, data: bytes | None, sets: YoloSets, height: int, wid
                 expected=f"0 to {len(sets.names) - 1}: {shorten(sets.names)}",
                 hint="add the name of the class, or correct the number",
             )
-        yield BoxedObject(name, tuple(edge * side for edge, side in zip(edges, (height, width) * 2, strict=True)))
+        box = tuple(edge * side for edge, side in zip(edges, (height, width) * 2, strict=True))
+        yield BoxedObject(name, box, outline=outline, keypoints=points)
 
 
-def _edges(numbers: Sequence[float], num_keypoints: int) -> tuple[float, ...]:
+def _edges(numbers: Sequence[float], is_box: bool) -> tuple[float, ...]:
     """Return top, left, bottom and right of a box or a polygon, as shares; a ValueError says that it is neither."""
-    is_box = len(numbers) == _BOX or (num_keypoints and len(numbers) == _BOX + num_keypoints)
     shares = numbers[:_BOX] if is_box else numbers
     if not all(math.isfinite(each) and -_TOLERANCE <= each <= 1 + _TOLERANCE for each in shares):
         raise ValueError
@@ -213,8 +241,40 @@ def _edges(numbers: Sequence[float], num_keypoints: int) -> tuple[float, ...]:
     return min(shares[1::2]), min(shares[::2]), max(shares[1::2]), max(shares[::2])
 
 
+def _outline(shares: Sequence[float], height: int, width: int) -> bytes:
+    sides = itertools.cycle((width, height))
+    return packed_outline([[share * side for share, side in zip(shares, sides, strict=False)]]).tobytes()
+
+
+def _keypoints(numbers: Sequence[float], sets: YoloSets, height: int, width: int) -> bytes:
+    """Pack x, y and visibility of each keypoint; a ValueError says that a number is none of these."""
+    if not numbers:
+        return bytes(3 * 8 * sets.num_keypoints)
+    points = np.array(numbers).reshape(-1, sets.numbers_of_keypoint)
+    x, y = points.T[:2]
+    visibility = points[:, 2] if sets.numbers_of_keypoint == _WITH_VISIBILITY else np.where((x < 0) | (y < 0), 0.0, 2.0)
+    is_there = visibility > 0
+    if not (np.isin(visibility, (0, 1, 2)).all() and np.isfinite(points[is_there]).all()):
+        raise ValueError
+    # Of what is not there COCO has zeros, whatever the line says.
+    return (np.stack([x * width, y * height, visibility], axis=1) * is_there[:, None]).tobytes()
+
+
+def _without(path: str | AnyPath, asked: str, given: str, expected: str) -> DataError:
+    return DataError(
+        f"{path} has no {asked} of objects.",
+        given=given,
+        expected=expected,
+        hint=f"export it with {asked}, or leave them out",
+    )
+
+
 def _unusable(path: AnyPath, given: str, sets: YoloSets) -> DataError:
-    keypoints = f", and {sets.num_keypoints} numbers of keypoints" if sets.num_keypoints else ""
+    keypoints = (
+        f", and {sets.numbers_of_keypoint} numbers of each of {sets.num_keypoints} keypoints"
+        if sets.num_keypoints
+        else ""
+    )
     return DataError(
         f"{path} cannot be used as labels in YOLO's format.",
         given=given,

@@ -35,7 +35,9 @@ class YoloSets(NamedTuple):
     images: Mapping[str, tuple[AnyPath, ...]]
     """The folders of images of each set, and the texts that list some; of a set without a name under ""."""
     num_keypoints: int = 0
-    """Numbers that a line has for keypoints after those of the box."""
+    """Keypoints that a line may have after the box."""
+    numbers_of_keypoint: int = 0
+    """2, x and y; or 3, with the visibility."""
 
 
 def find_yolo_sets(path: str | AnyPath) -> YoloSets:
@@ -55,11 +57,10 @@ def find_yolo_sets(path: str | AnyPath) -> YoloSets:
         inside = {entry.name.lower(): entry for entry in folder.iterdir() if entry.is_dir()}
         named = {split: tuple(inside[name] for name in names if name in inside) for split, names in SPLITS.items()}
         images = {split: folders for split, folders in named.items() if folders} or images
-    names, names_in, num_keypoints = _names_for(place, folder)
-    return YoloSets(names, names_in, images, num_keypoints)
+    return _named_as(place, folder)._replace(images=images)
 
 
-def _names_for(place: AnyPath, images: AnyPath) -> tuple[tuple[str, ...], AnyPath, int]:
+def _named_as(place: AnyPath, images: AnyPath) -> YoloSets:
     """Find the file that names the classes: beside the labels, the images, or in one of the folders above."""
     above = place.parent, place.parent.parent, place.parent.parent.parent
     folders = dict.fromkeys([mirrored(images) or images, images, place, *above])
@@ -67,10 +68,9 @@ def _names_for(place: AnyPath, images: AnyPath) -> tuple[tuple[str, ...], AnyPat
         for name in CLASS_FILES:
             if (file := folder / name).is_file():
                 lines = [line.strip() for line in _text_of(file).splitlines() if line.strip()]
-                return _checked_names(lines, None, file), file, 0
+                return YoloSets(_checked_names(lines, None, file), file, {})
         if folder.is_dir() and (yaml := yaml_among([*folder.iterdir()])):
-            found = _sets_of_yaml(yaml)
-            return found.names, yaml, found.num_keypoints
+            return _sets_of_yaml(yaml)
     raise DataError(
         f"Nothing says what the classes in {place} are: their labels are numbers.",
         given=f"no data.yaml with names and no {CLASS_FILES[0]} in {shorten([str(folder) for folder in folders], 3)}",
@@ -101,7 +101,7 @@ def _sets_of_yaml(file: AnyPath) -> YoloSets:
             images[split] = tuple(
                 _place(root, each, file) for each in ([places] if isinstance(places, str) else places)
             )
-    return YoloSets(names, file, images, _num_of_keypoints(found.get("kpt_shape"), file))
+    return YoloSets(names, file, images, *_shape_of_keypoints(found.get("kpt_shape"), file))
 
 
 def _parse_darknet(file: AnyPath) -> dict[str, str | list[str] | dict[str, str]]:
@@ -141,12 +141,14 @@ def _is_there(place: AnyPath) -> bool:
         return False
 
 
-def _num_of_keypoints(shape: object, file: AnyPath) -> int:
+def _shape_of_keypoints(shape: object, file: AnyPath) -> tuple[int, int]:
+    """Return how many keypoints there are, and how many numbers each has."""
     if not shape:
-        return 0
-    if not (isinstance(shape, list) and len(shape) == 2 and all(each.isdecimal() and len(each) < 6 for each in shape)):
-        raise _unusable(file, f"kpt_shape: {shape!s:.40}")
-    return int(shape[0]) * int(shape[1])
+        return 0, 0
+    is_shape = isinstance(shape, list) and len(shape) == 2 and shape[0].isdecimal() and len(shape[0]) < 6
+    if not (is_shape and isinstance(shape, list) and shape[1] in ("2", "3")):
+        raise _unusable(file, f"kpt_shape: {shape!s:.40}, which is not the number of keypoints and 2 or 3")
+    return int(shape[0]), int(shape[1])
 
 
 def _checked_names(names: Sequence[str], count: object, file: AnyPath) -> tuple[str, ...]:

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +12,8 @@ import torch
 from PIL import Image
 
 from lockstep.data.loader import Loader
-from lockstep.errors import DataError, InputError
+from lockstep.errors import DataError
+from lockstep.readers.coco import Coco
 from lockstep.readers.label_map import Label, LabelMap
 from lockstep.readers.open import open_detection, open_source
 from lockstep.readers.reader import Reader
@@ -201,7 +205,79 @@ def test_an_image_that_exif_turns_is_refused(tmp_path: Path) -> None:
     assert "mogrify -auto-orient" in str(caught.value.hint)
 
 
-def test_masks_and_keypoints_are_not_read(tmp_path: Path) -> None:
-    data = DetectionData(str(data_set(tmp_path, "0 0.5 0.5 1 1")), masks=True)
-    with pytest.raises(InputError, match="not read for all that is asked of its objects"):
-        data.reader("train", 2)
+POLYGONS = [[0.25, 0.5, 0.5, 0.25, 0.75, 1.0], [0.125, 0.25, 0.875, 0.25, 0.875, 0.75, 0.125, 0.75]]
+POINTS = [[0.25, 0.5, 2, 0.5, 0.75, 1], [0.75, 0.25, 2, 0, 0, 0]]
+BOX = [0.5, 0.5, 0.5, 0.5]
+
+
+def line(*numbers: float) -> str:
+    return " ".join(str(number) for number in (1, *numbers)) + "\n"
+
+
+def as_coco(folder: Path, objects: list[dict[str, Any]]) -> Coco:
+    """The same objects on the same image of 8 x 4 pixels, as COCO's annotations."""
+    numbered = [{"id": place, "image_id": 1, "category_id": 2, **each} for place, each in enumerate(objects, 1)]
+    image = {"id": 1, "file_name": "0.png", "height": 4, "width": 8}
+    categories = [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]
+    (folder / "all.json").write_text(json.dumps({"images": [image], "annotations": numbered, "categories": categories}))
+    named = {"masks": "segmentation" in objects[0], "keypoints": "keypoints" in objects[0]}
+    return Coco(folder / "all.json", folder / "images" / "train", truth=True, **named)
+
+
+def assert_same_objects(ours: Reader, theirs: Reader, names: Sequence[str]) -> None:
+    fields, expected = (reader.read_batch(np.array([0])) for reader in (ours, theirs))
+    for name in ("boxes", "labels", "truth_boxes", "truth_labels", *names):
+        if name.endswith("masks"):
+            drawn, wanted = fields[name][0].decode(), expected[name][0].decode()
+            assert drawn.any()
+        else:
+            drawn, wanted = fields[name].values, expected[name].values
+        torch.testing.assert_close(drawn, wanted, rtol=0, atol=0, equal_nan=True)
+
+
+def test_polygons_are_the_masks_that_cocos_are(tmp_path: Path) -> None:
+    folder = data_set(tmp_path, "".join(line(*polygon) for polygon in POLYGONS))
+    in_pixels = [[share * side for share, side in zip(each, (8, 4) * 4, strict=False)] for each in POLYGONS]
+    boxes = [[2, 1, 4, 3], [1, 1, 6, 2]]
+    coco = as_coco(tmp_path, [{"segmentation": [p], "bbox": b} for p, b in zip(in_pixels, boxes, strict=True)])
+    assert_same_objects(Yolo(folder, masks=True, truth=True), coco, ["masks", "truth_masks"])
+    shown = open_source(folder, everything=True).read_batch(np.array([0]))
+    assert "masks" in shown
+    assert "keypoints" not in shown
+    trained = DetectionData(str(folder), masks=True).reader("train", 2).read_batch(np.array([0]))
+    assert trained["masks"][0].decode().sum((1, 2)).tolist() == [each.sum() for each in shown["masks"][0].decode()]
+
+
+def test_keypoints_are_those_that_cocos_are(tmp_path: Path) -> None:
+    yaml = "names: [cat, dog]\nkpt_shape: [2, 3]"
+    folder = data_set(tmp_path / "a", "".join(line(*BOX, *points) for points in POINTS), yaml=yaml)
+    in_pixels = [[number * by for number, by in zip(points, (8, 4, 1) * 2, strict=True)] for points in POINTS]
+    coco = as_coco(folder, [{"keypoints": points, "bbox": [2, 1, 4, 2]} for points in in_pixels])
+    names = ["keypoints", "keypoint_visibility", "truth_keypoints"]
+    assert_same_objects(Yolo(folder, keypoints=True, truth=True), coco, names)
+    data = DetectionData(str(folder), num_keypoints=2)
+    assert data.reader("train", 2).read_batch(np.array([0]))["keypoint_visibility"].values.tolist() == [[2, 1], [2, 0]]
+    flat = data_set(tmp_path / "b", line(*BOX, 0.25, 0.5, -1, -1), yaml="names: [cat, dog]\nkpt_shape: [2, 2]")
+    batch = open_source(flat, everything=True).read_batch(np.array([0]))
+    assert batch["keypoint_visibility"].values.tolist() == [[2, 0]]
+    assert "masks" not in batch
+
+
+def test_sets_without_objects_have_neither_masks_nor_keypoints(tmp_path: Path) -> None:
+    reader = Yolo(data_set(tmp_path, "", yaml="names: [cat, dog]\nkpt_shape: [5, 3]"), masks=True, keypoints=True)
+    batch = reader.read_batch(np.array([0]))
+    assert batch["keypoints"].values.shape == (0, 5, 2)
+    assert batch["masks"][0].decode().shape == (0, 4, 8)
+
+
+def test_masks_and_keypoints_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    boxes = str(data_set(tmp_path / "a", line(*BOX)))
+    for asked, wrong in ({"masks": True}, "no masks of objects"), ({"num_keypoints": 2}, "no kpt_shape in .*data.yaml"):
+        with pytest.raises(DataError, match=wrong):
+            DetectionData(boxes, **asked).reader("train", 2)
+    yaml = "names: [cat, dog]\nkpt_shape: [1, 3]"
+    for name, point in ("b", (0.5, 0.5, 3)), ("c", (float("nan"), 0.5, 1)):
+        with pytest.raises(DataError, match="3 numbers of each of 1 keypoints"):
+            Yolo(data_set(tmp_path / name, line(*BOX, *point), yaml=yaml), keypoints=True)
+    with pytest.raises(DataError, match="not the number of keypoints and 2 or 3"):
+        Yolo(data_set(tmp_path / "d", line(*BOX), yaml="names: [cat, dog]\nkpt_shape: [1, 4]"))
