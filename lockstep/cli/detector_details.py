@@ -16,6 +16,7 @@ from lockstep.evaluation.kept_detections import KeptDetections
 from lockstep.images.drawing import printable
 from lockstep.images.pillow import png_bytes
 from lockstep.metrics.classification import ClassNames, confusion_csv
+from lockstep.metrics.detection_errors import ErrorKind
 from lockstep.metrics.detection_report import CORNER, IOU, ClassReport, DetectionReport, curves_csv
 from lockstep.readers.reader import Reader
 from lockstep.recipes.tasks import KEPT, REPORT, Detection
@@ -67,7 +68,8 @@ class DetectorDetails:
         report, found = self._report, self._report.compute()
         rows = [without_nonfinite(row._asdict()) for row in (*found["classes"], found["all"])]
         matrix = {"confusion": found["confusion"]} if self._files["confusion"] else {}
-        table = {"min_score": report.min_score, "iou": IOU, "classes": rows[:-1], "all": rows[-1]}
+        errors = {kind: error._asdict() for kind, error in found["errors"].items()}
+        table = {"min_score": report.min_score, "iou": IOU, "classes": rows[:-1], "all": rows[-1], "errors": errors}
         return {"by_class": table, **matrix}
 
     def write(self, reader: Reader, names: ClassNames) -> None:
@@ -75,7 +77,8 @@ class DetectorDetails:
         if REPORT not in self.metrics:
             return
         report, found = self._report, self._report.compute()
-        log.info("%s", Lines("\n".join(_table(found["classes"], found["all"], report.min_score))))
+        lines = [*_table(found["classes"], found["all"], report.min_score), *_errors(found["errors"])]
+        log.info("%s", Lines("\n".join(lines)))
         confusion, curves, mistakes = self._files.values()
         if confusion is not None:
             corner = f"{CORNER}{report.min_score:g}"
@@ -120,6 +123,15 @@ def _table(classes: list[ClassReport], of_all: ClassReport, min_score: float) ->
     yield from in_columns(named, to_the_right=True)
     if len(shown) < len(classes):
         yield f"{len(classes) - len(shown)} more classes have fewer mistakes; --json tells of all"
+
+
+def _errors(errors: Mapping[str, ErrorKind]) -> Iterator[str]:
+    """Yield the lines of what kinds the mistakes are; none without mistakes."""
+    if any(error.mistakes for error in errors.values()):
+        yield f"mistakes of all scores by kind, and how much higher mAP at an IoU of {IOU:g} would be without them:"
+        counts = ["mistakes", *(f"{error.mistakes:,}" for error in errors.values())]
+        costs = ["mAP     ", *(f"{error.cost:.3f}" for error in errors.values())]
+        yield from in_columns([[" " * len(counts[0]), *errors], counts, costs], to_the_right=True)
 
 
 def _cells(row: ClassReport) -> list[str]:

@@ -23,6 +23,7 @@ import torch
 from lockstep.checks import FiniteFloat, check_value
 from lockstep.listing import csv_line
 from lockstep.metrics.coco import LEVELS, MOST_OF_CLASS, precision_at_levels
+from lockstep.metrics.detection_errors import Errors, Matched, error_kinds, errors_of
 from lockstep.metrics.detection_metric import DetectionMetric, ids_of, ragged_of
 from lockstep.metrics.overlaps import box_overlaps
 from lockstep.metrics.pairs import Bools, Floats, Ints, Pairs, pairs_of_groups, ranks
@@ -35,6 +36,7 @@ CORNER = "is / detected from a score of "
 """The first cell of a confusion matrix of a detector as CSV, up to the score."""
 FLAGS = ("truth_is_crowd", "truth_group_of", "truth_difficult")
 """Columns of the objects that do not count."""
+_NUM_COLUMNS = 8
 
 
 class ClassReport(NamedTuple):
@@ -129,11 +131,13 @@ class DetectionReport(DetectionMetric):
         ], axis=1)  # fmt: skip
         image = np.concatenate([images.image[found.is_shown], images.truth_image[found.is_missed]])
         by_image, counts, size = np.argsort(image, kind="stable"), ~found.is_ignored, len(images.source_ids)
+        wrong, missed = found.errors, found.errors.is_missed
+        of_detections = labels, images.values["scores"], found.is_right, wrong.kind, wrong.mended
         return (
             ids_of(images.source_ids),
-            *(ragged_of(each[counts], images.image[counts], size) for each in (labels, images.values["scores"])),
-            ragged_of(found.is_right[counts], images.image[counts], size),
+            *(ragged_of(each[counts], images.image[counts], size) for each in of_detections),
             *(ragged_of(each[by_image], image[by_image], size) for each in cells),
+            ragged_of(truth_labels[missed], images.truth_image[missed], size),
         )
 
     def compute(self) -> dict[str, Any]:
@@ -141,9 +145,10 @@ class DetectionReport(DetectionMetric):
 
         "classes": a `ClassReport` each, in the order of `categories`. "all": that of all classes together. "confusion":
         how often the objects of each class (rows) were taken for each (columns), the last row and column being
-        background.
+        background. "errors": an `ErrorKind` of each of TIDE's kinds by its name, of the detections of all scores.
         """
-        labels, scores, right, true, predicted = (column.values for column in self._images.columns(5))
+        columns = (column.values for column in self._images.columns(_NUM_COLUMNS))
+        labels, scores, right, kind, mended, true, predicted, missed = columns
         size = len(self.categories) + 1
         cells = self._places(true) * size + self._places(predicted)
         confusion = np.bincount(cells, minlength=size * size).reshape(size, size)
@@ -154,11 +159,12 @@ class DetectionReport(DetectionMetric):
         ]  # fmt: skip
         objects, shown = confusion[:-1].sum(), confusion[:, :-1].sum()
         of_all = _class_report("all classes", objects, np.trace(confusion), shown, scores, right)
-        return {"classes": classes, "all": of_all, "confusion": confusion.tolist()}
+        errors = error_kinds(labels, scores, right, kind, mended, true[true > 0], missed)
+        return {"classes": classes, "all": of_all, "confusion": confusion.tolist(), "errors": errors}
 
     def curves(self) -> dict[str, PrecisionRecallCurve]:
         """Return precision over recall of each class by its name; without objects or detections it has no levels."""
-        labels, scores, right, true, _ = (column.values for column in self._images.columns(5))
+        labels, scores, right, *_, true, _, _ = (column.values for column in self._images.columns(_NUM_COLUMNS))
         return {
             name: _curve(scores[labels == label], right[labels == label], int((true == label).sum()))
             for label, name in self.categories.items()
@@ -169,7 +175,7 @@ class DetectionReport(DetectionMetric):
 
         An object that was taken for another class is both. Of equal images, the one of the lower id comes first.
         """
-        *_, true, predicted = self._images.columns(5)
+        *_, true, predicted, _ = self._images.columns(_NUM_COLUMNS)
         ids = self._images.ids()
         is_wrong = true.values != predicted.values
         false, missed = (
@@ -225,6 +231,8 @@ class _Found(NamedTuple):
     """For each detection that is shown: the row of the object that it has taken, of any class; else -1."""
     is_missed: Bools
     """For each object: it counts, and no detection that is shown has taken it."""
+    errors: Errors
+    """Of the detections of all scores."""
 
 
 def _found(images: ScoredImages, min_score: float) -> _Found:
@@ -252,12 +260,14 @@ def _found(images: ScoredImages, min_score: float) -> _Found:
     is_right = taken >= 0
     on_left_out = order[(is_same & is_left_out)[order]]
     is_ignored[rows.detection[on_left_out][~is_right[rows.detection[on_left_out]]]] = True
+    matched = Matched(labels, scores, ~is_ignored, taken, truth_labels, ~of_no_account)
+    errors = errors_of(matched, rows, overlaps)
     is_shown = ~is_ignored & (scores >= min_score)
     taken[~is_shown] = -1
     is_free = ~of_no_account
     is_free[taken[taken >= 0]] = False
     _take(taken, is_free, rows, order[(is_shown[rows.detection] & ~is_same & ~is_left_out)[order]])
-    return _Found(is_right, is_ignored, is_shown, taken, is_free)
+    return _Found(is_right, is_ignored, is_shown, taken, is_free, errors)
 
 
 def _take(taken: Ints, is_free: Bools, pairs: Pairs, order: Ints) -> None:

@@ -17,6 +17,7 @@ from tiny_detector import save_detector_run
 import lockstep as ls
 from lockstep.cli import evaluate as cli_evaluate
 from lockstep.cli.main import main
+from lockstep.metrics.detection_errors import KINDS
 from lockstep.readers.coco_results import read_coco_results
 from lockstep.workers.rank import leave
 
@@ -90,7 +91,11 @@ def test_what_is_right_false_and_missed_by_class(
     right = table["all"]["right"]
     assert 0 < right < table["all"]["objects"] == 11
     assert json.loads(Path("run/evaluations.jsonl").read_text())["by_class"] == table
-    assert any(re.search(rf"\nall classes +11 +{right} ", message) for message in caplog.messages)
+    errors = table["errors"]
+    counts = " +".join(str(errors[kind]["mistakes"]) for kind in KINDS)
+    assert sum(error["cost"] for error in errors.values()) > 0.1
+    said = rf"\nall classes +11 +{right} (.|\n)*\n +class +location (.|\n)*\nmistakes +{counts}\nmAP +0\.[0-9]{{3}} "
+    assert any(re.search(said, message) for message in caplog.messages)
     with Image.open("run/mistakes.png") as sheet:
         assert sheet.width > 600
     assert Path("run/curves.csv").read_text().startswith("class,recall,precision,score\ngreen,0.0,")

@@ -1,0 +1,43 @@
+"""TIDE's kinds of mistakes, and what they cost, are those that TIDE has recorded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tide_inputs import NUM_CLASSES, images
+
+from lockstep.metrics.detection_errors import KINDS
+from lockstep.metrics.detection_report import DetectionReport
+
+
+def report_of(order: list[int], size: int) -> DetectionReport:
+    """The report of the images in this order, so many in a micro-batch."""
+    made, report = images(), DetectionReport({label: f"class {label}" for label in range(1, NUM_CLASSES + 1)})
+    for start in range(0, len(order), size):
+        columns: dict[str, list[object]] = {name: [] for name in report.fields}
+        for number in order[start : start + size]:
+            detections, objects = made[number]
+            given = {
+                "source_id": str(number),
+                "boxes": np.array([box for box, *_ in detections]).reshape(-1, 4),
+                "labels": np.array([label for _, label, _ in detections], np.int64),
+                "scores": np.array([score for *_, score in detections]),
+                "truth_boxes": np.array([box for box, *_ in objects]).reshape(-1, 4),
+                "truth_labels": np.array([label for _, label, _ in objects], np.int64),
+            }
+            for name in report.fields:
+                columns[name].append(given.get(name, np.zeros(len(objects), bool)))
+        report.update(*report.prepare(*columns.values()))
+    return report
+
+
+def test_kinds_and_costs_are_those_of_tide() -> None:
+    recorded = json.loads((Path(__file__).parent / "tide_golden.json").read_text())
+    errors = report_of([*range(30)], size=30).compute()["errors"]
+    assert {kind: error.mistakes for kind, error in errors.items()} == {kind: recorded[kind][0] for kind in KINDS}
+    assert [error.cost for error in errors.values()] == pytest.approx([recorded[kind][1] for kind in KINDS], abs=1e-12)
+    assert min(count for count, _ in recorded.values()) > 0
+    assert errors == report_of([*range(30)][::-1], size=7).compute()["errors"]
