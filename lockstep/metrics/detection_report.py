@@ -232,7 +232,7 @@ class _Found(NamedTuple):
     is_missed: Bools
     """For each object: it counts, and no detection that is shown has taken it."""
     errors: Errors
-    """Of the detections of all scores."""
+    """What kinds the mistakes of all scores are."""
 
 
 def _found(images: ScoredImages, min_score: float) -> _Found:
