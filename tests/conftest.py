@@ -68,7 +68,10 @@ platform.processor()
 import_module("numpy.testing")
 sys.addaudithook(note_process_start)
 
-hypothesis.settings.register_profile("ci", max_examples=25, deadline=None)
+# A busy machine takes seconds for what a quiet one does at once.
+hypothesis.settings.register_profile(
+    "ci", max_examples=25, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 

@@ -9,6 +9,7 @@ from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import ModuleType
+from xml.etree import ElementTree
 
 import pytest
 
@@ -65,6 +66,29 @@ def test_a_terminal_keeps_what_was_drawn_over() -> None:
     assert terminal.came[num_lines - 1] == "done", "what comes after it is for the next block"
     problems, _ = rehearsal.compare(["loss 1 | lr 1"], terminal.came, {"loss": (0.6, 1)})
     assert problems == ["not between 0.6 and 1: loss 0.5 | lr 0.05"]
+
+
+def test_the_rows_of_a_command_are_drawn_with_their_styles(tmp_path: Path) -> None:
+    terminal = rehearsal.Terminal()
+    for text in ("$ cd a", "$ train", "  1 < 2", "\x1b[31mstopped\x1b[0m, saved", "$ train", "", "a", "b", "c", "$ ls"):
+        terminal.feed(text + "\r\n")
+    rehearsal.draw_terminal(terminal.rows_of("train", 3, 2), path := tmp_path / "a.svg", 'what "train" says')
+    picture = ElementTree.parse(path).getroot()
+    texts = picture.findall("{*}text")
+    assert ["".join(text.itertext()) for text in texts] == ["$ train", "1 < 2", "stopped, saved", "...", "b", "c"]
+    assert [styled.text for styled in picture.findall(".//{*}tspan") if styled.get("class") == "s31"] == ["stopped"]
+    assert picture.get("viewBox") == f"0 0 {14 * rehearsal.SIGN + 2 * rehearsal.MARGIN:.0f} {6 * rehearsal.ROW + 28}"
+
+
+def test_pages_have_the_pictures_of_their_commands() -> None:
+    pages = "".join(path.read_text() for path in (ROOT / "README.md", *(ROOT / "docs/tutorials").glob("*.md")))
+    for name, plan in rehearsal.PLANS.items():
+        if plan.pictured[0]:
+            path = ROOT / f"docs/images/terminal-{name}.svg"
+            texts = ["".join(text.itertext()) for text in ElementTree.parse(path).getroot().findall("{*}text")]
+            assert texts[0] == f"$ {plan.pictured[0]}"
+            assert path.stat().st_size <= 12_288
+            assert f"images/{path.name})" in pages
 
 
 def test_what_is_typed_is_the_page_but_for_make_and_what_shortens() -> None:

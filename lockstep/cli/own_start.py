@@ -124,7 +124,7 @@ def _class_counts(found: Found) -> str:
 def _evenness(found: Found) -> str:
     counts = sorted(found.counts.values())
     least, most = counts[0], counts[-1]
-    if len(counts) == 1 or least == most:
+    if len(counts) == 1 or most < 1.05 * least:
         return "even"
     rarest = min(found.counts, key=lambda name: found.counts[name])
     if least == 0:

@@ -223,7 +223,7 @@ def find_sets(folder: Path) -> dict[str, Path]:
             f"{folder} does not hold sets of images.",
             given=shorten(folders, 10) or "no folders",
             expected="the folders train, and validation or val, one of them at least",
-            hint="name the folder above them; where it holds the folders of the classes, say which share validates",
+            hint="name the folder above them; for folders of classes alone say what validates: --validation-share 0.2",
         )
     taken = [name for names in found.values() for name in names]
     if others := [name for name in folders if name not in taken]:

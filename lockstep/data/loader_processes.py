@@ -31,7 +31,7 @@ from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from itertools import count, cycle, islice, pairwise
-from multiprocessing import get_context, reduction
+from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any, Generic
 
@@ -46,6 +46,7 @@ from lockstep.screen import Lines, log
 from lockstep.spans import NO_ARGUMENTS, Arguments, Lane, Recorder, Span, add_source, record_into, remove_source
 from lockstep.tracebacks import short_traceback
 from lockstep.tracing import INPUT_STAGES, Job, Result, TimedResult, listen, measure_stages, timed
+from lockstep.workers.connections import receive_descriptor, send_descriptor
 from lockstep.workers.signals import NOTICES
 
 _PR_SET_PDEATHSIG = 1
@@ -170,7 +171,7 @@ class _LoaderProcess(Generic[Job, Result]):
             answer, seconds = self._pipe.recv()
             if isinstance(answer, _Failure):
                 raise answer.raised_in(self._process.name)
-            result = self._memories.unpacked(answer, partial(reduction.recv_handle, self._pipe))
+            result = self._memories.unpacked(answer, partial(receive_descriptor, self._pipe))
         except (EOFError, OSError) as error:  # It died before or while it was sending.
             raise self._lost(self.asked[0]) from error
         self.asked.popleft()
@@ -338,7 +339,7 @@ def _serve(
             try:
                 _send(pipe, (parcel, seconds))
                 if descriptor is not None:
-                    reduction.send_handle(pipe, descriptor, trainer_pid)
+                    send_descriptor(pipe, descriptor)
             finally:
                 if descriptor is not None:
                     os.close(descriptor)

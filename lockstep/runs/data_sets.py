@@ -259,18 +259,23 @@ def _check_classes(folder: Path, *, is_set: bool) -> tuple[str, ...]:
             expected="the folder above it, with a folder of images for each class",
             hint=f"lockstep train {_word(folder.parent)}",
         )
-    classes = _with_images(folder, class_folders(folder))
+    folders = class_folders(folder)
+    classes = _with_images(folder, folders)
     if len(classes) > 1:
         check_no_sets(folder, classes)
     if len(classes) == 1:
         inside, inner = _first_fork(folder / classes[0])
+        if inner:
+            hint = f"lockstep train {_word(inside)}"
+        elif empty := [name for name in folders if name not in classes]:
+            hint = f"add images to {folder / empty[0]}, which has none"
+        else:
+            hint = f"add a folder of images that show something else, such as {folder / 'other'}"
         raise DataError(
             f"There is one class in {folder}, and a classifier tells two or more apart.",
             given=f"the class {classes[0]}" + (f", with the folders {shorten(inner, 3)} in {inside}" if inner else ""),
             expected="a folder of images for each of two or more classes",
-            hint=f"lockstep train {_word(inside)}"
-            if inner
-            else f"add a folder of images that show something else, such as {folder / 'other'}",
+            hint=hint,
         )
     count = sum(1 for _ in islice(_images_in(folder), LEAST_IMAGES))
     if count < LEAST_IMAGES:

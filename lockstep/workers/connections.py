@@ -254,6 +254,29 @@ def shut_down(connection: Connection) -> None:
         ended.shutdown(socket.SHUT_RDWR)
 
 
+def send_descriptor(connection: Connection, descriptor: int) -> None:
+    """Send an open file to the process at the other end of a pipe, which has it by a descriptor of its own.
+
+    `multiprocessing.reduction.send_handle` waits for an answer from Python 3.14 on, and takes for it what the other
+    end has sent meanwhile.
+    """
+    with socket.socket(fileno=os.dup(connection.fileno())) as pipe:
+        socket.send_fds(pipe, [b"\0"], [descriptor])
+
+
+def receive_descriptor(connection: Connection) -> int:
+    """Receive what `send_descriptor` has sent; returns a descriptor, which the caller closes.
+
+    Raises:
+        EOFError: the other end was closed, or sent no file.
+    """
+    with socket.socket(fileno=os.dup(connection.fileno())) as pipe:
+        _, descriptors, _, _ = socket.recv_fds(pipe, 1, 1)
+    if not descriptors:
+        raise EOFError
+    return descriptors[0]
+
+
 def address_towards(host: str, port: int) -> str:
     """The address of this host in the network that leads to another one; nothing is sent.
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from multiprocessing import Pipe, reduction
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import Store
 from torch.distributed import DistNetworkError, DistStoreError
 
 from lockstep.errors import WorkerError
-from lockstep.workers.connections import NotLetInError, shut_down
+from lockstep.workers.connections import NotLetInError, receive_descriptor, send_descriptor, shut_down
 from lockstep.workers.store_server import MAX_VALUE_BYTES, StoreAddress
 
 
@@ -141,7 +141,7 @@ class SocketStore(Store):
         with self._lock, _reached():
             there, _ = self._ask("open", key, timeout.total_seconds())
             if there:
-                return reduction.recv_handle(self._connection)
+                return receive_descriptor(self._connection)
         raise _timed_out([key], timeout)
 
     def _ask(
@@ -166,7 +166,7 @@ class SocketStore(Store):
             for value in brought:
                 self._connection.send_bytes(value)
             if descriptor is not None:
-                reduction.send_handle(self._connection, descriptor, os.getpid())
+                send_descriptor(self._connection, descriptor)
             result, num_values, error = json.loads(self._connection.recv_bytes(MAX_VALUE_BYTES))
             if error is not None:
                 raise ValueError(f"{operation} {arguments[0]!r}: {error}")

@@ -17,11 +17,11 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from multiprocessing import Pipe, reduction
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from lockstep.workers.connections import connect, shut_down
+from lockstep.workers.connections import connect, receive_descriptor, send_descriptor, shut_down
 from lockstep.workers.limits import START_SECONDS
 
 MAX_VALUE_BYTES = 8 << 20
@@ -174,11 +174,11 @@ class StoreServer:
         _answer(connection, None)
 
     def _connect(self, connection: Connection) -> None:
-        self.serve(Connection(reduction.recv_handle(connection)))
+        self.serve(Connection(receive_descriptor(connection)))
         _answer(connection, None)
 
     def _share(self, connection: Connection, key: str) -> None:
-        descriptor = reduction.recv_handle(connection)
+        descriptor = receive_descriptor(connection)
         with self._changed:
             self._files[key] = descriptor
             self._changed.notify_all()
@@ -189,7 +189,7 @@ class StoreServer:
             there = self._await(self._files, [key], timeout_seconds)
         _answer(connection, there)
         if there:
-            reduction.send_handle(connection, self._files[key], os.getpid())
+            send_descriptor(connection, self._files[key])
 
     def _await(self, held: dict[str, Any], keys: Sequence[str], timeout_seconds: float) -> bool:
         limit = min(timeout_seconds, threading.TIMEOUT_MAX)

@@ -135,7 +135,9 @@ def save_for_ever(pipe: Connection, folder: Path, first: int) -> None:
 @pytest.mark.process
 def test_killed_at_any_moment_of_a_save_in_the_background(tmp_path: Path) -> None:
     draw, store, reached = Random(1), Store(tmp_path, Retention(newest=2)), 0
-    for _ in range(30):
+    for kills in range(90):
+        if kills >= 30 and reached > 10:  # a busy machine comes to fewer saves before a kill
+            break
         child = Child(save_for_ever, tmp_path, reached + 1)
         child.pipe.poll(HANG_SECONDS)
         child.kill_after(draw.uniform(0, 0.15))

@@ -22,6 +22,7 @@ FILES = (
     *(f"set/train/{name}/{number}.jpg" for name in "ac" for number in range(6)),
     "runs/old/checkpoints/step-00000005/state.json", "texts/a.txt",
     *(f"project/{name}" for name in ("pyproject.toml", "tests/a.jpg", "docs/b.jpg")),
+    "half/red/1.jpg", "half/green/1.txt",
 )  # fmt: skip
 
 
@@ -52,6 +53,7 @@ ANSWERS = [
     ("train a", "lockstep train a/b"),
     ("train flat", "labels.csv, with the columns filename,label"),
     ("train single", "single/other"),
+    ("train half", "add images to half/green, which has none"),
     ("train few", "add images"),
     ("train heic", "mogrify -format jpg heic/green/*.HEIC"),
     ("train films", "ffmpeg -i films/red/1.mp4"),

@@ -155,7 +155,7 @@ def test_an_image_that_has_changed_makes_another_conversion(tmp_path: Path) -> N
 )
 def test_a_folder_without_sets_is_refused(tmp_path: Path, names: list[str], given: str) -> None:
     folder_of(tmp_path, *names)
-    message = rf"photos does not hold sets of images\.\n  given:    {given}\n.*\n  hint:     .*say which share"
+    message = rf"photos does not hold sets of images\.\n  given:    {given}\n.*\n  hint:     .*--validation-share 0.2"
     with pytest.raises(DataError, match=message):
         image_sets(tmp_path / "photos")
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+import os
 import queue
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from multiprocessing import Pipe
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +26,9 @@ from lockstep.workers.connections import (
     address_towards,
     connect,
     interface_of,
+    receive_descriptor,
     run_key,
+    send_descriptor,
 )
 
 KEY = b"k" * 32
@@ -244,3 +249,19 @@ def test_the_interface_is_the_one_that_leads_there() -> None:
     assert interface_of(address) == "lo"
     assert interface_of("::1") in ("lo", None)
     assert interface_of("203.0.113.77") is None
+
+
+def test_a_file_is_sent_whatever_the_other_end_has_sent_meanwhile(tmp_path: Path) -> None:
+    """multiprocessing's own would take the job for its answer, from Python 3.14 on."""
+    (file := tmp_path / "file").write_text("told")
+    ours, theirs = Pipe()
+    with theirs, file.open() as opened:
+        theirs.send("the next job")
+        send_descriptor(ours, opened.fileno())
+        ours.send("after it")
+        with os.fdopen(receive_descriptor(theirs)) as received:
+            assert received.read() == "told"
+        assert [ours.recv(), theirs.recv()] == ["the next job", "after it"]
+        ours.close()
+        with pytest.raises(EOFError):
+            receive_descriptor(theirs)
