@@ -54,7 +54,7 @@ def above_runs(folder: Path) -> Path:
 
 def _workdir(workdir: Path, num_bytes: int) -> Iterator[CheckResult]:
     try:
-        there = next(path for path in (workdir.absolute(), *workdir.absolute().parents) if path.exists())
+        there = next(path for path in (workdir.absolute(), *workdir.absolute().parents) if _is_there(path))
         next(there.iterdir(), None)  # which says why it cannot be read
         folder = above_runs(there)
     except OSError as error:
@@ -81,6 +81,15 @@ def _workdir(workdir: Path, num_bytes: int) -> Iterator[CheckResult]:
         is_bad=pace.rate < _SLOW_RATE or pace.fsync_seconds > _SLOW_FSYNC_SECONDS,
         mend="a faster disk, or fewer checkpoints (checkpoints.every): each has to be safe before the next",
     )
+
+
+def _is_there(path: Path) -> bool:
+    """Whether there is such a path; unlike `Path.exists` of Python 3.14 it raises OSError where that cannot be said."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def _refused(path: Path, how: str, why: object) -> CheckResult:

@@ -257,8 +257,8 @@ def shut_down(connection: Connection) -> None:
 def send_descriptor(connection: Connection, descriptor: int) -> None:
     """Send an open file to the process at the other end of a pipe, which has it by a descriptor of its own.
 
-    `multiprocessing.reduction.send_handle` waits for an answer from Python 3.14 on, and takes for it what the other
-    end has sent meanwhile.
+    From Python 3.14 on multiprocessing's own function waits for an answer, and takes for it what the other end has
+    sent meanwhile.
     """
     with socket.socket(fileno=os.dup(connection.fileno())) as pipe:
         socket.send_fds(pipe, [b"\0"], [descriptor])
