@@ -35,7 +35,7 @@ from lockstep.detection.tf_center_net_configs import (
     ObjectDetection,
 )
 from lockstep.detection.tf_configs import Ssd
-from lockstep.detection.values import FasterRcnnFpn, Fcos, MaskRcnnFpn, SqueezeSsd, Ssd300, Ssdlite
+from lockstep.detection.values import FasterRcnnFpn, Fcos, MaskRcnnFpn, RtDetr, SqueezeSsd, Ssd300, Ssdlite
 from lockstep.mask_runs import pixels_in, runs_text
 from lockstep.recipes.pipeline_config import import_pipeline
 from lockstep.recipes.shipped import find
@@ -101,6 +101,11 @@ FAMILIES = {
     "SSD on SqueezeNet": (SqueezeSsd(3, max_detections=30), FixedShapeResizer(96, 128), ["--raw-images"]),
     "SSD": (Ssd300(3, max_detections=30), FixedShapeResizer(300, 300, "antialiased"), ["--raw-images", "--batch"]),
     "SSDlite": (Ssdlite(3, max_detections=30), PADDED, ["--raw-images", "--batch"]),
+    "RT-DETR": (
+        RtDetr(3, num_queries=40, max_detections=30),
+        FixedShapeResizer(96, 128),
+        ["--raw-images", "480x640", "--batch"],
+    ),
     "FCOS": (Fcos(3, score_threshold=0.02, max_detections=30), PADDED, ["--raw-images"]),
     "Faster R-CNN": (FasterRcnnFpn(3, **FEW), BY_SIZE, ["--raw-images", "480x640", "--batch"]),
     "Mask R-CNN": (MaskRcnnFpn(3, **FEW), BY_SIZE, ["--raw-images", "480x640", "--batch"]),
