@@ -1,9 +1,9 @@
 """RT-DETR: a fixed number of queries each become one object, so that nothing has to be suppressed (Zhao et al., 2023).
 
-The numbers are those of `RTDetrForObjectDetection` in `transformers`. Each object is learned by one query of each
-layer: the pairs of the least cost, of all pairs that there are. In training each object is also given as queries with
-noise, of which half are to find it again, and half, that are farther off, to see that they are none (Zhang et al.:
-DINO, 2022). Losses are sums over objects, and so over as many of these queries.
+The numbers are those of RTDetrForObjectDetection in Hugging Face's transformers. Each object is learned by one query of
+each layer: the pairs of the least cost, of all pairs that there are. In training each object is also given as queries
+with noise, of which half are to find it again, and half, that are farther off, to see that they are none (Zhang et al.:
+DINO, 2022). Losses are sums over the objects, and over the queries with noise that are to find one.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _CLASSES, _L1, _GIOU = 1.0, 5.0, 2.0
 """The weights of the losses."""
 _CLASS_COST, _L1_COST, _GIOU_COST = 2.0, 5.0, 2.0
 _COST_ALPHA, _ALPHA, _GAMMA = 0.25, 0.75, 2.0
-"""Of the focal loss in the cost, and of the varifocal loss; the power of both."""
+"""Alpha of the focal loss in the cost, and of the varifocal loss; gamma of both."""
 _LEAST_PROBABILITY = 1e-8
 _DRAWS = 10
 """Numbers that are drawn for a query with noise."""
@@ -71,7 +71,7 @@ _OF_TRANSFORMERS = NameMap(
     ),
     system="torch",
 )
-"""From the names of its parameters, of version 5: its files still have the old ones."""
+"""Takes the names that parameters have in version 5 of transformers: its files still have the old ones."""
 
 
 class QueryTargets(NamedTuple):

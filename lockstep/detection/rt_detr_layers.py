@@ -1,7 +1,7 @@
 """The layers of RT-DETR: a ResNet-vd, the hybrid encoder, and the decoder with deformable attention.
 
 Zhao et al., "DETRs Beat YOLOs on Real-time Object Detection" (2023). Parameters have the names of the files that are
-published for `transformers`, without their "model." in front. Boxes are the x and y of their centre, width and height,
+published for transformers, without their "model." in front. Boxes are the x and y of their centre, width and height,
 all as shares of the image, since that is what the weights have learned.
 """
 
@@ -40,7 +40,7 @@ class RtDetrSizes(NamedTuple):
     expansion: float
     """Channels inside of a fusion, as a share of those outside."""
     channels: int = 256
-    """Of the encoder."""
+    """Channels of the encoder."""
     feed_forward: int = 1024
     """Hidden values of the encoder's feed-forward layers."""
     stem: int = 64

@@ -103,7 +103,7 @@ class Fcos(ScoredDetector):
 
 @dataclass(frozen=True)
 class RtDetr(Detector):
-    """RT-DETR on a ResNet-vd, with the parameters' names of the files that are published for `transformers`.
+    """RT-DETR on a ResNet-vd; its parameters have the names of the files published for Hugging Face's transformers.
 
     It needs no anchors and no suppression. Training needs scipy.
     """

@@ -136,7 +136,8 @@ def livened(model: nn.Module) -> None:
 
     def of_deviation_one(layer: Any, _: Any, output: Tensor) -> Tensor:
         if layer.bias is not None:
-            output = output - layer.bias.view(-1, *[1] * (output.dim() - 2))
+            bias = layer.bias if isinstance(layer, nn.Linear) else layer.bias.view(-1, 1, 1)
+            output = output - bias
             layer.bias.zero_()
         scale = output.std().clamp(min=1e-6)
         layer.weight.div_(scale)
