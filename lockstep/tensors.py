@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from torch import Tensor
 
 READ_AT_ONCE = frozenset({"cpu"})
@@ -38,8 +39,8 @@ def numbers_on(device: torch.device, values: Sequence[float]) -> list[float] | T
     return tensor_on(device, values, torch.float64) if reading_waits(device) else list(values)
 
 
-def tensor_on(device: torch.device, values: Sequence[Any], dtype: torch.dtype) -> Tensor:
-    """Make a tensor of numbers of the host, or of lists of them, on a device: sent there without a wait."""
+def tensor_on(device: torch.device, values: Sequence[Any] | npt.NDArray[Any], dtype: torch.dtype) -> Tensor:
+    """Make a tensor of numbers of the host, of lists of them or an array, on a device: sent there without a wait."""
     return sent_to(device, torch.tensor(values, dtype=dtype))
 
 

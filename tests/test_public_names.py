@@ -21,11 +21,11 @@ DOORS = [
 ]
 
 
-def test_there_are_at_most_65_names_and_124_of_sub_packages() -> None:
+def test_there_are_at_most_65_names_and_125_of_sub_packages() -> None:
     """Augmentations do not count: each is a kind that recipe files name, which must be read in any case."""
     packages = [package for package in DOORS[1:] if package is not lockstep.augmentations]
     assert len(lockstep.__all__) - 1 <= 65
-    assert sum(len(package.__all__) for package in packages) <= 124
+    assert sum(len(package.__all__) for package in packages) <= 125
 
 
 def test_the_page_of_public_names_has_each_once() -> None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from lockstep.detection.values import FasterRcnnFpn as FasterRcnnFpn
     from lockstep.detection.values import Fcos as Fcos
     from lockstep.detection.values import MaskRcnnFpn as MaskRcnnFpn
+    from lockstep.detection.values import RtDetr as RtDetr
     from lockstep.detection.values import SqueezeSsd as SqueezeSsd
     from lockstep.detection.values import Ssd300 as Ssd300
     from lockstep.detection.values import Ssdlite as Ssdlite

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from lockstep.checks import Hint, NonNegativeInt, PositiveFloat, PositiveInt, Probability, Range
+from lockstep.checks import Hint, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Probability, Range
 from lockstep.errors import InputError
 from lockstep.models.torchvision_models import Option, check_library
 from lockstep.models.values import Model
@@ -99,6 +99,40 @@ class Fcos(ScoredDetector):
     candidates_per_level: PositiveInt = 1000
     """The best so many of a level compete."""
     max_detections: PositiveInt = 100
+
+
+@dataclass(frozen=True)
+class RtDetr(Detector):
+    """RT-DETR on a ResNet-vd; its parameters have the names of the files published for Hugging Face's transformers.
+
+    It needs no anchors and no suppression. Training needs scipy.
+    """
+
+    net: ClassVar[str] = "lockstep.detection.rt_detr.rt_detr"
+    image_size: ClassVar[int] = 640
+    smallest_image: ClassVar[int] = 32
+
+    num_classes: NumClasses
+    backbone: Literal["r18vd", "r34vd", "r50vd", "r101vd"] = "r18vd"
+    """As in the names of the published files; it also says how deep and wide the encoder and decoder are."""
+    freeze_batchnorm: bool = False
+    """The backbone's batch norm keeps statistics, scale and shift of the weights that it starts from."""
+    num_queries: PositiveInt = 300
+    """Most objects of an image that can be found."""
+    num_denoising: NonNegativeInt = 100
+    """Queries with noise of an image, in training, about as many to be found again and as many not to."""
+    label_noise_ratio: Probability = 0.5
+    """Twice the share of these queries whose class is drawn anew."""
+    box_noise_scale: NonNegativeFloat = 1.0
+    """How far the edges of these queries may move, in halves of the box's sides; twice as far where not to be found."""
+    score_threshold: Probability = 0.0
+    """Detections have higher scores than this."""
+    max_detections: PositiveInt = 300
+    """Most detections of an image."""
+
+    def check_installed(self) -> None:
+        """Refuse to train where scipy is not installed; it is not imported for it."""
+        check_library("scipy")
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,16 @@ from lockstep.cores import NumThreads
 from lockstep.description import Change, changes, described
 from lockstep.detection.tf_center_net_configs import CenterNet
 from lockstep.detection.tf_configs import FasterRcnn, Ssd
-from lockstep.detection.values import FasterRcnnFpn, Fcos, MaskRcnnFpn, SqueezeSsd, Ssd300, Ssdlite, TorchvisionDetector
+from lockstep.detection.values import (
+    FasterRcnnFpn,
+    Fcos,
+    MaskRcnnFpn,
+    RtDetr,
+    SqueezeSsd,
+    Ssd300,
+    Ssdlite,
+    TorchvisionDetector,
+)
 from lockstep.errors import InputError
 from lockstep.exchange.exchange import AllReduce, Alone
 from lockstep.loggers.kinds import Csv, Mlflow, Trackio, Wandb
@@ -131,6 +140,7 @@ Model = (
     | Ssd300
     | Ssdlite
     | Fcos
+    | RtDetr
     | TorchvisionDetector
     | python_parts.PythonModel
 )

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lockstep.checks import check_one_of, check_together
 from lockstep.detection.tf_supported import check_supported
-from lockstep.detection.values import Detector, TorchvisionDetector
+from lockstep.detection.values import Detector, RtDetr, TorchvisionDetector
 from lockstep.errors import DataError, InputError, NotFoundError, WorkdirError
 from lockstep.inline_toml import kind_name
 from lockstep.listing import hint_for_path, shorten
@@ -211,7 +211,7 @@ def _check_traced(recipe: Recipe) -> None:
 
 
 def _check_library(recipe: Recipe) -> None:
-    if isinstance(recipe.model, Torchvision | Timm | TorchvisionDetector):
+    if isinstance(recipe.model, Torchvision | Timm | TorchvisionDetector | RtDetr):
         recipe.model.check_installed()
 
 

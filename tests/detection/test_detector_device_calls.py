@@ -15,8 +15,10 @@ import lockstep as ls
 from lockstep.detection import faster_rcnn, tf_faster_rcnn
 from lockstep.detection.blocks import HardExampleMiner
 from lockstep.detection.detector import DetectionModel
+from lockstep.detection.rt_detr import RtDetrNet
+from lockstep.detection.rt_detr_layers import RtDetrSizes
 from lockstep.detection.tf_faster_rcnn import TfFasterRcnn
-from lockstep.detection.values import Detector, Fcos, MaskRcnnFpn, SqueezeSsd, Ssdlite
+from lockstep.detection.values import Detector, Fcos, MaskRcnnFpn, RtDetr, SqueezeSsd, Ssdlite
 from lockstep.ragged import Ragged
 from lockstep.recipes.data import DetectionData
 from lockstep.recipes.tasks import Detection
@@ -74,6 +76,12 @@ def net(request: pytest.FixtureRequest) -> DetectionModel:
 @pytest.mark.parametrize("objects", [OBJECTS, pytest.param([[], []], marks=pytest.mark.slow)], ids=["objects", "none"])
 def test_detectors_of_one_stage_never_wait(net: DetectionModel, objects: list[list[list[float]]]) -> None:
     assert of_one_step(net, objects).waits == []
+
+
+def test_matching_waits_once_for_all_layers_and_images() -> None:
+    sizes = RtDetrSizes((1, 1, 1, 1), False, 2, 0.5, 16, 16, stem=8, queries=16, decoder_feed_forward=16, heads=2)
+    calls = of_one_step(RtDetrNet(RtDetr(3, num_queries=9), sizes).train(), OBJECTS)
+    assert len(calls.waits) == 1, calls.waits
 
 
 @pytest.fixture(

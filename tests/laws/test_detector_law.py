@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from torch import Tensor, nn
 
 import lockstep as ls
 from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioResizer
-from lockstep.detection.values import SqueezeSsd
+from lockstep.detection.rt_detr import RtDetrNet
+from lockstep.detection.rt_detr_layers import RtDetrSizes
+from lockstep.detection.values import RtDetr, SqueezeSsd
 from lockstep.recipes.tasks import Detection
 from lockstep.weights.warm_start import WarmStart
 
@@ -93,9 +96,20 @@ def small_ssd() -> nn.Module:
     return SqueezeSsd(2, layers=(3,), anchor_sizes=((12.0, 24.0),)).build(seed=0)
 
 
+def small_detr(num_denoising: int = 6) -> nn.Module:
+    sizes = RtDetrSizes((1, 1, 1, 1), False, 2, 0.5, 16, 16, stem=8, queries=16, decoder_feed_forward=16, heads=2)
+    settings = RtDetr(2, num_queries=4, num_denoising=num_denoising)
+    return RtDetrNet(settings, sizes, torch.Generator().manual_seed(0))
+
+
 @pytest.mark.parametrize(
     ("task", "model", "batch_norm"),
-    [(ONE_SIZE, TinyDetector, "mean"), (ONE_SIZE, without_dropout, "frozen"), (LARGER, small_ssd, "mean")],
+    [
+        (ONE_SIZE, TinyDetector, "mean"),
+        (ONE_SIZE, without_dropout, "frozen"),
+        (LARGER, small_ssd, "mean"),
+        (LARGER, partial(small_detr, 0), "frozen"),
+    ],
 )
 def test_one_two_and_four_towers_make_one_update(
     task: Detection, model: Callable[[], nn.Module], batch_norm: str
@@ -133,8 +147,9 @@ def test_synchronised_batch_norm_makes_the_update_of_one_batch() -> None:
         pytest.param(OWN_SIZES, None, marks=pytest.mark.slow),
         (ONE_SIZE, Sampling),
         pytest.param(LARGER, small_ssd, marks=pytest.mark.slow),
+        pytest.param(LARGER, small_detr, marks=pytest.mark.slow),
     ],
-    ids=["one size", "own", "sampling", "ssd"],
+    ids=["one size", "own", "sampling", "ssd", "detr"],
 )
 def test_every_number_of_workers_makes_the_same_bits(
     run_workers: Callable[..., list[Any]], task: Detection, model: Any

@@ -18,7 +18,7 @@ from torch import nn
 
 import lockstep as ls
 from lockstep.augmentations.resizers import FixedShapeResizer
-from lockstep.detection.values import Detector, FasterRcnnFpn, Fcos, MaskRcnnFpn, SqueezeSsd, Ssdlite
+from lockstep.detection.values import Detector, FasterRcnnFpn, Fcos, MaskRcnnFpn, RtDetr, SqueezeSsd, Ssdlite
 from lockstep.recipes.parts import MAIN_SCORES, DetectionEvaluation, DetectionMetrics
 from lockstep.recipes.tasks import Detection
 from lockstep.weights.warm_start import WarmStart
@@ -74,13 +74,15 @@ def eight_with_masks(folder: Path, side: int) -> ls.recipes.DetectionData:
     return ls.recipes.DetectionData(path, test=path, masks=True, resizer=FixedShapeResizer(side, side, "antialiased"))
 
 
-def precision_after(steps: int, model: Detector, data: ls.recipes.DetectionData, weights: Path | None = None) -> float:
+def precision_after(
+    steps: int, model: Detector, data: ls.recipes.DetectionData, weights: Path | None = None, lr: float = 1e-3
+) -> float:
     """The average precision on the images after so many steps, each of all of them; of boxes or masks, the lower."""
     train, test = (data.reader(split, model.num_classes, to_train=split == "train") for split in ("train", "test"))
     metrics = DetectionEvaluation(METRICS if data.masks else METRICS[:1])
     task = Detection(data, model.num_classes, metrics).with_metrics(test.classes, {})
     net = model.build(0).to(memory_format=torch.channels_last)
-    state = ls.TrainState(net, ls.optim.Adam(1e-3))
+    state = ls.TrainState(net, ls.optim.Adam(lr))
     if weights is not None:
         ls.warm_start(state, weights, WarmStart(add_prefix="backbone.", ignore_missing=True))
     options = {"batch_size": 8, "num_processes": 0}
@@ -110,6 +112,12 @@ def test_ssdlite_from_nothing(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_fcos_from_nothing(tmp_path: Path) -> None:
     assert precision_after(50, Fcos(1), eight_of("raccoon", tmp_path, side=128)) > LEARNED
+
+
+@pytest.mark.slow
+def test_rt_detr_from_nothing(tmp_path: Path) -> None:
+    model = RtDetr(1, num_queries=50, num_denoising=20)
+    assert precision_after(100, model, eight_of("raccoon", tmp_path, side=96), lr=3e-4) > LEARNED
 
 
 @pytest.mark.slow

@@ -32,7 +32,16 @@ from lockstep.augmentations.turns import HorizontalFlip, RandomShift, RandomVert
 from lockstep.checkpoints.retention import Retention
 from lockstep.data.order import BlockShuffled, Repeated
 from lockstep.detection.tf_configs import FasterRcnn, Ssd
-from lockstep.detection.values import FasterRcnnFpn, Fcos, MaskRcnnFpn, SqueezeSsd, Ssd300, Ssdlite, TorchvisionDetector
+from lockstep.detection.values import (
+    FasterRcnnFpn,
+    Fcos,
+    MaskRcnnFpn,
+    RtDetr,
+    SqueezeSsd,
+    Ssd300,
+    Ssdlite,
+    TorchvisionDetector,
+)
 from lockstep.exchange.exchange import AllReduce, Alone
 from lockstep.images.decode import Decoding
 from lockstep.losses.regularization import L1, L2
@@ -346,7 +355,7 @@ detectors = st.builds(detector, st.sampled_from([Ssd, FasterRcnn]), st.integers(
     anchor_ratios=st.tuples(shares),
     max_detections=counts,
 )
-detectors |= st.builds(detector, st.sampled_from([Fcos, Ssd300, Ssdlite]), st.integers(0, 10**6))
+detectors |= st.builds(detector, st.sampled_from([Fcos, RtDetr, Ssd300, Ssdlite]), st.integers(0, 10**6))
 torchvision_options = st.dictionaries(texts, st.booleans(), max_size=1)
 detectors |= st.builds(TorchvisionDetector, texts, st.integers(1, 90), torchvision_options)
 detectors |= st.builds(

@@ -35,7 +35,7 @@ from lockstep.detection.tf_center_net_configs import (
     ObjectDetection,
 )
 from lockstep.detection.tf_configs import Ssd
-from lockstep.detection.values import FasterRcnnFpn, Fcos, MaskRcnnFpn, SqueezeSsd, Ssd300, Ssdlite
+from lockstep.detection.values import FasterRcnnFpn, Fcos, MaskRcnnFpn, RtDetr, SqueezeSsd, Ssd300, Ssdlite
 from lockstep.mask_runs import pixels_in, runs_text
 from lockstep.recipes.pipeline_config import import_pipeline
 from lockstep.recipes.shipped import find
@@ -121,6 +121,11 @@ FAMILIES = {
     "SSD on SqueezeNet": (SqueezeSsd(3, max_detections=30), FixedShapeResizer(96, 128), ["--raw-images"]),
     "SSD": (Ssd300(3, max_detections=30), FixedShapeResizer(300, 300, "antialiased"), ["--raw-images", "--batch"]),
     "SSDlite": (Ssdlite(3, max_detections=30), PADDED, ["--raw-images", "--batch"]),
+    "RT-DETR": (
+        RtDetr(3, num_queries=40, max_detections=30),
+        FixedShapeResizer(96, 128),
+        ["--raw-images", "480x640", "--batch"],
+    ),
     "FCOS": (Fcos(3, score_threshold=0.02, max_detections=30), PADDED, ["--raw-images"]),
     "Faster R-CNN": (FasterRcnnFpn(3, **FEW), BY_SIZE, ["--raw-images", "480x640", "--batch"]),
     "Mask R-CNN": (MaskRcnnFpn(3, **FEW), BY_SIZE, ["--raw-images", "480x640", "--batch"]),
@@ -152,7 +157,8 @@ def livened(model: nn.Module) -> None:
 
     def of_deviation_one(layer: Any, _: Any, output: Tensor) -> Tensor:
         if layer.bias is not None:
-            output = output - layer.bias.view(-1, *[1] * (output.dim() - 2))
+            bias = layer.bias if isinstance(layer, nn.Linear) else layer.bias.view(-1, 1, 1)
+            output = output - bias
             layer.bias.zero_()
         scale = output.std().clamp(min=1e-6)
         layer.weight.div_(scale)
