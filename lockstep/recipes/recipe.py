@@ -19,7 +19,16 @@ from lockstep.cores import NumThreads
 from lockstep.description import Change, changes, described
 from lockstep.detection.tf_center_net_configs import CenterNet
 from lockstep.detection.tf_configs import FasterRcnn, Ssd
-from lockstep.detection.values import FasterRcnnFpn, Fcos, MaskRcnnFpn, SqueezeSsd, Ssd300, Ssdlite, TorchvisionDetector
+from lockstep.detection.values import (
+    FasterRcnnFpn,
+    Fcos,
+    KeypointRcnnFpn,
+    MaskRcnnFpn,
+    SqueezeSsd,
+    Ssd300,
+    Ssdlite,
+    TorchvisionDetector,
+)
 from lockstep.errors import InputError
 from lockstep.exchange.exchange import AllReduce, Alone
 from lockstep.loggers.kinds import Csv, Mlflow, Trackio, Wandb
@@ -128,6 +137,7 @@ Model = (
     | SqueezeSsd
     | FasterRcnnFpn
     | MaskRcnnFpn
+    | KeypointRcnnFpn
     | Ssd300
     | Ssdlite
     | Fcos

@@ -32,7 +32,16 @@ from lockstep.augmentations.turns import HorizontalFlip, RandomShift, RandomVert
 from lockstep.checkpoints.retention import Retention
 from lockstep.data.order import BlockShuffled, Repeated
 from lockstep.detection.tf_configs import FasterRcnn, Ssd
-from lockstep.detection.values import FasterRcnnFpn, Fcos, MaskRcnnFpn, SqueezeSsd, Ssd300, Ssdlite, TorchvisionDetector
+from lockstep.detection.values import (
+    FasterRcnnFpn,
+    Fcos,
+    KeypointRcnnFpn,
+    MaskRcnnFpn,
+    SqueezeSsd,
+    Ssd300,
+    Ssdlite,
+    TorchvisionDetector,
+)
 from lockstep.exchange.exchange import AllReduce, Alone
 from lockstep.images.decode import Decoding
 from lockstep.losses.regularization import L1, L2
@@ -352,6 +361,7 @@ detectors |= st.builds(TorchvisionDetector, texts, st.integers(1, 90), torchvisi
 detectors |= st.builds(
     FasterRcnnFpn, st.integers(1, 90), anchor_ratios=st.tuples(shares), rpn_pre_nms_top_n_test=counts
 ) | st.builds(MaskRcnnFpn, st.integers(1, 90), freeze_batchnorm=st.booleans(), iou_threshold=shares)
+detectors |= st.builds(KeypointRcnnFpn, st.integers(1, 90), num_keypoints=counts)
 models_and_data = (
     st.tuples(models_of_photos, photos)
     | st.tuples(models_of_digits, digits)
@@ -394,7 +404,12 @@ def recipes(draw: st.DrawFn) -> Recipe:
         "top": tops,
         "flip": st.booleans(),
         "detection": st.none()
-        | st.builds(DetectionEvaluation, per_category=st.booleans(), export_path=st.none() | texts),
+        | st.builds(
+            DetectionEvaluation,
+            per_category=st.booleans(),
+            keypoint_sigmas=st.tuples(shares),
+            export_path=st.none() | texts,
+        ),
     }
     evaluate = draw(st.builds(Evaluate, **evaluation))
     kept = draw(checkpoints(scores if evaluate.every.amount else st.none()))
