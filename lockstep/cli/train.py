@@ -45,6 +45,7 @@ SHIPPED_RECIPES = (
     "ssdlite_coco",
     "faster_rcnn_coco",
     "mask_rcnn_coco",
+    "keypoint_rcnn_coco",
 )
 """The names of the shipped recipes, here for the help: `lockstep.recipes.shipped` takes 0.2 s to import."""
 

@@ -34,6 +34,8 @@ class Detections(NamedTuple):
     """int64 (n,), from 1 on."""
     masks: Tensor | None = None
     """float32 (n, height, width): how probably each cell of a grid over the box belongs to the object."""
+    keypoints: Tensor | None = None
+    """float32 (n, keypoints, 3): y and x in pixels of the network's input, and a score, the higher the surer."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +56,8 @@ class Targets:
     """Height and width of the network's input, in pixels."""
     masks: Sequence[Tensor] | None = None
     """uint8 (n, height, width) at the size of the image, 1 where the object is."""
+    keypoints: Sequence[Tensor] | None = None
+    """float32 (n, keypoints, 3): y and x in pixels of the network's input, and a weight: 1, 0 where not labelled."""
 
     @classmethod
     def of(cls, batch: Mapping[str, Any], shape: Shape, sizes: Sequence[tuple[int, int]]) -> Targets:
@@ -70,7 +74,13 @@ class Targets:
         lengths = tensor_on(device, boxes.lengths.tolist(), torch.int64)
         scale = sides.repeat_interleave(lengths, 0, output_size=number)
         columns = {name: list(as_ragged(batch[name])) for name in ("labels", "classes", "weights", "is_crowd")}
-        return cls(list(boxes.replaced(boxes.values * scale)), shape=shape, masks=batch.get("masks"), **columns)
+        keypoints = None
+        if "keypoints" in batch:
+            points, weights = (as_ragged(batch[name]) for name in ("keypoints", "keypoint_weights"))
+            on_input = points.values * scale[:, None, :2]
+            keypoints = list(points.replaced(torch.cat([on_input, weights.values[..., None]], 2)))
+        on_inputs = list(boxes.replaced(boxes.values * scale))
+        return cls(on_inputs, shape=shape, masks=batch.get("masks"), keypoints=keypoints, **columns)
 
     def __len__(self) -> int:
         return len(self.boxes)
@@ -163,6 +173,17 @@ def boxes_on_stored(boxes: Tensor, resized: Sequence[int], stored: Sequence[int]
     """
     sides = torch.tensor([stored, resized], dtype=torch.float64, device=boxes.device).repeat(1, 2)
     return (boxes.double() * (sides[0] / sides[1])).clamp(min=0).minimum(sides[0])
+
+
+def keypoints_on_stored(keypoints: Tensor, resized: Sequence[int], stored: Sequence[int]) -> Tensor:
+    """Scale keypoints, (n, keypoints, 3) of y, x and score, as `boxes_on_stored` scales boxes, but do not clip them.
+
+    Returns:
+        float64 (n, keypoints, 3) of x, y and score, as metrics take them.
+    """
+    sides = torch.tensor([stored, resized], dtype=torch.float64, device=keypoints.device)
+    points = keypoints.double()
+    return torch.cat([(points[..., :2] * (sides[0] / sides[1])).flip(-1), points[..., 2:]], -1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -468,7 +468,7 @@ class FasterRcnn(Detector):
     clip_anchors_to_image: bool = False
     """Clip anchors to the image."""
     resize_masks: bool = True
-    """Masks for training are resized with the image."""
+    """The reference resizes masks once more than images; here they are always resized with the image."""
     add_regularization_loss: bool = True
     """Train on the regularizers of the layers; of the training's configuration."""
     untrained_parts: tuple[UntrainedPart, ...] = ()

@@ -95,7 +95,8 @@ def _inception_v2(config: FasterRcnnFeatureExtractor, norm: NormLayer, generator
 
 
 def _inception_resnet_v2(config: FasterRcnnFeatureExtractor, norm: NormLayer, generator: Generator | None) -> _Parts:
-    net = inception_resnet_v2_features(output_stride=_output_stride(config), norm_layer=norm)
+    style: Literal["slim", "keras"] = "keras" if config.is_keras else "slim"
+    net = inception_resnet_v2_features(output_stride=_output_stride(config), norm_layer=norm, style=style)
     draw_weights(net, None, generator)
     return _split(net, "repeat_1")
 

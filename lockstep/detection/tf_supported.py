@@ -24,7 +24,12 @@ _SSD_KERAS = (
     "ssd_resnet101_v1_fpn",
     "ssd_resnet152_v1_fpn",
 )
-_FASTER_RCNN_KERAS = ("faster_rcnn_resnet50", "faster_rcnn_resnet101", "faster_rcnn_resnet152")
+_FASTER_RCNN_KERAS = (
+    "faster_rcnn_resnet50",
+    "faster_rcnn_resnet101",
+    "faster_rcnn_resnet152",
+    "faster_rcnn_inception_resnet_v2",
+)
 """Nets that the reference has in both forms: of TF-Slim's layers, and, with "_keras" at the end, of Keras's."""
 SSD_EXTRACTORS = (
     *_SSD_KERAS,
@@ -48,7 +53,6 @@ FASTER_RCNN_EXTRACTORS = (
     *_FASTER_RCNN_KERAS,
     *(f"{net}_keras" for net in _FASTER_RCNN_KERAS),
     "faster_rcnn_inception_v2",
-    "faster_rcnn_inception_resnet_v2",
 )
 
 _NETS: Mapping[str, tuple[str, float]] = {
@@ -237,7 +241,6 @@ def _check_two_stages(model: tf_configs.FasterRcnn) -> None:
             extractor.first_stage_features_stride not in ({16} if extractor.is_keras else {8, 16})
         ),
         "feature_extractor.fpn": extractor.fpn is not None,
-        "resize_masks=false": not model.resize_masks,
         **_ignored_nms_options("second_stage_post_processing", model.second_stage_post_processing),
         **_ignored_layer_options(
             {"first_stage_box_predictor_conv_hyperparams": model.first_stage_box_predictor_conv_hyperparams},

@@ -15,9 +15,9 @@ import torch
 from torch import Generator, Tensor, nn
 
 from lockstep.detection.detector import DetectionModel, Detections, Targets
+from lockstep.detection.keypoint_rcnn import keypoints_of
 from lockstep.detection.nms import batched_nms
 from lockstep.detection.values import TorchvisionDetector
-from lockstep.errors import InputError
 from lockstep.models.initial_weights import check_images
 from lockstep.models.torchvision_models import built, check_known, imported
 
@@ -46,18 +46,16 @@ class TorchvisionDetectionNet(DetectionModel):
 
     def assign(self, targets: Targets) -> list[dict[str, Tensor]]:
         """Return the objects of each image as torchvision takes them."""
-        if "keypoint_predictor" in dict(getattr(self.model, "roi_heads", nn.Module()).named_children()):
-            raise InputError(
-                "Keypoints cannot be learned from a recipe yet.",
-                given="a detector of torchvision with keypoints",
-                expected="one of boxes or masks",
-                hint="take another detector; this one can be evaluated",
-            )
-        masks = [{} for _ in targets.boxes] if targets.masks is None else [{"masks": each} for each in targets.masks]
-        return [
-            {"boxes": boxes[:, _SWAPPED], "labels": labels, **of_image}
-            for boxes, labels, of_image in zip(targets.boxes, targets.labels, masks, strict=True)
+        assigned = [
+            {"boxes": boxes[:, _SWAPPED], "labels": labels}
+            for boxes, labels in zip(targets.boxes, targets.labels, strict=True)
         ]
+        for of_image, masks in zip(assigned, targets.masks or (), strict=False):
+            of_image["masks"] = masks
+        if "keypoint_predictor" in dict(getattr(self.model, "roi_heads", nn.Module()).named_children()):
+            for of_image, points in zip(assigned, keypoints_of(targets), strict=True):
+                of_image["keypoints"] = points[..., [1, 0, 2]]
+        return assigned
 
     def forward(self, inputs: Tensor, assigned: list[dict[str, Tensor]] | None = None) -> dict[str, Any]:
         """Compute the losses in training, with `assigned`, and else the detections."""
@@ -77,6 +75,7 @@ class TorchvisionDetectionNet(DetectionModel):
                 each["scores"],
                 each["labels"],
                 each["masks"][:, 0] if "masks" in each else None,
+                _points_of(each) if "keypoints" in each else None,
             )
             for each in predictions["detections"]
         ]
@@ -99,6 +98,11 @@ def torchvision_detector(value: TorchvisionDetector, generator: Generator) -> To
         lambda: models.get_model(value.name, num_classes=value.num_classes + 1, **weights, **value.options),
     )
     return TorchvisionDetectionNet(model, value.num_classes)
+
+
+def _points_of(found: Mapping[str, Tensor]) -> Tensor:
+    """Return y, x and the score of each keypoint."""
+    return torch.cat([found["keypoints"][..., [1, 0]], found["keypoints_scores"][..., None]], -1)
 
 
 def _complete_operators() -> None:

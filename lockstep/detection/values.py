@@ -248,6 +248,16 @@ class MaskRcnnFpn(FasterRcnnFpn):
 
 
 @dataclass(frozen=True)
+class KeypointRcnnFpn(FasterRcnnFpn):
+    """Torchvision's Keypoint R-CNN on a ResNet-50 with a feature pyramid; other fields are those of `FasterRcnnFpn`."""
+
+    net: ClassVar[str] = "lockstep.detection.keypoint_rcnn.keypoint_rcnn_fpn"
+
+    num_keypoints: PositiveInt = 17
+    """Number of keypoints of each object, as `data.num_keypoints`: 17 of COCO's persons."""
+
+
+@dataclass(frozen=True)
 class TorchvisionDetector(Detector):
     """A detector of torchvision, by the name that `torchvision.models.get_model` knows it by, without weights.
 

@@ -45,30 +45,34 @@ class KeptDetections:
         self.reset()
 
     def columns(self, batch: Batch, detections: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Return what `prepare` takes of a batch, with "boxes", "scores", "labels" and perhaps "masks" found on it.
-
-        They are those that metrics of detections take: see `CocoMetric.prepare`.
-        """
-        found = [detections[name] for name in ("boxes", "scores", "labels", "masks") if name in detections]
-        return (example_indices(batch), batch["source_id"], *found)
+        """Return what `prepare` takes of a batch, and of what was found on it, as metrics take it."""
+        return (example_indices(batch), batch["source_id"], *kept_columns(detections))
 
     def prepare(
-        self, indices: Tensor, ids: Sequence[str], boxes: Ragged, scores: Ragged, labels: Ragged, *masks: Any
+        self,
+        indices: Tensor,
+        ids: Sequence[str],
+        boxes: Ragged,
+        scores: Ragged,
+        labels: Ragged,
+        keypoints: Ragged,
+        *masks: Any,
     ) -> tuple[Any, ...]:
         """Make columns that travel."""
         texts = [_text_of(each) for column in masks for each in column]
         sizes = torch.tensor([[each.height, each.width] for column in masks for each in column])
-        numbers = Ragged(boxes.values.double(), boxes.lengths), Ragged(scores.values.double(), scores.lengths), labels
-        return (indices, ids_of(ids), *numbers, *((sizes.view(-1, 2), ids_of(texts)) if masks else ()))
+        numbers = [each.replaced(each.values.double()) for each in (boxes, scores)]
+        points = keypoints.replaced(keypoints.values.double())
+        return (indices, ids_of(ids), *numbers, labels, points, *((sizes.view(-1, 2), ids_of(texts)) if masks else ()))
 
-    def update(self, indices: Tensor, ids: Ragged, boxes: Ragged, scores: Ragged, labels: Ragged, *masks: Any) -> None:
+    def update(self, indices: Tensor, ids: Ragged, *columns: Any) -> None:
         """Keep what `prepare` has made of some images."""
         for row, index in enumerate(indices.tolist()):
             if self._most is not None and len(self._images) >= self._most:
                 return
             image_id = ids[row].numpy().tobytes().decode(errors="surrogateescape")
-            own_boxes, own_labels, own_scores = (each[row].numpy().copy() for each in (boxes, labels, scores))
-            found = ImageResults(own_boxes, own_labels, own_scores, _masks(row, *masks))
+            boxes, scores, labels, points = (each[row].numpy().copy() for each in columns[:4])
+            found = ImageResults(boxes, labels, scores, _masks(row, *columns[4:]), points if points.shape[1] else None)
             self._places[image_id] = len(self._images)
             self._images.append(DetectedImage(index, image_id, found))
 
@@ -94,6 +98,14 @@ class KeptDetections:
 
     def __iter__(self) -> Iterator[DetectedImage]:
         return iter(self._images)
+
+
+def kept_columns(detections: Mapping[str, Any]) -> list[Any]:
+    """Return "boxes", "scores", "labels", "keypoints" (0 an object of a detector without), and "masks" if there are."""
+    boxes = detections["boxes"]
+    keypoints = detections.get("keypoints", boxes.replaced(boxes.values.new_zeros(len(boxes.values), 0, 3)))
+    masks = [detections["masks"]] if "masks" in detections else []
+    return [boxes, detections["scores"], detections["labels"], keypoints, *masks]
 
 
 def _text_of(masks: Any) -> str:

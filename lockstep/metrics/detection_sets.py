@@ -36,7 +36,11 @@ Some have several names: one of 2017 (`pascal_voc_metrics`, `open_images_metrics
 
 
 def detection_metrics(
-    names: Sequence[str], categories: Mapping[int, str] | Sequence[str], *, per_category: bool = False
+    names: Sequence[str],
+    categories: Mapping[int, str] | Sequence[str],
+    *,
+    per_category: bool = False,
+    keypoint_sigmas: Sequence[float] = (),
 ) -> dict[str, DetectionMetric]:
     """Make the metrics of these names of the Object Detection API, for `lockstep.evaluate`.
 
@@ -44,6 +48,7 @@ def detection_metrics(
         names: such as "coco_detection_metrics" and "pascal_voc_detection_metrics".
         categories: the name of each class by its label, from 1 on.
         per_category: compute values of each class, too.
+        keypoint_sigmas: for "coco_keypoint_metrics", those of `CocoMetric`; none: those of COCO's persons.
 
     Raises:
         InputError: a name is none of the metrics, or two of the metrics would compute values of the same names.
@@ -65,7 +70,8 @@ def detection_metrics(
                 expected=", ".join(DETECTION_METRICS),
                 hint=did_you_mean(name, DETECTION_METRICS) or "take one of these",
             )
-        metric = DETECTION_METRICS[name](categories, per_category=per_category)
+        sigmas = {"sigmas": keypoint_sigmas} if keypoint_sigmas and name == "coco_keypoint_metrics" else {}
+        metric = DETECTION_METRICS[name](categories, per_category=per_category, **sigmas)
         if metric.prefix in first_with:
             raise InputError(
                 "Two detection metrics would compute values of the same names.",

@@ -22,12 +22,15 @@ _MakeLayer = Callable[..., nn.Module]
 
 
 def inception_resnet_v2_features(
-    *, output_stride: Literal[8, 16] = 16, norm_layer: NormLayer = nn.BatchNorm2d
+    *,
+    output_stride: Literal[8, 16] = 16,
+    norm_layer: NormLayer = nn.BatchNorm2d,
+    style: Literal["slim", "keras"] = "slim",
 ) -> nn.Sequential:
     """Make the layers from images to 1536 channels: "conv2d_1a" to "conv2d_7b"; first weights are still to be drawn.
 
     "repeat_1" has 1088 channels at the output stride; where that is 8, its convolutions are dilated (atrous).
-    "mixed_7a" has a stride of 2, and leaves the borders out.
+    "mixed_7a" has a stride of 2, and leaves the borders out; in Keras's style it pads as the layers before it.
     """
     conv, stride = partial(_conv, norm_layer=norm_layer), output_stride // 8
     with without_memory():
@@ -47,7 +50,7 @@ def inception_resnet_v2_features(
                 MaxPool2dSame(3, stride),
             ),
             repeat_1=nn.Sequential(*(_block17(partial(conv, dilation=2 // stride)) for _ in range(20))),
-            mixed_7a=_mixed_7a(conv),
+            mixed_7a=_mixed_7a(conv, pads=style == "keras"),
             repeat_2=nn.Sequential(*(_block8(conv) for _ in range(9))),
             block8=_block8(conv, is_last=True),
             conv2d_7b=conv(2080, 1536, 1),
@@ -104,12 +107,12 @@ def _mixed_5b(conv: _MakeLayer) -> Branches:
     )
 
 
-def _mixed_7a(conv: _MakeLayer) -> Branches:
+def _mixed_7a(conv: _MakeLayer, *, pads: bool) -> Branches:
     return _joined(
-        nn.Sequential(conv(1088, 256, 1), conv(256, 384, 3, 2, pads=False)),
-        nn.Sequential(conv(1088, 256, 1), conv(256, 288, 3, 2, pads=False)),
-        nn.Sequential(conv(1088, 256, 1), conv(256, 288, 3), conv(288, 320, 3, 2, pads=False)),
-        nn.MaxPool2d(3, 2),
+        nn.Sequential(conv(1088, 256, 1), conv(256, 384, 3, 2, pads=pads)),
+        nn.Sequential(conv(1088, 256, 1), conv(256, 288, 3, 2, pads=pads)),
+        nn.Sequential(conv(1088, 256, 1), conv(256, 288, 3), conv(288, 320, 3, 2, pads=pads)),
+        MaxPool2dSame(3, 2) if pads else nn.MaxPool2d(3, 2),
     )
 
 

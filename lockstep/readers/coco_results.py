@@ -53,6 +53,8 @@ class ImageResults(NamedTuple):
     scores: Float64s
     masks: Sequence[MaskText] = ()
     """Mask of each detection; none of a detector without masks."""
+    keypoints: Float64s | None = None
+    """x and y in pixels of the stored image, and a score, (detections, keypoints, 3); None of one without keypoints."""
 
     def above(self, min_score: float) -> ImageResults:
         """Keep those of this score or a higher one."""
@@ -61,7 +63,8 @@ class ImageResults(NamedTuple):
     def at(self, places: Int64s) -> ImageResults:
         """Keep those at these places, in their order."""
         masks = [self.masks[place] for place in places.tolist()] if self.masks else ()
-        return ImageResults(self.boxes[places], self.labels[places], self.scores[places], masks)
+        points = None if self.keypoints is None else self.keypoints[places]
+        return ImageResults(self.boxes[places], self.labels[places], self.scores[places], masks, points)
 
 
 class CocoResults:
@@ -174,6 +177,8 @@ def _entries(found: Iterable[tuple[str, ImageResults]]) -> Iterator[dict[str, An
             if detections.masks:
                 height, width, runs = detections.masks[place]
                 entry["segmentation"] = {"size": [height, width], "counts": runs}
+            if detections.keypoints is not None:
+                entry["keypoints"] = detections.keypoints[place].ravel().tolist()
             yield entry
 
 

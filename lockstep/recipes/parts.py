@@ -13,6 +13,7 @@ from lockstep.checks import (
     Hint,
     NonNegativeFloat,
     NonNegativeInt,
+    PositiveFloat,
     PositiveInt,
     Probability,
     Range,
@@ -247,6 +248,9 @@ class DetectionEvaluation(Checked):
     """The sets of metrics that are computed; the first one says which checkpoint is the best."""
     per_category: bool = False
     """Score each category by itself, too."""
+    keypoint_sigmas: tuple[PositiveFloat, ...] = ()
+    """For `coco_keypoint_metrics`: of each keypoint, how far apart people mark it, in parts of the object's size; none:
+    those of the 17 keypoints of COCO's persons."""
     ignore_ground_truth: bool = False
     """Score nothing, once: detections are written to `export_path` alone."""
     export_path: str | None = None

@@ -22,6 +22,7 @@ from lockstep.detection.tf_configs import FasterRcnn, Ssd
 from lockstep.detection.values import (
     FasterRcnnFpn,
     Fcos,
+    KeypointRcnnFpn,
     MaskRcnnFpn,
     RtDetr,
     SqueezeSsd,
@@ -137,6 +138,7 @@ Model = (
     | SqueezeSsd
     | FasterRcnnFpn
     | MaskRcnnFpn
+    | KeypointRcnnFpn
     | Ssd300
     | Ssdlite
     | Fcos

@@ -19,7 +19,7 @@ from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioRe
 from lockstep.augmentations.turns import HorizontalFlip, RandomVerticalFlip
 from lockstep.augmentations.zoom import RandomIoUCrop, RandomZoomOut
 from lockstep.checkpoints.retention import Retention
-from lockstep.detection.values import FasterRcnnFpn, MaskRcnnFpn, SqueezeSsd, Ssd300, Ssdlite
+from lockstep.detection.values import FasterRcnnFpn, KeypointRcnnFpn, MaskRcnnFpn, SqueezeSsd, Ssd300, Ssdlite
 from lockstep.errors import RecipeError
 from lockstep.listing import closest_path, did_you_mean
 from lockstep.losses.regularization import L2
@@ -48,6 +48,8 @@ _WARMUP_STEPS = 1000
 _LARGE_IMAGES = DetectionData(
     crowd=False, resizer=KeepAspectRatioResizer(800, 1333, "antialiased"), augment=(HorizontalFlip(),)
 )
+_MIRRORED = (0, *(place for left in range(1, 17, 2) for place in (left + 1, left)))
+"""The place of each keypoint of COCO's persons on a mirrored image: after the nose, left and right take turns."""
 _SAVED_OFTEN = Checkpoints(Interval(20, "seconds"))
 """For runs of minutes, which lose no more than that by a kill on a processor of any speed."""
 _BOXES = Evaluate(micro_batch=8, detection=DetectionEvaluation(("coco_detection_metrics",)))
@@ -382,6 +384,26 @@ def _mask_rcnn_coco() -> Recipe:
     )
 
 
+def _keypoint_rcnn_coco() -> Recipe:
+    """Keypoint R-CNN on COCO's persons, trained as `faster_rcnn_coco` but for 46 epochs, as torchvision's reference.
+
+    Persons without keypoints teach boxes alone; the reference leaves out images with fewer than 10 keypoints.
+    """
+    given = _faster_rcnn_coco()
+    rates = optim.PiecewiseConstant((Epochs(36), Epochs(43)), (0.02, 0.002, 0.0002))
+    return replace(
+        given,
+        name="keypoint_rcnn_coco",
+        model=KeypointRcnnFpn(num_classes=1),
+        data=replace(_LARGE_IMAGES, num_keypoints=17, augment=(HorizontalFlip(keypoint_flip_permutation=_MIRRORED),)),
+        optimizer=_momentum(rates, 0.02, weight_decay=1e-4),
+        end=Epochs(46),
+        evaluate=Evaluate(
+            micro_batch=8, detection=DetectionEvaluation(("coco_keypoint_metrics", "coco_detection_metrics"))
+        ),
+    )
+
+
 def _momentum(rates: optim.Cosine | optim.PiecewiseConstant, initial: float, *, weight_decay: float) -> optim.SGD:
     """Make torchvision's optimizer, whose rate rises from a thousandth in the first thousand steps."""
     rising = optim.Warmup(rates, _WARMUP_STEPS, initial=initial / _WARMUP_STEPS)
@@ -404,4 +426,5 @@ _SHIPPED: Mapping[str, Callable[[], Recipe]] = {
     "ssdlite_coco": _ssdlite_coco,
     "faster_rcnn_coco": _faster_rcnn_coco,
     "mask_rcnn_coco": _mask_rcnn_coco,
+    "keypoint_rcnn_coco": _keypoint_rcnn_coco,
 }

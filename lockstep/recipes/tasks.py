@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 CONFUSION, MISTAKES = "confusion", "mistakes"
 """Outputs of `score_in_detail`: the inputs of a confusion matrix, and of a list of the worst mistakes."""
+_COCO_KEYPOINTS = 17
 ASSIGNED = "assigned"
 """The field of a tower's batch with what its detector has found of the objects before the forward pass."""
 KEPT, REPORT = "kept detections", "detection report"
@@ -163,7 +164,15 @@ class Detection:
     unused: ClassVar[Mapping[str, Any]] = {"loss": CrossEntropy(), "evaluate.top": (1,), "evaluate.flip": False}
 
     def check(self, num_classes: int) -> None:
-        """Accept any recipe: whether its model is a detector is looked at where a run begins."""
+        """Refuse keypoints that could not be scored; whether its model is a detector, a run asks where it begins."""
+        read, sigmas = self.data.num_keypoints, len(self.evaluation.keypoint_sigmas) or _COCO_KEYPOINTS
+        if "coco_keypoint_metrics" in self.evaluation.metrics and read != sigmas:
+            raise InputError(
+                "Keypoints are scored by a sigma for each of them.",
+                given=f"data.num_keypoints={read}, and {sigmas} sigmas",
+                expected="as many sigmas as keypoints that are read; COCO's persons have 17",
+                hint="set data.num_keypoints, or give evaluate.detection.keypoint_sigmas a number for each",
+            )
 
     @property
     def main_score(self) -> str:
@@ -184,7 +193,8 @@ class Detection:
 
         told = self.evaluation
         names = () if told.ignore_ground_truth else told.metrics
-        made: Mapping[str, Any] = detection_metrics(names, self._categories(classes), per_category=told.per_category)
+        how: Mapping[str, Any] = {"per_category": told.per_category, "keypoint_sigmas": told.keypoint_sigmas}
+        made: Mapping[str, Any] = detection_metrics(names, self._categories(classes), **how)
         most = told.pictures.count if told.export_path is None else None
         kept: Mapping[str, Any] = {} if most == 0 else {KEPT: KeptDetections(most)}
         return replace(self, metrics={**made, **metrics, **kept})
@@ -240,18 +250,23 @@ class Detection:
 
     def on_stored_images(self, detected: Sequence[Detections], batch: Mapping[str, Any]) -> Mapping[str, Any]:
         """Make columns for metrics: boxes as x, y, width and height in pixels of the images of the data."""
-        from lockstep.detection.detector import boxes_on_stored, paste_masks
+        from lockstep.detection.detector import boxes_on_stored, keypoints_on_stored, paste_masks
 
         _check_finite(detected, batch)
         boxes: list[Tensor] = []
         masks: list[Any] = []
+        points: list[Tensor] = []
         for found, stored in zip(detected, batch["original_size"].tolist(), strict=True):
-            corners = boxes_on_stored(found.boxes, self.data.resizer.size_of(*stored), stored)
+            resized = self.data.resizer.size_of(*stored)
+            corners = boxes_on_stored(found.boxes, resized, stored)
             boxes.append(torch.cat([corners[:, [1, 0]], corners[:, [3, 2]] - corners[:, [1, 0]]], dim=1))
             if found.masks is not None:
                 masks.append(paste_masks(found.masks, corners, (stored[0], stored[1])))
+            if found.keypoints is not None:
+                points.append(keypoints_on_stored(found.keypoints, resized, stored))
         columns = {"scores": [each.scores for each in detected], "labels": [each.labels for each in detected]}
         made = {name: Ragged.of(rows) for name, rows in {"boxes": boxes, **columns}.items()}
+        made |= {"keypoints": Ragged.of(points)} if points else {}
         return {**made, "masks": masks} if masks else made
 
 
@@ -285,8 +300,9 @@ def network_input(model: DetectionModel, images: Tensor | Sequence[Tensor], *, i
 
 def _check_finite(detected: Sequence[Detections], batch: Mapping[str, Any]) -> None:
     for row, found in enumerate(detected):
-        for name, values in {"boxes": found.boxes, "scores": found.scores}.items():
-            if not torch.isfinite(values).all():
+        columns = {"boxes": found.boxes, "scores": found.scores, "keypoints": found.keypoints}
+        for name, values in columns.items():
+            if values is not None and not torch.isfinite(values).all():
                 example = batch["source_id"][row] if "source_id" in batch else f"image {row} of the batch"
                 raise NonFiniteError(
                     f"The detector has found {name} on {example} that are not finite.",

@@ -57,7 +57,7 @@ class DetectorGraph(torch.nn.Module):
         detected: Sequence[Any] = detector.postprocess(detector(inputs, None))
         # Our own detectors return one block of all images; others those of the one image.
         is_block = detected[0].boxes.dim() == 3
-        boxes, scores, labels, masks = detected[0] if is_block else map(_batch_of_one, detected[0])
+        boxes, scores, labels, masks, _ = detected[0] if is_block else map(_batch_of_one, detected[0])
         edges = [torch.scalar_tensor(side, dtype=torch.float64) for side in (*stored, *stored)]
         scales = [edge / side for edge, side in zip(edges, (*resized, *resized), strict=True)]
         on_stored = (boxes.double() * torch.stack(scales)).clamp(min=0).minimum(torch.stack(edges)).float()

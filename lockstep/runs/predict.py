@@ -21,13 +21,14 @@ from lockstep.checks import PositiveInt, check_value
 from lockstep.data.loader import EvaluationBatch, Loader
 from lockstep.errors import DataError, InputError, LockstepError
 from lockstep.evaluation.evaluate import example_indices
-from lockstep.evaluation.kept_detections import DetectedImage, KeptDetections
+from lockstep.evaluation.kept_detections import DetectedImage, KeptDetections, kept_columns
 from lockstep.evaluation.scores import Weights
 from lockstep.images.colour import grey
 from lockstep.inline_toml import kind_name
 from lockstep.listing import csv_line
 from lockstep.metrics.classification import class_name
 from lockstep.metrics.metric import NO_METRICS
+from lockstep.ragged import Ragged
 from lockstep.randomness import Draws
 from lockstep.readers.coco_results import MaskText
 from lockstep.readers.image_folder import ImageList
@@ -304,6 +305,8 @@ class FoundObject(NamedTuple):
     """x and y of the upper left corner, width and height, in pixels of the image in its file."""
     mask: MaskText | None
     """Over the whole image; None of a detector without masks."""
+    keypoints: tuple[tuple[float, float, float], ...] | None = None
+    """x and y in pixels of the image in its file, and a score, of each; None of a detector without keypoints."""
 
 
 @dataclass(frozen=True)
@@ -327,10 +330,11 @@ class FoundObjects(_OfImages):
         """Return the objects on an image, that of the highest score first."""
         found = self.images[index].found
         masks = found.masks or (None,) * len(found.labels)
-        rows = zip(found.labels.tolist(), found.scores.tolist(), found.boxes.tolist(), masks, strict=True)
+        points = masks if found.keypoints is None else [tuple(map(tuple, each)) for each in found.keypoints.tolist()]
+        columns = (column.tolist() for column in (found.labels, found.scores, found.boxes))
         return [
-            FoundObject(label, self.class_names.get(label) or str(label), score, tuple(box), mask)
-            for label, score, box, mask in rows
+            FoundObject(label, self.class_names.get(label) or str(label), score, tuple(box), mask, own)
+            for label, score, box, mask, own in zip(*columns, masks, points, strict=True)
         ]
 
 
@@ -372,9 +376,8 @@ def detect(
         rows = {name: batch[name][: batch.valid] for name in ("image", _SIZE)} | {"source_id": ids}
         with torch.inference_mode():
             found = task.on_stored_images(task.detect(model, rows), rows)
-        columns = [found[name].to("cpu") for name in ("boxes", "scores", "labels")]
-        masks = [found["masks"]] if "masks" in found else []
-        kept.update(*kept.prepare(indices, ids, *columns, *masks))
+        columns = [each.to("cpu") if isinstance(each, Ragged) else each for each in kept_columns(found)]
+        kept.update(*kept.prepare(indices, ids, *columns))
     names = KnownData.of(trained.workdir).class_names
     return FoundObjects(reader, skipped, trained.step, trained.weights, [*kept], names)
 
@@ -395,6 +398,8 @@ def _facts(found: FoundObject) -> dict[str, Any]:
     """Return a found object with at most six digits of each number, of which more would be the noise of float32."""
     box = [float(f"{edge:.6g}") for edge in found.box]
     facts = {"label": found.label, "class": found.name, "score": float(f"{found.score:.6g}"), "bbox": box}
+    if found.keypoints is not None:
+        facts["keypoints"] = [float(f"{number:.6g}") for point in found.keypoints for number in point]
     if found.mask is None:
         return facts
     return {**facts, "segmentation": {"size": [found.mask.height, found.mask.width], "counts": found.mask.runs}}

@@ -375,6 +375,7 @@ def detection_marks(
         [" ".join(words) for words in map(operator.add, named, scored)],
         labels=found.labels.tolist(),
         masks=torch.stack(masks) if masks else None,
+        keypoints=None if found.keypoints is None else torch.from_numpy(found.keypoints[..., 1::-1] / size),
     )
 
 

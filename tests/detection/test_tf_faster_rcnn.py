@@ -137,7 +137,6 @@ def test_a_miner_takes_the_hardest_of_all_proposals(net: TfFasterRcnn, monkeypat
     [
         ({"number_of_stages": 1, "second_stage_box_predictor": None}, "number_of_stages=1"),
         ({"initial_crop_size": None}, "initial_crop_size"),
-        ({"resize_masks": False}, "resize_masks=false"),
         (
             {"first_stage_box_predictor_conv_hyperparams": Hyperparams(batch_norm=BatchNorm())},
             "first_stage_box_predictor_conv_hyperparams.batch_norm",

@@ -80,7 +80,7 @@ PUBLISHED: list[tuple[str, str, int, int, str]] = [
     ("faster_rcnn_resnet101_keras", "", 0, 3, "faster_rcnn_resnet101_keras"),
     ("faster_rcnn_resnet152_keras", "", 0, 3, "faster_rcnn_resnet152_keras"),
     ("faster_rcnn_resnet50_fpn_keras", "fpn", 0, 1, ""),
-    ("faster_rcnn_inception_resnet_v2_keras", "resize_masks", 0, 1, ""),
+    ("faster_rcnn_inception_resnet_v2_keras", "resize_masks", 0, 1, "faster_rcnn_inception_resnet_v2_keras"),
     ("embedded_ssd_mobilenet_v1", "", 1, 0, "ssd_mobilenet_v1"),
     ("ssd_inception_v2", "", 2, 0, "ssd_inception_v2"),
     ("ssd_inception_v3", "", 1, 0, "ssd_inception_v3"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,7 @@ from torch import Tensor, nn, tensor
 from lockstep.detection.detector import Targets
 from lockstep.detection.torchvision_detectors import TorchvisionDetectionNet
 from lockstep.detection.values import TorchvisionDetector
-from lockstep.errors import InputError
+from lockstep.errors import DataError, InputError
 from lockstep.models.torchvision_models import imported
 
 
@@ -40,7 +41,8 @@ class Stub(nn.Module):
         if targets is not None:
             return {"classification": self.scale * sum(float(each["boxes"][:, 0].sum()) for each in targets)}
         found = {"boxes": tensor([[1.0, 2.0, 3.0, 4.0]]), "scores": tensor([0.5]), "labels": tensor([2])}
-        return [{**found, "masks": torch.ones(1, 1, 28, 28)} for _ in images]
+        points = {"keypoints": tensor([[[5.0, 6.0, 1.0]]]), "keypoints_scores": tensor([[7.0]])}
+        return [{**found, **points, "masks": torch.ones(1, 1, 28, 28)} for _ in images]
 
 
 def targets() -> Targets:
@@ -50,8 +52,9 @@ def targets() -> Targets:
     return Targets(boxes, labels, [torch.eye(2)[each - 1] for each in labels], weights, weights, (16, 16))
 
 
-def test_boxes_and_masks_are_turned_around() -> None:
-    net = TorchvisionDetectionNet(Stub(), 2)
+def test_boxes_keypoints_and_masks_are_turned_around() -> None:
+    stub = Stub()
+    net = TorchvisionDetectionNet(stub, 2)
     images = net.preprocess(torch.full((2, 3, 16, 16), 255.0))
     assert images.max() == 1
     assigned = net.assign(targets())
@@ -63,6 +66,13 @@ def test_boxes_and_masks_are_turned_around() -> None:
     assert found[1].boxes.tolist() == [[2, 1, 4, 3]]
     assert found[1].masks is not None
     assert found[1].masks.shape == (1, 28, 28)
+    assert found[1].keypoints is not None
+    assert found[1].keypoints.tolist() == [[[6, 5, 7]]]
+    stub.roi_heads = nn.ModuleDict({"keypoint_predictor": nn.Identity()})
+    with pytest.raises(DataError, match="without keypoints"):
+        net.assign(targets())
+    points = [tensor([[[4.0, 8.0, 1.0]]]), torch.zeros(0, 1, 3)]
+    assert net.assign(replace(targets(), keypoints=points))[0]["keypoints"].tolist() == [[[8, 4, 1]]]
 
 
 def test_where_torchvision_cannot_be_imported_one_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import lockstep as ls
 from lockstep.detection.detector import FoundMasks
-from lockstep.evaluation.kept_detections import KeptDetections, with_data_labels
+from lockstep.evaluation.kept_detections import KeptDetections, kept_columns, with_data_labels
 from lockstep.mask_runs import flips_of_pixels, pixels_in
 from lockstep.readers.reader import Arrays
 
@@ -35,6 +35,10 @@ def found_on(index: int) -> dict[str, Tensor]:
     }
 
 
+def points_on(index: int) -> Tensor:
+    return torch.full((index % 3, 2, 3), index / 7, dtype=torch.float64)
+
+
 def kept(most: int | None, num_examples: int = SIZE, micro_batch: int = 2, *, masks: bool = False) -> list[Any]:
     """The images as plain values, of each its index and id, and what was found on it."""
     metric = KeptDetections(most)
@@ -44,6 +48,7 @@ def kept(most: int | None, num_examples: int = SIZE, micro_batch: int = 2, *, ma
         rows = [found_on(index) for index in indices]
         found: dict[str, Any] = {name: ls.Ragged.of([row[name] for row in rows]) for name in rows[0]}
         if masks:
+            found["keypoints"] = ls.Ragged.of([points_on(index) for index in indices])
             found["masks"] = [FoundMasks(2, 3, flips_of_pixels(PIXELS) * (index % 3)) for index in indices]
         return {"kept": metric.columns(batch, found)}
 
@@ -54,6 +59,7 @@ def kept(most: int | None, num_examples: int = SIZE, micro_batch: int = 2, *, ma
     return [
         (image.example_index, image.source_id, *(column.tolist() for column in image.found[:3]), [*image.found.masks])
         for image in metric
+        if masks == np.array_equal(image.found.keypoints, points_on(image.example_index))
     ]
 
 
@@ -76,8 +82,10 @@ def test_the_chief_keeps_what_all_workers_have_found(run_workers: Callable[..., 
     assert run_workers(kept, 3, None) == [expected(SIZE), [], []]
 
 
-def test_masks_travel_as_runs() -> None:
-    for index, *_, masks in kept(None, masks=True):
+def test_masks_travel_as_runs_and_keypoints_as_they_are() -> None:
+    found = kept(None, masks=True)
+    assert len(found) == SIZE
+    for index, *_, masks in found:
         assert len(masks) == index % 3
         for mask in masks:
             assert np.array_equal(pixels_in(mask.runs, mask.height, mask.width), PIXELS[0])
@@ -85,10 +93,8 @@ def test_masks_travel_as_runs() -> None:
 
 def test_labels_become_those_of_the_data() -> None:
     metric = KeptDetections()
-    boxes = ls.Ragged.of([torch.zeros(2, 4)])
-    columns = metric.prepare(
-        torch.tensor([0]), ["a"], boxes, ls.Ragged.of([torch.ones(2)]), ls.Ragged.of([torch.tensor([1, 2])])
-    )
-    metric.update(*columns)
+    rows = {"boxes": torch.zeros(2, 4), "scores": torch.ones(2), "labels": torch.tensor([1, 2])}
+    columns = kept_columns({name: ls.Ragged.of([values]) for name, values in rows.items()})
+    metric.update(*metric.prepare(torch.tensor([0]), ["a"], *columns))
     (image,) = metric
     assert with_data_labels(image.found, {2: 90}).labels.tolist() == [1, 90]

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 NUM_CLASSES = 4
 """Without the background."""
+NUM_KEYPOINTS, NUM_WITH_KEYPOINTS = 5, 20
+"""Of each object; and the most detections of an image whose keypoints are found, which takes long."""
 SEED = 17
 """Of torch's stream before a forward pass in training: two-stage detectors draw their samples from it."""
 
@@ -37,6 +39,7 @@ CASES = {
     "fcos_resnet50_fpn": Case(128, 160, 3, {**_RESNET, "cls_logits": 0.8, "bbox_reg.": 3.0}),
     "fasterrcnn_resnet50_fpn": Case(64, 96, 3, _REGIONS),
     "maskrcnn_resnet50_fpn": Case(96, 128, 3, _REGIONS),
+    "keypointrcnn_resnet50_fpn": Case(64, 96, 3, _REGIONS),
 }
 """By torchvision's names of the detectors."""
 
@@ -102,6 +105,21 @@ def masks_of(case: Case) -> list[Tensor]:
         from_centre = ((2 * x - left - right) / (right - left)) ** 2 + ((2 * y - top - bottom) / (bottom - top)) ** 2
         masks.append((from_centre <= 1).to(torch.uint8))
     return masks
+
+
+def keypoints_of(case: Case) -> list[Tensor]:
+    """Make keypoints of each object, in its box, on its edge and outside: (objects, keypoints, 3) of x, y, visibility.
+
+    Some are hidden (1), and some not labelled (0).
+    """
+    shares = torch.tensor([[0.2, 0.3], [0.8, 0.4], [0.51, 0.55], [1.0, 1.0], [1.3, 0.51]])
+    points = []
+    for boxes in boxes_of(case):
+        places = boxes[:, None, :2] + shares * (boxes[:, 2:] - boxes[:, :2])[:, None]
+        places = torch.where(shares == 1, boxes[:, None, 2:], places)
+        visibility = (torch.arange(len(boxes))[:, None] + torch.arange(NUM_KEYPOINTS) + 1) % 3
+        points.append(torch.cat([places, visibility[..., None].float()], 2))
+    return points
 
 
 def freeze_norms(model: nn.Module) -> None:

@@ -86,6 +86,9 @@ GAINS = {
 }
 """Factors of the variance of weights, and of the weights of the last layers: so that images give different scores."""
 
+REGIONS, REGION_SIDES, REGION_GAINS = "inception resnet v2", (161, 160), (12.0, 1.0)
+"""The extractor of a Faster R-CNN, whose maps are 11 x 10 cells of an image of these sides; and its `GAINS`."""
+
 Array = npt.NDArray[np.float32]
 
 

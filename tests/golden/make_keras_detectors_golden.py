@@ -76,6 +76,12 @@ def main() -> None:
     sys.meta_path.insert(0, Finder())
     from object_detection.models.keras_models import mobilenet_v2
 
+    if sys.argv[1:] == ["--regions"]:
+        with np.load(inputs.PATH) as file:
+            recorded = dict(file)
+        recorded |= {f"{inputs.REGIONS}/{key}": inputs.sample(value) for key, value in record_regions().items()}
+        np.savez_compressed(inputs.PATH, **recorded)
+        return
     make = mobilenet_v2.mobilenet_v2
     mobilenet_v2.mobilenet_v2 = lambda **given: make(**given | {"weights": None})  # it would fetch some
     recorded: dict[str, Any] = {}
@@ -85,7 +91,54 @@ def main() -> None:
             values = {key: value for key, value in values.items() if key not in ("scores", "labels", "boxes")}
         recorded |= {f"{name}/{key}": inputs.sample(value) for key, value in values.items()}
         print(name, {key: (value.shape, float(value.std())) for key, value in values.items()})
+    recorded |= {f"{inputs.REGIONS}/{key}": inputs.sample(value) for key, value in record_regions().items()}
     np.savez_compressed(inputs.PATH, **recorded)
+
+
+def record_regions() -> dict[str, Any]:
+    """The maps of both stages of the extractor of a Faster R-CNN; those of the second are of the first one's map."""
+    from object_detection.models import faster_rcnn_inception_resnet_v2_keras_feature_extractor as extractors
+
+    extractor = extractors.FasterRCNNInceptionResnetV2KerasFeatureExtractor(
+        is_training=False, first_stage_features_stride=16
+    )
+    first = extractor.get_proposal_feature_extractor_model("first")
+    second = extractor.get_box_classifier_feature_extractor_model("second")
+    net = extractor.classification_backbone
+    assign(inception_resnet_layers(net), {id(each): each for each in net.variables}, inputs.REGION_GAINS)
+    drawn = np.random.default_rng(0).uniform(0, 255, (1, *inputs.REGION_SIDES, 3)).astype(np.float32)
+    maps = first(extractor.preprocess(tf.constant(drawn)))
+    found = {"maps": maps.numpy(), "regions": second(maps).numpy()}
+    print(inputs.REGIONS, {key: (value.shape, float(value.std())) for key, value in found.items()})
+    return found
+
+
+def inception_resnet_layers(net: Any) -> Layers:
+    """The layers by the order in which they are made, which the numbers in the names of most of them tell."""
+    three = ["branch2.0", "branch2.1", "branch2.2"]
+    of_block = ["branch0", "branch1.0", "branch1.1", "branch1.2"]
+    blocks = {
+        **{f"repeat.{i}": ["branch0", "branch1.0", "branch1.1", *three] for i in range(10)},
+        "mixed_6a": of_block,
+        **{f"repeat_1.{i}": of_block for i in range(20)},
+        "mixed_7a": ["branch0.0", "branch0.1", "branch1.0", "branch1.1", *three],
+        **{f"repeat_2.{i}": of_block for i in range(9)},
+        "block8": of_block,
+    }
+    first = [f"conv2d_{each}" for each in ("1a", "2a", "2b", "3b", "4a")]
+    mixed = [f"mixed_5b.{each}" for each in ("branch0", "branch1.0", "branch1.1", *three, "branch3.1")]
+    names = [*first, *mixed, *(f"{block}.{part}" for block, parts in blocks.items() for part in parts)]
+    for kind, start in {"conv": "conv2d", "bn": "freezable_batch_norm"}.items():
+        own = [each for each in net.layers if re.fullmatch(rf"{start}(_\d+)?", each.name)]
+        layers = sorted(own, key=lambda each: number_of(each.name))
+        yield from ((f"{name}.{kind}", layer) for name, layer in zip(names, layers, strict=True))
+    yield "conv2d_7b.conv", net.get_layer("conv_7b")
+    yield "conv2d_7b.bn", net.get_layer("conv_7b_bn")
+    for block in (each for each in blocks if not each.startswith("mixed")):
+        kind, _, place = block.partition(".")
+        theirs = {"repeat": "block35", "repeat_1": "block17"}.get(kind, "block8")
+        number = int(place) + 1 if place else 10
+        yield f"{block}.conv2d+bias", net.get_layer(f"{theirs}_{number}_conv")
 
 
 def record(name: str) -> dict[str, Any]:
@@ -155,7 +208,14 @@ def load(model: Any, layers: Layers, gains: tuple[float, float]) -> None:
 
     A name of a separable layer is of the depthwise part, and after "|" of the other.
     """
-    left = {id(each): each for each in model_variables(model)}
+    left = assign(layers, {id(each): each for each in model_variables(model)}, gains)
+    for variable in left.values():
+        assert "/bias" in variable.name or variable.name.startswith("post_bn"), variable.name
+        variable.assign(np.zeros(variable.shape, np.float32))
+
+
+def assign(layers: Layers, left: dict[int, Any], gains: tuple[float, float]) -> dict[int, Any]:
+    """Give the variables of layers the weights of their names, and return what is left of others."""
     for name, layer in layers:
         for variable in layer.variables:
             kind = variable.name.split("/")[-1].split(":")[0]
@@ -169,9 +229,7 @@ def load(model: Any, layers: Layers, gains: tuple[float, float]) -> None:
             value = inputs.weights(f"{part}.{KINDS[kind]}", turned, gains)
             variable.assign(value.transpose(np.argsort(axes)) if len(shape) == 4 else value.reshape(shape))
             left.pop(id(variable), None)
-    for variable in left.values():
-        assert "/bias" in variable.name or variable.name.startswith("post_bn"), variable.name
-        variable.assign(np.zeros(variable.shape, np.float32))
+    return left
 
 
 def model_variables(model: Any) -> list[Any]:

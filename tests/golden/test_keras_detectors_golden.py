@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from lockstep.detection.detector import Targets
+from lockstep.detection.tf_configs import FasterRcnnFeatureExtractor
+from lockstep.detection.tf_region_features import REGION_FEATURES
 from lockstep.recipes.pipeline_config import import_pipeline
 
 TOLERANCE = 1e-4
@@ -44,6 +46,25 @@ def test_a_detector_of_the_reference_predicts_learns_and_detects_the_same(name: 
     for key, expected in recorded.items():
         sample = inputs.sample(found[key].float().numpy())
         np.testing.assert_allclose(sample, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max(), err_msg=key)
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_both_stages_of_inception_resnet_v2_have_the_maps_of_the_reference() -> None:
+    config = FasterRcnnFeatureExtractor("faster_rcnn_inception_resnet_v2_keras")
+    extractor = REGION_FEATURES[config.net]
+    first, second = (part.eval() for part in extractor.parts(config))
+    for key, value in {**first.state_dict(), **second.state_dict()}.items():
+        if not key.endswith("num_batches_tracked"):
+            value.copy_(torch.from_numpy(inputs.weights(key, value.shape, inputs.REGION_GAINS)))
+    drawn = np.random.default_rng(0).uniform(0, 255, (1, *inputs.REGION_SIDES, 3)).astype(np.float32)
+    mean, std = (torch.tensor(each)[:, None, None] for each in (extractor.mean, extractor.std))
+    maps = first((torch.from_numpy(drawn).permute(0, 3, 1, 2) - mean) / std)["0"]
+    with np.load(inputs.PATH, allow_pickle=False) as file:
+        for key, found in {"maps": maps, "regions": second(maps)}.items():
+            expected = file[f"{inputs.REGIONS}/{key}"]
+            sample = inputs.sample(found.permute(0, 2, 3, 1).numpy())
+            np.testing.assert_allclose(sample, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max(), err_msg=key)
 
 
 def targets(sides: tuple[int, int]) -> Targets:

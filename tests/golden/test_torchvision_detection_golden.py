@@ -10,11 +10,14 @@ import torch
 from detection_inputs import (
     CASES,
     NUM_CLASSES,
+    NUM_KEYPOINTS,
+    NUM_WITH_KEYPOINTS,
     SEED,
     Case,
     boxes_of,
     freeze_norms,
     images_of,
+    keypoints_of,
     labels_of,
     masks_of,
     summary,
@@ -23,7 +26,7 @@ from detection_inputs import (
 from torch import Tensor
 
 from lockstep.detection.detector import DetectionModel, Targets
-from lockstep.detection.values import Detector, FasterRcnnFpn, Fcos, MaskRcnnFpn, Ssd300, Ssdlite
+from lockstep.detection.values import Detector, FasterRcnnFpn, Fcos, KeypointRcnnFpn, MaskRcnnFpn, Ssd300, Ssdlite
 
 GOLDEN = np.load(Path(__file__).parent / "torchvision_detection_golden.npz")
 OURS: dict[str, Detector] = {
@@ -32,8 +35,14 @@ OURS: dict[str, Detector] = {
     "fcos_resnet50_fpn": Fcos(NUM_CLASSES),
     "fasterrcnn_resnet50_fpn": FasterRcnnFpn(NUM_CLASSES),
     "maskrcnn_resnet50_fpn": MaskRcnnFpn(NUM_CLASSES),
+    "keypointrcnn_resnet50_fpn": KeypointRcnnFpn(
+        NUM_CLASSES, num_keypoints=NUM_KEYPOINTS, max_detections=NUM_WITH_KEYPOINTS
+    ),
 }
-DEAR = dict.fromkeys(("ssd300_vgg16", "fcos_resnet50_fpn", "maskrcnn_resnet50_fpn"), pytest.mark.slow)
+DEAR = dict.fromkeys(
+    [name for name in OURS if name not in ("ssdlite320_mobilenet_v3_large", "fasterrcnn_resnet50_fpn")],
+    pytest.mark.slow,
+)
 """Five seconds or more; SSDlite is SSD300's net with other layers, Faster R-CNN is Mask R-CNN's without masks, and its
 pyramid is that of FCOS."""
 LOSSES = {
@@ -48,6 +57,7 @@ LOSSES = {
         "classification": "loss_classifier",
         "localization": "loss_box_reg",
         "mask": "loss_mask",
+        "keypoint": "loss_keypoint",
     },
 }
 """Torchvision's names of our losses."""
@@ -68,6 +78,7 @@ def targets_of(case: Case) -> Targets:
         is_crowd=[torch.zeros(len(each), dtype=torch.bool) for each in labels],
         shape=(case.height, case.width),
         masks=masks_of(case),
+        keypoints=[each[..., [1, 0, 2]] for each in keypoints_of(case)],
     )
 
 
@@ -104,11 +115,13 @@ def assert_gradients(model: DetectionModel, name: str) -> None:
     found = {key: each.grad for key, each in model.named_parameters() if each.grad is not None}
     # Where the norms are frozen, theirs have gradients that ours need not.
     assert {key for key in expected if ".bn" not in key and "downsample.1" not in key} <= set(found) <= set(expected)
+    # The losses take float32: of heat maps with logits up to 40 it rounds more, also what is 0 for the last bias.
+    share, least = (1e-4, 1e-7) if name.startswith("keypoint") else (1e-5, 1e-9)
     for key, gradient in found.items():
         norm, product = expected[key]
-        bounds = 1e-5 * norm, 1e-5 * norm * (gradient.numel() / 3) ** 0.5
+        bounds = share * norm, share * norm * (gradient.numel() / 3) ** 0.5
         off = np.abs(np.subtract(summary(gradient), (norm, product)))
-        assert (off <= np.add(bounds, 1e-9)).all(), key
+        assert (off <= np.add(bounds, least)).all(), key
 
 
 def assert_detections(model: DetectionModel, inputs: Tensor, name: str) -> None:
@@ -116,7 +129,7 @@ def assert_detections(model: DetectionModel, inputs: Tensor, name: str) -> None:
         detections = model.postprocess(model(inputs))
     for number, found in enumerate(detections):
         recorded = {key: GOLDEN[f"{name} image {number} {key}"] for key in ("boxes", "scores", "labels")}
-        assert len(recorded["labels"]) > 50
+        assert len(recorded["labels"]) > (50 if found.keypoints is None else 15)
         assert found.labels.tolist() == recorded["labels"].tolist()
         np.testing.assert_allclose(found.scores, recorded["scores"], rtol=1e-5)
         np.testing.assert_allclose(
@@ -125,3 +138,14 @@ def assert_detections(model: DetectionModel, inputs: Tensor, name: str) -> None:
         if found.masks is not None:
             masks = np.array([summary(each) for each in found.masks])
             np.testing.assert_allclose(masks, GOLDEN[f"{name} image {number} masks"], rtol=1e-5, atol=1e-4)
+        if found.keypoints is not None:
+            points = np.array([summary(_with_visibility(each)) for each in found.keypoints])
+            np.testing.assert_allclose(points, GOLDEN[f"{name} image {number} keypoints"], rtol=1e-5, atol=1e-3)
+            logits = np.array([summary(each) for each in found.keypoints[..., 2]])
+            recorded_logits = GOLDEN[f"{name} image {number} keypoints_scores"]
+            np.testing.assert_allclose(logits, recorded_logits, rtol=1e-4, atol=1e-4)
+
+
+def _with_visibility(keypoints: Tensor) -> Tensor:
+    """Torchvision's x, y and 1 of our y, x and logit."""
+    return torch.cat([keypoints[..., [1, 0]], torch.ones_like(keypoints[..., :1])], -1)

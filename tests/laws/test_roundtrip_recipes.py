@@ -35,6 +35,7 @@ from lockstep.detection.tf_configs import FasterRcnn, Ssd
 from lockstep.detection.values import (
     FasterRcnnFpn,
     Fcos,
+    KeypointRcnnFpn,
     MaskRcnnFpn,
     RtDetr,
     SqueezeSsd,
@@ -361,6 +362,7 @@ detectors |= st.builds(TorchvisionDetector, texts, st.integers(1, 90), torchvisi
 detectors |= st.builds(
     FasterRcnnFpn, st.integers(1, 90), anchor_ratios=st.tuples(shares), rpn_pre_nms_top_n_test=counts
 ) | st.builds(MaskRcnnFpn, st.integers(1, 90), freeze_batchnorm=st.booleans(), iou_threshold=shares)
+detectors |= st.builds(KeypointRcnnFpn, st.integers(1, 90), num_keypoints=counts)
 models_and_data = (
     st.tuples(models_of_photos, photos)
     | st.tuples(models_of_digits, digits)
@@ -403,7 +405,12 @@ def recipes(draw: st.DrawFn) -> Recipe:
         "top": tops,
         "flip": st.booleans(),
         "detection": st.none()
-        | st.builds(DetectionEvaluation, per_category=st.booleans(), export_path=st.none() | texts),
+        | st.builds(
+            DetectionEvaluation,
+            per_category=st.booleans(),
+            keypoint_sigmas=st.tuples(shares),
+            export_path=st.none() | texts,
+        ),
     }
     evaluate = draw(st.builds(Evaluate, **evaluation))
     kept = draw(checkpoints(scores if evaluate.every.amount else st.none()))

@@ -35,7 +35,7 @@ def test_detections_come_by_image_in_the_order_of_the_file(tmp_path: Path) -> No
         {**GOOD, "image_id": "a.jpg", "score": 2, "segmentation": {"size": [2, 3], "counts": "06"}},
         {**GOOD, "image_id": "7", "category_id": 1, "bbox": [0, 0, 0, 0], "score": -1e9},
     )
-    boxes, labels, scores, _ = results.on("7")
+    boxes, labels, scores, *_ = results.on("7")
     assert len(results) == 3
     assert boxes.tolist() == [[1.5, 2, 3, 4.25], [0, 0, 0, 0]]
     assert labels.tolist() == [3, 1]
@@ -136,12 +136,18 @@ def detections(*scores: float, masks: bool = False) -> ImageResults:
 
 def test_what_is_written_is_read_back_with_all_its_digits(tmp_path: Path) -> None:
     path = tmp_path / "new" / "results.json"
-    found = [("42", detections(1 / 3, 0.1)), ("0042", detections()), ("2007_000032", detections(0.7, masks=True))]
+    points = np.array([[[1.5, 2, 0.25], [3, 4, -1]]])
+    found = [
+        ("42", detections(1 / 3, 0.1)),
+        ("0042", detections()),
+        ("2007_000032", detections(0.7, masks=True)._replace(keypoints=points)),
+    ]
     write_coco_results(path, found)
     entries = json.loads(path.read_text())
     assert [entry["image_id"] for entry in entries] == [42, 42, "2007_000032"]
     assert entries[0] == {"image_id": 42, "category_id": 18, "bbox": [0.1, 2, 3, 1 / 3], "score": 1 / 3}
     assert entries[2]["segmentation"] == {"size": [2, 3], "counts": "06"}
+    assert entries[2]["keypoints"] == [1.5, 2, 0.25, 3, 4, -1]
     results = read_coco_results(path)
     for image_id, written in found:
         for column in ("boxes", "labels", "scores"):

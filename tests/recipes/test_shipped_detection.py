@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.cli.train import SHIPPED_RECIPES
 from lockstep.errors import InputError, LockstepError
 from lockstep.optim import SGD, MovingAverage
 from lockstep.optim.schedules import resolve_schedule
@@ -115,6 +116,7 @@ STEPS_OF_EPOCH = 1000
         ("ssdlite_coco", 192, 660, {0: 1.5e-4, 330_000: 0.075, 660_000: 0.0}),
         ("faster_rcnn_coco", 16, 26, {0: 2e-5, 1_000: 0.02, 15_999: 0.02, 16_000: 0.002, 22_000: 0.0002}),
         ("mask_rcnn_coco", 16, 26, {0: 2e-5, 1_000: 0.02, 15_999: 0.02, 16_000: 0.002, 22_000: 0.0002}),
+        ("keypoint_rcnn_coco", 16, 46, {0: 2e-5, 1_000: 0.02, 35_999: 0.02, 36_000: 0.002, 43_000: 0.0002}),
     ],
 )
 def test_rates_and_batches_on_coco_are_torchvisions(
@@ -128,10 +130,10 @@ def test_rates_and_batches_on_coco_are_torchvisions(
     assert {step: schedule(step) for step in rates} == pytest.approx(rates)
 
 
-@pytest.mark.parametrize("name", ["ssd300_coco", "ssdlite_coco", "faster_rcnn_coco", "mask_rcnn_coco"])
+@pytest.mark.parametrize("name", [each for each in SHIPPED_RECIPES if each.endswith("_coco")])
 def test_labels_are_cocos_and_crowds_are_not_trained_on(name: str) -> None:
     given = find(name)
-    assert given.model.num_classes == 90
+    assert given.model.num_classes == (1 if name == "keypoint_rcnn_coco" else 90)
     assert isinstance(given.data, DetectionData)
     assert not given.data.crowd
     with pytest.raises(InputError, match="has not been told where its train images are"):

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tiny_detector import Objects, TinyDetector, make_loader, make_task
 from torch import Tensor
 
 import lockstep as ls
-from lockstep.augmentations.resizers import KeepAspectRatioResizer
+from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioResizer
 from lockstep.detection.detector import DetectionModel, Detections, Targets
+from lockstep.ragged import Ragged
+from lockstep.randomness import Draws
+from lockstep.recipes.data import DetectionData
+from lockstep.recipes.parts import DetectionEvaluation
 from lockstep.recipes.tasks import ASSIGNED, Detection, network_input
 
 KEEP = KeepAspectRatioResizer(24, 36)
@@ -127,13 +133,14 @@ def test_columns_are_in_pixels_of_the_images_of_the_data() -> None:
     task = make_task()
     found = Detections(
         torch.tensor([[4.0, 8, 12, 20], [-3, 0, 24, 30]]), torch.tensor([0.9, 0.2]), torch.tensor([2, 1])
-    )
+    )._replace(keypoints=torch.tensor([[[4.0, 8, 0.5]], [[-3, 30, 2]]]))
     batch = {"original_size": torch.tensor([[12, 30]])}
     columns = task.on_stored_images([found], batch)
     assert columns["boxes"].values.tolist() == [[10, 2, 15, 4], [0, 0, 30, 12]]
     assert columns["scores"].values.tolist() == pytest.approx([0.9, 0.2])
     assert columns["labels"].values.tolist() == [2, 1]
     assert columns["labels"].lengths.tolist() == [2]
+    assert columns["keypoints"].values.tolist() == [[[10, 2, 0.5]], [[37.5, -1.5, 2]]]
     assert "masks" not in columns
 
 
@@ -150,3 +157,19 @@ def test_a_detector_without_counts_has_means() -> None:
     report = ls.train_step(state, task.losses, halves, ls.Towers(2), counts=task.counts(model))
     sums = task.losses(model, batch)
     assert report.losses == {name: pytest.approx(loss.item() / 2) for name, loss in sums.items()}
+
+
+def test_keypoints_are_on_the_input_and_have_a_sigma_each() -> None:
+    data = DetectionData(num_keypoints=2, resizer=FixedShapeResizer(24, 24))
+    points = Ragged.of([torch.tensor([[[0.5, 0.25], [torch.nan, torch.nan]]]), torch.zeros(0, 2, 2)])
+    fields = {"boxes": Ragged.of([torch.tensor([[0.0, 0, 1, 1]]), torch.zeros(0, 4)]), "keypoints": points}
+    fields["labels"] = Ragged.of([torch.tensor([1]), torch.zeros(0, dtype=torch.int64)])
+    made = data.targets(1)(fields, Draws(0, np.arange(2)))
+    targets = Targets.of(made, (32, 32), [(24, 20), (24, 24)])
+    assert targets.keypoints is not None
+    assert [each.tolist() for each in targets.keypoints] == [[[[12, 5, 1], [0, 0, 0]]], []]
+    scored = DetectionEvaluation(("coco_keypoint_metrics",), keypoint_sigmas=(0.05, 0.1))
+    Detection(data, 1, scored).check(1)
+    assert Detection(data, 1, scored).with_metrics({1: "person"}, {}).metrics["coco_keypoint_metrics"] is not None
+    with pytest.raises(ls.InputError, match="num_keypoints=2, and 17 sigmas"):
+        Detection(data, 1, replace(scored, keypoint_sigmas=())).check(1)

@@ -11,6 +11,7 @@ from lockstep.runs.showing import detection_marks
 FOUND = ImageResults(
     np.array([[10.0, 0, 20, 5], [0, 0, 40, 10]]), np.array([2, 7]), np.array([0.876, 0.5]), [MaskText(2, 2, "13")] * 2
 )
+POINTS = np.array([[[10.0, 5, 0.9]], [[40, 10, -3]]])
 
 
 @pytest.mark.parametrize(
@@ -23,12 +24,14 @@ FOUND = ImageResults(
     ],
 )
 def test_detections_are_drawn_with_names_and_scores(labels: bool, scores: bool, names: list[str]) -> None:
-    marks = detection_marks(FOUND, (10, 40), {2: "cat"}, labels=labels, scores=scores)
+    marks = detection_marks(FOUND._replace(keypoints=POINTS), (10, 40), {2: "cat"}, labels=labels, scores=scores)
     assert list(marks.names) == names
     assert marks.boxes is not None
     assert marks.boxes.tolist() == [[0, 0.25, 0.5, 0.75], [0, 0, 1, 1]]
     assert marks.masks is not None
     assert marks.masks.tolist() == [[[0, 1], [1, 1]]] * 2
+    assert marks.keypoints is not None
+    assert marks.keypoints.tolist() == [[[0.5, 0.25]], [[1, 1]]]
 
 
 def test_without_masks_none_are_drawn() -> None:

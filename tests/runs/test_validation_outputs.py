@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from lockstep.evaluation.kept_detections import KeptDetections
+from lockstep.evaluation.kept_detections import KeptDetections, kept_columns
 from lockstep.images.drawing import side_by_side
 from lockstep.ragged import Ragged
 from lockstep.readers.coco import Coco
@@ -43,8 +43,8 @@ def detect(kept: KeptDetections, source: DetectionReader) -> None:
     batch = source.read_batch(np.arange(len(source)))
     boxes, labels = batch["truth_boxes"], batch["truth_labels"]
     scores = boxes.replaced(torch.linspace(0.1, 1, len(boxes.values), dtype=torch.float64))
-    columns = torch.arange(len(source)), batch["source_id"], boxes, scores, labels
-    kept.update(*kept.prepare(*columns))
+    columns = kept_columns({"boxes": boxes, "scores": scores, "labels": labels})
+    kept.update(*kept.prepare(torch.arange(len(source)), batch["source_id"], *columns))
 
 
 def test_detections_are_written_with_the_ids_of_the_data(tmp_path: Path) -> None:
@@ -106,7 +106,8 @@ def test_no_detections_are_no_boxes() -> None:
     numbers = empty.replaced(torch.zeros(0))
     labels = empty.replaced(torch.zeros(0, dtype=torch.int64))
     kept = kept_by(task)
-    kept.update(*kept.prepare(torch.tensor([0]), ["1"], empty, numbers, labels))
+    columns = kept_columns({"boxes": empty, "scores": numbers, "labels": labels})
+    kept.update(*kept.prepare(torch.tensor([0]), ["1"], *columns))
     (example,) = examples(source, [0], order="sequential")
     assert example.original
     assert np.array_equal(evaluation_outputs(task, source)["image-0"], example.original.pixels)

@@ -1,0 +1,98 @@
+"""Keypoint R-CNN finds keypoints within the boxes of Faster R-CNN."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+from regions_drawn import SMALL, images, targets
+from torch import Tensor
+
+from lockstep.detection.detector import Targets
+from lockstep.detection.keypoint_rcnn import KeypointRcnnNet, keypoint_cells, keypoints_in
+from lockstep.detection.regions import Regions
+from lockstep.detection.values import KeypointRcnnFpn
+from lockstep.errors import DataError, InputError
+
+BOXES = [[10.0, 20, 60, 90], [30, 30, 50, 60]]
+
+
+def with_keypoints(given: Targets, *points: list[tuple[float, float, float]]) -> Targets:
+    """As shares of each object's box, and a weight."""
+    shares = torch.tensor(points[0])
+    sides = [(each[:, None, :2], each[:, None, 2:] - each[:, None, :2]) for each in given.boxes]
+    return replace(
+        given,
+        keypoints=[
+            torch.cat([first + shares[:, :2] * side, shares[:, 2:].expand(len(first), -1, -1)], 2)
+            for first, side in sides
+        ],
+    )
+
+
+@pytest.fixture(scope="module")
+def net() -> KeypointRcnnNet:
+    torch.set_num_threads(1)
+    return KeypointRcnnFpn(**asdict(replace(SMALL, score_threshold=0.0)), num_keypoints=2).build(0)
+
+
+@pytest.mark.parametrize("objects", [(BOXES, []), ([], [])])
+def test_images_with_and_without_objects_train(net: KeypointRcnnNet, objects: tuple[list[list[float]], ...]) -> None:
+    names = net.state_dict()
+    assert names["roi_heads.keypoint_head.14.weight"].shape == (512, 512, 3, 3)
+    assert names["roi_heads.keypoint_predictor.kps_score_lowres.weight"].shape == (512, 2, 4, 4)
+    net.train().zero_grad()
+    assigned = net.assign(with_keypoints(targets(*objects), [(0.5, 0.5, 1), (0.2, 0.9, 0)]))
+    losses = net.losses(net(net.preprocess(images()), assigned), assigned)
+    assert list(losses) == ["rpn_classification", "rpn_localization", "classification", "localization", "keypoint"]
+    sum(losses.values()).backward()  # type: ignore[union-attr]
+    assert (losses["keypoint"] > 0) == any(objects)
+    assert all(each.grad is not None and torch.isfinite(each.grad).all() for each in net.parameters())
+
+
+def test_each_detection_has_keypoints_in_its_box(net: KeypointRcnnNet) -> None:
+    with torch.no_grad():
+        found = net.eval().postprocess(net(net.preprocess(images())))
+    for each in found:
+        assert each.keypoints is not None
+        assert each.keypoints.shape == (len(each.boxes), 2, 3)
+        points, boxes = each.keypoints[..., :2], each.boxes[:, None]
+        assert (
+            (points >= boxes[..., :2]) & (points <= boxes[..., :2] + (boxes[..., 2:] - boxes[..., :2]).clamp(1))
+        ).all()
+
+
+def test_a_keypoint_is_a_cell_of_its_region_if_it_is_labelled_and_in_it() -> None:
+    given = with_keypoints(targets(BOXES[:1]), [(0, 0, 1), (0.5, 0.25, 1), (1, 1, 1), (0.5, 0.5, 0), (0.5, 1.1, 1)])
+    zero = torch.zeros(1, dtype=torch.int64)
+    cells, counted = keypoint_cells(given, Regions(given.boxes[0], zero, zero, [1], [1]), 4)
+    assert cells.tolist() == [[0, 2 * 4 + 1, 15, 0, 0]]
+    assert counted.tolist() == [[True, True, True, False, False]]
+
+
+def test_a_peak_is_read_at_the_size_of_the_box() -> None:
+    maps = torch.zeros(2, 1, 8, 8)
+    maps[0, 0, 2, 5], maps[1, 0, 7, 0] = 3.0, 2.0
+    points: Tensor = keypoints_in(maps, torch.tensor([[10.0, 20, 26, 52], [0, 0, 0.5, 8]]))
+    (y, x, logit), (low, left, least) = points[:, 0].tolist()
+    assert 14 <= y <= 16
+    assert 40 <= x <= 44
+    assert logit > 2.5
+    assert (low, left) == (0.5, 0.5), "boxes of less than a pixel are taken for one"
+    assert least < 2
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [(targets(BOXES), "without keypoints"), (with_keypoints(targets(BOXES), [(0, 0, 1)]), "1 keypoints of each")],
+)
+def test_objects_without_these_keypoints_are_refused(net: KeypointRcnnNet, given: Targets, said: str) -> None:
+    with pytest.raises(DataError, match=rf"(?s){said}.*2 of each object.*data.num_keypoints=2"):
+        net.assign(given)
+
+
+def test_the_graph_of_one_is_refused(net: KeypointRcnnNet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.compiler, "is_exporting", lambda: True)
+    with pytest.raises(InputError, match=r"(?s)cannot be exported.*\.safetensors"):
+        net.postprocess({})
