@@ -118,6 +118,8 @@ class Quantizer(nn.Module):
         activation_bits: of those that stand for activations.
     """
 
+    make_calls: Callable[[Any], Calls] | None = None
+    """Makes the context of a forward pass; None: that of a training."""
     steps: Tensor
     """Forward passes in training."""
     weights: Tensor
@@ -150,7 +152,7 @@ class Quantizer(nn.Module):
 
     def enter(self, *_: Any) -> None:
         """Quantize what the model computes from here on: a hook before its forward pass."""
-        self._entered.append(_Quantizing(self))
+        self._entered.append((self.make_calls or _Quantizing)(self))
         self._entered[-1].__enter__()  # type: ignore[no-untyped-call]
 
     def leave(self, *_: Any) -> None:
@@ -212,8 +214,12 @@ class Calls(TorchFunctionMode):
             return call.made()
         key = self._numbered(f"{name}:")
         if self.is_normed(key) and call.argument(2, "bias") is None:
-            return _tagged(call.made(), _Tag(key, call))
+            return _tagged(self.plain(key, call), _Tag(key, call))
         return self._finished(key, self.computed(key, call))
+
+    def plain(self, key: str, call: _Call) -> Tensor:
+        """Compute a layer as it is, for the batch norm that is folded into it."""
+        return cast(Tensor, call.made())
 
     def computed(self, key: str, call: _Call, factor: Tensor | None = None) -> Tensor:
         """Compute a layer with its quantized weights, each output's times a factor."""
