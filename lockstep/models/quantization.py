@@ -213,9 +213,20 @@ class Calls(TorchFunctionMode):
         if name is None:
             return call.made()
         key = self._numbered(f"{name}:")
+        self._check_known(key)
         if self.is_normed(key) and call.argument(2, "bias") is None:
             return _tagged(self.plain(key, call), _Tag(key, call))
         return self._finished(key, self.computed(key, call))
+
+    def _check_known(self, key: str) -> None:
+        """Refuse a layer that was not computed when the layers were found: it has no range."""
+        if self._plan is not None and key not in self._plan.layers:
+            raise InputError(
+                "This network computes other layers than it did on black images, by which they were found.",
+                given=f"call {key.rpartition(':')[2]} (from 0) of layer {key.rpartition(':')[0]}",
+                expected=f"the calls of {len(self._plan.layers)} layers, each time",
+                hint="leave quantization out of the recipe; or have the network compute the same on any images",
+            )
 
     def plain(self, key: str, call: _Call) -> Tensor:
         """Compute a layer as it is, for the batch norm that is folded into it."""
@@ -273,7 +284,8 @@ class Calls(TorchFunctionMode):
         made = call.made()
         if not tags or len(operands) < 2:
             return made
-        return self._finished(self._numbered(f"{tags[0].key}+"), made)
+        key = self._numbered(f"{tags[0].key}+")
+        return made if self._plan is not None and key not in self._plan.outputs else self._finished(key, made)
 
     def _finished(self, key: str, values: Tensor) -> Tensor:
         """Hand an output on, quantized unless a ReLU follows."""

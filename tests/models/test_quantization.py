@@ -72,6 +72,15 @@ def test_a_layer_that_is_called_twice_has_two_ranges() -> None:
     assert not torch.equal(first, second)
 
 
+def test_a_layer_that_was_not_found_is_refused_by_its_name() -> None:
+    net = Shared()
+    quantize(net, torch.zeros(2, 3, 4, 4), delay=0)
+    net.register_forward_pre_hook(lambda model, args: model.conv(args[0]))
+    with pytest.raises(InputError, match="other layers than it did on black images") as caught:
+        net(images())
+    assert caught.value.given == "call 2 (from 0) of layer conv"
+
+
 @pytest.mark.parametrize("waits", [False, True])
 def test_quantizing_begins_after_the_delay_and_ranges_before(monkeypatch: pytest.MonkeyPatch, waits: bool) -> None:
     """Also where the host would wait for the device, which then chooses itself."""
