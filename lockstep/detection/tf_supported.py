@@ -92,9 +92,9 @@ _OTHER_LAYERS = math.log(4)
 
 _REFUSALS = {
     "quantization": (
-        "Detectors are not trained for whole numbers (quantization) here.",
-        "a detector of floating point",
-        "--set model.untrained_parts=[], or `lockstep import pipeline` with --substitute-model, trains it as one",
+        "Quantization is no part of the model, but a field of the recipe.",
+        "quantization.delay and the like in the recipe",
+        "import the pipeline.config again; or --set model.untrained_parts=[] --set quantization.delay=0",
     ),
     "context_config": (
         "Context R-CNN is not trained here: a detector sees one image, and no others of the same camera.",
@@ -103,8 +103,8 @@ _REFUSALS = {
     ),
 }
 """What is said of a part that is not trained: what it is, what is expected, and the hint."""
-_LEFT_OUT = ("quantization", "context_config")
-"""Parts without which a detector is the nearest to the one with them: in floating point, or without context."""
+_LEFT_OUT = ("context_config",)
+"""Parts without which a detector is the nearest to the one with them: without context."""
 _OTHER_REFUSAL = (
     "An SSD is not trained with this here.",
     "an SSD without it",
@@ -121,7 +121,7 @@ def check_supported(model: Detector) -> None:
     """Refuse a detector of the Object Detection API that cannot be trained, with the reason; others all can.
 
     Raises:
-        InputError: it is quantized or a Context R-CNN, or its feature extractor is not there.
+        InputError: it is a Context R-CNN, or its feature extractor is not there.
     """
     if not isinstance(model, TfDetector):
         return

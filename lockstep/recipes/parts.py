@@ -36,6 +36,7 @@ _EACH_EPOCH, _NEVER = Interval(1, "epochs"), Interval(0, "steps")
 
 PositiveInt64 = Annotated[int, Range(ge=1, lt=2**63)]
 NonNegativeInt64 = Annotated[int, Range(ge=0, lt=2**63)]
+QuantizedBits = Annotated[int, Range(ge=2, le=8), Hint("8 bits are usual; TensorFlow's rewriter takes 2 to 8")]
 
 
 @dataclass(frozen=True)
@@ -183,6 +184,18 @@ class Verification(Checked):
     replay: NonNegativeInt64 = 0
     """Updates between two before which one tower is computed on all workers, too, as a device that errs gives others
     bits: at every 100th update, about a hundredth of the time of a tower. The run ends where it finds one; 0: never."""
+
+
+@dataclass(frozen=True)
+class Quantization(Checked):
+    """Training with the weights and activations that whole numbers can stand for, as TensorFlow's rewriter has it."""
+
+    delay: NonNegativeInt64 = 0
+    """Quantizing begins with the update of this number, counted from 1; ranges are taken from the first one on."""
+    weight_bits: QuantizedBits = 8
+    """Bits of the whole numbers that stand for weights."""
+    activation_bits: QuantizedBits = 8
+    """Bits of those that stand for activations."""
 
 
 DetectionMetrics = Literal[

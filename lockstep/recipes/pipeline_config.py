@@ -23,7 +23,7 @@ from lockstep.recipes import pipeline_messages as messages
 from lockstep.recipes import pipeline_training as training
 from lockstep.recipes.data import DetectionData
 from lockstep.recipes.messages import At, FieldOutcome, MessageReader, Row, made_together, no_effect, not_mapped, to
-from lockstep.recipes.parts import DataLoading, DetectionEvaluation, DetectionMetrics, Evaluate, Pictures
+from lockstep.recipes.parts import DataLoading, DetectionEvaluation, DetectionMetrics, Evaluate, Pictures, Quantization
 from lockstep.recipes.pipeline_training import variables_of
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.toml import made
@@ -62,7 +62,7 @@ def import_pipeline(text: str, source: str, name: str, *, substitute_model: bool
         source: the name of its file, for messages.
         name: of the recipe; signs that the name of a folder cannot have are replaced.
         substitute_model: take the nearest feature extractor where that of the file is not there, with fresh weights,
-            and leave quantization and context out.
+            and leave context out.
 
     Raises:
         InputError: a value that its field does not take, or a part that is missing; InputErrors where there are
@@ -77,7 +77,7 @@ def import_pipeline(text: str, source: str, name: str, *, substitute_model: bool
             for part, make in {"training": _training, "data": _data, "evaluation": _evaluate}.items()
         }
     )
-    model = parsed.model
+    model = parsed.detector.model
     if not isinstance(model, CenterNet):  # which has no regularizers
         model = replace(model, add_regularization_loss=train.add_regularization_loss)
     others = substitutes(model) if substitute_model else {}
@@ -94,6 +94,7 @@ def import_pipeline(text: str, source: str, name: str, *, substitute_model: bool
             model=model,
             data=parts["data"],
             evaluate=parts["evaluation"],
+            quantization=parsed.detector.quantization,
             feed=DataLoading(order="shuffled" if parsed.train_reader.shuffle else "sequential"),
             **parts["training"],
             **by_name,
@@ -122,12 +123,19 @@ def _report_substitutes(reader: MessageReader, extractor: str, others: Mapping[s
         reader.revise(f"train_config.{name}", not_mapped(f"its weights are those of {extractor}"))
 
 
+class _ParsedModel(NamedTuple):
+    """What a configuration file says of its model."""
+
+    model: TfDetector
+    resizer: _Resizer
+    quantization: Quantization | None
+
+
 class _ParsedConfig(NamedTuple):
     """The parts of a configuration file, parsed."""
 
     pipeline: messages.PipelineConfig
-    model: TfDetector
-    resizer: _Resizer
+    detector: _ParsedModel
     augment: tuple[Augment, ...]
     train_reader: messages.InputReader
     eval_reader: messages.InputReader
@@ -144,11 +152,10 @@ def _read(reader: MessageReader, message: Sequence[Field]) -> _ParsedConfig:
             "eval_reader": partial(_input_reader, reader, "eval_input_reader", message),
         }
     )
-    model, resizer = found.pop("detector")
-    return _ParsedConfig(model=model, resizer=resizer, **found)
+    return _ParsedConfig(**found)
 
 
-def _read_model(reader: MessageReader, models: Sequence[Field], graph: Sequence[Field]) -> tuple[TfDetector, _Resizer]:
+def _read_model(reader: MessageReader, models: Sequence[Field], graph: Sequence[Field]) -> _ParsedModel:
     if len(models) != 1 or models[0].name not in _MODELS:
         given = ", ".join(field.name for field in models) or "none"
         place = models[0].place if models else Place(1, 1)
@@ -174,11 +181,13 @@ def _read_model(reader: MessageReader, models: Sequence[Field], graph: Sequence[
     )
     if found["beside"].first_stage_only and isinstance(model, FasterRcnn):
         model = replace(model, number_of_stages=1)
+    said = found["graph"].quantization
+    quantization = said and made(lambda: Quantization(said.delay, said.weight_bits, said.activation_bits), at.path)
     given_resizer = found["beside"].image_resizer
     if isinstance(given_resizer, messages.KeepAspectRatioResizerConfig | messages.FixedShapeResizerConfig):
-        return model, given_resizer.resizer()
+        return _ParsedModel(model, given_resizer.resizer(), quantization)
     reader.revise(f"{at.path}.image_resizer.{kind_name(type(given_resizer))}", messages.OTHER_RESIZER)
-    return model, FixedShapeResizer()
+    return _ParsedModel(model, FixedShapeResizer(), quantization)
 
 
 def _inside(message: Iterable[Field], name: str) -> list[Field]:
@@ -296,7 +305,7 @@ def _data(reader: MessageReader, parsed: _ParsedConfig) -> DetectionData:
         max_number_of_boxes=most,
         merge_multiple_label_boxes=config.merge_multiple_label_boxes,
         use_multiclass_scores=config.use_multiclass_scores,
-        resizer=parsed.resizer,
+        resizer=parsed.detector.resizer,
         augment=parsed.augment,
     )
 

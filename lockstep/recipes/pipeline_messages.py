@@ -383,8 +383,20 @@ class BesideTheModel:
 
 
 @dataclass(frozen=True)
+class QuantizationConfig(Checked):
+    """`quantization`, with the defaults of its proto."""
+
+    delay: int = 500000
+    weight_bits: int = 8
+    activation_bits: int = 8
+    symmetric: Annotated[bool, not_mapped("ranges have the ends that they have")] = False
+
+
+@dataclass(frozen=True)
 class GraphRewriter:
-    """`graph_rewriter`, whose one field is among those of `UNTRAINED`."""
+    """How the graph is changed before it is trained."""
+
+    quantization: Annotated[QuantizationConfig | None, to("quantization")] = None
 
 
 _TASKS: tuple[tf_configs.UntrainedPart, ...] = (
@@ -396,7 +408,6 @@ _TASKS: tuple[tf_configs.UntrainedPart, ...] = (
     "temporal_offset_task",
 )
 UNTRAINED: Mapping[tf_configs.UntrainedPart, FieldOutcome] = {
-    "quantization": not_mapped("detectors are not trained for whole numbers (quantization) here"),
     "context_config": not_mapped("Context R-CNN is not trained here"),
     "random_example_sampler": not_mapped("anchors are not sampled here"),
     "equalization_loss": not_mapped("there is no equalization loss here"),
@@ -410,7 +421,6 @@ _CLIPPED = {"clip_boxes": not_mapped("boxes are always clipped to the crop")}
 _FULL = not_mapped("convolutions are full ones here")
 _ANCHORWISE = {"anchorwise_output": no_effect("losses are kept for each anchor anyway")}
 ELSEWHERE: Mapping[type, Mapping[str, FieldOutcome]] = {
-    GraphRewriter: {"quantization": UNTRAINED["quantization"]},
     blocks.Loss: {name: UNTRAINED[name] for name in ("random_example_sampler", "equalization_loss")},
     tf_configs.Ssd: {
         "inplace_batchnorm_update": _TPU,

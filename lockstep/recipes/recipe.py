@@ -225,6 +225,9 @@ class Recipe(Checked):
     """When and how the run is scored."""
     hooks: tuple[python_parts.PythonHook, ...] = ()
     """Functions of the user's own that are called after each attempt, in this order."""
+    quantization: parts.Quantization | None = None
+    """Quantization-aware training: the network learns with the weights and activations that it will have as one of
+    whole numbers; None: with floating point alone."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -233,6 +236,7 @@ class Recipe(Checked):
         self._check_name()
         self._check_towers()
         self._check_best()
+        self._check_quantization()
         self.check_image_sizes(self.model.smallest_image, getattr(self.model, "only_image", None))
         if self.model.num_classes is not None:
             self.chosen_task.check(self.model.num_classes)
@@ -278,6 +282,25 @@ class Recipe(Checked):
                 given=f"checkpoints.retention.best={best!r}, evaluate.every={self.evaluate.every}",
                 expected='a score of the validation examples, such as "validation/top1", and evaluations',
                 hint="name such a score and set evaluate.every, or leave checkpoints.retention.best out",
+            )
+
+    def _check_quantization(self) -> None:
+        """Refuse what would compute past the quantized weights and activations, or keep no ranges of them."""
+        towers = self.towers
+        at_fault = {
+            f'towers.precision="{towers.precision}"': towers.precision != "fp32",
+            f'evaluate.precision="{self.evaluate.precision}"': self.evaluate.precision not in (None, "fp32"),
+            f'towers.batch_norm="{towers.batch_norm}"': towers.batch_norm in ("none", "frozen", "sync"),
+            "towers.compile=true": towers.compile,
+            "towers.activation_checkpointing": bool(towers.activation_checkpointing),
+        }
+        if self.quantization is not None and any(at_fault.values()):
+            raise InputError(
+                "Quantization-aware training is not done with this.",
+                given=", ".join(name for name, is_given in at_fault.items() if is_given),
+                expected='float32; batch norm "mean", "first" or "last", with whose statistics ranges are kept; a '
+                "network that is neither compiled nor computed again",
+                hint='set towers.precision="fp32" and the like, or leave quantization out',
             )
 
     def check_image_sizes(self, least: int, only: int | None = None) -> None:

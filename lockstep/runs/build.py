@@ -7,17 +7,20 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from torch import nn
+
 from lockstep.data.loader import Loader
 from lockstep.description import described
 from lockstep.detection.detector import DetectionModel
 from lockstep.errors import DataError, InputError
 from lockstep.metrics.metric import NO_METRICS, Metric
+from lockstep.models.quantization import quantize
 from lockstep.models.torchvision_models import size_taken
 from lockstep.readers.combine import Subset
 from lockstep.readers.reader import Reader
 from lockstep.recipes.data import MnistData
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.tasks import Detection, Task
+from lockstep.recipes.tasks import Detection, Task, network_input
 from lockstep.runs.inputs import check_best, check_same_classes
 from lockstep.runs.workdir import class_names
 from lockstep.screen import log
@@ -26,6 +29,7 @@ from lockstep.training.state import TrainState
 from lockstep.workers.rank import Worker, join
 
 SCORED = ("validation", "test")
+_EXAMPLES_TO_RUN = 2  # batch norm needs two values a channel
 
 ReaderFunction = Callable[[str], Reader | None]
 """`given(split)` returns the examples of "train", "validation" or "test", or None where there are none."""
@@ -207,9 +211,20 @@ def prepared(recipe: Recipe, worker: Worker, given: ReaderFunction | None = None
     return Examples(recipe, given)
 
 
+def build_model(recipe: Recipe) -> nn.Module:
+    """Build the network of a recipe with its first weights, on the CPU; quantized if the recipe says so."""
+    model = recipe.model.build(recipe.seed)
+    if (given := recipe.quantization) is not None:
+        images = recipe.data.blank(_EXAMPLES_TO_RUN)
+        # A classifier's layers are all of those that it trains with; a detector's second stage would ask for objects.
+        images = network_input(model, images) if isinstance(model, DetectionModel) else images
+        quantize(model.train(not isinstance(model, DetectionModel)), images, **vars(given))
+    return model
+
+
 def build_state(recipe: Recipe, worker: Worker) -> TrainState:
     """Build the training state of a recipe; a model that takes other images than there are is refused."""
-    model = recipe.model.build(recipe.seed)
+    model = build_model(recipe)
     if size := size_taken(model):
         recipe.check_image_sizes(size, size)
     state = TrainState(

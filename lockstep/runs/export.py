@@ -8,7 +8,7 @@ import logging
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,10 @@ import torch
 
 from lockstep.checkpoints.encoding import encode_tensors
 from lockstep.checks import Checked, PositiveInt
+from lockstep.detection.detector import DetectionModel
 from lockstep.errors import InputError, LockstepError
-from lockstep.recipes.tasks import Detection
+from lockstep.recipes.tasks import Detection, network_input
+from lockstep.runs.integer_graph import integer_network, quantizer_of
 from lockstep.runs.trained import Trained
 from lockstep.screen import log
 
@@ -84,7 +86,17 @@ def encode_model(
         )
     if ending == ".safetensors":
         return encode_tensors(trained.model.state_dict(), _metadata(trained))
+    trained = _of_whole_numbers(trained, for_onnx=ending == ".onnx")
     return [_pt2(trained, images) if ending == ".pt2" else _onnx(trained, images)]
+
+
+def _of_whole_numbers(trained: Trained, *, for_onnx: bool) -> Trained:
+    """Return the model with int8 weights, if it was trained for that; else as it is."""
+    if quantizer_of(trained.model) is None:
+        return trained
+    model, blank = trained.model, trained.recipe.data.blank(_EXAMPLES_TRACED)
+    blank = network_input(model, blank) if isinstance(model, DetectionModel) else blank
+    return replace(trained, model=integer_network(model, blank, for_onnx=for_onnx))
 
 
 def _pt2(trained: Trained, images: ImagesOfGraph) -> memoryview:

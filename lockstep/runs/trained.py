@@ -57,11 +57,12 @@ def trained_model(run: str, weights: Weights | None = None, *, allow_code: bool 
             expected=f"the workdir of a run (with a {RECIPE} and checkpoints), or WORKDIR@STEP",
             hint="name a workdir; `lockstep import checkpoint` makes .safetensors of other files",
         )
+    from lockstep.runs.build import build_model
     from lockstep.runs.stages import recipe_at  # what is not there is refused before torch is loaded
 
     recipe = with_code_of_run(recipe, workdir.path, allow_code=allow_code)
     weights = weights or recipe.evaluate.weights
-    model = recipe.model.build(recipe.seed)
+    model = build_model(recipe)
     take_weights(model, source, average=weights == "average")
     checkpoint = Store(source.path.parent).read(source.step) if recipe.stages else None
     at_stage = recipe_at(recipe, checkpoint) if checkpoint else recipe  # its images may have another size

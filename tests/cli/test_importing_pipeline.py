@@ -41,9 +41,9 @@ def test_the_table_in_the_docs_is_what_is_printed(tmp_path: Path, capsys: pytest
 def test_training_what_cannot_be_trained_is_refused_in_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    target, quantized = str(tmp_path / "faces.toml"), next(FIXTURES.glob("facessd*.config"))
-    assert main(["import", "pipeline", str(quantized), "--to", target]) == 0
-    reason = "Detectors are not trained for whole numbers (quantization) here."
+    target, of_context = str(tmp_path / "camera.toml"), next(FIXTURES.glob("context*.config"))
+    assert main(["import", "pipeline", str(of_context), "--to", target]) == 0
+    reason = "Context R-CNN is not trained here: a detector sees one image, and no others of the same camera."
     assert f"`lockstep train` refuses it: {reason}\n" in capsys.readouterr().out
     assert main(["train", target, "--workdir", str(tmp_path / "run")]) == 2
     assert capsys.readouterr().err.startswith(f"error: {reason}")
@@ -65,7 +65,7 @@ def test_the_nearest_feature_extractor_is_taken_where_that_is_asked_for(
     assert "not mapped: its weights are those of ssd_mobiledet_gpu" in printed
     assert "There is no feature extractor" not in printed
     assert load(target).warm_start is None
-    config = FIXTURES / "ssd_mobilenet_v2_quantized_300x300_coco.config"
+    config = next(FIXTURES.glob("context*.config"))
     assert main(["import", "pipeline", str(config), "--to", str(target), "--substitute-model", "--force"]) == 0
     assert "substituted: model.untrained_parts=()\n" in capsys.readouterr().out
     assert load(target).warm_start is not None

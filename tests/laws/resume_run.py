@@ -1,6 +1,6 @@
 """A run to be killed: batch norm, dropout, augmentation and an average, on 6 towers, with the library's public parts.
 
-lockstep run --workers 3 tests/laws/resume_run.py WORKDIR STEPS [detector | accelerator | gloo]
+lockstep run --workers 3 tests/laws/resume_run.py WORKDIR STEPS [detector | quantized | accelerator | gloo]
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from lockstep import tensors
 from lockstep.augmentations.resizers import KeepAspectRatioResizer
 from lockstep.augmentations.turns import RandomShift
 from lockstep.data.loader import Loader
+from lockstep.models.quantization import quantize
 from lockstep.readers.reader import Arrays
 from lockstep.reporting.jsonl import MetricsFile
 
@@ -60,6 +61,8 @@ def main() -> None:
         tensors.READ_AT_ONCE = frozenset()
     is_detector = sys.argv[3:] == ["detector"]
     net, loader, losses_of, counts = detector() if is_detector else (make_net(), make_loader(), losses, None)
+    if sys.argv[3:] == ["quantized"]:
+        quantize(net.train(), torch.zeros(2, 1, 16, 16), delay=40)
     state = ls.TrainState(
         net,
         ls.optim.SGD(ls.optim.Cosine(0.05, 200), momentum=0.9, nesterov=True),

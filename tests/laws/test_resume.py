@@ -124,12 +124,12 @@ def test_killed_at_random_moments(undisturbed: dict[str, bytes], tmp_path: Path,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
-def test_a_detector_killed_at_random_moments(tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize(("kind", "seed"), [("detector", 1), ("detector", 2), ("quantized", 3)])
+def test_other_runs_killed_at_random_moments(tmp_path: Path, kind: str, seed: int) -> None:
     whole, workdir = tmp_path / "whole", tmp_path / "run"
-    finish(whole, 3, STEPS, "detector")
-    kill_some(workdir, seed, "detector")
-    finish(workdir, 3, STEPS, "detector")
+    finish(whole, 3, STEPS, kind)
+    kill_some(workdir, seed, kind)
+    finish(workdir, 3, STEPS, kind)
     assert contents(workdir) == contents(whole)
 
 

@@ -77,6 +77,7 @@ from lockstep.recipes.parts import (
     Evaluate,
     InitialWeights,
     Monitoring,
+    Quantization,
     Stage,
     Verification,
 )
@@ -390,6 +391,9 @@ def checkpoints(best: st.SearchStrategy[str | None]) -> st.SearchStrategy[Checkp
     return st.builds(Checkpoints, intervals, retention)
 
 
+quantizations = st.none() | st.builds(Quantization, st.integers(0, 10**9), st.integers(2, 8), st.integers(2, 8))
+
+
 @st.composite
 def recipes(draw: st.DrawFn) -> Recipe:
     num_towers = draw(st.integers(1, 64))
@@ -417,6 +421,9 @@ def recipes(draw: st.DrawFn) -> Recipe:
     if kept.retention.best:
         evaluate = replace(evaluate, patience=draw(st.none() | counts))
     model, data = draw(models_and_data)
+    parted = draw(towers)
+    in_float32 = {parted.precision, evaluate.precision} <= {"fp32", None} and parted.batch_norm in ("mean", "first")
+    can_quantize = in_float32 and not (parted.compile or parted.activation_checkpointing)
     return Recipe(
         name=draw(st.from_regex(r"\w[\w.+-]*", fullmatch=True)),
         model=model,
@@ -439,7 +446,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
         nonfinite=draw(st.sampled_from(["stop", "skip", "rollback", "off"])),
         nonfinite_budget=draw(st.integers(0, 100)),
         num_towers=draw(st.sampled_from([None, num_towers])),
-        towers=draw(towers),
+        towers=parted,
         num_workers=draw(st.none() | st.integers(1, num_towers)),
         device=draw(st.none() | texts),
         exchange=draw(exchanges),
@@ -452,6 +459,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
         verify=draw(st.builds(Verification, st.integers(0, 100), st.integers(0, 100))),
         evaluate=evaluate,
         hooks=draw(hooks),
+        quantization=draw(quantizations) if can_quantize else None,
     )
 
 

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 import lockstep as ls
 from lockstep.data.loader import Loader
 from lockstep.exchange import bucketed
+from lockstep.models.quantization import quantize
 from lockstep.readers.reader import Arrays
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("each_device")]
@@ -38,16 +39,22 @@ def make_loader(batch_size: int = 24, dtype: torch.dtype = torch.float32) -> Loa
     return Loader(Arrays(fields), batch_size=batch_size, seed=3)
 
 
-def make_model(coupled: bool, dtype: torch.dtype) -> nn.Module:
+def make_model(coupled: bool, dtype: torch.dtype, quantized: bool = False) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(11)
         body = [nn.BatchNorm1d(16), nn.Dropout(0.2)] if coupled else [nn.Tanh()]
-        return nn.Sequential(nn.Linear(FEATURES, 16), *body, nn.Linear(16, CLASSES)).to(dtype)
+        model = nn.Sequential(
+            nn.Linear(FEATURES, 16, bias=not quantized), *body, *[nn.ReLU()] * quantized, nn.Linear(16, CLASSES)
+        ).to(dtype)
+    if quantized:
+        quantize(model, torch.zeros(2, FEATURES), delay=5)
+        assert model.get_submodule("quantization").plan.normed  # type: ignore[union-attr]
+    return model
 
 
-def make_state(coupled: bool = False, dtype: torch.dtype = torch.float32) -> ls.TrainState:
+def make_state(coupled: bool = False, dtype: torch.dtype = torch.float32, quantized: bool = False) -> ls.TrainState:
     return ls.TrainState(
-        make_model(coupled, dtype),
+        make_model(coupled, dtype, quantized),
         ls.optim.SGD(ls.optim.Cosine(0.1, 40), momentum=0.9, nesterov=True),
         gradient_transforms=[ls.optim.ClipGlobalNorm(0.5)],
         average=ls.optim.MovingAverage(0.99),
@@ -77,9 +84,10 @@ def train_some(
     dtype: torch.dtype = torch.float32,
     steps: int = 10,
     traced: Path | None = None,
+    quantized: bool = False,
     **towers: Any,
 ) -> tuple[str, dict[str, Array]]:
-    state, reports = make_state(coupled, dtype), list[ls.StepReport]()
+    state, reports = make_state(coupled, dtype, quantized), list[ls.StepReport]()
     loader, split, until = make_loader(dtype=dtype), ls.Towers(num_towers, **towers), ls.Steps(steps)
     with ls.Trace(traced, "2:8") if traced else nullcontext(id) as trace:
         ls.train(state, losses, loader, split, exchange, until=until, hooks=[reports.append, trace])
@@ -151,6 +159,18 @@ def test_batch_norm_statistics_do_not_depend_on_workers(run_workers: Callable[..
 
 def train_batch_norm(exchange: Any, policy: str) -> str:
     return train_some(4, exchange, True, batch_norm=policy)[0]
+
+
+@on_devices(["policy"], quick=[("accelerator", "mean")], slow=[("cpu", "mean"), ("cpu", "last")])
+def test_ranges_of_quantization_do_not_depend_on_workers(run_workers: Callable[..., list[Any]], policy: str) -> None:
+    alone, learned = train_quantized(ls.Alone(), policy)
+    assert [value for name, value in learned.items() if name.endswith("quantization.steps")] == [10]
+    for result in run_workers(train_quantized, 2, ls.AllReduce(), policy):
+        assert result[0] == alone
+
+
+def train_quantized(exchange: Any, policy: str) -> tuple[str, dict[str, Array]]:
+    return train_some(4, exchange, True, quantized=True, batch_norm=policy)
 
 
 def test_all_reduce_over_gloo_agrees_within_rounding(run_workers: Callable[..., list[Any]]) -> None:

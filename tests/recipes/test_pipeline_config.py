@@ -25,8 +25,8 @@ from lockstep.inline_toml import kind_name
 from lockstep.metrics.detection_sets import DETECTION_METRICS
 from lockstep.optim import SGD, Cosine, Exponential, MovingAverage, PiecewiseConstant, RMSProp, ScaleGradients
 from lockstep.recipes.data import DetectionData
-from lockstep.recipes.messages import Row, no_effect
-from lockstep.recipes.parts import DetectionEvaluation, DetectionMetrics, Pictures
+from lockstep.recipes.messages import Row, no_effect, to
+from lockstep.recipes.parts import DetectionEvaluation, DetectionMetrics, Pictures, Quantization
 from lockstep.recipes.pipeline_config import Imported, import_pipeline
 from lockstep.recipes.recipe import recipe_changes
 from lockstep.recipes.toml import from_toml, to_toml
@@ -102,7 +102,8 @@ def test_what_the_published_configs_have_is_counted() -> None:
     untrained = Counter(
         part for model in models if isinstance(model, Ssd | FasterRcnn) for part in model.untrained_parts
     )
-    assert untrained == {"quantization": 3, "context_config": 1}
+    assert untrained == {"context_config": 1}
+    assert sorted(recipe.quantization.delay for recipe in recipes if recipe.quantization) == [1800, 48000, 500000]
     optimizers: list[Any] = [recipe.optimizer for recipe in recipes]
     assert Counter(map(type, optimizers)) == {SGD: 16, RMSProp: 9}
     rates = Counter(type(optimizer.lr) for optimizer in optimizers)
@@ -158,13 +159,16 @@ def test_an_ssd_is_imported_with_all_that_it_says() -> None:
     assert row_of(made, "model.ssd.inplace_batchnorm_update").outcome.fate == "no effect"
 
 
-def test_what_nothing_trains_is_kept_by_name() -> None:
+def test_quantization_is_imported() -> None:
     made = config("facessd")
     recipe = made.recipe
-    assert isinstance(recipe.model, Ssd)
-    assert recipe.model.untrained_parts == ("quantization",)
-    assert made.refusal
-    assert row_of(made, "graph_rewriter.quantization.delay").outcome.fate == "not mapped"
+    assert recipe.quantization == Quantization(500000, 8, 8)
+    assert not made.refusal
+    assert row_of(made, "graph_rewriter.quantization.delay").outcome == to("quantization.delay")
+    symmetric = imported(rest="graph_rewriter { quantization { symmetric: true } }")
+    assert symmetric.recipe.quantization == Quantization(500000)
+    assert row_of(symmetric, "graph_rewriter.quantization.symmetric").outcome.fate == "not mapped"
+    assert "from 2 to 8" in str(refused(rest="graph_rewriter { quantization { weight_bits: 16 } }"))
     assert recipe.average == MovingAverage(0.9999, dynamic=False)
     assert recipe.evaluate.weights == "average"
     assert recipe.warm_start is None
@@ -483,11 +487,10 @@ def test_patterns_of_variables_become_patterns_of_the_detectors_parameters() -> 
 
 def test_patterns_of_a_detector_that_is_not_trained_are_left_out_and_named() -> None:
     made = imported(
-        model="negative_class_weight: 0.5",
+        model="explicit_background_class: true",
         train=f"{OPTIMIZER} bias_grad_multiplier: 2 update_trainable_variables: 'a'",
-        rest="graph_rewriter { quantization { } }",
     )
     assert made.refusal
     assert (made.recipe.train_only, made.recipe.gradient_transforms) == ((), ())
     left = {row.name for row in made.rows if row.outcome.fate == "not mapped"}
-    assert left == {"bias_grad_multiplier", "update_trainable_variables", "quantization"}
+    assert left == {"bias_grad_multiplier", "update_trainable_variables"}

@@ -9,7 +9,7 @@ from lockstep.checkpoints.retention import Retention
 from lockstep.errors import InputError
 from lockstep.exchange.exchange import Alone
 from lockstep.optim import ClipGlobalNorm, Cosine, MovingAverage
-from lockstep.recipes.parts import Checkpoints, Evaluate, Monitoring, Stage, Verification
+from lockstep.recipes.parts import Checkpoints, Evaluate, Monitoring, Quantization, Stage, Verification
 from lockstep.recipes.recipe import Recipe, is_harmless, recipe_changes
 from lockstep.recipes.shipped import find
 from lockstep.recipes.toml import with_settings
@@ -212,3 +212,22 @@ def test_mnist_may_lie_in_another_folder() -> None:
     for moved in ("data.folder=there", "data.cache=elsewhere"):
         assert [is_harmless(each) for each in recipe_changes(mnist, with_settings(mnist, [moved]))] == [True]
     assert [is_harmless(each) for each in recipe_changes(mnist, with_settings(mnist, ["data.scale=one"]))] == [False]
+
+
+@pytest.mark.parametrize(
+    ("fields", "given"),
+    [
+        ({"towers": Towers(precision="bf16")}, 'towers.precision="bf16"'),
+        ({"evaluate": Evaluate(precision="fp16")}, 'evaluate.precision="fp16"'),
+        ({"towers": Towers(batch_norm="sync")}, 'towers.batch_norm="sync"'),
+        (
+            {"towers": Towers(batch_norm="none", compile=True)},
+            'towers.batch_norm="none", towers.compile=true',
+        ),
+        ({"towers": Towers(activation_checkpointing=("conv",))}, "towers.activation_checkpointing"),
+    ],
+)
+def test_what_would_compute_past_the_quantization_is_refused(fields: dict[str, Any], given: str) -> None:
+    with pytest.raises(InputError, match="Quantization-aware training is not done with this") as caught:
+        replace(find("mnist"), quantization=Quantization(5), **fields)
+    assert caught.value.given == given

@@ -1,0 +1,96 @@
+"""Exported graphs of whole numbers, beside the network that was trained for them."""
+
+from __future__ import annotations
+
+import importlib
+import io
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lockstep.errors import InputError
+from lockstep.models.layers import Conv2dNormActivation
+from lockstep.models.quantization import quantize
+from lockstep.recipes.parts import Quantization
+from lockstep.recipes.shipped import find
+from lockstep.runs.build import build_model
+from lockstep.runs.export import encode_model
+from lockstep.runs.trained import Trained
+
+needs_onnx = pytest.mark.skipif(
+    any(find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")), reason="needs ONNX Runtime"
+)
+
+
+class Residual(nn.Module):
+    """Batch norm, a depthwise convolution, a sum, on digits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = Conv2dNormActivation(1, 8, 3, 4)
+        self.deep = Conv2dNormActivation(8, 8, groups=8)
+        self.last = Conv2dNormActivation(8, 8, 1, activation_layer=None)
+        self.scores = nn.Linear(8, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        stem = self.stem(images)
+        scores: torch.Tensor = self.scores((self.last(self.deep(stem)) + stem).mean((2, 3)))
+        return scores
+
+
+def digits(seed: int) -> torch.Tensor:
+    return torch.rand(16, 1, 28, 28, generator=torch.Generator().manual_seed(seed)) - 0.5
+
+
+def trained(kind: str, bits: int = 8, updates: int = 3) -> Trained:
+    """A network whose ranges and statistics are those of a few batches."""
+    torch.manual_seed(2)
+    recipe = replace(find("mnist"), quantization=Quantization(0, bits, bits))
+    if kind == "mnist":
+        model = build_model(recipe)
+    else:
+        model = Residual().train()
+        quantize(model, digits(0), delay=0, weight_bits=bits, activation_bits=bits)
+    for seed in range(updates):
+        model.train()(digits(seed))
+    return Trained(model.eval().requires_grad_(False), recipe, 3, "raw", None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["mnist", "residual"])
+def test_a_pt2_has_int8_weights_and_the_scores_of_the_training(kind: str) -> None:
+    given = trained(kind)
+    (data,) = encode_model(given, ".pt2")
+    program = torch.export.load(io.BytesIO(bytes(data)))
+    wide = [name for name, each in program.state_dict.items() if each.is_floating_point() and each.dim() > 1]
+    assert wide == []
+    assert sum(each.dtype == torch.int8 and each.dim() > 1 for each in program.state_dict.values()) >= 4
+    found, wanted = program.module()(digits(9)), given.model(digits(9))
+    step = (wanted.max() - wanted.min()) / 255
+    assert (found - wanted).abs().max() <= step
+    assert len(given.model.get_submodule("quantization").state_dict()) == 0  # the network itself is as it was
+
+
+@needs_onnx
+@pytest.mark.parametrize("kind", ["mnist", "residual"])
+def test_onnx_runtime_gets_the_scores_of_the_training(tmp_path: Path, kind: str) -> None:
+    given, path = trained(kind), tmp_path / "model.onnx"
+    (data,) = encode_model(given, ".onnx")
+    path.write_bytes(bytes(data))
+    graph: Any = importlib.import_module("onnx").load(path).graph
+    operators = [node.op_type for node in graph.node]
+    assert operators.count("QuantizeLinear") == len(given.model.get_submodule("quantization").plan.outputs)  # type: ignore[union-attr]
+    session = importlib.import_module("onnxruntime").InferenceSession(path)
+    (found,) = session.run(None, {"images": digits(9).numpy()})
+    wanted = given.model(digits(9))
+    assert (torch.from_numpy(found) - wanted).abs().max() <= 2 * (wanted.max() - wanted.min()) / 255
+
+
+@pytest.mark.parametrize(("bits", "updates"), [(4, 3), (8, 0)])
+def test_what_is_not_of_8_bits_or_has_no_ranges_is_refused(bits: int, updates: int) -> None:
+    with pytest.raises(InputError, match=r"This network cannot be exported as one of whole numbers\."):
+        encode_model(trained("residual", bits, updates), ".pt2")
