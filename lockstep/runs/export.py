@@ -16,10 +16,8 @@ import torch
 
 from lockstep.checkpoints.encoding import encode_tensors
 from lockstep.checks import Checked, PositiveInt
-from lockstep.detection.detector import DetectionModel
 from lockstep.errors import InputError, LockstepError
 from lockstep.recipes.tasks import Detection, network_input
-from lockstep.runs.integer_graph import integer_network, quantizer_of
 from lockstep.runs.trained import Trained
 from lockstep.screen import log
 
@@ -92,6 +90,10 @@ def encode_model(
 
 def _of_whole_numbers(trained: Trained, *, for_onnx: bool) -> Trained:
     """Return the model with int8 weights, if it was trained for that; else as it is."""
+    # What is not there is refused before torch is loaded.
+    from lockstep.detection.detector import DetectionModel
+    from lockstep.runs.integer_graph import integer_network, quantizer_of
+
     if quantizer_of(trained.model) is None:
         return trained
     model, blank = trained.model, trained.recipe.data.blank(_EXAMPLES_TRACED)
