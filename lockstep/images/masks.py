@@ -198,6 +198,22 @@ def packed_outline(segmentation: object) -> Int32s:
     raise ValueError(f"a {type(segmentation).__name__}, neither polygons nor runs")
 
 
+class Outlines(NamedTuple):
+    """The outlines of all objects, one after the other."""
+
+    numbers: Int32s
+    """As `packed_outline` makes them."""
+    spans: Int64s
+    """Start and stop of each object's numbers, (objects, 2)."""
+
+
+def joined_outlines(packed: Sequence[bytes]) -> Outlines:
+    """Join the outlines of all objects."""
+    numbers = np.frombuffer(b"".join(packed), np.int32)
+    ends = np.cumsum([len(each) for each in packed], dtype=np.int64) // numbers.itemsize
+    return Outlines(numbers, np.stack([np.concatenate([[0], ends])[:-1], ends], axis=1).astype(np.int64))
+
+
 def _packed_polygon(numbers: object) -> Int32s:
     if not isinstance(numbers, list) or len(numbers) % 2:
         raise ValueError(f"a polygon of {_described(numbers)}")

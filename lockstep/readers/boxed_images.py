@@ -9,18 +9,18 @@ import numpy as np
 
 from lockstep.checks import check_value
 from lockstep.images.decode import Decoding
+from lockstep.images.masks import Outlines, joined_outlines
 from lockstep.listing import shorten
 from lockstep.readers.image_files import ImageFiles
 from lockstep.readers.label_map import LabelMap
 from lockstep.readers.object_table import (
     NO_AREA,
     NO_OUTLINE,
+    SPANS,
     AnnotatedImages,
     Column,
     Float64s,
     ObjectTable,
-    Outlines,
-    joined_outlines,
     labels_of_names,
     shares_of_boxes,
     shares_of_keypoints,
@@ -171,7 +171,7 @@ def _tables(
         columns |= shares_of_keypoints(keypoints, sizes)
         scored["truth_keypoints"] = keypoints
     if outlines is not None:
-        columns, scored = columns | outlines.columns, scored | outlines.columns
+        columns[SPANS] = scored[SPANS] = outlines.spans
         without = np.flatnonzero(np.diff(outlines.spans)[:, 0] == 0)
         _warn([(objects[place], images[owners[place]]) for place in without], len(objects), source, NO_OUTLINE)
     kept = has_area & (difficult | ~columns["difficult"])

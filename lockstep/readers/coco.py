@@ -16,6 +16,7 @@ from lockstep.readers.label_map import LabelMap, ZeroBasedError
 from lockstep.readers.object_table import (
     NO_AREA,
     NO_OUTLINE,
+    SPANS,
     AnnotatedImages,
     Bools,
     Column,
@@ -109,7 +110,7 @@ class Coco(AnnotatedImages):
         used = np.arange(len(read.sizes)) if empty_images else np.unique(read.images[kept])
         self._ids = read.image_ids[used]
         files = ImageFiles(folder, [read.file_names[index] for index in used], read.sizes[used], decoding, cache)
-        spans: dict[str, Column] = {} if read.outlines is None else read.outlines.columns
+        spans: dict[str, Column] = {} if read.outlines is None else {SPANS: read.outlines.spans}
         scored, there = _truth(read, labels) if truth else {}, np.flatnonzero(np.isin(read.images, used))
         super().__init__(
             files,

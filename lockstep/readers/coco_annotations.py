@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from lockstep.errors import DataError
-from lockstep.images.masks import packed_outline
+from lockstep.images.masks import Outlines, joined_outlines, packed_outline
 from lockstep.readers.label_map import BACKGROUND
-from lockstep.readers.object_table import Outlines, joined_outlines
 from lockstep.records.open_files import content_of
 from lockstep.storage.remote_path import AnyPath
 

@@ -13,7 +13,7 @@ import torch
 
 from lockstep.errors import DataError
 from lockstep.images.decode import AS_STORED, Decoding, EncodedImage
-from lockstep.images.masks import MaskOutlines
+from lockstep.images.masks import MaskOutlines, joined_outlines
 from lockstep.images.objects import areas_of, select_objects
 from lockstep.listing import shorten
 from lockstep.ragged import Ragged
@@ -26,7 +26,6 @@ from lockstep.readers.label_map import LabelMap, ZeroBasedError, read_labels
 from lockstep.readers.object_table import (
     ObjectTable,
     check_label_map,
-    joined_outlines,
     labels_of_names,
     shares_of_keypoints,
     warn_of_objects,

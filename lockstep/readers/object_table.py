@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from lockstep.checks import check_type
-from lockstep.images.masks import Int32s, MaskOutlines
+from lockstep.images.masks import MaskOutlines, Outlines
 from lockstep.listing import shorten
 from lockstep.ragged import Ragged
 from lockstep.readers.fingerprint import Fingerprint, checksum
@@ -31,7 +31,7 @@ NO_AREA = "have no area on their image, and are left out"
 NO_OUTLINE = "have no outline, and masks of zeros"
 
 _MOST_GROUPS = 64
-_SPANS = "outline_spans"
+SPANS = "outline_spans"
 """Column with start and stop of each object's outline among the numbers of all outlines."""
 
 
@@ -73,27 +73,6 @@ class ObjectTable:
         return {name: Ragged(torch.from_numpy(self.columns[name][places]), torch.from_numpy(lengths)) for name in names}
 
 
-class Outlines(NamedTuple):
-    """The outlines of all objects, one after the other."""
-
-    numbers: Int32s
-    """As `packed_outline` makes them."""
-    spans: Int64s
-    """Start and stop of each object's numbers, (objects, 2)."""
-
-    @property
-    def columns(self) -> dict[str, Column]:
-        """The column by which `AnnotatedImages` finds the outlines of the objects in a table."""
-        return {_SPANS: self.spans}
-
-
-def joined_outlines(packed: Sequence[bytes]) -> Outlines:
-    """Join the outlines of all objects."""
-    numbers = np.frombuffer(b"".join(packed), np.int32)
-    ends = np.cumsum([len(each) for each in packed], dtype=np.int64) // numbers.itemsize
-    return Outlines(numbers, np.stack([np.concatenate([[0], ends])[:-1], ends], axis=1).astype(np.int64))
-
-
 class AnnotatedImages:
     """Base of the readers of annotations: image files, and a table of the objects on them.
 
@@ -104,7 +83,7 @@ class AnnotatedImages:
         classes: the name of each class by its label.
         truth: all objects, which detections are scored against.
         truth_columns: the names of those of its columns that are fields of a batch.
-        outlines: of the masks; both tables have their `columns`.
+        outlines: of the masks; both tables have their spans as the column `SPANS`.
     """
 
     cost: Cost = "decode"
@@ -173,7 +152,7 @@ class AnnotatedImages:
         return found if self._outlines is None else found | {"outlines": checksum(self._outlines.numbers)}
 
     def _masks(self, index: int, objects: ObjectTable, outlines: Outlines) -> MaskOutlines:
-        spans = objects.rows(_SPANS, index).tolist()
+        spans = objects.rows(SPANS, index).tolist()
         height, width = self._files.sizes[index].tolist()
         return MaskOutlines(
             tuple(outlines.numbers[start:stop] for start, stop in spans), height, width, self._files.names.path(index)
