@@ -7,19 +7,23 @@ import io
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import nn
 
+from lockstep.detection.detector import DetectionModel
 from lockstep.errors import InputError
 from lockstep.models.layers import Conv2dNormActivation
 from lockstep.models.quantization import quantize
 from lockstep.recipes.parts import Quantization
+from lockstep.recipes.pipeline_config import import_pipeline
 from lockstep.recipes.shipped import find
+from lockstep.recipes.tasks import network_input
 from lockstep.runs.build import build_model
 from lockstep.runs.export import encode_model
+from lockstep.runs.integer_graph import integer_network
 from lockstep.runs.trained import Trained
 
 needs_onnx = pytest.mark.skipif(
@@ -94,3 +98,25 @@ def test_onnx_runtime_gets_the_scores_of_the_training(tmp_path: Path, kind: str)
 def test_what_is_not_of_8_bits_or_has_no_ranges_is_refused(bits: int, updates: int) -> None:
     with pytest.raises(InputError, match=r"This network cannot be exported as one of whole numbers\."):
         encode_model(trained("residual", bits, updates), ".pt2")
+
+
+def test_a_detector_of_whole_numbers_predicts_what_the_trained_one_does() -> None:
+    (path,) = (Path(__file__).parents[1] / "fixtures" / "odapi_configs").glob("ssd_mobilenet_v1_0.75*quantized*")
+    recipe = import_pipeline(path.read_text(), path.name, "pets").recipe
+    model = build_model(recipe)
+    pictures = torch.randint(0, 256, (2, 3, 300, 300), generator=torch.Generator().manual_seed(1)).float()
+    inputs = network_input(cast(DetectionModel, model), pictures)
+    with torch.no_grad():
+        model.train()(inputs)
+        for layer in model.modules():  # the statistics that these pictures have
+            if isinstance(layer, nn.BatchNorm2d):
+                layer.momentum = 0.5
+        for _ in range(3):
+            model(inputs)
+        wanted = model.eval()(inputs)
+        found = integer_network(model, inputs, for_onnx=False)(inputs)
+    for name in ("logits", "codes"):
+        spread = wanted[name].max() - wanted[name].min()
+        assert spread > 0.1
+        assert (found[name] - wanted[name]).abs().max() <= 0.02 * spread
+        assert (found[name] == wanted[name]).float().mean() > 0.9
