@@ -515,6 +515,7 @@ _BOOKKEEPING = {
     r"/(Momentum|RMSProp|Adam|AdaMax|Adagrad|Adadelta|Ftrl)(_\d+)?$": "slot of an optimizer",
     r"(^|/)(beta[12]_power(_\d+)?$|optimizer/.*/\.ATTRIBUTES/|.*/\.OPTIMIZER_SLOT/)": "state of an optimizer",
     r"(^|/)(global_step|local_step|sync_rep_local_step|save_counter)(_\d+)?(/\.ATTRIBUTES/.*)?$": "count of steps",
+    r"^step/\.ATTRIBUTES/": "count of steps",
     r"/(moving_mean|moving_variance|ExponentialMovingAverage)/biased$": "sum behind a moving average",
     r"^_CHECKPOINTABLE_OBJECT_GRAPH$": "description of objects",
 }
