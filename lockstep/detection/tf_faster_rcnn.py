@@ -10,6 +10,7 @@ Losses are means over the images of a tower, of the means over what was drawn on
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -58,6 +59,7 @@ from lockstep.images.normalisation import normalize
 from lockstep.models.initial_weights import check_images, give_memory, without_memory
 from lockstep.models.layers import Conv2dNormActivation, conv2d
 from lockstep.tensors import reading_waits, tensor_on
+from lockstep.weights.name_maps import FASTER_RCNN_NETS, with_mask_layers
 from lockstep.weights.names import NameMap
 
 CANDIDATES = 4096
@@ -103,8 +105,12 @@ class TfFasterRcnn(DetectionModel):
 
     @property
     def name_maps(self) -> Sequence[NameMap]:
-        """The map from checkpoints of TensorFlow 2; those of TensorFlow 1 have shipped ones."""
-        return (faster_rcnn_name_map(self),)
+        """The map from checkpoints of TensorFlow 2; those of TensorFlow 1 have shipped ones, but for masks."""
+        maps = [faster_rcnn_name_map(self)]
+        if self.mask_head is not None:
+            net = re.sub(r"_resnet\d+$", "_resnet_v1", self.config.feature_extractor.net)
+            maps.append(with_mask_layers(FASTER_RCNN_NETS[net], len(self.mask_head.layers)))
+        return maps
 
     def preprocess(self, images: Tensor) -> Tensor:
         """Normalise images (batch, 3, height, width), red, green and blue, 0 to 255, as the backbone's are."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from lockstep.errors import CheckpointError
@@ -95,25 +96,28 @@ def check_architecture(
             weights seem to be.
     """
     part_of = {
-        name: name[: name.find(".", len(prefix)) + 1]
+        name: name[: name.find(".", len(prefix)) + 1] or name
         for name, target in targets.items()
         for prefix in prefixes
         if name.startswith(prefix) and target.kind == "parameter"
     }
-    fits = {each.target for each in report.loaded}.intersection(part_of)
-    parts = {part_of[name] for name in fits}
+    fits = Counter(part_of[each.target] for each in report.loaded if each.target in part_of)
     others = (*report.missing, *(each.target for each in report.mismatched))
-    lacking = [name for name in others if part_of.get(name) in parts]
+    lacking = [name for name in others if name in part_of and fits[part_of[name]]]
+    lacks = Counter(part_of[name] for name in lacking)
+    # Of a classifier a part may have a few layers, and most are new.
+    counted = [part for part in fits if is_numbered or fits[part] > lacks[part]]
+    num_fit, num_lacking = (sum(counts[part] for part in counted) for counts in (fits, lacks))
     depths = [_depth(source.tensors), _depth(targets)]
     is_of_depth = not all(depths) or depths[0] == depths[1]
     least = 1.0 if is_numbered else LEAST_FIT
-    if fits and is_of_depth and len(fits) >= least * (len(fits) + len(lacking)):
+    if num_fit and is_of_depth and num_fit >= least * (num_fit + num_lacking):
         return
     wanted = f"the backbone of the model{depths[1]}, {len(part_of)} parameters"
     lack = f"; without: {shorten(lacking)}" if lacking else ""
     raise CheckpointError(
         f"The weights of {source.path} are of another net than the backbone.",
-        given=f"they seem to be of {seems_to_be(source.tensors)}; {len(fits)} tensors fit parameters of it{lack}",
+        given=f"they seem to be of {seems_to_be(source.tensors)}; {sum(fits.values())} tensors fit it{lack}",
         expected=f"weights of {wanted}",
         hint="take weights of that net, or another model; "
         f"--set warm_start.mapping.require_loaded={report.share:.2g} loads what fits by its name all the same",

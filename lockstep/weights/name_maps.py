@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 
 from lockstep.errors import InputError
 from lockstep.weights.layouts import CONVOLUTION, CONVOLUTION_AS_DENSE, DENSE, DEPTHWISE, Layout
@@ -288,6 +289,20 @@ FASTER_RCNN_NETS = {
     "faster_rcnn_inception_resnet_v2": NameMap((*_TWO_STAGES, *_inception_resnet_v2()), may_lack=_SCALE),
 }
 """The Faster R-CNNs of the Object Detection API, all but the layers of masks; and a net of TF-Slim that becomes one."""
+
+
+def with_mask_layers(name_map: NameMap, num_layers: int) -> NameMap:
+    """Return a map of a Faster R-CNN with the layers of masks, so many before the last one, which are only counted."""
+    scope, renames = "^SecondStageBoxPredictor/Conv", list[Rename]()
+    for number in range(num_layers + 1):
+        count = f"_{number}" if number else ""
+        module = f"mask_head.layers.{number}.0" if number < num_layers else "mask_head.predictor"
+        renames += [
+            Rename(f"{scope}{count}/weights$", f"{module}.weight", CONVOLUTION),
+            Rename(f"{scope}{count}/biases$", f"{module}.bias"),
+            Rename(f"{scope}{count}/BatchNorm/", f"mask_head.layers.{number}.1/"),
+        ]
+    return replace(name_map, renames=(*renames, *name_map.renames))
 
 
 AVERAGE = "/ExponentialMovingAverage"
