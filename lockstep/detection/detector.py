@@ -98,12 +98,17 @@ class DetectionModel(nn.Module):
     """Height and width of the network's input are multiples of it: images are padded with zeros after `preprocess`."""
     backbone_prefixes: Sequence[str] = ("backbone.",)
     """The beginnings of the names of the parameters that a trained classifier, or another detector, can give."""
-    name_maps: Sequence[NameMap] = ()
-    """Maps from the names of other trainers to the detector's, where neither a shipped map nor a prefix is enough."""
-
     anchors_fit_objects: bool = True
     """Whether an anchor learns objects of about its own size, so that a run is refused whose objects have other sizes;
     False where anchors are points that learn objects of any size."""
+
+    @property
+    def name_maps(self) -> Sequence[NameMap]:
+        """Maps from the names of other trainers to the detector's, where neither a shipped map nor a prefix is enough.
+
+        A subclass may have them as a plain attribute.
+        """
+        return ()
 
     def preprocess(self, images: Tensor) -> Tensor:
         """Make the network's input of images of one size.

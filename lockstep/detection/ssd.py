@@ -42,6 +42,7 @@ from lockstep.models.layers import RELU6, Conv2dNormActivation, NormLayer
 from lockstep.models.mobilenet import mobilenet_v3_features
 from lockstep.models.squeezenet import Fire, squeezenet_features
 from lockstep.models.vgg import vgg16_features
+from lockstep.weights.names import NameMap, Rename
 
 Postprocess = Callable[[Tensor, Tensor, tuple[int, int]], Sequence[Detections]]
 """Chooses the detections of each image from boxes (batch, anchors, 4), logits (batch, anchors, classes), and the height
@@ -126,6 +127,11 @@ class SsdNet(DetectionModel):
         self.backbone = backbone
         self.head = head
         self._anchors = BackboneAnchors(settings.anchor_generator, backbone)
+
+    @property
+    def name_maps(self) -> Sequence[NameMap]:
+        """The map from a classifier of torchvision or timm whose layers the backbone has in two parts."""
+        return _SPLIT_CLASSIFIERS.get(type(self.backbone), ())
 
     def preprocess(self, images: Tensor) -> Tensor:
         """Normalise images, (batch, 3, height, width) from 0 to 255, red, green and blue."""
@@ -407,6 +413,34 @@ class MobileNetMaps(nn.Module):
             hidden = block(hidden)
             maps.append(hidden)
         return maps
+
+
+_SPLIT_CLASSIFIERS: Mapping[type[nn.Module], Sequence[NameMap]] = {
+    VggMaps: (
+        NameMap(
+            (
+                *(Rename(rf"^features\.{n}\.", f"backbone.extra.0.{n - _VGG_POOL4}.") for n in (24, 26, 28)),
+                Rename(r"^features\.", "backbone.features."),
+            ),
+            system="torch",
+        ),
+    ),
+    MobileNetMaps: (
+        NameMap(
+            (
+                Rename(rf"^features\.{_LITE_SPLIT}\.block\.0\.", f"backbone.features.0.{_LITE_SPLIT}."),
+                Rename(rf"^features\.{_LITE_SPLIT}\.block\.", "backbone.features.1.0."),
+                *(
+                    Rename(rf"^features\.{_LITE_SPLIT + number}\.", f"backbone.features.1.{number}.")
+                    for number in range(1, 4)
+                ),
+                Rename(r"^features\.", "backbone.features.0."),
+            ),
+            system="torch",
+        ),
+    ),
+}
+"""Maps from classifiers to backbones that have some of their layers elsewhere."""
 
 
 def _extra_layers(inputs: int, outputs: int, *, halve: bool = True) -> nn.Sequential:

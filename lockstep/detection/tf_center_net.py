@@ -22,10 +22,12 @@ from lockstep.detection.targets import FIRST_LABEL
 from lockstep.detection.tf_center_net_configs import CenterNet, PredictionHeadParams
 from lockstep.detection.tf_center_net_features import EXTRACTORS, STRIDE, preprocessed
 from lockstep.detection.tf_layers import draw_weights
+from lockstep.detection.tf_object_graphs import center_net_name_map
 from lockstep.detection.tf_supported import check_supported
 from lockstep.models.initial_weights import check_images, give_memory, without_memory
 from lockstep.models.layers import conv2d
 from lockstep.tensors import tensor_on
+from lockstep.weights.names import NameMap
 
 _SAME = 1e-6
 """A cell that is below the largest one around it by less is a peak, as in the reference."""
@@ -81,6 +83,11 @@ class TfCenterNet(DetectionModel):
         draw_weights(self, None, generator)
         for layer in cast(nn.ModuleList, self.head["logits"]):
             nn.init.constant_(layer.get_parameter("predictor.bias"), centre.heatmap_bias_init)
+
+    @property
+    def name_maps(self) -> Sequence[NameMap]:
+        """The map from checkpoints of TensorFlow 2."""
+        return (center_net_name_map(self),)
 
     def preprocess(self, images: Tensor) -> Tensor:
         """Bring images, (batch, 3, height, width) from 0 to 255, to the scale and order of the backbone."""

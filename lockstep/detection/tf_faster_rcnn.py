@@ -10,6 +10,7 @@ Losses are means over the images of a tower, of the means over what was drawn on
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -51,12 +52,15 @@ from lockstep.detection.regions import (
 from lockstep.detection.roi_align import crop_and_resize, position_sensitive_crop
 from lockstep.detection.tf_configs import FasterRcnn, Hyperparams, MaskRcnnBoxPredictor, RfcnBoxPredictor
 from lockstep.detection.tf_layers import PartPenalties, activation_layer, draw_weights, norm_layer
+from lockstep.detection.tf_object_graphs import faster_rcnn_name_map
 from lockstep.detection.tf_region_features import REGION_FEATURES
 from lockstep.detection.tf_supported import check_supported
 from lockstep.images.normalisation import normalize
 from lockstep.models.initial_weights import check_images, give_memory, without_memory
 from lockstep.models.layers import Conv2dNormActivation, conv2d
 from lockstep.tensors import reading_waits, tensor_on
+from lockstep.weights.name_maps import FASTER_RCNN_NETS, with_mask_layers
+from lockstep.weights.names import NameMap
 
 CANDIDATES = 4096
 """The best boxes of an image, among which NMS looks for proposals first where reading waits."""
@@ -98,6 +102,15 @@ class TfFasterRcnn(DetectionModel):
         parts = [(part.hyperparams, part) for part in heads] if config.add_regularization_loss else []
         self._penalties = PartPenalties(self, parts)
         self._anchors = BackboneAnchors(config.first_stage_anchor_generator, self.backbone)
+
+    @property
+    def name_maps(self) -> Sequence[NameMap]:
+        """The map from checkpoints of TensorFlow 2; those of TensorFlow 1 have shipped ones, but for masks."""
+        maps = [faster_rcnn_name_map(self)]
+        if self.mask_head is not None:
+            net = re.sub(r"_resnet\d+$", "_resnet_v1", self.config.feature_extractor.net)
+            maps.append(with_mask_layers(FASTER_RCNN_NETS[net], len(self.mask_head.layers)))
+        return maps
 
     def preprocess(self, images: Tensor) -> Tensor:
         """Normalise images (batch, 3, height, width), red, green and blue, 0 to 255, as the backbone's are."""
@@ -474,4 +487,4 @@ class MaskHead(nn.Module):
 
 def _mask_depth(channels: int, num_classes: int) -> int:
     """Return the channels of a mask's layers where the configuration leaves them to the reference's rule."""
-    return int(2 ** ((math.log2(channels) * 2 + math.log2(num_classes) * 3) / 5))
+    return int(2 ** round((math.log2(channels) * 2 + math.log2(num_classes) * 3) / 5))

@@ -29,10 +29,12 @@ from lockstep.detection.tf_configs import (
 )
 from lockstep.detection.tf_feature_maps import HALF, SsdFeatures, feature_maps
 from lockstep.detection.tf_layers import PartPenalties, activation_layer, draw_weights, norm_layer
+from lockstep.detection.tf_object_graphs import ssd_name_map
 from lockstep.detection.tf_supported import check_supported
 from lockstep.errors import InputError
 from lockstep.models.initial_weights import check_images, give_memory, without_memory
 from lockstep.models.layers import ActivationLayer, Conv2dNormActivation, NormLayer, conv2d
+from lockstep.weights.names import NameMap
 
 
 class TfSsd(SsdNet):
@@ -61,6 +63,11 @@ class TfSsd(SsdNet):
         if config.feature_extractor.is_keras:  # the reference hands the regularizer on to Keras's depthwise layers
             parts = [(replace(hyperparams, regularize_depthwise=True), part) for hyperparams, part in parts]
         self._penalties = PartPenalties(self, parts if config.add_regularization_loss else ())
+
+    @property
+    def name_maps(self) -> Sequence[NameMap]:
+        """The map from checkpoints of TensorFlow 2; those of TensorFlow 1 have shipped ones."""
+        return (ssd_name_map(self),)
 
     def forward(self, inputs: Tensor, assigned: AnchorTargets | None = None) -> dict[str, Any]:
         """Predict logits, codes of boxes, and the anchors that they are relative to."""

@@ -33,6 +33,8 @@ class TorchvisionDetectionNet(DetectionModel):
         num_classes: without the background.
     """
 
+    backbone_prefixes = ("model.backbone.",)
+
     def __init__(self, model: nn.Module, num_classes: int) -> None:
         super().__init__()
         self.model = model

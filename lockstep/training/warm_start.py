@@ -19,9 +19,10 @@ from lockstep.listing import shorten
 from lockstep.screen import log
 from lockstep.training.run_weights import RunWeights, open_weights
 from lockstep.training.state import TrainState
+from lockstep.weights.architectures import check_architecture, seems_to_be
 from lockstep.weights.assignment import assign_tensors, select_variables
 from lockstep.weights.name_maps import SHIPPED
-from lockstep.weights.names import Destination, NameMap, Rename, apply_renames, find_prefixes, swap_prefix
+from lockstep.weights.names import NameMap, Rename, find_prefixes, swap_prefix
 from lockstep.weights.source import MemorySource, WeightSource
 from lockstep.weights.warm_start import Flattening, Role, Takes, Target, WarmStart, WarmStartReport
 from lockstep.workers.rank import join
@@ -81,9 +82,23 @@ def warm_start(
     _check(state, mapping)
     opened = _opened(source)
     targets = targets_of(state.model)
+    is_any = mapping.require_loaded is not None  # the user says how much has to fit
     if takes is not None:
         mapping = _fitted(state.model, opened, targets, mapping, takes)
-    planned = assign_tensors(opened, targets, mapping)
+    try:
+        planned = assign_tensors(opened, targets, mapping)
+    except CheckpointError as error:
+        if takes is None:
+            raise
+        raise CheckpointError(
+            error.what,
+            given=f"{error.given}; they seem to be of {seems_to_be(opened.tensors)}",
+            expected=error.expected,
+            hint=error.hint,
+        ) from error
+    if isinstance(state.model, DetectionModel) and takes is not None and not is_any:
+        prefixes, numbered = state.model.backbone_prefixes, bool(mapping.resolved_map.places)
+        check_architecture(opened, targets, planned.report, prefixes, is_numbered=numbered)
     loaded = dict(planned.tensors(opened))
     report = planned.report.after(loaded)
     _check_finite(report, planned.targets)
@@ -351,11 +366,10 @@ def _with_names(
 ) -> WarmStart:
     """Return the mapping with the name map and the prefixes by which most names are found; of equals, the first."""
     variables, _ = select_variables(source, prefer_average=mapping.prefer_average)
-    places = {name: [Destination(name)] for name in variables}
     best, most = mapping, -1
     for name_map in (None, *name_maps):
         candidate = replace(mapping, name_map=name_map)
-        mapped, unmatched = apply_renames(places, candidate.resolved_map.renames)
+        mapped, unmatched = candidate.resolved_map.apply(variables)
         if name_map is not None and len(unmatched) == len(candidate.resolved_map.renames):
             continue
         named = {place.name for each in mapped.values() for place in each}

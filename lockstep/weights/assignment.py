@@ -56,6 +56,8 @@ class Assignment:
             tensor = source.read(name)
             for each in uses:
                 value = _converted(tensor, each, self.targets[each.target], source)
+                if each.subtracted is not None:
+                    value = value - source.read(each.subtracted).to(value.dtype)
                 self._check_tied(each, value, source)
                 yield each.target, value
 
@@ -81,7 +83,9 @@ def assign_tensors(
     variables, ignored = select_variables(source, prefer_average=mapping.prefer_average)
     why_not = _choice([*source.tensors, *variables, *targets, *firsts], mapping)
     pairs_by = partial(_pairs_of, source, variables, firsts)
-    refusals = _refusals(pairs_by(mapping), why_not)
+    pairs = pairs_by(mapping)
+    subtracted = {pair.target: pair.tensor for pair in pairs if pair.place.is_subtracted}
+    refusals = _refusals([pair for pair in pairs if not pair.place.is_subtracted], why_not)
     chosen = _one_each(source, [pair for pair, why in refusals.items() if not why and pair.target in targets])
     taken = {pair.target: pair for pair in reversed(chosen)}
     fit_of = {pair: _match(pair, source.tensors[pair.tensor], targets[pair.target], mapping) for pair in chosen}
@@ -89,7 +93,8 @@ def assign_tensors(
     others = [pair for pair in chosen if pair is not taken[pair.target]]
     tied = [_check_fits(source, each, taken[each.target], fit_of[each]) for each in others]
     reasons = refusals | {pair: f"another name of {pair.target}" for pair in others}
-    loaded = tuple(each for each in fits if isinstance(each, Loaded))
+    loaded = tuple(replace(each, subtracted=subtracted.get(each.target)) for each in fits if isinstance(each, Loaded))
+    biases = [NotLoaded(name, "subtracted from the mean of a norm") for name in dict.fromkeys(subtracted.values())]
     refused = {pair.target: why for pair, why in reasons.items() if why}
     rest = [name for name in targets if name not in taken]
     missing, skipped = _by_reason({n: why_not(n) or refused.get(n) or _why_lacking(n, mapping) for n in rest})
@@ -103,7 +108,7 @@ def assign_tensors(
         skipped=skipped,
         mismatched=tuple(each for each in fits if isinstance(each, Mismatch)),
         unexpected=unexpected,
-        ignored=(*ignored, *refused_tensors),
+        ignored=(*ignored, *biases, *refused_tensors),
         num_values=_num_values(targets, targets),
         num_values_loaded=_num_values(targets, [each.target for each in loaded]),
         not_averaged=tuple(raw) if any(each.averaged for each in loaded) else (),
@@ -266,17 +271,17 @@ def _pairs_of(
     """Pair every tensor that may be loaded with every name that it gets."""
     if mapping.strip_prefix and not any(name.startswith(mapping.strip_prefix) for name in variables):
         raise _matches_nothing(source, f"strip_prefix={mapping.strip_prefix!r}", variables)
-    stripped = {name: [Destination(name.removeprefix(mapping.strip_prefix))] for name in variables}
-    mapped, unmatched = apply_renames(stripped, mapping.resolved_map.renames)
+    stripped = [name.removeprefix(mapping.strip_prefix) for name in variables]
+    found, unmatched = mapping.resolved_map.apply(stripped)
     if mapping.name_map is not None and len(unmatched) == len(mapping.resolved_map.renames):
         called = f"name_map={mapping.name_map!r}" if isinstance(mapping.name_map, str) else "The name map"
-        raise _matches_nothing(source, called, _names(stripped))
+        raise _matches_nothing(source, called, stripped)
+    mapped = {name: found[name.removeprefix(mapping.strip_prefix)] for name in variables}
     places, unmatched = apply_renames(mapped, mapping.rename)
     if unmatched:
         raise _matches_nothing(source, ", ".join(map(repr, unmatched)), _names(mapped))
     prefixed = {
-        name: [Destination(mapping.add_prefix + place.name, place.layout) for place in each]
-        for name, each in places.items()
+        name: [place._replace(name=mapping.add_prefix + place.name) for place in each] for name, each in places.items()
     }
     return [
         Pair(tensor, variable, place, firsts.get(place.name, place.name))

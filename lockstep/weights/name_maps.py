@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 
 from lockstep.errors import InputError
 from lockstep.weights.layouts import CONVOLUTION, CONVOLUTION_AS_DENSE, DENSE, DEPTHWISE, Layout
@@ -290,6 +291,20 @@ FASTER_RCNN_NETS = {
 """The Faster R-CNNs of the Object Detection API, all but the layers of masks; and a net of TF-Slim that becomes one."""
 
 
+def with_mask_layers(name_map: NameMap, num_layers: int) -> NameMap:
+    """Return a map of a Faster R-CNN with the layers of masks, so many before the last one, which are only counted."""
+    scope, renames = "^SecondStageBoxPredictor/Conv", list[Rename]()
+    for number in range(num_layers + 1):
+        count = f"_{number}" if number else ""
+        module = f"mask_head.layers.{number}.0" if number < num_layers else "mask_head.predictor"
+        renames += [
+            Rename(f"{scope}{count}/weights$", f"{module}.weight", CONVOLUTION),
+            Rename(f"{scope}{count}/biases$", f"{module}.bias"),
+            Rename(f"{scope}{count}/BatchNorm/", f"mask_head.layers.{number}.1/"),
+        ]
+    return replace(name_map, renames=(*renames, *name_map.renames))
+
+
 AVERAGE = "/ExponentialMovingAverage"
 """What TensorFlow adds to the name of a variable for its moving average, the shadow."""
 
@@ -515,6 +530,7 @@ _BOOKKEEPING = {
     r"/(Momentum|RMSProp|Adam|AdaMax|Adagrad|Adadelta|Ftrl)(_\d+)?$": "slot of an optimizer",
     r"(^|/)(beta[12]_power(_\d+)?$|optimizer/.*/\.ATTRIBUTES/|.*/\.OPTIMIZER_SLOT/)": "state of an optimizer",
     r"(^|/)(global_step|local_step|sync_rep_local_step|save_counter)(_\d+)?(/\.ATTRIBUTES/.*)?$": "count of steps",
+    r"^step/\.ATTRIBUTES/": "count of steps",
     r"/(moving_mean|moving_variance|ExponentialMovingAverage)/biased$": "sum behind a moving average",
     r"^_CHECKPOINTABLE_OBJECT_GRAPH$": "description of objects",
 }

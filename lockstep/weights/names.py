@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple
 
 from lockstep.checks import Checked, Hint, check_all
@@ -72,6 +72,21 @@ class NameMap:
     """Patterns of parameters that such files need not hold; they keep the values they have."""
     may_be_cut: tuple[str, ...] = ()
     """Patterns of kernels that such files may hold smaller than the model: they are put in the middle of zeros."""
+    places: Mapping[str, Sequence[Destination]] = field(default_factory=dict)
+    """Where names go that are whole names once they are renamed."""
+    called: str = ""
+    """What the files are of, in words for messages."""
+
+    def apply(self, names: Iterable[str]) -> tuple[dict[str, list[Destination]], list[Rename]]:
+        """Return the places of names, and the renames that matched none."""
+        renamed, unmatched = apply_renames({name: [Destination(name)] for name in names}, self.renames)
+        if not self.places:
+            return renamed, unmatched
+        found = {
+            name: [end for place in each for end in self.places.get(place.name, [place])]
+            for name, each in renamed.items()
+        }
+        return found, unmatched
 
 
 class Destination(NamedTuple):
@@ -80,6 +95,8 @@ class Destination(NamedTuple):
     name: str
     layout: Layout | None = None
     """The layout of the last renaming that has one; None leaves it to the shapes."""
+    is_subtracted: bool = False
+    """Whether it is subtracted from the tensor that goes there, as a bias is from the mean of the norm behind it."""
 
 
 Places = Mapping[str, Sequence[Destination]]
@@ -104,7 +121,7 @@ def apply_renames(places: Places, renames: Sequence[Rename]) -> tuple[dict[str, 
 def _ends(place: Destination, rename: Rename) -> list[Destination]:
     if not rename.matches(place.name):
         return [place]
-    return [Destination(end, rename.layout or place.layout) for end in rename.ends(place.name)]
+    return [place._replace(name=end, layout=rename.layout or place.layout) for end in rename.ends(place.name)]
 
 
 def find_prefixes(names: Collection[str], wanted: Collection[str]) -> tuple[str, str]:

@@ -129,6 +129,8 @@ class Loaded:
     """Whether it is a moving average."""
     padded: bool = False
     """Whether it is a smaller kernel, in that layout, which goes in the middle of zeros."""
+    subtracted: str | None = None
+    """The tensor that is subtracted from it: the bias of a convolution, from the mean of the norm behind it."""
     doubt: str | None = None
     """Why its values may be in another order than the model's, and what to give if they are."""
 
@@ -246,6 +248,7 @@ class WarmStartReport:
             "reshaped": [each.reshaped for each in self.loaded],
             "put in the middle of zeros": [each.padded for each in self.loaded],
             "converted": [each.converted is not None for each in self.loaded],
+            "less a bias": [each.subtracted is not None for each in self.loaded],
             "averages": [each.averaged for each in self.loaded],
         }
         return ", ".join(f"{sum(which):,} {way}" for way, which in ways.items() if any(which))

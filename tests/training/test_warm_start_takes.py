@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from lockstep.detection.values import Ssd300, Ssdlite
 from lockstep.errors import CheckpointError
-from lockstep.training.warm_start import fitted, names_in_words
+from lockstep.models.mobilenet import mobilenet_v3_features
+from lockstep.models.vgg import vgg16_features
+from lockstep.training.warm_start import fitted, names_in_words, targets_of
 from lockstep.weights.assignment import assign_tensors
 from lockstep.weights.layouts import CONVOLUTION
 from lockstep.weights.names import NameMap, Rename
@@ -95,3 +98,23 @@ def test_the_log_says_by_which_names() -> None:
     mapping = WarmStart(name_map="tensorflow", add_prefix="backbone.", rename=(Rename("^module[.]", ""),))
     assert names_in_words(mapping) == "name map tensorflow, rename '^module[.]' to '', add_prefix backbone."
     assert not names_in_words(WarmStart())
+
+
+@pytest.mark.parametrize(
+    ("detector", "classifier", "num_new"),
+    [
+        (Ssd300(num_classes=3), vgg16_features, 21),
+        (Ssdlite(num_classes=3, reduced_tail=False), mobilenet_v3_features, 36),
+    ],
+)
+def test_a_classifier_becomes_a_backbone_that_has_it_in_two_parts(detector: Any, classifier: Any, num_new: int) -> None:
+    model = detector.build(0)
+    source = MemorySource({f"features.{name}": value for name, value in classifier().state_dict().items()})
+    targets = targets_of(model)
+    mapping = fitted(source, targets, "classifier", WarmStart(), prefixes=("backbone.",), name_maps=model.name_maps)
+    report = assign_tensors(source, targets, mapping).report
+    assert not report.unexpected
+    assert not report.mismatched
+    parameters = [name for name in report.missing if targets[name].kind == "parameter"]
+    assert len(parameters) == num_new, parameters
+    assert all(name.startswith(("backbone.extra.", "backbone.scale_weight")) for name in parameters)

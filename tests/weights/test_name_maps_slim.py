@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lockstep.weights.name_maps import SHIPPED, best_name_map
+from lockstep.weights.name_maps import FASTER_RCNN_NETS, SHIPPED, best_name_map, with_mask_layers
 from lockstep.weights.names import Destination, apply_renames
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "slim_nets_golden.npz"
@@ -80,3 +80,15 @@ def test_the_map_of_a_detector_is_told_by_its_variables() -> None:
     variables = [f"FeatureExtractor/MobilenetV2/expanded_conv_{index}/expand/weights" for index in range(1, 17)]
     wanted = {f"backbone.features.{index + 1}.conv.0.0.weight" for index in range(1, 17)}
     assert best_name_map(variables, wanted) == "ssd_mobilenet_v2"
+
+
+def test_the_layers_of_masks_are_counted_and_the_last_is_the_predictor() -> None:
+    variables = {
+        "SecondStageBoxPredictor/Conv/weights": "mask_head.layers.0.0.weight",
+        "SecondStageBoxPredictor/Conv_1/BatchNorm/gamma": "mask_head.layers.1.1.weight",
+        "SecondStageBoxPredictor/Conv_2/biases": "mask_head.predictor.bias",
+        "Conv/biases": "rpn.conv.bias",
+    }
+    for net, name_map in FASTER_RCNN_NETS.items():
+        places, _ = with_mask_layers(name_map, 2).apply(variables)
+        assert {name: place.name for name, (place,) in places.items()} == variables, net

@@ -112,6 +112,7 @@ def test_programs_get_everything_as_json() -> None:
         "converted": None,
         "averaged": False,
         "padded": False,
+        "subtracted": None,
         "doubt": None,
     }
     assert len(found["missing"]) == 16
