@@ -122,7 +122,12 @@ class RecipeField(NamedTuple):
 
     @property
     def _marks(self) -> Sequence[Any]:
-        return _marks_of(get_type_hints(self.cls, include_extras=True)[self.name])
+        return _marks_of(_hints(self.cls)[self.name])
+
+
+@cache
+def _hints(cls: type) -> Mapping[str, Any]:
+    return get_type_hints(cls, include_extras=True)
 
 
 def _usual(field: RecipeField) -> Any:
