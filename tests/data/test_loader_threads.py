@@ -6,7 +6,9 @@ import logging
 import multiprocessing
 import os
 import re
+import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -24,7 +26,7 @@ from worker_processes import HANG_SECONDS
 from lockstep.data import loader as loader_module
 from lockstep.data import loader_processes
 from lockstep.data.loader import Loader
-from lockstep.data.prefetch import StallTimeout
+from lockstep.data.prefetch import LoaderStatus, StallTimeout
 from lockstep.errors import InputError, WorkerError
 from lockstep.readers.reader import Arrays
 
@@ -35,20 +37,29 @@ WHO = {"processes": r"loader process 0 \(pid \d+\)", "threads": "loader thread 0
 
 
 @pytest.fixture
-def pipe() -> Iterator[tuple[int, int]]:
-    """A pipe, written to in the end: no thread of a test is left blocked on it."""
-    ends = os.pipe()
-    yield ends
-    os.write(ends[1], b"x")
-    for thread in threading.enumerate():
-        if thread.name.startswith("loader thread"):
-            thread.join(HANG_SECONDS)
-    for end in ends:
-        os.close(end)
+def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
+    """The ends of the reader and of the test. The trainer's wait is counted from where the reader asks for a byte."""
+    theirs, ours = socket.socketpair()
+
+    class FromThere(StallTimeout):
+        def wait(self, ready: Callable[[float], Any], status: Callable[[], LoaderStatus]) -> Any:
+            """On a busy machine it takes longer to come there than the timeout is."""
+            found = ready(0.0)
+            while not (found or select.select([ours], [], [], 0.0)[0]):
+                found = ready(0.05)
+            return found or super().wait(ready, status)
+
+    monkeypatch.setattr(loader_module, "StallTimeout", FromThere)
+    with theirs, ours:
+        yield theirs.fileno(), ours.fileno()
+        ours.send(b"x")  # no thread of a test is left blocked
+        for thread in threading.enumerate():
+            if thread.name.startswith("loader thread"):
+                thread.join(HANG_SECONDS)
 
 
 class OneByOne:
-    """Example 2 is there when a byte is written to the pipe."""
+    """Example 2 is there when a byte has come, for which it asks."""
 
     draws_globally = False
 
@@ -60,6 +71,7 @@ class OneByOne:
 
     def read(self, index: int) -> dict[str, Any]:
         if index == 2:
+            os.write(self._pipe, b"x")
             os.read(self._pipe, 1)
         return {"index": index}
 
@@ -110,7 +122,7 @@ def test_the_seeded_reading_of_single_examples_names_them(pipe: tuple[int, int])
 def test_a_long_wait_is_told_once_and_then_the_stream_goes_on(
     who: str, pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loader_module, "StallTimeout", partial(StallTimeout, warn_seconds=0.2))
+    monkeypatch.setattr(loader_module, "StallTimeout", partial(loader_module.StallTimeout, warn_seconds=0.2))
     with told(lambda: os.write(pipe[1], b"x")) as messages:
         loader = Loader(OneByOne(pipe[0]), batch_size=4, **{f"num_{who}": 1})  # type: ignore[arg-type]
         assert [batch["index"].tolist() for batch in loader.evaluation_batches(4)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
