@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import forked_python
 import fsspec
 import numpy as np
 import pytest
@@ -330,7 +329,7 @@ def test_of_several_workers_the_chief_saves_whoever_is_first(
     words = ["lockstep", "run", "--workers", "2", "--device", "cpu", str(tmp_path / "script.py")]
     with (tmp_path / "log").open("wb") as log:
         command = [sys.executable, "-m", *words, str(photos), str(tmp_path / "run")]
-        process = forked_python.Popen(command, env=environment, stdout=log, stderr=log)
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
     store = Store(tmp_path / "run" / "checkpoints")
     while process.poll() is None and 3 not in store.steps():
         time.sleep(0.05)
@@ -352,7 +351,7 @@ def test_a_signal_while_the_bucket_is_away_ends_the_run_soon(
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", LONG_SCRIPT, str(place)]
     with (tmp_path / "log").open("wb") as log:
-        process = forked_python.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log)
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log)
     assert process.stdout
     while process.poll() is None and step_of(place) < 3:
         time.sleep(0.05)
