@@ -140,7 +140,7 @@ def test_killed_at_any_moment_of_a_save_in_the_background(tmp_path: Path) -> Non
             break
         child = Child(save_for_ever, tmp_path, reached + 1)
         child.pipe.poll(HANG_SECONDS)
-        child.kill_after(draw.uniform(0, 0.15))
+        child.kill_after(draw.uniform(0, 0.15 if kills < 30 else 2))
         child.said()
         found = store.read()
         if found is not None:
