@@ -260,8 +260,12 @@ def _ip(*arguments: str) -> str:
 
 
 def _remove(name: str) -> None:
-    if (NAMESPACES / name).exists():
-        _ip("netns", "delete", name)
+    try:
+        if (NAMESPACES / name).exists():
+            _ip("netns", "delete", name)
+    except subprocess.CalledProcessError:
+        if (NAMESPACES / name).exists():  # another process of tests may have removed it meanwhile
+            raise
     shutil.rmtree(FILES_OF_NAMESPACES / name, ignore_errors=True)
 
 
