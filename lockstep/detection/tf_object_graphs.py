@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from lockstep.weights.layouts import CONVOLUTION, DENSE, DEPTHWISE, Layout
-from lockstep.weights.names import Destination, NameMap, Rename
+from lockstep.weights.names import Destination, NameMap, NameTable, Rename
 
 _SUFFIX = Rename(r"/\.ATTRIBUTES/VARIABLE_VALUE$", "")
 _ROOT = Rename(r"^[a-z]\w*/(?=_)", "")
@@ -54,7 +54,7 @@ class ObjectPaths:
 
     def name_map(self) -> NameMap:
         """Return the map, once all layers are there."""
-        return NameMap((_SUFFIX, _ROOT, _BACKBONE, _MAPS), places=self._places, called="TensorFlow 2")
+        return NameTable((_SUFFIX, _ROOT, _BACKBONE, _MAPS), places=self._places)
 
     def layers(self, start: str) -> list[str]:
         """Return the names of the layers with parameters whose names begin so, in the order that Keras has them in.

@@ -22,7 +22,7 @@ from lockstep.training.state import TrainState
 from lockstep.weights.architectures import check_architecture, seems_to_be
 from lockstep.weights.assignment import assign_tensors, select_variables
 from lockstep.weights.name_maps import SHIPPED
-from lockstep.weights.names import NameMap, Rename, find_prefixes, swap_prefix
+from lockstep.weights.names import NameMap, NameTable, Rename, find_prefixes, swap_prefix
 from lockstep.weights.source import MemorySource, WeightSource
 from lockstep.weights.warm_start import Flattening, Role, Takes, Target, WarmStart, WarmStartReport
 from lockstep.workers.rank import join
@@ -97,7 +97,7 @@ def warm_start(
             hint=error.hint,
         ) from error
     if isinstance(state.model, DetectionModel) and takes is not None and not is_any:
-        prefixes, numbered = state.model.backbone_prefixes, bool(mapping.resolved_map.places)
+        prefixes, numbered = state.model.backbone_prefixes, isinstance(mapping.resolved_map, NameTable)
         check_architecture(opened, targets, planned.report, prefixes, is_numbered=numbered)
     loaded = dict(planned.tensors(opened))
     report = planned.report.after(loaded)

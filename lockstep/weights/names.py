@@ -72,16 +72,22 @@ class NameMap:
     """Patterns of parameters that such files need not hold; they keep the values they have."""
     may_be_cut: tuple[str, ...] = ()
     """Patterns of kernels that such files may hold smaller than the model: they are put in the middle of zeros."""
-    places: Mapping[str, Sequence[Destination]] = field(default_factory=dict)
-    """Where names go that are whole names once they are renamed."""
-    called: str = ""
-    """What the files are of, in words for messages."""
 
     def apply(self, names: Iterable[str]) -> tuple[dict[str, list[Destination]], list[Rename]]:
         """Return the places of names, and the renames that matched none."""
-        renamed, unmatched = apply_renames({name: [Destination(name)] for name in names}, self.renames)
-        if not self.places:
-            return renamed, unmatched
+        return apply_renames({name: [Destination(name)] for name in names}, self.renames)
+
+
+@dataclass(frozen=True)
+class NameTable(NameMap):
+    """A map by a table of names, beside renames that come first; a detector makes it of its own layers."""
+
+    places: Mapping[str, Sequence[Destination]] = field(default_factory=dict)
+    """Where names go, once they are renamed."""
+
+    def apply(self, names: Iterable[str]) -> tuple[dict[str, list[Destination]], list[Rename]]:
+        """Return the places of names, and the renames that matched none."""
+        renamed, unmatched = super().apply(names)
         found = {
             name: [end for place in each for end in self.places.get(place.name, [place])]
             for name, each in renamed.items()
