@@ -15,7 +15,7 @@ from lockstep.errors import DataError
 from lockstep.images.decode import AS_STORED, Decoding
 from lockstep.images.masks import packed_outline
 from lockstep.listing import shorten
-from lockstep.readers.boxed_images import BoxedImage, BoxedImages, BoxedObject
+from lockstep.readers.boxed_images import MOST_PIXELS, BoxedImage, BoxedImages, BoxedObject
 from lockstep.readers.fingerprint import tells_options
 from lockstep.readers.image_files import upright_sizes
 from lockstep.readers.image_folder import images_below
@@ -253,11 +253,11 @@ def _keypoints(numbers: Sequence[float], sets: YoloSets, height: int, width: int
     points = np.array(numbers).reshape(-1, sets.numbers_of_keypoint)
     x, y = points.T[:2]
     visibility = points[:, 2] if sets.numbers_of_keypoint == _WITH_VISIBILITY else np.where((x < 0) | (y < 0), 0.0, 2.0)
-    is_there = visibility > 0
-    if not (np.isin(visibility, (0, 1, 2)).all() and np.isfinite(points[is_there]).all()):
-        raise ValueError
     # Of what is not there COCO has zeros, whatever the line says.
-    return (np.stack([x * width, y * height, visibility], axis=1) * is_there[:, None]).tobytes()
+    found = np.where(visibility[:, None] > 0, np.stack([x * width, y * height, visibility], axis=1), 0.0)
+    if not (np.isin(visibility, (0, 1, 2)).all() and (np.abs(found) < MOST_PIXELS).all()):
+        raise ValueError
+    return found.tobytes()
 
 
 def _without(path: str | AnyPath, asked: str, given: str, expected: str) -> DataError:

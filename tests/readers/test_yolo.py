@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -261,6 +262,9 @@ def test_keypoints_are_those_that_cocos_are(tmp_path: Path) -> None:
     batch = open_source(flat, everything=True).read_batch(np.array([0]))
     assert batch["keypoint_visibility"].values.tolist() == [[2, 0]]
     assert "masks" not in batch
+    nowhere = data_set(tmp_path / "c", line(*BOX, 0.25, 0.5, 1, math.nan, -math.inf, 0), yaml=yaml)
+    batch = Yolo(nowhere, keypoints=True, truth=True).read_batch(np.array([0]))
+    assert batch["truth_keypoints"].values.tolist() == [[[2, 2, 1], [0, 0, 0]]]
 
 
 def test_sets_without_objects_have_neither_masks_nor_keypoints(tmp_path: Path) -> None:
@@ -276,7 +280,7 @@ def test_masks_and_keypoints_that_are_not_there_are_refused(tmp_path: Path) -> N
         with pytest.raises(DataError, match=wrong):
             DetectionData(boxes, **asked).reader("train", 2)
     yaml = "names: [cat, dog]\nkpt_shape: [1, 3]"
-    for name, point in ("b", (0.5, 0.5, 3)), ("c", (float("nan"), 0.5, 1)):
+    for name, point in ("b", (0.5, 0.5, 3)), ("c", (math.nan, 0.5, 1)), ("e", (1e300, 0.5, 2)):
         with pytest.raises(DataError, match="3 numbers of each of 1 keypoints"):
             Yolo(data_set(tmp_path / name, line(*BOX, *point), yaml=yaml), keypoints=True)
     with pytest.raises(DataError, match="not the number of keypoints and 2 or 3"):
