@@ -126,19 +126,21 @@ def error_kinds(
     classes, num_objects = np.unique(truth_labels, return_counts=True)
 
     def mean_precision(labels: Ints, is_right: Bools, kept: Bools, num_objects: Ints) -> float:
-        best_first = np.argsort(-scores, kind="stable")
-        best_first = best_first[kept[best_first]]
-        ranked, right = labels[best_first], is_right[best_first, None]
+        order = np.lexsort((-scores, labels))
+        order = order[kept[order]]
+        ranked, right = labels[order], is_right[order, None]
+        starts, stops = (np.searchsorted(ranked, classes, side).tolist() for side in ("left", "right"))
         each = [
-            precision_at_levels(right[ranked == label], ~right[ranked == label], number).mean()
-            for label, number in zip(classes.tolist(), num_objects.tolist(), strict=True)
+            precision_at_levels(right[start:stop], ~right[start:stop], max(number, 1)).mean()
+            for start, stop, number in zip(starts, stops, num_objects.tolist(), strict=True)
             if number
+            or stop > start  # as in TIDE, a class of which nothing is left but detections has a precision of 0
         ]
         return float(np.mean(each)) if each else 0.0
 
     now = mean_precision(labels, is_right, np.ones(len(labels), bool), num_objects)
     found: dict[str, ErrorKind] = {}
-    left = num_objects - np.count_nonzero(missed[:, None] == classes, axis=0)
+    left = num_objects - np.bincount(np.searchsorted(classes, missed), minlength=len(classes))
     for place, name in enumerate(KINDS):
         of_kind = kind == place
         without = mean_precision(

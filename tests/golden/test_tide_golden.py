@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +14,10 @@ from lockstep.metrics.detection_errors import KINDS
 from lockstep.metrics.detection_report import DetectionReport
 
 
-def report_of(order: list[int], size: int) -> DetectionReport:
+def report_of(order: list[int], size: int, made: list[Any] | None = None) -> DetectionReport:
     """The report of the images in this order, so many in a micro-batch."""
-    made, report = images(), DetectionReport({label: f"class {label}" for label in range(1, NUM_CLASSES + 1)})
+    made = made or images()
+    report = DetectionReport({label: f"class {label}" for label in range(1, NUM_CLASSES + 1)})
     for start in range(0, len(order), size):
         columns: dict[str, list[object]] = {name: [] for name in report.fields}
         for number in order[start : start + size]:
@@ -26,7 +28,7 @@ def report_of(order: list[int], size: int) -> DetectionReport:
                 "labels": np.array([label for _, label, _ in detections], np.int64),
                 "scores": np.array([score for *_, score in detections]),
                 "truth_boxes": np.array([box for box, *_ in objects]).reshape(-1, 4),
-                "truth_labels": np.array([label for _, label, _ in objects], np.int64),
+                "truth_labels": np.array([label for _, label, *_ in objects], np.int64),
             }
             for name in report.fields:
                 columns[name].append(given.get(name, np.zeros(len(objects), bool)))
@@ -41,3 +43,13 @@ def test_kinds_and_costs_are_those_of_tide() -> None:
     assert [error.cost for error in errors.values()] == pytest.approx([recorded[kind][1] for kind in KINDS], abs=1e-12)
     assert min(count for count, _ in recorded.values()) > 0
     assert errors == report_of([*range(30)][::-1], size=7).compute()["errors"]
+
+
+@pytest.mark.parametrize(("false", "cost"), [([], 0.5), ([([200, 200, 20, 20], 2, 0.8)], 0.0)])
+def test_a_class_of_which_all_objects_are_missed(false: list[Any], cost: float) -> None:
+    """TIDE 1.0.1 says the same: without its objects the class counts no longer, unless there are detections of it."""
+    square = [10, 10, 20, 20]
+    image = [(square, 1, 0.9), *false], [(square, 1), ([100, 100, 30, 30], 2)]
+    errors = report_of([0], 1, [image]).compute()["errors"]
+    assert errors["missed"] == (1, pytest.approx(cost, abs=1e-12))
+    assert errors["background"] == (len(false), pytest.approx(0, abs=1e-12))
