@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lockstep.checks import check_type, wrong_type
+from lockstep.checks import check_one_of, check_type, wrong_type
 from lockstep.detection.detector import DetectionModel
 from lockstep.errors import CheckpointError, InputError
 from lockstep.listing import shorten
@@ -84,6 +84,7 @@ def warm_start(
     targets = targets_of(state.model)
     is_any = mapping.require_loaded is not None  # the user says how much has to fit
     if takes is not None:
+        check_one_of("takes", takes, [*_IN_WORDS])
         mapping = _fitted(state.model, opened, targets, mapping, takes)
     try:
         planned = assign_tensors(opened, targets, mapping)

@@ -76,8 +76,9 @@ def assign_tensors(
 
     Raises:
         InputError: a pattern, a rename, a prefix or the name map matches nothing, or two tensors go to one place.
-        CheckpointError: tensors are missing or do not fit, nothing is loaded, or less than what is required; or a tied
-            parameter has tensors under two names of which one fits and one does not.
+        CheckpointError: tensors are missing or do not fit, nothing is loaded, or less than what is required; a bias has
+            another shape than the mean that it is subtracted from; or a tied parameter has tensors under two names of
+            which one fits and one does not.
     """
     firsts = {other: name for name, target in targets.items() for other in target.other_names}
     variables, ignored = select_variables(source, prefer_average=mapping.prefer_average)
@@ -94,6 +95,7 @@ def assign_tensors(
     tied = [_check_fits(source, each, taken[each.target], fit_of[each]) for each in others]
     reasons = refusals | {pair: f"another name of {pair.target}" for pair in others}
     loaded = tuple(replace(each, subtracted=subtracted.get(each.target)) for each in fits if isinstance(each, Loaded))
+    _check_biases(source, loaded)
     biases = [NotLoaded(name, "subtracted from the mean of a norm") for name in dict.fromkeys(subtracted.values())]
     refused = {pair.target: why for pair, why in reasons.items() if why}
     rest = [name for name in targets if name not in taken]
@@ -120,6 +122,18 @@ def assign_tensors(
     hint = _hint(variables, report, taken, unused, mapping, pairs_by)
     _check(report, mapping, {pair.place.name: pair.tensor for pair in unused}, hint)
     return Assignment(report, dict(targets), tuple(tied))
+
+
+def _check_biases(source: WeightSource, loaded: Iterable[Loaded]) -> None:
+    """Refuse a bias of another shape than the mean it is subtracted from, over which torch could spread it."""
+    for each in loaded:
+        if each.subtracted is not None and source.tensors[each.subtracted].shape != source.tensors[each.source].shape:
+            raise CheckpointError(
+                f"The tensor {each.subtracted!r} of {source.path} cannot be subtracted from {each.source!r}.",
+                given=f"a bias of the shape {source.tensors[each.subtracted].shape}",
+                expected=f"one of the shape {source.tensors[each.source].shape}, a value for each channel",
+                hint="take a checkpoint of this net, or copy it again",
+            )
 
 
 def _choice(names: Sequence[str], mapping: WarmStart) -> Callable[..., str]:

@@ -16,6 +16,7 @@ from lockstep.detection.detector import DetectionModel
 from lockstep.errors import CheckpointError, InputError
 from lockstep.models import InceptionV3, LeNet, Mnist, SqueezeNet
 from lockstep.training.warm_start import targets_of
+from lockstep.weights.names import Destination, NameMap, Rename
 
 
 class Net(nn.Module):
@@ -478,3 +479,17 @@ def test_a_detector_of_other_classes_leaves_the_heads_fresh_and_says_so(caplog: 
 def test_a_model_that_is_no_detector_takes_no_part() -> None:
     with pytest.raises(InputError, match="Only a detector takes a part of the weights"):
         ls.warm_start(make(), make(1).model.state_dict(), takes="features")
+    with pytest.raises(InputError, match=r"(?s)takes cannot be 'all'.*'classifier' or 'features' or 'detector'"):
+        ls.warm_start(make(), make(1).model.state_dict(), takes="all")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("shape", [(1,), (3,)])
+def test_a_bias_of_another_shape_is_not_subtracted_from_a_mean(shape: tuple[int, ...]) -> None:
+    """One value would be spread over all channels without a word."""
+    model = nn.Sequential(nn.Conv2d(3, 2, 1, bias=False), nn.BatchNorm2d(2))
+    place = Destination("1.running_mean", is_subtracted=True)
+    mapping = ls.weights.WarmStart(name_map=NameMap((Rename("^a/", ""),), places={"bias": [place]}))
+    values = {**model.state_dict(), "a/bias": torch.ones(shape)}
+    with pytest.raises(CheckpointError, match=r"(?s)a/bias.*cannot be subtracted.*a bias of the shape"):
+        ls.warm_start(ls.TrainState(model, ls.optim.SGD(lr=0.1)), values, mapping)
+    assert not model.get_buffer("1.running_mean").any()
