@@ -16,7 +16,7 @@ from lockstep.detection.detector import DetectionModel
 from lockstep.errors import CheckpointError, InputError
 from lockstep.models import InceptionV3, LeNet, Mnist, SqueezeNet
 from lockstep.training.warm_start import targets_of
-from lockstep.weights.names import Destination, NameMap, Rename
+from lockstep.weights.names import Destination, NameTable, Rename
 
 
 class Net(nn.Module):
@@ -488,7 +488,7 @@ def test_a_bias_of_another_shape_is_not_subtracted_from_a_mean(shape: tuple[int,
     """One value would be spread over all channels without a word."""
     model = nn.Sequential(nn.Conv2d(3, 2, 1, bias=False), nn.BatchNorm2d(2))
     place = Destination("1.running_mean", is_subtracted=True)
-    mapping = ls.weights.WarmStart(name_map=NameMap((Rename("^a/", ""),), places={"bias": [place]}))
+    mapping = ls.weights.WarmStart(name_map=NameTable((Rename("^a/", ""),), places={"bias": [place]}))
     values = {**model.state_dict(), "a/bias": torch.ones(shape)}
     with pytest.raises(CheckpointError, match=r"(?s)a/bias.*cannot be subtracted.*a bias of the shape"):
         ls.warm_start(ls.TrainState(model, ls.optim.SGD(lr=0.1)), values, mapping)
