@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from lockstep.data.loader import Loader
 from lockstep.description import described
@@ -215,11 +215,16 @@ def build_model(recipe: Recipe) -> nn.Module:
     """Build the network of a recipe with its first weights, on the CPU; quantized if the recipe says so."""
     model = recipe.model.build(recipe.seed)
     if (given := recipe.quantization) is not None:
-        images = recipe.data.blank(_EXAMPLES_TO_RUN)
         # A classifier's layers are all of those that it trains with; a detector's second stage would ask for objects.
-        images = network_input(model, images) if isinstance(model, DetectionModel) else images
-        quantize(model.train(not isinstance(model, DetectionModel)), images, **vars(given))
+        model.train(not isinstance(model, DetectionModel))
+        quantize(model, blank_input(recipe, model, _EXAMPLES_TO_RUN), **vars(given))
     return model
+
+
+def blank_input(recipe: Recipe, model: nn.Module, num_examples: int) -> Tensor:
+    """Return what a network is called with for as many black images."""
+    images = recipe.data.blank(num_examples)
+    return network_input(model, images) if isinstance(model, DetectionModel) else images
 
 
 def build_state(recipe: Recipe, worker: Worker) -> TrainState:

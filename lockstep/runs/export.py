@@ -17,7 +17,7 @@ import torch
 from lockstep.checkpoints.encoding import encode_tensors
 from lockstep.checks import Checked, PositiveInt
 from lockstep.errors import InputError, LockstepError
-from lockstep.recipes.tasks import Detection, network_input
+from lockstep.recipes.tasks import Detection
 from lockstep.runs.trained import Trained
 from lockstep.screen import log
 
@@ -91,14 +91,13 @@ def encode_model(
 def _of_whole_numbers(trained: Trained, *, for_onnx: bool) -> Trained:
     """Return the model with int8 weights, if it was trained for that; else as it is."""
     # What is not there is refused before torch is loaded.
-    from lockstep.detection.detector import DetectionModel
+    from lockstep.runs.build import blank_input
     from lockstep.runs.integer_graph import integer_network, quantizer_of
 
     if quantizer_of(trained.model) is None:
         return trained
-    model, blank = trained.model, trained.recipe.data.blank(_EXAMPLES_TRACED)
-    blank = network_input(model, blank) if isinstance(model, DetectionModel) else blank
-    return replace(trained, model=integer_network(model, blank, for_onnx=for_onnx))
+    blank = blank_input(trained.recipe, trained.model, _EXAMPLES_TRACED)
+    return replace(trained, model=integer_network(trained.model, blank, for_onnx=for_onnx))
 
 
 def _pt2(trained: Trained, images: ImagesOfGraph) -> memoryview:
