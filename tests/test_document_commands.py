@@ -78,6 +78,7 @@ REFUSED = ("lockstep train misspelt.toml",)
 SHORTENED = {
     "benchmark input": ["--seconds", "1"],
     "benchmark batch-size": ["--seconds", "1"],
+    "benchmark settings": ["--seconds", "1", "--set", "num_threads=1"],
     "doctor ": ["--seconds", "0"],
     "doctor mnist": ["--workdir", "runs/new"],
     "convert imagenet ": ["--train-shards", "2", "--validation-shards", "1"],

@@ -1,4 +1,4 @@
-"""`lockstep benchmark`: what limits a run, its input or its step; and what its batch size costs in time and memory."""
+"""`lockstep benchmark`: what limits a run, input or step; what its batch size costs, and what other settings bring."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from lockstep.checks import Range, check_one_of, check_value
-from lockstep.cli.shared import Command, add_json_argument, write_found
+from lockstep.cli.shared import Command, add_json_argument, add_settings_argument, write_found
 from lockstep.errors import InputError
 from lockstep.reporting.console import format_rate
 from lockstep.screen import log
@@ -19,6 +19,7 @@ from lockstep.tracing import INPUT_STAGES
 if TYPE_CHECKING:
     from lockstep.cli.batch_size_benchmark import Sweep
     from lockstep.cli.input_benchmark import Advice, Measured, Timing
+    from lockstep.cli.settings_benchmark import MeasuredSettings
     from lockstep.data.loader import Loader
     from lockstep.recipes.recipe import Recipe
     from lockstep.runs.build import Parts
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 _BATCH_SIZE = 64
 _CROP_SIZE = 224
 _MIN_SECONDS = 0.1
-_SECONDS = {"input": 10.0, "batch-size": 60.0}
+_SECONDS = {"input": 10.0, "batch-size": 60.0, "settings": 60.0}
 
 
 @dataclass(frozen=True)
@@ -44,13 +45,17 @@ def _add_arguments(benchmark: argparse.ArgumentParser) -> None:
     benchmark.add_argument(
         "part",
         choices=[*_SECONDS],
-        help="what is measured: the way from files to batches; or steps of larger and larger batches, while they fit",
+        help="what is measured: the way from files to batches; steps of larger and larger batches, while they fit; or "
+        "steps with other settings, such as another precision, beside the recipe's",
     )
     benchmark.add_argument(
         "what", help="a recipe, a file.toml, or for input a path to data: images in folders, shards, VOC, COCO"
     )
     benchmark.add_argument(
-        "--seconds", type=float, metavar="N", help="how long in all (default: 10, for batch sizes at most 60)"
+        "--seconds",
+        type=float,
+        metavar="N",
+        help="how long in all (default: 10; 60 for batch sizes, at most, and settings)",
     )
     benchmark.add_argument("--batch-size", type=int, metavar="N", help="default: the recipe's, 64 for a path")
     benchmark.add_argument(
@@ -61,6 +66,7 @@ def _add_arguments(benchmark: argparse.ArgumentParser) -> None:
     benchmark.add_argument("--processes", type=int, metavar="N", help="loader processes (default: as in training)")
     benchmark.add_argument("--threads", type=int, default=0, metavar="N", help="loader threads in place of processes")
     benchmark.add_argument("--device", choices=["cpu"], help="leave the accelerators alone")
+    add_settings_argument(benchmark, "change a field of the recipe; for settings, a change to measure beside it")
     add_json_argument(benchmark)
 
 
@@ -73,11 +79,11 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     check_value("seconds", arguments.seconds, Annotated[float, Range(ge=_MIN_SECONDS)])
     check_source(arguments.what)
     recipe = _recipe(arguments) if is_recipe(arguments.what) else None
-    if arguments.part == "batch-size" and recipe is None:
+    if (arguments.part != "input" or arguments.settings) and recipe is None:
         raise InputError(
-            "A path to data has no training step.",
-            given=arguments.what,
-            expected="a recipe, whose batch size is asked for",
+            f"A path to data has no {'fields' if arguments.part == 'input' else 'training step'}.",
+            given=" ".join([arguments.what, *(f"--set {setting}" for setting in arguments.settings)]),
+            expected="a recipe, whose steps are measured",
             hint=f"name a recipe or a file.toml; how fast it is read says lockstep benchmark input {arguments.what}",
         )
 
@@ -88,11 +94,12 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     threads = torch.get_num_threads()
     try:
         worker = join(arguments.device or (recipe.device if recipe else None))
-        if arguments.part == "batch-size":
-            assert recipe is not None, "refused above"
-            _measure_batch_sizes(arguments, recipe, worker)
-        else:
+        if arguments.part == "input":
             _measure_input(arguments, recipe, worker)
+        else:
+            assert recipe is not None, "refused above"
+            measure = _measure_batch_sizes if arguments.part == "batch-size" else _measure_settings
+            measure(arguments, recipe, worker)
     finally:
         torch.set_num_threads(threads)
     return 0
@@ -124,14 +131,25 @@ def _measure_batch_sizes(arguments: argparse.Namespace, recipe: Recipe, worker: 
     write_found(arguments, facts, _sweep_as_text(arguments.what, sweep))
 
 
+def _measure_settings(arguments: argparse.Namespace, recipe: Recipe, worker: Worker) -> None:
+    from lockstep.cli.settings_benchmark import compare_settings
+
+    found = compare_settings(
+        recipe, lambda changed: _trained(changed, worker), worker.device, arguments.settings, arguments.seconds
+    )
+    facts = {"what": arguments.what, "device": str(worker.device), **found.as_json()}
+    write_found(arguments, facts, _comparison_as_text(arguments.what, found))
+
+
 def _recipe(arguments: argparse.Namespace) -> Recipe:
     from lockstep.recipes.shipped import find
+    from lockstep.recipes.toml import with_settings
 
     given = {"--batch-size": arguments.batch_size, "--processes": arguments.processes, "--threads": arguments.threads}
     of_input = [flag for flag, value in given.items() if value is not None and (flag, value) != ("--threads", 0)]
-    if arguments.part == "batch-size" and of_input:
+    if arguments.part != "input" and of_input:
         raise InputError(
-            "Batch sizes are measured without what reads ahead, from the smallest on.",
+            "Steps are measured without what reads ahead, and batches from the smallest on.",
             given=" ".join(of_input),
             expected=f"{of_input[0]} for the input alone",
             hint=f"leave it out, or measure the input: lockstep benchmark input {arguments.what} {of_input[0]} N",
@@ -143,8 +161,11 @@ def _recipe(arguments: argparse.Namespace) -> Recipe:
             expected="--augment for a path to data alone",
             hint="leave it out, or change data.augment in the recipe",
         )
+    recipe = find(arguments.what)
+    if arguments.part != "settings":
+        recipe = with_settings(recipe, arguments.settings)
     # The same few batches again and again may make the weights diverge, which is no reason to stop.
-    recipe = replace(find(arguments.what), nonfinite="skip", nonfinite_budget=sys.maxsize, warm_start=None)
+    recipe = replace(recipe, nonfinite="skip", nonfinite_budget=sys.maxsize, warm_start=None)
     if arguments.batch_size is not None:
         recipe = replace(recipe, batch_size=arguments.batch_size)
     if arguments.processes is not None or arguments.threads:
@@ -294,6 +315,25 @@ def _sweep_as_text(what: str, sweep: Sweep) -> Iterator[str]:
     yield sweep.verdict
     yield f"- {what} has {sweep.batch_size}. Another batch size is another experiment, with a learning rate of its own."
     yield f"- To train with the largest: lockstep train {what} --set batch_size={sweep.sizes[-1].batch_size}"
+
+
+def _comparison_as_text(what: str, found: MeasuredSettings) -> Iterator[str]:
+    yield f"{what}: {found.model}; {found.machine}"
+    yield ""
+    rows = [["", "ms a step", "of the recipe's", "half of the rounds"]]
+    rows.append(["the recipe", f"{1e3 * found.seconds:.1f}", "", ""])
+    for each in found.changes:
+        if each.ratios:
+            half = "{:.2f} to {:.2f}".format(*each.quarters)
+            rows.append([" ".join(each.settings), f"{1e3 * each.seconds:.1f}", f"{each.ratio:.2f}", half])
+    yield from _table(rows)
+    yield from (f"{' '.join(each.settings)} cannot be measured: {each.failed}" for each in found.changes if each.failed)
+    yield ""
+    yield found.verdict
+    if found.best:
+        settings = " ".join(f"--set {setting}" for setting in found.best.settings)
+        yield "- Numbers are rounded otherwise then: it is another run, whose scores may be others."
+        yield f"- To train so: lockstep train {what} {settings}"
 
 
 def _as_json(what: str, loader: Loader, measured: Measured, advice: Advice) -> dict[str, Any]:
