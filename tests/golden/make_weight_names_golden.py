@@ -7,7 +7,7 @@
     /tmp/tv/bin/pip install "torchvision==0.29.2"
     /tmp/tv/bin/python tests/golden/make_weight_names_golden.py torchvision
 
-It writes `weight_names_golden.json` beside itself: the shape of every variable by its name, a net each. The nets are
+It writes `weight_names_golden.json.gz` beside itself: the shape of every variable by its name, a net each. The nets are
 Inception-v3 of tf_slim.nets, Inception-v3 of torchvision, Inception-v3 of the package inception.slim that the ImageNet
 trainer of tensorflow/models had (its layers are listed here; the names are made by TensorFlow, as it had them made),
 and the net of the MNIST trainer with what its optimizer and its moving averages add.
@@ -15,12 +15,13 @@ and the net of the MNIST trainer with what its optimizer and its moving averages
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
-PATH = Path(__file__).parent / "weight_names_golden.json"
+PATH = Path(__file__).parent / "weight_names_golden.json.gz"
 
 # Width, kernel height and kernel width of the convolutions of a branch, in the order in which they are made.
 Branch = list[tuple[int, int, int]]
@@ -75,9 +76,9 @@ FORKS = {("branch3x3", 1), ("branch3x3dbl", 2)}
 
 def main(system: str) -> None:
     nets = {"tensorflow": tensorflow_nets, "torchvision": torchvision_nets}[system]()
-    golden = (json.loads(PATH.read_text()) if PATH.exists() else {}) | nets
+    golden = (json.loads(gzip.decompress(PATH.read_bytes())) if PATH.exists() else {}) | nets
     lines = [f"{json.dumps(name)}: {json.dumps(golden[name], separators=(',', ':'))}" for name in sorted(golden)]
-    PATH.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    PATH.write_bytes(gzip.compress(("{\n" + ",\n".join(lines) + "\n}\n").encode(), mtime=0))
 
 
 def torchvision_nets() -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -46,7 +47,7 @@ AS_IT_WAS = 1e-12
 @pytest.fixture(scope="module")
 def full_size_net() -> nn.Module:
     """The whole net, with the weights that TF-Slim's was given, imported by their names there."""
-    shapes = json.loads((HERE / "weight_names_golden.json").read_text())["slim_inception_v3"]
+    shapes = json.loads(gzip.decompress((HERE / "weight_names_golden.json.gz").read_bytes()))["slim_inception_v3"]
     # Recorded there for 1,000 classes.
     shapes = {name: [inputs.NUM_IMAGENET_CLASSES if n == 1000 else n for n in shape] for name, shape in shapes.items()}
     net = InceptionV3(inputs.NUM_IMAGENET_CLASSES, dropout=0.0).build(seed=0)

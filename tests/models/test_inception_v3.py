@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import gzip
 import json
 import math
 from collections import Counter
@@ -24,7 +25,8 @@ from lockstep.weights.assignment import assign_tensors
 from lockstep.weights.source import MemorySource
 from lockstep.weights.warm_start import Target, WarmStart
 
-GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "weight_names_golden.json").read_text())
+NAMES = Path(__file__).parent.parent / "golden" / "weight_names_golden.json.gz"
+GOLDEN = json.loads(gzip.decompress(NAMES.read_bytes()))
 STD_OF_CUT_NORMAL = 0.8796
 SMALL = InceptionV3(num_classes=5, depth_multiplier=0.1)
 # By the reference's name of a scope: how its parts are called here, and how many variables they hold.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -26,7 +27,7 @@ Shapes = dict[str, tuple[int, ...]]
 GOLDEN: dict[str, Shapes] = {
     net: {name: tuple(shape) for name, shape in shapes.items()}
     for net, shapes in json.loads(
-        (Path(__file__).parent.parent / "golden" / "weight_names_golden.json").read_text()
+        gzip.decompress((Path(__file__).parent.parent / "golden" / "weight_names_golden.json.gz").read_bytes())
     ).items()
 }
 TORCHVISION = {n: s for n, s in GOLDEN["torchvision_inception_v3"].items() if not n.endswith("num_batches_tracked")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from lockstep.weights.warm_start import (
     WarmStartReport,
 )
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "weight_names_golden.json"
+GOLDEN = Path(__file__).parent.parent / "golden" / "weight_names_golden.json.gz"
 
 
 def use(target: str, source: str, *, layout: str | None = None, converted: str | None = None) -> Loaded:
@@ -124,7 +125,7 @@ def test_a_model_without_parameters_has_no_share() -> None:
 
 
 def test_fine_tuning_inception_leaves_the_four_variables_of_its_heads() -> None:
-    golden = json.loads(GOLDEN.read_text())
+    golden = json.loads(gzip.decompress(GOLDEN.read_bytes()))
     source = MemorySource(
         {name: torch.zeros(1).expand(shape) for name, shape in golden["inception_slim"].items()}, "model.ckpt"
     )
