@@ -150,7 +150,7 @@ class _Contender:
 
     def __init__(self, built: Built, device: torch.device) -> None:
         self.parts, self._step = built
-        self._device, self.threads, self.turns = device, torch.get_num_threads(), list[float]()
+        self.device, self.threads, self.turns = device, torch.get_num_threads(), list[float]()
         loader, towers = self.parts.loader, range(self.parts.towers.num_towers)
         with closing(copy_of_loader(loader, loader.order).batches(towers, len(towers), device)) as batches:
             self._batch = next(batches)
@@ -167,8 +167,8 @@ class _Contender:
         began = time.perf_counter()
         for _ in range(num_steps):
             self._step(replace(self._batch, fields=dict(self._batch)))  # a step lays its images out in the batch
-        if reading_waits(self._device):
-            torch.accelerator.synchronize(self._device)
+        if reading_waits(self.device):
+            torch.accelerator.synchronize(self.device)
         return (time.perf_counter() - began) / num_steps
 
 
@@ -179,7 +179,7 @@ def _compared(
     log.info("measuring %s%s", " and ".join(settings), ": torch compiles for some minutes" if compiles else "")
     ratios: list[float] = []
     try:
-        other = _Contender(build(with_settings(recipe, settings)), as_is._device)
+        other = _Contender(build(with_settings(recipe, settings)), as_is.device)
         num_steps = max(1, math.ceil(_TURN_SECONDS / max(as_is.once, other.once)))
         began = time.perf_counter()
         while len(ratios) < _LEAST_ROUNDS or time.perf_counter() - began < seconds:
