@@ -39,6 +39,8 @@ CHECKPOINTS, SUMMARIES, EVALUATION_SUMMARIES = "checkpoints", "summaries", "summ
 MARKER, LATEST = ".mirror.json", "latest.json"
 KEPT_HERE = (EVALUATIONS, EVALUATION_SUMMARIES)
 """What `lockstep evaluate` writes, also where another machine trains; it is not uploaded."""
+OF_WORKERS = ("refused", "memory", "traces")
+"""What each worker writes into the folder of its host; of several hosts the chief's alone is uploaded."""
 LEASE = ".lease-"
 LEASE_NAME = re.compile(r"\.lease-([0-9]{6,})")
 STEP_NAME = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,17})")

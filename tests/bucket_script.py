@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import lockstep as ls
 from lockstep.recipes.recipe import Recipe
+from lockstep.run_files import LATEST
+from lockstep.storage.remote_path import RemotePath
 from lockstep.types import Interval
 
 STEPS, SAVE_EVERY = 12, 3
+BAD_POSITION, LOST_AT = 32, 8
+"""Where a loss is not finite, after step 4; and the step after which the chief of several hosts is lost."""
 
 
 def stripes(split: str) -> ls.data.Reader | None:
@@ -70,3 +78,29 @@ def train_stored(data: str, workdir: str | Path, steps: int = STEPS) -> Any:
 
 def train(workdir: str | Path, steps: int = STEPS, **options: Any) -> Any:
     return ls.run(small_recipe(steps), workdir, **{"model": tiny, "reader": stripes, **options})
+
+
+def not_always_finite(model: nn.Module, batch: ls.Batch) -> dict[str, torch.Tensor]:
+    mean = F.cross_entropy(model(batch["image"].float() / 255), batch["label"])
+    return {"cross_entropy": mean * float("nan") if batch.position == BAD_POSITION else mean}
+
+
+def train_on_hosts(workdir: str | Path, lost: str = "", step_seconds: float = 0.0) -> Any:
+    """Train in exact mode, go back to a checkpoint once, and lose the chief once, which leaves the file `lost`.
+
+    By then something of the run is on the bucket.
+    """
+    recipe = small_recipe()
+    watch = replace(recipe.watch, on_failure="continue" if lost else "restart")
+    recipe = replace(recipe, exchange=ls.AllReduce(exact=True), nonfinite="rollback", watch=watch)
+
+    def wait_or_die(report: ls.StepReport) -> None:
+        time.sleep(step_seconds)
+        if lost and report.step == LOST_AT and ls.join().is_chief and not Path(lost).exists():
+            Path(lost).touch()
+            while not (RemotePath(str(workdir)) / LATEST).exists():
+                time.sleep(0.1)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    parts = {"model": tiny, "reader": stripes, "losses": not_always_finite}
+    return ls.run(recipe, workdir, **parts, hooks=[wait_or_die])

@@ -37,7 +37,7 @@ from lockstep.checkpoints.store import Store
 from lockstep.durable import atomic_write, make_folder, sync_and_close, sync_folder
 from lockstep.errors import CheckpointError, LockstepError, WorkdirError
 from lockstep.records.index_cache import cache_folder
-from lockstep.run_files import CHECKPOINTS, KEPT_HERE, LATEST, LEASE, LEASE_NAME, step_name
+from lockstep.run_files import CHECKPOINTS, KEPT_HERE, LATEST, LEASE, LEASE_NAME, OF_WORKERS, step_name
 from lockstep.screen import log
 from lockstep.storage.remote_path import ObjectStat, RemotePath
 from lockstep.storage.retries import at_once, is_refused, told, wait_before_try
@@ -460,7 +460,8 @@ class _Filling:
             (staging / name).replace(_make_way(self.target / name))
         leases = [path.name for path in self.target.glob(f"{LEASE}*")] if not self.contents else []
         for name in {*leases, *(name for name, _ in files_in(self.target))} - {*names}:
-            (self.target / name).unlink(missing_ok=True)
+            if name.split("/")[0] not in OF_WORKERS:
+                (self.target / name).unlink(missing_ok=True)
         for step in {*store.steps()} - {*self.whole}:
             store.discard(step)
         for folder in (store.folder, self.target):

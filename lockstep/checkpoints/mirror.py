@@ -34,7 +34,7 @@ from lockstep.checkpoints.retention import PINNED, Retention
 from lockstep.checkpoints.store import BeforeCommit, Store
 from lockstep.durable import atomic_write
 from lockstep.errors import CheckpointError, LockstepError, WorkdirError
-from lockstep.owner import Owner, this_process
+from lockstep.owner import Owner
 from lockstep.run_files import CHECKPOINTS, KEPT_HERE, LATEST, MARKER, RESULT, named_step, step_name
 from lockstep.screen import log
 from lockstep.storage.remote_path import ObjectStat, RemotePath
@@ -361,11 +361,11 @@ class Mirror:
         with suppress(OSError):
             self._note(owner=None)
 
-    def hold(self) -> None:
-        """Note that this process works in the folder; raises WorkdirError if the bucket has gone on without it."""
+    def hold(self, owner: Owner) -> None:
+        """Note that the owner, this process, works here; raises WorkdirError if the bucket has gone on without it."""
         self._is_unsettled = False
         self.forget()
-        self._note(owner=this_process())
+        self._note(owner=owner)
         self._learn()
 
     def forget(self) -> None:

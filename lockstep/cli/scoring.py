@@ -222,21 +222,10 @@ class _BucketLooks:
         return self._is_over
 
 
-def _check_one_host(url: str, worker: Worker) -> None:
-    if worker.num_local_workers < worker.num_workers:
-        raise InputError(
-            "Several hosts do not follow a run on a bucket.",
-            given=f"{url} --follow, and workers on other hosts, each with a folder of its own",
-            expected="the workers of one host, or a folder that all hosts see",
-            hint="score on one host; or score the newest checkpoint each time: leave --follow out",
-        )
-
-
 def _follow(run: ScoredRun, polling: Polling, scoring: _Scoring, worker: Worker) -> bool:
     """Score each new checkpoint; returns whether the run came to its end, and no worker was stopped."""
     is_over, shown = run.is_over, shown_path(run.path)
     if is_url(shown):
-        _check_one_host(shown, worker)
         is_over = _BucketLooks(RemotePath(shown)).is_over
     checkpoints = follow(run.store, polling, is_over=is_over, stop=is_stopped)
     most = run.recipe.evaluate.most_evaluations

@@ -154,12 +154,17 @@ def _contents(store: Store, step: int) -> _Contents:
 
 def _read_together(store: Store, step: int, search: _Search, worker: Worker) -> Checkpoint | None:
     """Read the checkpoint of a step on all workers; None on all of them where one cannot read it."""
-    checkpoint, damage = _read(store, step)
+    from lockstep.training.handing_over import hand_over, only_chief_has
+
+    is_handed_over = only_chief_has(store, worker)
+    checkpoint, damage = _read(store, step) if worker.is_chief or not is_handed_over else (None, None)
     answers = worker.group.gather([checkpoint is not None, damage])
     damages = [damage for _, damage in answers if damage]
     if damages and worker.is_chief:
         log.warning("%s It is not scored.", damages[0])
         search.skip(step)
+    if is_handed_over and answers[0][0]:
+        return hand_over(checkpoint, worker)
     return checkpoint if all(is_read for is_read, _ in answers) else None
 
 

@@ -151,18 +151,19 @@ class Lease:
         )
 
 
-def take(folder: AnyPath, *, known_dead: Owner | None = None) -> Lease:
+def take(folder: AnyPath, *, known_dead: Owner | None = None, owner: Owner | None = None) -> Lease:
     """Take the lease of an existing folder, or of one on a bucket.
 
     Args:
         folder: which may be held by a dead process, or have been given up.
         known_dead: an owner that is known to be dead, though perhaps not to this system.
+        owner: this process, as it has taken another folder of the same run.
 
     Raises:
         WorkdirError: a process that is alive holds it.
         OSError: the folder cannot be read or written.
     """
-    owner = this_process()
+    owner = owner or this_process()
     while True:
         last = _newest(folder)
         before = _read(last) if last else None

@@ -193,14 +193,14 @@ def watch_of_launcher(recipe: Recipe, *, has_workdir: bool) -> dict[str, Any]:
     }
 
 
-def _check_shared(path: Path) -> None:
-    """Refuse a bucket as the workdir of several hosts: each would have a folder of its own, and only one uploads."""
-    if mirror_of(path):
+def _check_written(recipe: Recipe, path: Path) -> None:
+    """Refuse what all workers write into one folder where each host has a folder of its own, as of a bucket."""
+    if recipe.watch.trace and mirror_of(path):
         raise InputError(
-            "A run on several hosts needs a workdir that all of them see.",
-            given=f"{shown_path(path)}, of which each host has a folder of its own",
-            expected="a folder on a file system that all hosts mount, or one host",
-            hint="give such a folder, and copy it to the bucket now and then; or mount the bucket",
+            "A trace of several hosts needs a workdir that all of them see.",
+            given=f"watch.trace={str(recipe.watch.trace)!r}, and {shown_path(path)}, of which each host has a copy",
+            expected="no trace, a folder on a file system that all hosts mount, or one host",
+            hint="leave the trace out; watch.profile shows what the chief does",
         )
 
 
@@ -233,7 +233,7 @@ class Run:
             generations_of(worker)
         workdir = Workdir(path) if path else None
         if path and worker.num_local_workers < worker.num_workers:
-            _check_shared(path)
+            _check_written(recipe, path)
         changed = workdir.check(recipe, accept_changes=accept_changes) if workdir else []
         worker.group.agree("the recipe", described(recipe))
         worker.pulse.hang_seconds = recipe.watch.hang_seconds
@@ -389,18 +389,27 @@ class Run:
         regroup()
         return _Regrouped(lost, began, own)
 
-    def _hold_workdir(self) -> None:
-        """Hold the workdir where this worker is the chief, and let the workers that may follow it know who does."""
+    def _hold_workdir(self) -> bool:
+        """Hold the workdir where this worker is the chief, and let the workers that may follow it know who does.
+
+        Returns:
+            Whether the chief has another folder than the one before, which the bucket may be behind.
+        """
         if self._files is None:
-            return
-        workdir = self._files.workdir
+            return False
+        workdir, pulse, is_behind = self._files.workdir, self._worker.pulse, False
         if self._worker.is_chief and workdir.owner is None:
+            if self._chief:
+                with pulse.during(pulse.step, "save"):  # it may take as long
+                    is_behind = workdir.taken_up(self._chief)
             self._held.enter_context(workdir.held(known_dead=self._chief))
             self._held.enter_context(self._files.saver)
             self._held.enter_context(self._files.loggers)
         if self._survives:
-            owner = self._worker.group.broadcast(workdir.owner.encode().decode() if workdir.owner else None)
+            owner = workdir.owner.encode().decode() if workdir.owner else None
+            owner, is_behind = self._worker.group.broadcast([owner, is_behind])
             self._chief = Owner.decode(owner.encode())
+        return is_behind
 
     def _go_on(self, regrouped: _Regrouped) -> RunEvent:
         """Go on with these workers from memory, or else from the last checkpoint."""
@@ -409,9 +418,13 @@ class Run:
         lost = agree_anew(worker, regrouped.lost)
         if not any(worker.group.gather(self._has_begun)):
             return self._begin()
-        self._hold_workdir()
+        is_behind = self._hold_workdir()
         state, loader = stages.parts.state, stages.parts.loader
-        found = recall(state, loader, worker, self._recipe.exchange, regrouped.own, stage=stages.now.number)
+        found = (
+            None
+            if is_behind
+            else recall(state, loader, worker, self._recipe.exchange, regrouped.own, stage=stages.now.number)
+        )
         source = "memory" if found else stages.load_last(self._files.store if self._files else None)
         if found:
             self._history = found.memory.history
@@ -474,7 +487,13 @@ class Run:
             reason=reason,
             split=self._split,
             evaluation=scored,
-            best=Best.of(self._files.store) if self._files else None,
+            best=self._best(),
             seconds=seconds,
             examples_per_second=self._pace.examples_per_second,
         )
+
+    def _best(self) -> Best | None:
+        """The best checkpoint, as the chief knows it."""
+        best = Best.of(self._files.store) if self._files and self._worker.is_chief else None
+        facts = self._worker.group.broadcast(asdict(best) if best else None)
+        return Best(**facts) if facts else None

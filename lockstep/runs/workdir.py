@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 
-from lockstep.checkpoints.fetching import reached
+from lockstep.checkpoints.fetching import fetch_run, reached
 from lockstep.checkpoints.manifest import Manifest
-from lockstep.checkpoints.mirror import Mirror, mirror_of, store_in
+from lockstep.checkpoints.mirror import KnownBucket, Mirror, mirror_of, store_in
 from lockstep.checkpoints.store import Store
 from lockstep.durable import atomic_write
 from lockstep.errors import WorkdirError, WorkdirLostError
@@ -158,6 +158,18 @@ class Workdir:
                 hint="put the checkpoints back, or name another --workdir to start afresh; nothing here was changed",
             )
 
+    def taken_up(self, before: Owner) -> bool:
+        """Bring the folder to where the bucket is if it mirrors one, and the chief before was on another host.
+
+        Returns:
+            Whether that is so: nothing is known here of what that chief has not uploaded.
+        """
+        origin = KnownBucket.read(self.path)
+        if origin is None or origin.owner == before:
+            return False
+        fetch_run(origin.url)
+        return True
+
     @contextmanager
     def held(self, *, known_dead: Owner | None = None) -> Iterator[None]:
         """Hold the folder, which is made if necessary, against a second start of the run.
@@ -168,24 +180,24 @@ class Workdir:
             self.path.mkdir(parents=True, exist_ok=True)
             lease = self._lease = take(self.path, known_dead=known_dead)
         try:
-            with self._bucket_held(known_dead):
+            with self._bucket_held(known_dead, lease.owner):
                 yield
         finally:
             self._lease = None
             lease.release()
 
     @contextmanager
-    def _bucket_held(self, known_dead: Owner | None) -> Iterator[None]:
+    def _bucket_held(self, known_dead: Owner | None, owner: Owner) -> Iterator[None]:
         """Hold the folder on the bucket, too, where this one is its mirror, and upload the rest at the end."""
         with ExitStack() as stack:
             if mirror := mirror_of(self.path):
                 with reached(mirror.bucket):
-                    lease = take(mirror.bucket, known_dead=known_dead)
+                    lease = take(mirror.bucket, known_dead=known_dead, owner=owner)
                     stack.callback(lease.release)
                     stack.callback(setattr, mirror, "check", mirror.check_latest)
                     stack.callback(mirror.close)
                     mirror.check = lease.check
-                    mirror.hold()
+                    mirror.hold(owner)
                 self._mirror = mirror
             yield
 

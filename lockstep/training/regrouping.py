@@ -12,30 +12,24 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import closing
-from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
-from lockstep.checkpoints.encoding import decode_tensors, decode_values, encode_tensors, encode_values
 from lockstep.checkpoints.store import Checkpoint
 from lockstep.data.loader import Loader
 from lockstep.errors import PeerLostError
-from lockstep.exchange.exchange import AllReduce, Exchange, TransportName
-from lockstep.exchange.tree import PartialSum, TreeSum
+from lockstep.exchange.exchange import AllReduce, Exchange
 from lockstep.screen import log
 from lockstep.served.exchanges import is_served
+from lockstep.training.handing_over import hand_over
 from lockstep.training.preflight import check_data
 from lockstep.training.replicas import checksum_of
 from lockstep.training.saving import load_run, snapshot
 from lockstep.training.state import TrainState
 from lockstep.types import End, StepReport
 from lockstep.workers.rank import Worker, generations_of, join, regroup
-
-PIECE_BYTES = 16 << 20
-"""Bytes that are handed over at once: an exchange takes as much for each worker, beside the state itself."""
 
 
 class SavePoint(NamedTuple):
@@ -72,45 +66,6 @@ def furthest(points: Sequence[SavePoint | None], prefer: Callable[[int], Any] = 
     there = {each for each in known if each[:3] == place}
     ranks = [rank for rank, each in enumerate(points) if each in there]
     return max(ranks, key=prefer) if len(there) == 1 else None
-
-
-def hand_over(
-    state: TrainState, loader: Loader, worker: Worker, source: int, transport: TransportName | None = None
-) -> Checkpoint:
-    """Return, on all workers, what worker `source` has in memory; they call it together.
-
-    It goes through an exchange of bytes, by the transport that the run names, to which the others add zeros. The state
-    and the loader stay as they are.
-    """
-    files: list[bytes] = []
-    names: list[str] = []
-    if worker.rank == source:
-        step, tensors, values = snapshot(state, loader)
-        names = list(tensors)
-        files = [encode_values({"step": step, "values": values})]
-        files += [b"".join(encode_tensors(members)) for members in tensors.values()]
-    gathered: list[Any] = worker.group.gather([names, [len(file) for file in files]])
-    names, sizes = gathered[source]
-    stream = passed_on(b"".join(files), sum(sizes), worker, transport).numpy()
-    first, *others = (stream[start:end].tobytes() for start, end in pairwise(accumulate(sizes, initial=0)))
-    facts = decode_values(first)
-    tensors = {name: decode_tensors(file) for name, file in zip(names, others, strict=True)}
-    return Checkpoint(facts["step"], Path(f"the memory of {worker.group.names[source]}"), tensors, facts["values"])
-
-
-def passed_on(own: bytes, num_bytes: int, worker: Worker, transport: TransportName | None) -> Tensor:
-    """Return the bytes of one worker on all of them, on the CPU; the others give none."""
-    size = min(PIECE_BYTES, num_bytes)
-    stream = torch.zeros(-(-num_bytes // size) * size, dtype=torch.uint8)
-    if own:
-        stream[:num_bytes] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
-    connection = AllReduce(transport).connect(worker, worker.num_workers)
-    for piece in torch.split(stream, size):
-        sums = TreeSum()
-        sums.add(worker.rank, PartialSum([piece.to(worker.device)], [0.0]))
-        piece.copy_(connection.total(sums).tensors[0])
-    connection.close()
-    return stream
 
 
 NUM_REPORTS = 2
@@ -193,7 +148,11 @@ def recall(
     checkpoint = None
     if len({*points}) > 1:
         transport = exchange.transport if isinstance(exchange, AllReduce) else None
-        checkpoint = hand_over(state, loader, worker, source, transport)
+        mine = None
+        if worker.rank == source:
+            step, tensors, values = snapshot(state, loader)
+            mine = Checkpoint(step, Path(), tensors, values)
+        checkpoint = hand_over(mine, worker, source, transport)
     return Recalled(Memory.from_json(gathered[source][1]), there.stage, None if point == there else checkpoint)
 
 

@@ -27,8 +27,8 @@ from lockstep.tensors import write_values
 from lockstep.towers.hosting import TowerBatch, TowerHost
 from lockstep.towers.statistics import restored
 from lockstep.training.attempt import Given
+from lockstep.training.handing_over import passed_on
 from lockstep.training.memory import is_lack_of_memory
-from lockstep.training.regrouping import passed_on
 from lockstep.training.replicas import Replicas, checksum_of
 from lockstep.training.state import TrainState
 from lockstep.training.verdict import NO_MEMORY, Judgement, TowerResult, judge, result_of

@@ -20,6 +20,7 @@ from lockstep.data.loader import Loader, check_stream
 from lockstep.errors import CheckpointError, InputError, NotFoundError
 from lockstep.screen import log
 from lockstep.storage.remote_path import is_url
+from lockstep.training.handing_over import hand_over, only_chief_has
 from lockstep.training.preflight import check_data, compare_trained_with
 from lockstep.training.saved_state import (
     EXTRA,
@@ -249,11 +250,15 @@ def read_checkpoint(
 ) -> Checkpoint | None:
     """The same checkpoint on all workers, as `Store.read` finds it; None where there is none."""
     wait_for_writers()
-    worker = join()
-    found = store_of(workdir, anew=True).read(step, check_values, before=before) if worker.is_chief else None
+    worker, found, is_handed_over = join(), None, False
+    if worker.is_chief:
+        store = store_of(workdir, anew=True)
+        found, is_handed_over = store.read(step, check_values, before=before), only_chief_has(store, worker)
     if worker.num_workers == 1:
         return found
-    newest = worker.group.broadcast(found.step if found else None)
+    newest, is_handed_over = worker.group.broadcast([found.step if found else None, is_handed_over])
+    if newest is not None and is_handed_over:
+        return hand_over(found, worker)
     if found or newest is None:
         return found
     store = store_of(workdir)

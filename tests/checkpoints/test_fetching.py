@@ -82,11 +82,17 @@ def test_a_folder_that_is_as_new_stays(machines: Machines, place: RemotePath) ->
 def test_an_older_folder_is_filled(machines: Machines, place: RemotePath) -> None:
     folder = local_folder(place)
     (folder / "evaluations.jsonl").write_text("scored here\n")
+    of_a_worker = folder / "refused" / "position-000000032" / "worker-1.json"  # of a host that was not the chief's
+    of_a_worker.parent.mkdir(parents=True)
+    of_a_worker.write_text("{}")
+    (folder / "notes").write_text("of nobody")
     machines.use("second")
     train(place, 3)
     machines.use("first")
     assert steps(fetch_run(place)) == [1, 2, 3]
     assert (folder / "evaluations.jsonl").read_text() == "scored here\n"
+    assert of_a_worker.exists()
+    assert not (folder / "notes").exists()
     assert sorted(path.name for path in folder.parent.iterdir()) == [f".{folder.name}.lock", folder.name]
 
 

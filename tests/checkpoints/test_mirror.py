@@ -33,6 +33,7 @@ from lockstep.checkpoints.mirror import (
 from lockstep.checkpoints.retention import Retention
 from lockstep.checkpoints.store import Store
 from lockstep.errors import DataError, LockstepError, WorkdirError
+from lockstep.owner import this_process
 from lockstep.run_files import LATEST
 from lockstep.storage import retries
 from lockstep.storage.remote_path import RemotePath
@@ -402,7 +403,7 @@ def test_whoever_holds_a_folder_is_written_down(machines: Machines, place: Remot
     folder = train(place, 1)
     mirror = mirror_of(folder)
     assert mirror
-    mirror.hold()
+    mirror.hold(this_process())
     held = KnownBucket.read(folder)
     assert held
     assert held.is_held

@@ -30,12 +30,11 @@ from lockstep.checkpoints.fetching import fetch_run, local_folder
 from lockstep.checkpoints.mirror import Latest, Mirror, UploadError, store_in
 from lockstep.checkpoints.retention import Retention
 from lockstep.checkpoints.store import Store
-from lockstep.errors import InputError, StoreError, WorkdirError
+from lockstep.errors import StoreError, WorkdirError
 from lockstep.images.pillow import png_bytes
 from lockstep.owner import this_process
 from lockstep.run_files import LATEST
 from lockstep.runs.metrics_logger import MetricsLogger
-from lockstep.runs.run import _check_shared
 from lockstep.runs.workdir import Workdir
 from lockstep.storage import retries
 from lockstep.storage.remote_path import RemotePath
@@ -397,12 +396,6 @@ def test_after_a_run_that_was_lost_the_same_process_goes_on(machines: Machines) 
     write(4)  # by a script, after the lease is given up
     store.mirror.settle()
     assert Latest.decode((place / LATEST).read_bytes()).step == 4
-
-
-def test_several_hosts_have_no_folder_that_all_see(machines: Machines, tmp_path: Path) -> None:
-    _check_shared(tmp_path)
-    with pytest.raises(InputError, match="needs a workdir that all of them see"):
-        _check_shared(fetch_run(new_place()))
 
 
 # A store of real code -------------------------------------------------------------------------------------------------

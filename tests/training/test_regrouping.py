@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +12,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import lockstep as ls
+from lockstep.checkpoints.store import Checkpoint
 from lockstep.data.loader import Loader
 from lockstep.exchange.exchange import TransportName
 from lockstep.readers.reader import Arrays
-from lockstep.training import regrouping
-from lockstep.training.regrouping import BodyPlace, SavePoint, furthest, hand_over, may_go_on
-from lockstep.training.saving import load_run
+from lockstep.training import handing_over
+from lockstep.training.handing_over import hand_over
+from lockstep.training.regrouping import BodyPlace, SavePoint, furthest, may_go_on
+from lockstep.training.saving import load_run, snapshot
 from tests.worker_processes import run_workers
 
 PLACES = st.builds(SavePoint, st.integers(1, 2), st.integers(0, 2), st.integers(0, 2), st.sampled_from("ab"))
@@ -58,7 +61,7 @@ def step_alone(state: ls.TrainState, loader: Loader) -> None:
 
 
 def hand_over_in_worker(transport: TransportName | None, piece_bytes: int) -> Any:
-    regrouping.PIECE_BYTES = piece_bytes
+    handing_over.PIECE_BYTES = piece_bytes
     here, (state, loader) = ls.join("cpu"), make_run()
     for _ in ls.train_steps(state, losses, loader, ls.Towers(4), ls.AllReduce(transport), until=ls.Steps(2)):
         pass
@@ -69,7 +72,9 @@ def hand_over_in_worker(transport: TransportName | None, piece_bytes: int) -> An
     told = [SavePoint(*each) for each in here.group.gather(mine)]
     source = furthest(told)
     assert source == 1
-    checkpoint = hand_over(state, loader, here, source, transport)
+    step, tensors, values = snapshot(state, loader)
+    own = Checkpoint(step, Path(), tensors, values) if here.rank == source else None
+    checkpoint = hand_over(own, here, source, transport)
     if mine != told[source]:
         load_run(checkpoint, {"": state}, loader)
     return told, SavePoint.of(state, loader), [p.flatten()[0].item().hex() for p in state.model.parameters()]

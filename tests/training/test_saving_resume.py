@@ -163,7 +163,7 @@ def test_workers_with_copies_of_the_same_data_train(tmp_path: Path, run_workers:
 def test_a_workdir_that_only_the_chief_sees_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on hosts that share no file system."""
     worker = thread_workers(2)[1]
-    monkeypatch.setattr(worker.group, "broadcast", lambda value: 7)  # the step that the chief has found
+    monkeypatch.setattr(worker.group, "broadcast", lambda value: [7, False])  # the step that the chief has found
     monkeypatch.setattr(resuming, "join", lambda: worker)
     with pytest.raises(
         NotFoundError, match="worker 1 does not see the checkpoint that worker 0 goes on from"
