@@ -86,7 +86,6 @@ def status_of(record: RunRecord) -> RunStatus:
 
 
 def _notes(record: RunRecord) -> Iterator[str]:
-    """Say what is wrong with a run."""
     from lockstep.reporting.console import format_duration
     from lockstep.runs.record import as_unix_seconds, seconds_since
 
@@ -341,7 +340,6 @@ def _check_field(name: str, of_all: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _fields(record: RunRecord | None) -> dict[str, Any]:
-    """Return the plain values of a recipe by their path, `optimizer.lr.initial`."""
     from lockstep.recipes.recipe import Recipe
     from lockstep.recipes.toml import FieldPath, write
 

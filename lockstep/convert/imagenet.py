@@ -63,7 +63,6 @@ def imagenet_sets(
 def _list_images(
     root: Path, folder: Path, classes: Mapping[str, tuple[int, str]], boxes: Mapping[str, tuple[Box, ...]]
 ) -> list[LabelledImage]:
-    """List the images of a set, sorted by synset and name."""
     present = {path.name for path in folder.iterdir() if path.is_dir()}
     if missing := [name for name in classes if name not in present]:
         log.warning("No folder in %s for %s", folder, shorten(missing))

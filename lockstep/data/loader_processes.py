@@ -148,7 +148,6 @@ class _LoaderProcess(Generic[Job, Result]):
 
     @property
     def num_ready(self) -> int:
-        """Finished jobs whose results were not taken yet."""
         return self._notes.num_finished - self._num_taken
 
     @property

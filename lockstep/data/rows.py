@@ -79,12 +79,8 @@ class TrainingRows:
     """A worker's rows of the batches of a stream.
 
     Args:
-        order: of the examples.
-        size: number of examples.
-        seed: of the stream.
         batch_size: examples of a batch, over all towers.
         offsets: of this worker's rows within a batch, see `offsets_of`.
-        places: where the examples of the stream stand.
     """
 
     def __init__(

@@ -75,11 +75,9 @@ class FasterRcnnNet(DetectionModel):
     """Faster R-CNN on a feature pyramid.
 
     Args:
-        settings: all but the layers.
         backbone: maps images (batch, 3, height, width) to the levels of a pyramid, finest first. The coarsest has
             anchors alone, and no features of regions.
         rpn: maps the levels to objectness (batch, anchors) and codes (batch, anchors, 4).
-        roi_heads: what maps features of regions to logits and codes.
     """
 
     def __init__(self, settings: FasterRcnnFpn, backbone: nn.Module, rpn: RpnHead, roi_heads: RoIHeads) -> None:
@@ -140,7 +138,6 @@ class FasterRcnnNet(DetectionModel):
         }
 
     def _regions(self, objectness: Tensor, codes: Tensor, shape: Shape) -> Regions:
-        """Return the proposals of all images."""
         if torch.compiler.is_exporting():
             return fixed_regions(self.tried_proposals(objectness, codes, shape, ROUNDS))
         return all_regions(self.propose(objectness, codes, shape))

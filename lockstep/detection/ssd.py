@@ -114,7 +114,6 @@ class SsdNet(DetectionModel):
     """An SSD, from a backbone, a head and settings.
 
     Args:
-        settings: all but the layers.
         backbone: maps images (batch, 3, height, width) to feature maps, by name or in order.
         head: maps the feature maps to logits (batch, anchors, classes) and codes (batch, anchors, code size), in the
             order of `anchors`.
@@ -568,7 +567,6 @@ def _postprocess(value: Ssd300 | Ssdlite | SqueezeSsd, candidates_per_class: int
 
 
 def _xavier(layers: nn.Module, generator: Generator | None) -> None:
-    """Draw Xavier's uniform weights; biases are 0."""
     for layer in layers.modules():
         if isinstance(layer, nn.Conv2d):
             nn.init.xavier_uniform_(layer.weight, generator=generator)

@@ -80,7 +80,6 @@ class CocoMetric(DetectionMetric):
 
     Args:
         categories: the name of each class by its label, from 1 on; as readers and label maps have them.
-        measured: what of a detection is compared with the object.
         per_category: compute values of each class, too: `DetectionBoxes_PerformanceByCategory/mAP/cat`, of keypoints
             each value, as `Keypoints_Precision/mAP ByCategory/person`.
         sigmas: of each keypoint, how far apart people mark it, in parts of the object's size; COCO's persons by
@@ -238,6 +237,5 @@ def precision_at_levels(is_right: Bools, is_wrong: Bools, num_objects: int) -> F
 
 
 def _mean(values: Floats) -> float:
-    """Average the values of classes that have objects."""
     some = values[values > _NONE]
     return float(some.mean()) if some.size else _NONE

@@ -41,7 +41,6 @@ class BoxTable(BoxedImages):
     A batch is as that of `Yolo`; classes are numbered from 1 on in alphabetical order, or by a label map.
 
     Args:
-        path: the table.
         label_map: the label of each class, by its name.
         decoding: how images are decoded when they are asked for.
         truth: also give what detections are scored against.

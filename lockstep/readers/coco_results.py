@@ -71,7 +71,6 @@ class CocoResults:
     """The content of a file of results: detections by the id of their image.
 
     Args:
-        path: of the file.
         image_ids: of all images with detections.
         entries: all detections, in the order of the file; each has the place of its image's id.
     """

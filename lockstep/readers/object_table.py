@@ -77,7 +77,6 @@ class AnnotatedImages:
     """Base of the readers of annotations: image files, and a table of the objects on them.
 
     Args:
-        files: the images.
         objects: those to train on.
         columns: the names of those columns of the table that are fields of a batch.
         classes: the name of each class by its label.

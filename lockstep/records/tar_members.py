@@ -236,7 +236,6 @@ class _Walk:
         )
 
     def _read(self, size: int, offset: int) -> bytes:
-        """Read from an offset on, fewer bytes at the end of the file."""
         start = offset - self._window_start
         if not 0 <= start <= len(self._window) - size:
             self._window = read_at(self._file, max(size, _WINDOW_BYTES), offset)

@@ -253,7 +253,6 @@ def _policy(scripts: Sequence[str]) -> str:
 
 
 def _drawn(chart: Chart) -> dict[str, Any]:
-    """Return what the script draws of a chart."""
     curves = [{"name": one_line(curve.name), "steps": curve.steps, "values": curve.values} for curve in chart.curves]
     marks = [mark._asdict() for mark in chart.marks]
     return {"curves": curves, "marks": marks, "from_zero": chart.from_zero}
