@@ -389,11 +389,7 @@ def choose_num_workers(
 
 @contextmanager
 def join_workers(
-    device: str | None,
-    workers_per_device: int | None = None,
-    *,
-    shows_log: bool = True,
-    chief_serves: bool = False,
+    device: str | None, workers_per_device: int | None = None, *, shows_log: bool = True, chief_serves: bool = False
 ) -> Iterator[Worker]:
     """Make this process a worker: a signal ends the run after the step.
 

@@ -17,10 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from lockstep.detection.anchor_matching import (
-    IGNORED,
-    match_images,
-)
+from lockstep.detection.anchor_matching import IGNORED, match_images
 from lockstep.detection.anchors import BackboneAnchors, by_anchor, in_order
 from lockstep.detection.blocks import IouSimilarity, PyramidAnchorGenerator, ThresholdMatcher, XYBoxCoder
 from lockstep.detection.box_coders import decode, encode

@@ -11,13 +11,7 @@ import numpy as np
 from lockstep.checks import check_one_of, check_value
 from lockstep.metrics.detection_metric import DetectionMetric, ids_of, ragged_of
 from lockstep.metrics.matching import Runs, matched_to_objects
-from lockstep.metrics.overlaps import (
-    COCO_SIGMAS,
-    KeypointTruth,
-    keypoint_areas,
-    keypoint_similarities,
-    mask_areas,
-)
+from lockstep.metrics.overlaps import COCO_SIGMAS, KeypointTruth, keypoint_areas, keypoint_similarities, mask_areas
 from lockstep.metrics.pairs import Bools, Floats, Ints, Pairs, pairs_of_groups, ranks
 from lockstep.metrics.scored_images import ScoredImages, check_keypoints, scored_images
 from lockstep.ragged import Ragged

@@ -23,14 +23,7 @@ _MOST_BYTES = 1 << 30  # ten million detections
 
 _ENTRY = struct.Struct("<qq4dd?q")
 _COLUMNS = np.dtype(
-    [
-        ("image", "<i8"),
-        ("category_id", "<i8"),
-        ("box", "<f8", 4),
-        ("score", "<f8"),
-        ("has_id", "?"),
-        ("id", "<i8"),
-    ]
+    [("image", "<i8"), ("category_id", "<i8"), ("box", "<f8", 4), ("score", "<f8"), ("has_id", "?"), ("id", "<i8")]
 )
 _DETECTION_BYTES = 7 * 8  # of an entry, before its id
 

@@ -29,14 +29,7 @@ from lockstep.report.curves import (
     points_of,
 )
 from lockstep.report.facts import FieldValues, Overview, RunFacts, facts_of_run, in_words
-from lockstep.report.pictures import (
-    Confusion,
-    ReportPicture,
-    Summarised,
-    confusion,
-    summarised,
-    worst_mistakes,
-)
+from lockstep.report.pictures import Confusion, ReportPicture, Summarised, confusion, summarised, worst_mistakes
 from lockstep.reporting.console import format_duration, format_number, format_rate
 from lockstep.reporting.jsonl import without_nonfinite
 from lockstep.run_files import CONFUSION, CURVES, MISTAKES
