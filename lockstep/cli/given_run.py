@@ -42,7 +42,6 @@ class ChosenRun(NamedTuple):
     """A run, and which of its weights are wanted."""
 
     path: Path
-    """The workdir."""
     recipe: Recipe
     step: int | None
     """Step of the checkpoint, which exists; None: the newest, or each new one."""
@@ -329,7 +328,6 @@ class ScoredRun:
     """The run, the examples and the weights to score, by the flags and the recipe of the run."""
 
     path: Path
-    """The workdir."""
     recipe: Recipe
     """The run's, with the settings of the flags."""
     split: str

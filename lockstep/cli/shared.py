@@ -63,7 +63,6 @@ class Command(NamedTuple):
     flags: Mapping[str, str] = MappingProxyType({})
     """Flags by the argument of the library that they give: errors name the flags."""
     has_quiet: bool = True
-    """Whether `--quiet` is a flag of the command."""
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse a command line, the name of the command first, which `main` has accepted before."""

@@ -45,7 +45,6 @@ class RunStatus:
     workers: int | None = None
     host: str | None = None
     checkpoint: int | None = None
-    """The step of the newest checkpoint."""
     seen_seconds_ago: float | None = None
     """When the run was last known to live, or ended."""
     notes: list[str] = field(default_factory=list)

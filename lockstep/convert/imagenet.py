@@ -103,11 +103,8 @@ class BoxCounts:
     """The numbers of boxes, images and files that `write_boxes` has seen."""
 
     num_files: int
-    """XML files."""
     num_images: int
-    """Images with a box that was written."""
     num_boxes: int
-    """Boxes written."""
     num_skipped: int
     """Boxes of another class, or without an area."""
 

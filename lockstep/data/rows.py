@@ -32,7 +32,6 @@ class Rows:
     positions: Int64s
     """Positions in the stream; in an evaluation, equal to the indices."""
     indices: Int64s
-    """Indices of the examples."""
     partner_places: Int64s | None = None
     """For partners: where they stand in the stream, while `positions` are those of the examples that need them."""
 

@@ -351,7 +351,6 @@ class VggMaps(nn.Module):
     """Maps of VGG16, the first after its fourth block, and of layers on top, as in SSD300 (Liu et al., 2016)."""
 
     out_channels = (512, 1024, 512, 256, 256, 256)
-    """Channels of each map."""
 
     def __init__(self, generator: Generator | None = None) -> None:
         super().__init__()

@@ -43,7 +43,6 @@ class KnownObjects(NamedTuple):
     counts: Int64s
     """Number of objects of each image, (images,)."""
     labels: Int64s
-    """Labels of all objects."""
 
 
 class ObjectTable:

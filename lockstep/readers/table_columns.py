@@ -52,7 +52,6 @@ class TableObjects(NamedTuple):
     """The objects of all rows of a file."""
 
     counts: Int64s
-    """Number of objects of each row."""
     boxes: Float64s
     """(objects, 4): x, y, width and height in pixels."""
     classes: Coded

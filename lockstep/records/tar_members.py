@@ -79,7 +79,6 @@ class Member(NamedTuple):
     offset: int
     """Byte of the file where its content begins."""
     size_bytes: int
-    """Size of its content."""
     kind: bytes
     """Its type, one byte: one of FILES or FOLDERS, else a device or a label."""
     header_crc: int

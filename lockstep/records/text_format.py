@@ -58,7 +58,6 @@ class Field(NamedTuple):
     name: str
     value: Value
     place: Place
-    """Place of the name."""
     value_place: Place
     """Place of the value; for a message that of its bracket."""
 
